@@ -37,7 +37,7 @@ DOWNLOADS ?=
 IMAGES ?=
 # `make bench`
 NAME ?=
-# `make gpu`: options of `python -m grpo_trainer.acceptance`; its time includes that of installing the environment
+# `make gpu`: options of `python -m grpo_acceptance`; its time includes that of installing the environment
 OPTIONS ?=
 BEGAN := $(shell date +%s)
 # `make gpu-kit`: the other machine's Python
@@ -101,6 +101,8 @@ tools: venv ## build the programs, packages and images that `make test` needs, b
 
 tools-all: venv ## those of `make test-all`
 	@$(CLUSTER) tools test-all
+	@PYTHONPATH=operator:trainer_image $(BIN)/python -m tools.pictures --page
+	@$(BIN)/python -m tools.gpu bare-machine
 	@$(BIN)/python -m examples.demo.prepare
 
 ##@ Search for rare defects, and measure
@@ -117,7 +119,7 @@ bench: venv ## list the benchmarks, or run one (NAME=… OPTIONS=…)
 	@$(BIN)/python -m benchmarks $(NAME) $(OPTIONS)
 
 pictures: venv ## draw the dashboards of all stories into a folder, with Grafana's own components (TO=folder STORY=name)
-	@PYTHONPATH=operator:trainer_image $(BIN)/python -m harness.pictures --to "$(TO)" $(if $(STORY),--story "$(STORY)")
+	@PYTHONPATH=operator:trainer_image $(BIN)/python -m tools.pictures --to "$(TO)" $(if $(STORY),--story "$(STORY)")
 
 ##@ A Kubernetes on this machine
 
@@ -133,14 +135,14 @@ images: venv ## build the operator's and the trainer's image
 ##@ GPUs
 
 gpu: venv ## the acceptance run on this machine's GPUs, in 9 minutes; the result goes into docs/gpu.md (OPTIONS=…)
-	@$(BIN)/python -m harness.gpu accept --output gpu-output --used $$(($$(date +%s) - $(BEGAN))) $(OPTIONS)
+	@$(BIN)/python -m tools.gpu accept --output gpu-output --used $$(($$(date +%s) - $(BEGAN))) $(OPTIONS)
 
 gpu-kit: venv ## what a bare GPU machine lacks for it, as wheels, with a script `run` (KIT_PYTHON=3.12)
-	@$(BIN)/python -m harness.gpu kit --output gpu-kit --python $(KIT_PYTHON)
+	@$(BIN)/python -m tools.gpu kit --output gpu-kit --python $(KIT_PYTHON)
 
 ##@ Publish
 
 release: TO = release-output
 release: venv ## build and check what a release publishes, in a folder; pushes nothing (REGISTRY=… DOWNLOADS=https://…)
-	@$(BIN)/python -m harness.release --to "$(TO)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
+	@$(BIN)/python -m tools.release --to "$(TO)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
 	  $(if $(DOWNLOADS),--downloads "$(DOWNLOADS)") $(if $(IMAGES),--images $(IMAGES))

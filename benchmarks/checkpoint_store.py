@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.pages import ROOT, replace_section, table
+from grpo_acceptance.tiny_model import save_tiny, tiny_config
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result
 from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV, DATA_MOUNT_ENV
 from grpo_api.text.quantity import MIB
-from grpo_trainer.acceptance.tiny import save_tiny, tiny_config
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
-from harness.ranks.pods import Gang, free_port, json_lines
-from harness.ranks.resume_cases import Case, plan, write_data
+from tests.support.facts.resume_cases import Case, plan, write_data
+from tests.support.ranks.pods import Gang, free_port, json_lines
 
 PAGE = ROOT / "docs" / "object-stores.md"
 CASE = Case(rows=64, steps=16, save=4, kill=0, accumulation=2, micro_batch=4)

@@ -18,9 +18,9 @@ from typing import Any
 from benchmarks import trainer_overhead
 from benchmarks.turns import Meter, asked, measure_all, median_ratio, seconds_of, take_turns, tell
 from grpo_api.plan.plan import TrainingPlan
-from harness.guard import REPOSITORY
 from harness.images.engines import engine_environment, engine_packages
-from harness.ranks.fork_servers import ISOLATED
+from harness.programs.cache import REPOSITORY
+from tests.support.ranks.fork_servers import ISOLATED
 
 LIMIT = 1.02
 PAGE = REPOSITORY / "docs" / "generation.md"
@@ -45,8 +45,8 @@ def bare(folder: Path, plan: TrainingPlan, whole: Any) -> Any:
 
 def measure(folder: Path, steps: int, bare_first: bool) -> dict[str, Any]:
     """Seconds of every step of both but the first and last, and the proof's, in a process of its own."""
+    from grpo_trainer.engine_pod.weight_receiver import WeightsWorker
     from grpo_trainer.generation import colocated
-    from grpo_trainer.generation.worker_extension import WeightsWorker
 
     plan, proof = make_plan(folder, steps), Meter()
     proof.watch(WeightsWorker, "weights_prints")

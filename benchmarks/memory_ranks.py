@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from harness.ranks.gang import run_gang
-from harness.ranks.ledger_cases import CASES, HELD, MORE, Case, live
-from harness.ranks.live_ledger import Peaks
+from tests.support.ledger.ledger_cases import CASES, HELD, MORE, Case, live
+from tests.support.ledger.live_ledger import Peaks
+from tests.support.ranks.gang import run_gang
 
 
 def measured(cases: Iterable[Case], folder: Path) -> dict[Case, list[Peaks]]:
@@ -25,7 +25,7 @@ def measured(cases: Iterable[Case], folder: Path) -> dict[Case, list[Peaks]]:
     for world, group in itertools.groupby(ordered, key=lambda case: case.world):
         alike = list(group)
         arguments = [asdict(case) for case in alike]
-        by_rank = run_gang("harness.ranks.rank_ledgers:ledgers", folder / str(world), world, cases=arguments)
+        by_rank = run_gang("tests.support.ledger.rank_ledgers:ledgers", folder / str(world), world, cases=arguments)
         found |= {case: [rank["cases"][number]["peaks"] for rank in by_rank] for number, case in enumerate(alike)}
     return found
 

@@ -18,9 +18,9 @@ from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem
 from grpo_api.text.quantity import GIB
 from grpo_planner.memory.setup import Precision
 from grpo_planner.model import catalogue
-from harness.ranks.accounting import account
-from harness.ranks.fake_models import Case
-from harness.ranks.memory_cases import CASES, counted, predicted
+from tests.support.ledger.accounting import account
+from tests.support.ledger.fake_models import Case
+from tests.support.ledger.memory_cases import CASES, counted, predicted
 
 WHOLE = {
     "qwen2.5-0.5b": "qwen2", "qwen2.5-1.5b": "qwen2", "qwen3-0.6b": "qwen3", "smollm2-360m": "llama",

@@ -4,7 +4,7 @@ What the page claims is measured here, in two minutes on two cores:
 
     python -m benchmarks strategy_matrix [--parallelisms DDP ZeRO-2 ZeRO-3] [--write]
 
-The measurements are those of the tests (harness/ranks/*_facts.py), over all cells instead of a reduced set.
+The measurements are those of the tests (tests/support/facts), over all cells instead of a reduced set.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import STRATEGIES, replace_section, table
-from harness.ranks.gang import run_gang
+from tests.support.ranks.gang import run_gang
 
 PARALLELISMS = ["DDP", "ZeRO-2", "ZeRO-3"]
 Facts = dict[str, dict[str, dict[str, Any]]]
@@ -25,7 +25,7 @@ Facts = dict[str, dict[str, dict[str, Any]]]
 
 def cell_rows(facts: Facts, parallelisms: Sequence[str]) -> list[list[str]]:
     """One row per strategy and parallelism: measured differences, or why the combination is rejected."""
-    from harness.ranks.reference_facts import CELLS, HALF
+    from tests.support.facts.reference_facts import CELLS, HALF
 
     names = list(dict.fromkeys(name for one in parallelisms for name in CELLS[one]))
     rows = []
@@ -66,7 +66,7 @@ def number(difference: float) -> str:
 
 def rejection(strategy: str, parallelism: str) -> str:
     """What the trainer answers where a combination can't exist."""
-    from harness.ranks.reference_facts import STAGES
+    from tests.support.facts.reference_facts import STAGES
 
     name = strategy.split(maxsplit=1)[0]
     check = kinds()[name]().check
@@ -79,7 +79,7 @@ def rejected(action: Callable[[], object]) -> str:
     Raises:
         LookupError: it wasn't one.
     """
-    from grpo_trainer.errors import BadInput
+    from grpo_trainer.runtime.errors import BadInput
 
     try:
         action()
@@ -90,11 +90,7 @@ def rejected(action: Callable[[], object]) -> str:
 
 def kinds() -> dict[str, Any]:
     """The strategies by name."""
-    from grpo_trainer.reference.adapter import Adapter
-    from grpo_trainer.reference.clone import Clone
-    from grpo_trainer.reference.none import NoReference
-    from grpo_trainer.reference.offload import Offload
-    from grpo_trainer.reference.sharded import Sharded
+    from grpo_trainer.reference.strategies import Adapter, Clone, NoReference, Offload, Sharded
 
     return {kind.name: kind for kind in (Adapter, Clone, NoReference, Offload, Sharded)}
 
@@ -134,19 +130,19 @@ def main() -> int:
     if options.write and options.parallelisms != PARALLELISMS:
         parser.error("--write takes all parallelisms")
     os.environ["OMP_NUM_THREADS"] = "1"
-    from harness.ranks.reference_facts import CELLS
+    from tests.support.facts.reference_facts import CELLS
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         alone = run_gang(
-            "harness.ranks.reference_facts:measure", folder / "1", 1, cells={"1 process": CELLS["1 process"]}
+            "tests.support.facts.reference_facts:measure", folder / "1", 1, cells={"1 process": CELLS["1 process"]}
         )
-        single = run_gang("harness.ranks.step_facts:stepped", folder / "2", 1, parallelisms=["1 process"])[0]
+        single = run_gang("tests.support.facts.step_facts:stepped", folder / "2", 1, parallelisms=["1 process"])[0]
         chosen = options.parallelisms
         several = {parallelism: CELLS[parallelism] for parallelism in chosen}
         tables = {"cells": several, "overflow": chosen, "step": chosen, "faults": chosen}
         others: dict[str, Any] = {"drift": [], "strikes": [], "savers": False}
-        gang = run_gang("harness.ranks.gang_facts:everything", folder / "3", 2, **tables, **others)[0]
+        gang = run_gang("tests.support.facts.gang_facts:everything", folder / "3", 2, **tables, **others)[0]
     print(json.dumps({"alone": alone[0], "single": single, "gang": gang}))
     facts: Facts = alone[0] | gang["cells"]
     matrix = [

@@ -22,7 +22,7 @@ from benchmarks.pages import STRATEGIES
 from benchmarks.turns import Meter, asked, measure_all, median_ratio, seconds_of, take_turns, tell
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.contract import DATA_MOUNT_ENV, PROGRESS_BIND_ENV
-from harness.ranks.pods import free_port
+from tests.support.ranks.pods import free_port
 
 MODULE = "benchmarks.trainer_overhead"
 LIMIT, TELEMETRY_LIMIT = 1.01, 0.005
@@ -31,7 +31,7 @@ PATTERN = "[^0-9]*[0-9][\\s\\S]*"
 
 def make_plan(folder: Path, steps: int) -> TrainingPlan:
     """One process, Clone, 16 completions of 64 tokens a step."""
-    from harness.ranks import runs
+    from tests.support.ranks import runs
 
     training = {"maxSteps": steps, "maxCompletionLength": 64, "promptsPerStep": 4}
     execution = {"microBatch": 16, "saveEverySteps": steps}
@@ -46,7 +46,7 @@ def bare(folder: Path, plan: TrainingPlan, whole: Any) -> Any:
     from transformers import AutoModelForCausalLM, PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from grpo_trainer.settings import config_arguments
+    from grpo_trainer.training.trl_config import config_arguments
 
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
@@ -68,15 +68,13 @@ def matches(completions: list[str], **_: Any) -> list[float]:
 
 def ours(folder: Path, plan: TrainingPlan, meter: Meter) -> Any:
     """Everything that a pod runs, served and watched; the meter runs in telemetry."""
-    from grpo_trainer.building import build
     from grpo_trainer.gang.placement import Placement
     from grpo_trainer.process.recorder import Recorder
     from grpo_trainer.process.watchdog import Watchdog
-    from grpo_trainer.telemetry.logs import PublishLogs
-    from grpo_trainer.telemetry.observer import StepObserver
-    from grpo_trainer.telemetry.samples import KeepSamples
-    from grpo_trainer.telemetry.server import serve
+    from grpo_trainer.telemetry.observer import KeepSamples, PublishLogs, StepObserver
+    from grpo_trainer.telemetry.progress_server import serve
     from grpo_trainer.telemetry.step_exchange import StepExchange
+    from grpo_trainer.training.build_run import build
 
     os.environ |= {DATA_MOUNT_ENV: str(folder), PROGRESS_BIND_ENV: f"127.0.0.1:{free_port()}"}
     recorder = Recorder(plan, Placement(0, 0, 1, 1), time.time())

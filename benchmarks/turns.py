@@ -22,8 +22,8 @@ import torch
 from transformers import TrainerCallback
 
 from benchmarks.pages import replace_section, table
-from harness.guard import REPOSITORY
-from harness.ranks.gang import run_gang
+from harness.programs.cache import REPOSITORY
+from tests.support.ranks.gang import run_gang
 
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 """For both: giving memory back and faulting it in again costs either of them up to 5 % of a step, by chance."""
@@ -119,8 +119,8 @@ def save_model(folder: Path) -> None:
     """A random model of about two million parameters: its steps are long enough for 1 % of them to be seen."""
     from transformers import Qwen2ForCausalLM, set_seed
 
-    from grpo_trainer.acceptance.tiny import tiny_tokenizer
-    from harness.ranks import demo_model
+    from grpo_acceptance.tiny_model import tiny_tokenizer
+    from tests.support.ranks import demo_model
 
     settings = demo_model.config()
     settings.update({"hidden_size": 256, "intermediate_size": 1024})

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.pages import STRATEGIES, replace_section, table
 from grpo_api.text.quantity import MIB
-from harness.ranks.gang import run_gang
+from tests.support.ranks.gang import run_gang
 
 WORLD = 2
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
@@ -57,11 +57,11 @@ def resident(kind: str) -> int:
 
 def measure(folder: Path) -> dict[str, Any]:
     """One rank: memory and times of load and proof, after a first small load has paid for lazy imports."""
-    from grpo_trainer.weights import partition
-    from grpo_trainer.weights.files import open_weights
+    from grpo_trainer.weights.checkpoint_files import open_weights
     from grpo_trainer.weights.models import load_policy
+    from grpo_trainer.weights.parameters import is_partitioned
     from grpo_trainer.weights.proof import prove
-    from harness.ranks import runs
+    from tests.support.ranks import runs
 
     jobs = [runs.plan(folder / name, "Sharded", 3, WORLD) for name in ("small", "large")]
     config = runs.configuration(jobs[0], output_dir=str(folder / "output"))
@@ -75,7 +75,7 @@ def measure(folder: Path) -> dict[str, Any]:
     with Peak() as proving, open_weights(folder / "large") as files:
         proof = prove(loaded.model, files, "policy")
     parameters = list(loaded.model.parameters())
-    assert all(partition.is_partitioned(parameter) for parameter in parameters)
+    assert all(is_partitioned(parameter) for parameter in parameters)
     sizes = [module_bytes(module) for module in loaded.model.modules()]
     del config
     return {
@@ -100,8 +100,8 @@ def save_models(folder: Path, layers: int) -> None:
     """A small and a large random model; about 1 GB with 12 layers in float32."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
-    from grpo_trainer.acceptance.tiny import tiny_tokenizer
-    from harness.ranks import demo_model
+    from grpo_acceptance.tiny_model import tiny_tokenizer
+    from tests.support.ranks import demo_model
 
     demo_model.save_policy(folder / "small")
     set_seed(0)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .cluster import Cluster, clusters_folder
 from .controlplane import ControlPlaneSettings
+from .guard import is_kept
 from .images import recipes as images
 from .programs.build import user_commands
 from .programs.processes import ClusterError
@@ -59,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     apiserver.set_defaults(run=_apiserver)
     kubeconfig = commands.add_parser("kubeconfig", help="print the path of the administrator's kubeconfig")
     kubeconfig.set_defaults(run=lambda arguments: print(_cluster(arguments).kubeconfig))
+    guard = commands.add_parser("guard", help="what `up` starts: remove the cluster when its owner dies")
+    guard.add_argument("folder", type=Path)
+    guard.set_defaults(run=_guard)
     return parser
 
 
@@ -128,6 +132,11 @@ def _images(arguments: argparse.Namespace) -> None:
 def _apiserver(arguments: argparse.Namespace) -> None:
     cluster = _cluster(arguments)
     cluster.stop_apiserver() if arguments.action == "stop" else cluster.start_apiserver()
+
+
+def _guard(arguments: argparse.Namespace) -> None:
+    if not is_kept():
+        Cluster.open(arguments.folder).down()
 
 
 def _down(arguments: argparse.Namespace) -> None:

@@ -1,18 +1,17 @@
 """Remove a cluster when the process that asked for it dies, however it dies.
 
-pytest may be killed with a signal that runs no cleanup. So `up` starts this module as a process of its own with the
-read end of a pipe: end of file without the word to keep the cluster means that the owner is gone.
+pytest may be killed with a signal that runs no cleanup. So `up` starts `python -m harness guard FOLDER` as a process of
+its own with the read end of a pipe: end of file without the word to keep the cluster means that the owner is gone.
 """
 
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
+from .programs.cache import REPOSITORY
 from .programs.processes import Processes
 
 KEEP = b"keep"
-REPOSITORY = Path(__file__).parents[1]
 
 
 class Guard:
@@ -21,7 +20,7 @@ class Guard:
     def __init__(self, processes: Processes) -> None:
         with processes.log("guard").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "harness.guard", processes.directory],
+                [sys.executable, "-m", "harness", "guard", processes.directory],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -40,15 +39,8 @@ class Guard:
         self._process.communicate()
 
 
-def main() -> None:
-    """Wait for the owner's word or end, then act."""
+def is_kept() -> bool:
+    """Wait for the owner's word or end; return True if the cluster shall outlive it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    if sys.stdin.buffer.read() != KEEP:
-        from .cluster import Cluster
-
-        Cluster.open(Path(sys.argv[1])).down()
-
-
-if __name__ == "__main__":
-    main()
+    return sys.stdin.buffer.read() == KEEP

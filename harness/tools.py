@@ -1,6 +1,7 @@
 """What a run needs beside its virtual environment, built before anything else wants the cores.
 
-`python -m harness tools`, for `make tools`, builds what `make test` needs; `make demo` needs a part of it.
+`python -m harness tools`, for `make tools`, builds what `make test` needs; `make demo` needs a part of it. The page of
+the pictures and the packages of a bare GPU machine are made by tools/, which `make tools-all` starts too.
 """
 
 import os
@@ -10,11 +11,9 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
-from .gpu import bare_machine
 from .images import recipes
 from .images.engines import engine_packages
 from .nodes import cgroups
-from .pictures.bundle import page
 from .programs import object_stores, prerequisites, prometheus
 from .programs.build import NODE_PROGRAMS, discard_go_folder, module_folder, toolchain, user_commands
 from .programs.cache import NO_BUILDS
@@ -59,7 +58,7 @@ TEST = Tools(
 )
 TEST_ALL = Tools(
     (*TEST.programs, "kueue", "krew"),
-    (*TEST.content, page, recipes.slim_trainer_image, bare_machine.prepare),
+    (*TEST.content, recipes.slim_trainer_image),
     apt=tuple(prerequisites.PICTURE_TOOLS.items()),
     disk=26,
     memory=8,

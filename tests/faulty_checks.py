@@ -5,9 +5,8 @@ import subprocess
 import sys
 import time
 
-from grpo_trainer.acceptance import __main__ as acceptance
-from grpo_trainer.acceptance.catalogue import Check
-from grpo_trainer.acceptance.findings import Context, Finding, judged
+from grpo_acceptance import __main__ as acceptance
+from grpo_acceptance.findings import Check, Context, Finding, judged
 
 CHILD = "child.pid"
 

@@ -144,7 +144,7 @@ def coverage_stages() -> list[Stage]:
     reports = {
         "all packages": (),
         "grpo_kube": ("--include=*/grpo_kube/*",),
-        "trainer": ("--include=*/grpo_trainer/*",),
+        "trainer": ("--include=*/grpo_trainer/*,*/grpo_acceptance/*",),
         "codegen": ("--include=*/grpo_codegen/*",),
     }
     combine = Stage("coverage: data", (*coverage, "combine", "--keep", *data))

@@ -11,8 +11,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from harness.guard import REPOSITORY
-from harness.programs.cache import cache_root, cached, content_key
+from harness.programs.cache import REPOSITORY, cache_root, cached, content_key
 
 PROBLEMS = 2048
 TRAINER = REPOSITORY / "trainer_image"

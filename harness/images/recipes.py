@@ -13,9 +13,8 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ..guard import REPOSITORY
 from ..programs import prerequisites
-from ..programs.cache import cache_root, cached, content_key, locked
+from ..programs.cache import REPOSITORY, cache_root, cached, content_key, locked
 from ..programs.processes import ClusterError
 from ..programs.progress import progress
 from .base import base_tar
@@ -36,7 +35,13 @@ OPERATOR_SOURCES = (
     CONSTRAINTS_FILE,
     *(f"operator/{package}" for package in ("grpo_kube", "grpo_api", "grpo_planner", "grpo_operator", "grpo_cli")),
 )
-TRAINER_SOURCES = ("trainer_image/Dockerfile", CONSTRAINTS_FILE, "operator/grpo_api", "trainer_image/grpo_trainer")
+TRAINER_SOURCES = (
+    "trainer_image/Dockerfile",
+    CONSTRAINTS_FILE,
+    "operator/grpo_api",
+    "trainer_image/grpo_trainer",
+    "trainer_image/grpo_acceptance",
+)
 
 
 @dataclass(frozen=True)

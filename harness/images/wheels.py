@@ -9,8 +9,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-from ..guard import REPOSITORY
-from ..programs.cache import cache_root, cached, content_key, remove
+from ..programs.cache import REPOSITORY, cache_root, cached, content_key, remove
 from ..programs.processes import ClusterError, run
 from ..programs.progress import progress
 from ..programs.python_packages import install_packages

@@ -14,9 +14,9 @@ from typing import Any
 
 from ..client import STRATEGIC_MERGE, ApiClient
 from ..controlplane import ControlPlane
-from ..guard import REPOSITORY
 from ..images.archives import write_pause_image
 from ..programs.build import Toolchain
+from ..programs.cache import REPOSITORY
 from ..programs.prerequisites import NAMESPACES
 from ..programs.processes import ClusterError, Processes, run, until
 from ..settings import ClusterSettings

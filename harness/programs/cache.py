@@ -15,6 +15,7 @@ from pathlib import Path
 
 from .processes import ClusterError
 
+REPOSITORY = Path(__file__).parents[2]
 GENERATED = ("__pycache__", ".egg-info")  # folders that appear beside sources and are no content
 KEY_DIGITS = 12
 KEYED = re.compile(rf"(?P<name>.+)-[0-9a-f]{{{KEY_DIGITS}}}(?P<suffix>(\..+)?)")

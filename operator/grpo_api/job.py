@@ -356,7 +356,7 @@ class GRPOJobSpec(Model):
     """When the image is pulled. Unset: IfNotPresent."""
     command: Arguments = []
     """Program and arguments of the training container. Another one than the trainer must say its end as the trainer
-    does, as an Outcome in the termination message, such as grpo_trainer.acceptance. Unset: the trainer."""
+    does, as an Outcome in the termination message, such as grpo_acceptance. Unset: the trainer."""
     env: Environment = []
     """Further environment variables of the training container. Unset: none."""
     env_from: EnvironmentSources = []

@@ -37,8 +37,8 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "docs/planner-table.md": planner.table,
     "docs/gpu-products.md": planner.products,
     "docs/plan-schema.json": planner.schema,
-    "trainer_image/grpo_trainer/acceptance/pins.json": acceptance.pins,
-    "trainer_image/grpo_trainer/acceptance/predictions.json": acceptance.predictions,
+    "trainer_image/grpo_acceptance/pins.json": acceptance.pins,
+    "trainer_image/grpo_acceptance/predictions.json": acceptance.predictions,
 }
 """Every generated file by its path in the repository, with the function that renders it."""
 

@@ -19,10 +19,10 @@ from examples.demo.prepare import fill_volume
 from harness import stack
 from harness.access import Access
 from harness.fixtures import AnyCluster, node_level
-from harness.guard import REPOSITORY
 from harness.images import recipes as images
 from harness.jobs import Jobs
 from harness.programs.build import user_commands
+from harness.programs.cache import REPOSITORY
 
 NAMESPACE = "team"
 CLAIM = "first-job"

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from harness.guard import REPOSITORY
+from harness.programs.cache import REPOSITORY
 from tests.benchmark_sizes import IN_THE_GATE, SMALLEST, WITH_LIMITS
 
 pytestmark = pytest.mark.slow

@@ -17,9 +17,9 @@ import pytest
 
 from grpo_api.report.artifacts import parse_sums, weights_hash
 from grpo_api.status.status import GRPOJobStatus
-from harness.guard import REPOSITORY
 from harness.jobs import POLL_SECONDS, TIMEOUT, Jobs, Object
 from harness.programs.build import component
+from harness.programs.cache import REPOSITORY
 
 pytestmark = pytest.mark.slow
 

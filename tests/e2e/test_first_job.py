@@ -204,7 +204,7 @@ def test_a_finished_job_leaves_no_pod_running_and_deleting_it_takes_its_children
 @pytest.mark.slow
 def test_an_acceptance_run_is_a_job_that_succeeds(jobs: Jobs) -> None:
     """Of its checks one that a CPU can show; the operator is told as by the trainer."""
-    command = ["python", "-m", "grpo_trainer.acceptance", "--output", "/tmp/acceptance"]
+    command = ["python", "-m", "grpo_acceptance", "--output", "/tmp/acceptance"]
     only = ["--device", "cpu", "--only", "gpu", "fused-head"]
     placement = {"accelerator": "CPU", "nodes": 1}
     jobs.create("acceptance", command=[*command, *only], placement=placement, restarts={"limit": 0})

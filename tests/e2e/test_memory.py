@@ -1,7 +1,7 @@
 """A job that runs out of memory on the real cluster gets another plan, goes on from its checkpoint and succeeds.
 
-Memory is taken by a fault from outside the product (harness/faults/memory), as long as the micro-batch is too large
-for it: torch's exception of a GPU, or host memory until the kernel kills the container at its cgroup's limit.
+A fault from outside the product (tests/support/faults/memory) takes memory as long as the micro-batch is too large for
+it: torch's exception of a GPU, or host memory until the kernel kills the container at its cgroup's limit.
 """
 
 import json
@@ -13,9 +13,9 @@ from itertools import pairwise
 import pytest
 
 from harness.access import CommandError
-from harness.faults.memory import sitecustomize
 from harness.images.recipes import CONTAINER_SITE_PACKAGES
 from harness.jobs import Jobs, Object, attempt, condition, is_true, progress
+from tests.support.faults.memory import sitecustomize
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from grpo_api.status.status import GRPOJobStatus
-from grpo_trainer.stores.head import HEAD, Head
+from grpo_trainer.stores.run_store import HEAD, Head
 from harness.fixtures import AnyCluster
 from harness.images.archives import write_image
 from harness.jobs import Jobs, Object, attempt

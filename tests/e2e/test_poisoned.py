@@ -19,11 +19,11 @@ from grpo_codegen.dashboards import engines
 from harness import stack
 from harness.backfill import Prometheus
 from harness.jobs import Jobs, Object
-from harness.pictures.browser import browser
-from harness.pictures.bundle import page
-from harness.pictures.drawing import View, draw
 from harness.programs.processes import until
 from harness.programs.prometheus import query, serving
+from tools.pictures.browser import browser
+from tools.pictures.bundle import page
+from tools.pictures.drawing import View, draw
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Outcome
 from grpo_api.text.contract import DATA_MOUNT_ENV, PLAN_ANNOTATION
-from grpo_trainer.evaluation.run import held_out
+from grpo_trainer.evaluation.held_out import held_out
 from grpo_trainer.evaluation.score import agree, reported
 from harness import stack
 from harness.access import Access

@@ -9,7 +9,7 @@ import pytest
 from harness.fixtures import AnyCluster
 from harness.images.archives import write_pause_image
 from harness.programs.build import toolchain
-from harness.release import oci
+from tools.release import oci
 
 pytestmark = pytest.mark.slow
 

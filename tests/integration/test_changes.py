@@ -46,7 +46,7 @@ STOPPED: list[tuple[str, object]] = [
     ("image", REMOVE),
     ("model.cache", {"claimName": "hub"}),
     ("imagePullPolicy", "Always"),
-    ("command", ["python", "-m", "grpo_trainer.acceptance"]),
+    ("command", ["python", "-m", "grpo_acceptance"]),
     ("env", [{"name": "A", "value": "b"}]),
     ("envFrom", [{"secretRef": {"name": "s"}}]),
     ("resources.limits", {"memory": "1Gi"}),

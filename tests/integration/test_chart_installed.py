@@ -17,9 +17,9 @@ from harness.access import Access, CommandError
 from harness.definitions import definition_change
 from harness.fixtures import AnyCluster
 from harness.programs.processes import ClusterError, until
-from harness.release import chart, source
 from tests.integration.upgrade_bench import forget_definitions
 from tests.samples import changed, job
+from tools.release import chart, source
 
 NAMESPACE, RELEASE = "grpo-chart-test", "chart"
 CLOSED = json.dumps({"spec": {"ingress": None}})

@@ -16,7 +16,7 @@ from grpo_api.text.timing import Beginning
 from grpo_operator.process.settings import Tracing
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.telemetry.server import serve
+from grpo_trainer.telemetry.progress_server import serve
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from tests.integration.operator_bench import MERGE, PODS, Bench, Object, outcome

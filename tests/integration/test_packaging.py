@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.release import python_package
+from tools.release import python_package
 
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).with_name("uv")
@@ -46,7 +46,15 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_our_packages_and_nothing_called_operator(wheel: Path) -> None:
     inside = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in name}
-    assert inside == {"grpo_kube", "grpo_api", "grpo_planner", "grpo_operator", "grpo_cli", "grpo_trainer"}
+    assert inside == {
+        "grpo_kube",
+        "grpo_api",
+        "grpo_planner",
+        "grpo_operator",
+        "grpo_cli",
+        "grpo_trainer",
+        "grpo_acceptance",
+    }
     names = zipfile.ZipFile(wheel).namelist()
     assert {"grpo_planner/model/catalogue.yaml", "grpo_planner/hardware/products.yaml"} <= set(names)
 

@@ -14,9 +14,9 @@ from grpo_api.report import metrics, training_metrics
 from grpo_codegen.dashboards import DASHBOARDS
 from grpo_codegen.stories import STORIES
 from grpo_codegen.stories.story import Story
-from harness.pictures.browser import HEIGHT, Browser, browser
-from harness.pictures.bundle import page
-from harness.pictures.drawing import Drawing, View, draw, told
+from tools.pictures.browser import HEIGHT, Browser, browser
+from tools.pictures.bundle import page
+from tools.pictures.drawing import Drawing, View, draw, told
 
 pytestmark = pytest.mark.slow
 

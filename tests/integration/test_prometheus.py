@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from grpo_api.report import training_metrics
 from grpo_api.report.metrics import TIMES_TO
 from grpo_api.report.report import Progress
-from grpo_trainer.telemetry.collector import ProgressCollector
+from grpo_trainer.telemetry.progress_server import ProgressCollector
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from harness.programs.processes import until

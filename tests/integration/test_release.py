@@ -14,8 +14,8 @@ import yaml
 
 from harness.fixtures import AnyCluster
 from harness.images.archives import ARCHITECTURES
-from harness.release import chart, checks, plugin, python_package
-from harness.release.source import LOCAL, current
+from tools.release import chart, checks, plugin, python_package
+from tools.release.source import LOCAL, current
 
 pytestmark = pytest.mark.slow
 

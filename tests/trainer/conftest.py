@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.images.engines import engine_packages
-from harness.ranks.fork_servers import SPARE_TRACER, TRACER, isolated
+from tests.support.ranks.fork_servers import SPARE_TRACER, TRACER, isolated
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
 from vllm import LLM
 
-from grpo_trainer.generation.comparing import differing, expected_prints
-from grpo_trainer.generation.policy_weights import policy_weights, weight_shapes
-from grpo_trainer.generation.vllm_arguments import EXTENSION
+from grpo_trainer.engine_pod.hash_check import differing, expected_prints
+from grpo_trainer.engine_pod.vllm_arguments import EXTENSION
+from grpo_trainer.generation.generation_base import policy_weights, weight_shapes
 from tests.trainer.engine_runs import FACTS
 
 SIZES = {

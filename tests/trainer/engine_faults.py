@@ -15,17 +15,17 @@ import torch
 from transformers import AutoModelForCausalLM
 from vllm import SamplingParams
 
+from grpo_acceptance.tiny_model import save_tiny, tiny_config
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.generation import EnginePlan
-from grpo_trainer.acceptance.tiny import save_tiny, tiny_config
-from grpo_trainer.engine import ReferenceGRPOTrainer
-from grpo_trainer.errors import EngineWeightsDiffer
-from grpo_trainer.generation.base import EngineSetup, Sample
 from grpo_trainer.generation.colocated import ColocatedGeneration
+from grpo_trainer.generation.generation_base import EngineSetup, Sample
+from grpo_trainer.runtime.errors import EngineWeightsDiffer
 from grpo_trainer.telemetry.phases import PhaseClock
+from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.weights.models import load_policy
-from harness.ranks import runs
-from harness.ranks.pods import free_port
+from tests.support.ranks import runs
+from tests.support.ranks.pods import free_port
 from tests.trainer.engine_names import FAULTS
 from tests.trainer.engine_runs import FACTS
 

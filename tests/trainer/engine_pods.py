@@ -17,7 +17,7 @@ import psutil
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Outcome
 from grpo_api.text.contract import ENGINE_BIND_ENV, INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV
-from harness.ranks.launch import Launched, launch
+from tests.support.ranks.launch import Launched, launch
 from tests.trainer.faulty_engine import FOLDER
 
 PATIENCE_SECONDS = 400

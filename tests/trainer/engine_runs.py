@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.ranks.launch import launch
+from tests.support.ranks.launch import launch
 
 FACTS = "facts.json"
 """What a module leaves in its folder."""

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.training_metrics import ENGINE_LOSSES
-from grpo_trainer.generation.base import Sample
-from grpo_trainer.generation.engine_view import EngineView
-from grpo_trainer.generation.servers import ServersGeneration
-from harness.ranks.pods import free_port
+from grpo_trainer.generation.fleet import EngineView
+from grpo_trainer.generation.generation_base import Sample
+from grpo_trainer.generation.remote_engines import ServersGeneration
+from tests.support.ranks.pods import free_port
 from tests.trainer import engine_world
 from tests.trainer.engine_names import DIES, DIES_RECEIVING
 from tests.trainer.engine_pods import EnginePods

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from vllm import LLM, SamplingParams
 from vllm.model_executor.layers import utils
 
-from grpo_trainer.generation.vllm_arguments import EXTENSION
+from grpo_trainer.engine_pod.vllm_arguments import EXTENSION
 from tests.trainer.engine_names import GREEDY_LENGTH, GREEDY_PROMPTS
 from tests.trainer.engine_runs import FACTS
 

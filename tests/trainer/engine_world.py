@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
+from grpo_acceptance.tiny_model import save_tiny, tiny_config
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.generation import EnginePlan
-from grpo_trainer.acceptance.tiny import save_tiny, tiny_config
-from grpo_trainer.engine import ReferenceGRPOTrainer
-from grpo_trainer.errors import TrainingError
-from grpo_trainer.generation.base import EngineSetup
-from grpo_trainer.generation.servers import ServersGeneration
+from grpo_trainer.generation.generation_base import EngineSetup
+from grpo_trainer.generation.remote_engines import ServersGeneration
+from grpo_trainer.runtime.errors import TrainingError
 from grpo_trainer.telemetry.phases import PhaseClock
+from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.weights.models import load_policy
-from harness.ranks import runs
-from harness.ranks.pods import free_port
+from tests.support.ranks import runs
+from tests.support.ranks.pods import free_port
 
 STEPS = 3
 PROMPTS = [[7, 30, 12], [3, 9, 27, 81, 5, 40], [60], [11] * 20]

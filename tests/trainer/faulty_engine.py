@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from aiohttp import web
 
-from grpo_trainer.generation import __main__ as program
-from grpo_trainer.generation import engine_settings, serving
-from grpo_trainer.generation.messages import Generated
-from grpo_trainer.generation.receiving import ReceivingWorker
+from grpo_trainer.engine_pod import __main__ as program
+from grpo_trainer.engine_pod import engine_http
+from grpo_trainer.engine_pod.messages import Generated
+from grpo_trainer.engine_pod.weight_receiver import ReceivingWorker
 from tests.trainer.engine_names import (
     DIES,
     DIES_RECEIVING,
@@ -60,7 +60,7 @@ class FaultyWorker(ReceivingWorker):
         fused.data.view(torch.int32)[0, 3] ^= 1 << 9
 
 
-class FaultyServer(serving.EngineServer):
+class FaultyServer(engine_http.EngineServer):
     """A server that ends at a request, or answers it with the completions of another version."""
 
     async def _generate(self, request: web.Request) -> web.Response:
@@ -74,7 +74,7 @@ class FaultyServer(serving.EngineServer):
         if strikes(WRONG_VERSION):
             body: Any = answer.body
             told = Generated.model_validate_json(body)
-            answer = serving._json(told.model_copy(update={"version": told.version - 1}))
+            answer = engine_http._json(told.model_copy(update={"version": told.version - 1}))
         return answer
 
     async def _prove(self, request: web.Request) -> web.Response:
@@ -85,6 +85,6 @@ class FaultyServer(serving.EngineServer):
 
 if __name__ == "__main__":
     os.setsid()  # so that one signal reaches all of its processes, as it does in a pod
-    engine_settings.WORKER = "tests.trainer.faulty_engine.FaultyWorker"
-    serving.EngineServer = FaultyServer  # type: ignore[misc]
+    program.WORKER = "tests.trainer.faulty_engine.FaultyWorker"
+    engine_http.EngineServer = FaultyServer  # type: ignore[misc]
     program.leave(program.main())

@@ -6,13 +6,13 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-from grpo_trainer.errors import EngineLost
-from grpo_trainer.generation import led as module
-from grpo_trainer.generation.base import EngineSetup, Sample
-from grpo_trainer.generation.led import led
-from grpo_trainer.generation.servers import ServersGeneration
+from grpo_trainer.gang import rank0_task as module
+from grpo_trainer.gang.rank0_task import led
+from grpo_trainer.generation.generation_base import EngineSetup, Sample
+from grpo_trainer.generation.remote_engines import ServersGeneration
+from grpo_trainer.runtime.errors import EngineLost
 from grpo_trainer.telemetry.phases import PhaseClock
-from harness.ranks import runs
+from tests.support.ranks import runs
 
 
 class FakeMain:

@@ -13,12 +13,12 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.dataset import DatasetFiles, DatasetSpec
 from grpo_api.spec.rewards import RewardSpec
 from grpo_trainer.data.dataset import load_prompts
-from grpo_trainer.engine import ReferenceGRPOTrainer
-from grpo_trainer.reference import strategy_for
+from grpo_trainer.reference.strategies import strategy_for
 from grpo_trainer.rewards.reward_set import RewardSet, build_rewards
+from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.weights.models import load_policy
-from grpo_trainer.weights.states import check_states
-from harness.ranks import runs
+from grpo_trainer.weights.policy_checks import check_states
+from tests.support.ranks import runs
 
 ROWS = Path(__file__).parent / "data" / "gsm8k-format.jsonl"
 SETTINGS: tuple[str, ...] = (

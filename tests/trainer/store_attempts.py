@@ -6,17 +6,17 @@ from typing import Any
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.clock import Clock
-from grpo_trainer.checkpoints.remote import Remote, remote_of
 from grpo_trainer.checkpoints.resume import choose, claim_folder
 from grpo_trainer.checkpoints.seal import SealCheckpoints
-from grpo_trainer.checkpoints.volume import list_files
-from grpo_trainer.clock import SYSTEM_CLOCK
+from grpo_trainer.checkpoints.store_checkpoints import Remote, remote_of
+from grpo_trainer.checkpoints.volume_checkpoints import list_files
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.stores.base import PART_BYTES
+from grpo_trainer.runtime.clock import SYSTEM_CLOCK
+from grpo_trainer.stores.store_base import PART_BYTES
 from harness.programs.object_stores import BUCKET
-from harness.ranks import runs
+from tests.support.ranks import runs
 
 FILES: Mapping[str, bytes] = {"model.safetensors": b"m" * (PART_BYTES + 1), "deep/optimizer.pt": b"o", "empty": b""}
 

@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from grpo_api.report.report import Result
-from grpo_trainer.stores import head as heads
+from grpo_trainer.stores.run_store import read_head
 from harness.programs.object_stores import BUCKET
-from harness.ranks.pods import PATIENCE_SECONDS, Gang
+from tests.support.ranks.pods import PATIENCE_SECONDS, Gang
 from tests.trainer.store_gang import Run
 from tests.trainer.store_proxy import Pace, StoreProxy, proxy_to
 
@@ -186,7 +186,7 @@ def _go_on_in_vain(run: Run, old: Door, newest: int) -> None:
     assert old.gang is not None
     old.proxy.released.set()
     run.ended(old.gang)
-    head = heads.read(run.store)
+    head = read_head(run.store)
     assert head is not None
     assert head.attempt == newest
     assert head.outcome is None or head.outcome.attempt != old.number

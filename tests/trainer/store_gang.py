@@ -9,16 +9,14 @@ from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV
 from grpo_trainer.checkpoints.hashing import hash_of, recorded
 from grpo_trainer.checkpoints.manifest import Manifest
-from grpo_trainer.checkpoints.remote import part_key
-from grpo_trainer.paths import MANIFEST
-from grpo_trainer.stores import head as heads
-from grpo_trainer.stores.client import Store, open_store
-from grpo_trainer.stores.head import HEAD, Committed, Head
-from grpo_trainer.stores.run import checkpoint_key, export_key
+from grpo_trainer.checkpoints.store_checkpoints import part_key
+from grpo_trainer.runtime.paths import MANIFEST
+from grpo_trainer.stores.run_store import HEAD, Committed, Head, checkpoint_key, export_key, read_head
+from grpo_trainer.stores.store_client import Store, open_store
 from harness.programs.object_stores import BUCKET, CREDENTIALS
-from harness.ranks import demo_model
-from harness.ranks.pods import Gang, free_port
-from harness.ranks.resume_cases import Case, plan, write_data
+from tests.support.facts.resume_cases import Case, plan, write_data
+from tests.support.ranks import demo_model
+from tests.support.ranks.pods import Gang, free_port
 
 CASE = Case(rows=8, steps=6, save=2, kill=5, accumulation=2, sync=2, strategy="Sharded", zero=3)
 ENVIRONMENT = {f"{CHECKPOINT_STORE_ENV}{name}": value for name, value in CREDENTIALS.items()}
@@ -72,7 +70,7 @@ class Run:
 
     def whole_head(self) -> Head | None:
         """The head, all whose checkpoints are there to the last bit; None before the first claim."""
-        head = heads.read(self.store)
+        head = read_head(self.store)
         for made in head.checkpoints if head else ():
             self._require_whole(made)
         return head
@@ -101,7 +99,7 @@ class Run:
         for attempt, steps in enumerate(self.logged, 1):
             for step, values in steps.items():
                 assert not different(values, whole.steps[step]), (attempt, step)
-        head = heads.read(self.store)
+        head = read_head(self.store)
         assert head is not None
         assert head.export is not None
         exported = self.store.get(f"{export_key(head.export)}/{WEIGHTS}")
@@ -110,7 +108,7 @@ class Run:
 
     def require_nothing_left(self) -> None:
         """On the store is what the head names."""
-        head = heads.read(self.store)
+        head = read_head(self.store)
         assert head is not None
         assert head.outcome is not None
         named = {HEAD}

@@ -9,10 +9,9 @@ import pytest
 
 from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.text.quantity import MIB
-from grpo_trainer.stores import client
-from grpo_trainer.stores.client import Store, open_store
-from grpo_trainer.stores.head import HEAD
-from grpo_trainer.stores.run import RunStore, checkpoint_key, export_key
+from grpo_trainer.stores import store_client
+from grpo_trainer.stores.run_store import HEAD, RunStore, checkpoint_key, export_key
+from grpo_trainer.stores.store_client import Store, open_store
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
 from tests.stepped_clock import SteppedClock
 from tests.trainer.store_proxy import StoreProxy, proxy_to
@@ -75,5 +74,5 @@ def served_world(kind: str, folder: Path) -> Iterator[World]:
         serving(kind, folder) as served,
         proxy_to(served.endpoint) as proxy,
     ):
-        patch.setattr(client, "PART_BYTES", PART_BYTES)
+        patch.setattr(store_client, "PART_BYTES", PART_BYTES)
         yield World(proxy, iter(range(1_000_000)))

@@ -1,8 +1,8 @@
-"""What must be true of a run into which a number was put that is not finite (harness/ranks/divergence_facts.py)."""
+"""What must be true of a run that met a number that is not finite (tests/support/facts/divergence_facts.py)."""
 
 from typing import Any
 
-from harness.ranks.divergence_facts import SAVED
+from tests.support.facts.divergence_facts import SAVED
 
 
 def stopped_in_time(facts: dict[str, Any]) -> None:

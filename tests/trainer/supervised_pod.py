@@ -8,13 +8,13 @@ from typing import Any
 from grpo_api.report.report import Outcome
 from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
-from harness.ranks import runs
-from harness.ranks.fork_servers import ISOLATED
-from harness.ranks.launch import tracer
+from tests.support.ranks import runs
+from tests.support.ranks.fork_servers import ISOLATED
+from tests.support.ranks.launch import tracer
 
 HANG_SECONDS = 10
 """The shortest guard.hangTimeoutSeconds."""
-# Takes the place of grpo_trainer.worker in the workers: the real watchdog around an act per rank.
+# Takes the place of grpo_trainer.training.worker in the workers: the real watchdog around an act per rank.
 STAND_IN = """
 import ctypes, faulthandler, os, sys, threading, time, types
 
@@ -27,7 +27,7 @@ def arm_and_tell(*arguments, **options):
 faulthandler.dump_traceback_later = arm_and_tell
 
 def train(plan, place, recorder):
-    from grpo_trainer import errors
+    from grpo_trainer.runtime import errors
     from grpo_trainer.process.outcome import end_now
     from grpo_trainer.process.watchdog import Watchdog
     # with another process in the pod it is that one's watchdog that finds who holds the GIL
@@ -78,14 +78,14 @@ def holds_the_gil(recorder, errors):
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)  # for ever, and no signal ends it
 
-module = types.ModuleType("grpo_trainer.worker")
+module = types.ModuleType("grpo_trainer.training.worker")
 module.train = train
-sys.modules["grpo_trainer.worker"] = module
+sys.modules["grpo_trainer.training.worker"] = module
 """
 POD = """
 import os, sys
 from grpo_trainer.gang.placement import placement
-from grpo_trainer.plan_file import read_plan
+from grpo_trainer.runtime.durable_files import read_plan
 from grpo_trainer.process.supervisor import supervise
 plan = read_plan(os.environ)
 sys.exit(supervise(plan, placement(plan, os.environ), float(sys.argv[1])))

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_trainer.acceptance import attempts, devices, fused_head, memory
-from grpo_trainer.acceptance.findings import Context, State
-from harness.ranks.fork_servers import ISOLATED
-from harness.ranks.gang import run_gang
+from grpo_acceptance import machine, memory, trial_runs
+from grpo_acceptance import steps as fused_head
+from grpo_acceptance.findings import Context, State
+from tests.support.ranks.fork_servers import ISOLATED
+from tests.support.ranks.gang import run_gang
 
 pytestmark = pytest.mark.realtime
 
@@ -28,7 +29,7 @@ ARCHES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What each check found."""
-    return run_gang("harness.ranks.acceptance_facts:measure", tmp_path_factory.mktemp("acceptance"), 1)[0]
+    return run_gang("tests.support.facts.acceptance_facts:measure", tmp_path_factory.mktemp("acceptance"), 1)[0]
 
 
 @pytest.mark.slow
@@ -80,32 +81,32 @@ def test_the_fused_head_is_compared_with_the_logits(monkeypatch: pytest.MonkeyPa
     context = Context("cpu", "/nowhere")
     monkeypatch.setattr(fused_head, "VOCABULARY", 1000)
     monkeypatch.setattr(fused_head, "TILE", 300)
-    assert [finding.state for finding in fused_head.compare(context)] == [State.PASSED, State.PASSED]
+    assert [finding.state for finding in fused_head.compare_fused_head(context)] == [State.PASSED, State.PASSED]
     monkeypatch.setattr(
-        fused_head, "_fused", lambda hidden, weight, targets: fused_head._plain(2 * hidden, weight, targets)
+        fused_head, "_fused_head", lambda hidden, weight, targets: fused_head._plain_head(2 * hidden, weight, targets)
     )
-    assert [finding.state for finding in fused_head.compare(context)] == [State.FAILED, State.FAILED]
+    assert [finding.state for finding in fused_head.compare_fused_head(context)] == [State.FAILED, State.FAILED]
 
 
 @pytest.mark.parametrize(
     ("capability", "runs"), [((7, 0), False), ((7, 5), True), ((8, 9), True), ((9, 0), True), ((11, 0), False)]
 )
 def test_machine_code_runs_on_its_own_major_version(capability: tuple[int, int], runs: bool) -> None:
-    assert devices.covered(capability, ARCHES) is runs
-    assert devices.covered(capability, [*ARCHES, "compute_75"]) is (capability >= (7, 5))
-    assert not devices.covered(capability, [])
+    assert machine.covered(capability, ARCHES) is runs
+    assert machine.covered(capability, [*ARCHES, "compute_75"]) is (capability >= (7, 5))
+    assert not machine.covered(capability, [])
 
 
-@given(st.dictionaries(st.integers(1, 9), st.dictionaries(st.sampled_from(attempts.NUMBERS), st.floats(-9, 9))))
+@given(st.dictionaries(st.integers(1, 9), st.dictionaries(st.sampled_from(trial_runs.NUMBERS), st.floats(-9, 9))))
 def test_a_run_differs_from_itself_by_nothing(steps: dict[int, dict[str, float]]) -> None:
     logged = any(steps.values())
-    assert attempts.difference(steps, steps) == (0.0 if logged else float("inf"))
-    assert attempts.finite(steps) == []
+    assert trial_runs.difference(steps, steps) == (0.0 if logged else float("inf"))
+    assert trial_runs.finite(steps) == []
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The acceptance run as on a command line, with the tests' environment."""
-    whole = [sys.executable, "-m", "grpo_trainer.acceptance", *arguments]
+    whole = [sys.executable, "-m", "grpo_acceptance", *arguments]
     return subprocess.run(whole, env=ISOLATED | {"PATH": "/usr/bin"}, capture_output=True, text=True, check=False)
 
 

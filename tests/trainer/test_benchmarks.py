@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from benchmarks.__main__ import benchmarks
-from harness.guard import REPOSITORY
+from harness.programs.cache import REPOSITORY
 from tests.benchmark_sizes import IN_THE_GATE, SMALLEST
 
 

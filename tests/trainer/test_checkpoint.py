@@ -16,24 +16,16 @@ import pytest
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.rewards import RewardSpec
-from grpo_trainer.checkpoints import volume
+from grpo_trainer.checkpoints import volume_checkpoints
 from grpo_trainer.checkpoints.export import described, export_model
 from grpo_trainer.checkpoints.hashing import cut, damage, digests, records
-from grpo_trainer.checkpoints.identity import identity, require_same_run
-from grpo_trainer.checkpoints.manifest import Manifest
+from grpo_trainer.checkpoints.manifest import Manifest, identity, require_same_run
 from grpo_trainer.checkpoints.resume import begin, choose
-from grpo_trainer.checkpoints.volume import (
-    claim,
-    commit,
-    complete,
-    list_files,
-    read_manifest,
-    rotate,
-)
-from grpo_trainer.errors import BadInput, Preempted
-from grpo_trainer.paths import MANIFEST
+from grpo_trainer.checkpoints.volume_checkpoints import claim, commit, complete, list_files, read_manifest, rotate
+from grpo_trainer.runtime.errors import BadInput, Preempted
+from grpo_trainer.runtime.paths import MANIFEST
 from grpo_trainer.weights.models import Source
-from harness.ranks import runs
+from tests.support.ranks import runs
 
 pytestmark = pytest.mark.realtime
 
@@ -112,7 +104,7 @@ def test_a_checkpoint_loses_its_manifest_before_anything_else(tmp_path: Path, mo
     claim(plan)
     checkpoint = save(plan, 10)
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if the process ended there
-    volume.remove(checkpoint)
+    volume_checkpoints.remove(checkpoint)
     assert sorted(list_files(checkpoint)) == ["global_step/rank_0.pt", "model.safetensors"]
     assert complete(tmp_path) == []
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_trainer.checkpoints import volume
-from grpo_trainer.checkpoints.volume import claim, complete, rotate
-from grpo_trainer.errors import Preempted
-from grpo_trainer.paths import number
+from grpo_trainer.checkpoints import volume_checkpoints
+from grpo_trainer.checkpoints.volume_checkpoints import claim, complete, rotate
+from grpo_trainer.runtime.errors import Preempted
+from grpo_trainer.runtime.paths import number
 from tests.generated import cases
 from tests.trainer.test_checkpoint import make_plan, save
 
@@ -35,13 +35,13 @@ def test_an_attempt_that_is_superseded_while_it_deletes_deletes_nothing_more(
     old, new = make_plan(tmp_path, keep=1), make_plan(tmp_path, attempt=2, keep=1)
     claim(old)
     folders = [save(old, step) for step in (10, 20, 30)]
-    remove = volume.remove
+    remove = volume_checkpoints.remove
 
     def then_another_attempt_begins(checkpoint: Path) -> None:
         remove(checkpoint)
         claim(new)
 
-    monkeypatch.setattr(volume, "remove", then_another_attempt_begins)
+    monkeypatch.setattr(volume_checkpoints, "remove", then_another_attempt_begins)
     with pytest.raises(Preempted, match="superseded by attempt 2"):
         rotate(old)
     assert [folder.exists() for folder in folders] == [True, False, True]

@@ -12,17 +12,16 @@ import datasets
 import pyarrow as pa
 import pytest
 
+from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_api.spec.dataset import DatasetSpec
-from grpo_trainer.acceptance.tiny import tiny_tokenizer
-from grpo_trainer.building import TrainerParts, make_trainer
-from grpo_trainer.data import columns
-from grpo_trainer.data.dataset import load_prompts
-from grpo_trainer.errors import BadInput
-from grpo_trainer.rewards.base import RewardCounters
+from grpo_trainer.data.dataset import RESERVED, load_prompts
+from grpo_trainer.rewards.reward_base import RewardCounters
 from grpo_trainer.rewards.reward_set import RewardSet
+from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.telemetry.observer import StepObserver
+from grpo_trainer.training.build_run import TrainerParts, make_trainer
 from grpo_trainer.weights.models import load_policy
-from harness.ranks import demo_model, runs
+from tests.support.ranks import demo_model, runs
 
 EXTRA = {
     "image": "cat.png",
@@ -67,7 +66,7 @@ def test_a_step_is_trained_and_rewards_get_every_column(tmp_path: Path, chat: bo
     assert {name: given[name][0] for name in EXTRA} == EXTRA
 
 
-@pytest.mark.parametrize("name", columns.RESERVED)
+@pytest.mark.parametrize("name", RESERVED)
 def test_a_column_that_rewards_could_not_get_is_rejected(tmp_path: Path, name: str) -> None:
     job = plan(tmp_path, {name: "x"})
     with pytest.raises(BadInput, match=f"column '{name}' has a name that reward functions get something else by"):

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
-from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.data.dataset import load_prompts
-from grpo_trainer.errors import BadInput
+from grpo_trainer.runtime.errors import BadInput
 
 GOOD = '{"prompt": "1+1=", "answer": "2"}'
 CHAT = {"role": "user", "content": "hi"}

@@ -20,14 +20,14 @@ from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.hashing import sha256_sums
 from grpo_trainer.checkpoints.resume import claim_folder
-from grpo_trainer.checkpoints.volume import list_files
-from grpo_trainer.delivery import sending, serving
-from grpo_trainer.delivery.__main__ import main
-from grpo_trainer.delivery.sources import Folder
-from grpo_trainer.errors import BadInput
+from grpo_trainer.checkpoints.volume_checkpoints import list_files
+from grpo_trainer.delivery import serving
+from grpo_trainer.delivery.__main__ import main, send_file, send_listing
+from grpo_trainer.delivery.served_files import Folder
+from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.models import load_policy
-from harness.ranks import demo_model, runs
 from tests.exported_model import KEYS, describe, public, verify
+from tests.support.ranks import demo_model, runs
 
 pytestmark = pytest.mark.realtime
 
@@ -68,7 +68,7 @@ def pod(plan: TrainingPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def listed(state: Path) -> Listing:
     out = io.BytesIO()
-    sending.tell(state, out)
+    send_listing(state, out)
     return Listing.model_validate_json(out.getvalue())
 
 
@@ -76,8 +76,8 @@ def sent(state: Path, listing: Listing) -> Iterator[tuple[str, bytes]]:
     """Every file, in two parts."""
     for name, entry in listing.files.items():
         first, rest = io.BytesIO(), io.BytesIO()
-        sending.send(state, name, 0, first)
-        sending.send(state, name, entry.bytes // 2, rest)
+        send_file(state, name, 0, first)
+        send_file(state, name, entry.bytes // 2, rest)
         yield name, first.getvalue()[: entry.bytes // 2] + rest.getvalue()
 
 

@@ -12,15 +12,15 @@ from grpo_api.report.artifacts import SUMS, Listing
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV, PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.resume import claim_folder
-from grpo_trainer.delivery import sending, serving
-from grpo_trainer.delivery.__main__ import main
-from grpo_trainer.stores import client
-from grpo_trainer.stores.run import run_store
+from grpo_trainer.delivery import serving
+from grpo_trainer.delivery.__main__ import main, send_file, send_listing
+from grpo_trainer.stores import store_client
+from grpo_trainer.stores.run_store import run_store
 from grpo_trainer.weights.models import load_policy
 from harness.programs.object_stores import BUCKET, CREDENTIALS
 from harness.programs.object_stores import serving as store_serving
-from harness.ranks import demo_model, runs
 from tests.stepped_clock import SteppedClock
+from tests.support.ranks import demo_model, runs
 from tests.trainer.store_proxy import StoreProxy, proxy_to
 
 pytestmark = pytest.mark.realtime
@@ -65,21 +65,21 @@ def files(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch) -> dict[str, byte
     assert folder
     assert run
     run.export(folder)
-    monkeypatch.setattr(client, "PART_BYTES", 50_000)
+    monkeypatch.setattr(store_client, "PART_BYTES", 50_000)
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def listed(state: Path) -> Listing:
     """What the pod says."""
     out = io.BytesIO()
-    sending.tell(state, out, SteppedClock())
+    send_listing(state, out, SteppedClock())
     return Listing.model_validate_json(out.getvalue())
 
 
 def sent(state: Path, name: str, offset: int) -> bytes:
     """What the pod sends."""
     out = io.BytesIO()
-    sending.send(state, name, offset, out, SteppedClock())
+    send_file(state, name, offset, out, SteppedClock())
     return out.getvalue()
 
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from grpo_api.report.report import EXIT_CODES, Generations, Outcome
 from grpo_api.text.contract import TERMINATION_LOG_ENV
 from grpo_trainer.__main__ import work
-from grpo_trainer.errors import Diverged, DivergedKL
 from grpo_trainer.gang.placement import Placement
-from harness.ranks import runs
-from harness.ranks.divergence_facts import MOMENTS, STEPS, Strike, struck
-from harness.ranks.step_facts import saved_model
+from grpo_trainer.runtime.errors import Diverged, DivergedKL
 from tests.generated import cases
+from tests.support.facts.divergence_facts import MOMENTS, STEPS, Strike, struck
+from tests.support.facts.step_facts import saved_model
+from tests.support.ranks import runs
 from tests.trainer.strikes import stopped_in_time
 
 
@@ -60,7 +60,7 @@ def test_the_outcome_says_what_the_run_diverged_on(
     def train(*_: Any) -> str:
         raise error
 
-    monkeypatch.setattr("grpo_trainer.worker.train", train)
+    monkeypatch.setattr("grpo_trainer.training.worker.train", train)
     monkeypatch.setattr("grpo_trainer.__main__.leave_out", lambda _: None)
     monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
     code = work(runs.plan(tmp_path / "model"), Placement(0, 0, 1, 1), 0.0)

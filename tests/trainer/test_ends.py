@@ -20,17 +20,17 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
 from grpo_trainer.checkpoints import resume
-from grpo_trainer.errors import BadInput, RendezvousTimeout
-from grpo_trainer.files import write_atomically
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process import watchdog
 from grpo_trainer.process.outcome import keep
 from grpo_trainer.process.recorder import Recorder
-from harness.ranks import runs
-from harness.ranks.fork_servers import ISOLATED
-from harness.ranks.launch import launch, tracer
-from harness.ranks.pods import Gang, free_port
+from grpo_trainer.runtime.durable_files import write_atomically
+from grpo_trainer.runtime.errors import BadInput, RendezvousTimeout
+from tests.support.ranks import runs
+from tests.support.ranks.fork_servers import ISOLATED
+from tests.support.ranks.launch import launch, tracer
+from tests.support.ranks.pods import Gang, free_port
 
 pytestmark = pytest.mark.realtime
 

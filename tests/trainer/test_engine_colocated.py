@@ -7,14 +7,14 @@ import pytest
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from grpo_trainer.errors import TrainingError
+from grpo_trainer.engine_pod.hash_check import expected_prints
+from grpo_trainer.engine_pod.layout import Strided
 from grpo_trainer.generation import colocated
-from grpo_trainer.generation.base import EngineSetup
 from grpo_trainer.generation.colocated import ColocatedGeneration
-from grpo_trainer.generation.comparing import expected_prints
-from grpo_trainer.generation.layout import Strided
+from grpo_trainer.generation.generation_base import EngineSetup
+from grpo_trainer.runtime.errors import TrainingError
 from grpo_trainer.telemetry.phases import PhaseClock
-from harness.ranks import demo_model, runs
+from tests.support.ranks import demo_model, runs
 
 
 class FakeEngine:

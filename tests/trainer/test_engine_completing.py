@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_trainer.errors import TrainingError
-from grpo_trainer.generation.completing import Completing, Piece, pieces_of
-from grpo_trainer.generation.division import capacity
+from grpo_trainer.engine_pod.messages import Completion, EngineState, Generate, Generated
+from grpo_trainer.generation.dispatch import Completing, Piece, capacity, pieces_of
 from grpo_trainer.generation.engine_client import EngineFailed, Rejected, Stale, Unreachable
-from grpo_trainer.generation.engine_view import EngineView
-from grpo_trainer.generation.fleet import Engine, look
-from grpo_trainer.generation.messages import Completion, EngineState, Generate, Generated
+from grpo_trainer.generation.fleet import Engine, EngineView, look
+from grpo_trainer.runtime.errors import TrainingError
 from tests.virtual_time import virtually
 
 VERSION = 7

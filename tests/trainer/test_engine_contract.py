@@ -1,7 +1,8 @@
-"""What engine.py and checkpoints/writing.py take for granted about private names; fails when a new TRL changes it.
+"""What reference_trainer.py and checkpoints/writing.py assume of private names; fails when a new TRL changes it.
 
 Private names may change in any release, transformers' `_run_epoch` with them. Both are pinned, so this fails at the
-moment of an upgrade, not in production. One test per name of the list in engine.py, or per group of them.
+moment of an upgrade, not in production. One test per name of the list in reference_trainer.py, or per group
+of them.
 """
 
 import inspect
@@ -17,7 +18,7 @@ from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler
 
 import grpo_trainer as package
-from grpo_trainer import engine, finite_loss
+from grpo_trainer.training import finite_loss, reference_trainer
 
 SOURCE = inspect.getsource(GRPOTrainer)
 PRIVATE = {
@@ -176,12 +177,11 @@ def test_a_generation_is_kept_in_memory_and_counted_in_micro_batches() -> None:
 
 def test_engine_and_the_finite_loss_are_the_only_files_with_trls_private_names() -> None:
     folder = Path(inspect.getfile(package)).parent
-    # the acceptance run stands in for the engine: it replays completions, and measures memory phase by phase
-    files = [path for path in folder.rglob("*.py") if path.parent.name != "acceptance"]
+    files = [*folder.rglob("*.py")]
     used = {path: [name for name in PRIVATE if re.search(rf"\b{name}\b", path.read_text())] for path in files}
-    own = [Path(inspect.getfile(module)) for module in (engine, finite_loss)]
+    own = [Path(inspect.getfile(module)) for module in (reference_trainer, finite_loss)]
     assert {path for path, names in used.items() if names} == set(own)
     assert {name for path in own for name in used[path]} == PRIVATE
     imported = [path.name for path in files if "from trl.trainer" in path.read_text()]
-    assert imported == ["engine.py"]
-    assert vars(engine)["grpo_trainer"] is grpo_trainer
+    assert imported == ["reference_trainer.py"]
+    assert vars(reference_trainer)["grpo_trainer"] is grpo_trainer

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from transformers import TrainerState
 
+from grpo_acceptance.tiny_model import save_tiny, tiny_config
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Progress, Result, Samples
 from grpo_api.report.training_metrics import ENGINE_MISMATCH
 from grpo_api.spec.run_policy import GuardSpec
-from grpo_trainer.acceptance.tiny import save_tiny, tiny_config
-from grpo_trainer.errors import EngineMismatch
-from grpo_trainer.guard import EngineGuard
-from harness.ranks import runs
-from harness.ranks.pods import Gang, free_port
+from grpo_trainer.runtime.errors import EngineMismatch
+from grpo_trainer.training.guard import EngineGuard
+from tests.support.ranks import runs
+from tests.support.ranks.pods import Gang, free_port
 from tests.trainer.stopping_reward import STOP_ENV
 
 pytestmark = pytest.mark.realtime

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_trainer.generation.multilinear import BLOCK, coefficients, mix, multilinear_hash
+from grpo_trainer.engine_pod.hash_check import BLOCK, coefficients, mix, multilinear_hash
 from tests.generated import cases
 
 MODULUS = 1 << 64
@@ -94,8 +94,8 @@ def test_all_coefficients_are_odd_and_none_comes_twice() -> None:
 
 KERNEL = """
 import torch
-from grpo_trainer.generation.multilinear import BLOCK, _block_sums, mix
-from grpo_trainer.generation.multilinear_gpu import block_sums
+from grpo_trainer.engine_pod.hash_check import BLOCK, _block_sums, mix
+from grpo_trainer.engine_pod.hash_kernel import block_sums
 for dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
     for size in (1, 4095, 4097, BLOCK, 2 * BLOCK + 5):
         for seed in (0, 1, 2**63 - 1, 6148914691236517205):
@@ -119,8 +119,8 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from grpo_trainer.generation.multilinear import BLOCK
-from grpo_trainer.generation.multilinear_gpu import _TILE, block_sums_kernel
+from grpo_trainer.engine_pod.hash_check import BLOCK
+from grpo_trainer.engine_pod.hash_kernel import _TILE, block_sums_kernel
 for kind in ("i8", "i16", "i32"):
     signature = {"values": f"*{kind}", "sums": "*i64", "count": "i64", "begin_low": "i64", "begin_high": "i64"}
     signature |= {"BLOCK": "constexpr", "TILE": "constexpr"}

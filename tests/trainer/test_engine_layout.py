@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from grpo_trainer.generation.comparing import differing, expected_prints
-from grpo_trainer.generation.layout import Layout, learn, live
-from grpo_trainer.generation.multilinear import multilinear_hash
+from grpo_trainer.engine_pod.hash_check import differing, expected_prints, multilinear_hash
+from grpo_trainer.engine_pod.layout import Layout, learn, live
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 

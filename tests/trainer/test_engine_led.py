@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.ranks.gang import run_gang
+from tests.support.ranks.gang import run_gang
 
 pytestmark = pytest.mark.realtime
 

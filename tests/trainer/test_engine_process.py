@@ -16,17 +16,17 @@ from grpo_api.plan.plan import EngineAddresses, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.spec.generation import EngineArguments, EnginePlan, GenerationSpec
 from grpo_api.text.contract import ENGINE_BIND_ENV, PLAN_ENV, TERMINATION_LOG_ENV
-from grpo_trainer.errors import BadInput, Transient
-from grpo_trainer.generation import __main__ as program
-from grpo_trainer.generation.base import EngineSetup
+from grpo_trainer.engine_pod import __main__ as program
+from grpo_trainer.engine_pod.__main__ import SMALL_FILES, engine_plan, engine_settings, model_folder
+from grpo_trainer.engine_pod.vllm_arguments import PRIVACY
 from grpo_trainer.generation.colocated import ColocatedGeneration
-from grpo_trainer.generation.engine_settings import SMALL_FILES, engine_plan, engine_settings, model_folder
-from grpo_trainer.generation.vllm_arguments import PRIVACY
+from grpo_trainer.generation.generation_base import EngineSetup
 from grpo_trainer.hub.repositories import Hub
+from grpo_trainer.runtime.errors import BadInput, Transient
 from grpo_trainer.telemetry.phases import PhaseClock
-from harness.ranks import runs
-from harness.ranks.fork_servers import ISOLATED
-from harness.ranks.pods import free_port
+from tests.support.ranks import runs
+from tests.support.ranks.fork_servers import ISOLATED
+from tests.support.ranks.pods import free_port
 from tests.virtual_time import virtually
 
 pytestmark = pytest.mark.realtime
@@ -52,7 +52,7 @@ def ended(folder: Path, job: TrainingPlan) -> tuple[int, Outcome]:
         TERMINATION_LOG_ENV: str(folder / "termination"),
         **ISOLATED,
     }
-    done = subprocess.run([sys.executable, "-m", "grpo_trainer.generation"], env=environment, check=False, cwd=folder)
+    done = subprocess.run([sys.executable, "-m", "grpo_trainer.engine_pod"], env=environment, check=False, cwd=folder)
     return done.returncode, Outcome.model_validate_json((folder / "termination").read_text())
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from grpo_trainer.generation.division import Division
-from grpo_trainer.generation.engine_view import MAX_STRIKES, EngineView, told
-from grpo_trainer.generation.served import Refused, ServedWeights
+from grpo_trainer.engine_pod.served_version import Refused, ServedWeights
+from grpo_trainer.generation.dispatch import Division
+from grpo_trainer.generation.fleet import MAX_STRIKES, EngineView, told
 
 
 class Dividing(RuleBasedStateMachine):

@@ -11,17 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from grpo_trainer.engine_pod.engine_http import EngineServer
+from grpo_trainer.engine_pod.messages import ATTEMPT_HEADER, Completion, EngineState, Generate, Generated, Learn, Sync
 from grpo_trainer.generation.engine_client import EngineClient, EngineFailed, Rejected, Stale, Unreachable
-from grpo_trainer.generation.messages import (
-    ATTEMPT_HEADER,
-    Completion,
-    EngineState,
-    Generate,
-    Generated,
-    Learn,
-    Sync,
-)
-from grpo_trainer.generation.serving import EngineServer
 from tests.virtual_time import virtually
 
 pytestmark = pytest.mark.realtime

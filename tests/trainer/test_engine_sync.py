@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from grpo_trainer.engine_pod.hash_check import expected_prints
+from grpo_trainer.engine_pod.layout import Strided
+from grpo_trainer.engine_pod.transfer import Meeting, TransferFailed
 from grpo_trainer.generation import sync_pass
-from grpo_trainer.generation.comparing import expected_prints
 from grpo_trainer.generation.engine_client import Prints, Unreachable
-from grpo_trainer.generation.engine_view import EngineView
-from grpo_trainer.generation.fleet import Engine
-from grpo_trainer.generation.layout import Strided
+from grpo_trainer.generation.fleet import Engine, EngineView
 from grpo_trainer.generation.sync_pass import Lane, SyncPass, Verdict
-from grpo_trainer.generation.transfer import Meeting, TransferFailed
 from tests.stepped_clock import SteppedClock
 from tests.virtual_time import virtually
 

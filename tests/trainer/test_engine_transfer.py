@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_trainer.generation import transfer
-from grpo_trainer.generation.transfer import (
+from grpo_trainer.engine_pod import transfer
+from grpo_trainer.engine_pod.transfer import (
     POLL_SECONDS,
     Meeting,
     TransferFailed,
@@ -22,8 +22,8 @@ from grpo_trainer.generation.transfer import (
     join,
     open_store,
 )
-from harness.ranks.pods import free_port
 from tests.stepped_clock import SteppedClock
+from tests.support.ranks.pods import free_port
 
 pytestmark = pytest.mark.realtime
 

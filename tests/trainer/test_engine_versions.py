@@ -8,10 +8,10 @@ import pytest
 from torch import nn
 
 from grpo_api.report.training_metrics import ENGINE_PROOF_FAILURES, WEIGHTS_VERSION
-from grpo_trainer.errors import EngineWeightsDiffer
-from grpo_trainer.generation.base import ATTEMPT_VERSIONS, EngineGeneration, EngineSetup, Sample
+from grpo_trainer.generation.generation_base import ATTEMPT_VERSIONS, EngineGeneration, EngineSetup, Sample
+from grpo_trainer.runtime.errors import EngineWeightsDiffer
 from grpo_trainer.telemetry.phases import PhaseClock
-from harness.ranks import runs
+from tests.support.ranks import runs
 
 FIRST = ATTEMPT_VERSIONS + 1
 """Number of the first attempt's first sync."""

@@ -7,9 +7,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from grpo_trainer.errors import BadInput
-from grpo_trainer.generation.policy_weights import policy_weights, weight_shapes
-from harness.ranks import demo_model
+from grpo_trainer.generation.generation_base import policy_weights, weight_shapes
+from grpo_trainer.runtime.errors import BadInput
+from tests.support.ranks import demo_model
 
 
 def policy(tmp_path: Path, dtype: torch.dtype, tied: bool = True) -> PreTrainedModel:

@@ -24,13 +24,13 @@ from grpo_api.text.contract import (
     TERMINATION_LOG_ENV,
 )
 from grpo_trainer.evaluation import __main__ as program
-from grpo_trainer.evaluation.run import held_out
+from grpo_trainer.evaluation.held_out import held_out
 from grpo_trainer.evaluation.score import Estimate, Score, agree, as_json, noise, reported, score, sentence
-from grpo_trainer.files import write_atomically
-from grpo_trainer.stores.client import open_store
-from grpo_trainer.stores.run import RunStore
+from grpo_trainer.runtime.durable_files import write_atomically
+from grpo_trainer.stores.run_store import RunStore
+from grpo_trainer.stores.store_client import open_store
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
-from harness.ranks import demo_model, runs
+from tests.support.ranks import demo_model, runs
 
 pytestmark = pytest.mark.realtime
 

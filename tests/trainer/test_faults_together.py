@@ -16,9 +16,9 @@ import pytest
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result
-from harness.ranks import demo_model, runs
-from harness.ranks.disk_facts import BALLAST, fill, small_disk
-from harness.ranks.pods import Gang, free_port
+from tests.support.facts.disk_facts import BALLAST, fill, small_disk
+from tests.support.ranks import demo_model, runs
+from tests.support.ranks.pods import Gang, free_port
 from tests.trainer.faulty_service import lengths, serving
 from tests.trainer.hub import HubServer, environment, files_of, hub_server
 

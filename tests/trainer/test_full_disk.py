@@ -15,20 +15,20 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from grpo_api.report.report import Outcome, Result
-from grpo_trainer import files
 from grpo_trainer.checkpoints import resume
 from grpo_trainer.checkpoints.seal import SealCheckpoints
-from grpo_trainer.errors import DiskFailed, Preempted
-from grpo_trainer.files import patiently
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.outcome import keep
 from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.training import _finish
-from harness.ranks import runs
-from harness.ranks.disk_facts import DISK, OBSTACLES, fill, small_disk
-from harness.ranks.gang import run_gang
+from grpo_trainer.runtime import durable_files
+from grpo_trainer.runtime.durable_files import patiently
+from grpo_trainer.runtime.errors import DiskFailed, Preempted
+from grpo_trainer.training.training_run import _finish
 from tests.stepped_clock import SteppedClock
+from tests.support.facts.disk_facts import DISK, OBSTACLES, fill, small_disk
+from tests.support.ranks import runs
+from tests.support.ranks.gang import run_gang
 
 pytestmark = pytest.mark.realtime
 
@@ -42,7 +42,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("strategy", ["Clone", pytest.param("Sharded", marks=pytest.mark.slow)])
 def test_a_disk_that_fails_at_any_write_costs_one_checkpoint_and_no_step(disk: Path, strategy: str) -> None:
-    first, second = run_gang("harness.ranks.disk_facts:failing_writes", disk.parent, strategy=strategy)
+    first, second = run_gang("tests.support.facts.disk_facts:failing_writes", disk.parent, strategy=strategy)
     assert first["losses"] == first["calm"]
     failed = len(OBSTACLES[strategy]) + 1  # and the full disk
     *fails, sealed = first["checkpoints"]
@@ -188,7 +188,7 @@ def test_every_library_is_understood_when_a_disk_is_full(disk: Path, library: st
         "tokenizers": lambda: Tokenizer(models.WordLevel(vocabulary, unk_token="a")).save(str(disk / "file")),
         "python": lambda: (disk / "file").write_text("text"),
     }
-    with pytest.raises(DiskFailed, match=raised), files.disk_errors():
+    with pytest.raises(DiskFailed, match=raised), durable_files.disk_errors():
         writes[library]()
     with suppress(FileNotFoundError):
         (disk / "file").unlink()

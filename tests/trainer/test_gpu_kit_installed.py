@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_trainer.acceptance.catalogue import CHECKS
-from harness.gpu import bare_machine
+from grpo_acceptance.findings import CHECKS
+from tools.gpu import bare_machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.realtime]
 

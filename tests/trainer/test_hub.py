@@ -14,20 +14,20 @@ from huggingface_hub import constants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_api.report.root_cause import PERMANENT
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
-from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.data.dataset import Prompts, load_prompts
-from grpo_trainer.errors import BadInput, DiskFailed, HubUnavailable, classify
-from grpo_trainer.hub import patience
-from grpo_trainer.hub.patience import Tell
+from grpo_trainer.hub import retry
 from grpo_trainer.hub.repositories import Hub, Repository
-from grpo_trainer.pauses import LONGEST_PAUSE, LONGEST_WAIT
+from grpo_trainer.hub.retry import Tell
+from grpo_trainer.runtime.clock import LONGEST_PAUSE, LONGEST_WAIT
+from grpo_trainer.runtime.errors import BadInput, DiskFailed, HubUnavailable, classify
 from grpo_trainer.weights.models import Source, load_policy, locate
-from harness.ranks import demo_model, runs
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
+from tests.support.ranks import demo_model, runs
 from tests.trainer.hub import FOR_GOOD, PASSING, HubServer, files_of, hub_server, use
 
 ROWS = b"question,answer\nsay 1,1\nsay 2,2\nsay 3,3\n"
@@ -227,7 +227,7 @@ def test_offline_what_is_cached_is_all_there_is(
 
 
 def test_a_token_of_the_store_that_has_run_out_passes() -> None:
-    assert patience.passing(hf_xet.XetAuthenticationError("expired"))
-    assert patience.passing(RuntimeError("the store did not answer"))
-    assert patience.passing(RuntimeError("Dataset scripts are no longer supported, but found a.py")) is None
-    assert patience.passing(PermissionError(13, "Permission denied")) is None
+    assert retry.passing(hf_xet.XetAuthenticationError("expired"))
+    assert retry.passing(RuntimeError("the store did not answer"))
+    assert retry.passing(RuntimeError("Dataset scripts are no longer supported, but found a.py")) is None
+    assert retry.passing(PermissionError(13, "Permission denied")) is None

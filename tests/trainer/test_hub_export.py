@@ -20,15 +20,15 @@ from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.rewards import RewardSpec
 from grpo_api.text.contract import EXPORT_TOKEN_ENV
 from grpo_trainer.checkpoints.resume import claim_folder
-from grpo_trainer.errors import BadInput, HubUnavailable
 from grpo_trainer.gang.placement import Placement
-from grpo_trainer.hub import client
-from grpo_trainer.hub.patience import NotNow
+from grpo_trainer.hub import hub_client
+from grpo_trainer.hub.retry import NotNow
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
-from grpo_trainer.training import run
-from harness.ranks import demo_model, runs
+from grpo_trainer.runtime.errors import BadInput, HubUnavailable
+from grpo_trainer.training.training_run import run
 from tests.stepped_clock import SteppedClock
+from tests.support.ranks import demo_model, runs
 from tests.trainer.hub import files_of, use
 from tests.trainer.hub_uploads import READER, WRITER, WritableHub, writable_hub
 
@@ -96,19 +96,19 @@ def assert_on_the_hub(hub: WritableHub, folder: Path, message: str) -> None:
 def test_a_hub_that_fails_loses_no_model_and_the_next_attempt_only_pushes(
     hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = client.Client.send
+    send = hub_client.Client.send
 
-    def down(self: client.Client, request: object, **options: object) -> object:
+    def down(self: hub_client.Client, request: object, **options: object) -> object:
         if "preupload" in str(request.url):  # type: ignore[attr-defined]
             raise NotNow("HTTP 503")
         return send(self, request, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(client.Client, "send", down)
+    monkeypatch.setattr(hub_client.Client, "send", down)
     with pytest.raises(HubUnavailable, match=r"team/out: .*HTTP 503; the model is in .*/export$"):
         trained(tmp_path / "run")
     exported = told_alike(tmp_path / "run" / "export")
     assert set(hub.repositories[OUT].commits[hub.repositories[OUT].main]) == {".gitattributes"}, "nothing half visible"
-    monkeypatch.setattr(client.Client, "send", send)
+    monkeypatch.setattr(hub_client.Client, "send", send)
     message = trained(tmp_path / "run", attempt=2)
     assert f"and in {tmp_path / 'run' / 'export'}" in message
     assert told_alike(tmp_path / "run" / "export") == exported, "nothing was trained, and the same is told of it"

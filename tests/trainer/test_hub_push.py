@@ -17,10 +17,11 @@ from grpo_api.provenance.provenance import ENVELOPE_FILE, STATEMENT_FILE
 from grpo_api.report.root_cause import PERMANENT
 from grpo_api.spec.checkpoint import HubExportSpec
 from grpo_api.text.contract import EXPORT_TOKEN_ENV
-from grpo_trainer.errors import BadInput, HubUnavailable, classify
-from grpo_trainer.hub import client, pushing
-from grpo_trainer.hub.patience import Tell
-from grpo_trainer.pauses import LONGEST_PAUSE, LONGEST_WAIT
+from grpo_trainer.hub import hub_client
+from grpo_trainer.hub import push as pushing
+from grpo_trainer.hub.retry import Tell
+from grpo_trainer.runtime.clock import LONGEST_PAUSE, LONGEST_WAIT
+from grpo_trainer.runtime.errors import BadInput, HubUnavailable, classify
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
 from tests.trainer.hub import LOST, PASSING, Repository, files_of, use
@@ -127,9 +128,9 @@ def test_an_attempt_that_ends_at_any_request_leaves_all_or_nothing(
     hub: WritableHub, export: Path, monkeypatch: pytest.MonkeyPatch, done: bool, every: int
 ) -> None:
     """`done`: whether the request that is the attempt's last one is carried out."""
-    send, left = client.Client.send, [0]
+    send, left = hub_client.Client.send, [0]
 
-    def dying(self: client.Client, request: Any, **options: Any) -> Any:
+    def dying(self: hub_client.Client, request: Any, **options: Any) -> Any:
         left[0] -= 1
         if left[0] == 0 and done:
             send(self, request, **options)
@@ -137,7 +138,7 @@ def test_an_attempt_that_ends_at_any_request_leaves_all_or_nothing(
             raise Killed
         return send(self, request, **options)
 
-    monkeypatch.setattr(client.Client, "send", dying)
+    monkeypatch.setattr(hub_client.Client, "send", dying)
     for last in range(1, 100, every):
         hub.repositories.clear()
         hub.uploads.objects.clear()

@@ -11,15 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo_trainer.errors import BadInput
-from grpo_trainer.gang import led, ranks
-from grpo_trainer.hub.lease import STALE_SECONDS, Lease
-from grpo_trainer.hub.repositories import Hub, Repository
-from grpo_trainer.pauses import POLL_SECONDS
-from harness.ranks.gang import run_gang
-from harness.ranks.launch import launch
+from grpo_trainer.gang import rank0_task, ranks
+from grpo_trainer.hub.repositories import STALE_SECONDS, Hub, Lease, Repository
+from grpo_trainer.runtime.clock import POLL_SECONDS
+from grpo_trainer.runtime.errors import BadInput
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
+from tests.support.ranks.gang import run_gang
+from tests.support.ranks.launch import launch
 from tests.trainer.hub import HubServer, hub_server, use
 
 pytestmark = pytest.mark.realtime
@@ -64,8 +63,8 @@ def refused(_folder: Path, url: str, cache: str) -> dict[str, Any]:
             Hub().snapshot(Repository("model", "team/none", None, "model"), lambda fetch: fetch(["*.json"]))
         except BadInput as error:
             said = str(error)
-    late = led.by_leader(ranks.rank(), slow)
-    return {"said": said, "late": late, "main": led.by_main(lambda: f"rank {ranks.rank()}")}
+    late = rank0_task.by_leader(ranks.rank(), slow)
+    return {"said": said, "late": late, "main": rank0_task.by_main(lambda: f"rank {ranks.rank()}")}
 
 
 def test_the_ranks_of_a_pod_fetch_once(hub: HubServer, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.outcome import make_outcome
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
-from grpo_trainer.training import run
-from harness.ranks import demo_model, runs
+from grpo_trainer.training.training_run import run
 from tests.stepped_clock import SteppedClock
+from tests.support.ranks import demo_model, runs
 from tests.trainer.hub import HubServer, files_of, hub_server, use
 
 pytestmark = pytest.mark.realtime

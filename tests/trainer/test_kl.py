@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from grpo_trainer import overflow
-from grpo_trainer.errors import Diverged
-from harness.ranks import runs, step_facts
+from grpo_trainer.runtime.errors import Diverged
+from grpo_trainer.training import finite_loss
+from tests.support.facts import step_facts
+from tests.support.ranks import runs
 from tests.trainer import kl
 
 
@@ -80,17 +81,17 @@ def test_limiting_keeps_bits_within_and_makes_the_rest_finite(dtype: torch.dtype
     policy = torch.tensor([[-1.5, -150.0, -0.25, -200.0]], dtype=dtype)
     reference = torch.tensor([[-2.75, -1.0, -math.inf, -190.0]], dtype=dtype)
     mask = torch.tensor([[1, 1, 1, 1]])
-    limited = overflow.limited(policy, reference)
+    limited = finite_loss.limited_reference(policy, reference)
     assert limited[0, 0] == reference[0, 0]
     assert limited[0, 3] == reference[0, 3]
     assert limited[0, 1].item() == pytest.approx(-130.0, rel=1e-2)
     assert torch.isfinite(kl.k3(policy, limited)).all()
-    assert overflow.beyond(policy, reference, mask).item() == 2
-    assert overflow.beyond(policy, reference, torch.tensor([[1, 0, 1, 1]])).item() == 1
+    assert finite_loss.tokens_beyond_limit(policy, reference, mask).item() == 2
+    assert finite_loss.tokens_beyond_limit(policy, reference, torch.tensor([[1, 0, 1, 1]])).item() == 1
 
 
 def test_a_policy_that_is_not_finite_ends_the_run() -> None:
     policy, reference = torch.tensor([[math.nan]]), torch.tensor([[-1.0]])
-    assert not torch.isfinite(kl.k3(policy, overflow.limited(policy, reference))).all()
+    assert not torch.isfinite(kl.k3(policy, finite_loss.limited_reference(policy, reference))).all()
     with pytest.raises(Diverged, match="step 7"):
-        overflow.require_finite(math.nan, 7)
+        finite_loss.require_finite_kl(math.nan, 7)

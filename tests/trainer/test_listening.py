@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from grpo_trainer.telemetry.listening import listening, split
+from grpo_trainer.gang.interfaces import listening, split
 
 pytestmark = pytest.mark.realtime
 

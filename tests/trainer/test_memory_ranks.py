@@ -1,7 +1,7 @@
 """The memory model against live DeepSpeed engines on two and four gloo ranks: never too low, at most 2 % too high.
 
 Byte counts, so a small model does. Which memory a buffer is in follows from the function that allocates it
-(harness/ranks/ledger_sites.py); an unknown one fails here. The benchmark memory_ranks prints the table of
+(tests/support/ledger/ledger_sites.py); an unknown one fails here. The benchmark memory_ranks prints the table of
 docs/memory-model.md from the same cases.
 """
 
@@ -16,10 +16,10 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.plan import plan_job
-from harness.ranks import ledger_sites
-from harness.ranks.gang import run_gang
-from harness.ranks.ledger_cases import CASES, HELD, MORE, OVER, RESIDENT, UNDER, Case, large_config, live, shape
 from tests.generated import cases as so_many
+from tests.support.ledger import ledger_sites
+from tests.support.ledger.ledger_cases import CASES, HELD, MORE, OVER, RESIDENT, UNDER, Case, large_config, live, shape
+from tests.support.ranks.gang import run_gang
 from tests.unit.test_planner_properties import GROUPS, jobs
 
 pytestmark = [pytest.mark.no_cover, pytest.mark.realtime]
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.no_cover, pytest.mark.realtime]
 def held(cases: list[Case], folder: Path) -> None:
     """Asserts that live ranks have what is planned, for cases of one size of a gang."""
     arguments = [asdict(case) for case in cases]
-    by_rank = run_gang("harness.ranks.rank_ledgers:ledgers", folder, cases[0].world, cases=arguments)
+    by_rank = run_gang("tests.support.ledger.rank_ledgers:ledgers", folder, cases[0].world, cases=arguments)
     for number, case in enumerate(cases):
         facts = [rank["cases"][number] for rank in by_rank]
         assert all(fact["unknown"] == {} for fact in facts), (case.name, facts[0]["unknown"])
@@ -106,7 +106,7 @@ def test_plans_of_random_jobs_hold_on_live_ranks(tmp_path: Path) -> None:
 def test_a_large_models_resident_memory_is_within_five_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planned bytes and what the process takes without them are what the kernel counts."""
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(1 << 20))
-    for rank in run_gang("harness.ranks.resident_facts:peaks", tmp_path, RESIDENT.world, fresh=True):
+    for rank in run_gang("tests.support.ledger.resident_facts:peaks", tmp_path, RESIDENT.world, fresh=True):
         process = rank["tiny"] - RESIDENT.resident()
         assert process < rank["large"] / 3
         assert RESIDENT.resident(large_config()) + process == pytest.approx(rank["large"], rel=0.05)

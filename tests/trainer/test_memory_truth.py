@@ -22,10 +22,10 @@ from grpo_planner.memory import states
 from grpo_planner.model.architecture import from_config
 from grpo_planner.plan import plan_job
 from grpo_trainer.weights import proof
-from harness.ranks.accounting import account
-from harness.ranks.fake_models import Case
-from harness.ranks.memory_cases import CASES, GATE, UNFUSED, case, counted, predicted
 from tests.generated import cases as so_many
+from tests.support.ledger.accounting import account
+from tests.support.ledger.fake_models import Case
+from tests.support.ledger.memory_cases import CASES, GATE, UNFUSED, case, counted, predicted
 from tests.unit.test_planner_properties import GROUPS, jobs
 
 TOLERANCE = 0.01

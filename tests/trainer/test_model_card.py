@@ -15,9 +15,9 @@ from markdown_it import MarkdownIt
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import DATASET_FINGERPRINT
 from grpo_api.spec.dataset import DatasetSpec
-from grpo_trainer.hub.card import Trained, converted_card, model_card, write_card
-from harness.ranks import runs
+from grpo_trainer.hub.model_card import Trained, converted_card, model_card, write_card
 from tests.generated import cases
+from tests.support.ranks import runs
 
 HASH = "sha256:" + "a" * 64
 NASTY = ("---", "\n---\n", "a: b", "`", "```", "```\n# x", "[x](http://x)", "<script>", "ü", "\u2028", "\x85", "|")

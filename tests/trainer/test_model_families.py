@@ -14,7 +14,7 @@ from grpo_planner.memory.generation import cached_positions
 from grpo_planner.memory.setup import Setup
 from grpo_planner.model.architecture import from_architecture, from_config
 from grpo_planner.model.shapes import ALL_LINEAR, Shape, families
-from grpo_trainer.weights.architecture import architecture_of
+from grpo_trainer.weights.models import architecture_of
 
 SMALL: dict[str, Any] = {
     "hidden_size": 48, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,

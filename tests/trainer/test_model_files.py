@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo_trainer.errors import BadInput
 from grpo_trainer.hub.repositories import Hub, Repository
+from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights import models
-from grpo_trainer.weights.files import INDEX, shards
+from grpo_trainer.weights.checkpoint_files import INDEX, shards
 from tests.generated import cases
 from tests.trainer.hub import hub_server, use
 

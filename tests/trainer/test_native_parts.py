@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from grpo_planner.hardware.products import IMAGE
-from grpo_trainer.process.cores import threads_per_process
+from grpo_trainer.process.process_setup import threads_per_process
 from harness.images import native_parts
 from harness.images.wheels import pinned
-from harness.ranks.gang import run_gang
+from tests.support.ranks.gang import run_gang
 
 pytestmark = pytest.mark.realtime
 
@@ -43,7 +43,7 @@ def test_what_a_gpu_run_loads_late_is_there(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [2, 3])
 def test_an_optimizer_in_host_memory_needs_no_compiler(zero: int, tmp_path: Path) -> None:
-    (facts,) = run_gang("harness.ranks.offload_facts:offloaded", tmp_path, 1, zero=zero)
+    (facts,) = run_gang("tests.support.facts.offload_facts:offloaded", tmp_path, 1, zero=zero)
     assert facts == {"optimizer": "torch.optim.adamw", "steps": 6, "compiled": []}
 
 

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_trainer.errors import RendezvousTimeout, Transient
-from grpo_trainer.gang import allreduce
 from grpo_trainer.gang.interfaces import GLOO_INTERFACE, NCCL_INTERFACE, choose, chosen, interfaces, matches
-from harness.ranks import runs
-from harness.ranks.meeting import meet
-from harness.ranks.wires import STRAY, Wires
+from grpo_trainer.gang.rendezvous import bus_bandwidth
+from grpo_trainer.runtime.errors import RendezvousTimeout, Transient
 from tests.generated import cases
+from tests.support.ranks import runs
+from tests.support.ranks.meeting import meet
+from tests.support.ranks.wires import STRAY, Wires
 
 pytestmark = pytest.mark.realtime
 
@@ -154,11 +154,11 @@ def test_wrong_sums_are_no_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "all_reduce", lambda values: values.mul_(2.0))
-    assert allreduce.bus_bandwidth(torch.device("cpu")) > 0
+    assert bus_bandwidth(torch.device("cpu")) > 0
 
     def damaged(values: torch.Tensor) -> None:
         values.mul_(2.0)[7] = 3.0
 
     monkeypatch.setattr(dist, "all_reduce", damaged)
     with pytest.raises(Transient, match=r"1 of \d+ sums of an all-reduce over 2 ranks are wrong on rank 1"):
-        allreduce.bus_bandwidth(torch.device("cpu"))
+        bus_bandwidth(torch.device("cpu"))

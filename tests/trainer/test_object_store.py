@@ -12,10 +12,9 @@ import pytest
 
 from grpo_api.report.report import Outcome, Result
 from grpo_api.spec.checkpoint import ObjectStoreSpec
-from grpo_trainer.errors import BadInput, Denied, Preempted, StoreFailed
-from grpo_trainer.stores.client import open_store
-from grpo_trainer.stores.head import HEAD, Head
-from grpo_trainer.stores.run import RunStore, checkpoint_key
+from grpo_trainer.runtime.errors import BadInput, Denied, Preempted, StoreFailed
+from grpo_trainer.stores.run_store import HEAD, Head, RunStore, checkpoint_key
+from grpo_trainer.stores.store_client import open_store
 from harness.programs.object_stores import BUCKET, CREDENTIALS
 from tests.trainer.store_proxy import FAULTS
 from tests.trainer.store_world import KEEP, KINDS, PART_BYTES, UID, World, named, save, served_world

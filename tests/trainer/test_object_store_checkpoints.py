@@ -10,14 +10,14 @@ import pytest
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV, RESUME_STORE_ENV
 from grpo_api.text.quantity import MIB
-from grpo_trainer.checkpoints import remote
+from grpo_trainer.checkpoints import store_checkpoints
 from grpo_trainer.checkpoints.resume import begin, claim_folder
-from grpo_trainer.checkpoints.volume import read_manifest, sealed_at
-from grpo_trainer.errors import BadInput, Diverged, Preempted
-from grpo_trainer.stores.run import SAVE_WAIT
+from grpo_trainer.checkpoints.volume_checkpoints import read_manifest, sealed_at
+from grpo_trainer.runtime.errors import BadInput, Diverged, Preempted
+from grpo_trainer.stores.run_store import SAVE_WAIT
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
-from harness.ranks import runs
 from tests.stepped_clock import SteppedClock
+from tests.support.ranks import runs
 from tests.trainer.store_attempts import FILES, brought, of, plan, save, started
 from tests.trainer.store_proxy import StoreProxy, proxy_to
 
@@ -71,7 +71,7 @@ def test_a_storm_costs_a_checkpoint_and_no_step(proxy: StoreProxy, tmp_path: Pat
 def test_a_slow_store_takes_its_time_and_nothing_is_given_up(
     proxy: StoreProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "PART_BYTES", MIB)
+    monkeypatch.setattr(store_checkpoints, "PART_BYTES", MIB)
     first, second = plan(proxy.url, tmp_path, 1), plan(proxy.url, tmp_path, 2)
     clock = SteppedClock()
     seal, recorder = started(first, clock)
@@ -166,7 +166,7 @@ def test_another_job_begins_with_the_newest_undamaged_checkpoint(proxy: StorePro
     job = beginning_with(first, tmp_path)
     found = brought(job)
     assert found == tmp_path / "resume" / "demo-0" / "attempt-1" / "checkpoint-4"
-    assert remote.shown(job, found) == f"s3://{BUCKET}/runs/demo-0/attempt-1/checkpoint-4"
+    assert store_checkpoints.shown(job, found) == f"s3://{BUCKET}/runs/demo-0/attempt-1/checkpoint-4"
     own, _ = started(job)
     save(own, job, 5)
     assert not found.exists(), "nothing reads it any more"

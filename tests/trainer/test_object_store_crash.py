@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Outcome, Result
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV
-from grpo_trainer.checkpoints import remote
+from grpo_trainer.checkpoints import store_checkpoints
 from grpo_trainer.checkpoints.manifest import Manifest
-from grpo_trainer.paths import number
-from grpo_trainer.stores.client import Store
-from grpo_trainer.stores.head import HEAD
-from grpo_trainer.stores.run import checkpoint_key
+from grpo_trainer.runtime.paths import number
+from grpo_trainer.stores.run_store import HEAD, checkpoint_key
+from grpo_trainer.stores.store_client import Store
 from harness.programs.object_stores import CREDENTIALS, serving
 from tests.generated import cases
 from tests.trainer.store_attempts import brought, of, plan, save, started
@@ -39,7 +38,7 @@ class DiedError(BaseException):
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A versitygw for processes with its keys, whose parts are small."""
     with pytest.MonkeyPatch.context() as patch, serving("versitygw", tmp_path_factory.mktemp("store")) as served:
-        patch.setattr(remote, "PART_BYTES", 100)
+        patch.setattr(store_checkpoints, "PART_BYTES", 100)
         for name, value in CREDENTIALS.items():
             patch.setenv(CHECKPOINT_STORE_ENV + name, value)
         yield served.endpoint

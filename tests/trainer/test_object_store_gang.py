@@ -13,8 +13,8 @@ from grpo_api.provenance.provenance import STATEMENT_FILE
 from grpo_api.report.artifacts import SUMS
 from grpo_api.report.report import Result
 from grpo_api.text.contract import DATA_MOUNT_ENV
-from grpo_trainer.checkpoints.remote import needed
-from grpo_trainer.stores import head as heads
+from grpo_trainer.checkpoints.store_checkpoints import needed
+from grpo_trainer.stores.run_store import read_head
 from harness.programs.object_stores import BUCKET, serving
 from tests.trainer.store_crashes import Strike, drawn, story
 from tests.trainer.store_gang import CASE, Run, Whole, prepare, undisturbed
@@ -70,7 +70,7 @@ def test_two_pods_without_a_volume_go_on_exactly_and_leave_a_model(endpoint: str
     assert {*killed, *resumed} == whole.steps.keys()
     assert outcome.export is not None
     assert outcome.export.path == f"s3://{BUCKET}/runs/demo-0/attempt-2/export"
-    head = heads.read(run.store)
+    head = read_head(run.store)
     assert head is not None
     assert [(one.attempt, one.step) for one in head.checkpoints] == [(2, CASE.steps)]
     names = {key.removeprefix("attempt-2/export/") for key in run.store.listed("attempt-2/export")}

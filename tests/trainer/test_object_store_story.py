@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.report.report import Outcome, Result
-from grpo_trainer.errors import Preempted, StoreFailed
-from grpo_trainer.stores.head import Head
-from grpo_trainer.stores.run import RunStore
+from grpo_trainer.runtime.errors import Preempted, StoreFailed
+from grpo_trainer.stores.run_store import Head, RunStore
 from tests.generated import cases
 from tests.trainer.store_proxy import FAULTS
 from tests.trainer.store_world import KINDS, PART_BYTES, UID, World, named, save, served_world

@@ -11,19 +11,19 @@ import torch
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import STEP_PHASES, Outcome, Result
-from grpo_trainer.errors import BadInput
+from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.telemetry.phases import PhaseClock
-from grpo_trainer.telemetry.shortage import requested, shortage_of
-from harness.faults.memory.sitecustomize import FAULT_ENV
-from harness.ranks import demo_model, runs
-from harness.ranks.fork_servers import ISOLATED
-from harness.ranks.pods import Gang, free_port
+from grpo_trainer.training.training_run import requested, shortage_of
+from tests.support.faults.memory.sitecustomize import FAULT_ENV
+from tests.support.ranks import demo_model, runs
+from tests.support.ranks.fork_servers import ISOLATED
+from tests.support.ranks.pods import Gang, free_port
 from tests.trainer.test_phases import Counters
 
 pytestmark = pytest.mark.realtime
 
 CUDA = "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 79.11 GiB of which 1.2 GiB is free."
-FAULT = Path(__file__).resolve().parents[2] / "harness" / "faults" / "memory"
+FAULT = Path(__file__).resolve().parents[2] / "tests" / "support" / "faults" / "memory"
 WITH_FAULT = {"PYTHONPATH": f"{FAULT}:{ISOLATED['PYTHONPATH']}"}
 
 

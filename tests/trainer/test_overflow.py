@@ -11,11 +11,11 @@ import torch
 from trl import GRPOTrainer
 
 from grpo_api.report.training_metrics import TRAINING
-from grpo_trainer import overflow
-from grpo_trainer.errors import Diverged
-from harness.ranks import runs
-from harness.ranks.reference_facts import whole
-from harness.ranks.step_facts import overflowed, poison, saved_model
+from grpo_trainer.runtime.errors import Diverged
+from grpo_trainer.training import finite_loss
+from tests.support.facts.reference_facts import whole
+from tests.support.facts.step_facts import overflowed, poison, saved_model
+from tests.support.ranks import runs
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def clean() -> Iterator[None]:
 def test_an_overflow_is_limited_counted_and_does_not_spread(tmp_path: Path) -> None:
     facts = overflowed(tmp_path, ["1 process"])["1 process"]
     rows = facts["rows"]
-    assert [row[overflow.METRIC] for row in rows] == [0.0, 1.0, 0.0, 0.0]
+    assert [row[finite_loss.KL_OVERFLOW_METRIC] for row in rows] == [0.0, 1.0, 0.0, 0.0]
     assert all(row["finite"] for row in rows)
     assert rows[1]["kl"] > 1e6  # exp(20) over 64 tokens, logged as it is
     assert rows[1]["grad_norm"] < 10  # the gradient of the corrected term is the log-ratio, now 20 at most
@@ -37,7 +37,9 @@ def test_an_overflow_is_limited_counted_and_does_not_spread(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_without_the_guard_trl_makes_every_parameter_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_compute_loss", "_get_grad_norm"):
-        monkeypatch.setattr(f"grpo_trainer.engine.ReferenceGRPOTrainer.{name}", getattr(GRPOTrainer, name))
+        monkeypatch.setattr(
+            f"grpo_trainer.training.reference_trainer.ReferenceGRPOTrainer.{name}", getattr(GRPOTrainer, name)
+        )
     trainer = runs.build(
         runs.plan(saved_model(tmp_path), training={"maxSteps": 2}), output_dir=str(tmp_path / "output")
     )
@@ -51,7 +53,9 @@ def test_other_steps_are_trls_to_every_digit(tmp_path: Path, monkeypatch: pytest
     ours, trls = runs.Logs(), runs.Logs()
     runs.build(job, ours, output_dir=str(tmp_path / "output")).train()
     runs.reset()
-    monkeypatch.setattr("grpo_trainer.engine.ReferenceGRPOTrainer._compute_loss", GRPOTrainer._compute_loss)
+    monkeypatch.setattr(
+        "grpo_trainer.training.reference_trainer.ReferenceGRPOTrainer._compute_loss", GRPOTrainer._compute_loss
+    )
     runs.build(job, trls, output_dir=str(tmp_path / "output")).train()
     assert ours.numbers(1, 6) == trls.numbers(1, 6)
 
@@ -65,4 +69,4 @@ def test_a_kl_that_cannot_be_limited_ends_the_run_before_the_optimizer_steps(tmp
 
 
 def test_the_count_is_a_declared_metric() -> None:
-    assert overflow.METRIC in [metric.trl for metric in TRAINING]
+    assert finite_loss.KL_OVERFLOW_METRIC in [metric.trl for metric in TRAINING]

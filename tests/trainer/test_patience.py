@@ -11,16 +11,16 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # no stub
 from grpo_api.plan.hang_timeouts import STEP_ESTIMATES, patience
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result, Stage
-from grpo_trainer.building import require_patience
-from grpo_trainer.errors import BadInput
 from grpo_trainer.gang.placement import Placement
-from grpo_trainer.process import pulse
-from grpo_trainer.process.pulse import LEAST_BYTES, Pulse
+from grpo_trainer.process import heartbeat
+from grpo_trainer.process.heartbeat import LEAST_BYTES, Pulse
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
-from harness.ranks import runs
+from grpo_trainer.runtime.errors import BadInput
+from grpo_trainer.training.build_run import require_patience
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
+from tests.support.ranks import runs
 
 PLAN = runs.plan(Path("/models/demo"))
 LIMIT = PLAN.guard.hang_timeout_seconds
@@ -87,8 +87,8 @@ def test_bytes_that_a_library_reads_without_a_word_are_progress(
     clock.advance(LIMIT)
     beat.beat()
     assert watchdog.verdict() is not None
-    monkeypatch.setattr(pulse, "COUNTERS", tmp_path / "none")
-    assert pulse.moved_bytes() >= 0
+    monkeypatch.setattr(heartbeat, "COUNTERS", tmp_path / "none")
+    assert heartbeat.moved_bytes() >= 0
 
 
 def test_who_waits_for_a_peer_that_works_does_not_hang(clock: SteppedClock) -> None:

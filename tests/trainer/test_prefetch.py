@@ -15,14 +15,14 @@ from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.rewards import RewardSpec
 from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_trainer import prefetch
-from grpo_trainer.data.hub_dataset import read_hub
-from grpo_trainer.errors import BadInput
+from grpo_trainer.data.row_sources import read_hub
 from grpo_trainer.hub.repositories import Hub
+from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.models import locate
-from harness.ranks import demo_model, runs
-from harness.ranks.launch import launch
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
+from tests.support.ranks import demo_model, runs
+from tests.support.ranks.launch import launch
 from tests.trainer.hub import PASSING, Files, HubServer, environment, files_of, hub_server, use
 
 pytestmark = pytest.mark.realtime

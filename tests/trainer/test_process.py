@@ -23,22 +23,20 @@ from grpo_api.report.report import EXIT_CODES, Outcome, Progress, Result
 from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV, THREADS_ENV
 from grpo_trainer import __main__ as program
-from grpo_trainer.errors import BadInput, DivergedKL, DriftedApart, RewardError, classify
 from grpo_trainer.gang.placement import LOCAL_RANK_ENV, Placement, placement
-from grpo_trainer.guard import KLGuard
-from grpo_trainer.plan_file import read_plan
-from grpo_trainer.process.cores import threads_per_process
 from grpo_trainer.process.outcome import finished_attempt, keep, make_outcome
 from grpo_trainer.process.preemption import Preemption
+from grpo_trainer.process.process_setup import leave_out, threads_per_process, unused
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.supervisor import root_cause
-from grpo_trainer.process.unused import leave_out, unused
 from grpo_trainer.process.watchdog import Watchdog
-from grpo_trainer.settings import config_arguments, deepspeed_config
-from grpo_trainer.unsupported import require_supported
-from harness.ranks import runs
-from harness.ranks.fork_servers import ISOLATED
+from grpo_trainer.runtime.durable_files import read_plan
+from grpo_trainer.runtime.errors import BadInput, DivergedKL, DriftedApart, RewardError, classify
+from grpo_trainer.training.guard import KLGuard
+from grpo_trainer.training.trl_config import config_arguments, deepspeed_config, require_supported
 from tests.stepped_clock import SteppedClock
+from tests.support.ranks import runs
+from tests.support.ranks.fork_servers import ISOLATED
 
 pytestmark = pytest.mark.realtime
 

@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel, set_seed
 
 from grpo_api.spec.rewards import ModelReward
-from grpo_trainer.errors import BadInput, WeightsDiffer
 from grpo_trainer.hub.repositories import Hub, Repository
+from grpo_trainer.runtime.errors import BadInput, WeightsDiffer
 from grpo_trainer.weights import models
-from grpo_trainer.weights.files import open_weights
-from grpo_trainer.weights.fingerprint import fingerprint, same_bits
+from grpo_trainer.weights.checkpoint_files import open_weights
+from grpo_trainer.weights.parameters import fingerprint, same_bits
 from grpo_trainer.weights.proof import Proof, prove, prove_equal
-from harness.ranks import demo_model
+from tests.support.ranks import demo_model
 
 PARAMETER = "model.layers.1.mlp.down_proj.weight"
 

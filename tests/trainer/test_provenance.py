@@ -20,17 +20,17 @@ from grpo_api.report.report import DATASET_FINGERPRINT, Outcome, Progress, Resul
 from grpo_api.text.contract import IMAGE_ENV, SIGNING_KEY_ENV
 from grpo_cli.__main__ import main
 from grpo_trainer.__main__ import require_signable
-from grpo_trainer.checkpoints import key
 from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.provenance import Finished, write_provenance
 from grpo_trainer.checkpoints.resume import claim_folder
-from grpo_trainer.errors import BadInput
+from grpo_trainer.checkpoints.signing_key import __name__
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.outcome import keep
+from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.models import LoadedModel, Source, load_policy
 from grpo_trainer.weights.proof import Proof
-from harness.ranks import demo_model, runs
 from tests.exported_model import KEYS, private, public
+from tests.support.ranks import demo_model, runs
 
 pytestmark = pytest.mark.realtime
 
@@ -254,7 +254,7 @@ def test_the_key_s_process_leaves_no_core(tmp_path: Path) -> None:
     """Seen while it waits for its key, which comes by a pipe."""
     pipe = tmp_path / "key.pem"
     os.mkfifo(pipe)
-    command = [sys.executable, "-m", key.__name__, "sign", str(pipe)]
+    command = [sys.executable, "-m", __name__, "sign", str(pipe)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         with pipe.open("wb") as writer:  # goes on when the process has opened it
             (limit,) = (line for line in Path(f"/proc/{process.pid}/limits").read_text().splitlines() if "core" in line)

@@ -13,17 +13,22 @@ from peft import PeftModel
 from torch import nn
 from trl.trainer.utils import use_adapter
 
-from grpo_trainer.engine import ReferenceGRPOTrainer
-from grpo_trainer.errors import BadInput, TrainingError
-from grpo_trainer.reference import strategy_for
-from grpo_trainer.reference.adapter import Adapter, adapter_is_off, evaluating
-from grpo_trainer.reference.clone import Clone
-from grpo_trainer.reference.none import NoReference
-from grpo_trainer.reference.offload import Offload, on_device
-from grpo_trainer.reference.sharded import Sharded
+from grpo_trainer.reference.strategies import (
+    Adapter,
+    Clone,
+    NoReference,
+    Offload,
+    Sharded,
+    adapter_is_off,
+    evaluating,
+    on_device,
+    strategy_for,
+)
+from grpo_trainer.runtime.errors import BadInput, TrainingError
+from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.weights.models import load_policy
-from harness.ranks import demo_model, runs
-from harness.ranks.reference_facts import disturb, score, whole
+from tests.support.facts.reference_facts import disturb, score, whole
+from tests.support.ranks import demo_model, runs
 
 SYNC = {"sync": {"everySteps": 2, "mixup": 0.25}}
 

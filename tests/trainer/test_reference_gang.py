@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_api.report.root_cause import PERMANENT
-from grpo_trainer import overflow
-from grpo_trainer.errors import DriftedApart, classify
-from harness.ranks import reference_facts, runs, step_facts
-from harness.ranks.gang import run_gang
-from harness.ranks.gang_facts import PARALLELISMS, STRIKES
+from grpo_trainer.runtime.errors import DriftedApart, classify
+from grpo_trainer.training import finite_loss
+from tests.support.facts import reference_facts, step_facts
+from tests.support.facts.gang_facts import PARALLELISMS, STRIKES
+from tests.support.ranks import runs
+from tests.support.ranks.gang import run_gang
 from tests.trainer import kl
 from tests.trainer.strikes import stopped_in_time
 
@@ -39,13 +40,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gang(folder: Path) -> list[dict[str, Any]]:
-    return run_gang("harness.ranks.gang_facts:everything", folder, 2, cells=CELLS, **GATE)
+    return run_gang("tests.support.facts.gang_facts:everything", folder, 2, cells=CELLS, **GATE)
 
 
 @pytest.fixture(scope="module")
 def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     none: dict[str, Any] = {"cells": {}, "step": [], "faults": [], "savers": False}
-    return run_gang("harness.ranks.gang_facts:everything", tmp_path_factory.mktemp("more"), 2, **none, **MORE)
+    return run_gang("tests.support.facts.gang_facts:everything", tmp_path_factory.mktemp("more"), 2, **none, **MORE)
 
 
 def of_both(fact: str) -> pytest.MarkDecorator:
@@ -110,7 +111,7 @@ def test_the_sync_is_trls_to_the_bit(gang: list[dict[str, Any]], alone: dict[str
 def test_an_overflow_on_one_rank_is_answered_by_all(request: pytest.FixtureRequest, launch: str, key: str) -> None:
     for facts in request.getfixturevalue(launch):
         measured = facts["overflow"][key]
-        assert [row[overflow.METRIC] for row in measured["rows"]] == [0.0, 1.0, 0.0, 0.0]
+        assert [row[finite_loss.KL_OVERFLOW_METRIC] for row in measured["rows"]] == [0.0, 1.0, 0.0, 0.0]
         assert all(row["finite"] for row in measured["rows"])
         assert measured["rows"][1]["kl"] > 1e6
         assert all(row["kl"] < 1 for row in measured["rows"][2:])

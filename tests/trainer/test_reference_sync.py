@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from grpo_api.spec.rewards import ModelReward
-from grpo_trainer.engine import ReferenceGRPOTrainer
-from grpo_trainer.errors import BadInput, TrainingError, WeightsDiffer
 from grpo_trainer.hub.repositories import Hub
-from grpo_trainer.reference import store
-from grpo_trainer.rewards.base import RewardCounters
+from grpo_trainer.reference import reference_state, strategy_base
+from grpo_trainer.rewards.reward_base import RewardCounters
 from grpo_trainer.rewards.reward_model import reward_model
-from grpo_trainer.weights import partition, sync
+from grpo_trainer.runtime.errors import BadInput, TrainingError, WeightsDiffer
+from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
+from grpo_trainer.weights import parameters
 from grpo_trainer.weights.models import load_policy
-from grpo_trainer.weights.states import check_states
-from harness.ranks import demo_model, runs
-from harness.ranks.reference_facts import disturb, whole
+from grpo_trainer.weights.policy_checks import check_states
+from tests.support.facts.reference_facts import disturb, whole
+from tests.support.ranks import demo_model, runs
 
 SYNC = {"sync": {"everySteps": 2, "mixup": 0.25}}
 
@@ -60,9 +60,9 @@ def test_sync_mixes_every_parameter_once(tmp_path: Path, tied: bool) -> None:
 
 def test_sync_rejects_models_that_do_not_match() -> None:
     with pytest.raises(TrainingError, match="bias"):
-        sync.mix(nn.Linear(2, 2, bias=False), nn.Linear(2, 2), 0.5)
+        strategy_base.mix_weights(nn.Linear(2, 2, bias=False), nn.Linear(2, 2), 0.5)
     with pytest.raises(TrainingError, match="partitioned differently"):
-        sync.mix(nn.Linear(3, 2, bias=False), nn.Linear(2, 2, bias=False), 0.5)
+        strategy_base.mix_weights(nn.Linear(3, 2, bias=False), nn.Linear(2, 2, bias=False), 0.5)
 
 
 def test_full_mixup_at_every_step_keeps_the_kl_at_zero(model: Path) -> None:
@@ -74,7 +74,9 @@ def test_full_mixup_at_every_step_keeps_the_kl_at_zero(model: Path) -> None:
 def test_only_a_moved_reference_is_saved(model: Path, tmp_path: Path) -> None:
     trainer = build(model)
     trainer.strategy.save(trainer, tmp_path / "checkpoint")
-    assert [path.name for path in (tmp_path / "checkpoint" / store.FOLDER).iterdir()] == [store.IDENTITY]
+    assert [path.name for path in (tmp_path / "checkpoint" / reference_state.FOLDER).iterdir()] == [
+        reference_state.IDENTITY
+    ]
 
 
 def test_a_checkpoint_of_other_start_weights_is_rejected(tmp_path: Path) -> None:
@@ -86,9 +88,9 @@ def test_a_checkpoint_of_other_start_weights_is_rejected(tmp_path: Path) -> None
     with pytest.raises(BadInput, match=f"{first.start}, now {second.start}"):
         second.strategy.restore(second, tmp_path / "checkpoint")
     with pytest.raises(BadInput, match="strategy Clone, this run's is Offload"):
-        store.check_identity(tmp_path / "checkpoint", "Offload", first.start)
+        reference_state.check_identity(tmp_path / "checkpoint", "Offload", first.start)
     with pytest.raises(BadInput, match="start a new job"):
-        store.check_identity(tmp_path / "model", "Clone", first.start)
+        reference_state.check_identity(tmp_path / "model", "Clone", first.start)
 
 
 def test_a_resumed_policy_is_proven_against_the_checkpoint(model: Path, tmp_path: Path) -> None:
@@ -118,7 +120,7 @@ def test_a_saved_reference_is_restored_and_proven(model: Path, tmp_path: Path) -
     trainer.strategy.restore(trainer, tmp_path)
     assert equal(whole(trainer.ref_model), moved)
     with pytest.raises(BadInput, match="another model, not Offload"):
-        store.restore(trainer.ref_model, tmp_path, "Offload")
+        reference_state.restore(trainer.ref_model, tmp_path, "Offload")
     path = next(tmp_path.rglob("reference.safetensors"))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -181,7 +183,7 @@ def test_states_are_checked_not_assumed(model: Path, tmp_path: Path) -> None:
 
 def test_a_share_is_the_parameters_own_memory() -> None:
     parameter = nn.Parameter(torch.zeros(2, 3))
-    with partition.held(parameter) as share:
+    with parameters.held(parameter) as share:
         share.tensor.fill_(2.0)
         assert (share.start, share.stop, share.shape, share.whole) == (0, 6, (2, 3), True)
     assert parameter.detach().eq(2.0).all()

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from grpo_api.plan.plan import JobIdentity, TrainingPlan
 from grpo_api.report.report import Result
-from grpo_trainer.telemetry.samples import FILE
-from harness.ranks import demo_model, runs
-from harness.ranks.pods import Gang, free_port
+from grpo_trainer.telemetry.observer import SAMPLES_FILE
+from tests.support.ranks import demo_model, runs
+from tests.support.ranks.pods import Gang, free_port
 from tests.trainer.stopping_reward import STOP_ENV
 
 pytestmark = pytest.mark.realtime
@@ -138,6 +138,6 @@ def test_the_export_is_one_plain_trained_model(story: Story) -> None:
 
 
 def test_samples_are_on_the_volume(story: Story) -> None:
-    line = json.loads((story.runs / "attempt-1" / FILE).read_text())
+    line = json.loads((story.runs / "attempt-1" / SAMPLES_FILE).read_text())
     assert line["step"] == 1
     assert {"prompt", "completion", "python"} <= line["samples"][0].keys()

@@ -19,13 +19,14 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result
 from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.resume import begin
-from grpo_trainer.checkpoints.volume import claim
-from grpo_trainer.errors import BadInput
+from grpo_trainer.checkpoints.volume_checkpoints import claim
+from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.adapters import load_adapter
 from grpo_trainer.weights.models import Source
-from harness.ranks import adapter_facts, demo_model, runs
-from harness.ranks.gang import run_gang
-from harness.ranks.pods import Gang, free_port
+from tests.support.facts import adapter_facts
+from tests.support.ranks import demo_model, runs
+from tests.support.ranks.gang import run_gang
+from tests.support.ranks.pods import Gang, free_port
 
 pytestmark = pytest.mark.realtime
 
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gang(folder: Path) -> Facts:
-    return run_gang("harness.ranks.adapter_facts:everything", folder)
+    return run_gang("tests.support.facts.adapter_facts:everything", folder)
 
 
 @pytest.fixture(scope="module")

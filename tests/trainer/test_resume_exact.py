@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo_api.text.contract import DATA_MOUNT_ENV
-from harness.ranks import demo_model
-from harness.ranks.resume_cases import Case, Story, bare, differences, train, write_data
 from tests.generated import cases
+from tests.support.facts.resume_cases import Case, Story, bare, differences, train, write_data
+from tests.support.ranks import demo_model
 
 MOST_STEPS = 9
 SYNCED = ("Clone", "Offload")

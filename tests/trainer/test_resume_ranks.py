@@ -12,12 +12,12 @@ import pytest
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result
 from grpo_api.text.contract import DATA_MOUNT_ENV
-from grpo_trainer.telemetry.logs import translate
-from harness.ranks import demo_model
-from harness.ranks.gang import run_gang
-from harness.ranks.pods import Gang, free_port
-from harness.ranks.resume_cases import Case, plan, train, write_data
+from grpo_trainer.telemetry.observer import translate
 from tests.generated import cases
+from tests.support.facts.resume_cases import Case, plan, train, write_data
+from tests.support.ranks import demo_model
+from tests.support.ranks.gang import run_gang
+from tests.support.ranks.pods import Gang, free_port
 
 pytestmark = pytest.mark.realtime
 
@@ -53,7 +53,7 @@ def test_two_ranks_resume_exactly(chance: random.Random, tmp_path: Path, monkeyp
     kinds = [("Clone", 0), ("Sharded", 3), *(chance.choice(PARALLEL) for _ in range(cases(1)))]
     stories = [drawn(chance, *kind) for kind in kinds]
     found = run_gang(
-        "harness.ranks.resume_cases:several", tmp_path, world_size=2, cases=[asdict(case) for case in stories]
+        "tests.support.facts.resume_cases:several", tmp_path, world_size=2, cases=[asdict(case) for case in stories]
     )
     for case, *differences in zip(stories, *found, strict=True):
         assert differences == [[], []], case

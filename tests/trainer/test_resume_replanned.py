@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_api.text.contract import DATA_MOUNT_ENV
-from grpo_trainer.checkpoints.identity import identity, what_is_trained
-from grpo_trainer.checkpoints.rollouts import recut
-from grpo_trainer.errors import BadInput
-from harness.ranks import demo_model, runs
-from harness.ranks.resume_cases import Case, Story, killed, train
+from grpo_trainer.checkpoints.manifest import identity, what_is_trained
+from grpo_trainer.checkpoints.writing import recut_rollouts
+from grpo_trainer.runtime.errors import BadInput
+from tests.support.facts.resume_cases import Case, Story, killed, train
+from tests.support.ranks import demo_model, runs
 
 TOLERANCE = 1e-5
 """Of loss and gradient norm, in float32; ten times what was measured or more."""
@@ -116,7 +116,7 @@ def test_what_is_trained_knows_the_products_only(
 @given(st.sampled_from([1, 2, 3, 4, 6, 12]), st.sampled_from([1, 2, 3, 4, 6, 12]))
 def test_cutting_anew_keeps_every_completion_in_its_place(before: int, after: int) -> None:
     tokens, count = torch.arange(24).reshape(12, 2), torch.tensor(7.0)
-    found = recut([{"tokens": part, "count": count} for part in tokens.chunk(before)], after)
+    found = recut_rollouts([{"tokens": part, "count": count} for part in tokens.chunk(before)], after)
     assert len(found) == after
     assert torch.equal(torch.cat([batch["tokens"] for batch in found]), tokens)
     assert {batch["tokens"].shape[0] for batch in found} == {12 // after}

@@ -8,9 +8,9 @@ from decimal import Decimal
 import pytest
 
 from grpo_api.spec.rewards import AccuracyReward
-from grpo_trainer.rewards.accuracy import AccuracyFunction
 from grpo_trainer.rewards.answers import EXTRACTORS, expected_answer, number, same_number
-from grpo_trainer.rewards.base import RewardCounters
+from grpo_trainer.rewards.builtin_rewards import AccuracyFunction
+from grpo_trainer.rewards.reward_base import RewardCounters
 
 
 @pytest.mark.parametrize(

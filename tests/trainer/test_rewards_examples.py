@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_api.job import GRPOJobSpec
 from grpo_api.spec.dataset import DatasetFiles
-from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.data.dataset import Prompts, load_prompts
 from grpo_trainer.rewards.answers import expected_answer
-from grpo_trainer.rewards.base import RewardCounters
 from grpo_trainer.rewards.http_service import HTTPFunction
+from grpo_trainer.rewards.reward_base import RewardCounters
 from grpo_trainer.rewards.reward_set import build_rewards
 from tests.trainer.example_jobs import ROWS, example
 

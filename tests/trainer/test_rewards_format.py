@@ -9,9 +9,9 @@ import time
 import pytest
 
 from grpo_api.spec.rewards import FormatReward
-from grpo_trainer.errors import BadInput
-from grpo_trainer.rewards.base import RewardCounters
-from grpo_trainer.rewards.formats import FormatFunction
+from grpo_trainer.rewards.builtin_rewards import FormatFunction
+from grpo_trainer.rewards.reward_base import RewardCounters
+from grpo_trainer.runtime.errors import BadInput
 
 TAGS = r"<reasoning>[\s\S]*</reasoning>\s*<answer>[\s\S]*</answer>"
 LETTERS = "a" * 60 + "b"

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from grpo_api.spec.rewards import HTTPReward
-from grpo_trainer.errors import BadInput, RewardError
 from grpo_trainer.rewards import http_service
-from grpo_trainer.rewards.base import RewardCounters
-from grpo_trainer.rewards.failure_limits import FailureLimits, Scored
 from grpo_trainer.rewards.http_service import HTTPFunction
+from grpo_trainer.rewards.reward_base import RewardCounters
+from grpo_trainer.rewards.reward_set import FailureLimits, Scored
+from grpo_trainer.runtime.errors import BadInput, RewardError
 from tests.trainer.faulty_service import Body, Service, lengths, serving
 
 pytestmark = pytest.mark.realtime

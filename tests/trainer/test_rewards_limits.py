@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result
 from grpo_api.spec.rewards import JUDGED_GENERATIONS, RewardSpec
-from grpo_trainer.errors import RewardError
 from grpo_trainer.rewards import http_service
-from grpo_trainer.rewards.base import RewardCounters, Scores
-from grpo_trainer.rewards.failure_limits import FailureLimits, Scored
+from grpo_trainer.rewards.reward_base import RewardCounters, Scores
 from grpo_trainer.rewards.reward_model import RewardModel
-from grpo_trainer.rewards.reward_set import build_rewards
-from harness.ranks import demo_model
-from harness.ranks.pods import Gang, json_lines
+from grpo_trainer.rewards.reward_set import FailureLimits, Scored, build_rewards
+from grpo_trainer.runtime.errors import RewardError
 from tests.generated import cases
+from tests.support.ranks import demo_model
+from tests.support.ranks.pods import Gang, json_lines
 from tests.trainer.test_worker import make_plan
 from tests.virtual_time import virtually
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.spec.rewards import AccuracyReward
-from grpo_trainer.rewards.accuracy import AccuracyFunction
-from grpo_trainer.rewards.base import RewardCounters
-from grpo_trainer.rewards.child_process import FunctionProcess
+from grpo_trainer.rewards.builtin_rewards import AccuracyFunction
+from grpo_trainer.rewards.python_function import FunctionProcess
+from grpo_trainer.rewards.reward_base import RewardCounters
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
 

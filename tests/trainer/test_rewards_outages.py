@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from grpo_api.spec.rewards import HTTPReward
 from grpo_trainer.rewards import http_service
-from grpo_trainer.rewards.base import RewardCounters, Scores
 from grpo_trainer.rewards.http_service import HTTPFunction
+from grpo_trainer.rewards.reward_base import RewardCounters, Scores
 from tests.generated import cases
 from tests.trainer.faulty_service import Answer, Body, lengths, serving
 from tests.virtual_time import virtually

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from grpo_api.spec.rewards import PythonReward
-from grpo_trainer.errors import BadInput, RewardError
-from grpo_trainer.rewards.base import RewardCounters
-from grpo_trainer.rewards.child_process import FunctionProcess
-from grpo_trainer.rewards.python_function import AsyncPythonFunction, PythonFunction, python_function
+from grpo_trainer.rewards.python_function import AsyncPythonFunction, FunctionProcess, PythonFunction, python_function
+from grpo_trainer.rewards.reward_base import RewardCounters
+from grpo_trainer.runtime.errors import BadInput, RewardError
 
 pytestmark = pytest.mark.realtime
 

@@ -12,14 +12,14 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
+from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_api.spec.rewards import RewardSpec
 from grpo_api.text.contract import reward_mount, reward_token_env
-from grpo_trainer.acceptance.tiny import tiny_tokenizer
-from grpo_trainer.errors import BadInput, TrainingError
 from grpo_trainer.rewards.http_service import HTTPFunction
 from grpo_trainer.rewards.reward_model import RewardModel
 from grpo_trainer.rewards.reward_set import RewardSet, build_rewards
-from harness.ranks import demo_model
+from grpo_trainer.runtime.errors import BadInput, TrainingError
+from tests.support.ranks import demo_model
 
 pytestmark = pytest.mark.realtime
 

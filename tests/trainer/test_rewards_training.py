@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.ranks import demo_model
-from harness.ranks.gang import run_gang
+from tests.support.ranks import demo_model
+from tests.support.ranks.gang import run_gang
 from tests.trainer.example_jobs import ROWS as GSM8K_ROWS
 from tests.trainer.example_jobs import example
 from tests.trainer.faulty_service import Body, serving

@@ -10,10 +10,15 @@ import pytest
 import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from grpo_trainer.telemetry import samples
-from grpo_trainer.telemetry.observer import StepObserver
-from grpo_trainer.telemetry.samples import EVERY_STEPS, FILE, OLDER, KeepSamples
-from harness.ranks import runs
+from grpo_trainer.telemetry import observer as observer_module
+from grpo_trainer.telemetry.observer import (
+    OLDER_SAMPLES_FILE,
+    SAMPLES_EVERY_STEPS,
+    SAMPLES_FILE,
+    KeepSamples,
+    StepObserver,
+)
+from tests.support.ranks import runs
 
 
 def run_steps(folder: Path, steps: int, is_main: bool = True) -> None:
@@ -32,10 +37,10 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 def test_every_tenth_step_is_kept_from_the_first_on(tmp_path: Path) -> None:
     (tmp_path / "attempt-1").mkdir()
-    run_steps(tmp_path, EVERY_STEPS + 2)
-    assert lines(tmp_path / "attempt-1" / FILE) == [
+    run_steps(tmp_path, SAMPLES_EVERY_STEPS + 2)
+    assert lines(tmp_path / "attempt-1" / SAMPLES_FILE) == [
         {"step": step, "samples": [{"prompt": "say 1", "completion": f"answer {step}", "digits": 1.0}]}
-        for step in (1, EVERY_STEPS + 1)
+        for step in (1, SAMPLES_EVERY_STEPS + 1)
     ]
 
 
@@ -47,10 +52,12 @@ def test_only_rank_0_writes(tmp_path: Path) -> None:
 
 def test_the_files_are_bounded_and_keep_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "attempt-1").mkdir()
-    monkeypatch.setattr(samples, "FILE_BYTES", 200)
-    run_steps(tmp_path, 9 * EVERY_STEPS)
-    kept = [line["step"] for name in (OLDER, FILE) for line in lines(tmp_path / "attempt-1" / name)]
-    assert kept == list(range(1, 9 * EVERY_STEPS, EVERY_STEPS))[-len(kept) :]
+    monkeypatch.setattr(observer_module, "SAMPLES_FILE_BYTES", 200)
+    run_steps(tmp_path, 9 * SAMPLES_EVERY_STEPS)
+    kept = [
+        line["step"] for name in (OLDER_SAMPLES_FILE, SAMPLES_FILE) for line in lines(tmp_path / "attempt-1" / name)
+    ]
+    assert kept == list(range(1, 9 * SAMPLES_EVERY_STEPS, SAMPLES_EVERY_STEPS))[-len(kept) :]
     assert sum(path.stat().st_size for path in (tmp_path / "attempt-1").iterdir()) < 2 * (200 + 100)
 
 

@@ -14,10 +14,10 @@ from grpo_api.report.report import Samples
 from grpo_api.text.contract import HEADER, PROGRESS_BIND_ENV, TOKEN_DIGEST_ENV, digest
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.telemetry.server import serve
-from harness.ranks import runs
-from harness.ranks.pods import free_port
+from grpo_trainer.telemetry.progress_server import serve
 from tests.generated import cases
+from tests.support.ranks import runs
+from tests.support.ranks.pods import free_port
 
 pytestmark = pytest.mark.realtime
 

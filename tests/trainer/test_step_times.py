@@ -9,9 +9,8 @@ from grpo_api.report.report import MAX_STEPS, Progress, StepTime
 from grpo_api.text.contract import PROGRESS_BIND_ENV, TRACE_QUERY
 from grpo_api.text.timing import Clock
 from grpo_trainer.gang.placement import Placement
-from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.process.step_times import KEPT
-from grpo_trainer.telemetry.server import serve
+from grpo_trainer.process.recorder import KEPT_STEP_TIMES, Recorder
+from grpo_trainer.telemetry.progress_server import serve
 from harness.controlplane import free_port
 from tests.stepped_clock import SteppedClock
 from tests.trainer.test_process import PLAN
@@ -69,8 +68,8 @@ def test_steps_touch_each_other_and_add_up_to_the_run(clock: SteppedClock) -> No
 
 
 def test_the_first_and_the_newest_of_every_nth_are_told(clock: SteppedClock) -> None:
-    recorder = trained(clock, first=5, steps=KEPT + 100)
-    assert [one.step for one in recorder.steps(1)][:2] == [5, KEPT + 103 - MAX_STEPS + 1]
+    recorder = trained(clock, first=5, steps=KEPT_STEP_TIMES + 100)
+    assert [one.step for one in recorder.steps(1)][:2] == [5, KEPT_STEP_TIMES + 103 - MAX_STEPS + 1]
     assert len(recorder.steps(1)) == MAX_STEPS + 1
     assert [one.step for one in recorder.steps(100)] == [5, 300, 400, 500, 600]
     assert [one.step for one in recorder.steps(200)] == [5, 200, 400, 600]

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.pages import STRATEGIES
 from benchmarks.strategy_matrix import PARALLELISMS, rejection
 from benchmarks.trainer_overhead import LIMIT
-from harness.ranks.reference_facts import CELLS, SYNCED
+from tests.support.facts.reference_facts import CELLS, SYNCED
 from tests.trainer.test_reference_gang import FAULTS
 
 

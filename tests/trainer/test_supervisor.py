@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from grpo_api.report.report import Outcome, Result, Standstill
 from grpo_api.report.termination_message import with_standstill
 from grpo_api.text.contract import TERMINATION_BYTES
-from grpo_trainer.process import stacks
-from grpo_trainer.process.stacks import Stacks, main_frames, stood_still, telling
+from grpo_trainer.process import watchdog
 from grpo_trainer.process.supervisor import (
     PATIENCE_SECONDS,
     Countdown,
@@ -23,6 +22,7 @@ from grpo_trainer.process.supervisor import (
     patience_after,
     root_cause,
 )
+from grpo_trainer.process.watchdog import Stacks, main_frames, stood_still, telling
 from tests.generated import cases
 from tests.trainer.supervised_pod import HANG_SECONDS, run, supervised
 
@@ -122,12 +122,12 @@ def test_the_first_bad_end_sets_the_deadline_and_no_later_one_puts_it_off(
 
 
 def test_a_process_tells_its_own_main_thread_s_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(stacks.STACKS_ENV, raising=False)
+    monkeypatch.delenv(watchdog.STACKS_ENV, raising=False)
     text = Stacks().take()
     found = stood_still(Outcome(result=Result.HANG), 5.0, text).standstill
     assert found is not None
     assert found.frames[0].endswith("in take")
-    assert found.frames[0].startswith("grpo_trainer/process/stacks.py:")
+    assert found.frames[0].startswith("grpo_trainer/process/watchdog.py:")
     assert any("test_a_process_tells_its_own" in frame for frame in found.frames)
 
 
@@ -144,7 +144,7 @@ def stack(*paths: str) -> str:
     ("paths", "waiting"),
     [
         (("torch/distributed/distributed_c10d.py", "grpo_trainer/gang/ranks.py", "trl/trainer/grpo_trainer.py"), True),
-        (("grpo_trainer/rewards/child_process.py", "trl/trainer/grpo_trainer.py", "torch/distributed/run.py"), False),
+        (("grpo_trainer/rewards/python_function.py", "trl/trainer/grpo_trainer.py", "torch/distributed/run.py"), False),
         (("torch/autograd/graph.py", "torch/_tensor.py", "trl/trainer/grpo_trainer.py"), True),
         ((), False),
     ],

@@ -23,17 +23,15 @@ from grpo_api.report.training_metrics import WEIGHTS_VERSION
 from grpo_api.spec.training import ReferenceSync
 from grpo_api.text.contract import PROGRESS_BIND_ENV
 from grpo_api.text.timing import Beginning
-from grpo_trainer.errors import Diverged
 from grpo_trainer.gang.placement import Placement
-from grpo_trainer.guard import LossGuard
 from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.telemetry.collector import ProgressCollector, limits_of
-from grpo_trainer.telemetry.logs import PublishLogs, translate
-from grpo_trainer.telemetry.observer import SAMPLE_CHARACTERS, StepObserver
+from grpo_trainer.runtime.errors import Diverged
+from grpo_trainer.telemetry.observer import SAMPLE_CHARACTERS, PublishLogs, StepObserver, translate
 from grpo_trainer.telemetry.phases import PhaseClock
-from grpo_trainer.telemetry.server import serve
-from harness.ranks import runs
-from harness.ranks.pods import free_port
+from grpo_trainer.telemetry.progress_server import ProgressCollector, limits_of, serve
+from grpo_trainer.training.guard import LossGuard
+from tests.support.ranks import runs
+from tests.support.ranks.pods import free_port
 
 pytestmark = pytest.mark.realtime
 

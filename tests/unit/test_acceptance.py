@@ -18,18 +18,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_acceptance import __main__ as acceptance
+from grpo_acceptance import report, runner
+from grpo_acceptance.findings import CHECKS, MEMORY_CASES, Check, Context, Finding, State, dumped, judged, loaded
+from grpo_acceptance.runner import Done, run_checks, why_not
 from grpo_api.job import parse_spec
 from grpo_api.report.report import Outcome, Result
 from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_cli.inputs.manifest import load_jobs
 from grpo_codegen.acceptance import CASES, ROOT, predictions
 from grpo_operator.pods.manifests import Attempt, indexed_job, training_plan
-from grpo_trainer.acceptance import __main__ as acceptance
-from grpo_trainer.acceptance import progress, report, runner, versions
-from grpo_trainer.acceptance.catalogue import CHECKS, MEMORY_CASES, Check
-from grpo_trainer.acceptance.findings import Context, Finding, State, dumped, judged, loaded
-from grpo_trainer.acceptance.runner import Done, run_checks, why_not
-from grpo_trainer.clock import SYSTEM_CLOCK
+from grpo_trainer.runtime.clock import SYSTEM_CLOCK
 from harness.programs.processes import until
 from tests import faulty_checks
 from tests.unit.operator_world import KEY, PLAN, PODS, SPEC, UID
@@ -56,22 +55,24 @@ def check(function: str, seconds: int = 60, **rest: Any) -> Check:
 @pytest.mark.realtime
 def test_what_differs_from_the_image_is_told_before_anything_is_imported() -> None:
     image = {"torch": "2.13.0", "trl": "1.16.0", "no-such-package": "1.0"}
-    different = versions.differing({"torch": "2.13.0+cu130", "trl": "1.15.0", "no-such-package": "missing"}, image)
+    different = report.differing_versions(
+        {"torch": "2.13.0+cu130", "trl": "1.15.0", "no-such-package": "missing"}, image
+    )
     assert different == {"trl": ("1.15.0", "1.16.0"), "no-such-package": ("missing", "1.0")}
-    assert versions.sentence(different) == (
+    assert report.versions_sentence(different) == (
         "other than the image: no-such-package missing (image 1.0), trl 1.15.0 (image 1.16.0)"
     )
-    assert versions.sentence({}) == "every version is the image's"
-    code = "import sys, grpo_trainer.acceptance.__main__; print({'torch', 'pydantic', 'trl'} & set(sys.modules))"
+    assert report.versions_sentence({}) == "every version is the image's"
+    code = "import sys, grpo_acceptance.__main__; print({'torch', 'pydantic', 'trl'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 
 def test_every_package_of_the_trainer_is_among_the_versions() -> None:
-    pins = versions.pins()
+    pins = report.image_versions()
     assert {"torch", "triton", "transformers", "trl", "peft", "deepspeed", "bitsandbytes", "pydantic"} <= pins.keys()
-    here = versions.installed(pins)
-    assert versions.differing(here, pins) == {}, "the tests run on the image's versions"
+    here = report.installed_versions(pins)
+    assert report.differing_versions(here, pins) == {}, "the tests run on the image's versions"
 
 
 @given(FINDINGS)
@@ -156,7 +157,7 @@ def test_a_run_that_is_killed_leaves_a_whole_report_and_no_process(tmp_path: Pat
         child = Path("/proc") / until("its child", pid.read_text)
         process.kill()
     assert messages(tmp_path) == {
-        "passes": "cpu, 1 ranks, GPUs ''", "hangs": progress.CUT_OFF, "aborts": progress.NEVER_BEGUN,
+        "passes": "cpu, 1 ranks, GPUs ''", "hangs": report.CUT_OFF, "aborts": report.NEVER_BEGUN,
     }  # fmt: skip
     assert "| hangs | not run | the run ended during it |" in (tmp_path / "out" / "result.md").read_text()
     until("the hanging check's end", lambda: not child.exists() or "Z" in (child / "stat").read_text().split()[2])
@@ -225,7 +226,7 @@ def test_a_job_runs_it_in_the_trainer_s_place() -> None:
     attempt = Attempt(key=KEY, uid=UID, spec=parse_spec(example["spec"]), plan=PLAN, number=1)
     (container,) = indexed_job(attempt, PODS)["spec"]["template"]["spec"]["containers"]
     interpreter, *command = container["command"]
-    assert (interpreter, command[:2]) == ("python", ["-m", "grpo_trainer.acceptance"])
+    assert (interpreter, command[:2]) == ("python", ["-m", "grpo_acceptance"])
     assert acceptance.options(command[2:]).output == Path("/tmp/acceptance")
     plain = Attempt(key=KEY, uid=UID, spec=parse_spec(SPEC), plan=PLAN, number=1)
     (container,) = indexed_job(plain, PODS)["spec"]["template"]["spec"]["containers"]

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from grpo_trainer.acceptance.report import PAGE
-from harness.gpu import kit, page
-from harness.gpu.import_closure import import_closure, modules_of
+from grpo_acceptance.report import PAGE
 from harness.programs.processes import ClusterError
+from tools.gpu import kit, page
+from tools.gpu.import_closure import import_closure, modules_of
 
 RUN_PATH = (
-    *modules_of("grpo_trainer.acceptance"),
+    *modules_of("grpo_acceptance"),
     "grpo_trainer.__main__",
-    "grpo_trainer.worker",
-    "grpo_trainer.training",
-    "grpo_trainer.building",
-    "grpo_trainer.engine",
+    "grpo_trainer.training.worker",
+    "grpo_trainer.training.training_run",
+    "grpo_trainer.training.build_run",
+    "grpo_trainer.training.reference_trainer",
 )
 LIBRARIES = ["cpu", "cuda118", "cuda128", "cuda130", "cuda132", "rocm72", "xpu2026"]
 
@@ -35,9 +35,11 @@ def test_a_run_without_a_store_hub_or_signing_key_imports_none_of_their_librarie
 
 
 def test_the_import_closure_follows_functions_only_when_asked() -> None:
-    at_import, when_called = (import_closure(["grpo_trainer.stores.run"], inside_functions=on) for on in (False, True))
+    at_import, when_called = (
+        import_closure(["grpo_trainer.stores.run_store"], inside_functions=on) for on in (False, True)
+    )
     assert "obstore" not in at_import.third_party
-    assert when_called.third_party["obstore"] == {"grpo_trainer.stores.client"}
+    assert when_called.third_party["obstore"] == {"grpo_trainer.stores.store_client"}
     assert {"grpo_trainer", "grpo_trainer.stores", "grpo_api.plan.plan"} <= at_import.first_party
 
 

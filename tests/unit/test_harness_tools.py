@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness import tools
-from harness.guard import REPOSITORY
 from harness.images import recipes
 from harness.nodes import cgroups
 from harness.programs import prerequisites
-from harness.programs.cache import NO_BUILDS, cached
+from harness.programs.cache import NO_BUILDS, REPOSITORY, cached
 from harness.programs.processes import ClusterError
 from harness.tools import Tools, prepare
 
@@ -65,7 +64,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(recipes, "base_tar", lambda: Path("base.tar"))
     for file in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / file, tmp_path)
-    for package in (*REPOSITORY.glob("operator/grpo_*"), REPOSITORY / "trainer_image" / "grpo_trainer"):
+    for package in (*REPOSITORY.glob("operator/grpo_*"), *REPOSITORY.glob("trainer_image/grpo_*")):
         copy = tmp_path / package.relative_to(REPOSITORY)
         copy.mkdir(parents=True)
         (copy / "__init__.py").touch()
@@ -86,6 +85,7 @@ OPERATOR, TRAINER = "grpo-operator", "grpo-trainer"
         ("operator/grpo_operator/__init__.py", {OPERATOR}),
         ("operator/Dockerfile", {OPERATOR}),
         ("trainer_image/grpo_trainer/__init__.py", {TRAINER}),
+        ("trainer_image/grpo_acceptance/__init__.py", {TRAINER}),
         ("operator/grpo_api/__init__.py", {OPERATOR, TRAINER}),
         ("constraints.txt", {OPERATOR, TRAINER}),
     ],

@@ -84,7 +84,7 @@ def test_the_roles_of_a_gang_keep_apart_only_where_ranks_must() -> None:
 
 def test_an_engine_has_its_own_command_port_gpus_and_requests() -> None:
     own = container(SERVED_GPU_PLAN, placement={"accelerator": "GPU"}, command=["python", "-m", "mine"])
-    assert own["command"] == ["python", "-m", "grpo_trainer.generation"]
+    assert own["command"] == ["python", "-m", "grpo_trainer.engine_pod"]
     assert own["ports"] == [{"name": "engine", "containerPort": ENGINE_PORT}]
     assert own["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": ENGINE_PORT}
     assert own["resources"]["limits"] == {"nvidia.com/gpu": "2"}

@@ -17,7 +17,11 @@ MINUTES = 1800.0
 def hung(silent: float, waiting: bool, **more: Any) -> dict[str, Any]:
     """A container that said that it had no progress, and where it stood."""
     frame = "torch/distributed/distributed_c10d.py:3 in barrier" if waiting else "user/reward.py:9 in judge"
-    still = {"silentSeconds": silent, "waiting": waiting, "frames": [frame, "grpo_trainer/engine.py:7 in step"]}
+    still = {
+        "silentSeconds": silent,
+        "waiting": waiting,
+        "frames": [frame, "grpo_trainer/training/reference_trainer.py:7 in step"],
+    }
     return terminated(41, said(more.pop("result", "Hang"), standstill=still, message="no step finished", **more))
 
 
@@ -32,7 +36,7 @@ def test_the_rank_that_all_waited_for_is_named_with_its_frame(result: str) -> No
     assert (decision.action, decision.reason, decision.counted) == (Action.ADMIT, "Hang", True)
     assert decision.message == (
         "rank 1 has been silent longest, for 1795 s in user/reward.py:9 in judge, called from "
-        "grpo_trainer/engine.py:7 in step; no step finished"
+        "grpo_trainer/training/reference_trainer.py:7 in step; no step finished"
     )
     assert decision.ended is not None
     assert decision.ended.rank == 1

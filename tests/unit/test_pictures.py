@@ -6,8 +6,8 @@ import re
 from grpo_codegen.dashboards import DASHBOARDS
 from grpo_codegen.dashboards.page import PICTURED
 from grpo_codegen.stories import STORIES
-from harness.pictures.bundle import FOLDER, LOCK
 from harness.programs.node import major
+from tools.pictures.bundle import FOLDER, LOCK
 
 
 def test_the_lock_pins_every_package_by_its_content_and_names_no_registry() -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from harness.images.base import keep_licenses
 from harness.images.recipes import BUILD_ENVIRONMENT
 from harness.programs.processes import ClusterError
-from harness.release import archives, oci, plugin, sbom, source
+from tools.release import archives, oci, plugin, sbom, source
 
 ROOT = Path(__file__).parents[2]
 EPOCH = 1_700_000_000

@@ -13,17 +13,16 @@ from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.termination_message import with_message
 from grpo_api.text.contract import THREADS_ENV
 
-from .checkpoints.key import require_key
-from .clock import unix_time
-from .errors import BadInput, Diverged, classify
+from .checkpoints.signing_key import require_key
 from .gang.placement import LOCAL_RANK_ENV, Placement, launch_environment, placement
-from .plan_file import read_plan
-from .process.cores import threads_per_process
 from .process.outcome import announce, keep, make_outcome
+from .process.process_setup import leave_out, threads_per_process
 from .process.recorder import Recorder
 from .process.supervisor import supervise
-from .process.unused import leave_out
-from .unsupported import require_supported
+from .runtime.clock import unix_time
+from .runtime.durable_files import read_plan
+from .runtime.errors import BadInput, Diverged, classify
+from .training.trl_config import require_supported
 
 
 def require_signable(plan: TrainingPlan, place: Placement) -> None:
@@ -41,7 +40,7 @@ def work(plan: TrainingPlan, place: Placement, started: float) -> int:
     recorder = Recorder(plan, place, started)
     try:
         leave_out(plan)
-        from .worker import train
+        from .training.worker import train
 
         message = train(plan, place, recorder)
         outcome = make_outcome(place.rank, Result.SUCCEEDED, message, recorder.progress, export=recorder.export)

@@ -14,12 +14,12 @@ from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.termination_message import with_message
 from grpo_api.text.clock import Clock
 
-from .clock import SYSTEM_CLOCK
-from .errors import classify
 from .hub.repositories import Hub, Repository
-from .plan_file import read_plan
 from .process.outcome import announce
-from .process.unused import leave_out
+from .process.process_setup import leave_out
+from .runtime.clock import SYSTEM_CLOCK
+from .runtime.durable_files import read_plan
+from .runtime.errors import classify
 
 TELL_SECONDS = 5.0
 """Least time between two lines of progress."""
@@ -52,7 +52,7 @@ def fetch(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
         Transient: the hub can't be asked now, or there is no room.
     """
     leave_out(plan)
-    from .data.hub_dataset import read_hub
+    from .data.row_sources import read_hub
     from .weights.models import locate
 
     progress = Progress(clock)

@@ -13,7 +13,7 @@ from grpo_api.spec.generation import EnginePlan, EngineServersSpec
 
 from ..records.names import COMPONENT_ENGINE, COMPONENT_TRAINER
 
-ENGINE_COMMAND = ["python", "-m", "grpo_trainer.generation"]
+ENGINE_COMMAND = ["python", "-m", "grpo_trainer.engine_pod"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

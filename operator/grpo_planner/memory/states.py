@@ -214,7 +214,7 @@ def gathering(shape: Shape, setup: Setup) -> float:
     """Flat buffers that ZeRO-3 gathers several parameters into, beside what it copies out of them.
 
     All experts of a layer come together. Ahead of the computation it gathers the prefetch bucket and the parameter
-    that fills it; where generation doesn't gather, nothing ahead (the trainer's settings.py).
+    that fills it; where generation doesn't gather, nothing ahead (the trainer's trl_config.py).
     """
     if setup.zero != 3:
         return 0

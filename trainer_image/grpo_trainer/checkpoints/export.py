@@ -17,16 +17,16 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import SUMS, Export, Read, sums_text, weights_hash
 from grpo_api.text.contract import EXPORT_FOLDER
 
-from ..errors import DiskFailed
-from ..files import disk_errors, patiently, sync_folder, sync_tree
-from ..gang import led, ranks
-from ..paths import attempt_name, run_folder
-from ..stores.base import Tell, silent
-from ..stores.run import run_store
-from ..weights.files import ADAPTER, ADAPTER_CONFIG
+from ..gang import rank0_task, ranks
+from ..runtime.durable_files import disk_errors, patiently, sync_folder, sync_tree
+from ..runtime.errors import DiskFailed
+from ..runtime.paths import attempt_name, run_folder
+from ..stores.run_store import run_store
+from ..stores.store_base import Tell, silent
+from ..weights.checkpoint_files import ADAPTER, ADAPTER_CONFIG
 from ..weights.models import Source, load_causal
 from .hashing import read_sums, sha256_sums
-from .volume import list_files, require_owner
+from .volume_checkpoints import list_files, require_owner
 
 Describe = Callable[[Path], None]
 """Writes into the folder of a model that is complete what it was made of."""
@@ -88,7 +88,7 @@ def send_model(plan: TrainingPlan, folder: Path, tell: Tell = silent) -> str | N
     run = run_store(plan, tell)
     if run is None:
         return None
-    return led.by_main(disk_errors()(lambda: run.export(folder)))
+    return rank0_task.by_main(disk_errors()(lambda: run.export(folder)))
 
 
 def _root(plan: TrainingPlan) -> Path | None:

@@ -20,7 +20,7 @@ from grpo_api.report.artifacts import SUMS, Read, parse_sums
 from grpo_api.report.artifacts import digests as sha256_digests
 from grpo_api.text.quantity import MIB
 
-from ..errors import BadInput
+from ..runtime.errors import BadInput
 from .manifest import Algorithm, FileRecord
 
 CHUNK_BYTES = 64 * MIB

@@ -1,13 +1,23 @@
-"""What is written beside checkpoints to say whose they are and that they are whole."""
+"""The files beside a checkpoint that say whose it is and that it is whole, and what makes two attempts the same run.
+
+Model, data, reference and the size of a batch each change the result, so none of them may change silently between
+attempts. How a batch is cut into micro-batches, and whether activations are recomputed, does not. It is recorded too,
+and may change where a plan ran out of memory.
+"""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Generations
+from grpo_api.spec.rewards import HTTPReward, RewardSpec
 from grpo_api.text.base import Model
 from grpo_api.text.timing import Clock
+
+from ..runtime.errors import BadInput
 
 OWNER = "owner.json"
 
@@ -67,7 +77,7 @@ class Manifest(Model):
     step: int
     """Finished optimizer steps."""
     identity: dict[str, str]
-    """What the run is, by field path: a resumed run must agree (see identity.py)."""
+    """What the run is, by field path: a resumed run must agree (see `require_same_run`)."""
     skipped: list[Generations] = []
     """What the run had left out of the order of the data by then (spec.guard.onDivergence)."""
     clock: Clock = Clock()
@@ -79,3 +89,108 @@ class Manifest(Model):
 def identity_text(value: object) -> str:
     """A value as it stands in a manifest: compact JSON."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+EXECUTION = (
+    "strategy",
+    "method",
+    "zero_stage",
+    "world_size",
+    "optimizer",
+    "dtype",
+    "autocast",
+)
+"""Fields of the execution plan on which the numbers of a step depend."""
+
+SPLIT = (
+    "micro_batch",
+    "gradient_accumulation",
+    "steps_per_generation",
+    "generation_sub_batch",
+    "gradient_checkpointing",
+)
+"""Fields of the execution plan that cut the work of a step. They may change with what must not: completions per step
+and per generation on each process. Another generation_sub_batch draws other samples of the same distribution; with the
+others, what is sampled stays and the loss moves by rounding (measured in float32: 2e-7)."""
+
+PER_MICRO_BATCH = ("bnpo",)
+"""Values of training.lossType that are normalised within a micro-batch, whose size is part of what is trained."""
+
+
+def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
+    """The run's identity: field path → value as compact JSON."""
+    dump = plan.model_dump(mode="json")
+    parts: dict[str, Any] = {
+        "model.name": plan.model.name,
+        "model.revision": plan.model.revision,
+        "dataset": dataset_fingerprint,
+        "rewards": [_meaning(reward) for reward in dump["rewards"]],
+        "reference.sync": dump["reference"]["sync"],
+    }
+    parts |= {f"training.{key}": value for key, value in dump["training"].items()}
+    parts |= {f"plan.{name}": getattr(plan.execution, name) for name in EXECUTION + SPLIT}
+    # Without LoRA the adapter's settings change no number of the run.
+    if plan.execution.method == "LoRA":
+        parts["adapter"] = dump["adapter"]
+    return {path: identity_text(value) for path, value in parts.items()}
+
+
+def _meaning(reward: dict[str, Any]) -> dict[str, Any]:
+    """A reward without what may change between attempts: how its service is reached, and how much of it may fail."""
+    service = reward.get("http") or {}
+    http = {name: value for name, value in service.items() if name not in HTTPReward.REACHED_BY}
+    kept = {name: value for name, value in reward.items() if name not in RewardSpec.JUDGED_BY}
+    return {**kept, "http": http or None}
+
+
+MAY_DIFFER = ("training.maxSteps", "training.numTrainEpochs")
+"""What may differ from the run that this one begins with: how far it goes."""
+
+
+def require_same_run(checkpoint: Path, manifest: Manifest, current: dict[str, str]) -> None:
+    """Reject another run's checkpoint.
+
+    Raises:
+        BadInput: with every field that differs.
+    """
+    if differences := _differences(manifest.identity, current):
+        raise BadInput(
+            f"{checkpoint} belongs to a different run and resuming it would change the result: "
+            + "; ".join(differences)
+            + ". Restore these settings, or start a new job (it begins at step 0)"
+        )
+
+
+def require_continuable(checkpoint: Path, manifest: Manifest, current: dict[str, str]) -> None:
+    """Reject a checkpoint of spec.resumeFrom that this run would not continue exactly.
+
+    Raises:
+        BadInput: with every field that differs, but for MAY_DIFFER.
+    """
+    if differences := [one for one in _differences(manifest.identity, current) if not one.startswith(MAY_DIFFER)]:
+        raise BadInput(
+            f"spec.resumeFrom: {checkpoint} can't be continued by this job, which differs from the one that made it: "
+            + "; ".join(differences)
+            + ". Set these fields of the spec as they were there, or remove spec.resumeFrom"
+        )
+
+
+def what_is_trained(identity: dict[str, str]) -> dict[str, str]:
+    """The part of an identity that must match: without the split, but with what the split may not change."""
+    kept = {path: value for path, value in identity.items() if path.removeprefix("plan.") not in SPLIT}
+    micro, per_step, per_generation = (identity.get(f"plan.{name}") for name in SPLIT[:3])
+    # A split may change only if each process still trains on as many completions per step and per generation.
+    if micro and per_step and per_generation:
+        kept["plan.completions_per_step"] = str(int(micro) * int(per_step))
+        kept["plan.completions_per_generation"] = str(int(micro) * int(per_generation))
+    # Such a loss is normalised within a micro-batch, so another size of it is another loss.
+    if micro and identity.get("training.lossType") in [identity_text(name) for name in PER_MICRO_BATCH]:
+        kept["plan.micro_batch"] = micro
+    return kept
+
+
+def _differences(saved: dict[str, str], current: dict[str, str]) -> list[str]:
+    saved, current = what_is_trained(saved), what_is_trained(current)
+    paths = sorted(saved.keys() | current.keys())
+    changed = [path for path in paths if saved.get(path) != current.get(path)]
+    return [f"{path}: checkpoint {saved.get(path, 'unset')}, now {current.get(path, 'unset')}" for path in changed]

@@ -44,14 +44,14 @@ from grpo_api.report.artifacts import SUMS, files_of, parse_sums
 from grpo_api.report.report import DATASET_FINGERPRINT, Progress
 from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV, IMAGE_ENV
 
-from ..clock import unix_time
-from ..paths import attempt_folder_of
 from ..process.outcome import kept_outcomes
+from ..runtime.clock import unix_time
+from ..runtime.paths import attempt_folder_of
 from ..weights.models import Source
 from ..weights.proof import Proof
 from .environment import environment, packages
 from .hashing import sha256_sums
-from .key import signed
+from .signing_key import signed
 
 SECTIONS = sorted((GRPOJobSpec.model_fields.keys() & TrainingPlan.model_fields.keys()) - {"resume_from"})
 """Sections of the spec that the plan carries unchanged. It carries resumeFrom as a folder, so that is not one."""

@@ -12,18 +12,17 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import EXPORT_FOLDER
 
-from ..clock import SYSTEM_CLOCK
-from ..errors import BadInput, DiskFailed, Diverged
-from ..files import disk_errors, patiently
-from ..gang import led, ranks
-from ..paths import CHECKPOINTS, run_folder
-from ..stores.base import Tell, silent
-from ..weights.files import ADAPTER, ADAPTER_CONFIG
+from ..gang import rank0_task, ranks
+from ..runtime.clock import SYSTEM_CLOCK
+from ..runtime.durable_files import disk_errors, patiently
+from ..runtime.errors import BadInput, DiskFailed, Diverged
+from ..runtime.paths import CHECKPOINTS, run_folder
+from ..stores.store_base import Tell, silent
+from ..weights.checkpoint_files import ADAPTER, ADAPTER_CONFIG
 from .hashing import damage
-from .identity import require_continuable, require_same_run
-from .manifest import OWNER, Manifest
-from .remote import remote_of, source_of
-from .volume import checkpoints_of, claim, complete, read_manifest, withdraw
+from .manifest import OWNER, Manifest, require_continuable, require_same_run
+from .store_checkpoints import remote_of, source_of
+from .volume_checkpoints import checkpoints_of, claim, complete, read_manifest, withdraw
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def claim_folder(plan: TrainingPlan, tell: Tell = silent, clock: Clock = SYSTEM_
                 claim_disk()
 
         ranks.together(claim_disk_of_node)
-        led.by_main(remote.run.claim)
+        rank0_task.by_main(remote.run.claim)
         return
     patiently(lambda: ranks.on_main(claim_disk), clock)
     # Every rank saves its own partition. On a folder of its own node alone no attempt could load all of them.

@@ -20,17 +20,17 @@ from grpo_api.report.report import Generations
 from grpo_api.text.clock import Clock
 from grpo_api.text.timing import Clock as RunTime
 
-from ..clock import SYSTEM_CLOCK, unix_time
-from ..errors import DiskFailed
-from ..files import disk_errors
 from ..gang import ranks
-from ..paths import attempt_folder, checkpoint_folder
 from ..process.preemption import Preemption
 from ..process.recorder import Recorder
+from ..runtime.clock import SYSTEM_CLOCK, unix_time
+from ..runtime.durable_files import disk_errors
+from ..runtime.errors import DiskFailed
+from ..runtime.paths import attempt_folder, checkpoint_folder
 from .hashing import cut, digests, records, share
 from .manifest import FileRecord, Manifest
-from .remote import Remote, remote_of, source_of
-from .volume import commit, list_files, remove, rotate
+from .store_checkpoints import Remote, remote_of, source_of
+from .volume_checkpoints import commit, list_files, remove, rotate
 
 
 class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker

@@ -1,26 +1,33 @@
-"""TRL's trainer as one that writes a checkpoint whole, or says that it could not: a disk that fails strands no rank.
+"""TRL's trainer as one that writes a checkpoint, with a half-used generation, whole or says that it could not.
 
 A checkpoint is written between collectives: under ZeRO-3 the weights are gathered before rank 0 writes them, and
 DeepSpeed's own part begins and ends with a barrier. If a rank left at the write that failed, the others would wait for
 it until the watchdog ends them all. So it keeps the error, writes nothing more and goes along to the end.
 
-With engine.py this is the only file that uses private names, here of transformers and DeepSpeed;
+TRL takes several steps on one generation (several iterations, or one generation for several steps) and keeps it in
+memory only. Each rank therefore saves the completions, scores and advantages that are not yet used, and a run resumes
+at any step. A checkpoint between two generations has no such file.
+
+With training/reference_trainer.py this is the only file that uses private names, here of transformers and DeepSpeed;
 tests/trainer/test_engine_contract.py holds both to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
 from trl import GRPOTrainer
 
-from ..errors import DiskFailed
-from ..files import disk_errors
 from ..gang import ranks
+from ..runtime.durable_files import disk_errors
+from ..runtime.errors import BadInput, DiskFailed
 
 LATEST = "latest"
 """File in which DeepSpeed looks for the name of its own folder of a checkpoint."""
@@ -125,3 +132,58 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, original)
+
+
+Rollouts = list[dict[str, torch.Tensor]]
+"""A generation cut into micro-batches, each a dictionary of TRL's names: tensors of shape (completions, …) or ()."""
+
+
+def save_rollouts(folder: Path, rollouts: Rollouts) -> None:
+    """Write this rank's part into a checkpoint folder; the caller commits the checkpoint as a whole.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {f"{part}/{name}": tensor for part, batch in enumerate(rollouts) for name, tensor in batch.items()}
+    # copies: the parts are views of one tensor, and safetensors writes no views
+    save_file({key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}, _rollouts_path(folder))
+
+
+def load_rollouts(folder: Path, device: torch.device, micro_batches: int) -> Rollouts:
+    """Load this rank's completions of a checkpoint, cut into `micro_batches` micro-batches. A collective.
+
+    Raises:
+        BadInput: a rank's file is missing, so that the steps that are left of the generation can't be taken.
+    """
+    return recut_rollouts(ranks.together(lambda: _load_rollouts_of_rank(folder, device)), micro_batches)
+
+
+def recut_rollouts(rollouts: Rollouts, micro_batches: int) -> Rollouts:
+    """Cut a generation into another number of micro-batches, as after a plan that ran out of memory."""
+    if len(rollouts) == micro_batches:
+        return rollouts
+    cut: dict[str, Sequence[torch.Tensor]] = {}
+    for name, first in rollouts[0].items():
+        whole = [batch[name] for batch in rollouts]
+        # numbers of the whole generation are the same in each of its micro-batches
+        cut[name] = torch.cat(whole).chunk(micro_batches) if first.ndim else [first] * micro_batches
+    return [{name: parts[at] for name, parts in cut.items()} for at in range(micro_batches)]
+
+
+def _load_rollouts_of_rank(folder: Path, device: torch.device) -> Rollouts:
+    path = _rollouts_path(folder)
+    if not path.exists():
+        raise BadInput(
+            f"checkpoint {folder} was made between two steps of one generation and has no {path.name} with its "
+            "completions, so it can't be continued exactly; go on from an earlier checkpoint, or start a new job"
+        )
+    parts: defaultdict[int, dict[str, torch.Tensor]] = defaultdict(dict)
+    for key, tensor in load_file(path).items():
+        part, _, name = key.partition("/")
+        parts[int(part)][name] = tensor.to(device)
+    return [parts[part] for part in sorted(parts)]
+
+
+def _rollouts_path(folder: Path) -> Path:
+    return folder / f"rollouts-{ranks.rank():05}-of-{ranks.world_size():05}.safetensors"

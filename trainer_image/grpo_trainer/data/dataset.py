@@ -1,12 +1,16 @@
-"""Loads `spec.dataset`: hub or files → rows with a `prompt` column that fits the model, and a fingerprint of them.
+"""Loads `spec.dataset`: rows with a `prompt` column that fits the model, and a fingerprint of them.
 
 Bad data stops a run here, before its first step, and the message says which row and which column. All ranks get the
 same rows in the same order.
+
+All columns are the reward functions' arguments. TRL passes them under their names, beside arguments of its own, and
+takes two of them for pictures that belong to the prompt. Only text prompts are trained on here, so TRL sees these two
+columns under another name.
 """
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +22,60 @@ from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.contract import DATA_MOUNT
 
-from ..errors import BadInput
 from ..hub.repositories import Hub
-from .columns import RESERVED, undecoded
-from .files import read_files
-from .hub_dataset import read_hub
+from ..runtime.errors import BadInput
 from .prompts import Prompt, build_prompt, token_counts
+from .row_sources import read_files, read_hub
+
+RESERVED = (
+    "completion",
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+)
+"""Names by which TRL hands reward functions something else, or nothing."""
+PICTURES = ("image", "images")
+_HIDDEN = "column "
+
+_MEDIA = (datasets.Image, datasets.Audio, datasets.Video)
+
+
+def hidden(rows: datasets.Dataset) -> datasets.Dataset:
+    """The rows as TRL gets them."""
+    new_names: dict[str, str] = {}
+    for name in rows.column_names:
+        if name in PICTURES or name.startswith(_HIDDEN):
+            new_names[name] = _HIDDEN + name
+    return rows.rename_columns(new_names)
+
+
+def restored(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row that TRL got, as the reward functions get it."""
+    return {name.removeprefix(_HIDDEN): value for name, value in row.items()}
+
+
+def undecoded(rows: datasets.Dataset) -> datasets.Dataset:
+    """The rows with pictures, sounds and films as they are stored: `{bytes, path}`.
+
+    Decoding needs libraries that the image lacks, and makes objects that are different in every process.
+    """
+    features = datasets.Features({name: _undecoded(feature) for name, feature in rows.features.items()})
+    return rows if features == rows.features else rows.cast(features)
+
+
+def _undecoded(feature: Any) -> Any:
+    if isinstance(feature, _MEDIA):
+        return type(feature)(decode=False)
+    if isinstance(feature, datasets.List | datasets.LargeList):
+        return type(feature)(_undecoded(feature.feature))
+    if isinstance(feature, dict):
+        return {name: _undecoded(part) for name, part in feature.items()}
+    return feature
+
 
 Place = Callable[[int], str]
 """From a row's index to words that say where it stands."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import jinja2
 
-from ..errors import BadInput
+from ..runtime.errors import BadInput
 
 Message = dict[str, str]
 Prompt = str | list[Message]

@@ -1,7 +1,8 @@
 """`python -m grpo_trainer.delivery`: the pod of `grpo export`.
 
 `serve` is the container's command: it prepares the folder and stays as long as somebody asks for it. `list` and `send`
-are run beside it by `kubectl exec`: each says one thing on stdout and ends. Neither needs torch.
+are run beside it by `kubectl exec`: each answers one question on stdout, which files there are or the bytes of one file
+from an offset on, and ends. Neither needs torch.
 """
 
 import argparse
@@ -10,10 +11,42 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
+from grpo_api.text.clock import Clock
 from grpo_api.text.contract import SCRATCH
 
-from . import sending
+from ..runtime.clock import SYSTEM_CLOCK
+from .served_files import asked, published, source
+
+BEAT_SECONDS = 5.0
+"""Between two empty lines while the folder is being prepared: proxies cut connections on which nothing moves."""
+
+
+def send_listing(state: Path, out: BinaryIO, clock: Clock = SYSTEM_CLOCK) -> int:
+    """Print the listing as one line of JSON as soon as there is one; empty lines until then."""
+    while (listing := published(state)) is None:
+        asked(state)
+        out.write(b"\n")
+        out.flush()
+        clock.sleep(BEAT_SECONDS)
+    asked(state)
+    out.write(f"{listing.model_dump_json()}\n".encode())
+    out.flush()
+    return 0
+
+
+def send_file(state: Path, name: str, offset: int, out: BinaryIO, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Print a file's bytes from that offset to its end.
+
+    Raises:
+        OSError: it can't be read, or nobody reads what is printed. StoreFailed: its store gave nothing for too long.
+    """
+    for chunk in source(state, clock).read(name, offset):
+        asked(state)
+        out.write(chunk)
+    out.flush()
+
 
 STATE = Path(SCRATCH) / "delivery"
 """What the processes of the pod know of each other."""
@@ -23,9 +56,9 @@ def main(arguments: Sequence[str] | None = None, state: Path = STATE) -> int:
     """Run one of the commands; returns the exit code."""
     given = _options(arguments)
     if given.command == "list":
-        return sending.tell(state, sys.stdout.buffer)
+        return send_listing(state, sys.stdout.buffer)
     if given.command == "send":
-        sending.send(state, given.name, given.offset, sys.stdout.buffer)
+        send_file(state, given.name, given.offset, sys.stdout.buffer)
         return 0
     from . import serving  # what prepares a folder needs more than what is asked often
 

@@ -1,27 +1,97 @@
-"""Converts an export for who wants it otherwise: the adapter merged into its base, or weights of another dtype.
+"""Converts an export on request: merges the adapter into its base, or changes the dtype, and states the origin.
 
-In the pod, since the base is there, and so that no laptop needs torch or room for both.
+The pod converts, since the base is there, and so that no laptop needs torch or room for both.
+
+grpo_api's ConversionStatement is written beside the model: which files of which export it was made from. A reader who
+has only the conversion can thus find its source, and can't mistake it for the signed export.
 """
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.provenance.provenance import ORIGINAL, OWN_FILES, STATEMENT_FILE, ConversionParameters
+from grpo_api.provenance.provenance import (
+    BUILDER,
+    CONSUMED,
+    CONVERSION_TYPE,
+    ORIGINAL,
+    OWN_FILES,
+    PREDICATE_TYPE,
+    STATEMENT_FILE,
+    STATEMENT_TYPE,
+    Builder,
+    BuildMetadata,
+    Conversion,
+    ConversionDefinition,
+    ConversionDetails,
+    ConversionParameters,
+    ConversionStatement,
+    Dependency,
+)
 from grpo_api.report.artifacts import SUMS, WEIGHTS, sums_text, weights_hash
 
+from ..checkpoints.environment import packages
 from ..checkpoints.export import merge_adapter
 from ..checkpoints.hashing import read_sums, sha256_sums
-from ..checkpoints.volume import list_files
-from ..clock import unix_time
-from ..errors import BadInput
-from ..hub.card import CARD, converted_card
+from ..checkpoints.provenance import from_hub, moment, subjects
+from ..checkpoints.volume_checkpoints import list_files
+from ..hub.model_card import CARD, converted_card
 from ..hub.repositories import Hub, Repository
-from ..weights.files import ADAPTER_CONFIG
+from ..runtime.clock import unix_time
+from ..runtime.errors import BadInput
+from ..weights.checkpoint_files import ADAPTER_CONFIG
 from ..weights.models import Dtype, Source, load_causal, locate
-from .describing import write_conversion
+
+
+def write_conversion(
+    plan: TrainingPlan,
+    consumed: Mapping[str, str],
+    source: Source,
+    folder: Path,
+    *,
+    asked: ConversionParameters,
+    started: float,
+) -> None:
+    """Write the document about all files of a converted model into its folder.
+
+    Args:
+        plan: of the attempt whose export it was.
+        consumed: name → sha256 of the export's files.
+        source: the base that an adapter was merged into, or the export itself.
+        folder: the converted model, complete.
+        asked: what was asked for.
+        started: Unix time, in seconds.
+
+    Raises:
+        OSError: a file can't be read or written.
+    """
+    used = [Dependency(name=f"{CONSUMED}{name}", digest={"sha256": one}) for name, one in sorted(consumed.items())]
+    if asked.merge:
+        used.append(from_hub("base", source.name, source.revision))
+    statement = ConversionStatement(
+        type=STATEMENT_TYPE,
+        subject=subjects(folder),
+        predicate_type=PREDICATE_TYPE,
+        predicate=Conversion(
+            build_definition=ConversionDefinition(
+                build_type=CONVERSION_TYPE,
+                external_parameters=asked,
+                resolved_dependencies=used,
+            ),
+            run_details=ConversionDetails(
+                builder=Builder(id=BUILDER, version=packages()),
+                metadata=BuildMetadata(
+                    invocation_id=f"{plan.job.uid}/{plan.job.attempt}",
+                    started_on=moment(started),
+                    finished_on=moment(unix_time()),
+                ),
+            ),
+        ),
+    )
+    (folder / STATEMENT_FILE).write_text(statement.model_dump_json(exclude_none=True, indent=2), encoding="utf-8")
+
 
 _INDEX = ".safetensors.index.json"
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from grpo_api.report.artifacts import SUMS, FileEntry, Listing, parse_sums
 from grpo_api.text.clock import Clock
 
-from ..clock import SYSTEM_CLOCK
-from ..errors import BadInput
-from ..plan_file import read_plan
 from ..process.outcome import termination_log
-from .sources import Folder, Source, exported
-from .state import asked, idle_seconds, publish
+from ..runtime.clock import SYSTEM_CLOCK
+from ..runtime.durable_files import read_plan
+from ..runtime.errors import BadInput
+from .served_files import Folder, Source, asked, exported, idle_seconds, publish
 
 IDLE_SECONDS = 300.0
 """The pod ends when nobody has asked for anything for so long."""

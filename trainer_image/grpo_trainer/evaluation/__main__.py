@@ -19,12 +19,12 @@ from grpo_api.text.clock import Clock
 from grpo_api.text.contract import EXPORT_FOLDER
 
 from ..__main__ import leave
-from ..clock import SYSTEM_CLOCK
-from ..errors import BadInput, Transient, classify
 from ..gang.placement import placement
-from ..plan_file import read_plan
 from ..process.outcome import announce, last_success
-from ..stores.run import StoredRun, source_run
+from ..runtime.clock import SYSTEM_CLOCK
+from ..runtime.durable_files import read_plan
+from ..runtime.errors import BadInput, Transient, classify
+from ..stores.run_store import StoredRun, source_run
 from .score import Score, as_json, reported, sentence
 
 POLL_SECONDS = 1.0
@@ -58,7 +58,7 @@ def evaluate(plan: TrainingPlan, given: argparse.Namespace) -> Outcome:
     if not place.is_main:
         return Outcome(result=Result.SUCCEEDED, rank=place.rank, message="evaluated by rank 0")
     folder, job = (given.export, None) if given.export else exported(plan, given.wait)
-    from .run import held_out
+    from .held_out import held_out
 
     found = held_out(plan, folder, given.completions, given.seed)
     estimate = reported(job, plan.training.prompts_per_step, found.spread) if job else None

@@ -1,7 +1,11 @@
-"""Chooses the network interface of the ranks: the one that the user names, else the one that routes to rank 0.
+"""The addresses of this process: the network interface of the ranks, and the listening socket of rank 0's pages.
 
-NCCL and gloo choose by interface name and by what the host's name resolves to, which is wrong on some nodes with
-several cards. The interface on the kernel's route to rank 0 is set for both libraries instead.
+The ranks use the interface that the user names, else the one that routes to rank 0. NCCL and gloo choose by interface
+name and by what the host's name resolves to, which is wrong on some nodes with several cards. The interface on the
+kernel's route to rank 0 is set for both libraries instead.
+
+The socket is for IPv4, IPv6 or both. A pod has one or two addresses, and a client uses the one that it can reach.
+Python's HTTP server binds one family.
 """
 
 import socket
@@ -9,7 +13,7 @@ from collections.abc import Mapping, MutableMapping
 
 import psutil
 
-from ..errors import RendezvousTimeout
+from ..runtime.errors import RendezvousTimeout
 
 NCCL_INTERFACE, GLOO_INTERFACE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
 
@@ -73,3 +77,28 @@ def matches(wish: str, name: str) -> bool:
     listed = [one for one in wish.lstrip("^").lstrip("=").split(",") if one]
     is_listed = name in listed if exact else name.startswith(tuple(listed))
     return excluded != is_listed
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A TCP socket that listens on this address, without one on every address of the machine.
+
+    One IPv6 socket also answers IPv4 then, where the kernel knows IPv6 at all.
+
+    Raises:
+        OSError: the port is taken, or the machine doesn't have the address.
+    """
+    if host:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`, `[::1]:port` or `:port`.
+
+    Raises:
+        ValueError: the port is no number.
+    """
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)

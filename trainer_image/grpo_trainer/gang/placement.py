@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.contract import INDEX_ENV
 
-from ..errors import BadInput
+from ..runtime.errors import BadInput
 
 LOCAL_RANK_ENV = "LOCAL_RANK"
 """Set by the supervisor for each of a pod's processes; its absence marks the pod's first process."""

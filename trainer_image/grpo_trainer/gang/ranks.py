@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from ..errors import TrainingError
+from ..runtime.errors import TrainingError
 
 T = TypeVar("T")
 

@@ -1,14 +1,29 @@
-"""Brings the ranks together: one TCP store on rank 0, and one process group.
+"""Brings the ranks together: a TCP store on rank 0, a test of the network, a process group, a first all-reduce.
 
-torch's own rendezvous says only that a time is up; here the message names the ranks that did not come.
+torch's own rendezvous says only that a time is up. Here the message names the ranks that did not come, and the first
+pair of pods that can't talk to each other.
+
+NCCL and gloo report only that something timed out, after half an hour and without a name. Each pod listens on a port
+that the kernel chooses, as those of the libraries are, and publishes it in rank 0's store. Each pod connects to all
+others and exchanges 64 KiB: a path that loses large packets (its MTU is smaller than the interface's) lets a handshake
+through. A pod that finds a failure reports it to rank 0, which gives all pods the same verdict.
+
+The all-reduce shows what TCP can't: cards, drivers and topology that NCCL finds for itself. The watchdog has the clock,
+since a stuck collective can't be given up from inside.
 """
 
+import json
 import os
 import socket
+import socketserver
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,11 +32,235 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result
 
-from ..errors import RendezvousTimeout, classify
-from . import network
-from .allreduce import bus_bandwidth
+from ..runtime.errors import RendezvousTimeout, Transient, classify
 from .interfaces import choose, chosen, own_address
 from .placement import Placement
+
+PAYLOAD = 64 * 1024
+"""Bytes each way: many packets of any MTU."""
+PAIR_SECONDS = 10.0
+"""Time for one pair; a lost first packet is sent again after 1, 3 and 7 s."""
+VERDICT_SECONDS = 45.0
+"""Time for all of it, however many pods there are."""
+PARALLEL = 32
+"""Pods that one pod tries at a time."""
+NETWORK_POLL_SECONDS = 0.05
+ACKNOWLEDGE_SECONDS = 2.0
+_VERDICT, _TOLD = "network/verdict", "network/told"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One pod, as the others find it."""
+
+    node: int
+    """Its index in the gang."""
+    rank: int
+    """Its first rank."""
+    pod: str
+    """Its name."""
+    address: str
+    """Of the interface that it uses."""
+    interface: str
+    port: int
+    """Where it listens during the check."""
+
+    def __str__(self) -> str:
+        through = f" on {self.interface}" if self.interface else ""
+        return f"rank {self.rank} (pod {self.pod}, {self.address}{through})"
+
+
+def check_network(store: Store, place: Placement, address: str, interface: str) -> None:
+    """Try all pairs of the gang's pods; returns when every one of them has worked. A collective.
+
+    Raises:
+        RendezvousTimeout: a pair failed; the same sentence on all ranks.
+    """
+    deadline = time.monotonic() + VERDICT_SECONDS
+    if place.local_rank == 0:
+        with _listening(address) as port:
+            name = os.environ.get("POD_NAME") or socket.gethostname()
+            me = Peer(place.node, place.rank, name, address, interface, port)
+            store.set(_network_key("peer", place.node), json.dumps(asdict(me)))
+            store.set(_network_key("failure", place.node), json.dumps(_first_failure(store, me, place.nodes, deadline)))
+            if place.is_main:
+                store.set(_VERDICT, _judge(store, place.nodes, deadline))
+            verdict = _awaited(store, _VERDICT, deadline + PAIR_SECONDS)
+    else:
+        verdict = _awaited(store, _VERDICT, deadline + PAIR_SECONDS)
+    _acknowledge(store, place)
+    if verdict is None:
+        raise RendezvousTimeout(f"rank 0 gave no verdict on the network between the pods in {VERDICT_SECONDS:.0f} s")
+    if verdict:
+        raise RendezvousTimeout(verdict)
+
+
+def _first_failure(store: Store, me: Peer, nodes: int, deadline: float) -> str:
+    """What is wrong between this pod and the first other that it can't talk to; empty where all is well."""
+    # each begins with its next, so that no pod is asked by all at once
+    others = [(me.node + step) % nodes for step in range(1, nodes)]
+    with ThreadPoolExecutor(PARALLEL, "pairs") as pool:
+        tries = [pool.submit(_try_pair, store, me, node, deadline) for node in others]
+        for done in as_completed(tries):
+            if problem := done.result():
+                pool.shutdown(wait=False, cancel_futures=True)
+                return problem
+    return ""
+
+
+def _try_pair(store: Store, me: Peer, node: int, deadline: float) -> str:
+    """What is wrong between this pod and another; empty where nothing is."""
+    text = _awaited(store, _network_key("peer", node), deadline)
+    if text is None:
+        return ""  # rank 0 names who has not come so far
+    peer = Peer(**json.loads(text))
+    try:
+        _exchange(me, peer)
+    except OSError as error:
+        return f"{me} can't talk to {peer}: {error or type(error).__name__}"
+    return ""
+
+
+def _exchange(me: Peer, peer: Peer) -> None:
+    """Connect, from the interface that will be used, and have PAYLOAD come back.
+
+    Raises:
+        OSError: says in which of the two it failed.
+    """
+    until = time.monotonic() + PAIR_SECONDS
+    try:
+        connection = socket.create_connection((peer.address, peer.port), PAIR_SECONDS, (me.address, 0))
+    except OSError as error:
+        raise OSError(
+            f"no connection to port {peer.port} in {PAIR_SECONDS:.0f} s ({error}). Does a NetworkPolicy allow all "
+            f"ports between the job's pods, and is there a route?"
+        ) from error
+    with connection:
+        received = 0
+        try:
+            connection.sendall(bytes(PAYLOAD))
+            while received < PAYLOAD:
+                connection.settimeout(max(0.1, until - time.monotonic()))
+                if not (part := connection.recv(PAYLOAD)):
+                    raise ConnectionError("it was closed")
+                received += len(part)
+        except OSError as error:
+            raise OSError(
+                f"a connection came about, but only {received} of {PAYLOAD} bytes came back in {PAIR_SECONDS:.0f} s "
+                f"({error}), as when a path loses large packets: is the MTU of {me.interface or 'the interface'} "
+                f"larger than the network's?"
+            ) from error
+
+
+def _judge(store: Store, nodes: int, deadline: float) -> str:
+    """Rank 0's verdict from what all pods found: empty, or the first failure and how many pods found one."""
+    answers = {node: _awaited(store, _network_key("failure", node), deadline) for node in range(nodes)}
+    found = [json.loads(answer) for answer in answers.values() if answer]
+    problems = [problem for problem in found if problem]
+    if problems:
+        more = f" ({len(problems)} of {nodes} pods found such a failure)" if len(problems) > 1 else ""
+        return f"the network between the pods fails: {problems[0]}{more}"
+    if silent := [node for node, answer in answers.items() if answer is None]:
+        return (
+            f"the pods with index {', '.join(map(str, silent[:8]))} did not try the network in {VERDICT_SECONDS:.0f} s"
+        )
+    return ""
+
+
+def _acknowledge(store: Store, place: Placement) -> None:
+    """Rank 0, which holds the store and ends with a bad verdict, stays until all others have read it."""
+    told = store.add(_TOLD, 1)
+    until = time.monotonic() + ACKNOWLEDGE_SECONDS
+    while place.is_main and told < place.world_size and time.monotonic() < until:
+        time.sleep(NETWORK_POLL_SECONDS)
+        told = store.add(_TOLD, 0)
+
+
+def _awaited(store: Store, key: str, deadline: float) -> str | None:
+    """The value of a key once it is there; None if it isn't in time."""
+    while not store.check([key]):
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(NETWORK_POLL_SECONDS)
+    return str(store.get(key).decode())
+
+
+def _network_key(what: str, node: int) -> str:
+    return f"network/{what}/{node}"
+
+
+@contextmanager
+def _listening(address: str) -> Iterator[int]:
+    """Answer the others' tries on this address; the port."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    kind = type("Server", (socketserver.ThreadingTCPServer,), {"address_family": family, "request_queue_size": 512})
+    with kind((address, 0), _Answer) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, args=(NETWORK_POLL_SECONDS,), name="network", daemon=True).start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+
+
+class _Answer(socketserver.BaseRequestHandler):
+    """Sends back what came, which is never more than PAYLOAD."""
+
+    def handle(self) -> None:
+        """One connection."""
+        connection: Any = self.request
+        connection.settimeout(PAIR_SECONDS)
+        received = 0
+        try:
+            while received < PAYLOAD and (part := connection.recv(PAYLOAD)):
+                received += len(part)
+            connection.sendall(bytes(received))
+        except OSError:
+            return  # the other side sees the same, and tells
+
+
+GPU_BYTES = 64 * 1024 * 1024
+"""Large enough for a bandwidth and not for a latency (nccl-tests show the plateau from about here on)."""
+CPU_BYTES = 1024 * 1024
+ROUNDS = 3
+"""Timed rounds after the first, which makes the connections."""
+
+
+def bus_bandwidth(device: torch.device) -> float:
+    """Bytes per second that each rank moves in an all-reduce of all ranks, by the fastest of some rounds. A collective.
+
+    As nccl-tests count it (PERFORMANCE.md): size / time * 2 (n - 1) / n, which compares gangs of any size with the
+    bandwidth of their links.
+
+    Raises:
+        Transient: the sum is wrong, as when GPUs can't read each other's memory (PCIe ACS, IOMMU).
+    """
+    world = dist.get_world_size()
+    values = torch.empty((GPU_BYTES if device.type == "cuda" else CPU_BYTES) // 4, device=device)
+    seconds = min([_round(values, world) for _ in range(1 + ROUNDS)][1:])
+    return 2 * (world - 1) / world * values.nbytes / seconds
+
+
+def _round(values: torch.Tensor, world: int) -> float:
+    values.fill_(1.0)
+    _synchronise(values.device)
+    begin = time.perf_counter()
+    dist.all_reduce(values)
+    _synchronise(values.device)
+    seconds = time.perf_counter() - begin
+    wrong = int((values != world).sum())
+    if wrong:
+        raise Transient(
+            f"{wrong} of {len(values)} sums of an all-reduce over {world} ranks are wrong on rank {dist.get_rank()}: "
+            f"NCCL_P2P_DISABLE=1 tells whether GPUs can't read each other's memory (PCIe ACS or an IOMMU)"
+        )
+    return seconds
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
 
 POLL_SECONDS = 0.2
 COLLECTIVE_TIMEOUT = timedelta(days=7)
@@ -42,7 +281,7 @@ def join(plan: TrainingPlan, place: Placement, connecting: Callable[[], None] = 
             the network is to blame.
 
     Returns:
-        Bytes per second of an all-reduce (allreduce.py); None for a single rank.
+        Bytes per second of an all-reduce (bus_bandwidth); None for a single rank.
 
     Raises:
         RendezvousTimeout: rank 0 can't be reached, or ranks are missing, after guard.rendezvousTimeoutSeconds; two pods
@@ -53,7 +292,7 @@ def join(plan: TrainingPlan, place: Placement, connecting: Callable[[], None] = 
     if not place.is_main:
         _await_main(plan, deadline)
     store = _store(plan, deadline, serves=place.is_main)
-    store.set(_key(place.rank), "here")
+    store.set(_rank_key(place.rank), "here")
     _await_all(store, place, deadline)
     connecting()
     store.set_timeout(STORE_TIMEOUT)
@@ -95,7 +334,7 @@ def _try_network(plan: TrainingPlan, place: Placement, store: Store, gpu: bool) 
     routed = own_address(plan.rendezvous.address, plan.rendezvous.port, CLIENT_SECONDS)
     address, interface = choose(routed, os.environ, gpu=gpu)
     print(f"rank {place.rank} talks through {address} ({interface or 'an unknown interface'})", flush=True)
-    network.check(store, place, address, interface)
+    check_network(store, place, address, interface)
 
 
 def store_client(plan: TrainingPlan) -> Store:
@@ -131,7 +370,7 @@ def _store(plan: TrainingPlan, deadline: float, *, serves: bool) -> Store:
 def _await_all(store: Store, place: Placement, deadline: float) -> None:
     missing = list(range(place.world_size))
     while True:
-        missing = [rank for rank in missing if not store.check([_key(rank)])]
+        missing = [rank for rank in missing if not store.check([_rank_key(rank)])]
         if not missing:
             return
         if time.monotonic() >= deadline:
@@ -142,7 +381,7 @@ def _await_all(store: Store, place: Placement, deadline: float) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _key(rank: int) -> str:
+def _rank_key(rank: int) -> str:
     return f"rank/{rank}"
 
 

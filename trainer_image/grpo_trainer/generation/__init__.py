@@ -1,4 +1,5 @@
-"""Completions from vLLM engines: their weights are kept the trainer's, and proven to be, before any completion is used.
+"""The trainer's side of completions from vLLM engines, in this process or in pods of their own.
 
-Imported by vLLM's workers too, which need torch alone: nothing is imported here.
+An engine's weights are kept the trainer's, and proven to be, before any completion is used. What runs in an engine's
+pod is in engine_pod/.
 """

@@ -18,14 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..errors import BadInput, TrainingError
+from ..engine_pod.hash_check import differing, expected_prints
+from ..engine_pod.layout import Strided
+from ..engine_pod.vllm_arguments import NO_VLLM, PRIVACY, engine_dtype, sampled, sampling_arguments, vllm_arguments
 from ..gang import ranks
-from .base import EngineGeneration, EngineSetup, Sample
-from .comparing import differing, expected_prints
-from .layout import Strided
-from .policy_weights import weight_shapes
-from .sampling import sampled, sampling_arguments
-from .vllm_arguments import NO_VLLM, PRIVACY, engine_dtype, vllm_arguments
+from ..runtime.errors import BadInput, TrainingError
+from .generation_base import EngineGeneration, EngineSetup, Sample, weight_shapes
 
 
 class ColocatedGeneration(EngineGeneration):

@@ -5,8 +5,8 @@ from typing import TypeVar
 import aiohttp
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from .layout import Strided
-from .messages import (
+from ..engine_pod.layout import Strided
+from ..engine_pod.messages import (
     ATTEMPT_HEADER,
     MAX_BODY,
     MAX_WORDS,

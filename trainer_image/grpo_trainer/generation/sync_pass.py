@@ -15,13 +15,13 @@ import torch
 
 from grpo_api.text.clock import Clock
 
-from ..clock import SYSTEM_CLOCK
-from .comparing import differing, expected_prints
+from ..engine_pod.hash_check import differing, expected_prints
+from ..engine_pod.layout import Strided
+from ..engine_pod.messages import Sync
+from ..engine_pod.transfer import Meeting, TransferFailed, WeightGroup, invite
+from ..runtime.clock import SYSTEM_CLOCK
 from .engine_client import Differs, EngineFailed, Prints
 from .fleet import Engine, Fleet
-from .layout import Strided
-from .messages import Sync
-from .transfer import Meeting, TransferFailed, WeightGroup, invite
 
 OTHER_WEIGHTS = "has other weights than it was sent"
 Sources = Mapping[str, Sequence[Strided | None]]

@@ -2,10 +2,21 @@
 
 `main` may move while a job runs. So a revision is resolved once, on rank 0; the commit is recorded, comes back with the
 plans of later attempts, and is all that is asked for from then on. What is there completely needs no hub.
+
+Pods and jobs share a cache. A lease, a file beside the repository that its holder keeps changing, says who fetches.
+Others wait while it changes. A holder that was killed changes nothing more, and after a while one of them takes over;
+the time is that of who waits, since clocks of nodes differ. Locks of the file system are not relied on: not every
+network file system has them, and some keep those of the dead. If two hold a lease for a moment after all, a file is
+fetched twice and none is damaged: huggingface_hub writes each under a name of its own and renames it when it is whole.
 """
 
+import os
 import re
+import socket
+import threading
+import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -17,12 +28,97 @@ from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defin
 
 from grpo_api.text.clock import Clock
 
-from ..clock import SYSTEM_CLOCK
-from ..errors import BadInput
-from ..files import write_atomically
-from ..gang import led
-from .lease import Lease
-from .patience import Arrivals, Tell, measuring, patiently
+from ..gang import rank0_task
+from ..runtime.clock import POLL_SECONDS, SYSTEM_CLOCK
+from ..runtime.durable_files import write_atomically
+from ..runtime.errors import BadInput
+from .retry import Arrivals, Tell, measuring, patiently
+
+STALE_SECONDS = 60.0
+"""How long a lease must stay as it is until its holder counts as dead: many times POLL_SECONDS."""
+
+
+class Lease:
+    """One lease, held or waited for."""
+
+    def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.path = path
+        self._clock = clock
+        self._owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
+        self._beats = 0
+        self._lock = threading.Lock()  # a beat that ends after the release would leave a lease that nobody holds
+
+    def take(self, heard: Callable[[], None]) -> bool:
+        """Wait for the lease and take it. Return True if an earlier holder died with it.
+
+        Args:
+            heard: called whenever the present holder has shown that it lives.
+
+        Raises:
+            OSError: the folder can't be written.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        seen, since, died = "", self._clock.now(), False
+        while not self._created():
+            text = _lease_text(self.path)
+            if text != seen:
+                seen, since = text, self._clock.now()
+                heard()
+            elif self._clock.now() - since >= STALE_SECONDS:
+                self._end(seen)
+                died = True
+                continue
+            self._clock.sleep(POLL_SECONDS)
+        return died
+
+    def beat(self) -> None:
+        """Show that the holder lives; nothing while another holds it."""
+        with self._lock:
+            if self._ours:
+                self._beats += 1
+                with suppress(OSError):  # a full disk: what is fetched fails of it too, and says so
+                    write_atomically(self.path, self._content())
+
+    def release(self) -> None:
+        """Give up the lease, if this process still holds it."""
+        with self._lock:
+            if self._ours:
+                self.path.unlink(missing_ok=True)
+
+    @property
+    def _ours(self) -> bool:
+        return _lease_text(self.path).startswith(f"{self._owner} ")
+
+    def _created(self) -> bool:
+        try:
+            with self.path.open("x", encoding="utf-8") as file:
+                file.write(self._content())
+        except FileExistsError:
+            return False
+        return True
+
+    def _content(self) -> str:
+        return f"{self._owner} {self._beats}\n"
+
+    def _end(self, seen: str) -> None:
+        """Put a dead holder's lease away. Of several that try only one gets the file; a new holder's is put back."""
+        grave = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
+        try:
+            self.path.rename(grave)
+        except FileNotFoundError:
+            return
+        if _lease_text(grave) != seen and not self.path.exists():
+            grave.rename(self.path)
+        grave.unlink(missing_ok=True)
+
+
+def _lease_text(path: Path) -> str:
+    """The text of a lease file; empty if it does not exist or is being changed."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 T = TypeVar("T")
@@ -77,7 +173,7 @@ class Hub:
         """
         found = self.recorded.get(repository.path, "")
         if not found:
-            found = led.by_main(lambda: _resolved(repository, self))
+            found = rank0_task.by_main(lambda: _resolved(repository, self))
         if found:
             self.commits[repository.path] = found
         return found
@@ -95,7 +191,7 @@ class Hub:
         def fetch_names(names: list[str]) -> Path:
             return fetch(repository, commit, names, self)
 
-        folder = led.by_node(lambda: choose(fetch_names))
+        folder = rank0_task.by_node(lambda: choose(fetch_names))
         return folder, commit
 
 
@@ -186,7 +282,7 @@ def asked(repository: Repository, action: Callable[[], T], hub: Hub, *more: Path
 
     def under_lease() -> T:
         # Needed here only: a run with a local model has no use for the hub's client.
-        from .client import in_use
+        from .hub_client import in_use
 
         with in_use(), measuring(Arrivals([storage, *more], hub.tell, hub.clock), lease.beat) as arrivals:
             died = patiently(lambda: lease.take(arrivals.still_there), repository.words, arrivals)

@@ -17,10 +17,10 @@ from grpo_api.report.termination_message import with_message
 from grpo_api.report.training_metrics import OUTCOME_KEYS
 from grpo_api.text.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
 
-from ..errors import TrainingError
-from ..files import write_atomically
-from ..paths import ATTEMPTS, attempt_folder, run_folder
-from ..stores.run import run_store
+from ..runtime.durable_files import write_atomically
+from ..runtime.errors import TrainingError
+from ..runtime.paths import ATTEMPTS, attempt_folder, run_folder
+from ..stores.run_store import run_store
 
 _OUTCOME = "outcome-rank-{}.json"
 _STACKS = "stacks-rank-{}.txt"

@@ -1,7 +1,11 @@
-"""What a run knows about itself: stage, step, start-up times, metrics, memory and samples, behind one lock.
+"""Records what a run knows about itself, behind one lock: stage, step, start-up times, metrics, memory and samples.
 
 The trainer's callbacks write it; the HTTP server, the watchdog and the outcome read it, and none of them knows the
 others. There is one per process, made before torch is imported.
+
+RunClock divides the time of the process among the parts of its run. It only switches between parts, so that their sum
+is always the time since it began. StepTimes keeps the times of the newest steps for traces. A step ends when the next
+one begins to work, so that the checkpoint written after it belongs to it.
 """
 
 import threading
@@ -9,10 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import get_args
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import Checkpoint, Export
-from grpo_api.report.report import MAX_PROBLEM, MemoryShortage, Outcome, Progress, Samples, Stage, StepTime
+from grpo_api.report.report import MAX_PROBLEM, MAX_STEPS, MemoryShortage, Outcome, Progress, Samples, Stage, StepTime
 from grpo_api.report.training_metrics import (
     CHECKPOINT_FAILURES,
     CHECKPOINT_SECONDS,
@@ -24,12 +29,101 @@ from grpo_api.report.training_metrics import (
 )
 from grpo_api.spec.model import Architecture
 from grpo_api.text.quantity import MAX_COUNT
-from grpo_api.text.timing import Account, Beginning, Clock
+from grpo_api.text.timing import Account, Beginning, Clock, RunPart
 
-from ..clock import SYSTEM_CLOCK, unix_time
 from ..gang.placement import Placement
-from .run_clock import RunClock
-from .step_times import StepTimes
+from ..runtime.clock import SYSTEM_CLOCK, unix_time
+
+_OF_STAGE: dict[Stage, RunPart] = {
+    "Starting": "loading",
+    "Connecting": "loading",
+    "Loading": "loading",
+    "Proving": "proving",
+    "Training": "training",
+    "Saving": "saving",
+    "Exporting": "saving",
+    "Finished": "saving",
+}
+_OF_PHASE: dict[str | None, RunPart] = {"generate": "generating", "reward": "scoring"}
+"""Phases of a step with a part of their own; the others, and what lies between them, are training."""
+
+
+class RunClock:
+    """Adds up the seconds of each part of a run. Not thread-safe: callers that share it hold a lock."""
+
+    def __init__(self, now: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
+        """Start with the part `loading`; `now` is a monotonic clock in seconds."""
+        self._now = now
+        self._seconds: dict[RunPart, float] = dict.fromkeys(get_args(RunPart), 0.0)
+        self._part: RunPart = "loading"
+        self._since = now()
+
+    def stage(self, name: Stage) -> None:
+        """Note that the run enters a stage."""
+        self._switch(_OF_STAGE[name])
+
+    def phase(self, name: str | None) -> None:
+        """Note that a step enters a phase, or none."""
+        self._switch(_OF_PHASE.get(name, "training"))
+
+    def read(self) -> Clock:
+        """The seconds of each part until now, rounded to milliseconds."""
+        self._switch(self._part)
+        return Clock(**{part: round(seconds, 3) for part, seconds in self._seconds.items()})
+
+    def _switch(self, part: RunPart) -> None:
+        now = self._now()
+        self._seconds[self._part] += now - self._since
+        self._part, self._since = part, now
+
+
+KEPT_STEP_TIMES = 512
+"""Newest steps that are kept: more than a run makes between two requests. A report has only some of them."""
+
+
+class StepTimes:
+    """Begin and end of the first and the newest steps. Not thread-safe: callers that share it hold a lock."""
+
+    def __init__(self) -> None:
+        """No step has begun."""
+        self._began = Clock()
+        self._open: tuple[int, Clock] | None = None
+        """The step that is finished, and when it was; what follows until the next one works belongs to it."""
+        self._first: StepTime | None = None
+        self._newest: deque[StepTime] = deque(maxlen=KEPT_STEP_TIMES)
+
+    def begin(self, clock: Clock) -> None:
+        """Note that training begins."""
+        self._began = clock
+
+    @property
+    def waits(self) -> bool:
+        """Whether the newest finished step still lasts: the next one has not begun to work."""
+        return self._open is not None
+
+    def finished(self, step: int, clock: Clock) -> None:
+        """Note that this optimizer step is finished; it lasts until the next one begins to work."""
+        if self._open:
+            self.over(self._open[1])
+        self._open = step, clock
+
+    def over(self, clock: Clock) -> None:
+        """Note that the finished step is over. Does nothing without such a step."""
+        if self._open is None:
+            return
+        made = StepTime(step=self._open[0], began=self._began, ended=clock)
+        self._first = self._first or made
+        self._newest.append(made)
+        self._began, self._open = clock, None
+
+    def told(self, every: int) -> list[StepTime]:
+        """The first step and the newest of every Nth, oldest first."""
+        if self._first is None:
+            return []
+        later = [one for one in self._newest if one.step > self._first.step]
+        every_nth = [one for one in later if one.step % every == 0]
+        return [self._first, *every_nth[-MAX_STEPS:]]
+
 
 RECENT_STEPS = 20
 """Steps that seconds_per_step is the mean of."""

@@ -25,11 +25,10 @@ from grpo_api.report.report import MemoryShortage, Outcome, Progress, Result
 from grpo_api.report.root_cause import Tier, named_hang, tier
 from grpo_api.text.contract import TERMINATION_LOG_ENV
 
-from ..clock import SYSTEM_CLOCK
 from ..gang.placement import LOCAL_RANK_ENV, Placement
+from ..runtime.clock import SYSTEM_CLOCK
 from .outcome import announce, keep, keep_in_time, make_outcome
-from .stacks import STACKS_ENV, WRITES_STACKS, read_stacks, stood_still
-from .watchdog import PEER_FAILED
+from .watchdog import PEER_FAILED, STACKS_ENV, WRITES_STACKS, read_stacks, stood_still
 
 PATIENCE_SECONDS = 10.0
 """Time for the others after an end that tells of no fault of this pod's own, or that all of them run into."""

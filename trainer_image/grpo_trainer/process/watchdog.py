@@ -1,27 +1,108 @@
-"""Ends a process that makes no progress, or that can't stop after SIGTERM.
+"""Ends a process that makes no progress, or that can't stop after SIGTERM, and says where its threads stood.
 
 A stuck collective blocks the main thread in C++ for as long as its time-out, where neither an exception nor a Python
 signal handler can reach it. So a daemon thread watches, and ends the process from there.
+
+faulthandler writes the stacks in C, on SIGUSR1, also while the GIL is held. Python code can't look then, and a debugger
+would need ptrace, which restricted pods don't have. The watchdog takes the stacks of its own process, and the
+supervisor those of a process that can't.
 """
 
 import faulthandler
 import os
+import re
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from grpo_api.plan.hang_timeouts import patience
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.report import Outcome, Result
+from grpo_api.report.report import FRAME_CHARACTERS, MAX_FRAMES, Outcome, Result, Standstill
+from grpo_api.report.termination_message import with_standstill
 
-from ..clock import SYSTEM_CLOCK
 from ..gang.interfaces import chosen
+from ..runtime.clock import SYSTEM_CLOCK
 from .outcome import make_outcome
 from .preemption import GRACE_MARGIN_SECONDS
 from .recorder import Recorder
-from .stacks import Stacks, stood_still
+
+STACKS_ENV = "GRPO_STACKS"
+"""File for this process's stacks, set by the supervisor; without it the file has no name."""
+MAX_STACK_CHARACTERS = 256 * 1024
+"""Characters of stacks that are kept: the last ones, for each request adds to the file."""
+WRITES_STACKS = signal.SIGUSR1
+OWN_CODE = ("grpo_trainer/", "trl/")
+"""Code whose frames say most: what the run was doing, by the trainer's and TRL's names for it."""
+WAITING_CODE = ("torch/distributed/", "torch/autograd/graph.py", "deepspeed/comm/")
+"""Code in which a rank waits for the others; in a backward pass it is torch's own threads that talk to them."""
+_FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_SITE = re.compile(r".*/(?:(?:site|dist)-packages|python3\.\d+|trainer_image|operator)/")
+
+
+class Stacks:
+    """This process's file of stacks."""
+
+    def __init__(self) -> None:
+        name = os.environ.get(STACKS_ENV)
+        path = Path(name) if name else Path(f"/proc/self/fd/{os.memfd_create('stacks')}")
+        self._file = path.open("a+", encoding="utf-8", errors="replace")
+        self._file.write(f"main 0x{threading.main_thread().ident or 0:016x}\n")
+        self._file.flush()
+
+    def listen(self) -> None:
+        """From now on SIGUSR1 adds the stacks of all threads to the file."""
+        faulthandler.register(WRITES_STACKS, file=self._file, all_threads=True)
+
+    def take(self) -> str:
+        """The stacks of all threads now, and those that were asked for before."""
+        faulthandler.dump_traceback(self._file, all_threads=True)
+        self._file.seek(0)
+        return self._file.read()[-MAX_STACK_CHARACTERS:]
+
+
+def read_stacks(path: Path) -> str:
+    """The stacks that another process has written; empty if it wrote none."""
+    return path.read_text(encoding="utf-8", errors="replace")[-MAX_STACK_CHARACTERS:] if path.is_file() else ""
+
+
+def stood_still(outcome: Outcome, silent_seconds: float, stacks: str) -> Outcome:
+    """The outcome with where its process stood, as much of it as a termination message has room for."""
+    frames = main_frames(stacks)
+    inner = next((at for at, frame in enumerate(frames) if frame.startswith(OWN_CODE)), len(frames))
+    waiting = any(frame.startswith(WAITING_CODE) for frame in frames[:inner])
+    found = Standstill(silent_seconds=max(0.0, silent_seconds), waiting=waiting, frames=telling(frames, MAX_FRAMES))
+    return with_standstill(outcome, found)
+
+
+def main_frames(stacks: str) -> list[str]:
+    """The main thread's frames as they were written last, innermost first; empty where the text has none.
+
+    Each as `path:line in function`, the path from the package on. faulthandler names threads by number alone, so the
+    number of the main thread stands in the first line.
+    """
+    lines = stacks.splitlines()
+    main = next((line.removeprefix("main ") for line in lines if line.startswith("main 0x")), "none")
+    start = len(lines)
+    for at, line in enumerate(lines):
+        if main in line and line.endswith("(most recent call first):"):
+            start = at + 1
+    frames: list[str] = []
+    for line in lines[start:]:
+        found = _FRAME.match(line)
+        if found is None:
+            break
+        frames.append(f"{_SITE.sub('', found['path'])}:{found['line']} in {found['function']}"[:FRAME_CHARACTERS])
+    return frames
+
+
+def telling(frames: list[str], most: int) -> list[str]:
+    """At most `most` of the frames, in their order: prefers the innermost, then those of our own and TRL's code."""
+    order = sorted(range(len(frames)), key=lambda at: (at > 0, not frames[at].startswith(OWN_CODE), at))
+    return [frames[at] for at in sorted(order[:most])]
+
 
 POLL_SECONDS = 1.0
 PEER_FAILED = signal.SIGUSR2

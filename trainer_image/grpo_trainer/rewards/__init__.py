@@ -2,7 +2,3 @@
 
 A reward must never hang a run, or fail it without a name, which takes more than a function each.
 """
-
-from .reward_set import RewardSet, build_rewards
-
-__all__ = ["RewardSet", "build_rewards"]

@@ -1,7 +1,7 @@
 """The process that runs one user-written reward function, sync or async, for one training process.
 
 Only a process can be ended: a thread that hangs or keeps the GIL would take the training with it. This is a program of
-its own (`python -P child.py FD PARENT_PID`, see child_process.py) and imports nothing of ours, so that it starts fast
+its own (`python -P child.py FD PARENT_PID`, see python_function.py) and imports nothing of ours, so that it starts fast
 and the user's modules can have any name.
 
 Protocol on the socket FD: the parent sends pickles (rows contain dates and the like), the child answers JSON (the

@@ -1,7 +1,7 @@
 """The `http` reward: POSTs batches of completions to a service and takes its numbers.
 
 A service fails, hangs and lies, and a run of days must outlive its bad minutes: failed requests are tried again until
-the batch's time is up, then their completions get no reward and are counted (failure_limits.py). TRL awaits it together
+the batch's time is up, then their completions get no reward and are counted (reward_set.py). TRL awaits it together
 with the other async rewards.
 """
 
@@ -18,8 +18,8 @@ from yarl import URL
 
 from grpo_api.spec.rewards import HTTPReward
 
-from ..errors import BadInput, RewardError
-from .base import Completion, RewardCounters, Scores, checked_scores, current_step
+from ..runtime.errors import BadInput, RewardError
+from .reward_base import Completion, RewardCounters, Scores, checked_scores, current_step
 
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
@@ -74,7 +74,7 @@ class HTTPFunction:
         return self._spec.batch_timeout_seconds
 
     async def __call__(self, prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Scores:
-        """One score per completion; failures are counted, and judged over all ranks by failure_limits.py."""
+        """One score per completion; failures are counted, and judged over all ranks by FailureLimits."""
         self._last_try = ""
         step = current_step(columns)
         rows = {name: values for name, values in columns.items() if name not in _HOOKS}

@@ -15,10 +15,10 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from grpo_api.spec.rewards import ModelReward
 
-from ..errors import TrainingError
 from ..hub.repositories import Hub
+from ..runtime.errors import TrainingError
 from ..weights.models import LoadedModel, load_reward_model
-from .base import RewardCounters
+from .reward_base import RewardCounters
 
 
 class RewardModel(nn.Module):

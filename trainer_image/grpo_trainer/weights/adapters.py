@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
 
-from ..errors import BadInput
 from ..gang import ranks
-from . import partition
-from .files import ADAPTER, ADAPTER_CONFIG, open_weights
-from .fingerprint import same_bits
-from .keys import TRAINED_ADAPTER, adapter_key, base_name
+from ..runtime.errors import BadInput
+from . import parameters
+from .checkpoint_files import ADAPTER, ADAPTER_CONFIG, open_weights
 from .models import Source
+from .parameters import TRAINED_ADAPTER, adapter_key, base_name, same_bits
 
 _SPEC = {"r": "adapter.rank", "lora_alpha": "adapter.alpha"}
 """PEFT's fields in the words of the spec."""
@@ -58,10 +57,10 @@ def load_adapter(model: PeftModel, folder: Path, source: Source) -> None:
 def _fitting(model: PeftModel, folder: Path, source: Source) -> dict[str, torch.Tensor]:
     """The adapter's tensors by PEFT's key."""
     wanted: dict[str, tuple[int, ...]] = {}
-    for name, parameter in partition.parameters_by_name(model).items():
+    for name, parameter in parameters.parameters_by_name(model).items():
         key = adapter_key(name)
         if key:
-            wanted[key] = partition.shape(parameter)
+            wanted[key] = parameters.shape(parameter)
     saved, found = _config(folder), _adapter_shapes(folder, source)
     differences = _base_differences(saved, source) + _config_differences(saved, model.peft_config[TRAINED_ADAPTER])
     differences += _module_differences(found, wanted)

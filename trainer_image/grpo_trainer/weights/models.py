@@ -6,15 +6,23 @@ Order: `GRPOConfig(...)` first. Under ZeRO-3 its DeepSpeed config (a weak global
 `from_pretrained` build the model inside `deepspeed.zero.Init`: rank 0 reads the values, the others receive their
 partitions (transformers/integrations/deepspeed.py). Interface: `load_policy(plan) -> LoadedModel`,
 `load_reward_model(reward) -> LoadedModel`; LoRA is returned as `peft_config`, since TRL wraps the policy itself.
+
+`spec.adapter` becomes PEFT's configuration once all modules that it names are found in the model. PEFT fails without
+naming the field; where only some names are wrong, it trains the others and says nothing.
+
+The operator plans the next attempt by the shape of the loaded model: it reads no config.json, and a declared size may
+be wrong.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from peft import PeftConfig
+from peft import LoraConfig, PeftConfig
+from pydantic import ValidationError
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -24,16 +32,70 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.pytorch_utils import Conv1D
 
 from grpo_api.plan.plan import TrainingPlan
+from grpo_api.spec.model import Architecture
 from grpo_api.spec.rewards import ModelReward
+from grpo_api.spec.training import AdapterSpec
 
-from ..errors import BadInput, TrainingError
 from ..gang import ranks
 from ..hub.repositories import Fetch, Hub, Repository
-from .files import ADAPTER, WHOLE, open_weights, shards
-from .lora import lora
+from ..runtime.errors import BadInput, TrainingError
+from .checkpoint_files import ADAPTER, WHOLE, open_weights, shards
 from .proof import prove
+
+ALL_LINEAR = "all-linear"
+"""PEFT's own word for every linear layer but the head."""
+_ADAPTABLE = (nn.Linear, Conv1D, nn.Embedding)
+
+
+def lora(adapter: AdapterSpec, model: PreTrainedModel) -> LoraConfig:
+    """PEFT's config of `spec.adapter` for this model.
+
+    Raises:
+        BadInput: targetModules names what the model doesn't have, or what can't be adapted.
+    """
+    names = adapter.target_modules
+    if names != [ALL_LINEAR]:
+        problems = [f"[{position}]: {problem}" for position, problem in _problems(names, model)]
+        if problems:
+            raise BadInput(
+                f"spec.adapter.targetModules{'; '.join(problems)}. The model has {', '.join(_adaptable(model))}; "
+                f"{ALL_LINEAR}, alone, means all linear layers but the head"
+            )
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=ALL_LINEAR if names == [ALL_LINEAR] else names,
+    )
+
+
+def _problems(names: list[str], model: PreTrainedModel) -> Iterator[tuple[int, str]]:
+    """Position and problem of each name that PEFT could not do what is meant by."""
+    for position, name in enumerate(names):
+        # As PEFT finds them (tuners_utils.check_target_module_exists): the whole path or its last parts.
+        found = [module for path, module in model.named_modules() if f".{path}".endswith(f".{name}")]
+        if not found:
+            yield position, f"no module is called {name!r}"
+        elif any(module is model.get_output_embeddings() for module in found):
+            yield position, f"{name!r} is the head, whose adapter would never be trained"
+        elif not all(isinstance(module, _ADAPTABLE) for module in found):
+            yield (
+                position,
+                f"{name!r} is a {type(found[0]).__name__}, which has parts but no weights of its own to adapt",
+            )
+
+
+def _adaptable(model: PreTrainedModel) -> list[str]:
+    """Last parts of the names of the modules that can have an adapter, each once, in the model's order."""
+    head = model.get_output_embeddings()
+    adaptable = [(path, module) for path, module in model.named_modules() if isinstance(module, _ADAPTABLE)]
+    paths = [path for path, module in adaptable if module is not head]
+    return list(dict.fromkeys(path.rpartition(".")[2] for path in paths))
+
 
 MODEL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py", WHOLE, ADAPTER]
 """What is fetched of a hub repository: configuration, tokenizer, remote code and weights; and the shards of an index.
@@ -212,3 +274,62 @@ def _load(architecture: Any, source: Source, remote_code: bool) -> PreTrainedMod
             f"Is it a model for {architecture.__name__}?"
         )
     return cast(PreTrainedModel, model)
+
+
+def architecture_of(model: PreTrainedModel) -> Architecture | None:
+    """The shape that spec.model.architecture would say; None for what that has no words for.
+
+    Widths are those of the loaded configuration, where transformers has filled in what the file left out; biases are
+    those of the modules, as not every type heeds what its file says of them.
+    """
+    config = model.config
+    if getattr(config, "text_config", None) is not None or not _alike(config):
+        return None
+    try:
+        experts = int(_own(config, "num_local_experts") or _own(config, "num_experts") or 0)
+        heads = config.num_attention_heads
+        intermediate_size = _own(config, "moe_intermediate_size") or config.intermediate_size
+        key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        experts_per_token = config.num_experts_per_tok if experts else 0
+        return Architecture(
+            model_type=config.model_type,
+            layers=config.num_hidden_layers,
+            hidden_size=config.hidden_size,
+            intermediate_size=intermediate_size,
+            attention_heads=heads,
+            key_value_heads=key_value_heads,
+            head_dim=head_dim,
+            vocab_size=config.vocab_size,
+            tie_word_embeddings=bool(config.tie_word_embeddings),
+            attention_bias=_has_bias(model, "o_proj"),
+            mlp_bias=_has_bias(model, "down_proj"),
+            experts=experts,
+            experts_per_token=experts_per_token,
+            **_window(config),
+        )
+    except (AttributeError, TypeError, ValidationError):
+        return None
+
+
+def _alike(config: Any) -> bool:
+    """Whether all layers have the same feed-forward part."""
+    return not getattr(config, "mlp_only_layers", None) and getattr(config, "decoder_sparse_step", 1) == 1
+
+
+def _own(config: Any, name: str) -> Any:
+    """A setting that the model's type has; a file may carry others' along. None where it has it not."""
+    return getattr(config, name, None) if hasattr(type(config), name) else None
+
+
+def _has_bias(model: nn.Module, projection: str) -> bool:
+    return any(name.endswith(f".{projection}.bias") for name, _ in model.named_parameters())
+
+
+def _window(config: Any) -> dict[str, int]:
+    """The window of local attention and how many layers have none; empty when all layers attend to everything."""
+    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    full = list(kinds).count("full_attention") if kinds else 0
+    if not window or full == config.num_hidden_layers:
+        return {}
+    return {"sliding_window": window, "full_attention_layers": full}

@@ -23,12 +23,22 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
 
-from ..errors import DriftedApart, WeightsDiffer
 from ..gang import ranks
-from . import partition
-from .files import WeightFiles
-from .fingerprint import combined, fingerprint, same_bits
-from .keys import TensorKey, adapter_key, keys_of
+from ..runtime.errors import DriftedApart, WeightsDiffer
+from .checkpoint_files import WeightFiles
+from .parameters import (
+    Share,
+    TensorKey,
+    adapter_key,
+    combined,
+    fingerprint,
+    gathered,
+    held,
+    is_partitioned,
+    keys_of,
+    parameters_by_name,
+    same_bits,
+)
 
 CHUNK = 1 << 24
 """Elements compared at a time: 64 MiB in float32 is all that the proof adds to the memory of a rank."""
@@ -92,7 +102,7 @@ def prove(model: nn.Module, files: WeightFiles, what: str, *, adapter_only: bool
         keys = {name: key for name, key in keys.items() if adapter_key(name)}
     _same_keys(keys, what)
     finding = _Finding()
-    parameters = partition.parameters_by_name(model)
+    parameters = parameters_by_name(model)
     for name, key in keys.items():
         _compare(_Parameter(model, name, parameters[name], key), files, finding)
     findings = ranks.gather(finding)
@@ -123,8 +133,8 @@ def prove_equal(model: nn.Module, what: str) -> None:
             last checkpoint is good and deserves another try.
     """
     finding = _Finding()
-    for name, parameter in partition.parameters_by_name(model).items():
-        if not partition.is_partitioned(parameter):
+    for name, parameter in parameters_by_name(model).items():
+        if not is_partitioned(parameter):
             finding.whole[name] = fingerprint(parameter)
     difference = _between_ranks(ranks.gather(finding))
     if difference:
@@ -155,12 +165,12 @@ def _compare(parameter: _Parameter, files: WeightFiles, finding: _Finding) -> No
     converted = parameter.key.form == "converted"
     # Gathering is a collective: whether a parameter is gathered follows from its key alone, on which all ranks have
     # agreed (_same_keys), and never from what this rank has found so far.
-    with (partition.gathered if converted else partition.held)(parameter.tensor) as share:
-        name, held = parameter.name, fingerprint(share.tensor)
-        finding.held[name] = held
+    with (gathered if converted else held)(parameter.tensor) as share:
+        name, digest = parameter.name, fingerprint(share.tensor)
+        finding.held[name] = digest
         finding.bytes += share.tensor.nbytes
         if share.whole:
-            finding.whole[name] = held
+            finding.whole[name] = digest
         if finding.different or parameter.key.form == "absent":
             return
         try:
@@ -171,16 +181,14 @@ def _compare(parameter: _Parameter, files: WeightFiles, finding: _Finding) -> No
             finding.different, finding.expected = name, f"can't be read ({error!r})"
 
 
-def _sliced(key: str, share: partition.Share, files: WeightFiles) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _sliced(key: str, share: Share, files: WeightFiles) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Pairs of this rank's elements and the file's, a chunk at a time."""
     for start in range(0, share.tensor.numel(), CHUNK):
         mine = share.tensor[start : start + CHUNK]
         yield mine, files.read(key, share.start + start, share.start + start + mine.numel())
 
 
-def _converted(
-    parameter: _Parameter, share: partition.Share, files: WeightFiles
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _converted(parameter: _Parameter, share: Share, files: WeightFiles) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Pairs of the whole parameter in the file's form and the file's tensors."""
     model = parameter.model
     base = model.get_base_model() if isinstance(model, PeftModel) else model
@@ -194,7 +202,7 @@ def _as_loaded(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     return same_bits(mine, theirs.to(device=mine.device, dtype=mine.dtype))
 
 
-def _expected(key: TensorKey, share: partition.Share, files: WeightFiles) -> str:
+def _expected(key: TensorKey, share: Share, files: WeightFiles) -> str:
     if key.form == "converted":
         return "has others in its own form"
     return f"has {fingerprint(files.read(key.name, share.start, share.stop).to(share.tensor.dtype))}"

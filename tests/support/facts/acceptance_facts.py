@@ -1,0 +1,62 @@
+"""What the acceptance run's checks find on a CPU, all in one process whose libraries are already there.
+
+`python -m grpo_acceptance` starts a process for each; the tests see that with two of them only.
+"""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from grpo_acceptance import memory, steps, training_checks
+from grpo_acceptance.findings import Context, Finding
+
+from ..ranks.pods import free_port
+
+TINY = {
+    "family": "qwen2",
+    "micro_batch": 2,
+    "prompt": 8,
+    "completion": 8,
+    "checkpointing": True,
+    "accumulation": 2,
+    "generation_batch": 4,
+    "config": {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "intermediate_size": 128, "vocab_size": 1000, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+"""A case of the memory check that a CPU gets through at once; it has no allocator to read."""
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Findings by check; `other` are those of a GPU that computes something else."""
+    context = Context("cpu", str(folder), port=free_port())
+    steps.reference(context)
+    found: dict[str, list[Finding]] = {
+        "step": steps.compare(context),
+        "kl-zero": steps.kl_zero(context),
+        "adamw-8bit": steps.eight_bit(context),
+        "resume": training_checks.resume(context),
+        "proof": training_checks.proof(context),
+        "strategies": training_checks.train_strategies(context, 0),
+        "no such device": training_checks.train_strategies(replace(context, device="cuda"), 0)[:1],
+    }
+    disturb(folder / "step-float32")
+    found["other"] = steps.compare(context)
+    cases = [TINY | {"precision": precision, "lora_rank": rank} for precision, rank in MEMORY]
+    return {
+        "findings": {name: [asdict(one) for one in rows] for name, rows in found.items()},
+        "phases": [sorted(memory.Run(case, "cpu").measured()) for case in cases],
+    }
+
+
+MEMORY = (("bfloat16", 0), ("mixed", 0), ("bfloat16", 4))
+"""Precision and LoRA rank of the tiny case."""
+
+
+def disturb(path: Path) -> None:
+    """Let the CPU's loss of step 2 be another than it was."""
+    expected = json.loads(path.read_text())
+    expected["2"]["loss"] += 1.0
+    path.write_text(json.dumps(expected))

@@ -1,0 +1,1 @@
+"""Training processes without a cluster, for tests and benchmarks."""

@@ -1,0 +1,153 @@
+"""`python -m grpo_acceptance`: checks this machine's GPUs, prints what it finds, and writes it to files.
+
+It tells which versions differ from the image's before anything that may fail over them is imported. In a pod of a
+GRPOJob it ends with the Outcome that the operator waits for. Exit code 0: nothing failed; 1: something did; 2: there
+is no GPU. With --check it is the process of one check, which the run starts.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from grpo_trainer.runtime.clock import SYSTEM_CLOCK
+
+from . import report
+from .findings import CHECKS, Check, Context, dumped
+from .report import Progress, Surroundings
+from .runner import answer_file, run_checks
+
+BUDGET_SECONDS = 540.0
+"""For the whole run, installation included: a machine that is lent often ends a command after ten minutes, and bringing
+the files back takes one."""
+CLOSING_SECONDS = 10.0
+"""Kept for the end: processes that die slowly, and the report."""
+ASK_SECONDS = 60.0
+"""Longest wait for torch's answer how many GPUs there are: a broken driver gives none."""
+NO_GPU = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the acceptance, or one check of it; returns the exit code."""
+    begin = SYSTEM_CLOCK.now()
+    given = options(arguments)
+    if given.check:
+        return work(Check(**json.loads(given.check)), Context(**json.loads(given.context)))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    image = report.image_versions()
+    here = report.installed_versions(image)
+    where = Surroundings(report.system_sentence(), given.device, here, report.differing_versions(here, image))
+    print(f"{where.machine}; {report.versions_sentence(where.different)}", flush=True)
+    world = given.ranks or (gpus() if given.device == "cuda" else 1)
+    if not world:
+        print("this machine has no GPU that torch can use; --device cpu runs what can be seen on a CPU", flush=True)
+        return NO_GPU
+    return accept(given, where, world, begin + given.budget - given.used - CLOSING_SECONDS)
+
+
+def accept(given: argparse.Namespace, where: Surroundings, world: int, deadline: float) -> int:
+    """Run all checks until the deadline on SYSTEM_CLOCK, and write the report. Returns 1 if any failed."""
+    chosen = [check for check in CHECKS if not given.only or check.name in given.only]
+    checks = [replace(check, seconds=check.seconds * given.patience) for check in chosen]
+    progress = Progress(checks, where, given.output, deadline)
+    with tempfile.TemporaryDirectory(prefix="acceptance-") as folder:
+        for one in run_checks(checks, Context(given.device, folder, world=world), deadline, progress.begin):
+            progress.end(one)
+    done = progress.done
+    print(f"\n{report.page(report.as_json(where, done))}\nwritten to {given.output}", flush=True)
+    wrong = [f"{finding.what}: {finding.message}" for finding in report.failed(done)]
+    conclude(f"acceptance: {report.summary(done)}", wrong)
+    return int(bool(wrong))
+
+
+def conclude(summary: str, wrong: list[str]) -> None:
+    """In a pod of a GRPOJob: the Outcome of this attempt, in its termination message."""
+    from grpo_api.text.contract import PLAN_ENV
+
+    path = Path(os.environ.get(PLAN_ENV, ""))
+    if not path.is_file():
+        return
+    from grpo_api.plan.plan import TrainingPlan
+    from grpo_api.report.report import Outcome, Result
+    from grpo_api.report.termination_message import with_message
+    from grpo_trainer.gang.placement import placement
+    from grpo_trainer.process.outcome import announce
+
+    plan = TrainingPlan.model_validate_json(path.read_text(encoding="utf-8"))
+    result = Result.ERROR if wrong else Result.SUCCEEDED
+    outcome = Outcome(result=result, rank=placement(plan, os.environ).rank, attempt=plan.job.attempt)
+    announce(with_message(outcome, "; ".join([summary, *wrong])))
+
+
+def work(check: Check, context: Context) -> int:
+    """In the process of a check: import, wait for the word, look, and leave what was found."""
+    function = getattr(importlib.import_module(check.module, __package__), check.function)
+    if not sys.stdin.readline():
+        return 0  # the run has ended before this check's turn
+    threading.Thread(target=_die_with_the_run, daemon=True).start()
+    findings = function(context, *check.arguments)
+    if context.rank == 0:
+        unfinished = answer_file(check, context).with_suffix(".unfinished")
+        unfinished.write_text(dumped(findings), encoding="utf-8")
+        unfinished.rename(answer_file(check, context))
+    return 0
+
+
+def _die_with_the_run() -> None:
+    """End this check's processes when the run's end of their input closes: a killed run leaves no GPU in use."""
+    sys.stdin.read()
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def gpus() -> int:
+    """GPUs that torch can use; asked in a process of its own, since asking takes hold of them."""
+    code = "import torch; print(torch.cuda.device_count())"
+    command = [sys.executable, "-c", code]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_SECONDS)
+    except subprocess.TimeoutExpired:
+        print(f"torch did not say within {ASK_SECONDS:.0f} s how many GPUs there are", flush=True)
+        return 0
+    last = asked.stdout.strip().rpartition("\n")[2]
+    if not last.isdecimal():
+        print(f"torch can't be asked for GPUs: {asked.stderr.strip()[-500:]}", flush=True)
+    return int(last) if last.isdecimal() else 0
+
+
+def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    names = [check.name for check in CHECKS]
+    parser = argparse.ArgumentParser(prog="python -m grpo_acceptance", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: what can be seen without a GPU")
+    parser.add_argument("--output", type=Path, default=Path("acceptance"), help="folder for the three files")
+    parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="seconds for the whole run")
+    parser.add_argument("--used", type=float, default=0.0, help="seconds of the budget that an installation took")
+    parser.add_argument("--patience", type=float, default=1.0, help="factor of every check's own time limit")
+    parser.add_argument("--only", nargs="+", choices=names, help="some of the checks")
+    parser.add_argument("--ranks", type=int, default=0, help="processes of checks that take several; 0: one per GPU")
+    parser.add_argument("--check", help=argparse.SUPPRESS)
+    parser.add_argument("--context", default="{}", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    # past the interpreter's teardown, in which threads of collectives can abort after all is said
+    code = 1
+    try:
+        code = main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

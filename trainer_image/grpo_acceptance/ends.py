@@ -1,0 +1,108 @@
+"""Checks how the real entry point, `python -m grpo_trainer`, ends after SIGTERM and after GPU out-of-memory.
+
+The operator decides about a restart from the reported Outcome, so it must be right where CUDA is involved too.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
+from grpo_api.text.contract import DATA_MOUNT_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
+
+from .findings import Context, Finding, judged
+from .runner import free_port
+from .trial_plans import make_plan, middling_model, prompts
+
+POLL_SECONDS = 0.1
+PATIENCE_SECONDS = 120
+STOP_AFTER = 2
+"""Steps before SIGTERM."""
+
+
+def sigterm(context: Context) -> list[Finding]:
+    """Check that a run saves a checkpoint after SIGTERM and reports Preempted."""
+    training, execution = {"maxSteps": 100000}, {"saveEverySteps": 100000}
+    plan = make_plan(context, training=training, execution=execution, folder=context.path / "stopped")
+    with Pod(context, plan, "grpo_trainer", "sigterm") as pod:
+        if not pod.until(f'"step": {STOP_AFTER},'):
+            return [judged("SIGTERM", [f"no step {STOP_AFTER}"], pod.end())]
+        sent = time.monotonic()
+        pod.process.send_signal(signal.SIGTERM)
+        problems = pod.problems(Result.PREEMPTED)
+        seconds = time.monotonic() - sent
+    problems += [] if "a checkpoint was saved" in pod.message else ["no checkpoint was saved"]
+    return [judged("SIGTERM", problems, f"{pod.message}, after {seconds:.1f} s", {"seconds": seconds})]
+
+
+def out_of_memory(context: Context) -> list[Finding]:
+    """A run on a GPU that something else fills says OutOfMemory, not Error: the answer to it is another plan."""
+    plan = make_plan(
+        context,
+        model=middling_model(context),
+        training={"promptsPerStep": 16, "maxCompletionLength": 448, "maxSteps": 1},
+        execution={"microBatch": 64},
+    )
+    with Pod(context, plan, f"{__package__}.starved", "out-of-memory") as pod:
+        problems = pod.problems(Result.OUT_OF_MEMORY)
+    return [judged("injected CUDA out-of-memory", problems, pod.message[:400])]
+
+
+class Pod:
+    """One training pod as a process; a context manager that leaves none behind."""
+
+    def __init__(self, context: Context, plan: TrainingPlan, module: str, name: str) -> None:
+        prompts(context)
+        self.message = ""
+        self._log, self._outcome = context.path / f"{name}.log", context.path / f"{name}.outcome"
+        planned = context.path / f"{name}.plan"
+        planned.write_text(plan.model_dump_json(by_alias=True), encoding="utf-8")
+        own = {
+            PLAN_ENV: str(planned),
+            DATA_MOUNT_ENV: context.folder,
+            TERMINATION_LOG_ENV: str(self._outcome),
+            PROGRESS_BIND_ENV: f"127.0.0.1:{free_port()}",
+        }
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module], env=os.environ | own, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def __enter__(self) -> "Pod":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def until(self, text: str) -> bool:
+        """Whether the log has come to say this; false once the process has ended, or patience has."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            if text in self._log.read_text(encoding="utf-8", errors="replace"):
+                return True
+            if self.process.poll() is not None:
+                return False
+            time.sleep(POLL_SECONDS)
+        return False
+
+    def problems(self, expected: Result) -> list[str]:
+        """Wait for the end; how it differs from that result, its exit code included."""
+        try:
+            code = self.process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return [f"it still runs after {PATIENCE_SECONDS} s", self.end()]
+        if not self._outcome.exists():
+            return [f"exit code {code} without an outcome", self.end()]
+        outcome = Outcome.model_validate_json(self._outcome.read_text(encoding="utf-8"))
+        self.message = outcome.message
+        problems = [] if outcome.result is expected else [f"{outcome.result} instead of {expected}"]
+        return problems + ([] if code == EXIT_CODES[expected] else [f"exit code {code}, not {EXIT_CODES[expected]}"])
+
+    def end(self) -> str:
+        """The end of its log."""
+        return Path(self._log).read_text(encoding="utf-8", errors="replace")[-600:]

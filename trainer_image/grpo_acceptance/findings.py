@@ -1,0 +1,133 @@
+"""The checks in their order, and findings: what a check says, in the report and between processes.
+
+First comes what would be missed most if the time ended early: a lease is short and may not come again. `gpu` says
+whether torch works here at all. Then come the parts that no CPU can show and every GPU job uses: TRL's fused head, a
+step's numbers beside the CPU's, the proof of weights, the engine. Then memory, since plans stand on its predictions,
+and its worst end. The rest has been shown on CPUs and is repeated here.
+
+No check is imported here: each is named by its module, which only its own process loads. Findings are plain dataclasses
+and JSON: they are read and written where nothing is installed but Python.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+
+class State(StrEnum):
+    """How a check ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of the report."""
+
+    what: str
+    """What was looked at."""
+    state: State
+    """How it ended."""
+    message: str
+    """What was seen; why it failed, or why it was not run."""
+    numbers: dict[str, float | str] = field(default_factory=dict)
+    """What was measured, by name; bytes and seconds unless the name says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a check knows of its surroundings; travels as JSON to its process."""
+
+    device: str
+    """cuda or cpu."""
+    folder: str
+    """Where models and results of this acceptance run are; shared by all checks, gone afterwards."""
+    rank: int = 0
+    """This process among those of the check."""
+    world: int = 1
+    """Processes of the check, one per device."""
+    port: int = 29500
+    """Where they meet, on loopback."""
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return Path(self.folder)
+
+    @property
+    def gpu(self) -> bool:
+        """Whether this is about GPUs."""
+        return self.device == "cuda"
+
+
+def judged(what: str, problems: Sequence[str], seen: str, numbers: dict[str, float | str] | None = None) -> Finding:
+    """Passed without problems, failed with them."""
+    state = State.FAILED if problems else State.PASSED
+    return Finding(what, state, "; ".join([*problems, seen]), numbers or {})
+
+
+def not_run(what: str, why: str) -> Finding:
+    """A finding of something that was not looked at."""
+    return Finding(what, State.NOT_RUN, why)
+
+
+def dumped(findings: Sequence[Finding]) -> str:
+    """The findings as JSON."""
+    return json.dumps([asdict(finding) for finding in findings])
+
+
+def loaded(text: str) -> list[Finding]:
+    """Findings from that JSON."""
+    return [Finding(**(item | {"state": State(item["state"])})) for item in json.loads(text)]
+
+
+MEMORY_CASES = 9
+"""Rows of predictions.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One process's work, or with `ranks` that of as many as there are devices."""
+
+    name: str
+    """Its word on the command line."""
+    module: str
+    """Module, as seen from this package."""
+    function: str
+    """`function(context, *arguments)` gives its findings."""
+    seconds: float
+    """After so long it is ended."""
+    arguments: Sequence[int] = ()
+    """Arguments of the function after the context."""
+    needs_gpu: bool = False
+    """Whether there is nothing to see on a CPU."""
+    on_cpu: bool = False
+    """Whether it is a CPU's work on every machine, with the GPUs out of sight."""
+    ranks: bool = False
+    """Whether it takes one process per device, and more than one."""
+
+
+CHECKS = (
+    Check("gpu", ".machine", "describe", 60, needs_gpu=True),
+    Check("fused-head", ".steps", "compare_fused_head", 60),
+    Check("step-on-cpu", ".steps", "reference", 90, on_cpu=True),
+    Check("step", ".steps", "compare", 90),
+    Check("proof", ".training_checks", "proof", 60),
+    Check("engine", ".training_checks", "train_engines", 240),
+    *(Check(f"memory-{n + 1}", ".memory", "measure", 60, (n,), needs_gpu=True) for n in range(MEMORY_CASES)),
+    Check("out-of-memory", ".ends", "out_of_memory", 90, needs_gpu=True),
+    Check("all-reduce", ".machine", "all_reduce", 60, ranks=True),
+    Check("adamw-8bit", ".steps", "eight_bit", 60),
+    Check("zero-3", ".training_checks", "train_strategies", 120, (3,)),
+    Check("zero-2", ".training_checks", "train_strategies", 120, (2,)),
+    Check("strategies", ".training_checks", "train_strategies", 120, (0,)),
+    Check("resume", ".training_checks", "resume", 90),
+    Check("kl-zero", ".steps", "kl_zero", 90),
+    Check("sigterm", ".ends", "sigterm", 90),
+    Check("zero-2-ranks", ".training_checks", "train_strategies", 120, (2,), ranks=True),
+    Check("zero-3-ranks", ".training_checks", "train_strategies", 120, (3,), ranks=True),
+)

@@ -1,0 +1,55 @@
+"""Checks of the machine: its first GPU, whether this torch was built for it, and an all-reduce over the GPUs' links."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from grpo_trainer.checkpoints.environment import driver
+from grpo_trainer.gang import rendezvous
+from grpo_trainer.gang.placement import Placement, launch_environment
+
+from .findings import Context, Finding, judged
+from .trial_plans import make_plan
+
+
+def describe(_: Context) -> list[Finding]:
+    """This machine's first GPU; the number of all of them."""
+    properties = torch.cuda.get_device_properties(0)
+    capability, arches = torch.cuda.get_device_capability(0), torch.cuda.get_arch_list()
+    problems = [] if covered(capability, arches) else [f"torch has no code for sm_{capability[0]}{capability[1]}"]
+    numbers: dict[str, float | str] = {
+        "gpus": float(torch.cuda.device_count()),
+        "bytes": float(properties.total_memory),
+        "product": properties.name,
+        "driver": driver() or "unknown",
+        "cuda": str(torch.version.cuda),
+    }
+    seen = f"{torch.cuda.device_count()} × {properties.name}, sm_{capability[0]}{capability[1]}"
+    return [judged("GPU", problems, f"{seen}; torch has {' '.join(arches)}", numbers)]
+
+
+def covered(capability: tuple[int, int], arches: Sequence[str]) -> bool:
+    """Whether there is machine code that a GPU of this compute capability runs: of its own major version and at most
+    its minor one (CUDA's binary compatibility), or intermediate code of an earlier version."""
+    for name in arches:
+        kind, _, digits = name.partition("_")
+        found = (int(digits.rstrip("af")[:-1]), int(digits.rstrip("af")[-1]))
+        if kind == "compute" and found <= capability:
+            return True
+        if kind == "sm" and found[0] == capability[0] and found[1] <= capability[1]:
+            return True
+    return False
+
+
+def all_reduce(context: Context) -> list[Finding]:
+    """Run the first all-reduce of a gang, as in a pod, and report its bandwidth. Wrong sums raise."""
+    plan = make_plan(context, model=Path("none-is-loaded"))
+    place = Placement(0, context.rank, context.world, 1)
+    os.environ.update(launch_environment(plan, place))
+    speed = rendezvous.join(plan, place)
+    rendezvous.leave_together()
+    problems = [] if speed else ["no bandwidth was measured"]
+    seen = f"{context.world} ranks, {(speed or 0.0) / 1e9:.2f} GB/s on the bus"
+    return [judged("all-reduce", problems, seen, {"bytes_per_second": speed or 0.0})]

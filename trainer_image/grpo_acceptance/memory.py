@@ -1,0 +1,191 @@
+"""Memory of a step, measured phase by phase on real models and set beside the plan's prediction.
+
+The models have the widths of real ones and random weights, made on the device; passes, generation, fused head and
+optimizer are those of training, without the trainer around them. The cases and their predictions are in
+predictions.json, which grpo_codegen writes: this package may not import the planner.
+"""
+
+import contextlib
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from trl.trainer.utils import add_fused_lm_head
+
+from .findings import Context, Finding, judged, not_run
+
+PREDICTIONS = Path(__file__).with_name("predictions.json")
+CLASSES = {"qwen2": "Qwen2Config", "llama": "LlamaConfig"}
+GIB = 1 << 30
+PEAK_LIMIT = 0.05
+"""Of the measured peak: the margin that a plan keeps where the model's shape is known exactly."""
+STEPS = 3
+"""The second is shorter, so that the third meets a fragmented allocator; the third is measured."""
+SHORT = 16
+"""Tokens generated in the steps that are not measured."""
+Case = dict[str, Any]
+
+
+def cases() -> list[Case]:
+    """All configurations with their predictions."""
+    found: list[Case] = json.loads(PREDICTIONS.read_text(encoding="utf-8"))
+    return found
+
+
+def title(case: Case) -> str:
+    """A case in a few words."""
+    lengths = f"{case['micro_batch']} × ({case['prompt']} + {case['completion']})"
+    checkpointing = "checkpointing" if case["checkpointing"] else "no checkpointing"
+    adapter = f", LoRA {case['lora_rank']}" if case["lora_rank"] else ""
+    return f"memory: {case['model']}, {lengths}, {case['precision']}, {checkpointing}{adapter}"
+
+
+def measure(_: Context, number: int) -> list[Finding]:
+    """One case on the GPU; each in a process of its own, for a clean allocator."""
+    case = cases()[number]
+    total = torch.cuda.mem_get_info()[1]
+    if case["device_bytes"] > total:
+        why = f"needs {case['device_bytes'] / GIB:.1f} GiB, the GPU has {total / GIB:.1f}"
+        return [not_run(title(case), why)]
+    return [compared(case, Run(case, "cuda").measured(), _used())]
+
+
+def compared(case: Case, measured: dict[str, int], device: int) -> Finding:
+    """Measured peaks by phase, and bytes of the device in use, beside the prediction."""
+    peak, predicted = max(measured.values()), max(case["phases"].values())
+    error = predicted / peak - 1
+    problems = [] if abs(error) <= PEAK_LIMIT else [f"the predicted peak is off by {error:+.1%}"]
+    if device > case["device_bytes"]:
+        problems.append(f"the device holds {device / GIB:.2f} GiB, more than {case['device_bytes'] / GIB:.2f}")
+    phases = ", ".join(
+        f"{name} {value / GIB:.2f} ({case['phases'][name] / GIB:.2f})" for name, value in measured.items()
+    )
+    numbers: dict[str, float | str] = {f"measured {name}": float(value) for name, value in measured.items()}
+    numbers |= {f"predicted {name}": float(case["phases"][name]) for name in measured}
+    numbers |= {"device": float(device), "predicted device": float(case["device_bytes"]), "error": error}
+    seen = f"GiB measured (predicted): {phases}; peak {error:+.2%}; device {device / GIB:.2f}"
+    return judged(title(case), problems, seen, numbers)
+
+
+class Run:
+    """One case's model and optimizer, and its steps."""
+
+    def __init__(self, case: Case, device: str) -> None:
+        self.case, self.device = case, device
+        self.peaks: dict[str, int] = {}
+        adapter_in_bfloat16 = bool(case["lora_rank"] and case["precision"] == "bfloat16")
+        self.autocast = case["precision"] == "mixed" or adapter_in_bfloat16
+        self.model = self._make()
+        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.trained, lr=1e-6, fused=True)
+
+    def measured(self) -> dict[str, int]:
+        """Peak of allocated bytes by phase of the last step. Loading is left out: no trainer loads these models."""
+        for step in range(STEPS):
+            self.peaks.clear()
+            self.step(shorter=step == 1, generate=self.case["completion"] if step == STEPS - 1 else SHORT)
+        return dict(self.peaks)
+
+    def step(self, shorter: bool, generate: int) -> None:
+        """Generate, score with the reference, accumulate, and update."""
+        prompt, completion = (self.case[name] * (3 if shorter else 4) // 4 for name in ("prompt", "completion"))
+        self._generate(prompt, generate)
+        ids, labels = self._batch(prompt, completion)
+        self._reference(ids, labels)
+        self._checkpointing(self.case["checkpointing"])
+        for _ in range(self.case["accumulation"]):
+            self._micro_batch(ids, labels)
+        with self.phase("step"):
+            torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _micro_batch(self, ids: torch.Tensor, labels: torch.Tensor) -> None:
+        with self.phase("forward"):
+            scores = self._scores(ids, labels)
+            loss = -torch.exp(scores - scores.detach()).mean()
+        with self.phase("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Keeps the peak of what runs within; a phase that runs twice keeps its higher one."""
+        gc.collect()
+        on_gpu = self.device == "cuda"
+        if on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        yield
+        peak = torch.cuda.max_memory_allocated() if on_gpu else 0
+        self.peaks[name] = max(peak, self.peaks.get(name, 0))
+
+    def _make(self) -> Any:
+        """The model on the device, with TRL's head; inside PEFT's wrapper for an adapter."""
+        config = getattr(transformers, CLASSES[self.case["family"]])(**self.case["config"], pad_token_id=0)
+        dtype = torch.bfloat16 if self.case["precision"] == "bfloat16" else torch.float32
+        with torch.device(self.device):
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+        if not self.case["lora_rank"]:
+            return model
+        rank = self.case["lora_rank"]
+        wrapped = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+        wrapped.enable_input_require_grads()
+        return wrapped
+
+    def _cast(self) -> torch.autocast:
+        return torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.autocast)
+
+    def _batch(self, prompt: int, completion: int, rows: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random tokens and labels of [rows, tokens]; only completions are scored."""
+        shape = (rows or self.case["micro_batch"], prompt + completion)
+        ids = torch.randint(5, self.case["config"]["vocab_size"], shape, device=self.device)
+        labels = ids.clone()
+        labels[:, :prompt] = -100
+        return ids, labels
+
+    def _scores(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with self._cast():
+            mask = torch.ones_like(ids)
+            out = self.model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False, fused_lm_head=True)
+        scores: torch.Tensor = out.log_probs
+        return scores
+
+    def _generate(self, prompt: int, tokens: int) -> None:
+        self.model.eval()
+        self._checkpointing(False)
+        ids, _ = self._batch(prompt, 0, self.case["generation_batch"])
+        with self.phase("generate"), torch.no_grad(), self._cast():
+            self.model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), min_new_tokens=tokens, max_new_tokens=tokens,
+                do_sample=True, top_k=0, pad_token_id=0, eos_token_id=None,
+            )  # fmt: skip
+        self.model.train()
+
+    def _reference(self, ids: torch.Tensor, labels: torch.Tensor) -> None:
+        """A pass without gradients. The policy stands in for a frozen copy, so it is frozen: autocast keeps casts of
+        trained weights only."""
+        adapters_off = self.model.disable_adapter() if self.case["lora_rank"] else contextlib.nullcontext()
+        for parameter in self.trained:
+            parameter.requires_grad_(False)
+        with self.phase("reference"), torch.no_grad(), adapters_off:
+            self._scores(ids, labels)
+        for parameter in self.trained:
+            parameter.requires_grad_(True)
+
+    def _checkpointing(self, on: bool) -> None:
+        if on:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        elif self.model.is_gradient_checkpointing:
+            self.model.gradient_checkpointing_disable()
+
+
+def _used() -> int:
+    """Bytes of the device in use, by the allocator, the context and others."""
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)

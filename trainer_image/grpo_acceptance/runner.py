@@ -1,0 +1,179 @@
+"""Runs the checks, each in processes of its own, under one budget of time.
+
+A CUDA error, an abort or a hang thus ends one check, and the report has its exit code. While one check runs, the
+processes of the next import their libraries and wait for the start: the imports take longer than most checks.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
+from grpo_trainer.runtime.clock import SYSTEM_CLOCK
+
+from .findings import Check, Context, Finding, judged, loaded, not_run
+
+LEAST_SECONDS = 15.0
+"""With less time left no check is begun."""
+POLL_SECONDS = 0.05
+DEATH_SECONDS = 5.0
+"""Longest wait for a killed process: one that hangs in a GPU's driver can't die."""
+WORD = b"go\n"
+TAIL = 20_000
+"""Bytes of a process's output that are kept."""
+SETTINGS = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A check that has ended, or was not begun."""
+
+    name: str
+    findings: list[Finding]
+    seconds: float = 0.0
+    log: str = ""
+    """End of the output of its processes."""
+
+
+class Started:
+    """The processes of one check, waiting for the word. A context manager that leaves none behind."""
+
+    def __init__(self, check: Check, context: Context) -> None:
+        self.check = check
+        self._outputs = [context.path / f"{check.name}-{rank}.out" for rank in range(context.world)]
+        self._answer = answer_file(check, context)
+        port = free_port()
+        self._processes = [self._start(replace(context, rank=rank, port=port)) for rank in range(context.world)]
+
+    def _start(self, context: Context) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", __package__ or "", "--check", json.dumps(asdict(self.check))]
+        with self._outputs[context.rank].open("wb") as output:
+            # a session of its own: what a check starts is ended with it
+            return subprocess.Popen(
+                [*command, "--context", json.dumps(asdict(context))],
+                env=_allocator() | os.environ | SETTINGS | (NO_GPUS if self.check.on_cpu else {}),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def run(self, seconds: float, out_of_time: str) -> Done:
+        """Give the word and wait for at most so long; `out_of_time` says why not longer, empty for the check's own
+        limit."""
+        begin = SYSTEM_CLOCK.now()
+        for process in self._processes:
+            with suppress(BrokenPipeError):  # it has ended already, over an import, say; its exit code tells
+                os.write(process.stdin.fileno() if process.stdin else -1, WORD)
+        codes = self._codes(begin + seconds)
+        took = SYSTEM_CLOCK.now() - begin
+        findings = self._findings(codes, took, out_of_time)
+        return Done(self.check.name, findings, round(took, 1), self._log())
+
+    def _codes(self, deadline: float) -> list[int | None]:
+        """Exit codes once all have ended, one has failed or time is up; None for those that still run."""
+        while True:
+            codes = [process.poll() for process in self._processes]
+            if None not in codes or any(codes) or SYSTEM_CLOCK.now() >= deadline:
+                return codes
+            SYSTEM_CLOCK.sleep(POLL_SECONDS)
+
+    def _findings(self, codes: list[int | None], took: float, out_of_time: str) -> list[Finding]:
+        failed = [code for code in codes if code]
+        if not failed and None in codes:
+            if out_of_time:
+                return [not_run(self.check.name, out_of_time)]
+            return [judged(self.check.name, [f"no answer within {took:.0f} s"], "")]
+        if failed or not self._answer.exists():
+            ended = f"ended with exit code {', '.join(map(str, failed)) or '0 without an answer'}"
+            return [judged(self.check.name, [ended], _last_line(self._log()))]
+        return loaded(self._answer.read_text(encoding="utf-8"))
+
+    def _log(self) -> str:
+        return "".join(path.read_bytes()[-TAIL:].decode(errors="replace") for path in self._outputs)
+
+    def __enter__(self) -> "Started":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            with suppress(ProcessLookupError):  # all of them have ended
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(DEATH_SECONDS)
+            if process.stdin:
+                process.stdin.close()
+
+
+def run_checks(
+    checks: Sequence[Check],
+    context: Context,
+    deadline: float,
+    begins: Callable[[Check, float], None] = lambda *_: None,
+) -> Iterator[Done]:
+    """Run the checks in turn until the deadline on SYSTEM_CLOCK.
+
+    `begins` is called with each check that is begun and the seconds after which it will be ended.
+    """
+    fit = [check for check in checks if not why_not(check, context)]
+    ready: Started | None = None
+    try:
+        for check in checks:
+            left = deadline - SYSTEM_CLOCK.now()
+            if why := why_not(check, context) or ("time" if left < LEAST_SECONDS else ""):
+                yield Done(check.name, [not_run(check.name, why)])
+                continue
+            following = fit[fit.index(check) + 1 :]
+            with ready or Started(check, _placed(check, context)) as current:
+                ready = Started(following[0], _placed(following[0], context)) if following else None
+                seconds = min(check.seconds, left)
+                begins(check, seconds)
+                yield current.run(seconds, "time" if left < check.seconds else "")
+    finally:
+        if ready:
+            ready.__exit__()
+
+
+def why_not(check: Check, context: Context) -> str:
+    """Why a check can't be run here; empty where it can. The context's world is the number of devices."""
+    if check.needs_gpu and not context.gpu:
+        return "needs a GPU"
+    if check.ranks and context.world < 2:
+        return "one rank can't show it"
+    return ""
+
+
+def answer_file(check: Check, context: Context) -> Path:
+    """Where a check's first process leaves its findings."""
+    return context.path / f"{check.name}.json"
+
+
+def _placed(check: Check, context: Context) -> Context:
+    """The context of a check: one process, or one per device; on a CPU where that is its place."""
+    placed = context if check.ranks else replace(context, world=1)
+    return replace(placed, device="cpu") if check.on_cpu else placed
+
+
+def _allocator() -> dict[str, str]:
+    """The allocator's settings that a plan's memory is counted with, unless the environment has its own."""
+    return {} if set(ALLOCATOR_ENV) & os.environ.keys() else {ALLOCATOR_ENV[0]: EXPANDABLE_SEGMENTS}
+
+
+def _last_line(log: str) -> str:
+    """The last line of an output that says something."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    return lines[-1][-300:] if lines else "it printed nothing"
+
+
+def free_port() -> int:
+    """A port on loopback that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

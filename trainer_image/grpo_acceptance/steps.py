@@ -1,0 +1,216 @@
+"""Checks of single training steps: GPU against CPU, the KL before the first step, 8-bit AdamW, the fused head.
+
+Both devices train on the same completions, which the CPU has drawn: their random numbers differ, and a step on other
+tokens is another step.
+
+The fused head turns hidden states into log-probabilities and entropies without the logits, on a GPU by Triton kernels,
+which no CPU test has ever run. Here it is compared with the plain formula, which has the logits.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from trl.kernels import chunked_logprob
+
+from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
+
+from . import trial_runs
+from .findings import Context, Finding, judged
+from .trial_plans import make_plan
+from .trial_runs import Ran, Step
+
+STEPS = 2
+LIMITS = {"float32": (1e-3, 1e-2), "bfloat16": (0.1, 0.5)}
+"""Largest relative error of a step's numbers, and of the weights' way in STEPS steps, by dtype. Adam's first steps go
+by the sign of a gradient, so that weights whose gradient is about zero may go either way."""
+EIGHT_BIT_LIMIT = 0.1
+"""Of the weights' way in a step with moments in 8 bits instead of 32."""
+KL_ZERO = (("Clone", "float32"), ("Clone", "bfloat16"), ("Offload", "bfloat16"), ("Adapter", "bfloat16"))
+"""Strategies and dtypes whose KL before the first step is looked at."""
+Tokens = list[list[int]]
+
+
+class Replay:
+    """Stands in for a trainer's generation: keeps what it draws, or gives what another one has drawn."""
+
+    def __init__(self, drawn: list[Tokens] | None = None) -> None:
+        self.drawn: list[Tokens] = [] if drawn is None else list(drawn)
+        self._given = drawn is not None
+
+    def install(self, trainer: ReferenceGRPOTrainer) -> None:
+        """Take the generation's place."""
+        generate = trainer._generate_single_turn
+
+        def turn(prompts: Tokens, *arguments: Any, **named: Any) -> tuple[Tokens, None]:
+            if self._given:
+                return self.drawn.pop(0), None
+            completions = generate(prompts, *arguments, **named)[0]
+            self.drawn.append([list(map(int, completion)) for completion in completions])
+            return completions, None
+
+        setattr(trainer, "_generate_single_turn", turn)  # noqa: B010  # the engine's own method, on this trainer only
+
+
+def reference(context: Context) -> list[Finding]:
+    """On the CPU, draw completions and take the steps, for `compare` to read."""
+    replay = Replay()
+    trial_runs.run(context, _plan(context, "float32"), replay.install)
+    _write(context, "completions", replay.drawn)
+    for dtype in LIMITS:
+        steps, way = _taken(context, dtype, replay.drawn)
+        _write(context, dtype, {str(step): numbers for step, numbers in steps.items()})
+        torch.save(way, _file(context, f"{dtype}.pt"))
+    return [judged("step on the CPU", [], f"{STEPS} steps in {' and '.join(LIMITS)}, to compare with")]
+
+
+def compare(context: Context) -> list[Finding]:
+    """The same steps on the device."""
+    return [_compared(context, dtype) for dtype in LIMITS]
+
+
+def kl_zero(context: Context) -> list[Finding]:
+    """Before the first step policy and reference are the same weights: the KL is 0, not about 0."""
+    found = []
+    for strategy, dtype in KL_ZERO:
+        execution = {"dtype": dtype}
+        ran = trial_runs.run(context, make_plan(context, strategy, training={"maxSteps": 1}, execution=execution))
+        kl = ran.steps[1]["kl"]
+        problems = [] if kl == 0.0 else [f"the KL is {kl:.3g}"]
+        found.append(judged(f"KL of step 1, {strategy}, {dtype}", problems, f"KL {kl:g}", {"kl": kl}))
+    return found
+
+
+def eight_bit(context: Context) -> list[Finding]:
+    """One step with bitsandbytes' AdamW beside one with torch's."""
+    replay = Replay()
+    plain = _way(_one_step(context, "AdamW", replay))
+    ran = _one_step(context, "AdamW8bit", Replay(replay.drawn))
+    kinds = {str(state.dtype) for state in _moments(ran.trainer) if state.numel() >= 4096}
+    error = _apart(_way(ran), plain)
+    seen = ", ".join(sorted(kinds)) or "none"
+    problems = [] if "torch.uint8" in kinds else [f"no moments in 8 bits, only {seen}"]
+    problems += [] if error <= EIGHT_BIT_LIMIT else [f"the step differs by {error:.2g} of its length"]
+    return [judged("AdamW8bit", problems, f"moments in {', '.join(sorted(kinds))}", {"apart": error})]
+
+
+def _one_step(context: Context, optimizer: str, replay: Replay) -> Ran:
+    plan = make_plan(context, training={"maxSteps": 1}, execution={"optimizer": optimizer})
+    return trial_runs.run(context, plan, replay.install)
+
+
+def _moments(trainer: ReferenceGRPOTrainer) -> list[torch.Tensor]:
+    """The optimizer's tensors, through accelerate's wrapper."""
+    optimizer: Any = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    return [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+
+
+def _compared(context: Context, dtype: str) -> Finding:
+    expected = {int(step): numbers for step, numbers in json.loads(_file(context, dtype).read_text()).items()}
+    steps, way = _taken(context, dtype, json.loads(_file(context, "completions").read_text()))
+    numbers: dict[str, float | str] = {
+        name: max(_relative(steps[step][name], expected[step][name]) for step in expected) for name in expected[1]
+    }
+    numbers["weights"] = _apart(way, torch.load(_file(context, f"{dtype}.pt")))
+    of_numbers, of_weights = LIMITS[dtype]
+    problems = [
+        f"{name} differs by {error:.2g}"
+        for name, error in numbers.items()
+        if not float(error) <= (of_weights if name == "weights" else of_numbers)
+    ]
+    return judged(f"step, {dtype}", problems, f"{STEPS} steps beside the CPU's, relative differences", numbers)
+
+
+def _plan(context: Context, dtype: str) -> Any:
+    return make_plan(context, training={"maxSteps": STEPS}, execution={"dtype": dtype})
+
+
+def _taken(context: Context, dtype: str, drawn: list[Tokens]) -> tuple[dict[int, Step], torch.Tensor]:
+    """The steps on given completions: their numbers, and the way that the weights went."""
+    ran = trial_runs.run(context, _plan(context, dtype), Replay(drawn).install)
+    return ran.steps, _way(ran)
+
+
+def _way(ran: Ran) -> torch.Tensor:
+    """Weights after the run less those before it, which the reference still has; one dimension, on the CPU."""
+    pairs = zip(ran.trainer.model.parameters(), ran.trainer.ref_model.parameters(), strict=True)
+    return torch.cat([(after.detach().float() - before.float()).flatten().cpu() for after, before in pairs])
+
+
+def _apart(way: torch.Tensor, expected: torch.Tensor) -> float:
+    """Distance between two ends, relative to the way."""
+    return float((way - expected).norm() / expected.norm())
+
+
+def _relative(value: float, expected: float) -> float:
+    """Relative difference; of numbers below a ten-thousandth the absolute one in these."""
+    return abs(value - expected) / max(abs(expected), 1e-4)
+
+
+def _file(context: Context, name: str) -> Path:
+    return context.path / f"step-{name}"
+
+
+def _write(context: Context, name: str, value: Any) -> None:
+    _file(context, name).write_text(json.dumps(value), encoding="utf-8")
+
+
+TOKENS, WIDTH, VOCABULARY, TILE = 700, 256, 33000, 32768
+"""More than one tile of the vocabulary, and nothing a multiple of a block."""
+OUTPUTS = ("log_probs", "entropy")
+HEAD_LIMITS = {"float32": (1e-4, 1e-4), "bfloat16": (0.05, 0.02)}
+"""Largest error of the values, in nats, and of the gradients, relative to their norm, by dtype of the matrices.
+Logits of a bfloat16 product are rounded to bfloat16: at a size of 4 to 2^-7."""
+
+
+def compare_fused_head(context: Context) -> list[Finding]:
+    """Both dtypes."""
+    return [_compared_head(context, dtype) for dtype in HEAD_LIMITS]
+
+
+def _compared_head(context: Context, dtype: str) -> Finding:
+    torch.manual_seed(0)
+    hidden, weight, targets = _head_inputs(context.device, getattr(torch, dtype))
+    seeds = [torch.randn(TOKENS, device=context.device) for _ in OUTPUTS]
+    fused = _head_gradients(_fused_head, hidden, weight, targets, seeds)
+    plain = _head_gradients(_plain_head, hidden.float(), weight.float(), targets, seeds)
+    numbers: dict[str, float | str] = {}
+    for name, mine, true in zip((*OUTPUTS, "d hidden", "d weight"), fused, plain, strict=True):
+        error = (mine.float() - true).abs().max() if name in OUTPUTS else (mine.float() - true).norm() / true.norm()
+        numbers[name] = float(error)
+    values, gradients = HEAD_LIMITS[dtype]
+    problems = [
+        f"{name} is off by {error:.2g}, more than {limit:g}"
+        for (name, error), limit in zip(numbers.items(), (values, values, gradients, gradients), strict=True)
+        if not float(error) <= limit
+    ]
+    kernel = "Triton" if context.gpu else "torch operators, for Triton needs a GPU"
+    return judged(f"fused head, {dtype}", problems, f"with {kernel}", numbers)
+
+
+def _head_inputs(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states [TOKENS, WIDTH], weights [VOCABULARY, WIDTH], targets [TOKENS]; logits of about unit size."""
+    hidden = torch.randn(TOKENS, WIDTH, device=device).to(dtype).requires_grad_()
+    weight = (torch.randn(VOCABULARY, WIDTH, device=device) / WIDTH**0.5).to(dtype).requires_grad_()
+    return hidden, weight, torch.randint(VOCABULARY, (TOKENS,), device=device)
+
+
+def _head_gradients(
+    head: object, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, seeds: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Values of OUTPUTS and the gradients of hidden states and weights, for the same gradients of the values."""
+    inputs = [hidden.detach().requires_grad_(), weight.detach().requires_grad_()]
+    values = head(*inputs, targets)  # type: ignore[operator]
+    torch.autograd.backward(values, seeds)
+    return [*(value.detach() for value in values), *(one.grad for one in inputs if one.grad is not None)]
+
+
+def _fused_head(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+    found = chunked_logprob.ChunkedLogProbFunction.apply(hidden, weight, None, targets, 1.0, TILE, None, 1.0, OUTPUTS)
+    return [found[0], found[1]]
+
+
+def _plain_head(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+    scores = torch.log_softmax(hidden @ weight.T, dim=-1)
+    return [scores.gather(1, targets[:, None])[:, 0], -(scores.exp() * scores).sum(-1)]

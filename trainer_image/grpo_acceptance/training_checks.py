@@ -1,0 +1,222 @@
+"""Checks of short training runs: every reference strategy, engines beside the policy, resume, and the proof of weights.
+
+Which pairs of strategy and ZeRO stage there are is what the trainer supports; each is a row. Engines show what no CPU
+does: sleep and waking, CUDA graphs, the cache's size, the hash's kernel, and how much faster a step is.
+
+A GPU's kernels may add in another order each time; then no resume can be more alike than the same run is to itself. So
+the run is made twice, and a resume may differ by as much as these two do, which is nothing where kernels are
+deterministic.
+"""
+
+import shutil
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from grpo_api.report.training_metrics import ENGINE_MISMATCH
+from grpo_trainer.generation.generation_base import EngineGeneration
+from grpo_trainer.runtime.errors import WeightsDiffer, classify
+from grpo_trainer.runtime.paths import attempt_folder, checkpoint_folder
+from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
+
+from . import trial_runs
+from .findings import Context, Finding, judged, not_run
+from .trial_plans import make_plan, middling_model
+from .trial_runs import Ran, difference, finite
+
+STEPS, SAVED = 6, 3
+
+
+def resume(context: Context) -> list[Finding]:
+    """A run with a moving reference, the same again, and one that goes on from the first one's middle."""
+    whole, again = _run_and_save(context, "whole", 1), _run_and_save(context, "again", 1)
+    last = checkpoint_folder(_attempt(context, "whole"), STEPS)
+    shutil.rmtree(last)
+    resumed = _run_and_save(context, "whole", 2)
+    noise, gap = difference(whole.steps, again.steps), difference(whole.steps, resumed.steps)
+    problems = [] if resumed.trainer.resumed_from else ["it began anew"]
+    problems += [] if sorted(resumed.steps) == list(range(SAVED + 1, STEPS + 1)) else [f"steps {sorted(resumed.steps)}"]
+    problems += [] if gap <= noise else [f"the resumed run differs by {gap:.2g}, the same run twice by {noise:.2g}"]
+    seen = f"resumed at step {SAVED}: differs by {gap:g}; the same run twice: by {noise:g}"
+    return [judged("checkpoint and resume", problems, seen, {"resumed": gap, "again": noise})]
+
+
+def proof(context: Context) -> list[Finding]:
+    """Policy and reference are proven where they lie, and one bit that is turned there is found."""
+    answers: list[str] = []
+
+    def look(trainer: ReferenceGRPOTrainer) -> None:
+        trainer.prove("policy", trainer.model)
+        trainer.prove("reference", trainer.ref_model)
+        parameter = next(trainer.model.parameters())
+        answers.append(str(parameter.device.type))
+        _flip(parameter)
+        try:
+            trainer.prove("policy", trainer.model)
+        except WeightsDiffer as error:
+            answers.append(str(error))
+        _flip(parameter)
+
+    ran = trial_runs.run(context, make_plan(context, training={"maxSteps": 1}), look)
+    device, *found = answers
+    problems = [] if device == context.device else [f"the weights lie on {device}"]
+    problems += [] if found else ["a turned bit was not found"]
+    proven = ran.trainer.proofs
+    numbers: dict[str, float | str] = {
+        "bytes": float(sum(one.bytes for one in proven)),
+        "seconds": sum(one.seconds for one in proven),
+    }
+    seen = f"{len(proven)} proofs; a turned bit: {''.join(found)[:160]}"
+    return [judged("proof of weights", problems, seen, numbers)]
+
+
+def _run_and_save(context: Context, name: str, attempt: int) -> Ran:
+    folder = context.path / name
+    plan = make_plan(
+        context,
+        training={"maxSteps": STEPS},
+        execution={"saveEverySteps": SAVED},
+        reference={"sync": {"everySteps": 2, "mixup": 0.3}},
+        folder=folder,
+        attempt=attempt,
+    )
+    return trial_runs.run(context, plan)
+
+
+def _attempt(context: Context, name: str) -> Path:
+    folder = attempt_folder(make_plan(context, folder=context.path / name))
+    assert folder is not None
+    return folder
+
+
+def _flip(parameter: torch.nn.Parameter) -> None:
+    """Turn the lowest bit of the last element."""
+    with torch.no_grad():
+        parameter.view(-1)[-1:].view(torch.int32).bitwise_xor_(1)
+
+
+STRATEGY_CELLS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
+    0: {
+        "Clone": ("Clone", {}),
+        "Clone, autocast": ("Clone", {"dtype": "float32", "autocast": True}),
+        "Clone, gradient checkpointing": ("Clone", {"gradientCheckpointing": True}),
+        "Offload": ("Offload", {}),
+        "Adapter": ("Adapter", {}),
+        "None": ("None", {}),
+    },
+    2: {
+        "Clone": ("Clone", {}),
+        "Offload": ("Offload", {}),
+        "Adapter": ("Adapter", {}),
+        "None": ("None", {}),
+        "Clone, optimizer on the CPU": ("Clone", {"offload": "CPU"}),
+    },
+    3: {
+        "Sharded": ("Sharded", {}),
+        "Offload": ("Offload", {}),
+        "Adapter": ("Adapter", {}),
+        "None": ("None", {}),
+        "Sharded, optimizer on the CPU": ("Sharded", {"offload": "CPU"}),
+        "Sharded, not gathered to generate": ("Sharded", {"gatherForGeneration": False}),
+    },
+}
+"""Strategy and settings by ZeRO stage and the row's name; bfloat16 unless the row says otherwise."""
+STAGES = {0: "no ZeRO", 2: "ZeRO-2", 3: "ZeRO-3"}
+
+
+def train_strategies(context: Context, stage: int) -> list[Finding]:
+    """All of a stage; one that fails keeps no other from being tried."""
+    return [_trained_strategy(context, stage, name) for name in STRATEGY_CELLS[stage]]
+
+
+def _trained_strategy(context: Context, stage: int, name: str) -> Finding:
+    what = f"{STAGES[stage]}, {name}" + (f", {context.world} ranks" if context.world > 1 else "")
+    strategy, execution = STRATEGY_CELLS[stage][name]
+    plan = make_plan(context, strategy, stage, execution={"dtype": "bfloat16"} | execution)
+    try:
+        ran = trial_runs.run(context, plan)
+    except Exception as error:  # whatever it is, it is what the row has to say, and the next cell is another trainer
+        result, message = classify(error)
+        return judged(what, [f"{result}: {message[:400]}"], "")
+    problems = finite(ran.steps)
+    problems += [] if len(ran.steps) == plan.training.max_steps else [f"only steps {sorted(ran.steps)}"]
+    first = ran.steps.get(1, {}).get("kl", 0.0)
+    problems += [] if first == 0.0 else [f"the KL of step 1 is {first:.3g}"]
+    last = ran.steps.get(max(ran.steps, default=0), {})
+    shown = ", ".join(f"{key} {last[key]:.4g}" for key in ("loss", "kl", "grad_norm") if key in last)
+    return judged(what, problems, f"{len(ran.steps)} steps, {len(ran.trainer.proofs)} proofs; last: {shown}")
+
+
+ENGINE = {"kind": "Colocated", "memoryShare": 0.2, "cacheBytes": 2**27, "maxModelLength": 128, "maxSequences": 8}
+ENGINE_CELLS: dict[str, tuple[str, int, dict[str, Any], bool]] = {
+    "float32": ("Clone", 0, {}, False),
+    "bfloat16": ("Clone", 0, {"dtype": "bfloat16"}, False),
+    "bfloat16, sleep": ("Clone", 0, {"dtype": "bfloat16"}, True),
+    "bfloat16, LoRA, ZeRO-3": ("Adapter", 3, {"dtype": "bfloat16"}, False),
+}
+"""Strategy, ZeRO stage, settings and sleep by the row's name."""
+COMPLETION_LENGTH = 64
+MISMATCH_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
+"""Largest mean difference of log-probabilities between engine and trainer, in nats."""
+
+
+class Watch(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Keeps each step's time and the engine's mismatch."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.mismatch = 0.0
+        self._begin = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """A step begins with its generation."""
+        self._begin = time.perf_counter()
+
+    def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
+        """It ends with its log."""
+        if "loss" in (logs or {}) and logs:
+            self.seconds.append(time.perf_counter() - self._begin)
+            self.mismatch = max(self.mismatch, logs.get(ENGINE_MISMATCH.trl, 0.0))
+
+
+def train_engines(context: Context) -> list[Finding]:
+    """Every cell, and the time of a step without an engine; one that fails keeps no other from being tried."""
+    if find_spec("vllm") is None:
+        return [not_run("engine", "vLLM is not installed")]
+    plain, _ = _run_engine(context, "Clone", 0, {"dtype": "bfloat16"})
+    return [_trained_engine(context, name, plain.seconds[-1]) for name in ENGINE_CELLS]
+
+
+def _run_engine(context: Context, strategy: str, stage: int, execution: dict[str, Any]) -> tuple[Watch, trial_runs.Ran]:
+    watch = Watch()
+    training = {"maxCompletionLength": COMPLETION_LENGTH}
+    plan = make_plan(context, strategy, stage, model=middling_model(context), training=training, execution=execution)
+    return watch, trial_runs.run(context, plan, lambda trainer: trainer.add_callback(watch))
+
+
+def _trained_engine(context: Context, name: str, plain: float) -> Finding:
+    strategy, stage, settings, sleep = ENGINE_CELLS[name]
+    try:
+        watch, ran = _run_engine(context, strategy, stage, settings | {"engine": ENGINE | {"sleep": sleep}})
+    except Exception as error:  # whatever it is, it is what the row has to say, and the next cell is another trainer
+        result, message = classify(error)
+        return judged(f"engine, {name}", [f"{result}: {message[:400]}"], "")
+    engine = ran.trainer.engine
+    assert isinstance(engine, EngineGeneration)
+    limit = MISMATCH_LIMITS[name.partition(",")[0]]
+    problems = finite(ran.steps)
+    problems += [] if watch.mismatch <= limit else [f"engine and trainer are {watch.mismatch:.3g} nats apart"]
+    problems += [f"{engine.failures} proofs failed"] if engine.failures else []
+    numbers: dict[str, float | str] = {
+        "mismatch": watch.mismatch,
+        "sync": engine.sync_seconds,
+        "proof": engine.proof_seconds,
+        "step": watch.seconds[-1],
+        "step_without": plain,
+    }
+    seen = f"{len(ran.steps)} steps; proof is {engine.proof_seconds / max(engine.sync_seconds, 1e-9):.1%} of the sync"
+    return judged(f"engine, {name}", problems, seen, numbers)

@@ -1,0 +1,111 @@
+"""A run of the real trainer inside a check's process: built as a pod builds it, one after the other.
+
+A process start takes longer than a few steps of the tiny model, so the runs of one check share one. The steps'
+numbers are TRL's own; the trainer is given back, to be looked at.
+"""
+
+import gc
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from accelerate.state import AcceleratorState, GradientState
+from transformers import TrainerCallback
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from grpo_api.plan.plan import TrainingPlan
+from grpo_trainer.checkpoints.resume import claim_folder
+from grpo_trainer.gang import rendezvous
+from grpo_trainer.gang.placement import Placement, launch_environment
+from grpo_trainer.process.recorder import Recorder
+from grpo_trainer.process.watchdog import Watchdog
+from grpo_trainer.telemetry.observer import StepObserver
+from grpo_trainer.training.build_run import build
+from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
+
+from .findings import Context
+from .trial_plans import prompts
+
+NUMBERS = ("loss", "grad_norm", "reward", "kl", "entropy", "completions/mean_length")
+"""What TRL logs of a step that must be the same in the same run."""
+Step = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run that has ended."""
+
+    trainer: ReferenceGRPOTrainer
+    steps: dict[int, Step]
+    """NUMBERS by step."""
+
+
+class Logs(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Keeps what TRL logs, by step."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, Step] = {}
+
+    def on_log(self, _: Any, state: Any, *__: Any, logs: dict[str, Any] | None = None, **___: Any) -> None:
+        """Keep the numbers of a step."""
+        given = logs or {}
+        found = {name: float(given[name]) for name in NUMBERS if name in given}
+        if "loss" in found:
+            self.steps[state.global_step] = found
+
+
+def run(context: Context, plan: TrainingPlan, prepare: Callable[[ReferenceGRPOTrainer], None] = lambda _: None) -> Ran:
+    """Build and train; `prepare` sees the trainer before its first step. A collective.
+
+    Raises:
+        TrainingError: as in a pod.
+    """
+    reset()
+    place = Placement(0, context.rank, context.world, 1)
+    prompts(context)
+    if not dist.is_initialized():
+        os.environ.update(launch_environment(plan, place))
+        rendezvous.join(plan, place)
+    claim_folder(plan)
+    recorder = Recorder(plan, place, time.time())
+    built = build(plan, recorder, Watchdog(plan, recorder, lambda *_: None), StepObserver())
+    logs = Logs()
+    built.trainer.add_callback(logs)
+    prepare(built.trainer)
+    checkpoint = built.beginning.checkpoint
+    try:
+        built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    finally:
+        built.rewards.close()
+    return Ran(built.trainer, logs.steps)
+
+
+def reset() -> None:
+    """Forget the last trainer's parallelism, so that one process can run several; the process group stays."""
+    gc.collect()
+    unset_hf_deepspeed_config()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
+
+
+def finite(steps: dict[int, Step]) -> list[str]:
+    """Numbers of the steps that are not finite, as problems."""
+    return [
+        f"{name} of step {step} is {value}"
+        for step, numbers in steps.items()
+        for name, value in numbers.items()
+        if not math.isfinite(value)
+    ]
+
+
+def difference(one: dict[int, Step], other: dict[int, Step]) -> float:
+    """Largest difference between two runs' numbers in the steps that both have; infinite where there are none."""
+    both = one.keys() & other.keys()
+    gaps = [abs(value - other[step][name]) for step in both for name, value in one[step].items()]
+    return max(gaps, default=math.inf)

@@ -1,0 +1,268 @@
+"""Checkpoints on an object store: every rank uploads its part of its node's files and downloads what its node needs.
+
+The disk of a pod holds a checkpoint only while it is written and uploaded, or downloaded and loaded. The files lie
+there as on a volume, so that the code that reads checkpoints does not depend on stores.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.clock import Clock
+from grpo_api.text.contract import EXPORT_FOLDER
+
+from ..gang import rank0_task, ranks
+from ..runtime.clock import SYSTEM_CLOCK, unix_time
+from ..runtime.durable_files import disk_errors
+from ..runtime.errors import BadInput
+from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_named, checkpoint_folder, number, run_folder
+from ..stores.run_store import SAVE_WAIT, Committed, RunStore, StoredRun, checkpoint_key, run_store, source_run
+from ..stores.store_base import PART_BYTES, Tell, silent
+from .hashing import Part, cut, hash_of, read_part, recorded, records, share
+from .manifest import FileRecord, Manifest
+from .volume_checkpoints import list_files, read_manifest
+
+if TYPE_CHECKING:
+    from ..stores.store_client import Store
+
+T = TypeVar("T")
+
+AT_ONCE = 4
+"""Requests of one rank at a time; each holds PART_BYTES in host memory."""
+_OF_ONE_RANK = re.compile(
+    r"(?:^|/)(?:rng_state_|rollouts-|reference-|(?:bf16_|fp16_)?zero_pp_rank_)([0-9]+)(?:\.pth|-of-|_mp_rank_)[^/]*$"
+)
+"""Files that only the rank in their names reads; all others are read by every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A run's checkpoints on an object store, as one rank reads them."""
+
+    run: StoredRun
+    folder: Path
+    """The run's folder on this node's own disk."""
+    processes_per_node: int
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's place on its node."""
+        return ranks.rank() % self.processes_per_node
+
+    @property
+    def node_ranks(self) -> range:
+        """The ranks of this node."""
+        first = ranks.rank() - self.local_rank
+        return range(first, first + self.processes_per_node)
+
+    def clear(self) -> None:
+        """Remove this node's copies of checkpoints, also of the one that was begun with: a pod's disk is small."""
+        if self.local_rank == 0:
+            for checkpoint in self.folder.glob(f"{ATTEMPTS}/{CHECKPOINTS}"):
+                shutil.rmtree(checkpoint, ignore_errors=True)
+
+    def bring_manifests(self) -> None:
+        """Put the manifests of all checkpoints that count on the disk of every node. A collective.
+
+        Raises:
+            BadInput: there are some, but the store has lost or changed all of them.
+            StoreFailed: the store gave nothing for too long.
+        """
+        found = rank0_task.by_main(self._manifests)
+        if self.local_rank == 0:
+            for made, manifest in found:
+                folder = checkpoint_folder(self.folder / attempt_named(made.attempt), made.step)
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / MANIFEST).write_bytes(manifest)
+                # sealed_at() takes the manifest's time for the checkpoint's.
+                os.utime(folder / MANIFEST, (made.time, made.time))
+        ranks.gather(None)
+
+    def _manifests(self) -> list[tuple[Committed, bytes]]:
+        head = self.run.head()
+        counted = head.checkpoints if head else []
+        found = [(made, self.run.manifest(made)) for made in counted]
+        kept = [(made, manifest) for made, manifest in found if manifest is not None]
+        if counted and not kept:
+            raise BadInput(
+                f"{self.run.store.url}: the manifests of all {len(counted)} checkpoints are missing or changed; "
+                "restore the bucket, or start a new job"
+            )
+        return kept
+
+    def bring(self, checkpoint: Path) -> list[str]:
+        """Download this rank's share of what its node needs; what is wrong with it, as sentences.
+
+        Raises:
+            StoreFailed: the store gave nothing for too long. DiskFailed: there is no room.
+        """
+        # A pod's disk is small, and each rank reads only its own partition of the optimizer.
+        files = {name: file for name, file in read_manifest(checkpoint).files.items() if needed(name, self.node_ranks)}
+        expected = dict(recorded(files))
+        own = share(list(expected), self.local_rank, self.processes_per_node)
+        key, store = self._key(checkpoint), self.run.store
+
+        def bring(part: Part) -> str | None:
+            found = store.get(part_key(key, part, files[part.name].chunk_bytes))
+            if found is None:
+                return f"{part.name} has no bytes {part.begin} to {part.end} on the store"
+            # Before it is written: loaded files are not hashed again.
+            if hash_of(part, found[0]) != expected[part]:
+                return f"{part.name} differs from its recorded {part.algorithm} in bytes {part.begin} to {part.end}"
+            _write(checkpoint / part.name, part.begin, found[0])
+            return None
+
+        return [problem for problem in _all(disk_errors()(bring), own) if problem]
+
+    def bring_export(self) -> None:
+        """Put the finished model, if there is one, where it would be on a volume, on every node. A collective.
+
+        Raises:
+            StoreFailed: the store gave nothing for too long. DiskFailed: there is no room.
+        """
+        key = rank0_task.by_main(self.run.exported)
+        if key:
+            rank0_task.by_node(disk_errors()(lambda: self.run.store.bring(key, self.folder / EXPORT_FOLDER)))
+
+    def _key(self, checkpoint: Path) -> str:
+        return checkpoint_key(number(checkpoint.parent), number(checkpoint))
+
+    def url(self, checkpoint: Path) -> str:
+        """URL of a checkpoint, for messages."""
+        return f"{self.run.store.url}/{self._key(checkpoint)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Remote(Stored):
+    """The run's checkpoints on an object store, for the attempt that makes them."""
+
+    run: RunStore
+
+    def send(self, checkpoint: Path) -> dict[str, FileRecord]:
+        """Upload what all nodes wrote of a checkpoint; the records of all its files. A collective.
+
+        Raises:
+            DiskFailed: a file of any rank can't be read. StoreFailed: the store took nothing for too long.
+        """
+
+        @disk_errors()
+        def list_disk() -> dict[str, int]:
+            # The ranks of a node share its disk, so its first rank lists the files for all of them.
+            return list_files(checkpoint) if self.local_rank == 0 else {}
+
+        listed = ranks.together(list_disk)
+        sizes, own = _merged(ranks.gather(listed), self.node_ranks[0])
+        parts = share(cut(own, PART_BYTES), self.local_rank, self.processes_per_node)
+        key, store = self._key(checkpoint), self.run.store.within(SAVE_WAIT)
+        sent = ranks.gather(ranks.together(disk_errors()(lambda: _send(store, key, checkpoint, parts))))
+        hashes = {part: digest for found in sent for part, digest in found.items()}
+        return records(sizes, [hashes[part] for part in cut(sizes, PART_BYTES)], PART_BYTES)
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make a checkpoint that was sent count.
+
+        Raises:
+            Preempted: a newer attempt has the run. StoreFailed: the store gave no answer for too long.
+        """
+        # A checkpoint that fails is tried again after a few steps, so the store is not waited for as long as elsewhere.
+        run = replace(self.run, store=self.run.store.within(SAVE_WAIT))
+        run.commit(manifest.step, manifest.model_dump_json().encode(), unix_time())
+
+    def withdraw(self, checkpoints: Iterable[Path]) -> None:
+        """Make checkpoints count no more."""
+        named = {(number(one.parent), number(one)) for one in checkpoints}
+        head = self.run.head()
+        published = head.checkpoints if head else ()
+        self.run.withdraw([one for one in published if (one.attempt, one.step) in named])
+
+
+def remote_of(plan: TrainingPlan, tell: Tell = silent, clock: Clock = SYSTEM_CLOCK) -> Remote | None:
+    """The run's checkpoints on its store; None where they are on a volume, or nowhere.
+
+    Raises:
+        BadInput: the store's settings are wrong.
+    """
+    run, folder = run_store(plan, tell, clock=clock), run_folder(plan)
+    if run is None or folder is None:
+        return None
+    return Remote(run, folder, plan.execution.processes_per_node)
+
+
+def source_of(plan: TrainingPlan, tell: Tell = silent) -> Stored | None:
+    """The checkpoints of spec.resumeFrom on an object store; None where they are on a volume, or there are none.
+
+    Raises:
+        BadInput: the store's settings are wrong.
+    """
+    run = source_run(plan, tell)
+    if run is None or not plan.resume_from:
+        return None
+    return Stored(run, Path(plan.resume_from), plan.execution.processes_per_node)
+
+
+def shown(plan: TrainingPlan, checkpoint: Path) -> str:
+    """The place of a checkpoint for messages: its URL if it is on a store, else its path."""
+    for stored in (remote_of(plan), source_of(plan)):
+        if stored and checkpoint.is_relative_to(stored.folder):
+            return stored.url(checkpoint)
+    return str(checkpoint)
+
+
+def needed(name: str, node_ranks: range) -> bool:
+    """Whether the ranks of a node read a checkpoint's file."""
+    of = _OF_ONE_RANK.search(name)
+    return of is None or int(of[1]) in node_ranks
+
+
+def part_key(checkpoint: str, part: Part, chunk: int) -> str:
+    """Key of a part of a file below its checkpoint's."""
+    return f"{checkpoint}/{part.name}.{part.begin // chunk:06}"
+
+
+def _merged(listed: Sequence[dict[str, int]], leader: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Sizes of the files of all nodes, sorted by name, and of this node's; one that several wrote is the first's."""
+    # In reverse, so that the lowest rank that wrote a file stays its owner.
+    owners = {name: rank for rank in reversed(range(len(listed))) for name in listed[rank]}
+    sizes = {name: listed[owners[name]][name] for name in sorted(owners)}
+    return sizes, {name: size for name, size in sizes.items() if owners[name] == leader}
+
+
+def _send(store: "Store", key: str, checkpoint: Path, parts: Sequence[Part]) -> dict[Part, str]:
+    """Upload parts; the hash of each, of the very bytes that were sent."""
+
+    def send(part: Part) -> tuple[Part, str]:
+        data = read_part(checkpoint, part)
+        store.put(part_key(key, part, PART_BYTES), data)
+        return part, hash_of(part, data)
+
+    return dict(_all(send, parts))
+
+
+def _all(action: Callable[[Part], T], parts: Sequence[Part]) -> list[T]:
+    """What the action returns for each part, several at a time; the first failure ends all that has not begun."""
+    with ThreadPoolExecutor(AT_ONCE, "parts") as pool:
+        try:
+            return list(pool.map(action, parts))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _write(path: Path, begin: int, data: bytes) -> None:
+    """Write bytes into a file that other ranks of the node may be writing other bytes of."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Not truncated, and written at an offset: other ranks write their parts of the file at the same time.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(descriptor, view, begin)
+            begin, view = begin + count, view[count:]
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,318 @@
+"""Reads rows from JSONL, CSV and Parquet files, and from datasets of the hub.
+
+The readers of `datasets` name neither the row nor the column of a bad value, and they copy what they read to a cache on
+disk. Here files become one table that remembers where each row came from.
+
+For the hub, `datasets` alone would ask it on every rank and in every attempt; where that fails it may take another
+version from its cache. Here one process fetches one commit and converts it once per cache, into a folder named after
+the commit. The folder is whole or absent, and all ranks read it.
+"""
+
+import csv
+import hashlib
+import json
+import os
+import shutil
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+from huggingface_hub import is_offline_mode
+
+from grpo_api.spec.dataset import DatasetFiles, DatasetSpec
+from grpo_api.text.contract import DATASET_TOKEN_ENV
+
+from ..gang import rank0_task
+from ..hub.repositories import Hub, Repository, asked
+from ..hub.retry import passing
+from ..runtime.durable_files import sync_folder
+from ..runtime.errors import BadInput
+
+Row = dict[str, Any]
+SUFFIXES = {".jsonl": "JSONL", ".json": "JSONL", ".parquet": "Parquet", ".csv": "CSV"}
+
+
+@dataclass(frozen=True)
+class FileTable:
+    """The rows of one file."""
+
+    name: str
+    """Path as the spec names it, with wildcards resolved."""
+    table: pa.Table
+    """The rows."""
+    lines: list[int] | None = None
+    """Line on which each row ends, from 1; None for formats without lines."""
+
+    def place(self, index: int) -> str:
+        """Where a row stands, for messages."""
+        return f"{self.name} row {index + 1}" if self.lines is None else f"{self.name} line {self.lines[index]}"
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of all files, in order."""
+
+    table: pa.Table
+    """The rows; a column that a file lacks is null there."""
+    files: list[FileTable]
+    """The parts."""
+
+    def place(self, index: int) -> str:
+        """Where a row (from 0) of the whole table stands, such as `train.jsonl line 7`."""
+        starts = [0]
+        for file in self.files:
+            starts.append(starts[-1] + file.table.num_rows)
+        part = bisect_right(starts, index) - 1
+        return self.files[part].place(index - starts[part])
+
+
+def read_files(files: DatasetFiles, root: Path) -> FileRows:
+    """The rows of `spec.dataset.files` below `root`.
+
+    Raises:
+        BadInput: a file is missing, empty, not UTF-8 or malformed; with file, row and column.
+    """
+    tables = [_read(path, root, files.format) for path in _resolve(files.paths, root)]
+    try:
+        return FileRows(pa.concat_tables([file.table for file in tables], promote_options="default"), tables)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        names = ", ".join(file.name for file in tables)
+        raise BadInput(f"dataset.files.paths: a column has different types in {names}: {error}") from error
+
+
+def _resolve(paths: list[str], root: Path) -> list[Path]:
+    """The files that the paths name, wildcards in alphabetical order."""
+    found: list[Path] = []
+    for position, path in enumerate(paths):
+        matches = sorted(root.glob(path)) if "*" in path else [root / path]
+        matches = [match for match in matches if match.is_file()]
+        if not matches:
+            names = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else ["nothing"]
+            there = ", ".join(names[:10])
+            raise BadInput(f"dataset.files.paths[{position}]: no file {path!r} in {root}; the folder has {there}")
+        found += matches
+    return found
+
+
+def _read(path: Path, root: Path, declared: str) -> FileTable:
+    name = str(path.relative_to(root))
+    kind = SUFFIXES.get(path.suffix.lower()) if declared == "Auto" else declared
+    if kind is None:
+        raise BadInput(f"{name}: unknown suffix {path.suffix!r}; set dataset.files.format to JSONL, Parquet or CSV")
+    if path.stat().st_size == 0:
+        raise BadInput(f"{name} is empty; every file must have at least one row")
+    if kind == "Parquet":
+        return _read_parquet(path, name)
+    parse = _json_rows if kind == "JSONL" else _csv_rows
+    return _table(name, parse, path)
+
+
+def _read_parquet(path: Path, name: str) -> FileTable:
+    try:
+        file = FileTable(name, pq.read_table(path))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise BadInput(f"{name} can't be read as Parquet: {error}") from error
+    for column in file.table.column_names:
+        try:
+            file.table[column].validate(full=True)
+        except pa.ArrowInvalid as error:
+            place = file.place(_first_undecodable(file.table[column]))
+            raise BadInput(f"{place}, column {column!r} is not valid ({error}); write the file anew") from error
+    return file
+
+
+def _first_undecodable(column: pa.ChunkedArray) -> int:
+    """Index of the first cell that has no Python value; 0 if every cell has one."""
+    for index, cell in enumerate(column):
+        try:
+            cell.as_py()
+        except UnicodeDecodeError:
+            return index
+    return 0
+
+
+def _table(name: str, parse: Callable[[Path, str], Iterator[tuple[int, Row]]], path: Path) -> FileTable:
+    numbered = list(parse(path, name))
+    if not numbered:
+        raise BadInput(f"{name} has no rows; every file must have at least one")
+    lines = [line for line, _ in numbered]
+    rows = [row for _, row in numbered]
+    columns = dict.fromkeys(column for row in rows for column in row)
+    return FileTable(name, pa.table({column: _column(name, column, rows, lines) for column in columns}), lines)
+
+
+def _column(name: str, column: str, rows: list[Row], lines: list[int]) -> pa.Array:
+    """One column; on failure, the first row whose value does not go with those before it is named."""
+    values = [row.get(column) for row in rows]
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
+        line, value = _first_misfit(values, lines)
+        problem = f"{value!r:.80} is not of the type of the rows before ({error})"
+        raise BadInput(f"{name} line {line}, column {column!r}: {problem}; give every row the same type") from error
+
+
+def _first_misfit(values: list[Any], lines: list[int]) -> tuple[int, Any]:
+    """Line and value of the first row up to which the values make no column, by bisection."""
+    low, high = 0, len(values)
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _makes_column(values[:middle]) else (low, middle)
+    return lines[high - 1], values[high - 1]
+
+
+def _makes_column(values: list[Any]) -> bool:
+    try:
+        pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def _json_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
+    """Line number and object of each line that is not blank."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> Row:
+        row = dict(pairs)
+        if len(row) < len(pairs):
+            raise BadInput(f"{name} line {number}: column {_first_repeated([key for key, _ in pairs])!r} occurs twice")
+        return row
+
+    # undecodable bytes become lone surrogates here, so that the check below can name the column
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line, object_pairs_hook=unique)
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise BadInput(f"{name} line {number} is not a JSON object: {error}") from error
+            if not isinstance(row, dict):
+                raise BadInput(
+                    f"{name} line {number} is not a JSON object but {line.strip()!r:.60}; write one per line"
+                )
+            _check_text(name, number, row)
+            yield number, row
+
+
+def _csv_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
+    """Line number and cells of each record, by the header's names."""
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            header = next(reader, [])
+            repeated = _first_repeated(header)
+            if repeated is not None:
+                raise BadInput(f"{name} line 1: column {repeated!r} occurs twice")
+            for cells in reader:
+                if len(cells) != len(header):
+                    problem = f"{len(cells)} cells under a header of {len(header)}"
+                    raise BadInput(f"{name} line {reader.line_num}: {problem}; quote cells with commas")
+                row = dict(zip(header, cells, strict=True))
+                _check_text(name, reader.line_num, row)
+                yield reader.line_num, row
+        except csv.Error as error:
+            raise BadInput(f"{name} line {reader.line_num} is not CSV: {error}") from error
+
+
+def _first_repeated(names: list[str]) -> str | None:
+    return next((name for position, name in enumerate(names) if name in names[:position]), None)
+
+
+def _check_text(name: str, line: int, row: Row) -> None:
+    """Rejects text that is not UTF-8, naming the column."""
+    if _bad_text(row) is None:
+        return
+    for column, value in row.items():
+        bad = _bad_text([column, value])
+        if bad is not None:
+            raise BadInput(f"{name} line {line}, column {column!r} is not UTF-8 ({bad}); convert the file")
+
+
+def _bad_text(value: Any) -> str | None:
+    """The characters of a value that no UTF-8 file can contain: undecodable bytes, or halves of escaped pairs."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        characters = error.object[error.start : error.end]
+        undecoded = all("\udc80" <= character <= "\udcff" for character in characters)
+        return repr(characters.encode(errors="surrogateescape") if undecoded else characters)
+    return None
+
+
+_REFUSED = (FileNotFoundError, ConnectionError, datasets.exceptions.DatasetGenerationError, ValueError)
+
+
+def read_hub(dataset: DatasetSpec, hub: Hub) -> datasets.Dataset:
+    """The rows of a hub dataset, or of a folder that stands in for one. A collective.
+
+    Raises:
+        BadInput: there is no such dataset, configuration or split, or no right to it; or it can't be read.
+        Transient: the hub can't be asked now, or there is no room.
+    """
+    name, token = dataset.name or "", os.environ.get(DATASET_TOKEN_ENV)
+    repository = Repository("dataset", name, dataset.revision, "dataset", token)
+    if Path(name).is_absolute():
+        return _loaded(dataset, dataset.revision)
+    commit = hub.commit(repository)
+    if is_offline_mode():
+        folder = _folder(dataset, repository, commit)
+        return datasets.load_from_disk(str(folder)) if folder.is_dir() else _loaded(dataset, dataset.revision)
+    return datasets.load_from_disk(str(rank0_task.by_node(lambda: _converted(dataset, repository, commit, hub))))
+
+
+def _folder(dataset: DatasetSpec, repository: Repository, commit: str) -> Path:
+    """Where the rows of that commit are, once they are there."""
+    choice = json.dumps([dataset.config, dataset.split])
+    name = hashlib.sha256(choice.encode()).hexdigest()[:16]
+    commits = Path(datasets.config.HF_DATASETS_CACHE) / "commits" / repository.storage.name
+    return commits / (commit or "none") / name
+
+
+def _converted(dataset: DatasetSpec, repository: Repository, commit: str, hub: Hub) -> Path:
+    """The folder with the rows of that commit, as `save_to_disk` writes them."""
+    folder = _folder(dataset, repository, commit)
+
+    def convert() -> Path:
+        if not folder.is_dir():
+            _convert(dataset, commit, folder)
+        return folder
+
+    return folder if folder.is_dir() else asked(repository, convert, hub, folder.parent)
+
+
+def _convert(dataset: DatasetSpec, commit: str, folder: Path) -> None:
+    """Fetch and convert under another name, so that the folder appears whole."""
+    work = folder.with_name(f".{folder.name}")
+    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed: the lease allows one at a time
+    work.mkdir(parents=True)
+    try:
+        _loaded(dataset, commit, work / "cache").save_to_disk(work / "rows")
+        (work / "rows").rename(folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _loaded(dataset: DatasetSpec, revision: str | None, cache: Path | None = None) -> datasets.Dataset:
+    try:
+        return datasets.load_dataset(
+            dataset.name,
+            dataset.config,
+            split=dataset.split,
+            revision=revision,
+            token=os.environ.get(DATASET_TOKEN_ENV),
+            cache_dir=None if cache is None else str(cache),
+        )
+    except _REFUSED as error:
+        if passing(error) and not is_offline_mode():
+            raise
+        which = f"{dataset.name!r} (config {dataset.config or 'default'}, split {dataset.split})"
+        raise BadInput(
+            f"dataset {which} can't be loaded: {error}; check name, config, split and tokenSecretRef"
+        ) from error

@@ -1,0 +1,167 @@
+"""The files that a delivery's pod hands out, from a folder or the run's store, and the state of its processes.
+
+What is on a store is passed on as it comes: a node needs no room for it, and the first byte needn't wait for the last.
+
+The processes of the pod share their state as files of one folder: what is served, and when somebody asked last. The pod
+lives as long as somebody asks for something, so that none stays behind whose user has gone.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.artifacts import Listing
+from grpo_api.text.clock import Clock
+from grpo_api.text.contract import EXPORT_FOLDER
+from grpo_api.text.quantity import MIB
+
+from ..checkpoints.volume_checkpoints import list_files
+from ..runtime.clock import SYSTEM_CLOCK, unix_time
+from ..runtime.durable_files import read_plan, write_atomically
+from ..runtime.errors import BadInput
+from ..runtime.paths import run_folder
+from ..stores.run_store import run_store
+from ..stores.store_client import Store
+
+CHUNK = MIB
+"""Bytes that are read at a time."""
+
+
+class Source(Protocol):
+    """The files of a model."""
+
+    @property
+    def where(self) -> str:
+        """The place, for messages."""
+
+    def sizes(self) -> dict[str, int]:
+        """Size in bytes of every file by its path, sorted."""
+
+    def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
+        """A file's bytes from there to its end.
+
+        Raises:
+            OSError: it can't be read. StoreFailed: the store gave nothing for too long.
+        """
+
+    def local(self, room: Path) -> Path:
+        """A folder on this node with the files; downloads them to `room` if they are not on this node.
+
+        Raises:
+            OSError: the disk fails, or is full. StoreFailed: as read.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A model in a folder."""
+
+    path: Path
+
+    @property
+    def where(self) -> str:
+        """The folder."""
+        return str(self.path)
+
+    def sizes(self) -> dict[str, int]:
+        """As Source says."""
+        return list_files(self.path)
+
+    def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
+        """As Source says."""
+        with (self.path / name).open("rb", buffering=0) as file:
+            file.seek(offset)
+            while chunk := file.read(CHUNK):
+                yield chunk
+
+    def local(self, room: Path) -> Path:  # noqa: ARG002
+        """As Source says."""
+        return self.path
+
+
+@dataclass(frozen=True, slots=True)
+class OnStore:
+    """A model below a key of an object store."""
+
+    store: Store
+    key: str
+
+    @property
+    def where(self) -> str:
+        """Its URL."""
+        return f"{self.store.url}/{self.key}"
+
+    def sizes(self) -> dict[str, int]:
+        """As Source says."""
+        found = self.store.listed(self.key)
+        return {name.removeprefix(f"{self.key}/"): found[name] for name in sorted(found)}
+
+    def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
+        """As Source says."""
+        yield from self.store.stream(f"{self.key}/{name}", offset)
+
+    def local(self, room: Path) -> Path:
+        """As Source says."""
+        self.store.bring(self.key, room)
+        return room
+
+
+def exported(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Source:
+    """The exported model of the plan's run.
+
+    Raises:
+        BadInput: there is no exported model.
+    """
+    root, run = run_folder(plan), run_store(plan, clock=clock)
+    if run:
+        key = run.exported()
+        if key is None:
+            raise BadInput(f"{run.store.url} has no exported model")
+        return OnStore(run.store, key)
+    export = root and root / EXPORT_FOLDER
+    if export is None or not export.is_dir():
+        raise BadInput(f"{export or 'the job has no checkpoint volume, so its export'} does not exist")
+    return Folder(export)
+
+
+_LISTING = "listing.json"
+_MODEL = "model"
+_ASKED = "asked"
+
+
+def publish(state: Path, model: Source, listing: Listing) -> None:
+    """The files can be had from now on."""
+    if isinstance(model, Folder):
+        (state / _MODEL).symlink_to(model.path)
+    write_atomically(state / _LISTING, listing.model_dump_json())
+
+
+def published(state: Path) -> Listing | None:
+    """What can be had; None until it is prepared."""
+    try:
+        return Listing.model_validate_json((state / _LISTING).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def source(state: Path, clock: Clock = SYSTEM_CLOCK) -> Source:
+    """Where the files are.
+
+    Raises:
+        BadInput: they are gone from the object store.
+    """
+    folder = state / _MODEL
+    return Folder(folder) if folder.is_symlink() else exported(read_plan(os.environ), clock)
+
+
+def asked(state: Path) -> None:
+    """Somebody is there."""
+    (state / _ASKED).touch()
+
+
+def idle_seconds(state: Path) -> float:
+    """How long nobody has asked for anything."""
+    return unix_time() - (state / _ASKED).stat().st_mtime

@@ -1,0 +1,170 @@
+"""`python -m grpo_trainer.engine_pod`: the entry point of an engine pod.
+
+Starts vLLM with dummy weights and serves until the attempt ends: the trainer brings the weights, proves them and asks
+for completions. Of the model it needs the folder with its configuration only. Like a training pod it ends with an
+Outcome and its exit code, whatever happens.
+"""
+
+import asyncio
+import importlib.util
+import os
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from grpo_api.plan.hang_timeouts import patience
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
+from grpo_api.report.termination_message import with_message
+from grpo_api.spec.generation import EnginePlan
+from grpo_api.text.contract import ENGINE_BIND_ENV, SCRATCH
+
+from ..gang.interfaces import split
+from ..hub.repositories import Hub, Repository
+from ..process.outcome import announce
+from ..runtime.durable_files import read_plan
+from ..runtime.errors import BadInput, Transient, classify
+from .messages import attempt_of
+from .vllm_arguments import NO_VLLM, PRIVACY, vllm_arguments
+
+if TYPE_CHECKING:
+    from .sampler import Sampler
+
+SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+"""What an engine needs of a model's repository: its configuration, and remote code. The weights come from the trainer.
+"""
+WORKER = "grpo_trainer.engine_pod.weight_receiver.ReceivingWorker"
+
+
+def engine_plan(plan: TrainingPlan) -> EnginePlan:
+    """The plan's engine.
+
+    Raises:
+        BadInput: it has none in pods of its own.
+    """
+    engine = plan.execution.engine
+    if engine is None or engine.kind != "Servers" or plan.engines is None:
+        raise BadInput("the plan's execution.engine has no engines in pods of their own, but this is such a pod")
+    return engine
+
+
+def model_folder(plan: TrainingPlan, hub: Hub) -> Path:
+    """The folder with the model's configuration.
+
+    Raises:
+        BadInput: it does not exist.
+        Transient: the hub can't be asked now, or there is no room.
+    """
+    folder = Path(plan.model.name)
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute():
+        raise BadInput(
+            f"spec.model.name: folder {folder} does not exist in the engine's pod; mount it with model.volume"
+        )
+    repository = Repository("model", plan.model.name, plan.model.revision, "model")
+    return hub.snapshot(repository, lambda fetch: fetch(SMALL_FILES))[0]
+
+
+def engine_settings(plan: TrainingPlan, folder: Path) -> dict[str, Any]:
+    """Keyword arguments of vLLM's AsyncEngineArgs, of a plan with engines in pods of their own."""
+    return vllm_arguments(plan, folder) | {"worker_extension_cls": WORKER}
+
+
+ENVIRONMENT = {
+    **PRIVACY,
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_CACHE_ROOT": f"{SCRATCH}/vllm-cache",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Variables that the job may override: no usage data, no requests to the hub, caches where a pod may write."""
+CHECK_SECONDS = 1.0
+
+
+def main() -> int:
+    """Run this engine to its end; returns the exit code."""
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        plan = read_plan(os.environ)
+        engine_plan(plan)
+        require_vllm()
+        error: BaseException = asyncio.run(serve(plan, start(plan)))
+    except BaseException as raised:
+        traceback.print_exc()
+        error = raised
+    result, message = classify(error)
+    return announce(with_message(Outcome(result=result), f"engine: {message}"))
+
+
+def require_vllm() -> None:
+    """vLLM has to be in the image.
+
+    Raises:
+        BadInput: it is not.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise BadInput(NO_VLLM)
+
+
+def start(plan: TrainingPlan) -> "Sampler":
+    """vLLM with the plan's settings.
+
+    Raises:
+        TrainingError: the model can't be found, or the hub not be asked.
+    """
+    folder = model_folder(plan, Hub(plan.revisions))
+    for name, value in ENVIRONMENT.items():
+        # Before vLLM is imported, whose modules and processes read these variables.
+        os.environ.setdefault(name, value)
+    from .sampler import Sampler
+
+    return Sampler(engine_settings(plan, folder))
+
+
+async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
+    """Answer until there is a reason not to; returns it."""
+    from .engine_http import EngineServer, listen
+
+    assert plan.engines is not None  # engine_plan has looked
+    server = EngineServer(sampler, attempt_of(plan))
+    host, port = split(os.environ.get(ENGINE_BIND_ENV, f":{plan.engines.port}"))
+    await listen(server.application(), host or None, port)
+    # Rank 0 polls its engines also during long steps, so twice a step's patience of silence means that it is gone.
+    limit = 2 * patience("Training", plan.guard, plan.execution)
+    while not server.ended.done():
+        await asyncio.wait([server.ended], timeout=CHECK_SECONDS)
+        await sampler.check()
+        silent = server.silent_seconds()
+        if silent > limit:
+            return Transient(
+                f"no word from rank 0 at {plan.rendezvous.address} for {silent:.0f} s: it is probably gone"
+            )
+    return Transient(f"given up by rank 0: {server.ended.result()}")
+
+
+def _stop(_number: int, _frame: object) -> None:
+    """At SIGTERM: there is nothing to save, and what is being sampled is sampled again elsewhere."""
+    leave(announce(with_message(Outcome(result=Result.PREEMPTED), "engine: SIGTERM")))
+
+
+def leave(code: int) -> None:
+    """End with all of vLLM's processes, which would outlive this one, and without interpreter teardown."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+            child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    try:
+        leave(main())
+    except BaseException:
+        traceback.print_exc()
+        leave(EXIT_CODES[Result.ERROR])

@@ -1,0 +1,192 @@
+"""An engine pod's HTTP server: weights come in and are proven, completions go out, each under a proven version.
+
+    GET  /healthz    it runs
+    GET  /metrics    vLLM's own, for Prometheus
+    GET  /state      EngineState
+    POST /learn      where each tensor goes, by worker
+    POST /sync       receive a version of the weights over a weight group
+    POST /prove      hash them where they lie, by worker
+    POST /confirm    the hashes are the trainer's: serve them
+    POST /generate   complete one prompt under a version
+    POST /end        the trainer has given this process up
+
+All but the first two answer their own attempt alone.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aiohttp import web
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ValidationError
+
+from .messages import (
+    ATTEMPT_HEADER,
+    MAX_BODY,
+    MAX_WORDS,
+    Confirm,
+    End,
+    EngineState,
+    Generate,
+    Generated,
+    Learn,
+    Prove,
+    Refusal,
+    Sync,
+)
+from .served_version import Refused, ServedWeights
+
+if TYPE_CHECKING:
+    from .sampler import Sampler
+
+M = TypeVar("M", bound=BaseModel)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class EngineServer:
+    """Answers for one engine process."""
+
+    def __init__(self, sampler: "Sampler", attempt: str, served: ServedWeights | None = None) -> None:
+        """`attempt` as the header names it."""
+        self._sampler = sampler
+        self._attempt = attempt
+        self._served = served or ServedWeights()
+        self._shapes: dict[str, list[int]] = {}
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done, with the reason, once the trainer has given this process up."""
+        self._heard_at = asyncio.get_running_loop().time()
+
+    def application(self) -> web.Application:
+        """The routes."""
+        application = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
+        application.router.add_get("/healthz", self._healthz)
+        application.router.add_get("/metrics", self._scraped)
+        application.router.add_get("/state", self._state)
+        for name in ("learn", "sync", "prove", "confirm", "generate", "end"):
+            application.router.add_post(f"/{name}", getattr(self, f"_{name}"))
+        return application
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Lets in what comes from the own attempt, and puts what goes wrong into an answer."""
+        # Only the trainer's own requests show that it lives: probes and scrapes go on without it.
+        if request.path not in ("/healthz", "/metrics"):
+            if request.headers.get(ATTEMPT_HEADER) != self._attempt:
+                raise web.HTTPForbidden(text=f"this engine belongs to attempt {self._attempt}")
+            self._heard_at = asyncio.get_running_loop().time()
+        try:
+            return await handler(request)
+        except Refused as refused:
+            answer = Refusal(message=str(refused), state=self.state())
+            return web.json_response(text=answer.model_dump_json(), status=409)
+        except ValidationError as error:
+            raise web.HTTPBadRequest(text=str(error)[:MAX_WORDS]) from error
+        except web.HTTPException:
+            raise
+        except Exception as error:  # of any kind, from vLLM: the client gets it, and the engine goes on
+            traceback.print_exc()
+            raise web.HTTPInternalServerError(text=f"{type(error).__name__}: {error}"[:MAX_WORDS]) from error
+
+    def silent_seconds(self) -> float:
+        """Return the time since the last request of the own attempt, in seconds."""
+        return asyncio.get_running_loop().time() - self._heard_at
+
+    def state(self) -> EngineState:
+        """The weights' state with the load."""
+        load = self._sampler.load
+        return self._served.state().model_copy(
+            update={
+                "running": load.running,
+                "waiting": load.waiting,
+                "cache_used": load.cache_used,
+                "tokens": load.tokens,
+            }
+        )
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _scraped(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _state(self, _: web.Request) -> web.Response:
+        return _json(self.state())
+
+    async def _learn(self, request: web.Request) -> web.Response:
+        """By worker: for each tensor the slices of it that the worker holds, and why there is no proof, if so."""
+        asked = await _body(request, Learn)
+        self._shapes = asked.shapes
+        # Learning overwrites the weights that were there.
+        self._served.failed()
+        return web.json_response(await self._sampler.call("weights_learn", asked.shapes, asked.dtype))
+
+    async def _sync(self, request: web.Request) -> web.Response:
+        asked = await _body(request, Sync)
+        # What was never learnt can't be proven, so none of it is received.
+        unknown = [name for name in asked.names if name not in self._shapes]
+        if unknown:
+            raise web.HTTPBadRequest(text=f"{len(unknown)} tensors were never learnt, the first is {unknown[0]}")
+        self._served.begin()
+        try:
+            tensors = [(name, self._shapes[name]) for name in asked.names]
+            await self._sampler.call("weights_receive", asked.meeting, asked.version, tensors)
+            # The prefix cache has keys and values that the earlier weights computed.
+            await self._sampler.forget()
+        # Also where the trainer gave the request up: some tensors are new by then, others old.
+        except BaseException:
+            self._served.failed()
+            raise
+        self._served.received(asked.version)
+        return _json(self.state())
+
+    async def _prove(self, request: web.Request) -> web.Response:
+        """By worker: for each tensor the hash of every slice."""
+        asked = await _body(request, Prove)
+        self._served.require_received(asked.version)
+        return web.json_response(await self._sampler.call("weights_prints", asked.seed))
+
+    async def _confirm(self, request: web.Request) -> web.Response:
+        self._served.confirm((await _body(request, Confirm)).version)
+        return _json(self.state())
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        asked = await _body(request, Generate)
+        admitted = self._served.admit(asked.version, asked.incarnation)
+        try:
+            completions = await self._sampler.sample(asked)
+        except (ValueError, TypeError) as error:
+            raise web.HTTPBadRequest(text=str(error)[:MAX_WORDS]) from error
+        # If a sync began while tokens were sampled, some of them are of other weights.
+        self._served.still(admitted)
+        answer = Generated(version=asked.version, incarnation=self._served.incarnation, completions=completions)
+        return _json(answer)
+
+    async def _end(self, request: web.Request) -> web.Response:
+        reason = (await _body(request, End)).reason
+        if not self.ended.done():
+            self.ended.set_result(reason)
+        return web.Response(text="ok\n")
+
+
+async def _body(request: web.Request, model: type[M]) -> M:
+    return model.model_validate_json(await request.read())
+
+
+def _json(answer: BaseModel) -> web.Response:
+    return web.json_response(text=answer.model_dump_json())
+
+
+async def listen(application: web.Application, host: str | None, port: int) -> web.AppRunner:
+    """Serve on an address, by default on all. A request that the trainer gives up is cancelled, and its sampling ends.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    runner: Any = web.AppRunner(application, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    served: web.AppRunner = runner
+    return served

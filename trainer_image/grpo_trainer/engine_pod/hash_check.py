@@ -1,0 +1,111 @@
+"""A 64-bit hash of a tensor's bits where they lie, and the comparison of the trainer's hashes with an engine's.
+
+On the GPU the hash takes one pass, without a copy to the host. Trainer and engine each hash what they have, and compare
+eight bytes a tensor. The hash is multilinear over the ring of 64-bit integers (Halevi and Krawczyk, "MMH", 1997; Lemire
+and Kaser, "Strongly universal string hashing is fast", 2014): the sum of every element's bits times a coefficient that
+is drawn from the seed and the element's place. All coefficients are odd, so one flipped bit, 2**k times an odd number,
+never vanishes modulo 2**64; any other difference does with a probability of about 2**-63 over the seeds. The seed is
+new at every sync: no earlier answer passes for a later one.
+
+Coefficients are products of two, one for the place in a block and one for the block, so that on CPUs the first kind is
+made once per seed and the rest is a multiplication and a sum.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .layout import Strided, part
+
+BLOCK = 1 << 16
+"""Elements that share a block's coefficient."""
+_MASK = (1 << 64) - 1
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Signed integers by the size of an element in bytes."""
+_STEP = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+"""Constants of splitmix64 (Steele, Lea and Flood, 2014), which draws the coefficients."""
+
+
+def multilinear_hash(tensor: torch.Tensor, seed: int) -> int:
+    """The hash of a tensor's elements in row-major order, whatever its strides; 0 for zeros and for no element.
+
+    Args:
+        tensor: of any shape, of a type of 1, 2, 4 or 8 bytes, on any device.
+        seed: 0 to 2**63 - 1.
+    """
+    values = tensor.detach().contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
+    if values.is_cuda:
+        from .hash_kernel import block_sums
+
+        sums = block_sums(values, mix(seed << 1), BLOCK)
+    else:
+        sums = _block_sums(values, seed)
+    blocks = coefficients(sums.numel(), (seed << 1) + 1, sums.device)
+    return int((sums * blocks).sum()) & _MASK
+
+
+def coefficients(count: int, stream: int, device: torch.device) -> torch.Tensor:
+    """The first `count` odd numbers of a stream, shape (count,), int64."""
+    places = torch.arange(1, count + 1, dtype=torch.int64, device=device)
+    mixed = places * _signed(_STEP) + _signed(mix(stream))
+    mixed = (mixed ^ _shifted(mixed, 30)) * _signed(_FIRST)
+    mixed = (mixed ^ _shifted(mixed, 27)) * _signed(_SECOND)
+    # Odd: an odd number times 2**k is never 0 modulo 2**64, so no single flipped bit goes unseen.
+    return (mixed ^ _shifted(mixed, 31)) | 1
+
+
+def mix(number: int) -> int:
+    """splitmix64's finalizer: an unsigned 64-bit number in which every bit depends on all of `number`."""
+    number = (number + _STEP) & _MASK
+    number = ((number ^ (number >> 30)) * _FIRST) & _MASK
+    number = ((number ^ (number >> 27)) * _SECOND) & _MASK
+    return number ^ (number >> 31)
+
+
+def _block_sums(values: torch.Tensor, seed: int) -> torch.Tensor:
+    """Per block the sum of its elements times the coefficients of their places, shape (blocks,), int64."""
+    within = _places(seed)
+    whole = values.numel() // BLOCK
+    # int64 wraps at overflow, so these are sums in the ring of integers modulo 2**64.
+    blocks = values[: whole * BLOCK].view(whole, BLOCK)
+    sums = [(block.to(torch.int64) * within).sum() for block in blocks]
+    rest = values[whole * BLOCK :].to(torch.int64)
+    sums.append((rest * within[: rest.numel()]).sum())
+    return torch.stack(sums)
+
+
+@lru_cache(maxsize=2)
+def _places(seed: int) -> torch.Tensor:
+    return coefficients(BLOCK, seed << 1, torch.device("cpu"))
+
+
+def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """A logical shift to the right; torch's carries the sign along."""
+    shifted: Any = (values >> bits) & ((1 << (64 - bits)) - 1)
+    assert isinstance(shifted, torch.Tensor)
+    return shifted
+
+
+def _signed(number: int) -> int:
+    """The int64 with the bits of an unsigned number."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def expected_prints(tensor: torch.Tensor, sources: Sequence[Strided | None], seed: int) -> list[int]:
+    """Hashes of the parts of a sent tensor that the engine writes somewhere; zeros, which it writes itself, hash to 0.
+
+    Args:
+        tensor: as it was sent, contiguous.
+        sources: its parts by `weights_learn`.
+        seed: the one that the engine is asked with.
+    """
+    return [0 if source is None else multilinear_hash(part(tensor, source), seed) for source in sources]
+
+
+def differing(wanted: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> list[str]:
+    """Names whose hashes are not the wanted ones, or are missing, or that nobody sent."""
+    return sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))

@@ -1,0 +1,218 @@
+"""Carries weights from rank 0 to the workers of one engine: gloo on CPUs, NCCL on GPUs, behind one interface.
+
+Rank 0 of a group is the trainer's rank 0, ranks 1 to N are the workers of one engine. Every engine has a group of its
+own, so that one that dies breaks no other's; and every incarnation of an engine, and every try after a failure, has a
+new one, since a group that lost a rank is of no use. All meet at one store of rank 0. torch's default process group has
+no part in it.
+
+No machine with several GPUs has run the NCCL half yet: its calls are built as torch documents them, and what two CPUs
+show of gloo (time-outs, lost peers) is not shown of it.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stubs
+
+from grpo_api.text.clock import Clock
+
+from ..gang.interfaces import own_address
+from ..runtime.clock import SYSTEM_CLOCK
+
+POLL_SECONDS = 0.01
+NCCL_POLL_SECONDS = 0.0005
+CONNECT_SECONDS = 30.0
+"""Patience of a connection to the store, which listens before anybody hears of it."""
+BLOCKING_WAIT_ENV = "TORCH_NCCL_BLOCKING_WAIT"
+"""With it a group of NCCL has no watchdog thread, which would end the whole process over one lost engine."""
+
+
+class TransferFailed(Exception):
+    """A weight group didn't come about, or a tensor didn't arrive; the message names both sides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The place and the terms under which an engine's workers meet rank 0."""
+
+    address: str
+    """Rank 0's name or address."""
+    port: int
+    """Of its store."""
+    name: str
+    """Of this group, used once: it contains the engine's incarnation."""
+    engine: str
+    """The engine, for messages."""
+    workers: int
+    """Processes of the engine."""
+    seconds: float
+    """Longest time that either side waits for the other, at the meeting and for each tensor."""
+    gpu: bool
+    """Whether NCCL carries the tensors, else gloo."""
+
+
+class WeightGroup:
+    """One side of a weight group whose ranks have all joined."""
+
+    def __init__(self, meeting: Meeting, rank: int, group: Any, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.meeting = meeting
+        self.rank = rank
+        self._group = group
+        self._clock = clock
+
+    def broadcast(self, tensor: torch.Tensor, what: str, seconds: float | None = None) -> None:
+        """Rank 0's tensor for all ranks; the others' is written. Contiguous, on this rank's device.
+
+        Args:
+            tensor: of the same shape and dtype on all ranks.
+            what: its name and version, for the message.
+            seconds: longest time; the meeting's by default.
+
+        Raises:
+            TransferFailed: it was not taken in that time, or a rank is gone. The group is of no use any more.
+        """
+        limit = self.meeting.seconds if seconds is None else seconds
+        options = dist.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        options.timeout = timedelta(seconds=max(limit, 0.001))
+        group, begun = self._group, self._clock.now()
+        if group is None:
+            raise TransferFailed(f"{what} was not sent to {self.meeting.engine}: this side has left the group")
+        try:
+            work = group.broadcast([tensor], options)
+            if self.meeting.gpu:
+                _await_nccl(work, begun + limit, self._clock)
+            else:
+                work.wait()
+        except RuntimeError as error:
+            raise TransferFailed(
+                f"{what} did not get from rank 0 at {self.meeting.address} to {self.meeting.engine}: gave up after "
+                f"{self._clock.now() - begun:.1f} s of at most {limit:.1f} s: {error}"
+            ) from error
+
+    def leave(self) -> None:
+        """Close the connections, so that the other side, should it wait, waits no longer."""
+        group, self._group = self._group, None
+        if group is not None:
+            # NCCL ends what waits on this device. Gloo's abort closes nothing (torch 2.13): its connections close when
+            # the last reference to the group is gone, which was the other side's whole time-out later.
+            group.abort()
+
+
+def _await_nccl(work: Any, deadline: float, clock: Clock) -> None:
+    """Block until the device has it; NCCL's own wait would only put the wait into the stream."""
+    while not work.is_completed():
+        if clock.now() > deadline:
+            raise RuntimeError("the device is still waiting for the other side")
+        clock.sleep(NCCL_POLL_SECONDS)
+    if error := work.exception():
+        raise RuntimeError(str(error))
+
+
+def open_store(address: str, port: int) -> Store:
+    """Rank 0's store, at which all groups meet.
+
+    Raises:
+        RuntimeError: the port is taken.
+    """
+    # Without a number of clients: engines come later, and some never come.
+    return TCPStore(address, port, None, True, timeout=timedelta(seconds=CONNECT_SECONDS), wait_for_workers=False)
+
+
+def invite(meeting: Meeting, abandoned: Callable[[], bool] = lambda: False, clock: Clock = SYSTEM_CLOCK) -> WeightGroup:
+    """Form the process group of a meeting on rank 0; return it once all of the engine's workers have joined.
+
+    Args:
+        meeting: where they meet; the caller sends it to the engine at the same time.
+        abandoned: polled while waiting; True ends the wait, since the engine has answered that it won't come.
+        clock: the clock that the wait is measured by.
+
+    Raises:
+        TransferFailed: the workers did not come in time, or the wait was abandoned.
+    """
+    with _named(meeting):
+        store = _connected(meeting)
+        _await_workers(store, meeting, abandoned, clock)
+        return _formed(store, meeting, 0, clock)
+
+
+def join(meeting: Meeting, rank: int) -> WeightGroup:
+    """A worker's side of a meeting, `rank` from 1.
+
+    Raises:
+        TransferFailed: rank 0 can't be reached, or the group doesn't come about.
+    """
+    with _named(meeting):
+        store = _connected(meeting)
+        store.set(f"here/{rank}", "1")
+        return _formed(store, meeting, rank, SYSTEM_CLOCK)
+
+
+@contextmanager
+def _named(meeting: Meeting) -> Iterator[None]:
+    """What torch and the sockets raise, with the names of both sides."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        raise TransferFailed(
+            f"rank 0 at {meeting.address}:{meeting.port} and {meeting.engine} did not meet for a transfer of weights "
+            f"within {meeting.seconds:.0f} s: {error}. Does a NetworkPolicy allow that port between the job's pods?"
+        ) from error
+
+
+def _connected(meeting: Meeting) -> Store:
+    """A separate connection to the store: on a shared one a thread that waits blocks all others."""
+    patience = timedelta(seconds=min(CONNECT_SECONDS, meeting.seconds))
+    store = TCPStore(meeting.address, meeting.port, None, False, timeout=patience, wait_for_workers=False)
+    store.set_timeout(timedelta(seconds=meeting.seconds))
+    # With a prefix, so that keys of an earlier group are not taken for keys of this one.
+    return PrefixStore(meeting.name, store)
+
+
+def _await_workers(store: Store, meeting: Meeting, abandoned: Callable[[], bool], clock: Clock) -> None:
+    deadline = clock.now() + meeting.seconds
+    keys = [f"here/{rank}" for rank in range(1, meeting.workers + 1)]
+    # Polled, where store.wait() would block: the engine may answer meanwhile that it won't come.
+    while not store.check(keys):
+        if abandoned():
+            raise TransferFailed(f"{meeting.engine} did not come to the transfer of weights")
+        if clock.now() > deadline:
+            raise RuntimeError("not all of its workers came")
+        clock.sleep(POLL_SECONDS)
+
+
+def _formed(store: Store, meeting: Meeting, rank: int, clock: Clock) -> WeightGroup:
+    size, limit = meeting.workers + 1, timedelta(seconds=meeting.seconds)
+    form = _nccl if meeting.gpu else _gloo
+    group = form(PrefixStore("group", store), rank, size, limit, meeting)
+    return WeightGroup(meeting, rank, group, clock)
+
+
+def _gloo(store: Store, rank: int, size: int, limit: timedelta, meeting: Meeting) -> Any:
+    """On the interface that leads to rank 0; gloo alone would take what the host's name resolves to."""
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
+    options._timeout = limit
+    address = own_address(meeting.address, meeting.port, CONNECT_SECONDS)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _nccl(store: Store, rank: int, size: int, limit: timedelta, _: Meeting) -> Any:
+    # NCCL's group reads the variable when it is made. The training's own groups keep what the user set.
+    before = os.environ.get(BLOCKING_WAIT_ENV)
+    os.environ[BLOCKING_WAIT_ENV] = "1"
+    try:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    finally:
+        if before is None:
+            del os.environ[BLOCKING_WAIT_ENV]
+        else:
+            os.environ[BLOCKING_WAIT_ENV] = before

@@ -1,0 +1,92 @@
+"""What an engine's worker process does with weights: it receives each tensor, loads it and hashes it in place.
+
+vLLM mixes WeightsWorker into its worker, in the process with the live model, and calls its methods by name
+(`collective_rpc`), in the same process (Colocated) or over vLLM's own wire (Servers). So they take and return plain
+values. ReceivingWorker adds the sync of Servers: a tensor goes from rank 0 straight into the process that holds the
+live model.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from .hash_check import multilinear_hash
+from .layout import Layout, Strided, learn, live
+from .transfer import Meeting, WeightGroup, join
+
+
+class WeightsWorker:
+    """Methods for loading and proving the weights of this worker's part of the model."""
+
+    model_runner: Any
+    _weights_layout: Layout
+
+    def weights_learn(
+        self, shapes: dict[str, list[int]], dtype: str
+    ) -> tuple[dict[str, list[Strided | None]], list[str]]:
+        """Learn where the tensors with these names and shapes go; the live weights are meaningless afterwards.
+
+        Returns:
+            By name, the parts of the sent tensor that are written, None for zeros; and why there is no proof, if so.
+        """
+        model = self.model_runner.model
+        sizes = {name: tuple(shape) for name, shape in shapes.items()}
+        # The model's own loader fuses and splits the tensors. What it writes is what a proof has to cover.
+        self._weights_layout = layout = learn(model, model.load_weights, sizes, getattr(torch, dtype))
+        sources: dict[str, list[Strided | None]] = {}
+        for name, group in layout.writes.items():
+            sources[name] = [write.source for write in group]
+        return sources, layout.problems
+
+    def weights_load(self, name: str, tensor: torch.Tensor) -> None:
+        """Load one tensor into the live model, by the model's own code."""
+        self.model_runner.model.load_weights([(name, tensor)])
+
+    def weights_prints(self, seed: int) -> dict[str, list[int]]:
+        """Hashes of what each name has written, as it lies in the live model now, in the order of `weights_learn`."""
+        model = self.model_runner.model
+        prints: dict[str, list[int]] = {}
+        for name, group in self._weights_layout.writes.items():
+            prints[name] = [multilinear_hash(live(model, write), seed) for write in group]
+        return prints
+
+
+class ReceivingWorker(WeightsWorker):
+    """vLLM's `worker_extension_cls` for engines in pods of their own."""
+
+    model_config: Any
+    device: Any
+    rank: int
+    _weights_group: WeightGroup | None = None
+
+    def weights_receive(self, meeting: dict[str, Any], version: int, tensors: list[tuple[str, list[int]]]) -> None:
+        """Receives and loads all tensors in this order; joins the group first if it is a new one.
+
+        Args:
+            meeting: fields of a Meeting.
+            version: of the weights, for messages.
+            tensors: names and shapes.
+
+        Raises:
+            TransferFailed: a tensor did not come; what lies in the engine is of no version.
+        """
+        group = self._joined(Meeting(**meeting))
+        try:
+            for name, shape in tensors:
+                buffer = torch.empty(shape, dtype=self.model_config.dtype, device=self.device)
+                group.broadcast(buffer, f"{name} of version {version}")
+                self.weights_load(name, buffer)
+        # A group that broke off is of no use, and rank 0 would wait until this side leaves it.
+        except BaseException:
+            self._weights_group = None
+            group.leave()
+            raise
+
+    def _joined(self, meeting: Meeting) -> WeightGroup:
+        known = self._weights_group
+        if known is None or asdict(known.meeting) != asdict(meeting):
+            if known is not None:
+                known.leave()
+            self._weights_group = known = join(meeting, 1 + self.rank)
+        return known

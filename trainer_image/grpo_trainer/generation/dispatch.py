@@ -1,0 +1,266 @@
+"""Runs one generation over several engines: which engine gets which prompt, and where it goes when an engine fails.
+
+Every engine holds a few prompts at a time and gets the next when it has answered one, so that a fast engine does more.
+What a lost engine held is sampled again elsewhere, by the same seeds. So is what it had answered, unless the engine was
+proven once more since. Division holds these rules alone; Completing sends prompts and receives completions.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_api.report.training_metrics import ENGINE_TOKENS
+
+from ..engine_pod.messages import Generate, Generated
+from ..runtime.errors import TrainingError
+from .engine_client import EngineFailed, Rejected, Stale
+from .fleet import Engine
+from .generation_base import Sample
+
+
+class Division:
+    """The prompts of one generation on their way."""
+
+    def __init__(self, prompts: Iterable[int], capacity: int) -> None:
+        """`capacity` is the number of prompts that an engine holds at a time, at least 1."""
+        self._waiting = deque(prompts)
+        self._capacity = max(1, capacity)
+        self._held: dict[int, set[int]] = {}
+        """Prompts by engine."""
+        self._unsettled: dict[int, set[int]] = {}
+        """Answered prompts by engine, as long as it was not proven again."""
+
+    @property
+    def done(self) -> bool:
+        """Whether every prompt has been answered."""
+        return not self._waiting and not any(self._held.values())
+
+    @property
+    def held(self) -> Mapping[int, set[int]]:
+        """The prompts that each engine holds."""
+        return self._held
+
+    @property
+    def unsettled(self) -> list[int]:
+        """The engines that have answered prompts and were not proven since."""
+        return [engine for engine, prompts in self._unsettled.items() if prompts]
+
+    def assign(self, engines: Iterable[int]) -> list[tuple[int, int]]:
+        """Engines with their next prompts: always the engine that holds the fewest, of several the first."""
+        live = list(engines)
+        given = []
+        while self._waiting and live:
+            engine = min(live, key=lambda one: (len(self._held.get(one, ())), one))
+            held = self._held.setdefault(engine, set())
+            # The engine with the fewest prompts is full, so all are.
+            if len(held) >= self._capacity:
+                break
+            prompt = self._waiting.popleft()
+            held.add(prompt)
+            given.append((engine, prompt))
+        return given
+
+    def answered(self, engine: int, prompt: int) -> None:
+        """An engine has completed a prompt."""
+        self._held[engine].remove(prompt)
+        self._unsettled.setdefault(engine, set()).add(prompt)
+
+    def settled(self, engine: int) -> None:
+        """An engine was proven again: what it has answered stands."""
+        self._unsettled.pop(engine, None)
+
+    def lost(self, engine: int) -> list[int]:
+        """An engine is lost: its prompts wait again, before all others; returns them."""
+        prompts = sorted(self._held.pop(engine, set()) | self._unsettled.pop(engine, set()))
+        self._waiting.extendleft(reversed(prompts))
+        return prompts
+
+
+def capacity(max_sequences: int, completions: int) -> int:
+    """Prompts that fill an engine twice: a slot that a short completion leaves is taken by the next prompt at once."""
+    return 2 * -(-max_sequences // max(1, completions))
+
+
+TICK_SECONDS = 1.0
+Prove = Callable[[Engine], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A prompt with its completions' seeds: what one request is for."""
+
+    prompt: list[int]
+    seeds: list[int]
+
+
+class Completing:
+    """The completions of one generation, as far as they are there."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        prove: Prove,
+        pieces: Sequence[Piece],
+        sampling: Mapping[str, Any],
+        *,
+        sequences: int,
+        stall: float,
+    ) -> None:
+        """
+        Args:
+            engines: all of the attempt.
+            prove: raises EngineFailed where an engine has no longer the weights that it was proven to have.
+            pieces: what is wanted.
+            sampling: of every completion.
+            sequences: completions that an engine samples at a time.
+            stall: seconds without a token after which an engine that holds prompts is lost.
+        """
+        self._engines = {engine.view.index: engine for engine in engines}
+        self._pieces = pieces
+        self._prove = prove
+        self._sampling = dict(sampling)
+        self._stall = stall
+        self._division = Division(range(len(pieces)), capacity(sequences, max(len(one.seeds) for one in pieces)))
+        self._samples: dict[int, list[Sample]] = {}
+        self._tasks: dict[asyncio.Task[Generated], tuple[int, int]] = {}
+        self._begun: dict[int, float] = {}
+        """When each engine was last given a prompt or answered one, by the time of the event loop."""
+        self._tokens: dict[int, int] = {}
+        self._seconds = 0.0
+
+    @property
+    def samples(self) -> list[Sample]:
+        """All completions in the order of the pieces and of their seeds, once there are all."""
+        return [sample for index in range(len(self._pieces)) for sample in self._samples[index]]
+
+    def metrics(self) -> dict[str, float]:
+        """Tokens per second of each engine that sampled any; none before the end."""
+        if not self._seconds:
+            return {}
+        return {f"{ENGINE_TOKENS.key}/{index}": count / self._seconds for index, count in self._tokens.items()}
+
+    async def go_on(self, version: int) -> bool:
+        """Sample what is still wanted under this version; False where no engine is left that has it.
+
+        Raises:
+            TrainingError: the engines don't take a prompt.
+        """
+        begun = asyncio.get_running_loop().time()
+        try:
+            while not (self._division.done and await self._settled()):
+                live = [index for index, engine in self._engines.items() if engine.serves(version)]
+                # What a lost engine has answered in this generation is wanted again too: it was not proven afterwards.
+                concerned = set(self._division.held) | set(self._division.unsettled)
+                self._drop(concerned - set(live))
+                if not live:
+                    return False
+                await self._advance(live, version)
+            return True
+        finally:
+            # After an exception nobody takes the answers of open requests.
+            self._drop(set(self._division.held))
+            self._seconds += asyncio.get_running_loop().time() - begun
+
+    async def _advance(self, live: list[int], version: int) -> None:
+        """Hand out what engines have room for, and wait for an answer or a moment."""
+        self._hand_out(live, version)
+        if self._tasks:
+            # At most for a tick, so that a lost or stalled engine is noticed while the others sample.
+            done, _ = await asyncio.wait(self._tasks, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                self._take(task)
+        self._lose_stalled()
+
+    async def _settled(self) -> bool:
+        """Whether every engine that has answered is proven once more; what others have answered is wanted again."""
+        await asyncio.gather(*(self._settle(index) for index in self._division.unsettled))
+        return self._division.done
+
+    async def _settle(self, index: int) -> None:
+        engine = self._engines[index]
+        try:
+            await self._prove(engine)
+        except EngineFailed as error:
+            engine.failed(error, ", after it has sampled")
+            self._drop({index})
+        else:
+            self._division.settled(index)
+
+    def _hand_out(self, live: list[int], version: int) -> None:
+        for index, number in self._division.assign(live):
+            engine, piece = self._engines[index], self._pieces[number]
+            assert engine.view.incarnation is not None  # it serves
+            asked = Generate(
+                version=version,
+                incarnation=engine.view.incarnation,
+                prompt=piece.prompt,
+                seeds=piece.seeds,
+                sampling=self._sampling,
+            )
+            self._begun[index] = asyncio.get_running_loop().time()
+            self._tasks[asyncio.create_task(engine.client.generate(asked))] = (index, number)
+
+    def _take(self, task: "asyncio.Task[Generated]") -> None:
+        """One request has come to its end."""
+        # The request of an engine that was lost a moment ago has been dropped already.
+        if task not in self._tasks:
+            return
+        index, number = self._tasks.pop(task)
+        engine = self._engines[index]
+        try:
+            answer = task.result()
+        # Another engine would refuse the request too, so it is not sampled elsewhere.
+        except Rejected as error:
+            raise TrainingError(f"{engine.view.name} {error}") from error
+        except EngineFailed as error:
+            lost = engine.view.stale if isinstance(error, Stale) else engine.view.gone
+            lost(str(error))
+            self._drop({index})
+            return
+        self._division.answered(index, number)
+        self._begun[index] = asyncio.get_running_loop().time()
+        self._samples[number] = [Sample(one.tokens, one.logprobs, answer.version) for one in answer.completions]
+        self._tokens[index] = self._tokens.get(index, 0) + sum(len(one.tokens) for one in answer.completions)
+
+    def _lose_stalled(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for index in [index for index, held in self._division.held.items() if held]:
+            engine = self._engines[index]
+            # A new prompt restarts the count: an engine without prompts samples nothing and is not stalled.
+            if now - max(engine.moved_at, self._begun[index]) > self._stall:
+                engine.view.give_up(f"sampled no token for {self._stall:.0f} s, although it holds prompts")
+                self._drop({index})
+
+    def _drop(self, lost: set[int]) -> None:
+        """These engines answer no more: what they hold is wanted again."""
+        for index in lost:
+            self._division.lost(index)
+        for task in [task for task, (index, _) in self._tasks.items() if index in lost]:
+            del self._tasks[task]
+            task.cancel()
+            task.add_done_callback(_ended)
+
+
+def _ended(task: "asyncio.Task[Generated]") -> None:
+    """What became of an abandoned request is of no interest."""
+    if not task.cancelled():
+        # An exception that nobody reads is logged by asyncio as never retrieved.
+        task.exception()
+
+
+def pieces_of(wanted: Sequence[tuple[list[int], int]], most: int) -> list[Piece]:
+    """Group neighbours with the same prompt into pieces, each a request to one engine.
+
+    Args:
+        wanted: a prompt and a seed for every completion.
+        most: most completions of one piece, which an engine can sample at a time.
+    """
+    pieces: list[Piece] = []
+    for prompt, seed in wanted:
+        if pieces and pieces[-1].prompt == prompt and len(pieces[-1].seeds) < most:
+            pieces[-1].seeds.append(seed)
+        else:
+            pieces.append(Piece(prompt, [seed]))
+    return pieces

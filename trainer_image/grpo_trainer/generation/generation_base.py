@@ -1,0 +1,276 @@
+"""What TRL gets in place of its own vLLM client: an engine whose weights are numbered, and proven before they are used.
+
+A sync brings the policy's weights into the engine under a new number, which is never used again: not in this attempt,
+nor in a later one. Then the engine hashes what it computes with, where it lies, and the trainer what it meant to send.
+Unless all hashes are the same, no completion is sampled; and unless the engine finds the same once more after it has
+sampled, none is used.
+
+TRL calls `sync_weights` once the policy has changed and `generate` for completions (TRL 1.16,
+trl/generation/vllm_generation.py); the rest of this interface is ours.
+
+Weights are sent under the base model's names, adapters merged, gathered one layer at a time. TRL merges a LoRA adapter
+into the base before it sends the weights and takes it out again after. In bfloat16 that leaves a rounding error in the
+base at every sync, and the base is the reference. Here the merged tensor is computed beside the policy, in float32, and
+nothing of the policy is written to.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from torch import nn
+
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.training_metrics import (
+    ENGINE_PROOF_FAILURES,
+    WEIGHT_PROOF_SECONDS,
+    WEIGHT_SYNC_SECONDS,
+    WEIGHTS_VERSION,
+)
+from grpo_api.spec.generation import EnginePlan
+
+from ..engine_pod.vllm_arguments import LEAST_TEMPERATURE, completion_seed, engine_dtype
+from ..gang import ranks
+from ..runtime.errors import BadInput, EngineWeightsDiffer
+from ..telemetry.phases import PhaseClock
+from ..weights import parameters
+from ..weights.parameters import TRAINED_ADAPTER, adapter_key, base_name
+
+
+def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor that `policy_weights` gives, by its name and in its order."""
+    return {base_name(name): parameters.shape(parameter) for name, parameter in _own(model)}
+
+
+def policy_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor of every weight of the policy, one at a time. A collective under ZeRO-3: all ranks iterate.
+
+    A tensor is contiguous and of `dtype`, and may be the policy's own memory: it is good until the next one.
+    """
+    layers = _adapted(model)
+    for name, parameter in _own(model):
+        layer = layers.get(id(parameter))
+        with ExitStack() as stack, torch.no_grad():
+            # One layer at a time: gathering all of them would need the whole model's size on every GPU.
+            for held in (parameter, *_factors(layer)):
+                stack.enter_context(parameters.gathered(held))
+            merged = parameter.detach() if layer is None else _merged(parameter, layer)
+            yield base_name(name), merged.to(dtype).contiguous()
+
+
+def _own(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters but for the adapter's, each once."""
+    return ((name, one) for name, one in parameters.parameters_by_name(model).items() if not adapter_key(name))
+
+
+def _adapted(model: nn.Module) -> dict[int, LoraLayer]:
+    """The layer of every weight that an adapter changes, by the parameter's identity.
+
+    Raises:
+        BadInput: an adapter changes one of two layers that share a weight; an engine has that weight once.
+    """
+    if not isinstance(model, PeftModel):
+        return {}
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    layers = {}
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer):
+            weight = module.get_base_layer().weight
+            if uses[id(weight)] > 1:
+                raise BadInput(
+                    f"spec.adapter.targetModules: {base_name(name)} shares its weight with another layer, which the "
+                    "adapter leaves as it is, and an engine can't: leave it out, or set spec.generation.engine to "
+                    "Transformers"
+                )
+            layers[id(weight)] = module
+    return layers
+
+
+def _factors(layer: LoraLayer | None) -> list[nn.Parameter]:
+    if layer is None:
+        return []
+    return [one for name, one in layer.named_parameters() if adapter_key(name)]
+
+
+def _merged(parameter: nn.Parameter, layer: LoraLayer) -> torch.Tensor:
+    """The weight with the adapter's difference, as PEFT's own merge computes that, added in float32."""
+    # Beside the parameter: a merge in place leaves a rounding error in the base in bfloat16, and the base is the
+    # reference.
+    difference: torch.Tensor = layer.get_delta_weight(TRAINED_ADAPTER)
+    return parameter.detach().float() + difference.detach().float()
+
+
+ATTEMPT_VERSIONS = 10**9
+"""Numbers for one attempt's weights; those of the next attempt follow."""
+TRIES = 2
+"""How often the same weights are sent before an engine that can't be proven is given up."""
+
+Metrics = Callable[[dict[str, float]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion."""
+
+    tokens: list[int]
+    """Its tokens, with the one that ended it."""
+    logprobs: list[float]
+    """The engine's log-probability of each."""
+    version: int
+    """Number of the weights that it was sampled with."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """Everything that an engine is built from."""
+
+    plan: TrainingPlan
+    folder: Path
+    """The model's configuration; weights in it aren't read."""
+    clock: PhaseClock
+    logged: Metrics
+    """Takes what telemetry publishes, by key."""
+    event: Callable[[], None]
+    """Called at every sign of progress."""
+
+    @property
+    def engine(self) -> EnginePlan:
+        """The plan's engine."""
+        assert self.plan.execution.engine is not None
+        return self.plan.execution.engine
+
+
+class EngineGeneration(ABC):
+    """The interface that TRL calls, over what kinds of engines differ in."""
+
+    def __init__(self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int]) -> None:
+        """`model` is the policy before it is wrapped for several ranks; `stop_tokens` end a completion.
+
+        Raises:
+            BadInput: vLLM would sample at another temperature than the trainer computes with.
+        """
+        temperature = setup.plan.training.temperature
+        if temperature < LEAST_TEMPERATURE:
+            raise BadInput(
+                f"spec.training.temperature is {temperature}, and vLLM samples at {LEAST_TEMPERATURE} or above: raise "
+                "it, or set spec.generation.engine to Transformers"
+            )
+        self.setup = setup
+        self.model = model
+        self.stop_tokens = stop_tokens
+        self.proven: int | None = None
+        """Number of the weights that the engine was proven to have; None while it has none."""
+        self.versions: list[int] = []
+        """Numbers of the weights that the last completions were sampled with, one for each."""
+        # A number is never used twice in a job, so that no earlier answer can pass for a later one.
+        self._last = setup.plan.job.attempt * ATTEMPT_VERSIONS
+        self._generation = self._place = 0
+        self.failures = 0
+        """Syncs and generations after which the engine did not have the weights."""
+        self.sync_seconds = self.proof_seconds = 0.0
+        """What the last sync took, and its proof."""
+
+    def at(self, generation: int, place: int) -> None:
+        """Set which completions are sampled next: those of this generation, from this place among all ranks' on."""
+        self._generation, self._place = generation, place
+
+    def sync_weights(self) -> None:
+        """Bring the policy's weights into the engine and prove that they are there. A collective.
+
+        Raises:
+            EngineWeightsDiffer: it has others, time and again.
+            BadInput: this model's weights in an engine can't be proven.
+        """
+        with self.setup.clock.phase("sync"):
+            # A skipped tensor or a flipped bit is repaired by sending the weights once more, under a new number.
+            wrong: Sequence[str] = ()
+            for _ in range(TRIES):
+                self.proven = None
+                self._last += 1
+                wrong = self.attempt_sync(self._last)
+                if not wrong:
+                    self.proven = self._last
+                    break
+                self.failures += 1
+            self._tell()
+        if self.proven is None:
+            raise EngineWeightsDiffer(
+                f"after {TRIES} syncs the engine's weights are not the trainer's: {_listed(wrong)}. No completion was "
+                "sampled with them; where it happens again, set spec.generation.engine to Transformers"
+            )
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        images: Any,
+        num_generations: int,  # noqa: ARG002 - TRL's
+        profiler: Any = None,  # noqa: ARG002 - TRL's
+    ) -> tuple[list[list[int]], list[list[int]], list[list[list[float]]], None]:
+        """One completion for each prompt (token ids); TRL repeats a prompt for each completion of its group.
+
+        Returns:
+            The prompts, the completions' tokens, per token a list with its log-probability, and None.
+        """
+        assert images is None
+        places = range(self._place, self._place + len(prompts))
+        seeds = [completion_seed(self.setup.plan.training.seed, self._generation, place) for place in places]
+        for _ in range(TRIES):
+            if self.proven is None:
+                self.sync_weights()
+            samples = self.sample(prompts, seeds)
+            # All ranks agree, since the sync that would follow is a collective.
+            if not ranks.any_rank(bool(self.changed()) or any(one.version != self.proven for one in samples)):
+                break
+            self.failures += 1
+            self.proven = None
+        self._tell()
+        if self.proven is None:
+            raise EngineWeightsDiffer(
+                f"{TRIES} times the engine's weights were no longer those that it was proven to have when it had "
+                "sampled; no completion of it was used"
+            )
+        tokens = [sample.tokens for sample in samples]
+        # TRL expects a list of alternatives per token. The engine gives only the token that it sampled.
+        logprobs = [[[one] for one in sample.logprobs] for sample in samples]
+        self.versions = [sample.version for sample in samples]
+        return prompts, tokens, logprobs, None
+
+    @abstractmethod
+    def attempt_sync(self, version: int) -> Sequence[str]:
+        """Send the weights once under this number; names of the weights that differ afterwards. A collective."""
+
+    @abstractmethod
+    def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
+        """One completion for each prompt with its seed, under the proven weights, in the prompts' order."""
+
+    @abstractmethod
+    def changed(self) -> Sequence[str]:
+        """Names of weights that are no longer what they were proven to be, as far as this rank has a part of them."""
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The policy's weights in the engine's type, one at a time; see policy_weights."""
+        return policy_weights(self.model, getattr(torch, engine_dtype(self.setup.plan)))
+
+    def rest(self) -> None:  # noqa: B027 - most engines have nothing to do then
+        """Called once a generation's completions are all there, before the policy is trained on them."""
+
+    def timed(self, sync: float, proof: float) -> None:
+        """Publish what a sync and its proof took, in seconds."""
+        self.sync_seconds, self.proof_seconds = sync, proof
+        self.setup.logged({WEIGHT_SYNC_SECONDS.key: sync, WEIGHT_PROOF_SECONDS.key: proof})
+
+    def _tell(self) -> None:
+        version = {WEIGHTS_VERSION.key: float(self.proven)} if self.proven is not None else {}
+        self.setup.logged({ENGINE_PROOF_FAILURES.key: float(self.failures), **version})
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,332 @@
+"""vLLM engines in pods of their own: rank 0 brings them the weights, proves them and splits the prompts over them.
+
+A dead engine's pod is replaced by its Job. Here it is used again once it has come back and was proven to have the
+present weights. As long as one engine is left, the run goes on with it.
+
+Every call ends within a time of its own. Which engine is used for what follows from fleet.py and dispatch.py.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from grpo_api.plan.hang_timeouts import patience
+from grpo_api.text.clock import Clock
+
+from ..engine_pod.hash_check import mix
+from ..engine_pod.messages import Learn, attempt_of
+from ..engine_pod.transfer import Meeting, open_store
+from ..engine_pod.vllm_arguments import SEEDS, engine_dtype, sampling_arguments
+from ..gang import ranks
+from ..gang.rank0_task import led
+from ..runtime.clock import SYSTEM_CLOCK
+from ..runtime.errors import EngineLost, RendezvousTimeout, WeightSyncTimeout
+from .colocated import unprovable
+from .dispatch import Completing, Piece, pieces_of
+from .engine_client import Differs, EngineFailed
+from .fleet import Engine, Fleet
+from .generation_base import EngineGeneration, EngineSetup, Sample, weight_shapes
+from .sync_pass import Lane, SyncPass, Verdict, prove_again
+
+SHARE_OF_PATIENCE = 0.5
+"""Longest wait for an engine as a share of the watchdog's patience, so that it is not the watchdog who ends the run."""
+
+
+class EnginesMain:
+    """Rank 0's part of the work with engines: no other rank talks to them."""
+
+    def __init__(self, setup: EngineSetup, model: nn.Module, clock: Clock = SYSTEM_CLOCK) -> None:
+        plan = setup.plan
+        assert plan.engines is not None
+        self._setup = setup
+        self._clock = clock
+        self._addresses = plan.engines
+        self._shapes = {name: list(shape) for name, shape in weight_shapes(model).items()}
+        # A wait for engines must end with its own error before the watchdog calls it a hang.
+        self._limit = min(
+            float(plan.guard.weight_sync_timeout_seconds),
+            SHARE_OF_PATIENCE * patience("Training", plan.guard, plan.execution),
+        )
+        self._store = open_store(plan.rendezvous.address, plan.engines.weights_port)
+        self._fleet = Fleet(plan.engines, attempt_of(plan))
+        self._lanes: dict[str, Lane] = {}
+        """By incarnation."""
+        self._passes = 0
+        self._completing: Completing | None = None
+        self.sending: SyncPass | None = None
+        self._proof = 0.0
+        self._failures = 0
+
+    def await_engines(self) -> None:
+        """Wait until all engines are usable, or for the time limit if some are by then.
+
+        Raises:
+            RendezvousTimeout: none is.
+        """
+        seconds = float(self._setup.plan.guard.rendezvous_timeout_seconds)
+        if self._fleet.call(self._fleet.await_usable(len(self._addresses.hosts), seconds)):
+            return
+        if not self._fleet.usable():
+            raise RendezvousTimeout(
+                f"no engine came within guard.rendezvousTimeoutSeconds = {seconds:.0f}: {self._fleet.told()}. Do their "
+                f"pods run, and does a NetworkPolicy allow port {self._addresses.port} between the job's pods?"
+            )
+        # Those that come later join at the next sync.
+        print(f"begins without some engines: {self._fleet.told()}", flush=True)
+
+    def begin(self, version: int, began: float) -> bool:
+        """Start to send `version` to the usable engines that lack it; return False if none of them lacks it.
+
+        Args:
+            version: number of the weights.
+            began: time of the clock from which the limit for the sync counts.
+
+        Raises:
+            WeightSyncTimeout: no engine was usable within the limit.
+        """
+        targets = [engine for engine in self._fleet.usable() if not engine.serves(version)]
+        if not targets and any(engine.serves(version) for engine in self._fleet.engines):
+            return False
+        # The Job of a lost engine replaces its pod, so one may come back within the limit.
+        while not (lanes := self._learnt(targets)):
+            seconds_left = max(0.0, began + self._limit - self._clock.now())
+            if not self._fleet.call(self._fleet.await_usable(1, seconds_left)):
+                raise WeightSyncTimeout(self._none(f"took version {version} of the weights"))
+            targets = self._fleet.usable()
+        self._passes += 1
+        # The seed is new for every pass, also for another pass with the same version: no earlier answer can pass.
+        self.sending = SyncPass(self._fleet, lanes, version, mix(version ^ mix(self._passes)) % SEEDS)
+        self.sending.begin([self._meeting(lane) for lane in lanes], list(self._shapes))
+        return True
+
+    def finish(self) -> list[str]:
+        """Prove the engines of the pass; the names that differ, where no engine at all could be proven for it."""
+        assert self.sending is not None
+        verdicts = self.sending.finish()
+        self._proof += self.sending.proof_seconds
+        for verdict in verdicts:
+            self._follow(verdict)
+        # One proven engine is enough to go on. The others are sent the weights again at the next sync.
+        if any(engine.serves(self.sending.version) for engine in self._fleet.engines):
+            self._failures += sum(bool(verdict.wrong) for verdict in verdicts)
+            return []
+        return sorted({name for verdict in verdicts for name in verdict.wrong})
+
+    def taken_failures(self) -> int:
+        """Proofs that failed, beside those that failed for all engines, since the last call."""
+        failures, self._failures = self._failures, 0
+        return failures
+
+    def seconds(self, total: float) -> tuple[float, float]:
+        """Time of a sync without its proof, and of the proof."""
+        proof, self._proof = self._proof, 0.0
+        return max(0.0, total - proof), proof
+
+    def want(self, wanted: list[tuple[list[int], int]], sampling: dict[str, Any]) -> None:
+        """Begin a generation: a prompt and a seed for every completion."""
+        sequences = self._setup.engine.max_sequences
+        pieces: list[Piece] = pieces_of(wanted, sequences)
+        self._completing = Completing(
+            self._fleet.engines, self._prove_again, pieces, sampling, sequences=sequences, stall=self._limit
+        )
+
+    async def _prove_again(self, engine: Engine) -> None:
+        incarnation = engine.view.incarnation
+        if incarnation is None or incarnation not in self._lanes:
+            raise EngineFailed("is no longer the process that has sampled")
+        try:
+            await prove_again(self._lanes[incarnation], self._limit)
+        except Differs:
+            self._failures += 1
+            raise
+
+    def complete(self, version: int | None) -> bool:
+        """Continue the generation; return False if no engine is left that has the weights."""
+        assert self._completing is not None
+        assert version is not None
+        return self._fleet.call(self._completing.go_on(version))
+
+    def samples(self) -> list[Sample]:
+        """All completions of the generation."""
+        assert self._completing is not None
+        return self._completing.samples
+
+    def await_another(self) -> None:
+        """Wait until an engine can be sent the weights.
+
+        Raises:
+            EngineLost: none comes.
+        """
+        if not self._fleet.call(self._fleet.await_usable(1, self._limit)):
+            raise EngineLost(self._none("was left to sample from"))
+
+    def close(self) -> None:
+        """Close the connections to the engines."""
+        for lane in self._lanes.values():
+            lane.close()
+        self._fleet.close()
+        del self._store
+
+    def metrics(self, version: int | None) -> dict[str, float]:
+        """Metrics of all engines, by key."""
+        rates = self._completing.metrics() if self._completing else {}
+        return {**self._fleet.metrics(version), **rates}
+
+    def _none(self, what: str) -> str:
+        return (
+            f"no engine {what} within {self._limit:.0f} s (guard.weightSyncTimeoutSeconds = "
+            f"{self._setup.plan.guard.weight_sync_timeout_seconds}, at most half of the time that a step may take): "
+            f"rank 0 at {self._setup.plan.rendezvous.address}; {self._fleet.told()}"
+        )
+
+    def _learnt(self, targets: Sequence[Engine]) -> list[Lane]:
+        """The lanes of the engines that have learnt the layout of the weights; a new process learns it now."""
+        lanes: list[Lane] = []
+        for engine in targets:
+            # Read once: the engines' thread may note at any moment that the process is gone.
+            incarnation = engine.view.incarnation
+            if incarnation is None:
+                continue
+            lane = self._lane(engine, incarnation)
+            try:
+                if not lane.workers:
+                    self._learn(lane)
+                lanes.append(lane)
+            except EngineFailed as error:
+                engine.failed(error)
+        return lanes
+
+    def _lane(self, engine: Engine, incarnation: str) -> Lane:
+        if incarnation not in self._lanes:
+            # A process that restarted has a new incarnation. The group of its predecessor leads nowhere.
+            for known in [known for known, lane in self._lanes.items() if lane.engine is engine]:
+                self._lanes.pop(known).close()
+            self._lanes[incarnation] = Lane(engine, incarnation, self._clock)
+        return self._lanes[incarnation]
+
+    def _learn(self, lane: Lane) -> None:
+        asked = Learn(shapes=self._shapes, dtype=engine_dtype(self._setup.plan))
+        workers = self._fleet.call(lane.engine.client.learn(asked, self._limit))
+        if problems := [problem for _, found in workers for problem in found]:
+            raise unprovable(problems)
+        lane.workers = [sources for sources, _ in workers]
+
+    def _meeting(self, lane: Lane) -> Meeting:
+        plan = self._setup.plan
+        return Meeting(
+            address=plan.rendezvous.address,
+            port=self._addresses.weights_port,
+            name=lane.name(),
+            engine=lane.engine.view.name,
+            workers=len(lane.workers),
+            seconds=self._limit,
+            gpu=plan.execution.accelerator == "GPU",
+        )
+
+    def _follow(self, verdict: Verdict) -> None:
+        """What follows for an engine from a pass."""
+        view = verdict.engine.view
+        if not verdict.problem:
+            return
+        print(f"{view.name}: {verdict.problem}", flush=True)
+        # A blocked process would take the whole limit again at the next sync, and all ranks would wait for it.
+        if verdict.blocked:
+            view.give_up(verdict.problem)
+        elif verdict.gone:
+            view.gone(verdict.problem)
+        else:
+            view.failed(verdict.problem)
+
+
+class ServersGeneration(EngineGeneration):
+    """The engines of the attempt."""
+
+    def __init__(
+        self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """Wait for the engines. A collective.
+
+        Raises:
+            RendezvousTimeout: none came within guard.rendezvousTimeoutSeconds.
+            BadInput: this model's weights in an engine can't be proven.
+        """
+        super().__init__(setup, model, stop_tokens)
+        self._clock = clock
+        self._main = EnginesMain(setup, model, clock) if ranks.rank() == 0 else None
+        self._led(lambda main: main.await_engines())
+
+    def attempt_sync(self, version: int) -> Sequence[str]:
+        """Bring the weights to every engine that has not this version; those that differ once more, if others have it.
+
+        Raises:
+            WeightSyncTimeout: no engine took them in guard.weightSyncTimeoutSeconds.
+        """
+        wrong: list[str] = []
+        began = self._clock.now()
+        # Engines that came during a pass get a pass of their own, until none lacks this version.
+        while self._led(lambda main: main.begin(version, began)):
+            sending = self._main.sending if self._main else None
+            # On every rank: under ZeRO-3 each tensor is gathered from all of them.
+            for name, tensor in self.weights():
+                if sending:
+                    sending.send(name, tensor)
+            wrong = self._led(lambda main: main.finish())
+            if wrong:
+                break
+        if self._main:
+            self.timed(*self._main.seconds(self._clock.now() - began))
+        return wrong
+
+    def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
+        """All ranks' prompts over all engines.
+
+        Raises:
+            EngineLost: no engine was left, and none came back in guard.weightSyncTimeoutSeconds.
+        """
+        wanted = ranks.gather(list(zip(prompts, seeds, strict=True)))
+        arguments = sampling_arguments(self.setup.plan.training, self.stop_tokens)
+        of_all_ranks = [one for part in wanted for one in part]
+        self._led(lambda main: main.want(of_all_ranks, arguments))
+        while not self._led(lambda main: main.complete(self.proven)):
+            self._led(lambda main: main.await_another())
+            # An engine that comes has random weights, so it is sent the policy's under a new number.
+            self.sync_weights()
+        if self._main:
+            self.failures += self._main.taken_failures()
+        return self._own([len(part) for part in wanted])
+
+    def changed(self) -> Sequence[str]:
+        """None: `sample` has proven every engine once more, and sampled again elsewhere what others had."""
+        return ()
+
+    def _own(self, counts: list[int]) -> list[Sample]:
+        """This rank's part of all completions."""
+        parts: list[list[Sample]] = []
+        if self._main:
+            samples, first = self._main.samples(), 0
+            for count in counts:
+                parts.append(samples[first : first + count])
+                first += count
+        if ranks.world_size() == 1:
+            return parts[0]
+        # Rank 0 alone has the completions.
+        own: list[Any] = [None]
+        dist.scatter_object_list(own, parts or None, src=0)
+        mine: list[Sample] = own[0]
+        return mine
+
+    def _led(self, work: Callable[[EnginesMain], Any]) -> Any:
+        """What rank 0 does with its engines, while all wait."""
+
+        def on_main() -> Any:
+            assert self._main is not None  # this is rank 0
+            return work(self._main)
+
+        return led(on_main, self._sign)
+
+    def _sign(self) -> None:
+        self.setup.event()
+        if self._main:
+            self.setup.logged(self._main.metrics(self.proven))

@@ -1,0 +1,122 @@
+"""The HTTP client that huggingface_hub and datasets use here: it says at once, and in one way, what may pass.
+
+Left alone, they take a 503 for a file that doesn't exist, go on without a file that could not be asked for, and wait
+for minutes without a word. Here such an answer is an exception that neither of them knows, so that none of them handles
+it: it ends the whole call, and retry.py makes it again.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+from huggingface_hub import set_client_factory
+from huggingface_hub.utils._http import default_client_factory, hf_request_event_hook
+
+from .retry import NotNow
+
+ANSWER_SECONDS = 30.0
+"""Longest wait for one answer where huggingface_hub sets none."""
+ANY_ANSWER = ("/auth-check", "/complete_multipart")
+"""Parts of the API's paths where no kind of answer is documented, so that only a page is taken for a proxy's."""
+PASSING_STATUSES = frozenset({408, 425, 429})
+"""Refusals that the same request may not get again, as none that says 5xx (RFC 9110, section 15)."""
+
+
+class _Counted(httpx2.SyncByteStream):
+    """A request's body that tells what has gone out: one file may take longer than silence is believed."""
+
+    def __init__(self, body: httpx2.SyncByteStream, sent: Callable[[int], None]) -> None:
+        self._body, self._sent = body, sent
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._body:
+            yield piece
+            self._sent(len(piece))
+
+    def close(self) -> None:
+        self._body.close()
+
+
+class Client(httpx2.Client):
+    """An HTTP client that raises NotNow instead of returning what says so."""
+
+    def __init__(self, sent: Callable[[int], None] | None = None, **options: Any) -> None:
+        """`sent` is called with the bytes of each part of a body that goes out, in the thread that sends it."""
+        super().__init__(**options)
+        self._sent = sent
+
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """One request with its redirects.
+
+        Raises:
+            NotNow: no answer, one that may pass, or a page where the API's JSON should be.
+        """
+        timeouts = request.extensions.get("timeout", {})
+        unset = {kind: ANSWER_SECONDS for kind, seconds in timeouts.items() if not seconds}
+        request.extensions["timeout"] = {**timeouts, **unset}
+        where = f"{request.method} {request.url.copy_with(query=None)}"
+        if self._sent and isinstance(request.stream, httpx2.SyncByteStream):
+            request.stream = _Counted(request.stream, self._sent)
+        try:
+            response = super().send(request, **options)
+        except httpx2.TransportError as error:
+            raise NotNow(f"{where}: {type(error).__name__}: {error}") from error
+        problem = _problem(request, response)
+        if problem:
+            response.close()
+            raise NotNow(f"{where}: {problem}", _retry_after(response))
+        return response
+
+
+def _problem(request: httpx2.Request, response: httpx2.Response) -> str:
+    """The reason why a response is not the hub's answer; empty if it is."""
+    if response.status_code >= 500 or response.status_code in PASSING_STATUSES:
+        return f"HTTP {response.status_code} {response.reason_phrase}"
+    kind, path = response.headers.get("content-type", ""), request.url.path
+    if response.status_code == 409 and path.endswith("/repos/create"):
+        response.read()
+        if "conflicting operation" in response.text:  # huggingface_hub would ask again at once, for ever
+            return "HTTP 409: another repository is being created"
+    if response.is_success and _is_foreign(request, response):
+        return f"an answer that is not the hub's, of type {kind or 'unknown'}: a proxy's?"
+    return ""
+
+
+def _is_foreign(request: httpx2.Request, response: httpx2.Response) -> bool:
+    """True for an answer that the hub does not give to such a request, as a proxy's page."""
+    kind, path = response.headers.get("content-type", ""), request.url.path
+    is_api = "/api/" in path
+    if is_api and "json" not in kind and not any(part in path for part in ANY_ANSWER):
+        return True
+    if "html" in kind and (is_api or request.method in ("POST", "PUT")):
+        return True
+    # huggingface_hub takes the commit of a file from this header of the HEAD request.
+    is_file_check = request.method == "HEAD" and "/resolve/" in path
+    return is_file_check and "x-repo-commit" not in response.headers
+
+
+def _retry_after(response: httpx2.Response) -> float:
+    """Seconds of the header Retry-After; 0 if it is missing or a date, which is of another clock."""
+    given = response.headers.get("retry-after", "")
+    is_number = given.isascii() and given.isdecimal() and len(given) < 10
+    return float(given) if is_number else 0.0
+
+
+@contextmanager
+def in_use(sent: Callable[[int], None] | None = None, seconds: float = ANSWER_SECONDS) -> Iterator[None]:
+    """Make huggingface_hub, and with it datasets, use our client while the body runs. Restores the default afterwards.
+
+    Args:
+        sent: called with the bytes of each part of a body that goes out.
+        seconds: longest wait for one answer where huggingface_hub sets none.
+    """
+    set_client_factory(lambda: _client(sent, seconds))
+    try:
+        yield
+    finally:
+        set_client_factory(default_client_factory)
+
+
+def _client(sent: Callable[[int], None] | None, seconds: float) -> Client:
+    return Client(sent, event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True, timeout=seconds)

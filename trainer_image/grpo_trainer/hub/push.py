@@ -1,0 +1,299 @@
+"""Pushes an exported model to a repository of the hub: in one commit, proven by the hashes of its files.
+
+A commit is whole or not there, so nobody ever sees half a model. Before each try the repository is looked at: an answer
+that was lost, and an attempt that ended after its push, are settled by what is there, and not pushed twice.
+huggingface_hub's upload_folder is not used, since it makes several commits of a large folder.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TypeVar
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, is_offline_mode
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+from huggingface_hub.hf_api import ModelInfo, RepoFile
+
+from grpo_api.provenance.provenance import OWN_FILES
+from grpo_api.report.artifacts import digests, files_of
+from grpo_api.spec.checkpoint import HubExportSpec
+from grpo_api.text.clock import Clock
+from grpo_api.text.contract import EXPORT_TOKEN_ENV
+
+from ..runtime.clock import SYSTEM_CLOCK
+from ..runtime.errors import BadInput
+from .retry import Arrivals, NotNow, Tell, measuring, patiently
+
+ONLY_COPY_SECONDS = 86400.0
+"""Longest wait for a hub that takes nothing, while the model is nowhere else."""
+ANSWER_SECONDS = 300.0
+"""Longest wait for one answer: a commit of many files takes the hub its time."""
+FILES_AT_A_TIME = 5
+"""Weight files that are sent together; huggingface_hub has as many threads."""
+REPLACED = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*_model*.bin",
+    "*_model.bin.index.json",
+    "adapter_config.json",
+    *OWN_FILES,
+)
+"""Files at the top of the repository that are deleted if our export has no file of that name. An earlier model left
+them: they would be loaded with ours or in its place, or describe ours wrongly."""
+FOR_GOOD = ("LFS batch API returned errors", "Invalid metadata in README.md")
+"""What huggingface_hub's ValueErrors begin with where the hub has understood what it refuses."""
+CONFLICTS = frozenset({409, 412})
+"""The hub's answers when the branch has moved since it was looked at."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The repository that is pushed to, and the right to do so."""
+
+    spec: HubExportSpec
+    token: str
+
+    @classmethod
+    def of(cls, spec: HubExportSpec) -> "Target":
+        """The target of `spec`, with the token from the environment.
+
+        Raises:
+            BadInput: there is no token, or HF_HUB_OFFLINE forbids requests.
+        """
+        token = os.environ.get(EXPORT_TOKEN_ENV, "").strip()
+        if not token:
+            raise BadInput(
+                f"the Secret of spec.export.hub.tokenSecretRef ({spec.token_secret_ref.name}, key "
+                f"{spec.token_secret_ref.key}) has no token; put one with the right to write into it"
+            )
+        if is_offline_mode():
+            raise BadInput(
+                "spec.export.to is Hub, but HF_HUB_OFFLINE says that no hub may be asked: remove one of both"
+            )
+        return cls(spec, token)
+
+    @property
+    def words(self) -> str:
+        """The repository, for messages."""
+        return f"spec.export.hub.repository: {self.spec.repository}"
+
+    def api(self) -> HfApi:
+        """The client."""
+        return HfApi(token=self.token)
+
+
+class Sending(Arrivals):
+    """What the hub was sent."""
+
+    def __init__(self, tell: Tell, clock: Clock, longest_wait: float | None = None) -> None:
+        super().__init__([Path(constants.HF_HOME)], tell, clock)  # where hf_xet would keep what it needs room for
+        self._bytes = 0
+        self._longest_wait = longest_wait
+
+    def sent(self, count: int) -> None:
+        """Add sent bytes. Two threads at once may lose a part of the count, which serves only as a sign of life."""
+        self._bytes += count
+
+    def measure(self) -> int:
+        """Bytes that went out."""
+        return self._bytes
+
+    @property
+    def longest_wait(self) -> float:
+        """The usual one, unless another was asked for."""
+        return super().longest_wait if self._longest_wait is None else self._longest_wait
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of an export: path in the repository → path here, and their sha256 in hex."""
+
+    paths: Mapping[str, Path]
+    hashes: Mapping[str, str]
+
+    @classmethod
+    def of(cls, folder: Path, read: Callable[[], None]) -> "Files":
+        """Those of a folder; `read` is called as they are read."""
+        paths = {name: path for name, path in files_of(folder).items() if path.is_file()}
+        return cls(paths, dict(zip(paths, digests(list(paths.values()), lambda _: read()), strict=True)))
+
+    def additions(self) -> list[CommitOperationAdd]:
+        """What is to be in the commit; new ones each time, since they remember what was in the repository."""
+        made = []
+        for name, path in self.paths.items():
+            made.append(CommitOperationAdd(path_in_repo=name, path_or_fileobj=path))
+            made[-1].upload_info.sha256 = bytes.fromhex(self.hashes[name])
+        return made
+
+    def differing(self, there: Mapping[str, RepoFile]) -> list[str]:
+        """Names of files that the repository has not, or has with other content."""
+        return [name for name in self.paths if not self._same(name, there.get(name))]
+
+    def _same(self, name: str, file: RepoFile | None) -> bool:
+        if file is None:
+            return False
+        if file.lfs is not None:
+            return file.lfs.sha256 == self.hashes[name]
+        content = self.paths[name].read_bytes() if self.paths[name].stat().st_size == file.size else b""
+        # git's name of a small file: a hash of its content, too
+        return file.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def require_target(spec: HubExportSpec, tell: Tell, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Make sure, before anything is trained, that the model can be pushed; a repository that is missing is created.
+
+    Raises:
+        BadInput: the token is refused or may not write, or the repository is public and should be private.
+        HubUnavailable: the hub can't be asked.
+    """
+    # As in `push`: only a run that pushes needs the hub's client.
+    from .hub_client import in_use
+
+    target, sending = Target.of(spec), Sending(tell, clock)
+    with in_use(), measuring(sending):
+
+        def prepare() -> None:
+            patiently(lambda: _prepared(target), target.words, sending)
+
+        _refused(target, prepare)
+
+
+def push(
+    folder: Path, spec: HubExportSpec, message: str, tell: Tell, *, only_copy: bool, clock: Clock = SYSTEM_CLOCK
+) -> str:
+    """Push the files of a folder; return the commit that contains each of them with its local hash.
+
+    Args:
+        folder: the exported model.
+        spec: where it goes.
+        message: the commit's first line.
+        tell: called with the bytes that went out, as a sign of work.
+        only_copy: whether the model is nowhere else, so that the hub is waited for much longer.
+        clock: the time that it waits by.
+
+    Raises:
+        BadInput: the hub refuses it for good.
+        HubUnavailable: the hub took nothing for too long.
+    """
+    from .hub_client import in_use
+
+    target, sending = Target.of(spec), Sending(tell, clock, ONLY_COPY_SECONDS if only_copy else None)
+    files = Files.of(folder, sending.still_there)
+    with in_use(sending.sent, ANSWER_SECONDS), measuring(sending):
+
+        def push_files() -> str:
+            return patiently(lambda: _pushed(target, files, message), target.words, sending)
+
+        return _refused(target, push_files)
+
+
+def _refused(target: Target, action: Callable[[], T]) -> T:
+    """What the hub refuses for good is bad input."""
+    try:
+        return action()
+    except HfHubHTTPError as error:
+        raise BadInput(f"{target.words} can't be written: {_reason(error)}") from error
+    except HFValidationError as error:
+        raise BadInput(f"{target.words} is no name of a repository: {error}") from error
+
+
+def _reason(error: HfHubHTTPError) -> str:
+    """The hub's refusal with what mends it."""
+    status = error.response.status_code
+    if status == 401:
+        return "the hub doesn't know the token (HTTP 401); put a valid one into the Secret of tokenSecretRef"
+    if status in (403, 404) or isinstance(error, RepositoryNotFoundError):
+        return (
+            f"the token has no right to write there (HTTP {status}); give it the role write, or as a fine-grained "
+            "token the right to write to this repository and to create it, or name a namespace of its user"
+        )
+    return f"{error}".strip()
+
+
+def _prepared(target: Target) -> ModelInfo:
+    """The repository, created if it is missing, writable, and private if it should be."""
+    api, spec = target.api(), target.spec
+    try:
+        info = api.model_info(spec.repository)
+    except RepositoryNotFoundError:
+        api.create_repo(spec.repository, private=spec.private, exist_ok=True)
+        info = api.model_info(spec.repository)
+    if spec.private and not info.private:
+        raise BadInput(
+            f"{target.words} is public on the hub, and export.hub.private is true: make the repository private, name "
+            "another one, or set private to false"
+        )
+    api.auth_check(spec.repository, write=True)
+    return info
+
+
+def _pushed(target: Target, files: Files, message: str) -> str:
+    """One try: the commit that has the files, which may be there already."""
+    api, head = target.api(), _prepared(target).sha
+    there = _tree(target, head)
+    left = [CommitOperationDelete(name) for name in _outdated(files, there)]
+    if head and not left and not files.differing(there):
+        return head
+    additions = files.additions()
+    with _next_time_better():
+        weights = [one for one in additions if one.path_in_repo.endswith(".safetensors")]
+        for first in range(0, len(weights), FILES_AT_A_TIME):
+            api.preupload_lfs_files(target.spec.repository, additions=weights[first : first + FILES_AT_A_TIME])
+        made = api.create_commit(
+            target.spec.repository, [*left, *additions], commit_message=message, parent_commit=head or None
+        )
+    differing = files.differing(_tree(target, made.oid))
+    if differing:
+        raise BadInput(
+            f"{target.words}: commit {made.oid} has not the exported {', '.join(differing)}; a .gitignore in the "
+            "repository may leave files out: remove it, or name another repository"
+        )
+    return made.oid
+
+
+@contextmanager
+def _next_time_better() -> Iterator[None]:
+    """Surrounds an upload and marks the errors that may pass.
+
+    Raises:
+        NotNow: the branch has moved, a file's upload link has expired, or the answer is not the hub's. The next try
+            reads the repository again.
+    """
+    try:
+        yield
+    except HfHubHTTPError as error:
+        if error.response.status_code in CONFLICTS:
+            raise NotNow("the branch has moved meanwhile") from error
+        raise
+    except RuntimeError as error:  # huggingface_hub's, around what the upload of one file failed with
+        if isinstance(error.__cause__, HfHubHTTPError):
+            raise NotNow(f"{error} {error.__cause__}") from error
+        raise
+    except ValueError as error:
+        if str(error).startswith(FOR_GOOD):
+            raise BadInput(f"the hub takes no such file: {error}") from error
+        raise NotNow(f"{type(error).__name__}: {error}") from error
+
+
+def _tree(target: Target, commit: str | None) -> dict[str, RepoFile]:
+    """The files of a commit by their paths; none before the first."""
+    if commit is None:
+        return {}
+    found = target.api().list_repo_tree(target.spec.repository, recursive=True, revision=commit)
+    return {file.path: file for file in found if isinstance(file, RepoFile)}
+
+
+def _outdated(files: Files, there: Mapping[str, RepoFile]) -> list[str]:
+    """Files of a model that was there before, and would be taken for a part of ours."""
+    outdated: list[str] = []
+    for name in there:
+        if "/" in name or name in files.paths:
+            continue
+        if any(fnmatchcase(name, pattern) for pattern in REPLACED):
+            outdated.append(name)
+    return outdated

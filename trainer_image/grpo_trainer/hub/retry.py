@@ -1,0 +1,184 @@
+"""Retries requests to the hub with growing pauses and one limit in total, and reports progress meanwhile."""
+
+import errno
+import json
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+from grpo_api.text.clock import Clock
+
+from ..runtime.clock import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK
+from ..runtime.errors import DiskFailed, HubUnavailable
+
+Tell = Callable[[int], None]
+"""Called with the bytes that have arrived: a sign for the watchdog that the process is at work."""
+T = TypeVar("T")
+A = TypeVar("A", bound="Arrivals")
+
+
+class NotNow(Exception):
+    """The hub did not answer, or asked to come again."""
+
+    def __init__(self, problem: str, retry_after: float = 0.0) -> None:
+        super().__init__(problem)
+        self.retry_after = retry_after
+        """Seconds that the hub asked to wait."""
+
+
+class Arrivals:
+    """What has arrived on the disk, however it was fetched."""
+
+    def __init__(self, folders: Sequence[Path], tell: Tell, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.folders, self._tell, self._clock = folders, tell, clock
+        self._last = self._most = 0
+        self._grew_at = clock.now()
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds without progress after which the wait is given up."""
+        return LONGEST_WAIT
+
+    def measure(self) -> int:
+        """Bytes that have arrived."""
+        return sum(map(_bytes_in, self.folders))
+
+    def look(self) -> None:
+        """Measure the bytes that have arrived and report a change."""
+        found = self.measure()
+        if found != self._last:
+            self._last = found
+            self._tell(found)
+        if found > self._most:
+            self._most, self._grew_at = found, self._clock.now()
+
+    def still_there(self) -> None:
+        """Report the last measurement again: a sign of work although nothing has arrived."""
+        self._tell(self._last)
+
+    def wait(self, seconds: float) -> None:
+        """A pause between two tries, in which others hear that somebody is there."""
+        end = self._clock.now() + seconds
+        while (left := end - self._clock.now()) > 0:
+            self.still_there()
+            self._clock.sleep(min(left, POLL_SECONDS))
+
+    @property
+    def silence(self) -> float:
+        """Seconds since there was more than ever before."""
+        return self._clock.now() - self._grew_at
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of the files below a folder, links left out; what vanishes meanwhile counts as nothing."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                found = Path(parent, name).lstat()
+                total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total
+
+
+@contextmanager
+def measuring(arrivals: A, beat: Callable[[], None] = lambda: None) -> Iterator[A]:
+    """Looks at what arrives while the body runs; `beat` is called each time."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_SECONDS):
+            arrivals.look()
+            beat()
+
+    thread = threading.Thread(target=watch, name="arrivals", daemon=True)
+    thread.start()
+    try:
+        yield arrivals
+    finally:
+        over.set()
+        thread.join()
+    arrivals.look()  # what came after the thread's last look
+
+
+def patiently(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
+    """Return the result of `action`, which is tried again after errors that may pass.
+
+    Raises:
+        HubUnavailable: nothing more has arrived for the longest wait, or the hub asks to wait for longer than is left.
+        DiskFailed: there is no room for it.
+        Exception: what else `action` raises; it would do so again.
+    """
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            return action()
+        except Exception as error:
+            _require_room(error, what, arrivals)
+            problem = passing(error)
+            if problem is None:
+                raise
+            arrivals.look()
+            wait = max(pause, problem.retry_after)
+            if arrivals.silence + wait > arrivals.longest_wait:
+                raise HubUnavailable(
+                    f"{what}: nothing arrived for {arrivals.silence:.0f} s, the last try failed with: {problem}"
+                ) from error
+        print(f"{what}: {problem}; again in {wait:.0f} s", flush=True)
+        arrivals.wait(wait)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def passing(error: BaseException) -> NotNow | None:
+    """The error in words, if the next try may have none; None if it would be the same."""
+    # The hub's client, which only a run that asks the hub needs.
+    import httpx2
+
+    for one in _chain(error):
+        if isinstance(one, NotNow):
+            return one
+        if isinstance(one, OfflineModeIsEnabled | HfHubHTTPError):
+            return None
+        if isinstance(one, httpx2.TransportError | ConnectionError | TimeoutError):
+            return NotNow(_words(one))
+    # hf_xet, which fetches large files, calls a token that has run out a PermissionError, and the rest RuntimeError
+    if type(error).__module__.startswith("hf_xet"):
+        return NotNow(_words(error))
+    if isinstance(error, RuntimeError) and "scripts are no longer supported" not in str(error):
+        return NotNow(_words(error))
+    # an answer of the API that was cut
+    if isinstance(error, json.JSONDecodeError):
+        return NotNow(_words(error))
+    # a file of another size than announced, a stale handle, an input/output error
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError):
+        return NotNow(_words(error))
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that led to it, also where it was raised `from None`."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _require_room(error: BaseException, what: str, arrivals: Arrivals) -> None:
+    of_system = [one.errno for one in _chain(error) if isinstance(one, OSError)]
+    full = any(number in (errno.ENOSPC, errno.EDQUOT) for number in of_system)
+    if full or "No space left on device" in str(error):
+        folder = next(place for place in (arrivals.folders[0], *arrivals.folders[0].parents) if place.is_dir())
+        free = shutil.disk_usage(folder).free
+        raise DiskFailed(
+            f"{what}: no room left in {folder}, {free} bytes are free. Remove something there, give spec.model.cache a "
+            "larger volume, or raise the pods' limit of ephemeral-storage"
+        ) from error
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

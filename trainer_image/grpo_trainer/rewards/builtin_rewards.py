@@ -1,0 +1,142 @@
+"""The built-in rewards: `accuracy` compares answers with the dataset's, `format` matches a regular expression.
+
+`accuracy` is for datasets with one right answer, such as GSM8K. math-verify runs in a process of its own: an answer
+like `9^{9^{9^9}}` would else keep the training busy for ever.
+
+A pattern of `format` and a completion together can take exponential time. Matching therefore runs in the `regex`
+package, which can be timed out and releases the GIL. `regex` measures its time-outs in CPU seconds of the process, all
+threads together (C's clock()).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import regex
+
+from grpo_api.spec.rewards import AccuracyReward, FormatReward
+from grpo_api.text.clock import Clock
+
+from ..runtime.clock import SYSTEM_CLOCK
+from ..runtime.errors import BadInput
+from .answers import EXTRACTORS, expected_answer, same_number, same_text
+from .python_function import START_SECONDS, FunctionFailed, FunctionProcess
+from .reward_base import Completion, Deadline, RewardCounters, Scores, completion_text, current_step, reward_error
+
+
+class AccuracyFunction:
+    """Callable with TRL's reward signature: `score` for a right answer, 0 for a wrong or a missing one."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: AccuracyReward,
+        counters: RewardCounters,
+        math: FunctionProcess | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Picks how answers are found and compared. `math` is taken over; where it is needed and None, it is started.
+
+        `clock` measures the budget of a batch.
+        """
+        self.__name__ = name
+        self._spec = spec
+        self._counters = counters
+        self._extract = EXTRACTORS[spec.extract]
+        self._clock = clock
+        self._math = math
+        if math is None and spec.compare == "Math":
+            self._math = FunctionProcess("grpo_trainer.rewards.math_answers:compare")
+
+    @property
+    def longest_seconds(self) -> float:
+        """The most time that one call can take."""
+        return START_SECONDS + self._spec.batch_timeout_seconds if self._math else 0.0
+
+    def close(self) -> None:
+        """End math-verify's process."""
+        if self._math:
+            self._math.close()
+
+    def __call__(self, completions: Sequence[Completion], **columns: Any) -> Scores:
+        """One score per completion; None where comparing took too long.
+
+        Raises:
+            RewardError: a right answer is missing in the dataset, or math-verify's process ended.
+        """
+        step = current_step(columns)
+        deadline = Deadline(self._spec.batch_timeout_seconds, self._clock)
+        answers = columns[self._spec.answer_column]
+        scores: Scores = []
+        for sample, (completion, answer) in enumerate(zip(completions, answers, strict=True)):
+            try:
+                scores.append(self._score(completion_text(completion), answer, deadline))
+            except FunctionFailed as failure:
+                raise reward_error(self.__name__, step, f"math-verify failed: {failure}", sample) from failure
+        return scores
+
+    def _score(self, text: str, answer: str | float, deadline: Deadline) -> float | None:
+        given, expected = self._extract(text), expected_answer(answer)
+        if given is None:
+            return 0.0
+        same = self._same(given, expected, deadline)
+        if same is None:
+            self._counters.timed_out(1, f"math-verify: {deadline.missed(self._spec)}")
+            return None
+        return self._spec.score if same else 0.0
+
+    def _same(self, given: str, expected: str, deadline: Deadline) -> bool | None:
+        if self._spec.compare == "Numeric":
+            return same_number(given, expected)
+        if same_text(given, expected):
+            return True
+        return self._same_math(given, expected, deadline) if self._math else False
+
+    def _same_math(self, given: str, expected: str, deadline: Deadline) -> bool | None:
+        assert self._math is not None, "only called when comparing by math-verify"
+        seconds = min(self._spec.timeout_seconds, deadline.left())
+        if seconds <= 0:
+            return None
+        try:
+            answer = self._math.call({"completions": [given], "expected": [expected], "trainer_state": {}}, seconds)
+        except TimeoutError:
+            return None
+        return bool(answer["scores"][0])
+
+
+class FormatFunction:
+    """Callable with TRL's reward signature: `score` for completions that match, 0 for others, None after a time-out."""
+
+    def __init__(self, name: str, spec: FormatReward, counters: RewardCounters, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Compiles the pattern; `clock` measures the budget of a batch.
+
+        Raises:
+            BadInput: the pattern is not a regular expression.
+        """
+        self.__name__ = name
+        self._spec = spec
+        self._counters = counters
+        self._clock = clock
+        try:
+            self._pattern = regex.compile(spec.pattern)
+        except regex.error as error:
+            problem = f"format.pattern {spec.pattern!r:.200} is not a regular expression: {error}"
+            raise BadInput(f"reward {name!r}: {problem}; correct the pattern") from error
+
+    @property
+    def longest_seconds(self) -> float:
+        """The most time that one call can take, on a node that has a CPU for it."""
+        return self._spec.batch_timeout_seconds
+
+    def __call__(self, completions: Sequence[Completion], **_columns: Any) -> Scores:
+        """One score per completion, all within the batch's budget."""
+        deadline = Deadline(self._spec.batch_timeout_seconds, self._clock)
+        return [self._score(completion_text(completion).strip(), deadline) for completion in completions]
+
+    def _score(self, text: str, deadline: Deadline) -> float | None:
+        seconds = max(0.0, min(self._spec.timeout_seconds, deadline.left()))
+        try:
+            matched = self._pattern.fullmatch(text, timeout=seconds, concurrent=True)
+        except TimeoutError:
+            self._counters.timed_out(1, deadline.missed(self._spec))
+            return None
+        return self._spec.score if matched else 0.0

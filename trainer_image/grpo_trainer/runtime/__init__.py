@@ -1,0 +1,1 @@
+"""What every room of the trainer stands on: errors, the clock, durable files and paths."""

@@ -1,0 +1,121 @@
+"""Writes files that a crash can't tear, waits for disks that fail for a while, and reads the plan of a pod.
+
+A write goes to a temporary name, then fsync, rename and fsync of the folder: manifests, owner files and outcomes must
+be whole or absent. The plan is the one input of everything that runs in a pod.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.base import dotted
+from grpo_api.text.clock import Clock
+from grpo_api.text.contract import PLAN_ENV, PLAN_PATH
+
+from .clock import SYSTEM_CLOCK
+from .errors import BadInput, DiskFailed, of_a_disk
+
+T = TypeVar("T")
+
+PAUSES: tuple[float, ...] = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
+"""Seconds between tries of what a run can't go on without: five minutes, which a full disk is often given room in."""
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text`, so that every reader sees the old file or the new one.
+
+    Raises:
+        OSError: the disk is full or the folder can't be written; the old file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's entries (new names, renames) durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make all that is below a folder durable, and its own name.
+
+    Raises:
+        OSError: the disk is full, or takes no more.
+    """
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folders(folder)
+
+
+def sync_folders(folder: Path) -> None:
+    """Make the entries of a folder, of all folders below it and its own name durable."""
+    for path in (*filter(Path.is_dir, folder.rglob("*")), folder, folder.parent):
+        sync_folder(path)
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Surrounds reading and writing of files, also by libraries.
+
+    Raises:
+        DiskFailed: instead of what they raise of a disk.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not of_a_disk(error):
+            raise
+        raise DiskFailed(f"{type(error).__name__}: {error}") from error
+
+
+def patiently(action: Callable[[], T], clock: Clock = SYSTEM_CLOCK) -> T:
+    """Run an action again, after growing PAUSES, as long as a disk fails it.
+
+    A collective must be failed on all ranks alike (ranks.together), for then all of them try again together.
+
+    Raises:
+        DiskFailed: the last try failed, too.
+    """
+    for pause in PAUSES:
+        try:
+            return action()
+        except DiskFailed as error:
+            print(f"tried again in {pause} s: {error}", flush=True)
+        clock.sleep(pause)
+    return action()
+
+
+def read_plan(environment: Mapping[str, str]) -> TrainingPlan:
+    """The plan that the pod was given.
+
+    Raises:
+        BadInput: the file is missing, no JSON, or doesn't fit this trainer's schema; all errors at once.
+    """
+    path = Path(environment.get(PLAN_ENV, PLAN_PATH))
+    try:
+        return TrainingPlan.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"the plan {path} can't be read: {error.strerror}; set {PLAN_ENV} to its path") from error
+    except ValidationError as error:
+        problems = "; ".join(f"{dotted(item['loc'])}: {item['msg']}" for item in error.errors())
+        raise BadInput(f"the plan {path} doesn't fit this trainer: {problems}. Do image and operator match?") from error

@@ -1,0 +1,380 @@
+"""A run's folder on an object store: what is where in it, who may write it, and what may be deleted.
+
+    <url>/<job>-<uid>/head.json                                  who may commit, and what counts
+    <url>/<job>-<uid>/attempt-N/checkpoint-S/manifest.json       the files of a checkpoint, with their hashes
+    <url>/<job>-<uid>/attempt-N/checkpoint-S/FILE.000000         a file's first part, then .000001 …
+    <url>/<job>-<uid>/attempt-N/export/FILE                      the finished model
+
+An attempt writes below its own folder only. What the head doesn't name counts for nothing, and the newest attempt
+deletes it, of its own and of older attempts.
+
+The head is one small object, both fence and pointer. It is written only under the condition that it is still what was
+read. So of two attempts that live at once the older can't move it any more, and what that one has uploaded belongs to
+nobody. A write that is refused, or whose answer is lost, may have been carried out; the nonce that is read then tells.
+
+Some stores that speak S3 ignore conditions; on such a store two such attempts could both commit. Each attempt therefore
+tries both conditions before it claims a run.
+"""
+
+import hashlib
+import os
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, ValidationError
+
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Outcome
+from grpo_api.text.base import Model
+from grpo_api.text.clock import Clock
+from grpo_api.text.contract import ATTEMPT_PREFIX, CHECKPOINT_STORE_ENV, EXPORT_FOLDER, RESUME_STORE_ENV
+
+from ..runtime.clock import SYSTEM_CLOCK
+from ..runtime.errors import BadInput, Denied, Preempted, StoreFailed
+from ..runtime.paths import MANIFEST, attempt_named, checkpoint_folder, run_folder
+from .store_base import Tell, silent
+
+if TYPE_CHECKING:
+    from .store_client import Store
+
+HEAD = "head.json"
+HEAD_TRIES = 100
+"""Refused writes after which a store is taken for one that refuses everything."""
+
+HeadChange = Callable[["Head"], "Head"]
+
+
+class Committed(Model):
+    """A checkpoint that counts."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """The attempt that made it, and below whose folder it is."""
+    step: Annotated[int, Field(ge=1)]
+    """Finished optimizer steps."""
+    manifest: str
+    """sha256 of its manifest."""
+    time: Annotated[float, Field(ge=0)] = 0.0
+    """When it was committed, in unix seconds of that attempt's rank 0."""
+
+
+class Head(Model):
+    """The state of a run on an object store: its newest attempt and what counts."""
+
+    uid: str
+    """uid of the GRPOJob."""
+    attempt: Annotated[int, Field(ge=1)]
+    """The newest attempt that claimed the run; it alone moves the head."""
+    nonce: str = ""
+    """Another one in every write, by which a writer knows its own."""
+    checkpoints: list[Committed] = []
+    """Those that count, in the order in which they were committed."""
+    export: Annotated[int, Field(ge=1)] | None = None
+    """The attempt below whose folder the finished model is."""
+    outcome: Outcome | None = None
+    """How the attempt ended that finished the run."""
+
+
+def read_head(store: "Store") -> Head | None:
+    """The head of the run; None before the first claim.
+
+    Raises:
+        BadInput: the object is not a head.
+        StoreFailed: as Store.get.
+    """
+    found = store.get(HEAD)
+    return _parsed_head(store, found[0]) if found else None
+
+
+def claim_head(store: "Store", uid: str, attempt: int) -> Head:
+    """Take the run for this attempt; older ones can't commit from now on.
+
+    Raises:
+        BadInput: another job's.
+        Preempted: a newer attempt has it.
+        StoreFailed: as Store.get.
+    """
+
+    def taken(head: Head) -> Head:
+        _require_newest(store, head, uid, attempt)
+        return head.model_copy(update={"attempt": attempt})
+
+    return _move_head(store, taken, Head(uid=uid, attempt=attempt))
+
+
+def change_head(store: "Store", uid: str, attempt: int, changed: HeadChange) -> Head:
+    """Move the head, if this attempt still has the run; what stands then.
+
+    Raises:
+        Preempted: a newer attempt has it.
+        StoreFailed: as Store.get; or the head is gone.
+    """
+
+    def own(head: Head) -> Head:
+        _require_newest(store, head, uid, attempt)
+        return changed(head)
+
+    return _move_head(store, own, None)
+
+
+def with_checkpoint(head: Head, made: Committed, keep: int) -> Head:
+    """The head with one more checkpoint, and only the `keep` that were committed last: the step says less, for a run
+    goes back behind a checkpoint that is damaged."""
+    others = [one for one in head.checkpoints if (one.attempt, one.step) != (made.attempt, made.step)]
+    return head.model_copy(update={"checkpoints": [*others, made][-keep:]})
+
+
+def without_checkpoints(head: Head, dropped: Sequence[Committed]) -> Head:
+    """The head without these checkpoints."""
+    return head.model_copy(update={"checkpoints": [one for one in head.checkpoints if one not in dropped]})
+
+
+def _require_newest(store: "Store", head: Head, uid: str, attempt: int) -> None:
+    if head.uid != uid:
+        raise BadInput(f"{store.url} belongs to the job with uid {head.uid}, this one is {uid}; name another folder")
+    if head.attempt > attempt:
+        raise Preempted(f"attempt {attempt} is superseded by attempt {head.attempt}, which has {store.url}")
+
+
+def _move_head(store: "Store", changed: HeadChange, first: Head | None) -> Head:
+    """Write the changed head until a write of ours succeeds. `first`: the head to write if there is none."""
+    written: set[str] = set()
+    for _ in range(HEAD_TRIES):
+        found = store.get(HEAD)
+        head = _parsed_head(store, found[0]) if found else None
+        if head and head.nonce in written:
+            return head
+        if head is None and first is None:
+            raise StoreFailed(f"{store.url}/{HEAD} is gone; somebody deleted it while the run was going on")
+        new = (changed(head) if head else first).model_copy(update={"nonce": uuid.uuid4().hex})  # type: ignore[union-attr]
+        written.add(new.nonce)
+        if store.put_if(HEAD, new.model_dump_json().encode(), found[1] if found else None):
+            return new
+    raise StoreFailed(f"{store.url}/{HEAD}: {HEAD_TRIES} writes were refused, although nobody else made one")
+
+
+def _parsed_head(store: "Store", data: bytes) -> Head:
+    try:
+        return Head.model_validate_json(data)
+    except ValidationError as error:
+        raise BadInput(f"{store.url}/{HEAD} is not a run's head: {error.errors()[0]['msg']}") from error
+
+
+def require_conditions(store: "Store", folder: str) -> None:
+    """Try both conditions that the head stands on, with an object of this moment in a folder.
+
+    Raises:
+        BadInput: the store takes If-None-Match twice, or an If-Match that doesn't match.
+        StoreFailed: as Store.get.
+    """
+    key = f"{folder}/probe-{uuid.uuid4().hex}"
+    try:
+        store.put_if(key, b"first", None)
+        if store.put_if(key, b"second", None):
+            raise _useless(store, "If-None-Match: *", "twice for one object")
+        found = store.get(key)
+        stale = found[1] if found else None
+        store.put_if(key, b"third", stale)
+        if store.put_if(key, b"fourth", stale):
+            raise _useless(store, "If-Match", "with the ETag of an earlier version")
+    finally:
+        store.delete([key])
+
+
+def _useless(store: "Store", condition: str, how: str) -> BaseException:
+    return BadInput(
+        f"{store.url}: this store took a write with {condition} {how}, so it doesn't keep conditions and can't tell "
+        "the newest attempt from an old one. Use a store with conditional writes (docs/object-stores.md), or a volume"
+    )
+
+
+_ATTEMPT = re.compile(rf"{ATTEMPT_PREFIX}([0-9]{{1,15}})/")
+SAVE_WAIT = 60.0
+"""Seconds without any answer after which a checkpoint is given up: the next one is due soon, and training goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """The folder of one run, for who reads it."""
+
+    store: "Store"
+
+    def head(self) -> Head | None:
+        """The head of the run; None before the first claim."""
+        return read_head(self.store)
+
+    def manifest(self, made: Committed) -> bytes | None:
+        """A committed checkpoint's manifest; None if it is not the one that was committed."""
+        found = self.store.get(f"{checkpoint_key(made.attempt, made.step)}/{MANIFEST}")
+        if found is None:
+            return None
+        content, _ = found
+        is_committed = hashlib.sha256(content).hexdigest() == made.manifest
+        return content if is_committed else None
+
+    def exported(self) -> str | None:
+        """Folder of the finished model; None before there is one."""
+        now = self.head()
+        if now is None or not now.export:
+            return None
+        return export_key(now.export)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStore(StoredRun):
+    """The run on an object store, for the attempt that writes to it."""
+
+    uid: str
+    """uid of the GRPOJob."""
+    attempt: int
+    keep: int
+    """Checkpoints that are kept."""
+
+    def claim(self) -> None:
+        """Take the run for this attempt, and clear away what older ones left.
+
+        Raises:
+            BadInput: the store can't be used, or the folder is another job's.
+            Preempted: a newer attempt has it.
+            StoreFailed: the store gave no answer for too long.
+        """
+        try:
+            require_conditions(self.store, attempt_named(self.attempt))
+            self.sweep(claim_head(self.store, self.uid, self.attempt))
+        except Denied as error:
+            if self.attempt > 1:
+                raise
+            raise BadInput(f"spec.checkpoint.store: {error}") from error
+
+    def commit(self, step: int, manifest: bytes, time: float) -> None:
+        """Make an uploaded checkpoint of this attempt count; what counts no more is deleted.
+
+        Raises:
+            Preempted: a newer attempt has the run; what this one uploaded in vain is deleted.
+            StoreFailed: the checkpoint may count or not, as if the process had been killed here.
+        """
+        self.store.put(f"{checkpoint_key(self.attempt, step)}/{MANIFEST}", manifest)
+        digest = hashlib.sha256(manifest).hexdigest()
+        made = Committed(attempt=self.attempt, step=step, manifest=digest, time=max(0.0, time))
+        try:
+            stands = self._change(lambda now: with_checkpoint(now, made, self.keep))
+        except Preempted:
+            self._tidy()
+            raise
+        self._tidy(stands)
+
+    def withdraw(self, dropped: list[Committed]) -> None:
+        """Make checkpoints count no more.
+
+        Raises:
+            Preempted, StoreFailed: as commit.
+        """
+        self._tidy(self._change(lambda now: without_checkpoints(now, dropped)))
+
+    def export(self, folder: Path) -> str:
+        """Upload the finished model and make it count; returns its URL.
+
+        Raises:
+            Preempted, StoreFailed: as commit.
+        """
+        where = export_key(self.attempt)
+        try:
+            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+                self.store.put_file(f"{where}/{path.relative_to(folder).as_posix()}", path)
+            stands = self._change(lambda now: now.model_copy(update={"export": self.attempt}))
+        except Preempted:
+            self._tidy()
+            raise
+        self._tidy(stands)
+        return f"{self.store.url}/{where}"
+
+    def finish(self, outcome: Outcome) -> None:
+        """Keep how the run ended, for an attempt that is started although it did.
+
+        Raises:
+            Preempted, StoreFailed: as commit.
+        """
+        self._change(lambda now: now.model_copy(update={"outcome": outcome}))
+
+    def sweep(self, now: Head) -> None:
+        """Delete what neither counts nor belongs to a newer attempt.
+
+        Nothing that counts no more ever counts again, so an old attempt that does this late deletes nothing of worth.
+        """
+        kept = {checkpoint_key(one.attempt, one.step) for one in now.checkpoints}
+        kept |= {export_key(now.export)} if now.export else set()
+        self.store.delete([key for key in self.store.listed() if self._is_left(key, kept)])
+
+    def _tidy(self, now: Head | None = None) -> None:
+        """Sweep once something counts, or is in vain: neither must depend on what is left being deleted."""
+        try:
+            if stands := now or self.head():
+                self.sweep(stands)
+        except StoreFailed as error:
+            print(f"what counts no more stays until the next checkpoint: {error}", flush=True)
+
+    def _is_left(self, key: str, kept: set[str]) -> bool:
+        of = _ATTEMPT.match(key)
+        # A newer attempt's files are its own: it may be writing them now.
+        if of is None or int(of[1]) > self.attempt:
+            return False
+        folder = "/".join(key.split("/")[:2])
+        return folder not in kept
+
+    def _change(self, changed: HeadChange) -> Head:
+        return change_head(self.store, self.uid, self.attempt, changed)
+
+
+def checkpoint_key(attempt: int, step: int) -> str:
+    """Folder of a checkpoint."""
+    return checkpoint_folder(Path(attempt_named(attempt)), step).as_posix()
+
+
+def export_key(attempt: int) -> str:
+    """Folder of an attempt's finished model."""
+    return f"{attempt_named(attempt)}/{EXPORT_FOLDER}"
+
+
+def run_store(
+    plan: TrainingPlan,
+    tell: Tell = silent,
+    environment: Mapping[str, str] = os.environ,
+    clock: Clock = SYSTEM_CLOCK,
+) -> RunStore | None:
+    """The run's folder on its object store; None without spec.checkpoint.store.
+
+    Raises:
+        BadInput: as open_store.
+    """
+    spec, folder = plan.checkpoint.store, run_folder(plan)
+    if spec is None or folder is None:
+        return None
+    from .store_client import open_store
+
+    settings = _settings(CHECKPOINT_STORE_ENV, environment)
+    store = open_store(spec, settings, tell, folder.name, clock)
+    return RunStore(store, plan.job.uid, plan.job.attempt, plan.checkpoint.keep)
+
+
+def source_run(
+    plan: TrainingPlan, tell: Tell = silent, environment: Mapping[str, str] = os.environ
+) -> StoredRun | None:
+    """The run on an object store that spec.resumeFrom names; None if it names a volume or is not set.
+
+    Raises:
+        BadInput: as open_store.
+    """
+    if plan.resume_store is None or plan.resume_from is None:
+        return None
+    from .store_client import open_store
+
+    folder = Path(plan.resume_from).name
+    return StoredRun(open_store(plan.resume_store, _settings(RESUME_STORE_ENV, environment), tell, folder))
+
+
+def _settings(prefix: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The client's own, without the prefix under which the pod has them."""
+    return {name.removeprefix(prefix): value for name, value in environment.items() if name.startswith(prefix)}

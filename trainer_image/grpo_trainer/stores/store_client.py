@@ -1,0 +1,253 @@
+"""An object store as the trainer needs it: whole objects, conditional writes, and patience with what passes.
+
+Every request is asked again after what may pass, and the client below asks again by itself. So a write may have been
+carried out although its answer is a refusal: one's own write was met. Who writes under a condition settles that by
+reading (run_store.py).
+"""
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    GenericError,
+    JoinError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+    UnknownConfigurationKeyError,
+)
+from obstore.store import ObjectStore, from_url
+
+from grpo_api.spec.checkpoint import ObjectStoreSpec
+from grpo_api.text.clock import Clock
+
+from ..runtime.clock import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK
+from ..runtime.errors import BadInput, Denied, StoreFailed
+from .store_base import PART_BYTES, REGION, Tell, silent
+
+REQUEST_SECONDS = 120
+"""Longest time of one request, so that a part of PART_BYTES gets through at 140 KB/s."""
+DELETED_AT_ONCE = 1000
+"""Most objects that S3 deletes by one request."""
+
+Version = dict[str, str]
+"""What a conditional write says of the object that it replaces: `e_tag`, `version`, or both."""
+T = TypeVar("T")
+
+_FOR_GOOD = re.compile(r"status code: 4(?!08|09|25|29)[0-9]{2}\b")
+"""A client error that the same request would get again (RFC 9110, section 15.5)."""
+
+
+class Store:
+    """A folder of an object store; keys are relative to it. May be used by several threads."""
+
+    def __init__(
+        self,
+        url: str,
+        backend: ObjectStore,
+        tell: Tell = silent,
+        longest_wait: float = LONGEST_WAIT,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.url = url
+        self.longest_wait = longest_wait
+        """Seconds without any answer of the store until a request is given up."""
+        self._backend = backend
+        self._tell = tell
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._answered_at = 0.0
+
+    def within(self, longest_wait: float) -> "Store":
+        """The same store with another limit for its waits, in seconds."""
+        return Store(self.url, self._backend, self._tell, longest_wait, self._clock)
+
+    def get(self, key: str) -> tuple[bytes, Version] | None:
+        """An object and its version; None if it does not exist.
+
+        Raises:
+            StoreFailed: the store gave nothing for too long. So do all methods below.
+            Denied: the store refuses. So do all methods below.
+        """
+
+        def get() -> tuple[bytes, Version] | None:
+            try:
+                found = obstore.get(self._backend, key)
+                return bytes(found.bytes()), _version(found.meta)
+            except FileNotFoundError:
+                return None
+
+        return self._ask(f"get {key}", get)
+
+    def stream(self, key: str, offset: int = 0) -> Iterator[bytes]:
+        """The bytes of an object from there on, PART_BYTES at a time: what breaks off is asked for again alone."""
+        size = self._ask(f"head {key}", lambda: obstore.head(self._backend, key)["size"])
+        for begin in range(offset, size, PART_BYTES):
+            yield self._ask(f"get {key}", partial(self._range, key, begin, min(begin + PART_BYTES, size)))
+
+    def bring(self, key: str, folder: Path) -> None:
+        """Write the objects below a key as files of a folder.
+
+        Raises:
+            OSError: the disk fails, or is full.
+        """
+        for name in self.listed(key):
+            path = folder / name.removeprefix(f"{key}/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                file.writelines(self.stream(name))
+
+    def _range(self, key: str, begin: int, end: int) -> bytes:
+        return bytes(obstore.get_range(self._backend, key, start=begin, end=end))
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, whatever is there."""
+        self._ask(f"put {key}", lambda: obstore.put(self._backend, key, data, use_multipart=False))
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Write a file as one object, a large one in several requests."""
+
+        def put() -> None:
+            obstore.put(self._backend, key, path, chunk_size=PART_BYTES, max_concurrency=4)
+
+        self._ask(f"put {key}", put)
+
+    def put_if(self, key: str, data: bytes, version: Version | None) -> bool:
+        """Write an object if it still has `version`, or does not exist if that is None; return whether it was written.
+
+        False may also mean that an earlier try of this write succeeded and its answer was lost.
+        """
+
+        def put() -> bool:
+            try:
+                obstore.put(self._backend, key, data, mode=version or "create", use_multipart=False)  # type: ignore[arg-type]
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            return True
+
+        return self._ask(f"put {key} if it is unchanged", put)
+
+    def listed(self, folder: str = "") -> dict[str, int]:
+        """Keys of all objects of a folder, with their sizes in bytes."""
+
+        def found() -> dict[str, int]:
+            pages = obstore.list(self._backend, folder or None, chunk_size=1000)
+            return {one["path"]: one["size"] for page in pages for one in page}
+
+        return self._ask(f"list {folder}", found)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; one that is gone already is no matter."""
+        for begin in range(0, len(keys), DELETED_AT_ONCE):
+            some = keys[begin : begin + DELETED_AT_ONCE]
+            self._ask(f"delete {some[0]} and {len(some) - 1} more", lambda some=some: self._delete(some))  # type: ignore[misc]
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        try:
+            obstore.delete(self._backend, keys)
+        except FileNotFoundError:  # where a store says so of one, what is left must be asked for one by one
+            for key in keys:
+                with suppress(FileNotFoundError):
+                    obstore.delete(self._backend, key)
+
+    def _ask(self, what: str, action: Callable[[], T]) -> T:
+        pause, asked_at = FIRST_PAUSE, self._clock.now()
+        while True:
+            try:
+                result = action()
+            except (BaseError, OSError) as error:
+                self._require_passing(what, error)
+                with self._lock:
+                    silence = self._clock.now() - max(asked_at, self._answered_at)
+                if silence + pause > self.longest_wait:
+                    raise StoreFailed(
+                        f"{self.url}: {what}: no answer for {silence:.0f} s, the last try failed with: {_words(error)}"
+                    ) from error
+                print(f"{self.url}: {what}: {_words(error)}; again in {pause:.0f} s", flush=True)
+            else:
+                with self._lock:
+                    self._answered_at = self._clock.now()
+                self._tell()
+                return result
+            self._wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _wait(self, seconds: float) -> None:
+        end = self._clock.now() + seconds
+        while (left := end - self._clock.now()) > 0:
+            self._tell()
+            self._clock.sleep(min(left, POLL_SECONDS))
+
+    def _require_passing(self, what: str, error: Exception) -> None:
+        denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | FileNotFoundError)
+        if denied or (isinstance(error, GenericError) and _FOR_GOOD.search(str(error))):
+            raise Denied(
+                f"{self.url}: {what} is refused: {_words(error)}. Check the bucket, the endpoint, the region and the "
+                "rights of the credentials (docs/object-stores.md)"
+            ) from error
+        if not isinstance(error, GenericError | JoinError | OSError):
+            raise error
+
+
+def _version(meta: Mapping[str, Any]) -> Version:
+    """What the store tells an object's versions apart by: an ETag, a version, or both."""
+    return {name: str(meta[name]) for name in ("e_tag", "version") if meta[name]}
+
+
+def _words(error: Exception) -> str:
+    """The first line of what the client says, which goes on with its own source files."""
+    return str(error).strip().partition("\n")[0][:500]
+
+
+def open_store(
+    spec: ObjectStoreSpec,
+    settings: dict[str, str],
+    tell: Tell = silent,
+    folder: str = "",
+    clock: Clock = SYSTEM_CLOCK,
+) -> Store:
+    """A client for a folder below the spec's URL. Sends no request yet.
+
+    Args:
+        spec: the store's address.
+        settings: the client's own, such as AWS_ACCESS_KEY_ID, over those of the environment.
+        tell: called when data has been sent or received, and during pauses.
+        folder: below the URL.
+        clock: the clock that its retries wait by.
+
+    Raises:
+        BadInput: the client doesn't know a setting, or does not accept its value.
+    """
+    config = dict(settings)
+    if spec.url.startswith("s3://"):
+        if spec.endpoint:
+            config["endpoint"] = spec.endpoint
+        config["region"] = spec.region or REGION
+    url = f"{spec.url}/{folder}" if folder else spec.url
+    try:
+        backend = from_url(
+            url,
+            config=config,  # type: ignore[call-overload]  # its type lists every key of every store
+            client_options={"timeout": timedelta(seconds=REQUEST_SECONDS), "allow_http": _plain(spec)},
+            retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=10)},
+        )
+    except (UnknownConfigurationKeyError, BaseError, ValueError) as error:
+        raise BadInput(
+            f"the object store {spec.url} can't be opened with the settings {', '.join(sorted(config))}: "
+            f"{_words(error)} (docs/object-stores.md)"
+        ) from error
+    return Store(url, backend, tell, clock=clock)
+
+
+def _plain(spec: ObjectStoreSpec) -> bool:
+    """Whether the user asked for a connection without TLS."""
+    return (spec.endpoint or "").startswith("http://")

@@ -1,0 +1,190 @@
+"""Rank 0's HTTP server: /progress and /samples (JSON), /metrics (Prometheus) and /healthz.
+
+The operator pulls what it shows, so that training pods need no API credentials. A daemon thread with no part in
+training. The first two are for those who show the attempt's token: samples are training data.
+
+Prometheus samples are made from Progress and the plan at the time of the scrape. So an absent key is absent there too,
+and NaN stays what it is.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
+from urllib.parse import parse_qs
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report import training_metrics as catalogue
+from grpo_api.report.metrics import Metric
+from grpo_api.report.report import Progress
+from grpo_api.text.contract import HEADER, PROGRESS_BIND_ENV, PROGRESS_PORT, TOKEN_DIGEST_ENV, TRACE_QUERY, is_shown
+
+from ..gang.interfaces import listening, split
+from ..process.recorder import Recorder
+
+Value = float | None
+Values = Mapping[tuple[str, ...], float]
+"""Values of a family by the values of its labels."""
+_DISTRIBUTIONS = ("grpo-operator", "torch", "trl")
+"""Whose versions are the labels of BUILD_INFO, in their order."""
+
+
+class ProgressCollector:
+    """Samples of a run as it is now, beside the limits that its plan sets."""
+
+    def __init__(self, read: Callable[[], Progress], limits: Mapping[Metric, Values]) -> None:
+        """`limits`: see `limits_of`."""
+        self._read = read
+        self._limits = limits
+        self._versions = [version(name) for name in _DISTRIBUTIONS]
+
+    def collect(self) -> Iterable[Family]:
+        """The samples of one scrape."""
+        progress = self._read()
+        for metric, value in _single(progress):
+            if value is not None:
+                yield _family(metric, {(): value})
+        for metric, values in self._limits.items():
+            yield _family(metric, values)
+        yield _family(catalogue.MEMORY, {(name,): float(size) for name, size in _by_phase(progress)})
+        for metric in catalogue.LABELLED:
+            by_name = with_prefix(progress.metrics, metric.key)
+            yield _family(metric, {(name,): value for name, value in by_name.items()})
+        yield _family(catalogue.BUILD_INFO, {tuple(self._versions): 1.0})
+
+
+def _single(progress: Progress) -> Iterator[tuple[Metric, Value]]:
+    """The families of one value each."""
+    yield catalogue.STEP, progress.step
+    yield catalogue.TOTAL_STEPS, progress.total_steps
+    yield catalogue.ATTEMPT, progress.attempt
+    yield catalogue.LAST_STEP_TIME, progress.last_step_time
+    yield catalogue.ETA, progress.eta_seconds
+    for metric in catalogue.TRAINING:
+        yield metric, progress.metrics.get(metric.key)
+    for key, metric in catalogue.MEMORY_BESIDE.items():
+        yield metric, progress.memory.get(key)
+
+
+def limits_of(plan: TrainingPlan) -> dict[Metric, Values]:
+    """The limits that the plan sets, by metric. Unset limits are left out."""
+    execution, sync, memory = plan.execution, plan.reference.sync, plan.execution.memory
+    save_every = execution.save_every_steps if plan.checkpoint_directory else None
+    reference_every = sync.every_steps if sync else None
+    usable_memory = memory.usable_bytes if memory else None
+    single = {
+        catalogue.MAX_KL: plan.guard.max_kl,
+        catalogue.MAX_ENGINE_MISMATCH: plan.guard.max_engine_mismatch,
+        catalogue.HANG_TIMEOUT: plan.guard.hang_timeout_seconds,
+        catalogue.MAX_COMPLETION: plan.training.max_completion_length,
+        catalogue.SAVE_EVERY: save_every,
+        catalogue.REFERENCE_EVERY: reference_every,
+        catalogue.USABLE_MEMORY: usable_memory,
+    }
+    found: dict[Metric, Values] = {metric: {(): value} for metric, value in single.items() if value is not None}
+    if memory:
+        phases = memory.phases.model_dump(by_alias=False)
+        found[catalogue.PREDICTED_MEMORY] = {(name,): float(size) for name, size in phases.items()}
+    return found
+
+
+def with_prefix(values: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """The entries `<prefix>/<name>` by name."""
+    return {key.removeprefix(f"{prefix}/"): value for key, value in values.items() if key.startswith(f"{prefix}/")}
+
+
+def _by_phase(progress: Progress) -> Iterator[tuple[str, int]]:
+    return ((name, size) for name, size in progress.memory.items() if name not in catalogue.MEMORY_BESIDE)
+
+
+def _family(metric: Metric, values: Values) -> Family:
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+Page = Callable[[str], tuple[str, bytes]]
+"""Content type and body for the query of a request."""
+JSON = "application/json"
+
+
+def serve(plan: TrainingPlan, recorder: Recorder) -> None:
+    """Answer on GRPO_PROGRESS_BIND (`host:port`), by default every address of the pod at PROGRESS_PORT.
+
+    A port that is taken costs the telemetry, not the training.
+    """
+    address = os.environ.get(PROGRESS_BIND_ENV, f":{PROGRESS_PORT}")
+    registry = CollectorRegistry()
+    registry.register(ProgressCollector(lambda: recorder.progress, limits_of(plan)))
+    ProcessCollector(registry=registry)
+    wanted = os.environ.get(TOKEN_DIGEST_ENV, "")
+    pages: dict[str, Page] = {
+        "/progress": lambda query: (JSON, _progress(recorder, query).model_dump_json().encode()),
+        "/samples": lambda _: (JSON, recorder.samples.model_dump_json().encode()),
+        "/metrics": lambda _: (CONTENT_TYPE_LATEST, generate_latest(registry)),
+        "/healthz": lambda _: ("text/plain", b"ok\n"),
+    }
+    try:
+        bound = listening(*split(address))
+    except OSError as error:
+        print(f"telemetry is off: {address} can't be bound: {error}", flush=True)
+        return
+    # Without a token, as on a laptop, no training data is served.
+    closed = {"/samples", "/progress"} if wanted else {"/samples"}
+    server = _on(bound, _handler(pages, closed, wanted))
+    threading.Thread(target=server.serve_forever, name="telemetry", daemon=True).start()
+
+
+def _progress(recorder: Recorder, query: str) -> Progress:
+    """The progress, with the times of as many steps as the query asks for."""
+    asked = parse_qs(query).get(TRACE_QUERY, [""])[-1]
+    if not (asked.isascii() and asked.isdecimal() and 0 < len(asked) < 10 and int(asked)):
+        return recorder.progress
+    return recorder.progress.model_copy(update={"steps": recorder.steps(int(asked))})
+
+
+def _on(bound: socket.socket, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    """A server on a socket that listens already; its own would know one address family."""
+    server = ThreadingHTTPServer(bound.getsockname()[:2], handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = bound
+    server.daemon_threads = True
+    return server
+
+
+def _handler(pages: dict[str, Page], closed: Collection[str], wanted: str) -> type[BaseHTTPRequestHandler]:
+    """Answers with these pages, and with the `closed` ones to whom shows the token whose digest is `wanted`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10
+
+        def do_GET(self) -> None:
+            path, _, query = self.path.partition("?")
+            page = pages.get(path)
+            if page is None:
+                self.send_error(HTTPStatus.NOT_FOUND, f"try {', '.join(pages)}")
+                return
+            if path in closed and not is_shown(self.headers.get_all(HEADER, []), wanted):
+                self.send_error(HTTPStatus.FORBIDDEN, f"show the attempt's token in {HEADER}")
+                return
+            content_type, body = page(query)
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Stay silent: a pull every few seconds would fill the job's log."""
+
+    return Handler

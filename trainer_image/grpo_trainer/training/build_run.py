@@ -1,0 +1,225 @@
+"""Builds a run from its plan up to the first step: rewards, configuration, policy, data, engine and trainer.
+
+The order matters: reward models before GRPOConfig (inside ZeRO-3 they would be partitioned), GRPOConfig before the
+policy (which must be).
+
+A resumed run takes some settings from its plan where transformers would take the checkpoint's: checkpoint.everySteps
+may change between two attempts. A run that begins with another run's checkpoint may go further, so that its learning
+rate falls more slowly; the last rate of the other run is often zero.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOConfig
+
+from grpo_api.plan.hang_timeouts import patience
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import DATASET_FINGERPRINT, Generations
+from grpo_api.text.clock import Clock
+from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV
+
+from ..checkpoints.manifest import Manifest, identity
+from ..checkpoints.resume import Beginning, begin
+from ..checkpoints.seal import SealCheckpoints
+from ..checkpoints.volume_checkpoints import read_manifest
+from ..data.dataset import Prompts, hidden, load_prompts
+from ..data.order import Cadence, merged
+from ..gang import rendezvous
+from ..generation.colocated import ColocatedGeneration
+from ..generation.generation_base import EngineGeneration, EngineSetup
+from ..generation.remote_engines import ServersGeneration
+from ..hub.repositories import Hub
+from ..process.preemption import Preemption
+from ..process.recorder import Recorder
+from ..process.watchdog import Watchdog
+from ..reference.strategies import strategy_for
+from ..rewards.reward_set import RewardSet, build_rewards
+from ..runtime.clock import SYSTEM_CLOCK
+from ..runtime.errors import BadInput
+from ..telemetry.observer import KeepSamples, PublishLogs, StepObserver, log_line
+from ..telemetry.step_exchange import StepExchange
+from ..weights.models import LoadedModel, Source, architecture_of, load_policy
+from .guard import EngineGuard, KLGuard, LossGuard
+from .reference_trainer import MakeEngine, ReferenceGRPOTrainer, Save
+from .trl_config import config_arguments, uses_deepspeed
+
+
+def engine_maker(
+    plan: TrainingPlan, source: Source, observer: StepObserver, recorder: Recorder
+) -> Callable[[nn.Module, list[int]], EngineGeneration] | None:
+    """Makes the plan's engine of the policy and the tokens that end a completion; None for Transformers."""
+    if plan.execution.engine is None:
+        return None
+    setup = EngineSetup(plan, source.folder, observer.clock, recorder.logged, recorder.event)
+    kind = ServersGeneration if plan.execution.engine.kind == "Servers" else ColocatedGeneration
+    return lambda model, stop_tokens: kind(setup, model, stop_tokens)
+
+
+class FollowPlan(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Puts the plan's interval and schedule back in force; in a run with the checkpoint's own plan nothing changes."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, *, lr_scheduler: Any, **_: Any
+    ) -> None:
+        """The checkpoint is loaded, and no step is taken yet."""
+        # transformers has restored the intervals of the checkpoint, and the plan's may differ.
+        state.compute_steps(args, state.max_steps)
+        # Under ZeRO the scheduler is inside accelerate's wrapper.
+        while not isinstance(lr_scheduler, LambdaLR):
+            lr_scheduler = lr_scheduler.scheduler
+        follow(lr_scheduler)
+
+
+def follow(scheduler: LambdaLR) -> None:
+    """Set the rate of the next step to what the schedule says of it; every schedule of spec.training is a LambdaLR."""
+    rates = [
+        base * factor(scheduler.last_epoch)
+        for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    ]
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": rates})
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The built parts of a run."""
+
+    trainer: ReferenceGRPOTrainer
+    step_exchange: StepExchange
+    seal: SealCheckpoints
+    rewards: RewardSet
+    prompts: Prompts
+    beginning: Beginning
+    """The checkpoint to continue, or the adapter that the policy began with."""
+    cadence: Cadence
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerParts:
+    """The parts that the trainer is built from."""
+
+    loaded: LoadedModel
+    config: GRPOConfig
+    prompts: Prompts
+    rewards: RewardSet
+    skipped: Sequence[Generations]
+    """What is left out of the order of the data."""
+    make_engine: MakeEngine | None
+    """Makes what samples the completions; None where the policy does."""
+
+
+def build(
+    plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: StepObserver, clock: Clock = SYSTEM_CLOCK
+) -> Run:
+    """Everything up to the first step. A collective.
+
+    `observer` is new, `clock` the time by which the hub is waited for.
+
+    Raises:
+        TrainingError: the plan, the model, the data, a reward or the checkpoint can't be used.
+    """
+    recorder.stage("Loading")
+    hub = Hub(plan.revisions, recorder.fetched, clock=clock)
+    rewards = build_rewards(plan.rewards, device=device(plan), hub=hub)
+    require_patience(plan, rewards.longest_seconds)
+    if uses_deepspeed(plan.execution):
+        rendezvous.prepare_deepspeed(plan)
+    config = GRPOConfig(**config_arguments(plan), reward_weights=rewards.weights)
+    with recorder.part("load"):
+        loaded = load_policy(plan, hub)
+    recorder.loaded(architecture_of(loaded.model))
+    with recorder.part("data"):
+        prompts = _load_data(plan, loaded, hub)
+        rewards.check(prompts.rows)
+    recorder.resolved({**hub.commits, DATASET_FINGERPRINT: prompts.fingerprint})
+    _tell_prompts(prompts, recorder)
+    run_identity = identity(plan, prompts.fingerprint)
+    cadence = Cadence.of(plan, len(prompts.rows))
+
+    def outdated(made: Manifest) -> bool:
+        return cadence.outdated(made.step, made.skipped, plan.skipped)
+
+    with recorder.part("verify"):
+        beginning = begin(plan, run_identity, outdated, recorder.event)
+    skipped = _skipped(plan, beginning)
+    preemption = Preemption.of(plan)
+    observer.clock.entered = recorder.phase
+    step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
+    seal = SealCheckpoints(plan, run_identity, recorder, preemption, skipped)
+    callbacks = [step_exchange, seal, PublishLogs(recorder, observer), KeepSamples(plan, observer)]
+    callbacks += [LossGuard(), KLGuard(plan.guard), EngineGuard(plan.guard), FollowPlan()]
+    make_engine = engine_maker(plan, loaded.source, observer, recorder)
+    parts = TrainerParts(replace(loaded, adapter=beginning.adapter), config, prompts, rewards, skipped, make_engine)
+    recorder.stage("Proving")
+    with recorder.part("trainer"):
+        trainer = make_trainer(plan, parts, observer, callbacks, seal.save)
+    recorder.startup("proof", sum(proof.seconds for proof in trainer.proofs))
+    return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence)
+
+
+def _skipped(plan: TrainingPlan, beginning: Beginning) -> Sequence[Generations]:
+    """What the plan leaves out, and what another run had whose checkpoint this one continues."""
+    made = read_manifest(beginning.checkpoint).skipped if beginning.checkpoint else []
+    return merged([*plan.skipped, *made])
+
+
+def device(plan: TrainingPlan) -> torch.device:
+    """The device of this process."""
+    return torch.device("cpu" if plan.execution.accelerator == "CPU" else f"cuda:{torch.cuda.current_device()}")
+
+
+def require_patience(plan: TrainingPlan, longest_seconds: float) -> None:
+    """A reward may not take longer than the watchdog waits.
+
+    Raises:
+        BadInput: the rewards' declared time-outs exceed its patience.
+    """
+    limit = patience("Training", plan.guard, plan.execution)
+    if longest_seconds >= limit:
+        raise BadInput(
+            f"the rewards' time-outs allow {longest_seconds:.0f} s for one batch, but a run without a finished step "
+            f"for {limit:.0f} s is ended as a hang; raise guard.hangTimeoutSeconds, or lower the time-outs"
+        )
+
+
+def _tell_prompts(prompts: Prompts, recorder: Recorder) -> None:
+    """Publish what became of the dataset: nobody notices from its results that half of it is not trained on."""
+    recorder.logged({key: float(count) for key, count in prompts.counts.items()})
+    if recorder.place.is_main:
+        log_line(**prompts.counts)
+
+
+def _load_data(plan: TrainingPlan, loaded: LoadedModel, hub: Hub) -> Prompts:
+    root = Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
+    return load_prompts(plan.dataset, plan.training, loaded.tokenizer, root=root, hub=hub)
+
+
+def make_trainer(
+    plan: TrainingPlan, parts: TrainerParts, observer: StepObserver, callbacks: list[TrainerCallback], save: Save
+) -> ReferenceGRPOTrainer:
+    """TRL's trainer with the plan's reference strategy; without transformers' own printing. A collective."""
+    trainer = ReferenceGRPOTrainer(
+        loaded=parts.loaded,
+        strategy=strategy_for(plan),
+        args=parts.config,
+        observer=observer,
+        save=save,
+        generation_sub_batch=plan.execution.generation_sub_batch,
+        make_engine=parts.make_engine,
+        skipped=parts.skipped,
+        reward_funcs=list(parts.rewards.functions),
+        reward_processing_classes=parts.rewards.processing_classes,
+        train_dataset=hidden(parts.prompts.rows),
+        callbacks=callbacks,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer

@@ -1,0 +1,279 @@
+"""TRL's GRPOTrainer with a reference of our choice, proven weights, exact references, no poisoned checkpoint.
+
+TRL 1.16 has no hook for any of these, so this file and finite_loss.py use TRL's private names, and no other does. There
+are fourteen, TRL is pinned, and tests/trainer/test_engine_contract.py fails when one of them changes:
+
+- `grpo_trainer.create_model_from_path` and `grpo_trainer.prepare_deepspeed` load and wrap TRL's own reference; ours is
+  put in their place while the constructor runs; so is our engine in that of `grpo_trainer.VLLMGeneration`;
+- `_get_per_token_logps_and_entropies` is every forward pass for log-probabilities, the reference's too;
+- `_compute_loss` is where a KL overflows, and `_metrics` where it is seen before the optimizer acts on it;
+- `_get_grad_norm` is transformers', the last moment before the optimizer acts on a gradient that may not be finite
+  (this and the line above: finite_loss.py);
+- `_save_checkpoint` is the moment at which ranks must agree and a moved reference must be saved (what it calls stands
+  in checkpoints/writing.py);
+- `_generate_single_turn` is the generation that is cut into sub-batches, and timed;
+- `_calculate_rewards` is what is timed as rewards, and where samples are taken;
+- `_get_train_sampler` makes the order of the prompts, `_run_epoch` is one pass over them, `_step` counts micro-batches
+  and `_buffered_inputs` is the generation that they are cut from: TRL's checkpoints know neither place.
+
+    trainer = ReferenceGRPOTrainer(loaded=loaded, strategy=strategy_for(plan), args=config, reward_funcs=...,
+                                   train_dataset=..., callbacks=...)
+    trainer.train(resume_from_checkpoint=folder_or_none)
+
+It proves policy and reference while it is built (trainer.proofs), proves again and restores the reference after a
+resume, checks states, syncs, and saves a moved reference into every checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from trl import GRPOConfig
+from trl.trainer import grpo_trainer
+
+from grpo_api.report.report import Generations
+
+from ..checkpoints import writing
+from ..checkpoints.writing import replaced
+from ..data.dataset import restored
+from ..data.order import PromptOrder
+from ..generation.generation_base import EngineGeneration
+from ..reference.strategies import ReferenceCallback
+from ..reference.strategy_base import ReferenceStrategy
+from ..runtime.errors import Diverged
+from ..runtime.paths import checkpoint_folder
+from ..telemetry.observer import StepObserver
+from ..weights import policy_checks
+from ..weights.adapters import load_adapter
+from ..weights.checkpoint_files import open_weights
+from ..weights.models import LoadedModel, Source
+from ..weights.proof import Proof, prove, prove_equal
+from .finite_loss import FiniteLossTrainer
+
+MakeEngine = Callable[[nn.Module, list[int]], EngineGeneration]
+"""Makes what samples completions in the policy's place, of the policy and the tokens that end a completion."""
+Save = Callable[[int, Callable[[], None]], None]
+"""Makes the checkpoint of a step of what a collective writes."""
+
+
+class ReferenceGRPOTrainer(FiniteLossTrainer):
+    """GRPOTrainer whose reference is a ReferenceStrategy."""
+
+    def __init__(
+        self,
+        *,
+        loaded: LoadedModel,
+        strategy: ReferenceStrategy,
+        args: GRPOConfig,
+        observer: StepObserver | None = None,
+        save: Save = lambda _, write: write(),
+        generation_sub_batch: int = 0,
+        make_engine: MakeEngine | None = None,
+        skipped: Sequence[Generations] = (),
+        **kwargs: Any,
+    ) -> None:
+        self.source: Source = loaded.source
+        self.strategy = strategy
+        self.observer = observer or StepObserver()
+        self.save = save
+        self.generation_sub_batch = generation_sub_batch
+        self.skipped = skipped  # of the order of the data
+        self.proofs: list[Proof] = []
+        """Every proof made so far, in order; telemetry reads their times."""
+        self.resumed_from: Path | None = None
+        adapter = loaded.peft_config is not None
+        strategy.check(zero_stage(args), adapter, args.beta)
+        if not adapter:
+            self.prove("policy", loaded.model)
+        # Before the constructor: what it wraps for several ranks, it also overwrites with rank 0's weights.
+        with _own_parts(self, make_engine):
+            super().__init__(
+                model=loaded.model,
+                processing_class=loaded.tokenizer,
+                peft_config=loaded.peft_config,
+                args=args,
+                **kwargs,
+            )
+        if self.ref_model is not None:
+            strategy.attach(self)
+        if adapter:  # TRL has made it by now; nothing is wrapped for several ranks before train()
+            self.prove("policy", self.model)
+        if loaded.adapter:  # after the proof whose fingerprint names the start: a resume finds a fresh adapter there
+            self._begin_with(loaded.adapter)
+        self.add_callback(ReferenceCallback(self, strategy))
+
+    def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
+        """Trains; `resume_from_checkpoint` is the folder of a complete checkpoint.
+
+        Raises:
+            WeightsDiffer: after a resume the weights are not the checkpoint's.
+            BadInput: the checkpoint has no reference, or another.
+        """
+        self.resumed_from = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def prove(self, what: str, model: nn.Module) -> None:
+        """Proves a model against the files that the policy was loaded from. A collective.
+
+        Raises:
+            WeightsDiffer: on any rank.
+        """
+        with open_weights(self.source.folder) as files:
+            self.proofs.append(prove(model, files, what))
+
+    def _begin_with(self, adapter: Path) -> None:
+        """Loads an exported adapter and proves it. Only the policy has it: the reference stays the bare base."""
+        load_adapter(self.model, adapter, self.source)
+        with open_weights(adapter) as files:
+            self.proofs.append(prove(self.model, files, "adapter", adapter_only=True))
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        self._order = PromptOrder(super()._get_train_sampler(*args, **kwargs), self.skipped)
+        return self._order
+
+    def _run_epoch(self, *, epoch: int, steps_in_epoch: int, **kwargs: Any) -> None:
+        """One pass over the prompts, from its place in their order and in a generation; none after the last step.
+
+        transformers skips what a resumed run has had of this pass, but it knows nothing of the passes before, nor of a
+        generation that is half used; and it would take one step more than all.
+
+        Raises:
+            BadInput: that generation is not in the checkpoint.
+        """
+        if self.state.global_step >= self.state.max_steps:
+            return
+        begun = kwargs["steps_trained_in_current_epoch"] if epoch == kwargs["epochs_trained"] else 0
+        self._step = epoch * steps_in_epoch + begun
+        self._order.epoch = epoch
+        if self.resumed_from and self._within_generation():
+            parts = self.args.steps_per_generation
+            self._buffered_inputs = writing.load_rollouts(self.resumed_from, self.accelerator.device, parts)
+        super()._run_epoch(epoch=epoch, steps_in_epoch=steps_in_epoch, **kwargs)
+
+    def _within_generation(self) -> bool:
+        """Whether micro-batches are left of the last generation."""
+        return bool(self._step % (self.args.steps_per_generation * self.num_iterations))
+
+    @property
+    def engine(self) -> EngineGeneration | None:
+        """What samples completions in the policy's place."""
+        return self.vllm_generation if self.use_vllm else None
+
+    @property
+    def start(self) -> str:
+        """Fingerprint of the weights before a step, with a fresh adapter: the same in every attempt."""
+        return self.proofs[0].fingerprint
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """One micro-batch; what follows the loss in it is the backward pass."""
+        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        self.observer.clock.enter(None)
+        return loss
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+        """TRL's generation, at most `generation_sub_batch` completions of this process at a time (0: all at once).
+
+        Only for text: the further arguments, which TRL fills for images, are the same for every part.
+        """
+        size = self.generation_sub_batch or len(prompt_ids)
+        first = self.accelerator.process_index * len(prompt_ids)
+        completions: list[list[int]] = []
+        logprobs: list[list[float]] = []
+        versions: list[int] = []
+        self.require_finite()  # a rank that samples from NaN raises an error of its own
+        with self.observer.clock.phase("generate"):
+            for start in range(0, len(prompt_ids), size):
+                if self.engine:
+                    generation = self._step // (self.args.steps_per_generation * self.num_iterations)
+                    self.engine.at(generation, first + start)
+                part = prompt_ids[start : start + size]
+                done, scored = super()._generate_single_turn(part, *args, **kwargs)
+                completions += done
+                logprobs += scored or []
+                versions += self.engine.versions if self.engine else []
+            self.observer.weights_versions = versions
+            if self.engine:
+                self.engine.rest()
+        return completions, logprobs or None
+
+    def _calculate_rewards(self, inputs: Any, prompts: list[Any], completions: list[Any], *args: Any) -> torch.Tensor:
+        with self.observer.clock.phase("reward"):
+            rewards: torch.Tensor = super()._calculate_rewards([*map(restored, inputs)], prompts, completions, *args)
+        first = self.accelerator.process_index * len(prompts)
+        own = rewards[first : first + len(prompts)]
+        self.observer.completed(prompts, completions, own, self.reward_func_names)
+        return rewards
+
+    def _get_per_token_logps_and_entropies(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        phase = "forward" if torch.is_grad_enabled() else "reference"
+        with self.strategy.scoring(self, model), self.observer.clock.phase(phase):
+            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+
+    def require_finite(self, optimizer: Any = None) -> None:
+        """Makes sure that the policy, and the optimizer where one is given, hold finite numbers only. A collective.
+
+        Raises:
+            Diverged: on any rank.
+            DriftedApart: of weights that all ranks hold whole, only some are not finite.
+        """
+        try:
+            policy_checks.require_finite_policy(self.model, optimizer, self.state.global_step)
+        except Diverged:
+            prove_equal(self.model, "policy")
+            raise
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self.save(self.state.global_step, lambda: self._write_checkpoint(model, trial))
+
+    def _write_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Writes what is ours first: once TRL's part is written, the checkpoint looks complete.
+
+        Raises:
+            DriftedApart: the ranks hold different weights; such a checkpoint is worth nothing and isn't written.
+            Diverged: the weights or the optimizer's state are not finite; the same.
+            DiskFailed: a write of this rank failed; it has gone along with the others to the end.
+        """
+        prove_equal(self.model, "policy")
+        self.require_finite(self.optimizer)
+        folder = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
+        with self.written_whole():
+            self.write(self.strategy.save, self, folder)
+            if self._within_generation():
+                self.write(writing.save_rollouts, folder, self._buffered_inputs)
+            super()._save_checkpoint(model, trial)
+
+
+def zero_stage(args: GRPOConfig) -> int:
+    """ZeRO stage of a config; 0 without DeepSpeed."""
+    return args.deepspeed_plugin.zero_stage if args.deepspeed_plugin is not None else 0
+
+
+@contextmanager
+def _own_parts(trainer: ReferenceGRPOTrainer, make_engine: MakeEngine | None) -> Iterator[None]:
+    """While TRL's constructor runs, what it calls to load and wrap a reference is the strategy, and its engine is ours.
+
+    The policy is an instance, so that the loader is called for the reference alone.
+    """
+    wrap = grpo_trainer.prepare_deepspeed  # TRL's own, with which a strategy may wrap
+
+    def build(*_: Any, **__: Any) -> nn.Module:
+        reference = trainer.strategy.build(trainer)
+        trainer.prove("reference", reference)
+        return reference
+
+    def prepare(model: nn.Module, _: Any) -> nn.Module:
+        return trainer.strategy.prepare(model, trainer, wrap)
+
+    def engine(*_: Any, **__: Any) -> EngineGeneration:
+        assert make_engine is not None
+        return make_engine(trainer.model, trainer.eos_token_ids)
+
+    loader = replaced(grpo_trainer, "create_model_from_path", build)
+    client = replaced(grpo_trainer, "VLLMGeneration", engine)
+    with loader, client, replaced(grpo_trainer, "prepare_deepspeed", prepare):
+        yield

@@ -1,0 +1,230 @@
+"""Runs a plan from building to export: build, prove, train, export. Importing this module imports torch and TRL.
+
+Where memory runs out, the number of bytes is read from the exception, since the next plan needs numbers. torch tells
+the size only in its text: `Tried to allocate 2.00 GiB` of a device (c10/cuda/CUDACachingAllocator.cpp), `you tried to
+allocate 512 bytes` of the host (c10/core/impl/alloc_cpu.cpp).
+"""
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import MemoryShortage, Result
+from grpo_api.report.training_metrics import OUTCOME_KEYS
+from grpo_api.spec.checkpoint import HubExportSpec
+from grpo_api.text.clock import Clock
+from grpo_api.text.quantity import MAX_COUNT
+from grpo_api.text.timing import Beginning
+
+from ..checkpoints.export import described, export_model, send_model
+from ..checkpoints.provenance import Finished, write_provenance
+from ..checkpoints.store_checkpoints import shown
+from ..checkpoints.volume_checkpoints import read_manifest, sealed_at, told
+from ..gang import rank0_task, rendezvous
+from ..hub.model_card import HERE, Trained, write_card
+from ..hub.push import push, require_target
+from ..process.recorder import Recorder
+from ..process.watchdog import Watchdog
+from ..runtime.clock import SYSTEM_CLOCK
+from ..runtime.errors import BadInput, Diverged, DivergedKL, HubUnavailable, Preempted, classify
+from ..runtime.paths import number, run_folder
+from ..telemetry.observer import StepObserver, log_line, translate
+from ..telemetry.phases import PhaseClock
+from ..telemetry.step_exchange import resident_bytes
+from .build_run import Run, build
+
+_ASKED = re.compile(r"ried to allocate ([0-9]{1,20}(?:\.[0-9]{1,9})?) (bytes|KiB|MiB|GiB)")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def shortage_of(error: BaseException, clock: PhaseClock) -> MemoryShortage | None:
+    """The memory shortage that ended the run; None for another kind of end."""
+    if classify(error)[0] is not Result.OUT_OF_MEMORY:
+        return None
+    phase, peak = clock.ran_short()
+    found = {"phase": phase, "requested_bytes": requested(str(error))}
+    if isinstance(error, torch.OutOfMemoryError):
+        found |= {"memory": "Device", "allocated_bytes": peak}
+    else:
+        found |= {"memory": "Host", "allocated_bytes": resident_bytes()}
+    return MemoryShortage.model_validate(found)
+
+
+def requested(text: str) -> int:
+    """Bytes that torch's message says were asked for; 0 where it doesn't."""
+    found = _ASKED.search(text)
+    return min(MAX_COUNT, round(float(found[1]) * _UNITS[found[2]])) if found else 0
+
+
+def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, clock: Clock = SYSTEM_CLOCK) -> str:
+    """Train and export; returns the sentence for the Outcome. A collective.
+
+    `clock`: the time by which the hub is waited for.
+
+    Raises:
+        TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
+    """
+    observer = StepObserver()
+    try:
+        return _run(plan, recorder, watchdog, observer, clock)
+    except Exception as error:
+        recorder.shortage = shortage_of(error, observer.clock)
+        raise
+
+
+def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: StepObserver, clock: Clock) -> str:
+    """Build, train and export."""
+    hub = plan.export.hub if plan.export else None
+    if hub:
+
+        def has_arrived(_: int) -> None:
+            recorder.event()
+
+        rank0_task.by_main(lambda: require_target(hub, has_arrived, clock))
+    built = build(plan, recorder, watchdog, observer, clock)
+    _announce_start(plan, recorder, built)
+    checkpoint = built.beginning.checkpoint
+    try:
+        built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        built.trainer.require_finite()  # what the last step made is exported, whether a checkpoint has it or not
+    except Diverged as error:
+        if not isinstance(error, DivergedKL):
+            recorder.not_finite(error.step)
+        raise _explained(plan, error, built) from error
+    finally:
+        built.rewards.close()
+    return _finish(plan, built, recorder, clock)
+
+
+def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
+    """Say where this attempt begins and, in the log, what it leaves out."""
+    checkpoint, adapter, skipped = run.beginning.checkpoint, run.beginning.adapter, run.trainer.skipped
+    own = None
+    if checkpoint and _is_own(plan, checkpoint):
+        own = told(checkpoint, shown(plan, checkpoint))
+    recorder.checkpoint_step = step = number(checkpoint) if checkpoint else 0
+    if recorder.place.is_main:
+        recorder.resumed(step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(plan, checkpoint), own)
+        left_out = [(one.first, one.last) for one in skipped]
+        log_line(
+            attempt=plan.job.attempt,
+            resumedFromStep=step,
+            checkpoint=shown(plan, checkpoint) if checkpoint else None,
+            adapter=None if adapter is None else str(adapter),
+            skipped=left_out or None,
+        )
+
+
+def _began_at(plan: TrainingPlan, checkpoint: Path | None) -> Beginning:
+    """Which attempt's time this one goes on from; another run's is no time of this job."""
+    if checkpoint is None or not _is_own(plan, checkpoint):
+        return Beginning()
+    manifest = read_manifest(checkpoint)
+    return Beginning(attempt=manifest.attempt, clock=manifest.clock)
+
+
+def _is_own(plan: TrainingPlan, checkpoint: Path) -> bool:
+    """Whether a checkpoint is one of this job."""
+    folder = run_folder(plan)
+    return folder is not None and checkpoint.is_relative_to(folder)
+
+
+def _explained(plan: TrainingPlan, error: Diverged, run: Run) -> Diverged:
+    """The same end with what a rollback needs: the last checkpoint, and what the run diverged on."""
+    told = type(error)(f"{error}. {_last_good(plan, run)}", error.step)
+    if error.step:
+        told.diverged_on = run.cadence.trained_on(error.step, run.trainer.skipped)
+    return told
+
+
+def _last_good(plan: TrainingPlan, run: Run) -> str:
+    """The checkpoint that a run which has diverged can go back to, as a sentence."""
+    found = run.seal.last or run.beginning.checkpoint
+    return f"The last good checkpoint is {shown(plan, found)}" if found else "No checkpoint was saved before"
+
+
+def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYSTEM_CLOCK) -> str:
+    """Export a finished run; say how far a preempted one came."""
+    state = run.trainer.state
+    saved_step = number(run.seal.last) if run.seal.last else None
+    if run.step_exchange.verdict == "save" and saved_step == state.global_step:
+        raise Preempted(f"SIGTERM; a checkpoint was saved at step {state.global_step}")
+    if run.step_exchange.verdict == "save":
+        problem = recorder.progress.checkpoint_problem
+        raise Preempted(f"SIGTERM; stopped at step {state.global_step}, the checkpoint before stands, for {problem}")
+    if run.step_exchange.verdict == "stop":
+        raise Preempted(f"SIGTERM; stopped at step {state.global_step}, the last periodic checkpoint stands")
+    recorder.stage("Exporting")
+    describe = partial(write_card, _trained(plan, run, recorder))
+    attest = partial(write_provenance, _finished(plan, run, recorder))
+    folder = export_model(
+        plan, run.trainer.source, run.trainer.write_model,
+        describe=describe, attest=attest, read=lambda _: recorder.event(),
+    )  # fmt: skip
+    where = _place(plan, folder, recorder, clock) if folder else "spec.export keeps no model"
+    rendezvous.leave_together()
+    recorder.stage("Finished")
+    return f"trained {state.global_step} steps; {where}{run.prompts.left_out}"
+
+
+def _trained(plan: TrainingPlan, run: Run, recorder: Recorder) -> Trained:
+    """The facts about the model for its card. If an attempt finds all steps done, the last step's numbers come from the
+    checkpoint."""
+    state = run.trainer.state
+    last: dict[str, Any] = next((logs for logs in reversed(state.log_history) if "loss" in logs), {})
+    translated = translate(last)
+    # A key with a slash is of one reward function, which the catalogue's keys can't name.
+    metrics = {key: translated[key] for key in translated if key in OUTCOME_KEYS or "/" in key}
+    revisions, hub = recorder.progress.revisions, plan.export.hub if plan.export else None
+    address = hub.repository if hub else HERE
+    return Trained(plan=plan, steps=state.global_step, metrics=metrics, revisions=revisions, address=address)
+
+
+def _place(plan: TrainingPlan, folder: Path, recorder: Recorder, clock: Clock) -> str:
+    """Send an exported model on to where the plan wants it; says where it is. A collective.
+
+    Raises:
+        StoreFailed: the store took nothing for too long.
+        BadInput: the hub refuses it for good.
+        HubUnavailable: the hub took nothing for too long.
+    """
+    url = send_model(plan, folder, recorder.event)
+    hub = plan.export.hub if plan.export else None
+    local_copy = str(folder) if run_folder(plan) else ""
+    kept = url or local_copy
+    address = _pushed(plan, folder, hub, kept, recorder, clock=clock) if hub else ""
+    if recorder.place.is_main:
+        export = described(folder, url)
+        recorder.export = export.model_copy(update={"to": "Hub", "path": address}) if hub else export
+    return "the model is in " + " and in ".join(filter(None, (address, kept)))
+
+
+def _pushed(
+    plan: TrainingPlan, folder: Path, hub: HubExportSpec, kept: str, recorder: Recorder, *, clock: Clock
+) -> str:
+    """Push an exported model; its address on the hub. `kept`: where else it is; empty for nowhere. A collective."""
+    message = f"GRPO of {plan.model.name}, {recorder.step} steps"
+
+    def has_gone_out(_: int) -> None:
+        recorder.event()
+
+    try:
+        commit = rank0_task.by_main(lambda: push(folder, hub, message, has_gone_out, only_copy=not kept, clock=clock))
+    except (BadInput, HubUnavailable) as error:
+        raise type(error)(f"{error}; the model is in {kept}" if kept else str(error)) from error
+    return f"hf://{hub.repository}@{commit}"
+
+
+def _finished(plan: TrainingPlan, run: Run, recorder: Recorder) -> Finished:
+    """What the run's provenance is made of."""
+    return Finished(
+        plan=plan,
+        source=run.trainer.source,
+        proofs=run.trainer.proofs,
+        progress=recorder.progress,
+        started=recorder.started,
+    )

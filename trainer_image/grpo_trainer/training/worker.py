@@ -1,0 +1,70 @@
+"""One training process: joins the other ranks while the libraries load, then trains.
+
+SIGTERM, /progress and the wait for late peers don't wait for imports: all of that needs torch at most, while TRL and
+what it pulls in take four times as long to load.
+"""
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.training_metrics import ALLREDUCE
+
+from ..checkpoints.resume import claim_folder
+from ..gang import rendezvous
+from ..gang.placement import Placement
+from ..process.heartbeat import Pulse
+from ..process.outcome import end_now, finished_attempt
+from ..process.recorder import Recorder
+from ..process.watchdog import Watchdog
+from ..telemetry.progress_server import serve
+
+
+def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
+    """Run the plan to its end; returns the sentence for the Outcome.
+
+    Raises:
+        TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
+    """
+    if place.is_main:
+        serve(plan, recorder)
+    watchdog = Watchdog(plan, recorder, lambda outcome, stacks: end_now(plan, outcome, stacks))
+    watchdog.start()
+    _join_and_import(plan, place, recorder)
+    claim_folder(plan, recorder.event)
+    earlier = finished_attempt(plan)
+    if earlier is not None:
+        recorder.adopt(earlier)
+        return f"attempt {earlier.attempt} had finished already: {earlier.message}"
+    from .training_run import run
+
+    return run(plan, recorder, watchdog)
+
+
+def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -> None:
+    """Both at once; the rendezvous stays in the main thread, whose CUDA device it sets."""
+    with ThreadPoolExecutor(1, "imports") as pool:
+        libraries = pool.submit(_import_libraries, plan)
+        libraries.add_done_callback(lambda _: recorder.reached("imports"))
+        with recorder.part("rendezvous"):
+            bandwidth = rendezvous.join(plan, place, connecting=lambda: recorder.stage("Connecting"))
+        recorder.stage("Loading")
+        if bandwidth is not None:
+            recorder.logged({ALLREDUCE.key: bandwidth})
+        Pulse(recorder, rendezvous.store_client(plan)).start()
+        libraries.result()
+
+
+def _import_libraries(plan: TrainingPlan) -> None:
+    """Imports without the garbage collector, which takes a quarter of the time to find that everything stays; what
+    is there by then, half a million objects, is never walked through again in training either."""
+    gc.disable()
+    try:
+        import_module(f"{__package__}.training_run")
+        if plan.execution.zero_stage > 0:
+            import_module("deepspeed")
+    finally:
+        gc.enable()
+    gc.collect()
+    gc.freeze()
