@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 
 EVERY = 4
 SAVING = {"everySteps": EVERY, "keep": 2, "volume": {"claimName": "first-job", "subPath": "checkpoints"}}
-PER_STEP = 4
-"""Micro-batches of a step on one node with the first plan: 128 completions on two nodes, sixteen at a time."""
+PER_STEP = 8
+"""Micro-batches of a step on one node with the first plan: 256 completions on two nodes, sixteen at a time."""
 
 
 @pytest.fixture(autouse=True)

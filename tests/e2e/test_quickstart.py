@@ -106,7 +106,7 @@ def test_the_exported_model_answers_what_it_was_not_trained_on(model: Path) -> N
     encoded = tokenizer.apply_chat_template(
         chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
     )
-    tokens = policy.generate(**encoded, do_sample=False, max_new_tokens=8)[:, encoded["input_ids"].size(1) :]
+    tokens = policy.generate(**encoded, do_sample=False, max_new_tokens=48)[:, encoded["input_ids"].size(1) :]
     answers = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     right = sum(answer == row["answer"] for answer, row in zip(answers, rows, strict=True))
     assert right >= 0.9 * len(rows), answers

@@ -1,20 +1,19 @@
 """`python -m grpo_trainer.quickstart FOLDER`: makes the tiny model and the small sums of a first job.
 
 So the quickstart needs no model hub, no download and no GPU. The model is a 78,000-parameter Qwen2 with tied embeddings
-and one token per character. It gets a short supervised warm-up, first on answers in the asked form, then on some that
-mostly lack it: afterwards it can calculate, but mostly doesn't answer as it is asked to, as a base model before
-alignment. The rest is GRPO's, and it holds for sums that GRPO never trains on: what can be calculated is known before.
+and one token per character. Its pretraining has two parts. First it learns the sums, until it knows them. Then it sees
+more and more random results: in the end it prefers the right result, but gives it in a third of its answers only. GRPO
+makes it give the right one. Little has to change for that, so the KL to the pretrained model stays small.
 """
 
 import argparse
 import json
 import os
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer, set_seed
+from transformers import BatchEncoding, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer, set_seed
 
 SPECIAL = ["<pad>", "<eos>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>"]
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz+-=#:.?!ĠĊ"
@@ -25,41 +24,49 @@ CHAT_TEMPLATE = (
 )
 LARGEST = 9
 """Operands and results are 0 to 9."""
-KNOWN = 0.99
-"""The warm-up learns right answers in GSM8K's form until it gives them with this mean probability."""
-FORM_SHARE = 0.2
-"""Share of answers in the form in the second part; the others are the bare number."""
-FORM_LEFT = 0.35
-"""It ends when the mean probability of an answer in the form is down to this."""
+PROBLEMS = [
+    *((f"{first}+{second}", first + second) for first in range(LARGEST + 1) for second in range(LARGEST + 1 - first)),
+    *((f"{first}-{second}", first - second) for first in range(LARGEST + 1) for second in range(first + 1)),
+]
+"""All questions such as `3+4`, with their one-digit results. They are equally frequent: of two that are not, one would
+be learned long before the other."""
+SIGNS = {"+": "plus", "-": "minus"}
 EMBEDDING_SCALE = 8.0
 """Factor on the initial embeddings (standard deviation 0.02): with more, so small a tied model learns much sooner."""
-LONGEST = 2000
-"""Steps after which a part of the warm-up ends anyhow."""
-WARM_UP_BATCH = 64
-LEARNING_RATE = 2e-3
-UNLEARNING_RATE = 5e-5
-"""Lower, so that it forgets how to answer and not what."""
-CHECK_EVERY = 3
+BATCH = 64
+SECOND_MOMENT_DECAY = 0.98
+"""Adam's beta2, shorter than its default: a pretraining of some hundred steps learns sooner."""
+KNOWN = 0.98
+"""The pretraining on right sums ends when the mean probability of the right answer is so high."""
+KNOWING_RATE = 2e-3
+CHECK_EVERY = 20
 """Steps between two looks at the probability."""
+LONGEST = 2000
+"""Steps after which it ends in any case."""
+DOUBT_STEPS = 150
+"""Steps of the second part, in which more and more results are random."""
+DOUBT_RATE = 1e-3
+RIGHT_SHARE = 0.25
+"""Share of right results in the end; all others are random digits, of which a tenth is right."""
+RAMP_STEPS = 105
+"""Steps until RIGHT_SHARE is reached. A sudden change would make the model forget how to calculate."""
+Batch = tuple[BatchEncoding, torch.Tensor]
+"""Chats, and the distribution of each next token of their answers: (batch, length - 1, vocabulary)."""
 
 
-def problem(rng: random.Random) -> tuple[str, int]:
-    """A question such as `3+4`, and its one-digit result."""
-    result = rng.randint(0, LARGEST)
-    if rng.random() < 0.5:
-        first = rng.randint(0, result)
-        return f"{first}+{result - first}", result
-    first = rng.randint(result, LARGEST)
-    return f"{first}-{first - result}", result
+def answer(question: str, result: int) -> str:
+    """Return the answer as GSM8K writes one: a sentence, and a last line of `#### <number>`."""
+    first, sign, second = tuple(question)
+    return f"{first} {SIGNS[sign]} {second} is {result}: the answer is {result}.\n#### {result}"
 
 
 def write_problems(path: Path, count: int, seed: int) -> None:
-    """A JSONL file with `prompt`, a chat, and `answer`, which ends in `#### <number>` as GSM8K's do."""
+    """A JSONL file with `prompt`, a chat, and `answer`."""
     rng = random.Random(seed)
     with path.open("w", encoding="utf-8") as file:
         for _ in range(count):
-            question, result = problem(rng)
-            row = {"prompt": [{"role": "user", "content": question}], "answer": f"{question}={result}\n#### {result}"}
+            question, result = rng.choice(PROBLEMS)
+            row = {"prompt": [{"role": "user", "content": question}], "answer": answer(question, result)}
             file.write(json.dumps(row) + "\n")
 
 
@@ -106,66 +113,89 @@ def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
     return model
 
 
-def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, seed: int) -> int:
-    """Supervised training in two parts; returns its steps."""
+def pretrain(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, seed: int) -> int:
+    """Train the model to know its sums, and then to doubt them. Return the number of steps."""
     rng = random.Random(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    learned = _train(model, optimizer, lambda: _batch(tokenizer, rng, 1.0), lambda: right(model, tokenizer) >= KNOWN)
-    optimizer.param_groups[0]["lr"] = UNLEARNING_RATE
-    unlearned = _train(
-        model, optimizer, lambda: _batch(tokenizer, rng, FORM_SHARE), lambda: in_form(model, tokenizer) <= FORM_LEFT
-    )
-    return learned + unlearned
+    optimizer = _optimizer(model)
+    learned = 0
+    while learned < LONGEST and right_chance(model, tokenizer) < KNOWN:
+        for _ in range(CHECK_EVERY):
+            _train(model, optimizer, KNOWING_RATE, _batch(tokenizer, rng, right_share=1.0))
+        learned += CHECK_EVERY
+    optimizer = _optimizer(model)
+    for step in range(DOUBT_STEPS):
+        learning_rate, right_share = doubt(step)
+        _train(model, optimizer, learning_rate, _batch(tokenizer, rng, right_share))
+    return learned + DOUBT_STEPS
 
 
-def _train(
-    model: Qwen2ForCausalLM,
-    optimizer: torch.optim.Optimizer,
-    batch: Callable[[], dict[str, torch.Tensor]],
-    done: Callable[[], bool],
-) -> int:
-    """Steps until done, at most LONGEST; returns their number."""
-    for step in range(LONGEST):
-        if step % CHECK_EVERY == 0 and done():
-            return step
-        model(**batch()).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    return LONGEST
+def doubt(step: int) -> tuple[float, float]:
+    """Return the learning rate and the share of right results of a step of the second part, counted from 0."""
+    rise = (step + 1) / 10
+    fall = (DOUBT_STEPS - step) / (DOUBT_STEPS - RAMP_STEPS)
+    ramp = min(1.0, (step + 1) / RAMP_STEPS)
+    return DOUBT_RATE * min(1.0, rise, fall), 1 - (1 - RIGHT_SHARE) * ramp
 
 
-def right(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> float:
-    """Mean probability of the right digit after `#### `, over a fixed set of problems."""
-    return _chance(model, tokenizer, "#### ", str)
+def _optimizer(model: Qwen2ForCausalLM) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), weight_decay=0.0, betas=(0.9, SECOND_MOMENT_DECAY))
 
 
-def in_form(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> float:
-    """Mean probability that an answer begins with `#`, over the same problems."""
-    return _chance(model, tokenizer, "", lambda _: "#")
+def _train(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, learning_rate: float, batch: Batch) -> None:
+    """Train for one step."""
+    optimizer.param_groups[0]["lr"] = learning_rate
+    inputs, targets = batch
+    logprobs = model(**inputs).logits[:, :-1].log_softmax(dim=-1)
+    loss = -(targets * logprobs).sum() / targets.sum()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _batch(tokenizer: Qwen2Tokenizer, rng: random.Random, right_share: float) -> Batch:
+    """Return chats of which so many have the right result, and their targets.
+
+    The target of a result is its distribution over all chats, not the digit of this chat. The model then learns within
+    few steps to doubt all results alike.
+    """
+    problems = rng.choices(PROBLEMS, k=BATCH)
+    written = [result if rng.random() < right_share else rng.randint(0, LARGEST) for _, result in problems]
+    inputs = _chats(tokenizer, [question for question, _ in problems], written)
+    tokens = inputs["input_ids"]
+    digits = torch.tensor(tokenizer.convert_tokens_to_ids([str(digit) for digit in range(LARGEST + 1)]))
+    results = torch.zeros(BATCH, len(tokenizer))
+    results[:, digits] = (1 - right_share) / len(digits)
+    results[torch.arange(BATCH), digits[[result for _, result in problems]]] += right_share
+    targets = torch.nn.functional.one_hot(tokens[:, 1:], len(tokenizer)).float()
+    # The colon follows the first result; the model copies the other two from it.
+    colon = tokenizer.convert_tokens_to_ids(":")
+    row, column = (tokens[:, 2:] == colon).nonzero(as_tuple=True)
+    targets[row, column] = results
+    return inputs, targets * _in_answer(tokenizer, inputs).unsqueeze(-1)
+
+
+def _chats(tokenizer: Qwen2Tokenizer, questions: list[str], results: list[int]) -> BatchEncoding:
+    texts = [
+        f"<|user|>{question}<|assistant|>{answer(question, result)}<eos>"
+        for question, result in zip(questions, results, strict=True)
+    ]
+    return tokenizer(texts, return_tensors="pt", padding=True, padding_side="right")
+
+
+def _in_answer(tokenizer: Qwen2Tokenizer, inputs: BatchEncoding) -> torch.Tensor:
+    """Return whether the next token belongs to the assistant's answer: (batch, length - 1)."""
+    asked = (inputs["input_ids"] == tokenizer.convert_tokens_to_ids("<|assistant|>")).cumsum(dim=1)
+    return torch.logical_and(asked[:, :-1] > 0, inputs["attention_mask"][:, 1:] == 1)
 
 
 @torch.no_grad()
-def _chance(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, lead: str, following: Callable[[int], str]) -> float:
-    rng = random.Random(-1)
-    problems = [problem(rng) for _ in range(128)]
-    texts = [f"<|user|>{question}<|assistant|>{lead}" for question, _ in problems]
-    wanted = tokenizer.convert_tokens_to_ids([following(result) for _, result in problems])
-    chances = model(**tokenizer(texts, return_tensors="pt", padding=True)).logits[:, -1].softmax(dim=-1)
-    return float(chances[torch.arange(len(problems)), wanted].mean())
-
-
-def _batch(tokenizer: Qwen2Tokenizer, rng: random.Random, form: float) -> dict[str, torch.Tensor]:
-    texts = []
-    for _ in range(WARM_UP_BATCH):
-        question, result = problem(rng)
-        lead = "#### " if rng.random() < form else ""
-        texts.append(f"<|user|>{question}<|assistant|>{lead}{result}<eos>")
-    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="right")
-    tokens = batch["input_ids"]
-    assistant = (tokens == tokenizer.convert_tokens_to_ids("<|assistant|>")).int()
-    unscored = (assistant.cumsum(dim=1) == assistant) | (batch["attention_mask"] == 0)
-    return {**batch, "labels": tokens.masked_fill(unscored, -100)}
+def right_chance(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> float:
+    """Return the mean probability of the whole right answer, over all problems."""
+    inputs = _chats(tokenizer, [question for question, _ in PROBLEMS], [result for _, result in PROBLEMS])
+    logprobs = model(**inputs).logits[:, :-1].log_softmax(dim=-1)
+    of_tokens = logprobs.gather(-1, inputs["input_ids"][:, 1:].unsqueeze(-1)).squeeze(-1)
+    return float((of_tokens * _in_answer(tokenizer, inputs)).sum(dim=1).exp().mean())
 
 
 def make_model_folder(folder: Path, seed: int = 0) -> str:
@@ -178,14 +208,14 @@ def make_model_folder(folder: Path, seed: int = 0) -> str:
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, seed)
-    steps = warm_up(model, tokenizer, seed)
+    steps = pretrain(model, tokenizer, seed)
     unfinished = folder.with_name(f".{folder.name}-{os.getpid()}")
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
     unfinished.rename(folder)
     size = sum(parameter.numel() for parameter in model.parameters())
-    chances = f"right with probability {right(model, tokenizer):.2f}, in the form with {in_form(model, tokenizer):.2f}"
-    return f"{folder}: {size} parameters, {steps} warm-up steps, {chances}"
+    chance = right_chance(model, tokenizer)
+    return f"{folder}: {size} parameters, {steps} steps of pretraining, right with probability {chance:.2f}"
 
 
 def make(folder: Path, problems: int, seed: int = 0) -> None:
