@@ -5,8 +5,10 @@ killed and started again on the same data and port, which is how tests take it a
 """
 
 import json
+import os
 import random
 import socket
+from collections import deque
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,10 @@ FIRST_SERVICE = "10.96.0.1"
 ETCD = "unix://etcd:1"  # a file called `etcd:1` in the working folder: etcd insists on host:port even for sockets
 ETCD_PEER = "unix://etcd:2"
 PORTS = (20000, 30000)  # below the kernel's range for outgoing connections, so nobody takes it while we are down
+MOST_TRIES = 100
+MOST_RESERVED = 64
+_reservations: deque[int] = deque()
+"""File descriptors that reserve the ports which this process was given last."""
 AUDIT_POLICY = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}
 DNS_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
 
@@ -192,9 +198,27 @@ class ControlPlane:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback address that nobody listens on."""
-    for port in random.sample(range(*PORTS), 100):
+    """Return a TCP port of the loopback address that nobody listens on, and that no other process was given lately.
+
+    Two processes that probe at the same time both find a port free, and the one that binds it second would talk to the
+    server of the first. So the name of an abstract Unix socket reserves the port.
+    """
+    # Not the generator of the module `random`: set_seed of transformers gives every worker the same sequence.
+    ports = range(*PORTS)
+    for port in random.SystemRandom().sample(ports, min(MOST_TRIES, len(ports))):
+        reservation = socket.socket(socket.AF_UNIX)
+        try:
+            reservation.bind(f"\0grpo-port-{port}")
+        except OSError:
+            reservation.close()
+            continue
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise ClusterError(f"no free TCP port among 100 tried between {PORTS[0]} and {PORTS[1]}")
+            is_free = probe.connect_ex(("127.0.0.1", port)) != 0
+        if not is_free:
+            reservation.close()
+            continue
+        _reservations.append(reservation.detach())
+        if len(_reservations) > MOST_RESERVED:
+            os.close(_reservations.popleft())
+        return port
+    raise ClusterError(f"no free TCP port among {MOST_TRIES} tried between {PORTS[0]} and {PORTS[1]}")

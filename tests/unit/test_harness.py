@@ -1,10 +1,13 @@
 """The pure parts of the cluster harness: caching, settings, addresses, and what it borrows from the host."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from harness import controlplane
 from harness.controlplane import ControlPlaneSettings
 from harness.images.recipes import pip_config
 from harness.images.wheels import slim_metadata
@@ -196,3 +199,15 @@ def test_waiting_ends_with_the_last_reason() -> None:
 
     with pytest.raises(ClusterError, match="the peer to answer: refused by the peer"):
         until("the peer to answer", refuses, seconds=0.1)
+
+
+@pytest.mark.realtime
+def test_a_port_is_given_once_although_nobody_listens_on_it_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controlplane, "PORTS", (30001, 30004))
+    given = {controlplane.free_port() for _ in range(3)}
+    assert given == {30001, 30002, 30003}
+    with pytest.raises(ClusterError, match="no free TCP port"):
+        controlplane.free_port()
+    other_process = "from harness import controlplane; controlplane.PORTS = (30001, 30004); controlplane.free_port()"
+    child = subprocess.run([sys.executable, "-c", other_process], capture_output=True, text=True, check=False)
+    assert "no free TCP port" in child.stderr
