@@ -1,15 +1,16 @@
-"""GRPOJob v1alpha1: the spec and the object, as the one source of the CRD.
+"""Defines GRPOJob v1alpha1: its spec, the whole object, and the rule for changes of a spec.
 
-A field, its default, its limits and its description are written once: the CRD is rendered from here, objects are
-parsed with it, and the trainer reads the same sections inside the plan.
+Each field, default, limit and description is written once, in these models. The CRD is rendered from them, objects are
+parsed with them, and the trainer reads the same sections inside the plan.
 
-What of a spec may change once an attempt was committed, as one rule that the API server judges.
+The rule for changes takes effect once an attempt was committed, and the API server evaluates it. It knows three kinds
+of fields. Some may change at any time. Fields that say how and where pods run may change only while no gang runs: while
+the job is suspended or has failed. What is trained never changes, since that would be another run that continues from
+this run's checkpoints.
 
-Some fields may change at any time. Others say how and where pods run, and may change while no gang does: while the job
-is suspended, or has failed. What is trained never changes: it would be another run that goes on from this one's
-checkpoints. Status writes are judged too, thousands of them, so there is one rule instead of one per field, and it is
-done at once when the status differs: then it is such a write, and the API server keeps the spec as it was. To compare
-two specs takes it 6 ms.
+The API server evaluates the rule at status writes, too, and there are thousands of them. So there is one rule instead
+of one per field. It ends at once when the status differs, because such a write leaves the spec as it was. To compare
+two specs takes 6 ms.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,11 +1,8 @@
-"""HttpCluster: the API server over plain JSON, with time-outs, a retry budget, typed errors and a count of requests.
+"""Defines Cluster, the narrow protocol for requests to the API server, and HttpCluster, which implements it.
 
-The kubernetes package's typed models would cost 50 MiB and half of a burst's CPU; only its configuration is used.
-
-What the operator may ask of the API server: resources, selections and the narrow Cluster protocol.
-
-Everything that needs the cluster is written against the protocol, so that tests put scripts in its place; HttpCluster
-is the real one.
+Code that needs the cluster is written against the protocol, so that tests can replace it by a script. HttpCluster sends
+plain JSON, with time-outs, a retry budget, typed errors and a count of requests. The typed models of the kubernetes
+package would cost 50 MiB and half of the CPU time of a burst, so only its configuration is used.
 """
 
 import asyncio

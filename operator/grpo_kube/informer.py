@@ -1,11 +1,11 @@
 """Mirrors one kind of object into a cache: a LIST, a watch from there, and a LIST again every so often.
 
-An event stream alone is never enough: deletions get lost in watch gaps, and nothing tells. The periodic LIST is real,
-not a replay of the cache. An event costs a dictionary update here, where kopf starts
-a task for it (measured in the benchmark watch).
+An event stream alone is not enough: a gap in the watch loses deletions, and nothing reports the loss. The periodic LIST
+is a real request, not a replay of the cache. An event costs a dictionary update here, while kopf starts a task for it
+(measured in the benchmark watch).
 
-Nothing that the API server answers ends a mirror. A namespace that is not served, because it is gone or the operator
-may not read it, is tried again with growing pauses and reported; the others go on.
+No answer of the API server ends a mirror. A namespace may not be served because it is gone or the operator may not read
+it. It is tried again with growing pauses and reported, and the mirrors of other namespaces go on.
 """
 
 import asyncio

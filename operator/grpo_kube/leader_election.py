@@ -1,13 +1,13 @@
-"""Elects one of several operators by a Lease: decides when to take it, to renew it or to wait, and when it is lost.
+"""Elects one of several operators by a Lease.
 
-Pure: callers pass the Lease as they read it, and times as readings of this process's monotonic clock. No other
-process's clock is compared: a Lease is free once its record has not changed for its duration, by the observer's clock.
-A holder counts from the moment at which it sent the renewal, which nobody could see earlier. It stops writing well
-before others may take over.
+Leadership is the pure rule: it decides when to take the Lease, when to renew it, when to wait and when it is lost.
+Callers pass the Lease as they read it, and times as readings of this process's monotonic clock. Clocks of different
+processes are never compared: a Lease is free once its record has not changed for its duration, by the observer's clock.
+A holder counts the duration from the moment at which it sent the renewal, which no other process can see earlier. So it
+stops writing well before another process may take over.
 
-Holds a Lease against other operators: what Leadership says is next, done on the API server.
-
-It has a client of its own, so that a burst of writes never keeps a renewal waiting; all others ask it before a write.
+Elector carries the rule out on the API server. It has a client of its own, so that a burst of writes never delays a
+renewal. All other clients ask it before each write.
 """
 
 import asyncio

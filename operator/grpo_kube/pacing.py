@@ -1,6 +1,6 @@
-"""Growing pauses between tries of what keeps failing.
+"""Paces loops: growing pauses between retries, and pauses for the event loop during long work.
 
-Long work on the event loop in slices of time, so that watches and probes wait for none of it.
+Long work on the event loop is divided into slices of time, so that watches and probes do not wait for its end.
 """
 
 import asyncio

@@ -1,11 +1,8 @@
-"""One kind of HTTP session for everything that talks to the API server: our own client and kopf's watch.
+"""Makes HTTP sessions for the API server, with credentials of the pod's service account or of a kubeconfig.
 
-A session adds what both need on every request: TLS from the kubeconfig, an Authorization header that follows renewed
-tokens, and a pause before a watch whose predecessors ended at once.
-
-How the operator reaches the API server: from the pod's service account, or from a kubeconfig.
-
-The loaders are the kubernetes package's, which also renew tokens that run out.
+Our own client and kopf's watch use the same kind of session. It adds TLS from the kubeconfig and an Authorization
+header that follows renewed tokens. It also pauses before a watch whose predecessors ended at once. The kubernetes
+package loads the credentials and renews tokens that expire.
 """
 
 import asyncio

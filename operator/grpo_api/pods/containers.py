@@ -1,10 +1,11 @@
-"""`podTemplate.spec.initContainers`: what runs before the trainer, or beside it, within the `restricted` standard.
+"""Defines what a spec may set of containers: init containers, environment variables, volume mounts and resources.
 
-`spec.env` and `spec.envFrom`: environment variables as in core/v1, except those that the trainer lives by.
+Names and shapes are those of core/v1. These limits are added:
 
-`volumeMounts`: where volumes appear in a container, and which folders of the trainer's are taken.
-
-`resources` of a container as in core/v1, without GPUs: how many of those is the plan's to decide.
+- `podTemplate.spec.initContainers` run before the trainer or beside it, within the `restricted` pod security standard.
+- `spec.env` and `spec.envFrom` must not set the variables that the trainer depends on.
+- `volumeMounts` must not use the folders that the trainer uses itself.
+- `resources` must not name GPUs, because the plan decides their number.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""`podTemplate.spec.volumes`: a name, and exactly one kind of what the `restricted` pod security standard allows.
+"""Defines `podTemplate.spec.volumes`: each volume has a name and exactly one source.
 
-What a volume can be made of: the kinds that the `restricted` pod security standard allows, as in core/v1.
+The sources are those of core/v1 that the `restricted` pod security standard allows.
 """
 
 from typing import Annotated, Any, Literal

@@ -1,16 +1,16 @@
-"""What an exported model was made of, and how that is signed: one format for the trainer and for `grpo verify`.
+"""Defines the documents that state what an exported or a converted model was made of, and how they are signed.
 
-The document is an in-toto Statement (v1) about every file of the export, with SLSA's provenance (v1) as its predicate;
-the signature is a DSSE envelope around the Statement's very bytes. Both are read by tools of others, too. Readers take
-what they don't know for what a newer writer added (in-toto's parsing rules), so unknown fields are ignored here.
+The trainer and `grpo verify` share this format. The document of an export is an in-toto Statement (v1) about every file
+of the export, with SLSA's provenance (v1) as its predicate. The signature is a DSSE envelope around the exact bytes of
+the Statement. Other tools read both, too. As in-toto's parsing rules demand, readers ignore unknown fields, because a
+newer writer may have added them.
+
+`grpo export --merge` and `--dtype` convert a model. The conversion makes other files, for which the export's document
+would be false. So a conversion has a document of its own, which names each input file by its hash. The documents of the
+export are copied unchanged into the folder ORIGINAL. Nobody signs a conversion: it is made on demand, long after the
+signing key was used.
 
 Formats: in-toto.io/Statement/v1, slsa.dev/provenance/v1, github.com/secure-systems-lab/dsse (protocol 1.0).
-
-What a converted model was made of: the document beside what `grpo export --merge` and `--dtype` give.
-
-A conversion makes other files, of which the export's own document would be false. So it has one of its own, which names
-every file that went in by its hash; the export's documents come along in the folder ORIGINAL, as they were. Nobody
-signs a conversion: it is made on demand, long after the key was used.
 """
 
 import base64

@@ -1,13 +1,12 @@
-"""What a run leaves behind: its exported model and its newest checkpoint, and the list of hashes in an exported folder.
+"""Describes what a run leaves behind, its exported model and newest checkpoint, and hashes the files of an export.
 
-The trainer writes it and says it, the operator tells it on, and a laptop checks by it what has arrived.
+The trainer writes and reports these artifacts, the operator copies them into the status, and `grpo` checks a download
+by them.
 
-Computes the sha256 of every file of a folder.
-
-The trainer records these hashes of an export, and `grpo` compares a download with them. Both must mean the same by
-"every file", so the definition is here once. An export may have 65 GB in a few files. Files are read in pieces, and
-several at a time, since hashlib releases Python's lock. Each piece is reported to the caller, so that the hang watchdog
-counts the work as progress.
+The trainer records the sha256 of each file of an export, and `grpo` compares a download with these hashes. Both must
+mean the same by "every file", so it is defined here once. An export may have 65 GB in a few files. So files are read in
+pieces, and several at a time, since hashlib releases Python's lock. Each piece is reported to the caller, so that the
+hang watchdog counts the work as progress.
 """
 
 import hashlib

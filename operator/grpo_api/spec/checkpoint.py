@@ -1,12 +1,11 @@
-"""`spec.checkpoint`: where and how often a run saves its state, on a volume or on an object store.
+"""Defines where a run stores its results: `spec.checkpoint`, `spec.checkpoint.store` and `spec.export`.
 
-`spec.checkpoint.store`: a place on an object store, and who may write there.
+`spec.checkpoint` says where and how often a run saves its state, on a volume or on an object store.
+`spec.checkpoint.store` names a place on an object store and the credentials for it. Checkpoints there need no volume
+that several nodes can mount, and they outlive the cluster.
 
-Checkpoints on a store need no volume that several nodes can mount, and outlive the cluster.
-
-`spec.export`: where the trained model is put when the run ends.
-
-A run whose model goes nowhere must say so: nobody trains for days to throw it away.
+`spec.export` says where the trained model is put when the run ends. A run that exports nothing must say so explicitly,
+because nobody wants to lose the result of days of training by an omission.
 """
 
 from typing import Annotated, Literal

@@ -1,11 +1,11 @@
-"""What every type of the contract shares: strict camelCase models and rules that CEL and Python judge alike.
+"""Defines the base classes of all types of the contract: strict camelCase models, and rules for both CEL and Python.
 
-The CRD, the plan and the report are written in this one style, and what the API server takes, a laptop takes too.
+The CRD, the plan and the report all use these models. The API server and Python evaluate the same rules, so both accept
+the same objects.
 
-The sentences below fields, as the descriptions that `kubectl explain` prints.
-
-Pydantic would read them from the source of each class when it is made, which is a third of a command's start. Only
-schemas show them, so they are read for those.
+The descriptions that `kubectl explain` prints are the docstrings below fields. Pydantic would read them from the source
+of each class when it makes the class, which takes a third of a command's start. Only schemas show descriptions, so they
+are read when a schema is made.
 """
 
 import ast

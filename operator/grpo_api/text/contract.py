@@ -1,10 +1,10 @@
-"""Paths, ports and names on which the operator, the pods and the API's rules must agree, each written down once.
+"""Defines the paths, ports, names and tokens on which the operator, the pods and the API's rules must agree.
 
-The operator and the trainer share no code but this package, and a user's spec must not take what the two live by.
+The operator and the trainer share no code but this package, so each of these values is written here once. Rules of the
+API use them to keep a user's spec from taking what the operator and the trainer need.
 
-How a pod knows who may read what it says: by the hash of a token that nobody but the operator can make.
-
-The hash is in the pod's template, which anybody sees who may read pods; the token is not in it.
+A token authorizes a client to read a pod's HTTP pages. Only an operator can make one. The pod checks a token by its
+hash. The hash is in the pod's template, where everybody who may read pods can see it; the token is not there.
 """
 
 import hashlib

@@ -1,11 +1,11 @@
-"""The strings of the spec that name something: Kubernetes objects, labels, hub repositories, folders.
+r"""Defines the strings of a spec that name something, and references to other objects of the job's namespace.
 
-Patterns are read by two engines, Go's RE2 in the API server and Rust's in pydantic. Where they differ (\\s, \\w and \\d
-are ASCII in one and Unicode in the other) the characters are written out.
+Names are those of Kubernetes objects, labels, hub repositories and folders. Two engines evaluate their patterns: Go's
+RE2 in the API server and Rust's in pydantic. The two differ in \s, \w and \d, which are ASCII in one and Unicode in the
+other, so patterns list the characters instead.
 
-References to other objects of the job's namespace: claims, keys of Secrets and ConfigMaps, fields of the pod.
-
-They have the shapes of Kubernetes' core/v1, so that what users know from a pod is right here too.
+References point to claims, to keys of Secrets and ConfigMaps, and to fields of the pod. They have the shapes of
+core/v1, so that what users know from pods is right here, too.
 """
 
 import re

@@ -1,9 +1,10 @@
-"""From pydantic models to the structural schema that a CustomResourceDefinition demands.
+"""Renders pydantic models as the structural schema of a CustomResourceDefinition, and explains errors of a spec.
 
-With it the CRD has one source, the models. What structural means:
+The models are the only source of the CRD. What structural means:
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
 
-What is wrong with a spec, in sentences: where, what was given, what is allowed, and for a slip the right word.
+The explanation of an error names the field, the given value and what is allowed. For a misspelled word it suggests the
+right one.
 """
 
 import json

@@ -1,12 +1,11 @@
-"""The pod that hands out an export, as the laptop sees it: made when needed, made again when lost, and taken away.
+"""Runs the short-lived Job through which `grpo export` reads a job's volume or object store.
 
-Whatever ends the command (the last byte, an error, Ctrl-C, a closed terminal), the Job goes with it.
+The Job's pod is the job's training pod without the training. It has the same image, user, claim, credentials and node
+selection, because a pod that could write the model can also read it.
 
-The short-lived Job through which `grpo export` reads a job's volume or store: its training pod, less the training.
-
-The same image, user, claim, credentials and node selection: what could write the model can read it. Nothing of it
-stays: its pod ends when nobody asks for anything, the Job is deleted at the end, and by its TTL if the laptop was gone
-before.
+The Job is created when it is needed, and created again when it is lost. Nothing of it remains. It is deleted however
+the command ends: after the last byte, on an error, on Ctrl-C or when the terminal closes. If the laptop is gone before
+that, the pod ends once nobody requests anything, and the Job's TTL deletes it.
 """
 
 import signal

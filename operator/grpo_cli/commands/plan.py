@@ -1,15 +1,12 @@
-"""`grpo plan`: will it fit, on what, how, why not otherwise, and what would each change cost; no cluster needed.
+"""`grpo plan`: shows whether a job fits, on which GPUs and with which settings, without a cluster.
 
-The planner's own face. Exit codes: 0 planned, 2 the job or the inventory is wrong, 3 nothing fits (the table and the
-cheapest changes are still printed).
+It also shows why other options were rejected, and what each change would cost. Exit codes: 0 planned, 2 the job or the
+inventory is wrong, 3 nothing fits. With exit code 3, the table and the cheapest changes are still printed.
 
-Which jobs a plan is for: those of a file, or one that is named by its model alone.
+The jobs to plan come from a file. To ask whether a model trains on given GPUs before any job is written, users name the
+model alone.
 
-"Will this model train on these GPUs?" comes before there is a job to write down.
-
-`--what-if KEY=VALUE`: which field of the spec a short key means, and the spec with it changed.
-
-Users type `numGenerations=16` instead of a path.
+`--what-if KEY=VALUE` plans a changed spec. KEY may be short, so that users type `numGenerations=16` instead of a path.
 """
 
 import sys

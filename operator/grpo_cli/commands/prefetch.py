@@ -1,11 +1,9 @@
 """`grpo prefetch`: fills a job's cache of the hub before the job holds GPUs.
 
-A Job of the cluster does it, which goes on whatever becomes of the command; the same command follows it again.
+A Job in the cluster does the work and goes on if the command ends. The same command, run again, follows that Job.
 
-The Job that fills a job's cache of the hub: the training pod without GPUs, checkpoints and peers.
-
-It is made of the job's pod, so that what a fetch needs of that (secrets, variables, mirrors, certificates) is there.
-Pure: the same spec, the same Job.
+The Job's pod is the training pod without GPUs, checkpoints and peers. It is made from the training pod, so that it has
+the secrets, variables, mirrors and certificates that a download needs. The same spec always gives the same Job.
 """
 
 import subprocess

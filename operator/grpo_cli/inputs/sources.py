@@ -1,15 +1,14 @@
-"""Where GPUs and the model's shape come from: a file, a few words, a cluster or the hub.
+"""Reads what a plan depends on: the GPUs, a model's config.json and its number of parameters.
 
-Every command that plans does so on what the same flags name.
+GPUs come from a file, from short names such as `8xH100`, or from a cluster. All commands that plan use the same flags
+for these sources.
 
-Reads a model's config.json: from its folder or, when allowed, from the hub.
+The planner itself reads nothing. A model's config.json comes from the model's folder or, when allowed, from the hub.
+Only sources that the user named are read: the operator has no files, so a plan that depends on other files of a laptop
+would differ from the operator's.
 
-The planner itself reads nothing: what a plan depends on is handed to it. Nothing is read that the user didn't name: the
-operator has no files, and a plan that depends on what lies about on a laptop would not be the operator's.
-
-Counts the parameters in the safetensors files beside a config.json, without reading any weights.
-
-A header names every tensor with its shape. Where only the index is there, it says how many bytes they have together.
+Parameters are counted without reading any weights. The header of a safetensors file names every tensor with its shape.
+Where only the index is there, it gives the total number of bytes.
 """
 
 import json

@@ -1,9 +1,8 @@
-"""Reads API objects field by field and says, by its path, which field has a type that it can't have.
+"""Reads API objects field by field, reports a field of a wrong type by its path, and truncates long texts.
 
-Objects come from other programs: labels from anybody, statuses from kubelets and from other versions of this operator.
-A wrong type must be found here, where it costs one object, and not later in a decision.
-
-Texts of other programs, brought to a length that a status takes.
+Objects come from other programs: anybody sets labels, and kubelets and other versions of this operator write statuses.
+A wrong type must be found here, where it costs one object, and not later in a decision. Texts of other programs are
+truncated to a length that fits into a status.
 """
 
 import re

@@ -1,9 +1,8 @@
-"""What is free: a snapshot of the cluster, less what admitted gangs still lack, less what jobs ahead will take.
+"""Computes which GPUs are free: a snapshot of the cluster, minus what admitted gangs and jobs ahead still need.
 
-Admission plays the queue through: each job ahead reserves its nodes before the next is looked at. A Capacity is made
-for one pass of the queue and changes only within it.
-
-What the roles of a gang ask of nodes: how many of their pods a node has room for. Pure.
+Admission plays the queue through: each job ahead reserves its nodes before the next job is considered. A Capacity is
+made for one pass of the queue and changes only within it. How many pods a node has room for follows from what the roles
+of a gang request. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,12 +1,11 @@
-"""Nodes and pods as the API server describes them → what the planner takes.
+"""Converts nodes and pods, as the API server describes them, into the planner's inventory.
 
-The traps of GPU nodes are here and nowhere else: shared and time-sliced cards, MIG, labels that disagree with what the
-node offers, missing labels, AMD, cordoned and tainted nodes. Labels are those of NVIDIA GPU feature discovery and of
-AMD's node labeller.
+The special cases of GPU nodes are handled only here. They are shared and time-sliced cards, MIG, labels that contradict
+what the node offers, missing labels, AMD, cordoned and tainted nodes. Labels are those of NVIDIA GPU feature discovery
+and of AMD's node labeller.
 
-Kubernetes quantities, and what one pod takes of a node.
-
-A pod's requests are more than the sum of its containers'.
+Amounts are Kubernetes quantities. What a pod takes of a node is computed here, too, since a pod's requests are more
+than the sum of its containers' requests.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""Checks a node against a job's pods beyond GPUs: the user's node affinity, and resources such as RDMA cards.
+"""Finds the nodes that suit a job's pods in everything but GPUs, memory and cores.
 
-The planner counts GPUs, memory and cores; what else a spec asks of a node is settled here, before it counts. Pure.
-
-Which nodes suit a job's pods, whatever is free on them; worked out once for all jobs that ask the same of nodes.
+The planner counts GPUs, memory and cores. The user's node affinity and resources such as RDMA cards are checked here,
+before a node counts, and regardless of what is free on it. The result is computed once for all jobs that ask the same
+of nodes. Pure.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

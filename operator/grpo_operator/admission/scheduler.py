@@ -1,16 +1,13 @@
-"""One pass over the queue: each waiting job in turn is planned on what those ahead leave, and takes its place.
+"""Plans the jobs of the queue in one pass: each job is planned on what the jobs ahead of it leave, and takes its place.
 
-A gang starts only when all of it fits. A job that waits reserves what it waits for: those behind may take only what is
-left. Only jobs that can be planned take a place; what can never run, and what the planner stumbles over, holds nobody
-up. Pure: a Question in, a Pass out.
+A gang starts only when all of it fits. A waiting job reserves what it waits for, so jobs behind it may take only what
+is left. Only jobs that can be planned take a place: a job that can never run, or whose planning fails, delays no other
+job. Two kinds of jobs compete with no other and are planned without the queue. One runs on CPUs. The other is admitted
+by Kueue and planned as if all GPUs were free. Pure: a Question in, a Pass out.
 
-Caches the planner's answers by spec and by the nodes that it may use.
-
-The queue is judged again at every change of the cluster, and most of its jobs get the same answer as before. So each
-spec keeps its Planner, and nodes are compared by their resources, not by their names. The answers are the planner's
-own, byte for byte, without the candidates that were not chosen.
-
-Plans of jobs that nobody else's GPUs stand in the way of: on CPUs, or admitted by Kueue as if all were free.
+The planner's answers are cached. The queue is judged again at every change of the cluster, and most jobs get the same
+answer as before. So each spec keeps its Planner, and nodes are compared by their resources instead of their names. The
+answers are the planner's own, byte for byte, without the candidates that were not chosen.
 """
 
 import logging

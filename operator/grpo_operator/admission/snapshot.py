@@ -1,6 +1,7 @@
-"""The cluster at one moment, as admission sees it: nodes, what runs on them, priorities and what namespaces may use.
+"""Defines Snapshot, the cluster at one moment as admission sees it.
 
-ResourceQuotas as the API server describes them, and which of them count a gang's pods.
+It holds the nodes, what runs on them, priorities, and what namespaces may use. ResourceQuotas are kept as the API
+server describes them, with the rule which of them count a gang's pods.
 """
 
 from collections.abc import Mapping

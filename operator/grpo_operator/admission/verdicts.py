@@ -1,13 +1,12 @@
-"""Tells jobs of their verdicts: a new status or reason at once, a new sentence when its turn comes.
+"""Publishes verdicts to jobs, and keeps the attempts that are admitted but not yet in their jobs' status.
 
-When one job starts, the place of every job behind it changes. A write per job and change would cost the API server more
-than the jobs themselves, and nobody reads two hundred sentences a second. So what a job reads is its last verdict, but
-for sentences that wait for their turn.
+A new status or reason is published at once. When one job starts, the place of every job behind it changes. A write per
+job and change would cost the API server more than the jobs themselves, and nobody reads two hundred sentences a second.
+So a verdict that differs only in its sentence waits for its turn.
 
-Attempts that were admitted and are not in their jobs' status yet: their GPUs count as taken meanwhile.
-
-Between a verdict and its commit there are a work queue and a write. A pass in that time must count the place as taken,
-and the commit is valid only while it does. kube-scheduler's cache uses the same word.
+Between a verdict and its commit there are a work queue and a write. During that time the GPUs of an admitted attempt
+must count as taken, and the commit is valid only while they do. Such an attempt is assumed, in the word that
+kube-scheduler's cache uses, too.
 """
 
 import asyncio

@@ -1,13 +1,12 @@
-"""One GRPOJob and everything that belongs to it, at one moment: what the policies decide on.
+"""Builds Observation: one GRPOJob and all objects that belong to it, at one moment.
 
-Decisions see facts ("the gang runs", "this termination is the cause"), not API objects. Records and the time in,
-Observation out.
+Policies decide on facts such as "the gang runs" or "this termination is the cause", and not on API objects. Records and
+the time go in, an Observation comes out.
 
-Records when this operator first saw each state of a job's children.
-
-Kubelets and the API server write their own times into objects, and their clocks may be minutes off. So the order of
-events and the waits follow from this operator's clock alone. The records live in memory only: a new process sees all
-states for the first time at the same moment, and then knows no order.
+This module also records when this operator first saw each state of a job's children. Kubelets and the API server write
+their own times into objects, and their clocks may be minutes off. So the order of events and the waits follow from this
+operator's clock alone. These records are in memory only: a new process sees all states for the first time at the same
+moment, and then knows no order.
 """
 
 from collections.abc import Collection, Mapping

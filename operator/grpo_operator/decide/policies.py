@@ -1,16 +1,15 @@
-"""What to do about a GRPOJob: ordered checks, the first that has an answer decides.
+"""Decides what to do about a GRPOJob: the first of the ordered checks that has an answer decides.
 
-Every answer to a failure can be read here, with its reason and its sentence for the user. Observation in, Decision out;
-the order of CHECKS is the policy.
+Every answer to a failure is here, with its reason and its message for the user. An Observation goes in, a Decision
+comes out. The order of CHECKS is the policy.
 
-Checks of a job that Kueue admits: its attempts run as long as their Workload is admitted.
+Why two of the checks are as they are:
 
-An eviction is no failure: the gang ends, the job is queued again, and no restart is counted.
-
-spec.resumeFrom.grpoJob: where that job's checkpoints are, or why this job must wait for them.
-
-It is found out once, before the first attempt, and kept in the status: the other job may be deleted later, while its
-claim stays. With it goes its plan, since checkpoints continue exactly only with the split that made them.
+- Kueue: attempts of a job that Kueue admits run as long as their Workload is admitted. An eviction is not a failure:
+  the gang ends, the job is queued again, and no restart is counted.
+- spec.resumeFrom.grpoJob: it is resolved once, before the first attempt, and kept in the status, because the other job
+  may be deleted later while its claim stays. The other job's plan is kept, too, since checkpoints continue exactly only
+  with the split that made them. Until the checkpoints are found, the check says why the job must wait.
 """
 
 from dataclasses import replace

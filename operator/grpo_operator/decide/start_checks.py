@@ -1,12 +1,11 @@
-"""Checks of an attempt that was admitted and doesn't get going: no pods, no nodes, containers that don't start.
+"""Checks admitted attempts that do not start: missing pods, missing nodes and containers that fail to start.
 
-Half a gang is no gang, and one that doesn't run must not keep its GPUs: each check has a deadline, after which the gang
-is released whole. Attempts that Kueue admits wait for their nodes as long as Kueue lets them.
+A gang that does not run completely must not keep its GPUs. So each check has a deadline, after which the whole gang is
+released. Attempts that Kueue admits wait for their nodes as long as Kueue lets them.
 
-What became of an attempt's engines, in words, and which of their pods to show.
-
-An engine that is lost ends nothing: the Job controller makes it again by its index while training goes on. Only before
-the gang runs are its engines needed as its training pods are.
+The module also describes what became of an attempt's engines, and which of their pods to show. A lost engine ends
+nothing: the Job controller creates it again by its index while training goes on. Only before the gang runs are engines
+needed as training pods are.
 """
 
 import re

@@ -1,16 +1,14 @@
-"""The podSets of a Workload: one for each role of the gang, as the plan has them, all or none.
+"""Makes the podSets of a Workload, keeps the plan that they stand for, and merges Kueue's assignment into the Job.
 
-Quota and place depend on a part of each pod only; its digest tells whether a Workload still stands for a plan.
+There is one podSet for each role of the gang, as the plan has them, and Kueue admits all or none. Quota and placement
+depend on a part of each pod only. The digest of that part tells whether a Workload still stands for a plan.
 
-The plan that a Workload was made for, stored in an annotation of the Workload.
+The plan is in an annotation of the Workload, because a job may wait for long. A plan made later, on other nodes, could
+have another shape and would cost the job its place in the queue. So the plan stays with the Workload until the spec
+changes, or until the job runs out of memory with it.
 
-A job may wait for long. A plan made later, on other nodes, could have another shape and would cost the job its place in
-the queue. So the plan stays with the Workload until the spec changes, or until the job runs out of memory with it.
-
-Merges Kueue's assignment into an attempt's Job: where its flavors are, and what admission checks want of its pods.
-
-What two of them say differently of the same label can't be meant; the pods' own words, by which they are found again,
-are nobody's to change.
+Kueue's assignment says where the flavors are, and what admission checks want of the pods. Two sources that give one
+label different values are an error. The labels by which the operator finds its pods never change.
 """
 
 import hashlib

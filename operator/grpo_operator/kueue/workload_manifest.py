@@ -1,9 +1,8 @@
-"""The Workload of a GRPOJob, as it is created, and what of one that is there is changed.
+"""Makes the Workload of a GRPOJob, and computes the changes of an existing Workload and of its status.
 
-What the operator writes into the status of a Workload: as Kueue's own jobs do, and nothing of Kueue's part.
-
-The status as it is goes in, and what of it is another afterwards comes out, for one write guarded by the
-resourceVersion: a reservation of another moment is never given back.
+Into a Workload's status the operator writes what Kueue's own jobs write, and nothing of Kueue's part. The current
+status goes in, and the changed fields come out for one write. The resourceVersion guards that write, so a quota
+reservation that was made meanwhile is never given back.
 """
 
 from dataclasses import dataclass

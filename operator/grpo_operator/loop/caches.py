@@ -1,13 +1,12 @@
-"""Pods that are gone, as they were last seen: how long each held its GPUs, which nobody can ask for any more.
+"""Holds the caches of a reconcile, remembers deleted pods, and fetches pods that the watch has not delivered yet.
 
-A pod that is deleted may be gone within milliseconds of the word of its container's end: before a look at its job, or
-before what that look found is in the status. This is memory, and only makes the account exact: without it a pod is
-timed by the end of its Job.
+A deleted pod may be gone within milliseconds after its container ended: before its job is reconciled, or before the
+result of that is in the status. So the last state of deleted pods is kept, which tells how long each held its GPUs. It
+is in memory only and makes the account of GPU time exact. Without it a pod is timed by the end of its Job.
 
-Pods that a watch has not brought yet.
-
-After an outage the watch of Jobs may be back before that of pods, and then a Job has ended whose pods are not known. No
-pod, no cause, and an end that counts would pass for a disruption. So the pods are asked for before that is judged.
+After an outage the watch of Jobs may be back before the watch of pods. Then a Job has ended whose pods are not known.
+Without pods no cause is known, and a failure that counts would pass for a disruption. So the pods are listed before the
+end is judged.
 """
 
 from collections import deque

@@ -1,15 +1,16 @@
-"""Keeps light mirrors of what admission must know of the cluster, and makes snapshots of them.
+"""Mirrors what admission must know of the cluster, knows which jobs hold GPUs, and makes snapshots for admission.
 
-Nodes, bound pods, PriorityClasses, and of namespaces their ResourceQuotas and the names of their ServiceAccounts.
-Admission must see foreign pods too, and the operator must not keep every pod of the cluster: each is kept as node,
-requests and holder only, and only while it is bound and has not ended. While nothing changes there is no request but
-the watches' renewals and the healing LISTs; an event that changes none of the facts, such as a kubelet's heartbeat,
-wakes nobody.
+Mirrored are nodes, bound pods, PriorityClasses, and of namespaces their ResourceQuotas and the names of their
+ServiceAccounts. Admission must see foreign pods, too, and the operator must not keep every pod of the cluster. So of a
+pod only node, requests and holder are kept, and only while it is bound and has not ended. While nothing changes, the
+only requests are the watches' renewals and the periodic LISTs. An event that changes nothing relevant, such as a
+kubelet's heartbeat, starts no work.
 
-A kind that can't be listed does not count as empty: only after a plain "forbidden" admission goes on without it, and
-says so. After any other error before the first full LIST, and after a long silence of a watch, nobody is admitted.
+A kind that can't be listed does not count as empty. Only after a plain "forbidden" does admission go on without it, and
+says so. After any other error before the first full LIST, and after a long silence of a watch, no job is admitted.
 
-Whose GPUs are promised: the GRPOJobs that can be read, and those set aside whose gang goes on all the same.
+GPUs count as reserved for every GRPOJob that can be read. They also do for a quarantined job whose gang still runs or
+may still start.
 """
 
 import asyncio

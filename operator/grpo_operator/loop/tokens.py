@@ -1,11 +1,10 @@
-"""The Secret with the keys of tokens: made by the first operator that leads, read by all after it.
+"""Makes the tokens that authorize reading a pod's HTTP pages, and keeps their keys in a Secret.
 
-A chart that made it would make another one with every rendering that can't look into the cluster.
+A token is an HMAC of job and attempt, by a key that only the operators read. So nothing is stored per attempt. The
+user's code in the pods learns its own attempt's token, but can make no other.
 
-The tokens that open what pods say: an HMAC of job and attempt, by a key that the operators alone read.
-
-So nothing has to be kept per attempt, and who learns one attempt's token, such as the user's code in its pods, can make
-no other.
+The first operator that leads creates the Secret, and all later ones read it. A chart would create another key with
+every rendering that can't read the cluster.
 """
 
 import base64

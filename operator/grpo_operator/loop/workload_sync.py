@@ -1,11 +1,11 @@
-"""Sees to the Workloads by which GRPOJobs ask Kueue for their pods: one write at a time, as kueue/steps.py has it.
+"""Writes the Workloads by which GRPOJobs ask Kueue for their pods, and follows jobs that Kueue sends to other clusters.
 
-What is written stands on the resourceVersion that was looked at: no write meets a reservation of another moment.
+kueue/steps.py decides the writes, and they are done one at a time. Each carries the resourceVersion that the decision
+saw, so a write never overwrites a quota reservation that was made meanwhile.
 
-A job that Kueue sends to another cluster: this operator asks Kueue for it, and the other one's runs it.
-
-Its status is copied from there, all of it, so nothing is read from it or written to it; what there is to say is in the
-log. The plan goes along with the Workload.
+For a job that Kueue sends to another cluster (MultiKueue), this operator only asks Kueue, and the other cluster's
+operator runs the job. The whole status is copied from there, so this operator adds nothing to it and reports problems
+in its log. The plan goes along with the Workload.
 """
 
 import logging

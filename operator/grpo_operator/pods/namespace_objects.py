@@ -1,16 +1,12 @@
-"""Whose an object is that has a name which an attempt needs already, and what makes ours right again.
+"""Makes the Services and the NetworkPolicy that attempts of a namespace share, and checks who owns an existing object.
 
-A name proves nothing: a claim may be dying or another job's, and anybody may make a Service of our name. What is
-another's is never touched; the job waits, and a condition says for what. Objects in, sentences and patches out.
+A name proves nothing: a claim may be about to be deleted or belong to another job, and anybody may create a Service of
+our name. Objects of others are never changed. The job waits, and a condition says for what. Objects of ours that differ
+get a patch.
 
-The headless Services that all attempts of a namespace share: under one ranks find rank 0, under the other engines.
-
-Each function returns one object as a dict.
-
-The NetworkPolicy that all attempts of a namespace share: what may reach their pods.
-
-A gang talks on ports that NCCL and gloo choose, without a password, so that all ports are its own pods' alone. A policy
-can't say "of the same job" once for all jobs: the namespace is the boundary.
+The Services are headless: ranks find rank 0 under one, and the engines under the other. The NetworkPolicy limits
+traffic to the pods. A gang talks without a password on ports that NCCL and gloo choose, so only its own pods may reach
+them. One policy can't say "of the same job" for all jobs, so the namespace is the boundary.
 """
 
 from collections.abc import Mapping, Sequence

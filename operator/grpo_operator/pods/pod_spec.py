@@ -1,11 +1,8 @@
-"""The pod of a gang: one restricted container with the plan as a file, and a node of its own.
+"""Makes the pod of a gang: one restricted container that mounts the plan as a file, with a node of its own.
 
-Apart from the Job around it because the pod is most of what there is to say. Pure: the same spec, the same pod.
-
-What the pods of a job have where it says nothing of it: their image, their user, their pull secrets.
-
-One set of flags tells it to the operator and to the commands that make pods themselves, so that what these show and
-start is what the operator would.
+Where a job sets no image, user or pull secrets, the installation's defaults apply. The operator and the commands that
+make pods themselves read them from the same flags, so a command shows and starts what the operator would. Pure: the
+same spec gives the same pod. The Job around it is made in manifests.py.
 """
 
 import re

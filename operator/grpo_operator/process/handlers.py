@@ -1,12 +1,11 @@
-"""kopf's part: GRPOJob events into the cache and on, the login, signals, and nothing else.
+"""Configures kopf and handles its events: GRPOJob events go to the cache, and log-in and signals to their handlers.
 
-The only module that knows kopf's decorators, and runs it. Events carry no decisions: a handler stores what came and
-says so. No finalizers, no annotations, no results in the status.
+Only this module uses kopf's decorators and runs kopf. Events carry no decisions: a handler stores the object and
+reports that it changed. There are no finalizers, no annotations and no results in the status.
 
-kopf with everything off that costs a request, a wait or CPU time and that a level-triggered loop does not need.
-
-By default kopf copies and compares every object on every event, to find out what changed since its handlers last
-succeeded: half of this operator's CPU time in a burst.
+All of kopf is off that costs requests, waits or CPU time and that a level-triggered loop does not need. By default kopf
+copies and compares every object on every event, to find what changed since its handlers last succeeded. In a burst that
+took half of this operator's CPU time.
 """
 
 import asyncio

@@ -1,16 +1,15 @@
-"""The operator's own HTTP server: /healthz, /readyz and /metrics.
+"""Serves /healthz, /readyz and /metrics, and counts what status writes add to the metrics of all jobs.
 
-kopf's own liveness endpoint only proves that its loop turns. The operator's own metrics are few and prometheus_client
-writes them; the jobs' come as text, for it would take 10 ms per thousand series and hold everybody up.
+kopf's own liveness endpoint only proves that its loop runs. Here, health follows from the watches: which are not
+served, which are silent, and which objects can't be read. /readyz, /healthz and the metrics use the same functions, so
+that they never disagree.
 
-The operator's health by its watches: which are not served, which are silent, and which objects can't be read.
+prometheus_client renders the operator's own metrics, which are few. It would take 10 ms per thousand series and block
+the event loop meanwhile, so the jobs' metrics arrive here as text.
 
-/readyz, /healthz and the metrics all use these functions, so that they never disagree.
-
-What a status write adds to the metrics of all jobs: times to a milestone, and the reason of a restart.
-
-Only the process that wrote a status counts it, once the API server has accepted it. So a restarted operator counts
-nothing twice; its counters begin at 0, which Prometheus recognises as a reset.
+Times to a milestone and reasons of restarts are counted by the process that wrote the status, once the API server has
+accepted it. So a restarted operator counts nothing twice. Its counters begin at 0, which Prometheus recognises as a
+reset.
 """
 
 import asyncio

@@ -1,10 +1,7 @@
-"""What the operator is installed with: flags of the command line, as the chart sets them.
+"""Reads the operator's command line, as the chart sets it, and configures logging.
 
-No other module reads arguments or the environment.
-
-Logging as a cluster wants it: one JSON object per line on stderr, or plain text for people.
-
-kopf configures logging only when it is run by its own command.
+No other module reads arguments or the environment. Logs are one JSON object per line on stderr, or plain text for
+people. They are configured here because kopf configures logging only when its own command runs it.
 """
 
 import argparse

@@ -1,11 +1,8 @@
-"""The parts of one operator process, put together: what fills its caches, and what works once it leads.
+"""Builds one operator process: the informers that fill its caches, and the tasks that run while it leads.
 
-Who leads is decided elsewhere. A follower keeps its caches as full as the leader's and does nothing else: it queues no
-job, pulls no progress, tells nothing.
-
-Which kinds of objects an operator mirrors, each in every namespace that it serves.
-
-Tasks that live and die together.
+Leader election is elsewhere. A follower keeps its caches as full as the leader's and does nothing else: it queues no
+job, fetches no progress and writes nothing. Informers are listed here by the kind of object that they mirror, each in
+every namespace that the operator serves. Tasks run as one group: when one ends, all end.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
-"""What the operator keeps of each object that it watches: typed records of the few fields that decisions need.
+"""Defines the typed records that the operator keeps of watched objects, with the few fields that decisions need.
 
-Whole objects cost tens of kilobytes each and invite decisions on fields that nobody reviewed.
-
-What is kept of the objects that attempts share: Services and NetworkPolicy of a namespace, the claim of a job.
+Whole objects cost tens of kilobytes each and invite decisions on fields that nobody reviewed. There are records of
+objects that attempts share, too: the Services and the NetworkPolicy of a namespace, and the claim of a job.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,9 @@
-"""The status that a GRPOJob should have: fields, conditions and the derived phase.
+"""Computes the status that a GRPOJob should have: fields, conditions and the derived phase.
 
-What users see follows from an Observation and a Decision alone; times come in with the Observation.
+It follows from an Observation and a Decision alone, and times come in with the Observation.
 
-What is remembered of the status writes of each job: when the last one was, and what the API server did not keep.
-
-It is memory, not truth: without it a status is written once more.
+The module also remembers of each job when its status was last written, and what the API server did not keep. This is in
+memory only: without it a status is written once more.
 """
 
 import itertools

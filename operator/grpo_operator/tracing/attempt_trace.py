@@ -1,9 +1,7 @@
-"""Makes the spans of each attempt from observations of its job and from accepted status writes.
+"""Makes the spans of each attempt from observations of its job, accepted status writes and rank 0's reports.
 
 The time of an event is that of the first observation that shows it, by the operator's own clock. A new operator process
-goes on from the times in the status. A span that it exports a second time has the same ids as before. Pure.
-
-Turns the times that rank 0 reports into spans.
+continues from the times in the status. A span that it exports a second time has the same ids as before.
 
 Rank 0 reports durations by its own monotonic clock. The moment of the report puts them on the operator's clock, and
 they are clipped to the time between the attempt's admission and that moment. Pure.

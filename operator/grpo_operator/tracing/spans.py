@@ -1,12 +1,10 @@
-"""A span, and the trace of one attempt that spans are made in.
+"""Defines a span and the trace of one attempt, and encodes spans as an OTLP ExportTraceServiceRequest in JSON.
 
-Ids follow from the job's uid, the attempt, the span's name and its number alone: who sends a span again, after a
-restart of the operator, sends the same one, and no trace is split. Pure.
+Ids depend only on the job's uid, the attempt, the span's name and its number. So an operator that sends a span again
+after a restart sends the same ids, and no trace is split.
 
-Spans as an ExportTraceServiceRequest in OTLP's JSON encoding.
-
-Ids are hex digits, times are nanoseconds as text, and 64-bit numbers are text too, as
-https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding says. Pure.
+In JSON, ids are hex digits, times are nanoseconds as text, and 64-bit numbers are text, too:
+https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding. Pure.
 """
 
 from collections.abc import Iterable, Mapping

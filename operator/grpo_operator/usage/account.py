@@ -1,11 +1,10 @@
-"""Computes status.usage of a job after an observation.
+"""Computes status.usage of a job after an observation, from records of the GPUs that each attempt held.
 
-Passing time alone does not change it, so a job of which nothing else changes costs no write.
+Records are updated from the attempts' pods and from rank 0's reports. A pod's time is the difference of two times of
+its kubelet, so an offset of that clock cancels. It is clipped to the time that the operator's own clock allows. A pod
+whose end was not seen is timed by the end of its Job.
 
-Updates the records of the attempts' GPUs from their pods and from rank 0's reports.
-
-A pod's time is the difference of two times of its kubelet, so an offset of that clock cancels. It is clipped to the
-time that the operator's own clock allows. A pod whose end was not seen is timed by the end of its Job.
+Passing time alone does not change the result, so a job of which nothing else changes costs no write.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,8 +1,7 @@
-"""Turns options into plans, and numbers into sentences, so that the search stays free of text.
+"""Converts options into plans, and their numbers into sentences, so that the search contains no text.
 
-Why this plan and no other, in a sentence with the two numbers that decided.
-
-A table of candidates holds the answer, but not on its first line.
+It also explains in one sentence, with the two deciding numbers, why this plan was chosen and no other. A table of
+candidates holds that answer, too, but not on its first line.
 """
 
 from collections.abc import Sequence

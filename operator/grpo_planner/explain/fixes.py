@@ -1,15 +1,13 @@
-"""Finds changes that would make a job fit, and verifies each by planning it.
+"""Finds changes that would make a job fit, verifies each by planning it, and suggests improvements of plans that fit.
 
-"Nothing fits" is only useful with a way out. The order is by what a change costs: pins that don't change what is
-trained, more GPUs, how weights are kept, the adapter, then shorter sequences. Where no change helps alone, two do.
+"Nothing fits" helps only with a way out. Changes are ordered by their cost: pins that do not change what is trained,
+more GPUs, how weights are kept, the adapter, then shorter sequences. Where no single change helps, two are combined.
 
-Changes one field of a spec by its path: what `--what-if` and the fixes do.
+A change sets one field of a spec by its path, as `--what-if` does. The changed spec is parsed again, so it is planned
+exactly as if the user had written it.
 
-The changed spec is parsed again, so a suggested change is planned exactly as if the user had written it.
-
-What an expert would remark on a plan that stands: slow for what it is, GPUs left idle, sequences too long.
-
-A plan that fits is not yet one that anybody wants to wait for; the numbers that show it are the planner's own.
+A plan that fits may still be one that nobody wants to wait for: it is slow, leaves GPUs idle or has too long sequences.
+The planner's own numbers show it, and an expert's advice is given.
 """
 
 from collections.abc import Callable, Iterator, Sequence

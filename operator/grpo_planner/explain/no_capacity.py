@@ -1,11 +1,9 @@
-"""Explains why the inventory has no place for a gang, and what change would make one.
+"""Explains why the inventory has no place for a gang, which change would make one, and which hardware would do.
 
-Where places exist and no plan fits any of them, plan.py explains it with the numbers of the nearest plan.
+Where places exist but no plan fits any of them, plan.py explains that with the numbers of the nearest plan.
 
-What a refused job would need: the smallest hardware on which it is planned.
-
-A refusal tells what is missing on the GPUs at hand; somebody who rents GPUs asks which ones to rent. Every answer has
-been planned.
+A refusal tells what is missing on the available GPUs, but users who rent GPUs ask which ones to rent. So this module
+finds the smallest hardware on which the job can be planned. Every answer has been planned.
 """
 
 from collections.abc import Callable, Iterator, Sequence

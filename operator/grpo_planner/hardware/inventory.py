@@ -1,9 +1,8 @@
-"""The nodes that the planner may use, with their free and total GPUs, host memory and CPUs.
+"""Defines the inventory: the nodes that the planner may use, with free and total GPUs, host memory and CPUs.
 
-The operator fills it from Nodes and Pods, `grpo plan` from a file; the planner sees no cluster. The caller that fills
-it has already applied the job's node selector and tolerations.
-
-Nodes that a spec declares and nobody has seen: an autoscaler will add them for pods that find none.
+The operator fills it from Nodes and Pods, `grpo plan` fills it from a file, and the planner sees no cluster. The caller
+that fills it has already applied the job's node selector and tolerations. It may contain nodes that a spec declares and
+that do not exist yet, because an autoscaler will add them for pending pods.
 """
 
 from dataclasses import dataclass, replace

@@ -1,11 +1,11 @@
-"""The inventory as users write it: `nodes: [{count, gpuProduct, gpuMemoryMiB?, gpusPerNode, hostMemoryGiB, cpu}]`.
+"""Reads the inventory that users write, and the short names of GPU products in it.
 
-Optional: `interconnect: {nodeGBps, gpuGBps}` and `gpuHourPrice`. With it a job is planned without a cluster. Strict
-like the job itself: an unknown field is an error. Products may have their short names, such as `H100`.
+Its format is `nodes: [{count, gpuProduct, gpuMemoryMiB?, gpusPerNode, hostMemoryGiB, cpu}]`. Optional are
+`interconnect: {nodeGBps, gpuGBps}` and `gpuHourPrice`. With such a file a job is planned without a cluster. It is
+parsed as strictly as a job: an unknown field is an error.
 
-Short names of GPU products: `H100` for `NVIDIA-H100-80GB-HBM3`, and what a mistyped one may have meant.
-
-People say `8xH100`; a node's label, and so a plan, says which H100.
+Users write `8xH100`, while a node's label, and so a plan, names one product, such as `NVIDIA-H100-80GB-HBM3`. So short
+names are expanded. For a misspelled name the nearest ones are suggested.
 """
 
 import re

@@ -1,12 +1,11 @@
-"""GPU products: memory, speed and generation of the card that a label names.
+"""Knows GPU products: the memory, speed and generation of the card that a node's label names.
 
-A node's labels carry a name and at best MiB, while a plan must know how fast and how capable a card is. The data is
-products.yaml.
+A node's labels carry a name and at best the memory in MiB, while a plan must know how fast and how capable a card is.
+The data is products.yaml.
 
-GPU generations: which cards the trainer's image can compute on, and has been shown to.
-
-A build of torch has kernels for some compute capabilities; on any other card the first one ends with "no kernel image
-is available". The image's torch is pinned, so a plan can be refused before anything is started.
+A generation says whether the trainer's image can compute on a card, and whether that has been shown. A build of torch
+has kernels for some compute capabilities. On any other card the first kernel ends with "no kernel image is available".
+The image's torch is pinned, so a plan can be refused before anything is started.
 """
 
 import re

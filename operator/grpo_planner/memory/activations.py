@@ -1,13 +1,11 @@
-"""Terms of the memory model for a layer's activations: what autograd saves, and what comes and goes.
+"""Terms of the memory model for activations: a layer's saved and temporary tensors, and the output head's tiles.
 
-Sources: transformers 5.23's decoder layers with scaled_dot_product_attention under a padding mask, PEFT 0.21's LoRA
-layers, torch's non-reentrant checkpointing; each coefficient was read off fake-tensor accounts of the real code by
-changing one width at a time (docs/memory-model.md). All results are bytes on one GPU.
+Sources for layers: transformers 5.23's decoder layers with scaled_dot_product_attention under a padding mask, PEFT
+0.21's LoRA layers, torch's non-reentrant checkpointing. Each coefficient was read off fake-tensor accounts of the real
+code by changing one width at a time (docs/memory-model.md).
 
-Terms of the memory model around the output head: TRL's fused log-probabilities never hold the logits.
-
-Source: trl.kernels.chunked_logprob (TRL 1.16): tiles of 4096 tokens by 32768 words, gradients summed in float32.
-All results are bytes on one GPU.
+TRL's fused log-probabilities never hold the logits. Source: trl.kernels.chunked_logprob (TRL 1.16): tiles of 4096
+tokens by 32768 words, gradients summed in float32. All results are bytes on one GPU.
 """
 
 from ..model.shapes import EMBEDDING, Shape

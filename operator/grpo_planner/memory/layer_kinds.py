@@ -1,12 +1,12 @@
-"""Terms of the memory model for attention without a fused kernel, where every score is an element of a tensor.
+"""Terms of the memory model for two kinds of layers: attention without a fused kernel, and mixtures of experts.
 
-Sources: `eager_attention_forward` of transformers 5.23's Gemma 2 (soft-capped scores) and GPT-OSS (a sink beside them).
-All results are bytes on one GPU; a score is one query position times one key position of one head.
+Without a fused kernel, every attention score is an element of a tensor: one query position times one key position of
+one head. Sources: `eager_attention_forward` of transformers 5.23's Gemma 2 (soft-capped scores) and GPT-OSS (a sink
+beside them).
 
-Terms of the memory model for mixtures of experts: a copy of every token for each expert that it passes.
-
-Sources: transformers 5.23's `grouped_mm_experts_forward`, whose tensors don't depend on the routing, and the gates of
-Mixtral, Qwen 3 MoE and GPT-OSS; PEFT 0.21's ParamWrapper. All results are bytes on one GPU.
+A mixture of experts copies every token for each expert that the token passes. Sources: transformers 5.23's
+`grouped_mm_experts_forward`, whose tensors do not depend on the routing, the gates of Mixtral, Qwen 3 MoE and GPT-OSS,
+and PEFT 0.21's ParamWrapper. All results are bytes on one GPU.
 """
 
 from typing import NamedTuple

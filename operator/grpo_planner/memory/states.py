@@ -1,13 +1,12 @@
 """Terms of the memory model that live through the whole run: weights, gradients, optimizer state, reference, buffers.
 
-Sources: ZeRO paper (Rajbhandari et al. 2020), DeepSpeed 0.19.8, TRL 1.16; the ZeRO rows are held to live engines on
-gloo ranks (tests/trainer/test_memory_ranks.py). All results are bytes on one GPU.
+Sources: ZeRO paper (Rajbhandari et al. 2020), DeepSpeed 0.19.8, TRL 1.16. Tests compare the ZeRO rows with live engines
+on gloo ranks (tests/trainer/test_memory_ranks.py).
 
-The trained tensors one by one, in the order in which a model registers them.
-
-Most terms need totals only. DeepSpeed's host buffers don't: groups and partitions end at tensors, and pinned buffers
-are rounded up one by one. Nor does what ZeRO-3 keeps whole. Source: transformers 5.23's decoders and Trainer (weight
-decay makes two parameter groups), PEFT 0.19's LoRA layers.
+Most terms need totals only. Two need the trained tensors one by one, in the order in which a model registers them.
+DeepSpeed's host buffers are one: groups and partitions end at tensors, and pinned buffers are rounded up one by one.
+What ZeRO-3 keeps whole is the other. Source: transformers 5.23's decoders and Trainer (weight decay makes two parameter
+groups), PEFT 0.19's LoRA layers. All results are bytes on one GPU.
 """
 
 from collections import Counter

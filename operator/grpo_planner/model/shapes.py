@@ -1,10 +1,8 @@
-"""The shape of a decoder-only transformer and the parameter counts that follow from it.
+"""Defines the shape of a decoder-only transformer, its parameter counts, and the model types with exactly known memory.
 
-Every term of the memory model is a function of these few widths.
-
-The model types whose memory is known exactly, and what sets each apart from a plain Llama layer.
-
-The data is families.yaml, which the tests hold to transformers' own classes. All other types are only estimated.
+Every term of the memory model is a function of a few widths of the shape. families.yaml lists the model types whose
+memory is known exactly, and what distinguishes each from a plain Llama layer. Tests compare it with transformers' own
+classes. For all other types memory is only estimated.
 """
 
 from dataclasses import dataclass, field

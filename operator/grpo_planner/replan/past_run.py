@@ -1,13 +1,12 @@
-"""What a given plan of a job needs: memory per phase, host memory and seconds per step.
+"""Evaluates a given plan of a job, and adapts the plan of a resumed run to a spec that has changed since.
 
-The search goes from a job to plans. This module goes the other way: it evaluates one plan, or one that differs a
-little from it.
+The search goes from a job to plans. This module goes the other way: for one plan, or one that differs a little from it,
+it computes memory per phase, host memory and seconds per step.
 
-Adapts the plan of a resumed run to a spec that has changed since: the same split of work, maybe on other nodes.
-
-A checkpoint requires the number of processes, the split of the batch, the method and the ZeRO stage that it was made
-with, so these stay. Placement, resource requests and the engine that samples completions follow the current spec: they
-are no part of a checkpoint. Where the spec excludes the plan, the error names the field to change back.
+A resumed run keeps its split of work, maybe on other nodes. A checkpoint requires the number of processes, the split of
+the batch, the method and the ZeRO stage that it was made with. Placement, resource requests and the engine that samples
+completions follow the current spec, since they are no part of a checkpoint. Where the spec excludes the plan, the error
+names the field to change back.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,9 @@
-"""Option: one way of running the job in one place, with everything that the choice looks at.
+"""Defines Option, one way of running the job in one place, and chooses among options.
 
-The choice among options: the best, the nearest miss where nothing fits, and which are worth showing.
-
-An objective gives every option a score, and scores within NEAR of the best are a tie: neither the constants of memory
-nor those of time have been measured on a GPU. In a tie, room that is left on the GPU decides, as a run that goes out of
-memory costs more than 5 %.
+The choice gives the best option, the nearest miss where nothing fits, and the options worth showing. An objective gives
+every option a score, and scores within NEAR of the best are a tie: neither the constants of memory nor those of time
+have been measured on a GPU. In a tie the room left on the GPU decides, because a run that goes out of memory costs more
+than 5 %.
 """
 
 from collections.abc import Sequence

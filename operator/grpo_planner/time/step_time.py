@@ -1,18 +1,15 @@
-"""A coarse model of the time of one step: only for ranking candidates, never checked against a GPU.
+"""A coarse model of the time of one step, with and without a vLLM engine; it ranks candidates, unchecked on any GPU.
 
 Sources: FLOPs as 2 * parameters * tokens (Kaplan et al. 2020) and attention; ring collectives move (N - 1) / N of what
 they share per rank (Rajbhandari et al. 2020); decoding is bound by memory or by kernel launches. docs/memory-model.md
-lists the assumptions. All results are seconds.
+lists the assumptions.
 
-What an attempt has measured of its links, as nodes would declare it.
+The speed of links is that of the product table, unless an attempt of the job has measured its own: what the job's ranks
+reached is more accurate than what such machines usually have.
 
-A table of products knows what such machines usually have; what the job's own ranks reached is better than that.
-
-A coarse model of the time that a vLLM engine takes: one decoded token, a sync of weights, a wake.
-
-Decoding with CUDA graphs is bound by what it reads or by what it computes, where transformers' generate waits for
-kernels to be launched. No GPU has confirmed a number here: all constants are assumed from what others report, and
-docs/generation.md lists them. All results are seconds.
+For a vLLM engine the model covers one decoded token, a sync of weights and a wake. Decoding with CUDA graphs is bound
+by what it reads or by what it computes, while transformers' generate waits for kernel launches. All constants are
+assumed from what others report, and docs/generation.md lists them. All results are seconds.
 """
 
 from dataclasses import replace
