@@ -21,9 +21,7 @@ COVERAGE_DATA = ROOT / ".coverage-parts"
 PURE = "not realtime and not slow and not soak"
 GATE = "not slow and not soak"
 ALL = "not soak"
-BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
-GATE_WORKERS = 3
-"""One more than the cores of the smallest machine: two workers compute in 60 % of their time and wait in the rest."""
+TWO_WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def lint() -> Stage:
 
 def pytest_stage(name: str, files: Sequence[str], marks: str, workers: int, *options: str) -> Stage:
     """Return a stage that runs the files' tests with these marks."""
-    distribution = ("-n", str(workers), *BY_FILE) if workers > 1 else ()
+    distribution = TWO_WORKERS if workers > 1 else ()
     durations = ("--durations=8", "--durations-min=5")
     return Stage(name, (sys.executable, "-m", "pytest", *files, "-m", marks, *distribution, *durations, *options))
 
@@ -163,7 +161,7 @@ def gate_stages() -> list[Stage]:
     for path, part in part_of_files().items():
         has_kubelets = path.startswith("tests/e2e/") and part.name != "nodes"
         (alone if has_kubelets else shared).append(path)
-    return [pytest_stage("tests", shared, GATE, GATE_WORKERS), pytest_stage("end-to-end tests", alone, GATE, 1)]
+    return [pytest_stage("tests", shared, GATE, 2), pytest_stage("end-to-end tests", alone, GATE, 1)]
 
 
 def run_in_turn(stages: Sequence[Stage]) -> list[Result]:

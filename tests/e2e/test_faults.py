@@ -17,7 +17,7 @@ from harness.stack import SYSTEM_NAMESPACE
 
 EVERY = 4
 STEPS = {"maxSteps": 20}
-LONG = {"maxSteps": 100}
+LONG = {"maxSteps": 50}
 """A step takes a third of a second on two idle cores: such a run is still on after what is done to it, as when the API
 server has been away for 20 s, or a new operator has to come up."""
 SAVING = {"everySteps": EVERY, "keep": 2, "volume": {"claimName": "first-job", "subPath": "checkpoints"}}
