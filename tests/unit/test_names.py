@@ -1,0 +1,427 @@
+"""Public functions say what they do or what they return (style.md, section 1).
+
+A function that returns bool begins with is_, has_, may_ or should_. No public function is named by a bare participle or
+preposition. `EXCEPTIONS` holds the names of today that break this. It may only shrink: the test fails for a name in it
+that has been renamed.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = sorted(
+    path.parent.relative_to(ROOT).as_posix()
+    for folder in ("operator", "trainer_image")
+    for path in (ROOT / folder).glob("grpo_*/__init__.py")
+)
+PREDICATES = ("is_", "has_", "may_", "should_")
+NOUNS = frozenset({"embed", "feed", "need", "seed", "shed", "speed"})
+"""Words that end like a participle and are none."""
+BARE = re.compile(
+    r"about|again|anew|aside|begun|built|came|chosen|cut|deaf|drawn|due|fed|felt|forgotten|found|"
+    r"given|gone|got|heard|held|kept|known|late|left|led|lost|made|meant|met|news|of|own|ran|"
+    r"ready|said|saw|seen|sent|shared_out|shown|sound|spent|split|spoken|standing|taken|taught|"
+    r"thought|told|took|understood|unseen|woken|words|written|wrote"
+)
+"""Irregular participles, past tenses, prepositions and words that name anything."""
+ACTIONS = frozenset({"fetch_missing_pods"})
+"""Functions that act on an object, and return True if they did something."""
+
+EXCEPTIONS: dict[str, set[str]] = {
+    "grpo_api": {
+        "CheckpointSpec.lasting",
+        "CheckpointSpec.on_one_node",
+        "CheckpointSpec.on_volume",
+        "Conversion.consumed",
+        "Conversion.words",
+        "ConversionParameters.words",
+        "ExitCodes.match",
+        "Export.words",
+        "ExportSpec.keeps",
+        "GPUSeconds.held",
+        "GRPOJobSpec.adapter_requested",
+        "GRPOJobSpec.expandable_segments",
+        "GRPOJobSpec.keeps_model",
+        "ResourceRequirements.compared",
+        "ResourceRequirements.requested",
+        "TrainingSpec.corrects_engine",
+        "Usage.words",
+        "dotted",
+        "regular",
+        "signed_by",
+        "stays_inside",
+    },
+    "grpo_cli": {
+        "Holder.words",
+        "chosen",
+        "exported",
+        "learned",
+        "mounted",
+        "placed",
+        "planned",
+        "requested",
+        "unsigned",
+        "wanted",
+    },
+    "grpo_codegen": {
+        "changed",
+        "gone",
+        "known",
+        "saved",
+        "shown",
+        "spent",
+        "took",
+    },
+    "grpo_kube": {
+        "Cache.aside",
+        "Cache.of",
+        "Elector.leads",
+        "HttpCluster.discovers",
+        "Leadership.leads",
+        "Leadership.saw",
+        "Leadership.wrote",
+        "Lease.same_record",
+        "Listing.left",
+        "Observer.waited",
+        "Observer.worked",
+        "Part.flag",
+        "Part.required",
+        "Part.words",
+        "cut",
+        "listed",
+        "reported",
+        "same",
+    },
+    "grpo_operator": {
+        "AdmissionQueue.denied",
+        "AdmissionQueue.noticed",
+        "Assumptions.deny",
+        "Assumptions.holds",
+        "AttemptTraces.gone",
+        "AttemptTraces.looked",
+        "AttemptTraces.wrote",
+        "Caches.quiet",
+        "Capacity.bound",
+        "Capacity.fits",
+        "Capacity.possible",
+        "Departed.of",
+        "GRPOJobRecord.active",
+        "GRPOJobRecord.competes",
+        "GRPOJobRecord.creates_pods",
+        "GRPOJobRecord.dispatched",
+        "GRPOJobRecord.finished",
+        "GRPOJobRecord.ours",
+        "GRPOJobRecord.released",
+        "GRPOJobRecord.suspended",
+        "GRPOJobRecord.wants_admission",
+        "Metrics.exported",
+        "Metrics.pulled",
+        "Metrics.requested",
+        "Metrics.told",
+        "Metrics.waited",
+        "Metrics.worked",
+        "Metrics.wrote",
+        "Observation.bound",
+        "Observation.elapsed",
+        "Observation.pods_bound",
+        "Observation.pods_started",
+        "Observation.ran",
+        "Observation.retry_asked",
+        "Observation.settled",
+        "Observation.started",
+        "Observation.succeeded",
+        "Operator.heard",
+        "Operator.listed",
+        "Operator.standing",
+        "Operator.took",
+        "PodRecord.live",
+        "PodTermination.certain",
+        "PodTermination.own_failure",
+        "PodTermination.succeeded",
+        "Rank0Spans.told",
+        "Role.engines",
+        "Sight.forbidden",
+        "Sightings.created",
+        "Sightings.of",
+        "StatusWrites.written",
+        "Suitability.of",
+        "Trace.of",
+        "Verdict.news",
+        "Verdict.placed",
+        "Words.about",
+        "WorkloadRecord.holds",
+        "WorkloadRecord.keeps",
+        "WorkloadRecord.lost",
+        "WorkloadRecord.starts",
+        "WorkloadRecord.told",
+        "Workloads.placed",
+        "adopted",
+        "again",
+        "amended",
+        "anew",
+        "bring_pods",
+        "cleared",
+        "counts",
+        "deaf",
+        "divided",
+        "ended",
+        "evicted",
+        "finished",
+        "folded",
+        "given",
+        "heard",
+        "holds",
+        "inherited",
+        "known",
+        "lacks",
+        "matches",
+        "merged",
+        "paused",
+        "placed",
+        "planned",
+        "pulled",
+        "ready",
+        "reported",
+        "reports_disk",
+        "resolved",
+        "resumed",
+        "retried",
+        "runs_engines",
+        "served",
+        "shared_out",
+        "shown",
+        "standing",
+        "stands_for",
+        "succeeded",
+        "summed",
+        "suspended",
+        "taught",
+        "under_way",
+        "unseen",
+        "unstarted",
+        "wants",
+    },
+    "grpo_planner": {
+        "Candidate.of",
+        "Demand.corrected",
+        "Engines.colocated",
+        "Engines.declares_servers",
+        "Engines.optional",
+        "Engines.tried",
+        "Footprints.of",
+        "Inventory.emptied",
+        "Inventory.merged",
+        "Node.emptied",
+        "Prediction.corrected",
+        "Product.bfloat16",
+        "Room.gives",
+        "Run.fits",
+        "Search.feasible",
+        "Search.placed",
+        "Setup.accumulates",
+        "Setup.lora",
+        "Setup.partitions",
+        "Shape.adapted",
+        "Shape.counted",
+        "Variants.holds",
+        "accumulated",
+        "adapted",
+        "as_good",
+        "attended",
+        "declared",
+        "described",
+        "found",
+        "gate_adapted",
+        "named",
+        "narrowed",
+        "needed",
+        "of",
+        "pinned",
+        "quantised",
+        "refined",
+        "relieved",
+        "same_method",
+        "saved",
+        "splits",
+        "wanted",
+        "written",
+    },
+    "grpo_acceptance": {
+        "Context.gpu",
+        "Pod.until",
+        "Run.measured",
+        "compared",
+        "covered",
+        "dumped",
+        "failed",
+        "judged",
+        "loaded",
+    },
+    "grpo_trainer": {
+        "Cadence.of",
+        "Cadence.outdated",
+        "ColocatedGeneration.changed",
+        "Completing.go_on",
+        "Countdown.due",
+        "Countdown.failed",
+        "Deadline.left",
+        "Deadline.missed",
+        "Division.answered",
+        "Division.done",
+        "Division.held",
+        "Division.lost",
+        "Division.settled",
+        "Division.unsettled",
+        "Engine.failed",
+        "Engine.serves",
+        "EngineGeneration.changed",
+        "EngineGeneration.timed",
+        "EngineView.condemned",
+        "EngineView.failed",
+        "EngineView.gone",
+        "EngineView.seen",
+        "EngineView.serves",
+        "EngineView.usable",
+        "EnginesMain.begin",
+        "EnginesMain.complete",
+        "FailureLimits.unscored",
+        "Files.of",
+        "Fleet.await_usable",
+        "Fleet.told",
+        "Lease.take",
+        "Preemption.of",
+        "Progress.arrived",
+        "Recorder.counted",
+        "Recorder.fetched",
+        "Recorder.heard",
+        "Recorder.loaded",
+        "Recorder.logged",
+        "Recorder.reached",
+        "Recorder.resolved",
+        "Recorder.resumed",
+        "Recorder.saved",
+        "Repository.words",
+        "RewardCounters.failed",
+        "Sending.sent",
+        "ServedWeights.failed",
+        "ServedWeights.received",
+        "ServersGeneration.changed",
+        "Share.whole",
+        "StepObserver.completed",
+        "StepTimes.finished",
+        "StepTimes.told",
+        "StepTimes.waits",
+        "Store.listed",
+        "Store.put_if",
+        "StoredRun.exported",
+        "Target.of",
+        "Target.words",
+        "Trained.adapter",
+        "adapter_is_off",
+        "agree",
+        "any_rank",
+        "asked",
+        "chosen",
+        "combined",
+        "cut",
+        "described",
+        "exported",
+        "gathered",
+        "held",
+        "led",
+        "matches",
+        "merged",
+        "named",
+        "needed",
+        "numbered",
+        "of_a_disk",
+        "pinned",
+        "published",
+        "recorded",
+        "replaced",
+        "reported",
+        "requested",
+        "restored",
+        "rewarded",
+        "same_bits",
+        "same_number",
+        "same_text",
+        "sampled",
+        "shown",
+        "signed",
+        "split",
+        "told",
+        "undecoded",
+        "unused",
+        "unwrapped",
+        "uses_deepspeed",
+        "weighted",
+    },
+}
+
+
+@cache
+def public_functions(package: str) -> dict[str, bool]:
+    """Return the package's public functions and methods as `Class.name`, each with whether it returns bool."""
+    functions: dict[str, bool] = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for name, function in definitions(ast.parse(path.read_text())):
+            returns_bool = isinstance(function.returns, ast.Name) and function.returns.id == "bool"
+            functions[name] = functions.get(name, False) or returns_bool
+    return functions
+
+
+def definitions(
+    body: ast.Module | ast.ClassDef, owner: str = ""
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield the public functions and methods below a module or class, with their qualified names."""
+    for node in body.body:
+        if isinstance(node, ast.ClassDef):
+            yield from definitions(node, f"{owner}{node.name}.")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            yield f"{owner}{node.name}", node
+
+
+def breaks_rule(name: str, returns_bool: bool) -> bool:
+    """Return True if the name of a function breaks the house rule."""
+    if name in ACTIONS:
+        return False
+    if returns_bool:
+        return not name.startswith(PREDICATES)
+    is_participle = "_" not in name and name.endswith("ed") and name not in NOUNS
+    return is_participle or BARE.fullmatch(name) is not None
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_functions_say_what_they_do_or_return(package: str) -> None:
+    offenders = {
+        qualified
+        for qualified, returns_bool in public_functions(package).items()
+        if breaks_rule(qualified.rpartition(".")[2], returns_bool)
+    }
+    known = EXCEPTIONS.get(package.rpartition("/")[2], set())
+    assert offenders - known == set(), "rename these"
+    assert known - offenders == set(), "these are renamed: take them out of EXCEPTIONS"
+
+
+@pytest.mark.parametrize(
+    ("name", "returns_bool", "breaks"),
+    [
+        ("told", False, True),
+        ("merged", False, True),
+        ("of", False, True),
+        ("seed", False, False),
+        ("sort_queue", False, False),
+        ("advantages", False, False),
+        ("fits", True, True),
+        ("is_known", True, False),
+        ("may_start", True, False),
+    ],
+)
+def test_a_participle_or_a_predicate_without_a_verb_is_found(name: str, returns_bool: bool, breaks: bool) -> None:
+    assert breaks_rule(name, returns_bool) == breaks
