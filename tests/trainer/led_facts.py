@@ -1,16 +1,20 @@
-"""Tells what two ranks see of work that rank 0 does with its engines: results, errors, signs of life, completions."""
+"""Tells what two ranks see of work that one of them does: results, errors, signs of life, completions of engines."""
 
+import os
+import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any, cast
 
 import torch.distributed as dist
 
 from grpo_trainer.gang import rank0_task as module
-from grpo_trainer.gang.rank0_task import led
+from grpo_trainer.gang import ranks
+from grpo_trainer.gang.rank0_task import run_on_leader, run_on_rank0
 from grpo_trainer.generation.generation_base import EngineSetup, Sample
 from grpo_trainer.generation.remote_engines import ServersGeneration
-from grpo_trainer.runtime.errors import EngineLost
+from grpo_trainer.runtime.errors import BadInput, EngineLost, HubUnavailable
 from grpo_trainer.telemetry.phases import PhaseClock
 from tests.support.ranks import runs
 
@@ -54,6 +58,55 @@ class Brought(ServersGeneration):
         return []
 
 
+def failing_leaders() -> dict[str, str]:
+    """What this rank raises if both ranks lead themselves, and each fails in its own way."""
+
+    def fail() -> None:
+        raise (BadInput, HubUnavailable)[ranks.rank()](f"of {ranks.rank()}")
+
+    try:
+        run_on_leader(ranks.rank(), fail)
+    except Exception as error:
+        return {"failing": f"{type(error).__name__}: {error}"}
+    return {}
+
+
+def stopped_leader() -> dict[str, int]:
+    """How many signs rank 0 has of its leader, rank 1, before that is stopped for some periods, and while it is."""
+    leader = ranks.gather(os.getpid())[1]
+    may_end, signs = threading.Event(), [0]
+
+    def sign() -> None:
+        signs[0] += 1
+
+    def stop() -> None:
+        while signs[0] < 3:
+            time.sleep(module.PERIOD_SECONDS)
+        os.kill(leader, signal.SIGSTOP)
+        # The exchange that is under way may still end.
+        time.sleep(2 * module.PERIOD_SECONDS)
+        before = signs[0]
+        time.sleep(10 * module.PERIOD_SECONDS)
+        counts.update(before=before, meanwhile=signs[0] - before)
+        os.kill(leader, signal.SIGCONT)
+
+    def work() -> None:
+        # Until it was stopped and goes on: its clock has jumped by then.
+        last = time.monotonic()
+        while time.monotonic() - last < 5 * module.PERIOD_SECONDS:
+            last = time.monotonic()
+            may_end.wait(module.PERIOD_SECONDS / 5)
+
+    counts: dict[str, int] = {}
+    stopper = threading.Thread(target=stop) if ranks.rank() == 0 else None
+    if stopper:
+        stopper.start()
+    run_on_leader(1, work, sign)
+    if stopper:
+        stopper.join()
+    return counts
+
+
 def facts(folder: Path) -> dict[str, Any]:
     """What this rank sees."""
     module.PERIOD_SECONDS = 0.05
@@ -73,12 +126,13 @@ def facts(folder: Path) -> dict[str, Any]:
 
     def long() -> str:
         enough.wait()
+        assert threading.current_thread() is threading.main_thread()
         return "from rank 0"
 
-    found: dict[str, Any] = {"word": led(long, sign), "signs": len(signs)}
+    found: dict[str, Any] = {"word": run_on_rank0(long, sign), "signs": len(signs)}
     for name, work in (("error", lost), ("bug", wrong)):
         try:
-            led(work, lambda: None)
+            run_on_rank0(work, lambda: None)
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
     setup = EngineSetup(runs.plan(folder / "model"), folder, PhaseClock(lambda: 0.0), lambda _: None, lambda: None)
@@ -88,4 +142,5 @@ def facts(folder: Path) -> dict[str, Any]:
     engine.proven = 5
     prompts = [[10 * rank + number] for number in range(2)]
     samples = engine.sample(prompts, [7, 8])
+    found |= failing_leaders() | stopped_leader()
     return found | {"tokens": [one.tokens for one in samples], "versions": sorted({one.version for one in samples})}

@@ -1,4 +1,4 @@
-"""Two ranks, one of which has the engines: both see the same results, the same errors, and signs of life meanwhile."""
+"""One rank works while the other waits: both see the same results, the same errors, and signs of life meanwhile."""
 
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,17 @@ def test_all_ranks_have_rank_0s_word_and_know_meanwhile_that_it_works(facts: lis
 
 
 def test_all_ranks_raise_what_rank_0_raised(facts: list[dict[str, Any]]) -> None:
-    assert [one["error"] for one in facts] == ["EngineLost: no engine was left"] * 2
+    assert [one["error"] for one in facts] == ["EngineLost: rank 0: no engine was left"] * 2
     assert [one["bug"] for one in facts] == ["KeyError: 'x'", "TrainingError: rank 0: KeyError: 'x'"]
+
+
+def test_all_ranks_raise_the_error_of_the_lowest_leader_that_failed(facts: list[dict[str, Any]]) -> None:
+    assert [one["failing"] for one in facts] == ["BadInput: ranks 0, 1: of 0"] * 2
+
+
+def test_a_leader_that_stands_still_gives_no_sign_of_life(facts: list[dict[str, Any]]) -> None:
+    assert facts[0]["before"] >= 3
+    assert facts[0]["meanwhile"] == 0
 
 
 def test_each_rank_gets_its_own_completions_also_after_its_weights_were_brought_again(

@@ -163,7 +163,7 @@ def test_a_full_disk_keeps_neither_the_claim_nor_the_words_at_the_end(
     keep(plan, Outcome(result=Result.SUCCEEDED, message="m" * 3000))
     assert "the outcome is in the termination message only: [Errno 28]" in capsys.readouterr().out
     resume.claim_folder(plan, clock=SteppedClock(after_sleep=(disk / "ballast").unlink))
-    assert "tried again in 1 s: rank 0: OSError: [Errno 28] No space left on device" in capsys.readouterr().out
+    assert "tried again in 1 s: OSError: [Errno 28] No space left on device" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def refused(_folder: Path, url: str, cache: str) -> dict[str, Any]:
             Hub().snapshot(Repository("model", "team/none", None, "model"), lambda fetch: fetch(["*.json"]))
         except BadInput as error:
             said = str(error)
-    late = rank0_task.by_leader(ranks.rank(), slow)
-    return {"said": said, "late": late, "main": rank0_task.by_main(lambda: f"rank {ranks.rank()}")}
+    late = rank0_task.run_on_leader(ranks.rank(), slow)
+    return {"said": said, "late": late, "main": rank0_task.run_on_rank0(lambda: f"rank {ranks.rank()}")}
 
 
 def test_the_ranks_of_a_pod_fetch_once(hub: HubServer, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def send_model(plan: TrainingPlan, folder: Path, tell: Tell = silent) -> str | N
     run = run_store(plan, tell)
     if run is None:
         return None
-    return rank0_task.by_main(disk_errors()(lambda: run.export(folder)))
+    return rank0_task.run_on_rank0(disk_errors()(lambda: run.export(folder)))
 
 
 def _root(plan: TrainingPlan) -> Path | None:
@@ -103,9 +103,9 @@ def _root(plan: TrainingPlan) -> Path | None:
 def _export(plan: TrainingPlan, source: Source, save: Callable[[str], None], complete: Describe, folder: Path) -> None:
     temporary = folder.with_name(f".{EXPORT_FOLDER}-{attempt_name(plan)}")
     # A try that failed may have left files that this one does not write.
-    ranks.on_main(lambda: shutil.rmtree(temporary, ignore_errors=True))
+    rank0_task.run_on_rank0(lambda: shutil.rmtree(temporary, ignore_errors=True))
     ranks.together(lambda: save(str(temporary)), DiskFailed)
-    ranks.on_main(disk_errors()(lambda: _publish(plan, source, complete, temporary, folder)))
+    rank0_task.run_on_rank0(disk_errors()(lambda: _publish(plan, source, complete, temporary, folder)))
 
 
 def _publish(plan: TrainingPlan, source: Source, complete: Describe, temporary: Path, folder: Path) -> None:

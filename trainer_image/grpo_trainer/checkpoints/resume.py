@@ -66,9 +66,9 @@ def claim_folder(plan: TrainingPlan, tell: Tell = silent, clock: Clock = SYSTEM_
                 claim_disk()
 
         ranks.together(claim_disk_of_node)
-        rank0_task.by_main(remote.run.claim)
+        rank0_task.run_on_rank0(remote.run.claim)
         return
-    patiently(lambda: ranks.on_main(claim_disk), clock)
+    patiently(lambda: rank0_task.run_on_rank0(claim_disk), clock)
     # Every rank saves its own partition. On a folder of its own node alone no attempt could load all of them.
     ranks.together(lambda: _require_visible(folder / OWNER))
 
@@ -146,9 +146,9 @@ def choose(
         # Withdrawn, so that no later attempt goes back to what this run diverged on.
         dropped = set(found) - set(usable)
         if dropped and remote:
-            ranks.on_main(lambda: remote.withdraw(dropped))
+            rank0_task.run_on_rank0(lambda: remote.withdraw(dropped))
         elif dropped:
-            ranks.on_main(lambda: withdraw(plan, dropped))
+            rank0_task.run_on_rank0(lambda: withdraw(plan, dropped))
         return newest
     if source is None:
         return None

@@ -20,7 +20,7 @@ from grpo_api.report.report import Generations
 from grpo_api.text.clock import Clock
 from grpo_api.text.timing import Clock as RunTime
 
-from ..gang import ranks
+from ..gang import rank0_task, ranks
 from ..process.preemption import Preemption
 from ..process.recorder import Recorder
 from ..runtime.clock import SYSTEM_CLOCK, unix_time
@@ -138,13 +138,13 @@ def seal(
         attempt=plan.job.attempt, step=step, identity=identity, skipped=list(skipped), clock=clock(), files=files
     )
     if remote:
-        ranks.on_main(lambda: remote.commit(manifest))
+        rank0_task.run_on_rank0(lambda: remote.commit(manifest))
         # A pod's disk is small: what the store has is removed from it.
         remote.clear()
     else:
-        ranks.on_main(disk_errors()(lambda: commit(plan, checkpoint, manifest)))
+        rank0_task.run_on_rank0(disk_errors()(lambda: commit(plan, checkpoint, manifest)))
         # Only now: until its manifest is written, the new checkpoint replaces no old one.
-        ranks.on_main(lambda: _rotate(plan))
+        rank0_task.run_on_rank0(lambda: _rotate(plan))
     return sum(file.bytes for file in files.values())
 
 

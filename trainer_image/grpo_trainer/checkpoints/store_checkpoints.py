@@ -74,7 +74,7 @@ class Stored:
             BadInput: there are some, but the store has lost or changed all of them.
             StoreFailed: the store gave nothing for too long.
         """
-        found = rank0_task.by_main(self._manifests)
+        found = rank0_task.run_on_rank0(self._manifests)
         if self.local_rank == 0:
             for made, manifest in found:
                 folder = checkpoint_folder(self.folder / attempt_named(made.attempt), made.step)
@@ -126,9 +126,9 @@ class Stored:
         Raises:
             StoreFailed: the store gave nothing for too long. DiskFailed: there is no room.
         """
-        key = rank0_task.by_main(self.run.exported)
+        key = rank0_task.run_on_rank0(self.run.exported)
         if key:
-            rank0_task.by_node(disk_errors()(lambda: self.run.store.bring(key, self.folder / EXPORT_FOLDER)))
+            rank0_task.run_on_node_leader(disk_errors()(lambda: self.run.store.bring(key, self.folder / EXPORT_FOLDER)))
 
     def _key(self, checkpoint: Path) -> str:
         return checkpoint_key(number(checkpoint.parent), number(checkpoint))

@@ -263,7 +263,9 @@ def read_hub(dataset: DatasetSpec, hub: Hub) -> datasets.Dataset:
     if is_offline_mode():
         folder = _folder(dataset, repository, commit)
         return datasets.load_from_disk(str(folder)) if folder.is_dir() else _loaded(dataset, dataset.revision)
-    return datasets.load_from_disk(str(rank0_task.by_node(lambda: _converted(dataset, repository, commit, hub))))
+    return datasets.load_from_disk(
+        str(rank0_task.run_on_node_leader(lambda: _converted(dataset, repository, commit, hub)))
+    )
 
 
 def _folder(dataset: DatasetSpec, repository: Repository, commit: str) -> Path:

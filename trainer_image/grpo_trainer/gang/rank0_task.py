@@ -1,120 +1,117 @@
-"""Runs a task on one rank while the others wait for it, for minutes or hours.
+"""Runs work on one rank while the other ranks wait for it, for minutes or hours.
 
-A plain collective ends when its own time is up, which is made for steps. There are two ways to wait. With `by_leader`
-the ranks that wait ask the store that the ranks met by whether the task is done; process/heartbeat.py shows them that
-it makes progress. With `led` rank 0 tells the others every few seconds that it is at work: if it is gone or stuck, the
-watchdog's patience runs out as anywhere else.
+The ranks exchange a sign every PERIOD_SECONDS until the work is done. A leader whose process is gone breaks the
+exchange, so the others end at once. A leader whose process stands still sends no sign, so no rank has an event any
+more, and the watchdog ends them all within its patience.
+
+Work outside of stage Training shows its own progress, which process/heartbeat.py shares with the ranks that wait. In
+stage Training only events of the own rank count, so such work passes `event`.
 """
 
-import itertools
 import os
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, TypeVar, cast
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
-from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import TrainingError
 from . import ranks
 from .placement import LOCAL_RANK_ENV
 
 T = TypeVar("T")
-POLL_SECONDS = 0.5
-_numbers = itertools.count()
-"""The calls so far; the same on all ranks, since each call is one of all of them."""
-
-
-def by_main(action: Callable[[], T]) -> T:
-    """Run `action` on rank 0 and return its result on all ranks. A collective; see by_leader."""
-    return by_leader(0, action)
-
-
-def by_node(action: Callable[[], T]) -> T:
-    """Run `action` on each node's first rank; return its result on all ranks of the node. A collective."""
-    return by_leader(ranks.rank() - int(os.environ.get(LOCAL_RANK_ENV, "0")), action)
-
-
-def by_leader(leader: int, action: Callable[[], T]) -> T:
-    """Runs `action` on the rank that is this one's leader, and waits for all leaders.
-
-    Raises:
-        TrainingError: of the class that the lowest failing leader raised, on all ranks.
-    """
-    if not dist.is_initialized():
-        return action()
-    name, leaders = f"led/{next(_numbers)}", sorted(set(ranks.gather(leader)))
-    own_action = action if ranks.rank() == leader else None
-    result = ranks.together(lambda: _lead(name, leaders, own_action))
-    return ranks.gather(result)[leader]  # type: ignore[return-value]  # only who waits has None
-
-
-def _lead(name: str, leaders: list[int], action: Callable[[], T] | None) -> T | None:
-    store = dist.distributed_c10d._get_default_store()
-    try:
-        return action() if action else None
-    finally:
-        if action:
-            store.set(f"{name}/{ranks.rank()}", "done")
-        while not store.check([f"{name}/{leader}" for leader in leaders]):
-            SYSTEM_CLOCK.sleep(POLL_SECONDS)
-
 
 PERIOD_SECONDS = 2.0
 """Less than half of the shortest guard.hangTimeoutSeconds."""
 
 
-def led(work: Callable[[], T], event: Callable[[], None]) -> T:
-    """Run `work` on rank 0 and return its result, which is small, on all ranks. A collective.
+def no_event() -> None:
+    """An `event` that does nothing, for work that shows its own progress."""
+
+
+def run_on_rank0(work: Callable[[], T], event: Callable[[], None] = no_event) -> T:
+    """Run `work` on rank 0 and return its result, which is small, on all ranks. A collective; see run_on_leader."""
+    return run_on_leader(0, work, event)
+
+
+def run_on_node_leader(work: Callable[[], T]) -> T:
+    """Run `work` on the first rank of each node and return its result on all ranks of the node. A collective."""
+    return run_on_leader(ranks.rank() - int(os.environ.get(LOCAL_RANK_ENV, "0")), work)
+
+
+def run_on_leader(leader: int, work: Callable[[], T], event: Callable[[], None] = no_event) -> T:
+    """Run `work` on the rank that leads this one, wait for all leaders, and return the result of the own leader.
 
     Args:
-        work: called on rank 0, in a thread.
-        event: called on every rank every PERIOD_SECONDS while it goes on.
+        leader: the rank that leads this one; a leader leads itself.
+        work: called on the leaders, in the calling thread. It takes part in no collective.
+        event: called on every rank every PERIOD_SECONDS until all leaders are done, on leaders in another thread.
 
     Raises:
-        TrainingError: as rank 0 raised it, on all ranks.
+        TrainingError: of the class that the lowest failing leader raised, on all ranks. A leader whose work raises
+            anything else raises that itself.
     """
-    if ranks.rank() != 0:
-        return cast(T, _told(_follow(event)))
-    # In a thread, so that this one can tell the other ranks every few seconds that the work goes on.
-    with ThreadPoolExecutor(1, "engines") as pool:
-        future = pool.submit(work)
-        while not wait([future], PERIOD_SECONDS).done:
-            _tell(None)
-            event()
-    _tell(_end(future))
-    event()
-    return future.result()
-
-
-def _follow(event: Callable[[], None]) -> tuple[Any, TrainingError | None]:
-    while True:
-        heard = _tell(None)
-        event()
-        if heard is not None:
-            return cast(tuple[Any, TrainingError | None], heard)
-
-
-def _told(end: tuple[Any, TrainingError | None]) -> Any:
-    result, error = end
-    if error is not None:
-        raise error
+    leaders = sorted(set(ranks.gather(leader)))
+    failure: TrainingError | None = None
+    if ranks.rank() == leader:
+        ends, failure = _lead(work, leaders, event)
+    else:
+        ends = _exchange_ends(leaders, lambda: None, event)
+    # One process alone has no rank to name.
+    if failure is not None and not dist.is_initialized():
+        raise failure
+    failed = {leader: end.error for leader, end in ends.items() if end.error is not None}
+    if failed:
+        first = next(iter(failed.values()))
+        raise type(first)(f"{ranks.named(list(failed))}: {first}") from failure
+    result: T = ends[leader].result
     return result
 
 
-def _tell(end: tuple[Any, TrainingError | None] | None) -> Any:
-    """Rank 0's word for all; returns it."""
-    word = [end]
-    if ranks.world_size() > 1:
-        dist.broadcast_object_list(word, src=0, device=torch.device("cpu"))
-    return word[0]
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How the work of a leader ended."""
+
+    result: Any = None
+    error: TrainingError | None = None
 
 
-def _end(future: Future[Any]) -> tuple[Any, TrainingError | None]:
-    error = future.exception()
-    if error is None:
-        return future.result(), None
-    return None, error if isinstance(error, TrainingError) else TrainingError(
-        f"rank 0: {type(error).__name__}: {error}"
-    )
+def _lead(
+    work: Callable[[], Any], leaders: list[int], event: Callable[[], None]
+) -> tuple[dict[int, _End], TrainingError | None]:
+    """Work while another thread exchanges signs; how each leader ended, and the error of this one as it was raised."""
+    is_done = threading.Event()
+    own_end: _End | None = None
+    failure: BaseException | None = None
+
+    def next_end() -> _End | None:
+        is_done.wait(PERIOD_SECONDS)
+        return own_end
+
+    # The work stays in this thread: the watchdog shows where the main thread stands, and a CUDA device is a thread's.
+    with ThreadPoolExecutor(1, "leader") as pool:
+        exchange = pool.submit(_exchange_ends, leaders, next_end, event)
+        try:
+            own_end = _End(work())
+        except BaseException as error:
+            failure = error
+            shown = error if isinstance(error, TrainingError) else TrainingError(f"{type(error).__name__}: {error}")
+            own_end = _End(error=shown)
+        is_done.set()
+    if failure is not None and not isinstance(failure, TrainingError):
+        raise failure
+    return exchange.result(), failure
+
+
+def _exchange_ends(
+    leaders: list[int], next_end: Callable[[], _End | None], event: Callable[[], None]
+) -> dict[int, _End]:
+    """Exchange signs until all leaders are done; how each leader ended, by rank."""
+    while True:
+        heard = ranks.gather(next_end())
+        event()
+        ends = {leader: end for leader in leaders if (end := heard[leader]) is not None}
+        if len(ends) == len(leaders):
+            return ends

@@ -65,20 +65,6 @@ def together(action: Callable[[], T], shared: type[TrainingError] = TrainingErro
     return result  # type: ignore[return-value]  # set wherever nothing failed
 
 
-def on_main(action: Callable[[], None]) -> None:
-    """Runs `action` on rank 0 alone; where it fails, every rank raises that error. A collective.
-
-    Raises:
-        TrainingError: of the class that rank 0 raised.
-    """
-
-    def act() -> None:
-        if rank() == 0:
-            action()
-
-    together(act)
-
-
 def named(ranks: list[int]) -> str:
     """`rank 1` or `ranks 1, 3`, for messages."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

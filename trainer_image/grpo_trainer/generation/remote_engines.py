@@ -20,7 +20,7 @@ from ..engine_pod.messages import Learn, attempt_of
 from ..engine_pod.transfer import Meeting, open_store
 from ..engine_pod.vllm_arguments import SEEDS, engine_dtype, sampling_arguments
 from ..gang import ranks
-from ..gang.rank0_task import led
+from ..gang.rank0_task import run_on_rank0
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import EngineLost, RendezvousTimeout, WeightSyncTimeout
 from .colocated import unprovable
@@ -324,7 +324,7 @@ class ServersGeneration(EngineGeneration):
             assert self._main is not None  # this is rank 0
             return work(self._main)
 
-        return led(on_main, self._sign)
+        return run_on_rank0(on_main, self._sign)
 
     def _sign(self) -> None:
         self.setup.event()

@@ -173,7 +173,7 @@ class Hub:
         """
         found = self.recorded.get(repository.path, "")
         if not found:
-            found = rank0_task.by_main(lambda: _resolved(repository, self))
+            found = rank0_task.run_on_rank0(lambda: _resolved(repository, self))
         if found:
             self.commits[repository.path] = found
         return found
@@ -191,7 +191,7 @@ class Hub:
         def fetch_names(names: list[str]) -> Path:
             return fetch(repository, commit, names, self)
 
-        folder = rank0_task.by_node(lambda: choose(fetch_names))
+        folder = rank0_task.run_on_node_leader(lambda: choose(fetch_names))
         return folder, commit
 
 

@@ -84,7 +84,7 @@ def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: S
         def has_arrived(_: int) -> None:
             recorder.event()
 
-        rank0_task.by_main(lambda: require_target(hub, has_arrived, clock))
+        rank0_task.run_on_rank0(lambda: require_target(hub, has_arrived, clock))
     built = build(plan, recorder, watchdog, observer, clock)
     _announce_start(plan, recorder, built)
     checkpoint = built.beginning.checkpoint
@@ -213,7 +213,9 @@ def _pushed(
         recorder.event()
 
     try:
-        commit = rank0_task.by_main(lambda: push(folder, hub, message, has_gone_out, only_copy=not kept, clock=clock))
+        commit = rank0_task.run_on_rank0(
+            lambda: push(folder, hub, message, has_gone_out, only_copy=not kept, clock=clock)
+        )
     except (BadInput, HubUnavailable) as error:
         raise type(error)(f"{error}; the model is in {kept}" if kept else str(error)) from error
     return f"hf://{hub.repository}@{commit}"
