@@ -88,7 +88,7 @@ from grpo_trainer.gang.placement import placement
 from grpo_trainer.runtime.durable_files import read_plan
 from grpo_trainer.process.supervisor import supervise
 plan = read_plan(os.environ)
-sys.exit(supervise(plan, placement(plan, os.environ), float(sys.argv[1])))
+sys.exit(supervise(plan, placement(plan.execution, os.environ), float(sys.argv[1])))
 """
 """The entry point of a pod of several processes; its argument are the seconds for their last words."""
 LAST_WORDS = 60.0

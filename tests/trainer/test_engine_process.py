@@ -79,7 +79,7 @@ def test_a_trainer_without_vllm_says_the_same_and_would_have_told_nobody(
 def test_a_plan_without_such_engines_is_refused(tmp_path: Path) -> None:
     for job in (plan(tmp_path, "Colocated"), plan(tmp_path, engine=None)):
         with pytest.raises(BadInput, match="has no engines in pods of their own"):
-            engine_plan(job)
+            engine_plan(job.execution, job.engines)
 
 
 def test_an_engine_gets_the_plans_settings_and_the_users_own(tmp_path: Path) -> None:
@@ -104,14 +104,14 @@ def test_an_engine_needs_of_a_model_its_configuration_alone(tmp_path: Path) -> N
 
             return choose(fetch), "commit"
 
-    assert model_folder(plan(tmp_path), Hub()) == tmp_path
+    assert model_folder(plan(tmp_path).model, Hub()) == tmp_path
     named = plan(tmp_path)
     named = named.model_copy(update={"model": named.model.model_copy(update={"name": "org/model"})})
-    assert model_folder(named, Fetching()) == tmp_path
+    assert model_folder(named.model, Fetching()) == tmp_path
     assert fetched == [SMALL_FILES]
     assert not any("safetensors" in name for name in SMALL_FILES)
     with pytest.raises(BadInput, match="does not exist in the engine's pod"):
-        model_folder(plan(tmp_path / "nowhere"), Hub())
+        model_folder(plan(tmp_path / "nowhere").model, Hub())
 
 
 class FakeSampler:

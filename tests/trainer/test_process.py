@@ -49,14 +49,14 @@ def changed(**execution: object) -> TrainingPlan:
 
 
 def test_rank_follows_from_pod_index_and_local_rank() -> None:
-    place = placement(changed(nodes=3, processes_per_node=4), {INDEX_ENV: "2", LOCAL_RANK_ENV: "1"})
+    place = placement(changed(nodes=3, processes_per_node=4).execution, {INDEX_ENV: "2", LOCAL_RANK_ENV: "1"})
     assert (place.rank, place.world_size, place.is_main) == (9, 12, False)
 
 
 @pytest.mark.parametrize("index", ["", "3", "-1", "x"])
 def test_wrong_pod_index_is_rejected(index: str) -> None:
     with pytest.raises(BadInput, match=r"JOB_COMPLETION_INDEX is .*allows 0 to 2"):
-        placement(changed(nodes=3), {INDEX_ENV: index})
+        placement(changed(nodes=3).execution, {INDEX_ENV: index})
 
 
 def test_plan_errors_come_all_at_once_with_their_paths(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def conclude(summary: str, wrong: list[str]) -> None:
 
     plan = TrainingPlan.model_validate_json(path.read_text(encoding="utf-8"))
     result = Result.ERROR if wrong else Result.SUCCEEDED
-    outcome = Outcome(result=result, rank=placement(plan, os.environ).rank, attempt=plan.job.attempt)
+    outcome = Outcome(result=result, rank=placement(plan.execution, os.environ).rank, attempt=plan.job.attempt)
     announce(with_message(outcome, "; ".join([summary, *wrong])))
 
 

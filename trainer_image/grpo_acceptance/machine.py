@@ -47,7 +47,7 @@ def all_reduce(context: Context) -> list[Finding]:
     """Run the first all-reduce of a gang, as in a pod, and report its bandwidth. Wrong sums raise."""
     plan = make_plan(context, model=Path("none-is-loaded"))
     place = Placement(0, context.rank, context.world, 1)
-    os.environ.update(launch_environment(plan, place))
+    os.environ.update(launch_environment(plan.rendezvous, place))
     speed = rendezvous.join(plan, place)
     rendezvous.leave_together()
     problems = [] if speed else ["no bandwidth was measured"]

@@ -68,7 +68,7 @@ def run(context: Context, plan: TrainingPlan, prepare: Callable[[ReferenceGRPOTr
     place = Placement(0, context.rank, context.world, 1)
     prompts(context)
     if not dist.is_initialized():
-        os.environ.update(launch_environment(plan, place))
+        os.environ.update(launch_environment(plan.rendezvous, place))
         rendezvous.join(plan, place)
     claim_folder(plan)
     recorder = Recorder(plan, place, time.time())

@@ -64,13 +64,13 @@ def main() -> int:
     try:
         plan = read_plan(os.environ)
         require_supported(plan)
-        place = placement(plan, os.environ)
+        place = placement(plan.execution, os.environ)
         require_signable(plan, place)
     except BadInput as error:
         return announce(with_message(Outcome(result=error.result), str(error)))
     if place.processes_per_node > 1 and LOCAL_RANK_ENV not in os.environ:
         return supervise(plan, place)
-    os.environ.update(launch_environment(plan, place))
+    os.environ.update(launch_environment(plan.rendezvous, place))
     os.environ.setdefault(THREADS_ENV, str(threads_per_process(place.processes_per_node)))
     return work(plan, place, started)
 

@@ -98,7 +98,7 @@ def digits(completions: list[str], **_: Any) -> list[float]:
 def configuration(job: TrainingPlan, **overrides: Any) -> GRPOConfig:
     """The plan's GRPOConfig, made the way the worker makes it."""
     if uses_deepspeed(job.execution):
-        rendezvous.prepare_deepspeed(job)
+        rendezvous.prepare_deepspeed(job.execution)
     return GRPOConfig(**{**config_arguments(job), "log_level": "error", **overrides})
 
 

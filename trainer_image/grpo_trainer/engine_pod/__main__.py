@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from grpo_api.plan.hang_timeouts import patience
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import EngineAddresses, ExecutionPlan, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.termination_message import with_message
 from grpo_api.spec.generation import EnginePlan
+from grpo_api.spec.model import ModelSpec
 from grpo_api.text.contract import ENGINE_BIND_ENV, SCRATCH
 
 from ..gang.interfaces import split
@@ -41,33 +42,33 @@ SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
 WORKER = "grpo_trainer.engine_pod.weight_receiver.ReceivingWorker"
 
 
-def engine_plan(plan: TrainingPlan) -> EnginePlan:
+def engine_plan(execution: ExecutionPlan, engines: EngineAddresses | None) -> EnginePlan:
     """The plan's engine.
 
     Raises:
         BadInput: it has none in pods of its own.
     """
-    engine = plan.execution.engine
-    if engine is None or engine.kind != "Servers" or plan.engines is None:
+    engine = execution.engine
+    if engine is None or engine.kind != "Servers" or engines is None:
         raise BadInput("the plan's execution.engine has no engines in pods of their own, but this is such a pod")
     return engine
 
 
-def model_folder(plan: TrainingPlan, hub: Hub) -> Path:
+def model_folder(model: ModelSpec, hub: Hub) -> Path:
     """The folder with the model's configuration.
 
     Raises:
         BadInput: it does not exist.
         Transient: the hub can't be asked now, or there is no room.
     """
-    folder = Path(plan.model.name)
+    folder = Path(model.name)
     if folder.is_dir():
         return folder
     if folder.is_absolute():
         raise BadInput(
             f"spec.model.name: folder {folder} does not exist in the engine's pod; mount it with model.volume"
         )
-    repository = Repository("model", plan.model.name, plan.model.revision, "model")
+    repository = Repository("model", model.name, model.revision, "model")
     return hub.snapshot(repository, lambda fetch: fetch(SMALL_FILES))[0]
 
 
@@ -91,7 +92,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _stop)
     try:
         plan = read_plan(os.environ)
-        engine_plan(plan)
+        engine_plan(plan.execution, plan.engines)
         require_vllm()
         error: BaseException = asyncio.run(serve(plan, start(plan)))
     except BaseException as raised:
@@ -117,7 +118,7 @@ def start(plan: TrainingPlan) -> "Sampler":
     Raises:
         TrainingError: the model can't be found, or the hub not be asked.
     """
-    folder = model_folder(plan, Hub(plan.revisions))
+    folder = model_folder(plan.model, Hub(plan.revisions))
     for name, value in ENVIRONMENT.items():
         # Before vLLM is imported, whose modules and processes read these variables.
         os.environ.setdefault(name, value)
@@ -131,7 +132,7 @@ async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
     from .engine_http import EngineServer, listen
 
     assert plan.engines is not None  # engine_plan has looked
-    server = EngineServer(sampler, attempt_of(plan))
+    server = EngineServer(sampler, attempt_of(plan.job))
     host, port = split(os.environ.get(ENGINE_BIND_ENV, f":{plan.engines.port}"))
     await listen(server.application(), host or None, port)
     # Rank 0 polls its engines also during long steps, so twice a step's patience of silence means that it is gone.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import JobIdentity
 from grpo_api.text.base import Model
 from grpo_api.text.quantity import MAX_COUNT
 
@@ -137,6 +137,6 @@ class Refusal(Model):
     """What it has instead."""
 
 
-def attempt_of(plan: TrainingPlan) -> str:
+def attempt_of(job: JobIdentity) -> str:
     """The attempt as the header names it."""
-    return f"{plan.job.uid}/{plan.job.attempt}"
+    return f"{job.uid}/{job.attempt}"

@@ -10,7 +10,7 @@ draws the same numbers.
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.spec.training import TrainingSpec
 
 from .hash_check import mix
@@ -80,9 +80,9 @@ EXTENSION = "grpo_trainer.engine_pod.weight_receiver.WeightsWorker"
 """The class with which vLLM's workers load and prove weights."""
 
 
-def engine_dtype(plan: TrainingPlan) -> Literal["bfloat16", "float32"]:
+def engine_dtype(execution: ExecutionPlan) -> Literal["bfloat16", "float32"]:
     """The engine's type, as torch names it: the one that the policy computes in."""
-    return "bfloat16" if plan.execution.autocast else plan.execution.dtype
+    return "bfloat16" if execution.autocast else execution.dtype
 
 
 def vllm_arguments(plan: TrainingPlan, model: Path) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def vllm_arguments(plan: TrainingPlan, model: Path) -> dict[str, Any]:
     # completions are sampled.
     arguments = {
         "model": str(model),
-        "dtype": engine_dtype(plan),
+        "dtype": engine_dtype(plan.execution),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "generation_config": "vllm",

@@ -54,7 +54,7 @@ def evaluate(plan: TrainingPlan, given: argparse.Namespace) -> Outcome:
         Transient: the model is not there in time.
         RewardError: a reward failed.
     """
-    place = placement(plan, os.environ)
+    place = placement(plan.execution, os.environ)
     if not place.is_main:
         return Outcome(result=Result.SUCCEEDED, rank=place.rank, message="evaluated by rank 0")
     folder, job = (given.export, None) if given.export else exported(plan, given.wait)

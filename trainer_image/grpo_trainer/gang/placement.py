@@ -7,7 +7,7 @@ variables must be set before torch is imported.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import ExecutionPlan, Rendezvous
 from grpo_api.text.contract import INDEX_ENV
 
 from ..runtime.errors import BadInput
@@ -45,13 +45,12 @@ class Placement:
         return self.rank == 0
 
 
-def placement(plan: TrainingPlan, environment: Mapping[str, str]) -> Placement:
-    """This process's place, from the plan, the pod's index and the supervisor's LOCAL_RANK.
+def placement(execution: ExecutionPlan, environment: Mapping[str, str]) -> Placement:
+    """This process's place, from the gang's size, the pod's index and the supervisor's LOCAL_RANK.
 
     Raises:
         BadInput: the index is missing, no number, or outside the gang.
     """
-    execution = plan.execution
     node = _index(INDEX_ENV, environment.get(INDEX_ENV, "0" if execution.nodes == 1 else ""), execution.nodes)
     local = _index(LOCAL_RANK_ENV, environment.get(LOCAL_RANK_ENV, "0"), execution.processes_per_node)
     return Placement(node, local, execution.processes_per_node, execution.nodes)
@@ -63,13 +62,13 @@ def _index(name: str, value: str, size: int) -> int:
     return int(value)
 
 
-def launch_environment(plan: TrainingPlan, place: Placement) -> dict[str, str]:
+def launch_environment(rendezvous: Rendezvous, place: Placement) -> dict[str, str]:
     """The variables that torchrun would set for torch.distributed, accelerate and DeepSpeed."""
     return {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.world_size),
         LOCAL_RANK_ENV: str(place.local_rank),
         "LOCAL_WORLD_SIZE": str(place.processes_per_node),
-        "MASTER_ADDR": plan.rendezvous.address,
-        "MASTER_PORT": str(plan.rendezvous.port),
+        "MASTER_ADDR": rendezvous.address,
+        "MASTER_PORT": str(rendezvous.port),
     }

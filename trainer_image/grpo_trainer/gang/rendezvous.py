@@ -29,8 +29,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stubs
 
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import ExecutionPlan, Rendezvous, TrainingPlan
 from grpo_api.report.report import Result
+from grpo_api.spec.run_policy import GuardSpec
 
 from ..runtime.errors import RendezvousTimeout, Transient, classify
 from .interfaces import choose, chosen, own_address
@@ -290,15 +291,15 @@ def join(plan: TrainingPlan, place: Placement, connecting: Callable[[], None] = 
     """
     deadline = time.monotonic() + plan.guard.rendezvous_timeout_seconds
     if not place.is_main:
-        _await_main(plan, deadline)
-    store = _store(plan, deadline, serves=place.is_main)
+        _await_main(plan.rendezvous, plan.guard, deadline)
+    store = _store(plan.rendezvous, deadline, serves=place.is_main)
     store.set(_rank_key(place.rank), "here")
     _await_all(store, place, deadline)
     connecting()
     store.set_timeout(STORE_TIMEOUT)
     gpu = plan.execution.accelerator == "GPU"
     if place.nodes > 1:
-        _try_network(plan, place, store, gpu)
+        _try_network(plan.rendezvous, place, store, gpu)
         connecting()
     return _form_group(place, store, gpu)
 
@@ -330,21 +331,21 @@ def _as_timeout(problem: str) -> Iterator[None]:
         raise RendezvousTimeout(f"{problem}: {error}") from error
 
 
-def _try_network(plan: TrainingPlan, place: Placement, store: Store, gpu: bool) -> None:
-    routed = own_address(plan.rendezvous.address, plan.rendezvous.port, CLIENT_SECONDS)
+def _try_network(rendezvous: Rendezvous, place: Placement, store: Store, gpu: bool) -> None:
+    routed = own_address(rendezvous.address, rendezvous.port, CLIENT_SECONDS)
     address, interface = choose(routed, os.environ, gpu=gpu)
     print(f"rank {place.rank} talks through {address} ({interface or 'an unknown interface'})", flush=True)
     check_network(store, place, address, interface)
 
 
-def store_client(plan: TrainingPlan) -> Store:
+def store_client(rendezvous: Rendezvous) -> Store:
     """A separate connection to rank 0's store: on a shared one a thread that waits blocks all others."""
-    return _store(plan, time.monotonic() + CLIENT_SECONDS, serves=False)
+    return _store(rendezvous, time.monotonic() + CLIENT_SECONDS, serves=False)
 
 
-def _await_main(plan: TrainingPlan, deadline: float) -> None:
+def _await_main(rendezvous: Rendezvous, guard: GuardSpec, deadline: float) -> None:
     """Wait until rank 0 listens: its pod may start later, and its DNS name appears only with it."""
-    peer = (plan.rendezvous.address, plan.rendezvous.port)
+    peer = (rendezvous.address, rendezvous.port)
     while True:
         try:
             socket.create_connection(peer, timeout=max(POLL_SECONDS, deadline - time.monotonic())).close()
@@ -352,7 +353,7 @@ def _await_main(plan: TrainingPlan, deadline: float) -> None:
             if time.monotonic() >= deadline:
                 raise RendezvousTimeout(
                     f"rank 0 at {peer[0]}:{peer[1]} did not answer within guard.rendezvousTimeoutSeconds = "
-                    f"{plan.guard.rendezvous_timeout_seconds}: {error}. Is its pod running, and does a NetworkPolicy "
+                    f"{guard.rendezvous_timeout_seconds}: {error}. Is its pod running, and does a NetworkPolicy "
                     f"allow the port between the job's pods?"
                 ) from error
             time.sleep(POLL_SECONDS)
@@ -360,9 +361,9 @@ def _await_main(plan: TrainingPlan, deadline: float) -> None:
             return
 
 
-def _store(plan: TrainingPlan, deadline: float, *, serves: bool) -> Store:
+def _store(rendezvous: Rendezvous, deadline: float, *, serves: bool) -> Store:
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
-    address, port = plan.rendezvous.address, plan.rendezvous.port
+    address, port = rendezvous.address, rendezvous.port
     with _as_timeout(f"the store at {address}:{port} can't be opened"):
         return TCPStore(address, port, None, serves, timeout=left, wait_for_workers=False)
 
@@ -385,7 +386,7 @@ def _rank_key(rank: int) -> str:
     return f"rank/{rank}"
 
 
-def prepare_deepspeed(plan: TrainingPlan) -> None:
+def prepare_deepspeed(execution: ExecutionPlan) -> None:
     """Make DeepSpeed use the process group that exists; call before GRPOConfig is built.
 
     transformers initialises only torch.distributed with use_cpu, and zero.Init would then take the world for one rank.
@@ -395,9 +396,9 @@ def prepare_deepspeed(plan: TrainingPlan) -> None:
     import deepspeed
     import deepspeed.ops
 
-    if plan.execution.accelerator == "CPU":
+    if execution.accelerator == "CPU":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="gloo" if plan.execution.accelerator == "CPU" else "nccl")
+    deepspeed.init_distributed(dist_backend="gloo" if execution.accelerator == "CPU" else "nccl")
 
 
 def leave_together() -> None:

@@ -99,7 +99,7 @@ class ColocatedGeneration(EngineGeneration):
 
     def _learnt(self) -> dict[str, list[Strided | None]]:
         shapes = {name: list(shape) for name, shape in weight_shapes(self.model).items()}
-        sources, problems = self._call("weights_learn", shapes, engine_dtype(self.setup.plan))
+        sources, problems = self._call("weights_learn", shapes, engine_dtype(self.setup.plan.execution))
         if problems:
             raise unprovable(problems)
         learnt: dict[str, list[Strided | None]] = sources

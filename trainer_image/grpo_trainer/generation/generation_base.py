@@ -256,7 +256,7 @@ class EngineGeneration(ABC):
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy's weights in the engine's type, one at a time; see policy_weights."""
-        return policy_weights(self.model, getattr(torch, engine_dtype(self.setup.plan)))
+        return policy_weights(self.model, getattr(torch, engine_dtype(self.setup.plan.execution)))
 
     def rest(self) -> None:  # noqa: B027 - most engines have nothing to do then
         """Called once a generation's completions are all there, before the policy is trained on them."""

@@ -50,7 +50,7 @@ class EnginesMain:
             SHARE_OF_PATIENCE * patience("Training", plan.guard, plan.execution),
         )
         self._store = open_store(plan.rendezvous.address, plan.engines.weights_port)
-        self._fleet = Fleet(plan.engines, attempt_of(plan))
+        self._fleet = Fleet(plan.engines, attempt_of(plan.job))
         self._lanes: dict[str, Lane] = {}
         """By incarnation."""
         self._passes = 0
@@ -207,7 +207,7 @@ class EnginesMain:
         return self._lanes[incarnation]
 
     def _learn(self, lane: Lane) -> None:
-        asked = Learn(shapes=self._shapes, dtype=engine_dtype(self._setup.plan))
+        asked = Learn(shapes=self._shapes, dtype=engine_dtype(self._setup.plan.execution))
         workers = self._fleet.call(lane.engine.client.learn(asked, self._limit))
         if problems := [problem for _, found in workers for problem in found]:
             raise unprovable(problems)

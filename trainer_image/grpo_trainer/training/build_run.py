@@ -132,7 +132,7 @@ def build(
     rewards = build_rewards(plan.rewards, device=device(plan), hub=hub)
     require_patience(plan, rewards.longest_seconds)
     if uses_deepspeed(plan.execution):
-        rendezvous.prepare_deepspeed(plan)
+        rendezvous.prepare_deepspeed(plan.execution)
     config = GRPOConfig(**config_arguments(plan), reward_weights=rewards.weights)
     with recorder.part("load"):
         loaded = load_policy(plan, hub)

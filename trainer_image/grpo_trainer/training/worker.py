@@ -52,7 +52,7 @@ def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -
         recorder.stage("Loading")
         if bandwidth is not None:
             recorder.logged({ALLREDUCE.key: bandwidth})
-        Pulse(recorder, rendezvous.store_client(plan)).start()
+        Pulse(recorder, rendezvous.store_client(plan.rendezvous)).start()
         libraries.result()
 
 
