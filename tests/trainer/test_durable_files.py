@@ -61,7 +61,7 @@ def test_a_file_that_can_not_be_written_leaves_the_old_one(tmp_path: Path, monke
 def test_the_names_of_all_files_are_durable_before_the_manifest_that_lists_them(tmp_path: Path, events: Events) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
     claim(plan)
-    attempt = attempt_folder(plan)
+    attempt = attempt_folder(plan.checkpoint_directory, plan.job.attempt)
     assert attempt is not None
     checkpoint = checkpoint_folder(attempt, 3)
     (checkpoint / "global_step3").mkdir(parents=True)

@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 from grpo_api.report.training_metrics import ENGINE_MISMATCH
 from grpo_trainer.generation.generation_base import EngineGeneration
 from grpo_trainer.runtime.errors import WeightsDiffer, classify
-from grpo_trainer.runtime.paths import attempt_folder, checkpoint_folder
+from grpo_trainer.runtime.paths import attempt_named, checkpoint_folder
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 
 from . import trial_runs
@@ -88,9 +88,7 @@ def _run_and_save(context: Context, name: str, attempt: int) -> Ran:
 
 
 def _attempt(context: Context, name: str) -> Path:
-    folder = attempt_folder(make_plan(context, folder=context.path / name))
-    assert folder is not None
-    return folder
+    return context.path / name / attempt_named(1)
 
 
 def _flip(parameter: torch.nn.Parameter) -> None:

@@ -63,7 +63,7 @@ def main() -> int:
     started = unix_time()
     try:
         plan = read_plan(os.environ)
-        require_supported(plan)
+        require_supported(plan.execution)
         place = placement(plan.execution, os.environ)
         require_signable(plan, place)
     except BadInput as error:

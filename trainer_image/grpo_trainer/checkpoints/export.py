@@ -20,7 +20,7 @@ from grpo_api.text.contract import EXPORT_FOLDER
 from ..gang import rank0_task, ranks
 from ..runtime.durable_files import disk_errors, patiently, sync_folder, sync_tree
 from ..runtime.errors import DiskFailed
-from ..runtime.paths import attempt_name, run_folder
+from ..runtime.paths import attempt_named, run_folder
 from ..stores.run_store import run_store
 from ..stores.store_base import Tell, silent
 from ..weights.checkpoint_files import ADAPTER, ADAPTER_CONFIG
@@ -93,7 +93,7 @@ def send_model(plan: TrainingPlan, folder: Path, tell: Tell = silent) -> str | N
 
 def _root(plan: TrainingPlan) -> Path | None:
     """Where the export is written; on the pod's own disk if it only passes through."""
-    root = run_folder(plan)
+    root = run_folder(plan.checkpoint_directory)
     if root is None and plan.export and plan.export.to == "Hub":
         root = Path(tempfile.gettempdir()) / f"grpo-{plan.job.uid}"
         root.mkdir(exist_ok=True)
@@ -101,7 +101,7 @@ def _root(plan: TrainingPlan) -> Path | None:
 
 
 def _export(plan: TrainingPlan, source: Source, save: Callable[[str], None], complete: Describe, folder: Path) -> None:
-    temporary = folder.with_name(f".{EXPORT_FOLDER}-{attempt_name(plan)}")
+    temporary = folder.with_name(f".{EXPORT_FOLDER}-{attempt_named(plan.job.attempt)}")
     # A try that failed may have left files that this one does not write.
     rank0_task.run_on_rank0(lambda: shutil.rmtree(temporary, ignore_errors=True))
     ranks.together(lambda: save(str(temporary)), DiskFailed)
@@ -109,7 +109,7 @@ def _export(plan: TrainingPlan, source: Source, save: Callable[[str], None], com
 
 
 def _publish(plan: TrainingPlan, source: Source, complete: Describe, temporary: Path, folder: Path) -> None:
-    if run_folder(plan):
+    if run_folder(plan.checkpoint_directory):
         require_owner(plan)
     if plan.execution.method == "LoRA" and plan.adapter.merge_on_export:
         merge_adapter(source, temporary, remote_code=plan.model.trust_remote_code)

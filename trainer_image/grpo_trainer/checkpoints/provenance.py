@@ -46,7 +46,7 @@ from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV, IMAGE_ENV
 
 from ..process.outcome import kept_outcomes
 from ..runtime.clock import unix_time
-from ..runtime.paths import attempt_folder_of
+from ..runtime.paths import attempt_folder
 from ..weights.models import Source
 from ..weights.proof import Proof
 from .environment import environment, packages
@@ -225,7 +225,7 @@ def _attempts(run: Finished) -> list[AttemptRecord]:
 
 def _ends(plan: TrainingPlan, attempt: int) -> list[End]:
     """The ends of an attempt's processes; without their messages, which may quote anything."""
-    folder = attempt_folder_of(plan, attempt)
+    folder = attempt_folder(plan.checkpoint_directory, attempt)
     if folder is None:
         return []
     # A gang's processes mostly end alike, so equal ends are counted instead of listed.

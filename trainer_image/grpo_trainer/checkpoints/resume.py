@@ -50,7 +50,7 @@ def claim_folder(plan: TrainingPlan, tell: Tell = silent, clock: Clock = SYSTEM_
         Preempted: a newer attempt owns it.
         DiskFailed: the disk took nothing for minutes.
     """
-    folder = run_folder(plan)
+    folder = run_folder(plan.checkpoint_directory)
     if folder is None:
         return
 
@@ -135,7 +135,7 @@ def choose(
         Diverged: there are checkpoints but all are outdated.
         BadInput: that checkpoint belongs to a different run, or there are checkpoints but all are damaged.
     """
-    own, source, remote = run_folder(plan), plan.resume_from, remote_of(plan, tell)
+    own, source, remote = run_folder(plan.checkpoint_directory), plan.resume_from, remote_of(plan, tell)
     if remote:
         remote.bring_manifests()
     # spec.resumeFrom is only where the run began: its own checkpoints have come further.

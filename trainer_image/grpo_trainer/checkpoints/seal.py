@@ -72,7 +72,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
             Preempted: a newer attempt owns the folder.
             TrainingError: `write` refuses to save what it would.
         """
-        folder = attempt_folder(self._plan)
+        folder = attempt_folder(self._plan.checkpoint_directory, self._plan.job.attempt)
         assert folder is not None, "without a volume nothing is saved"
         checkpoint = checkpoint_folder(folder, step)
         self._recorder.stage("Saving")

@@ -188,7 +188,7 @@ def remote_of(plan: TrainingPlan, tell: Tell = silent, clock: Clock = SYSTEM_CLO
     Raises:
         BadInput: the store's settings are wrong.
     """
-    run, folder = run_store(plan, tell, clock=clock), run_folder(plan)
+    run, folder = run_store(plan, tell, clock=clock), run_folder(plan.checkpoint_directory)
     if run is None or folder is None:
         return None
     return Remote(run, folder, plan.execution.processes_per_node)

@@ -20,7 +20,7 @@ from grpo_api.report.artifacts import Checkpoint
 
 from ..runtime.durable_files import sync_folder, sync_folders, write_atomically
 from ..runtime.errors import BadInput, Preempted
-from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_name, number, run_folder
+from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_named, number, run_folder
 from .manifest import OWNER, Manifest, Owner
 
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -57,7 +57,7 @@ def _take(plan: TrainingPlan, folder: Path) -> None:
     # folder: that costs time and damages nothing.
     owner = Owner(uid=plan.job.uid, attempt=plan.job.attempt)
     write_atomically(folder / OWNER, owner.model_dump_json())
-    (folder / attempt_name(plan)).mkdir(exist_ok=True)
+    (folder / attempt_named(plan.job.attempt)).mkdir(exist_ok=True)
 
 
 def require_owner(plan: TrainingPlan) -> None:
@@ -81,7 +81,7 @@ def require_owner(plan: TrainingPlan) -> None:
 
 
 def _folder(plan: TrainingPlan) -> Path:
-    folder = run_folder(plan)
+    folder = run_folder(plan.checkpoint_directory)
     assert folder is not None, "without a volume there is nothing to own"
     return folder
 

@@ -115,7 +115,7 @@ def exported(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Source:
     Raises:
         BadInput: there is no exported model.
     """
-    root, run = run_folder(plan), run_store(plan, clock=clock)
+    root, run = run_folder(plan.checkpoint_directory), run_store(plan, clock=clock)
     if run:
         key = run.exported()
         if key is None:

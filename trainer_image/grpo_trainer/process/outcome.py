@@ -84,7 +84,7 @@ def keep(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None:
     alone, for a run that is started again although it has ended."""
     if outcome.rank == 0 and outcome.result is Result.SUCCEEDED:
         _keep_on_store(plan, outcome)
-    folder = attempt_folder(plan)
+    folder = attempt_folder(plan.checkpoint_directory, plan.job.attempt)
     if folder is None or not folder.is_dir():
         return
     try:
@@ -133,7 +133,7 @@ def finished_attempt(plan: TrainingPlan) -> Outcome | None:
     if run := run_store(plan):
         head = run.head()  # the same for all ranks: this attempt has the run, so no older one can change it
         return head.outcome if head else None
-    folder = run_folder(plan)
+    folder = run_folder(plan.checkpoint_directory)
     return last_success(folder) if folder else None
 
 

@@ -12,7 +12,6 @@ Every part that writes there knows its folder from here, and none of them knows 
 
 from pathlib import Path
 
-from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.contract import ATTEMPT_PREFIX, CHECKPOINT_PREFIX
 
 ATTEMPTS = f"{ATTEMPT_PREFIX}*"
@@ -23,25 +22,15 @@ MANIFEST = "manifest.json"
 """Names the files of a checkpoint that is complete."""
 
 
-def run_folder(plan: TrainingPlan) -> Path | None:
+def run_folder(checkpoint_directory: str | None) -> Path | None:
     """Folder of all attempts; None without a shared volume."""
-    return Path(plan.checkpoint_directory) if plan.checkpoint_directory is not None else None
+    return Path(checkpoint_directory) if checkpoint_directory is not None else None
 
 
-def attempt_folder(plan: TrainingPlan) -> Path | None:
-    """Folder of this attempt's checkpoints, samples and outcomes; None without a shared volume."""
-    return attempt_folder_of(plan, plan.job.attempt)
-
-
-def attempt_folder_of(plan: TrainingPlan, attempt: int) -> Path | None:
-    """The folder of any attempt of the job; None without a checkpoint directory."""
-    folder = run_folder(plan)
-    return folder and folder / f"{ATTEMPT_PREFIX}{attempt}"
-
-
-def attempt_name(plan: TrainingPlan) -> str:
-    """Name of this attempt's folder."""
-    return attempt_named(plan.job.attempt)
+def attempt_folder(checkpoint_directory: str | None, attempt: int) -> Path | None:
+    """Folder of an attempt's checkpoints, samples and outcomes; None without a shared volume."""
+    folder = run_folder(checkpoint_directory)
+    return folder and folder / attempt_named(attempt)
 
 
 def attempt_named(attempt: int) -> str:

@@ -349,7 +349,7 @@ def run_store(
     Raises:
         BadInput: as open_store.
     """
-    spec, folder = plan.checkpoint.store, run_folder(plan)
+    spec, folder = plan.checkpoint.store, run_folder(plan.checkpoint_directory)
     if spec is None or folder is None:
         return None
     from .store_client import open_store

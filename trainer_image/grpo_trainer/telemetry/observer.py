@@ -21,12 +21,10 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report import training_metrics as catalogue
 from grpo_api.report.training_metrics import WEIGHTS_VERSION
 
 from ..process.recorder import Recorder
-from ..runtime.paths import attempt_folder
 from .phases import PhaseClock
 
 SAMPLES = 3
@@ -99,8 +97,9 @@ SAMPLES_FILE_BYTES = 8 * 2**20
 class KeepSamples(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
     """Appends the last generation's samples every EVERY_STEPS steps; a full disk costs samples, never the run."""
 
-    def __init__(self, plan: TrainingPlan, observer: StepObserver) -> None:
-        self._folder = attempt_folder(plan)
+    def __init__(self, folder: Path | None, observer: StepObserver) -> None:
+        """`folder` is the attempt's; without one no samples are kept."""
+        self._folder = folder
         self._observer = observer
 
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:

@@ -44,6 +44,7 @@ from ..reference.strategies import strategy_for
 from ..rewards.reward_set import RewardSet, build_rewards
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput
+from ..runtime.paths import attempt_folder
 from ..telemetry.observer import KeepSamples, PublishLogs, StepObserver, log_line
 from ..telemetry.step_exchange import StepExchange
 from ..weights.models import LoadedModel, Source, architecture_of, load_policy
@@ -155,7 +156,8 @@ def build(
     observer.clock.entered = recorder.phase
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(plan, run_identity, recorder, preemption, skipped)
-    callbacks = [step_exchange, seal, PublishLogs(recorder, observer), KeepSamples(plan, observer)]
+    samples = KeepSamples(attempt_folder(plan.checkpoint_directory, plan.job.attempt), observer)
+    callbacks = [step_exchange, seal, PublishLogs(recorder, observer), samples]
     callbacks += [LossGuard(), KLGuard(plan.guard), EngineGuard(plan.guard), FollowPlan()]
     make_engine = engine_maker(plan, loaded.source, observer, recorder)
     parts = TrainerParts(replace(loaded, adapter=beginning.adapter), config, prompts, rewards, skipped, make_engine)

@@ -129,7 +129,7 @@ def _began_at(plan: TrainingPlan, checkpoint: Path | None) -> Beginning:
 
 def _is_own(plan: TrainingPlan, checkpoint: Path) -> bool:
     """Whether a checkpoint is one of this job."""
-    folder = run_folder(plan)
+    folder = run_folder(plan.checkpoint_directory)
     return folder is not None and checkpoint.is_relative_to(folder)
 
 
@@ -194,7 +194,7 @@ def _place(plan: TrainingPlan, folder: Path, recorder: Recorder, clock: Clock) -
     """
     url = send_model(plan, folder, recorder.event)
     hub = plan.export.hub if plan.export else None
-    local_copy = str(folder) if run_folder(plan) else ""
+    local_copy = str(folder) if run_folder(plan.checkpoint_directory) else ""
     kept = url or local_copy
     address = _pushed(plan, folder, hub, kept, recorder, clock=clock) if hub else ""
     if recorder.place.is_main:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
+from grpo_api.spec.training import AdapterSpec, TrainingSpec
 from grpo_api.text.contract import SCRATCH
 
 from ..runtime.errors import BadInput
@@ -54,20 +55,21 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
     """Keyword arguments of trl.GRPOConfig for this plan; rewards' weights are added where the rewards are built."""
     training, execution = plan.training, plan.execution
     arguments = {name: getattr(training, name) for name in SAME_NAME}
-    arguments |= _batching(execution) | _precision(plan) | _saving(plan) | _telling()
+    folder = attempt_folder(plan.checkpoint_directory, plan.job.attempt)
+    arguments |= _batching(execution) | _precision(execution, plan.adapter) | _saving(execution, folder) | _telling()
     arguments["beta"] = 0.0 if execution.strategy == "None" else training.beta
     arguments["max_steps"] = training.max_steps or -1
     arguments["warmup_steps"] = min(training.warmup_ratio, ALL_STEPS)
     arguments["shuffle_dataset"] = plan.dataset.shuffle
     arguments["trust_remote_code"] = plan.model.trust_remote_code
     if execution.engine:
-        arguments |= _engine(plan)
+        arguments |= _engine(training)
     if uses_deepspeed(execution):
         arguments["deepspeed"] = deepspeed_config(execution)
     return arguments
 
 
-def _engine(plan: TrainingPlan) -> dict[str, Any]:
+def _engine(training: TrainingSpec) -> dict[str, Any]:
     """TRL's arguments for a run with an engine; everything else about the engine is in generation/.
 
     TRL's correction weights tokens by the ratio of the trainer's to the engine's probability, if both are of the same
@@ -76,7 +78,7 @@ def _engine(plan: TrainingPlan) -> dict[str, Any]:
     return {
         "use_vllm": True,
         "vllm_mode": "colocate",
-        "vllm_importance_sampling_correction": plan.training.corrects_engine,
+        "vllm_importance_sampling_correction": training.corrects_engine,
     }
 
 
@@ -94,15 +96,14 @@ def _batching(execution: ExecutionPlan) -> dict[str, Any]:
     }
 
 
-def _precision(plan: TrainingPlan) -> dict[str, Any]:
+def _precision(execution: ExecutionPlan, adapter: AdapterSpec) -> dict[str, Any]:
     """bf16 asks for autocast, or under ZeRO for DeepSpeed's bf16 engine with float32 masters.
 
     Dropout is off (see models.without_dropout), but for the one before the adapter where spec.adapter.dropout asks for
     it: TRL would switch that off too, without a word.
     """
-    execution = plan.execution
     has_bf16_engine = uses_deepspeed(execution) and execution.dtype == "bfloat16"
-    keeps_adapter_dropout = execution.method == "LoRA" and plan.adapter.dropout
+    keeps_adapter_dropout = execution.method == "LoRA" and adapter.dropout
     return {
         "bf16": execution.autocast or has_bf16_engine,
         "optim": OPTIMIZERS[execution.optimizer],
@@ -113,14 +114,13 @@ def _precision(plan: TrainingPlan) -> dict[str, Any]:
     }
 
 
-def _saving(plan: TrainingPlan) -> dict[str, Any]:
+def _saving(execution: ExecutionPlan, folder: Path | None) -> dict[str, Any]:
     """save_total_limit stays unset: transformers would delete the old checkpoint before all ranks wrote the new one."""
-    folder = attempt_folder(plan)
     output = folder or Path(SCRATCH) / "grpo-output"
     return {
         "output_dir": str(output),
         "save_strategy": "no" if folder is None else "steps",
-        "save_steps": plan.execution.save_every_steps,
+        "save_steps": execution.save_every_steps,
         "save_total_limit": None,
     }
 
@@ -175,13 +175,12 @@ def deepspeed_config(execution: ExecutionPlan) -> dict[str, Any]:
     }
 
 
-def require_supported(plan: TrainingPlan) -> None:
+def require_supported(execution: ExecutionPlan) -> None:
     """Check what the schema can't.
 
     Raises:
         BadInput: an optimizer that does not work under the plan's ZeRO stage.
     """
-    execution = plan.execution
     if execution.optimizer == "AdamW8bit" and execution.zero_stage > 0:
         raise BadInput(
             f"plan.execution.optimizer is AdamW8bit under ZeRO-{execution.zero_stage}: bitsandbytes keeps embeddings "
