@@ -72,13 +72,13 @@ def ours(folder: Path, plan: TrainingPlan, meter: Meter) -> Any:
     from grpo_trainer.process.recorder import Recorder
     from grpo_trainer.process.watchdog import Watchdog
     from grpo_trainer.telemetry.observer import KeepSamples, PublishLogs, StepObserver
-    from grpo_trainer.telemetry.progress_server import serve
+    from grpo_trainer.telemetry.progress_server import limits_of, serve
     from grpo_trainer.telemetry.step_exchange import StepExchange
     from grpo_trainer.training.build_run import build
 
     os.environ |= {DATA_MOUNT_ENV: str(folder), PROGRESS_BIND_ENV: f"127.0.0.1:{free_port()}"}
-    recorder = Recorder(plan, Placement(0, 0, 1, 1), time.time())
-    serve(plan, recorder)
+    recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), time.time())
+    serve(limits_of(plan), recorder)
     watchdog = Watchdog(plan, recorder, lambda *_: None)
     watchdog.start()
     trainer = build(plan, recorder, watchdog, StepObserver()).trainer

@@ -16,7 +16,7 @@ from grpo_api.text.timing import Beginning
 from grpo_operator.process.settings import Tracing
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.telemetry.progress_server import serve
+from grpo_trainer.telemetry.progress_server import limits_of, serve
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from tests.integration.operator_bench import MERGE, PODS, Bench, Object, outcome
@@ -35,9 +35,9 @@ class Rank0:
 
     def __init__(self, bench: Bench, pod: Object, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
         plan = TrainingPlan.model_validate_json(pod["metadata"]["annotations"][PLAN_ANNOTATION])
-        self.recorder = Recorder(plan, Placement(0, 0, 1, 1), time.time())
+        self.recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), time.time())
         monkeypatch.setenv(PROGRESS_BIND_ENV, f"{address}:{PROGRESS_PORT}")
-        serve(plan, self.recorder)
+        serve(limits_of(plan), self.recorder)
         path = f"{PODS.format(bench.namespace)}/{pod['metadata']['name']}/status"
         bench.client.request("PATCH", path, {"status": {"podIP": address, "podIPs": [{"ip": address}]}}, MERGE)
 

@@ -32,8 +32,8 @@ def plan(endpoint: str, folder: Path, attempt: int, keep: int = 3, name: str = "
 def started(made: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> tuple[SealCheckpoints, Recorder]:
     """What saves an attempt's checkpoints, by this clock, once it has claimed the run."""
     claim_folder(made)
-    recorder = Recorder(made, Placement(0, 0, 1, 1), 0.0)
-    return SealCheckpoints(made, {}, recorder, Preemption.of(made), clock=clock), recorder
+    recorder = Recorder(made.job.attempt, Placement(0, 0, 1, 1), 0.0)
+    return SealCheckpoints(made, {}, recorder, Preemption(60.0, can_save=True), clock=clock), recorder
 
 
 def save(seal: SealCheckpoints, made: TrainingPlan, step: int, files: Mapping[str, bytes] = FILES) -> None:

@@ -181,7 +181,7 @@ def test_sigterm_while_loading_ends_the_process_at_once() -> None:
         ended.set()
         threading.Event().wait()  # os._exit doesn't return either
 
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0)
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0)
     recorder.stage("Loading")
     watchdog.Watchdog(PLAN, recorder, end).start()
     os.kill(os.getpid(), signal.SIGTERM)

@@ -64,7 +64,8 @@ def test_a_disk_that_fails_at_any_write_costs_one_checkpoint_and_no_step(disk: P
 def test_a_checkpoint_is_tried_again_after_ever_more_steps_and_told(tmp_path: Path) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path, execution={"saveEverySteps": 100})
     resume.claim_folder(plan)
-    recorder, preemption = Recorder(plan, Placement(0, 0, 1, 1), 0.0), Preemption.of(plan)
+    recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0)
+    preemption = Preemption(60.0, can_save=True)
     seal = SealCheckpoints(plan, {}, recorder, preemption)
 
     def write(step: int) -> None:
@@ -89,7 +90,8 @@ def test_a_checkpoint_is_tried_again_after_ever_more_steps_and_told(tmp_path: Pa
 def test_a_checkpoint_costs_the_time_of_writing_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
     resume.claim_folder(plan)
-    recorder, preemption, now = Recorder(plan, Placement(0, 0, 1, 1), 0.0), Preemption.of(plan), [0.0]
+    recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0)
+    preemption, now = Preemption(60.0, can_save=True), [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def write() -> None:
@@ -102,7 +104,8 @@ def test_a_checkpoint_costs_the_time_of_writing_it_too(tmp_path: Path, monkeypat
 
 def test_what_stops_is_not_made_to_save(tmp_path: Path) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
-    seal = SealCheckpoints(plan, {}, Recorder(plan, Placement(0, 0, 1, 1), 0.0), Preemption.of(plan))
+    recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0)
+    seal = SealCheckpoints(plan, {}, recorder, Preemption(60.0, can_save=True))
 
     def write() -> None:
         raise DiskFailed("full")
@@ -115,7 +118,7 @@ def test_what_stops_is_not_made_to_save(tmp_path: Path) -> None:
 
 def test_a_preempted_run_whose_checkpoint_failed_says_that_the_one_before_stands(tmp_path: Path) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
-    recorder = Recorder(plan, Placement(0, 0, 1, 1), 0.0)
+    recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0)
     recorder.not_saved("the checkpoint of step 8 could not be written: rank 0: full")
     run: Any = SimpleNamespace(
         trainer=SimpleNamespace(state=TrainerState(global_step=8)),

@@ -63,7 +63,7 @@ def trained(folder: Path | None, attempt: int = 1) -> str:
     export = ExportSpec.model_validate(EXPORT)
     changes = {"job": job, "dataset": DatasetSpec(name="team/rows"), "rewards": rewards, "export": export}
     plan = TrainingPlan.model_validate(plan.model_copy(update=changes).model_dump())
-    recorder = Recorder(plan, Placement(0, 0, 1, 1), time.time())
+    recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), time.time())
     claim_folder(plan)
     message = run(plan, recorder, Watchdog(plan, recorder, lambda *_: None), SteppedClock())
     assert recorder.progress.resumed_from_step == 6 * (attempt - 1)

@@ -45,7 +45,7 @@ def trained(folder: Path, attempt: int, revisions: dict[str, str]) -> Outcome:
     job = plan.job.model_copy(update={"attempt": attempt})
     changes = {"job": job, "dataset": DatasetSpec(name="team/rows"), "rewards": [judge], "revisions": revisions}
     plan = TrainingPlan.model_validate(plan.model_copy(update=changes).model_dump())
-    recorder = Recorder(plan, Placement(0, 0, 1, 1), time.time())
+    recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), time.time())
     claim_folder(plan)
     message = run(plan, recorder, Watchdog(plan, recorder, lambda *_: None), SteppedClock())
     assert recorder.progress.resumed_from_step == 3 * (attempt - 1)

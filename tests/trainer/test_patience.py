@@ -42,7 +42,7 @@ def estimated(seconds: float | None) -> TrainingPlan:
 
 def watched(clock: SteppedClock, plan: TrainingPlan = PLAN, rank: int = 0) -> tuple[Recorder, Watchdog]:
     """A recorder and the watchdog on it."""
-    known = Recorder(plan, Placement(rank, 0, 1, 2), 0.0, clock.now)
+    known = Recorder(plan.job.attempt, Placement(rank, 0, 1, 2), 0.0, clock.now)
     return known, Watchdog(plan, known, lambda *_: None, now=clock.now)
 
 
@@ -158,9 +158,9 @@ def test_a_slow_step_that_was_foreseen_is_no_hang(clock: SteppedClock) -> None:
     known.begin(0, 10)
     clock.advance(STEP_ESTIMATES * LIMIT - 1)
     assert watchdog.verdict() is None
-    require_patience(plan, LIMIT + 1)
+    require_patience(plan.guard, plan.execution, LIMIT + 1)
     with pytest.raises(BadInput, match=rf"for {LIMIT} s is ended as a hang"):
-        require_patience(PLAN, LIMIT + 1)
+        require_patience(PLAN.guard, PLAN.execution, LIMIT + 1)
     clock.advance(2)
     assert watchdog.verdict() is not None
 

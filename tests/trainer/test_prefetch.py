@@ -72,7 +72,7 @@ def fetched(hub: HubServer) -> list[str]:
 def load(job: TrainingPlan, commits: dict[str, str]) -> None:
     """All that the job's first attempt fetches, with what the cache's filler found."""
     hub = Hub(commits, clock=SteppedClock())
-    for repository in prefetch._models(job):
+    for repository in prefetch._models(job.model, job.rewards):
         locate(repository, job.execution.dtype, hub)
     read_hub(job.dataset, hub)
 

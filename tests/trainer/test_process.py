@@ -137,7 +137,7 @@ def test_durable_success_is_found_by_the_next_attempt(tmp_path: Path) -> None:
     found = finished_attempt(plan)
     assert found is not None
     assert (found.result, found.step) == (Result.SUCCEEDED, 6)
-    recorder = Recorder(plan, Placement(0, 0, 1, 1), 0.0)
+    recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0)
     recorder.adopt(found)
     told = make_outcome(0, Result.SUCCEEDED, "done", recorder.progress, export=recorder.export)
     assert (told.export, told.checkpoint) == (export, kept)
@@ -165,11 +165,11 @@ def test_a_success_is_told_by_the_first_rank_whoever_ends_first() -> None:
 
 
 def test_libraries_without_use_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert unused(changed(zero_stage=0, optimizer="AdamW")) == ["bitsandbytes", "deepspeed"]
-    assert unused(changed(zero_stage=2, optimizer="AdamW8bit")) == []
+    assert unused(changed(zero_stage=0, optimizer="AdamW").execution) == ["bitsandbytes", "deepspeed"]
+    assert unused(changed(zero_stage=2, optimizer="AdamW8bit").execution) == []
     monkeypatch.setitem(sys.modules, "bitsandbytes", math)
     monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
-    leave_out(PLAN)
+    leave_out(PLAN.execution)
     assert sys.modules["bitsandbytes"] is math
     assert importlib.util.find_spec("deepspeed") is None
     del sys.modules["deepspeed"]
@@ -178,7 +178,7 @@ def test_libraries_without_use_are_left_out(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_watchdog_ends_a_run_without_steps() -> None:
     clock = SteppedClock()
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0, clock.now)
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0, clock.now)
     recorder.begin(3, 10)
     watchdog = Watchdog(PLAN, recorder, lambda *_: None, now=clock.now)
     assert watchdog.verdict() is None

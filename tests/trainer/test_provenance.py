@@ -238,16 +238,16 @@ def test_a_wrong_key_is_told_before_anything_is_loaded_and_never_shown(
     tmp_path: Path, signing_key: Path, capfd: pytest.CaptureFixture[str], content: bytes | None, problem: str
 ) -> None:
     plan = signed(runs.plan(tmp_path / "model", folder=tmp_path / "run"))
-    require_signable(plan, MAIN)
+    require_signable(plan.export, MAIN)
     signing_key.unlink()
     if content is not None:
         signing_key.write_bytes(content)
     with pytest.raises(BadInput) as caught:
-        require_signable(plan, MAIN)
+        require_signable(plan.export, MAIN)
     assert "spec.export.signingKeySecretRef: " in str(caught.value)
     assert problem in str(caught.value)
     assert "c2VjcmV0" not in str(caught.value) + "".join(capfd.readouterr())
-    require_signable(plan, Placement(1, 0, 1, 2))  # only rank 0 signs
+    require_signable(plan.export, Placement(1, 0, 1, 2))  # only rank 0 signs
 
 
 def test_the_key_s_process_leaves_no_core(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class Train:
         runs.reset()
         self._capsys.readouterr()
         job = plan(self.folder, attempt, *skipped, kept=kept)
-        recorder = Recorder(job, Placement(0, 0, 1, 1), time.time())
+        recorder = Recorder(job.job.attempt, Placement(0, 0, 1, 1), time.time())
         claim_folder(job)
         run(job, recorder, Watchdog(job, recorder, lambda *_: None))
         return json_lines(self._capsys.readouterr().out, "step")

@@ -21,7 +21,7 @@ def clock() -> SteppedClock:
 
 
 def test_each_moment_belongs_to_one_part(clock: SteppedClock) -> None:
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0, clock.now)
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0, clock.now)
     story: tuple[tuple[float, Callable[[], None]], ...] = (
         (10, lambda: recorder.stage("Loading")),
         (20, lambda: recorder.stage("Proving")),
@@ -54,7 +54,7 @@ def test_each_moment_belongs_to_one_part(clock: SteppedClock) -> None:
 
 
 def test_an_attempt_that_finds_the_work_done_counts_all_of_it(clock: SteppedClock) -> None:
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0, clock.now)
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0, clock.now)
     clock.advance(3)
     done = Account(clock=Clock(loading=10, training=50))
     recorder.adopt(Outcome(result=Result.SUCCEEDED, attempt=4, account=done))

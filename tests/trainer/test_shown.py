@@ -14,7 +14,7 @@ from grpo_api.report.report import Samples
 from grpo_api.text.contract import HEADER, PROGRESS_BIND_ENV, TOKEN_DIGEST_ENV, digest
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.telemetry.progress_server import serve
+from grpo_trainer.telemetry.progress_server import limits_of, serve
 from tests.generated import cases
 from tests.support.ranks import runs
 from tests.support.ranks.pods import free_port
@@ -32,9 +32,9 @@ def served(monkeypatch: pytest.MonkeyPatch, wanted: str) -> int:
     port = free_port()
     monkeypatch.setenv(PROGRESS_BIND_ENV, f"127.0.0.1:{port}")
     monkeypatch.setenv(TOKEN_DIGEST_ENV, wanted)
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
     recorder.logged({"kl": 0.25}, [{"prompt": PROMPT, "completion": "4", "digits": math.nan}])
-    serve(PLAN, recorder)
+    serve(limits_of(PLAN), recorder)
     return port
 
 

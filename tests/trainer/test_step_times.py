@@ -10,7 +10,7 @@ from grpo_api.text.contract import PROGRESS_BIND_ENV, TRACE_QUERY
 from grpo_api.text.timing import Clock
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import KEPT_STEP_TIMES, Recorder
-from grpo_trainer.telemetry.progress_server import serve
+from grpo_trainer.telemetry.progress_server import limits_of, serve
 from harness.controlplane import free_port
 from tests.stepped_clock import SteppedClock
 from tests.trainer.test_process import PLAN
@@ -26,7 +26,7 @@ def clock() -> SteppedClock:
 
 def trained(clock: SteppedClock, first: int, steps: int, save: Sequence[int] = ()) -> Recorder:
     """A recorder after so many steps of 3 s of generating, 1 s of scoring and 2 s of training, then one has begun."""
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0, clock.now)
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0, clock.now)
     clock.advance(10)
     recorder.begin(first - 1, 10_000)
     for step in range(first, first + steps):
@@ -74,7 +74,7 @@ def test_the_first_and_the_newest_of_every_nth_are_told(clock: SteppedClock) -> 
     assert [one.step for one in recorder.steps(100)] == [5, 300, 400, 500, 600]
     assert [one.step for one in recorder.steps(200)] == [5, 200, 400, 600]
     assert [one.step for one in recorder.steps(10_000)] == [5]
-    assert Recorder(PLAN, Placement(0, 0, 1, 1), 0.0).steps(1) == []
+    assert Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0).steps(1) == []
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_steps_are_told_to_who_asks_for_so_many(
 ) -> None:
     port = free_port()
     monkeypatch.setenv(PROGRESS_BIND_ENV, f"127.0.0.1:{port}")
-    serve(PLAN, trained(clock, first=1, steps=7))
+    serve(limits_of(PLAN), trained(clock, first=1, steps=7))
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress{query}", timeout=60) as answer:
         progress = Progress.model_validate_json(answer.read())
     assert [one.step for one in progress.steps] == told

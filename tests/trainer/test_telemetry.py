@@ -52,7 +52,7 @@ def test_logs_are_translated_and_absent_stays_absent() -> None:
 
 
 def test_all_that_several_threads_publish_at_once_is_kept() -> None:
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
     began = threading.Barrier(4)
 
     def publish(thread: int) -> None:
@@ -81,9 +81,9 @@ def test_server_answers_and_a_taken_port_costs_only_telemetry(
 ) -> None:
     port = free_port()
     monkeypatch.setenv(PROGRESS_BIND_ENV, f"127.0.0.1:{port}")
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
-    serve(PLAN, recorder)
-    serve(PLAN, recorder)
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
+    serve(limits_of(PLAN), recorder)
+    serve(limits_of(PLAN), recorder)
     assert "telemetry is off" in capsys.readouterr().out
     recorder.logged({"kl": 0.25, "loss": 1.5, "reward_by_function/tall": 2.5})
     recorder.logged({"loss": math.nan, "reward_by_function/tall": -math.inf})
@@ -106,7 +106,7 @@ def test_server_answers_and_a_taken_port_costs_only_telemetry(
 def test_rank_0_answers_over_ipv6_and_on_both_families(bind: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     monkeypatch.setenv(PROGRESS_BIND_ENV, bind.format(port))
-    serve(PLAN, Recorder(PLAN, Placement(0, 0, 1, 1), time.time()))
+    serve(limits_of(PLAN), Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time()))
     with urllib.request.urlopen(f"http://{asked}:{port}/healthz", timeout=60) as answer:
         assert answer.read() == b"ok\n"
 
@@ -139,7 +139,7 @@ def test_a_scrape_has_limits_eta_process_and_build_beside_the_run() -> None:
 
 
 def test_a_step_that_is_not_finite_counts_once_whoever_finds_it() -> None:
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
     recorder.begin(0, 9)
     publish, guard = PublishLogs(recorder, StepObserver()), LossGuard()
     args: Any = SimpleNamespace(gradient_accumulation_steps=4)
@@ -157,7 +157,7 @@ def test_a_step_that_is_not_finite_counts_once_whoever_finds_it() -> None:
 
 
 def test_checkpoints_count_from_zero_and_the_newest_has_its_time() -> None:
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
     recorder.resumed(3, 1.7e9, Beginning())
     recorder.begin(3, 9)
     resumed = recorder.progress.metrics
@@ -182,7 +182,7 @@ def test_phases_interrupt_each_other() -> None:
 
 
 def test_samples_and_steps_name_the_weights_that_an_engine_sampled_with(capsys: pytest.CaptureFixture[str]) -> None:
-    recorder, observer = Recorder(PLAN, Placement(0, 0, 1, 1), time.time()), StepObserver()
+    recorder, observer = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time()), StepObserver()
     publish, args = PublishLogs(recorder, observer), cast(Any, None)
     for number in (0, 1_000_000_007):
         if number:

@@ -71,7 +71,7 @@ def run(context: Context, plan: TrainingPlan, prepare: Callable[[ReferenceGRPOTr
         os.environ.update(launch_environment(plan.rendezvous, place))
         rendezvous.join(plan, place)
     claim_folder(plan)
-    recorder = Recorder(plan, place, time.time())
+    recorder = Recorder(plan.job.attempt, place, time.time())
     built = build(plan, recorder, Watchdog(plan, recorder, lambda *_: None), StepObserver())
     logs = Logs()
     built.trainer.add_callback(logs)

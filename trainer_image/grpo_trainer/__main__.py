@@ -11,6 +11,7 @@ import traceback
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.termination_message import with_message
+from grpo_api.spec.checkpoint import ExportSpec
 from grpo_api.text.contract import THREADS_ENV
 
 from .checkpoints.signing_key import require_key
@@ -25,21 +26,21 @@ from .runtime.errors import BadInput, Diverged, classify
 from .training.trl_config import require_supported
 
 
-def require_signable(plan: TrainingPlan, place: Placement) -> None:
+def require_signable(export: ExportSpec | None, place: Placement) -> None:
     """Try the key that the export will be signed with; nobody should hear of a wrong one after days of training.
 
     Raises:
         BadInput: it can't be used.
     """
-    if place.is_main and plan.export and plan.export.signing_key_secret_ref:
+    if place.is_main and export and export.signing_key_secret_ref:
         require_key()
 
 
 def work(plan: TrainingPlan, place: Placement, started: float) -> int:
     """Run this process's worker to its end; returns the exit code of its Outcome."""
-    recorder = Recorder(plan, place, started)
+    recorder = Recorder(plan.job.attempt, place, started)
     try:
-        leave_out(plan)
+        leave_out(plan.execution)
         from .training.worker import train
 
         message = train(plan, place, recorder)
@@ -65,7 +66,7 @@ def main() -> int:
         plan = read_plan(os.environ)
         require_supported(plan.execution)
         place = placement(plan.execution, os.environ)
-        require_signable(plan, place)
+        require_signable(plan.export, place)
     except BadInput as error:
         return announce(with_message(Outcome(result=error.result), str(error)))
     if place.processes_per_node > 1 and LOCAL_RANK_ENV not in os.environ:

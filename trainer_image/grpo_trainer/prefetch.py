@@ -8,10 +8,13 @@ same tokens and the same patience. Begun again, it goes on with what is missing.
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.termination_message import with_message
+from grpo_api.spec.model import ModelSpec
+from grpo_api.spec.rewards import RewardSpec
 from grpo_api.text.clock import Clock
 
 from .hub.repositories import Hub, Repository
@@ -51,12 +54,12 @@ def fetch(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
         BadInput: there is no such repository or revision, no right to it, or it can't be used.
         Transient: the hub can't be asked now, or there is no room.
     """
-    leave_out(plan)
+    leave_out(plan.execution)
     from .data.row_sources import read_hub
     from .weights.models import locate
 
     progress = Progress(clock)
-    hub, models = Hub(plan.revisions, progress.arrived, clock=clock), _models(plan)
+    hub, models = Hub(plan.revisions, progress.arrived, clock=clock), _models(plan.model, plan.rewards)
     for repository in models:
         progress.begin(repository.words)
         locate(repository, plan.execution.dtype, hub)
@@ -73,10 +76,10 @@ def fetch(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
     )
 
 
-def _models(plan: TrainingPlan) -> list[Repository]:
+def _models(model: ModelSpec, rewards: Sequence[RewardSpec]) -> list[Repository]:
     """The repositories of all models; a folder is there already."""
-    named = [("model", plan.model.name, plan.model.revision)]
-    judges = ((position, reward.model) for position, reward in enumerate(plan.rewards))
+    named = [("model", model.name, model.revision)]
+    judges = ((position, reward.model) for position, reward in enumerate(rewards))
     named += [(f"rewards[{position}].model", judge.name, judge.revision) for position, judge in judges if judge]
     return [Repository("model", name, revision, path) for path, name, revision in named if not name.startswith("/")]
 

@@ -103,7 +103,8 @@ def _trainer(job: TrainingPlan, strike: Strike, witness: "Witness") -> Reference
             scores[:2] = HUGE, HUGE
         return scores
 
-    seal = SealCheckpoints(job, {}, Recorder(job, Placement(0, 0, 1, 1), 0.0), Preemption.of(job))
+    recorder = Recorder(job.job.attempt, Placement(0, 0, 1, 1), 0.0)
+    seal = SealCheckpoints(job, {}, recorder, Preemption(60.0, can_save=True))
     config = runs.configuration(job)
     trainer = runs.trainer(job, config, load_policy(job), Damage(strike), seal, witness, LossGuard(), rewards=reward)
     trainer.save, witness.trainer = seal.save, trainer

@@ -127,7 +127,7 @@ def train(case: Case, folder: Path, attempt: int, start: Path | None = None) -> 
     """One attempt of the case to its end, from the newest checkpoint that there is, or of `start`. A collective."""
     runs.reset()
     job = plan(case, folder, attempt).model_copy(update={"resume_from": start and str(start)})
-    recorder = Recorder(job, Placement(ranks.rank(), ranks.rank(), ranks.world_size(), 1), time())
+    recorder = Recorder(job.job.attempt, Placement(ranks.rank(), ranks.rank(), ranks.world_size(), 1), time())
     claim_folder(job)
     run = build(job, recorder, Watchdog(job, recorder, lambda *_: None), StepObserver())
     checkpoint = run.beginning.checkpoint

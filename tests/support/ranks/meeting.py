@@ -64,7 +64,7 @@ def main() -> None:
 
     if settings.get("unchecked"):
         rendezvous.check_network = lambda *_: None
-    recorder = Recorder(plan, place, time.time())
+    recorder = Recorder(plan.job.attempt, place, time.time())
     watchdog.Watchdog(plan, recorder, ended).start()
     try:
         bandwidth = rendezvous.join(plan, place, connecting=lambda: recorder.stage("Connecting"))

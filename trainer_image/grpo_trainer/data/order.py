@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import Generations
+from grpo_api.spec.training import TrainingSpec
 
 
 def rewind(sampler: Any, epoch: int) -> None:
@@ -91,14 +92,13 @@ class Cadence:
     """Micro-batches of a step; the last step of a pass may have fewer."""
 
     @classmethod
-    def of(cls, plan: TrainingPlan, prompts: int) -> "Cadence":
+    def of(cls, execution: ExecutionPlan, training: TrainingSpec, prompts: int) -> "Cadence":
         """The cadence of a plan with `prompts` prompts per epoch."""
-        execution = plan.execution
         completions = execution.micro_batch * execution.world_size * execution.steps_per_generation
-        prompts_per_generation = completions // plan.training.num_generations
+        prompts_per_generation = completions // training.num_generations
         return cls(
             per_pass=prompts // prompts_per_generation,
-            micro_batches=execution.steps_per_generation * plan.training.num_iterations,
+            micro_batches=execution.steps_per_generation * training.num_iterations,
             accumulation=execution.gradient_accumulation,
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import JobIdentity, TrainingPlan
 from grpo_api.provenance.provenance import (
     BUILDER,
     CONSUMED,
@@ -46,7 +46,7 @@ from ..weights.models import Dtype, Source, load_causal, locate
 
 
 def write_conversion(
-    plan: TrainingPlan,
+    job: JobIdentity,
     consumed: Mapping[str, str],
     source: Source,
     folder: Path,
@@ -57,7 +57,7 @@ def write_conversion(
     """Write the document about all files of a converted model into its folder.
 
     Args:
-        plan: of the attempt whose export it was.
+        job: the attempt whose export it was.
         consumed: name → sha256 of the export's files.
         source: the base that an adapter was merged into, or the export itself.
         folder: the converted model, complete.
@@ -83,7 +83,7 @@ def write_conversion(
             run_details=ConversionDetails(
                 builder=Builder(id=BUILDER, version=packages()),
                 metadata=BuildMetadata(
-                    invocation_id=f"{plan.job.uid}/{plan.job.attempt}",
+                    invocation_id=f"{job.uid}/{job.attempt}",
                     started_on=moment(started),
                     finished_on=moment(unix_time()),
                 ),
@@ -123,7 +123,7 @@ def convert(plan: TrainingPlan, export: Path, folder: Path, dtype: str | None, *
     asked = ConversionParameters(merge=merge, dtype=target)
     _seal(folder, asked)
     if (export / STATEMENT_FILE).exists():
-        write_conversion(plan, consumed, source, folder, asked=asked, started=started)
+        write_conversion(plan.job, consumed, source, folder, asked=asked, started=started)
     return folder
 
 

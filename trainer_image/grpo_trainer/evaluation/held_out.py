@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from trl.data_utils import apply_chat_template
 
 from grpo_api.plan.plan import TrainingPlan
+from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV
 
@@ -195,7 +196,7 @@ def held_out(plan: TrainingPlan, folder: Path, completions: int | None = None, s
         RewardError: a reward failed.
     """
     hub = Hub(plan.revisions)
-    rewards = build_rewards(plan.rewards, device=device(plan), hub=hub)
+    rewards = build_rewards(plan.rewards, device=device(plan.execution), hub=hub)
     each = completions or plan.training.num_generations
     if seed is None:
         seed = plan.training.seed
@@ -217,8 +218,8 @@ def _scores(
     """What each reward says of each completion; those of one row follow each other."""
     execution, remote_code = plan.execution, plan.model.trust_remote_code
     tokenizer = load_tokenizer(Source(str(folder), folder, "", execution.dtype), remote_code)
-    prompts, columns = _rows(plan, tokenizer, rewards, hub, each)
-    model = load_exported_model(folder, execution.dtype, device(plan), remote_code=remote_code)
+    prompts, columns = _rows(plan.dataset, plan.training, tokenizer, rewards, hub, each=each)
+    model = load_exported_model(folder, execution.dtype, device(plan.execution), remote_code=remote_code)
     batch = execution.generation_sub_batch or execution.micro_batch
     completions = sample(model, tokenizer, prompts, plan.training, batch=batch, seed=seed)
     size = plan.training.prompts_per_step * plan.training.num_generations
@@ -226,12 +227,18 @@ def _scores(
 
 
 def _rows(
-    plan: TrainingPlan, tokenizer: PreTrainedTokenizerBase, rewards: RewardSet, hub: Hub, each: int
+    dataset: DatasetSpec,
+    training: TrainingSpec,
+    tokenizer: PreTrainedTokenizerBase,
+    rewards: RewardSet,
+    hub: Hub,
+    *,
+    each: int,
 ) -> tuple[list[Prompt], Columns]:
     """Prompts and columns of the dataset, with each row repeated for each of its completions."""
     root = Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
-    few = plan.training.model_copy(update={"prompts_per_step": 1, "generation_batch_size": None})  # no step to fill
-    rows = load_prompts(plan.dataset, few, tokenizer, root=root, hub=hub).rows
+    few = training.model_copy(update={"prompts_per_step": 1, "generation_batch_size": None})  # no step to fill
+    rows = load_prompts(dataset, few, tokenizer, root=root, hub=hub).rows
     rewards.check(rows)
     repeated = rows.select([index for index in range(len(rows)) for _ in range(each)])
     columns = {name: list(repeated[name]) for name in repeated.column_names if name != "prompt"}

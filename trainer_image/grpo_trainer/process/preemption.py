@@ -6,8 +6,6 @@ of them at the same step. This is the rule alone; the step's exchange brings it 
 
 from dataclasses import dataclass
 
-from grpo_api.plan.plan import TrainingPlan
-
 GRACE_MARGIN_SECONDS = 5.0
 """Time kept free before the kubelet's SIGKILL, to write the outcome."""
 SAVE_STEPS = 3.0
@@ -22,11 +20,6 @@ class Preemption:
     can_save: bool
     save_seconds: float | None = None
     """Duration of the last checkpoint."""
-
-    @classmethod
-    def of(cls, plan: TrainingPlan) -> "Preemption":
-        """The rule of a plan."""
-        return cls(plan.grace_period_seconds, plan.checkpoint_directory is not None)
 
     def decide(self, waited: float, step_seconds: float) -> str:
         """`save` and stop, or `stop` without saving.

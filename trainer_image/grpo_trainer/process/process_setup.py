@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import ExecutionPlan
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 """cgroup v2: the container's CPU time as `quota period` in microseconds, or `max period` (cgroup-v2.rst)."""
@@ -30,19 +30,18 @@ def _cores(cpu_max: Path) -> float:
     return cores if quota == "max" else min(cores, int(quota) / int(period))
 
 
-def leave_out(plan: TrainingPlan) -> None:
+def leave_out(execution: ExecutionPlan) -> None:
     """From here on Python takes the unused libraries for not installed; those already imported stay.
 
     None in sys.modules means just that (Python's reference, "The module cache"), to importlib.util.find_spec too, by
     which the other libraries ask.
     """
     modules = cast(dict[str, ModuleType | None], sys.modules)
-    for name in unused(plan):
+    for name in unused(execution):
         modules.setdefault(name, None)
 
 
-def unused(plan: TrainingPlan) -> list[str]:
+def unused(execution: ExecutionPlan) -> list[str]:
     """Optional libraries that this plan never calls."""
-    execution = plan.execution
     needed = {"bitsandbytes": execution.optimizer == "AdamW8bit", "deepspeed": execution.zero_stage > 0}
     return [name for name, used in needed.items() if not used]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import get_args
 
-from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import Checkpoint, Export
 from grpo_api.report.report import MAX_PROBLEM, MAX_STEPS, MemoryShortage, Outcome, Progress, Samples, Stage, StepTime
 from grpo_api.report.training_metrics import (
@@ -134,7 +133,7 @@ class Recorder:
 
     def __init__(
         self,
-        plan: TrainingPlan,
+        attempt: int,
         place: Placement,
         started: float,
         now: Callable[[], float] = SYSTEM_CLOCK.now,
@@ -144,7 +143,7 @@ class Recorder:
         self._lock = threading.RLock()
         """Held over whatever is derived from the state that it replaces: several threads write."""
         self._durations: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._progress = Progress(attempt=plan.job.attempt)
+        self._progress = Progress(attempt=attempt)
         self._clock = RunClock(now)
         self._steps = StepTimes()
         self._account = Account()

@@ -112,7 +112,7 @@ def supervise(plan: TrainingPlan, place: Placement, last_words: float = LAST_WOR
         workers = [_start(place, local, Path(folder)) for local in range(place.processes_per_node)]
         with _forwarded_sigterm(workers):
             ended = _wait(workers, Countdown(last_words))
-        ends = _ends(ended, plan, oom_kills() > kills_before)
+        ends = _ends(ended, plan.job.attempt, oom_kills() > kills_before)
     code = announce(root_cause([end.outcome for end in ends]))
     not_kept = [end for end in ends if not end.kept]
     keep_in_time(lambda: _keep(plan, not_kept))
@@ -187,7 +187,7 @@ def kill(workers: list[Worker]) -> None:
         worker.process.kill()
 
 
-def _ends(workers: list[Worker], plan: TrainingPlan, oom_killed: bool) -> list[End]:
+def _ends(workers: list[Worker], attempt: int, oom_killed: bool) -> list[End]:
     """What is known of each process's end, in the order in which they ended."""
     said = {worker.rank: worker.outcome() for worker in workers}
     standstills = [one.standstill for one in said.values() if one]
@@ -196,7 +196,7 @@ def _ends(workers: list[Worker], plan: TrainingPlan, oom_killed: bool) -> list[E
     for worker in workers:
         outcome, stacks = said[worker.rank], read_stacks(worker.stacks_file)
         if outcome is None:
-            outcome = _concluded(worker, plan, oom_killed)
+            outcome = _concluded(worker, attempt, oom_killed)
             if silences and stacks:  # amid a hang, a process that can't even say so has stood still at least as long
                 outcome = stood_still(outcome, max(silences), stacks)
         kept = said[worker.rank] is not None and worker.process.wait() != -signal.SIGKILL
@@ -204,9 +204,9 @@ def _ends(workers: list[Worker], plan: TrainingPlan, oom_killed: bool) -> list[E
     return ends
 
 
-def _concluded(worker: Worker, plan: TrainingPlan, oom_killed: bool) -> Outcome:
+def _concluded(worker: Worker, attempt: int, oom_killed: bool) -> Outcome:
     """The outcome of a process that left none, by how it ended."""
-    code, unknown = worker.process.wait(), Progress(attempt=plan.job.attempt)
+    code, unknown = worker.process.wait(), Progress(attempt=attempt)
     # the counter is the container's: only together with this process's SIGKILL does it mean this process
     if code == -signal.SIGKILL and oom_killed:
         text = f"rank {worker.rank} was ended by the kernel's OOM killer: the pod's memory limit is too low for it"

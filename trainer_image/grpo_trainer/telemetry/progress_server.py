@@ -118,14 +118,14 @@ Page = Callable[[str], tuple[str, bytes]]
 JSON = "application/json"
 
 
-def serve(plan: TrainingPlan, recorder: Recorder) -> None:
+def serve(limits: Mapping[Metric, Values], recorder: Recorder) -> None:
     """Answer on GRPO_PROGRESS_BIND (`host:port`), by default every address of the pod at PROGRESS_PORT.
 
-    A port that is taken costs the telemetry, not the training.
+    `limits` are the plan's, published as metrics. A port that is taken costs the telemetry, not the training.
     """
     address = os.environ.get(PROGRESS_BIND_ENV, f":{PROGRESS_PORT}")
     registry = CollectorRegistry()
-    registry.register(ProgressCollector(lambda: recorder.progress, limits_of(plan)))
+    registry.register(ProgressCollector(lambda: recorder.progress, limits))
     ProcessCollector(registry=registry)
     wanted = os.environ.get(TOKEN_DIGEST_ENV, "")
     pages: dict[str, Page] = {

@@ -17,12 +17,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from trl import GRPOConfig
 
 from grpo_api.plan.hang_timeouts import patience
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.report import DATASET_FINGERPRINT, Generations
+from grpo_api.spec.dataset import DatasetSpec
+from grpo_api.spec.run_policy import GuardSpec
+from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV
 
@@ -130,8 +140,8 @@ def build(
     """
     recorder.stage("Loading")
     hub = Hub(plan.revisions, recorder.fetched, clock=clock)
-    rewards = build_rewards(plan.rewards, device=device(plan), hub=hub)
-    require_patience(plan, rewards.longest_seconds)
+    rewards = build_rewards(plan.rewards, device=device(plan.execution), hub=hub)
+    require_patience(plan.guard, plan.execution, rewards.longest_seconds)
     if uses_deepspeed(plan.execution):
         rendezvous.prepare_deepspeed(plan.execution)
     config = GRPOConfig(**config_arguments(plan), reward_weights=rewards.weights)
@@ -139,20 +149,20 @@ def build(
         loaded = load_policy(plan, hub)
     recorder.loaded(architecture_of(loaded.model))
     with recorder.part("data"):
-        prompts = _load_data(plan, loaded, hub)
+        prompts = _load_data(plan.dataset, plan.training, loaded.tokenizer, hub)
         rewards.check(prompts.rows)
     recorder.resolved({**hub.commits, DATASET_FINGERPRINT: prompts.fingerprint})
     _tell_prompts(prompts, recorder)
     run_identity = identity(plan, prompts.fingerprint)
-    cadence = Cadence.of(plan, len(prompts.rows))
+    cadence = Cadence.of(plan.execution, plan.training, len(prompts.rows))
 
     def outdated(made: Manifest) -> bool:
         return cadence.outdated(made.step, made.skipped, plan.skipped)
 
     with recorder.part("verify"):
         beginning = begin(plan, run_identity, outdated, recorder.event)
-    skipped = _skipped(plan, beginning)
-    preemption = Preemption.of(plan)
+    skipped = _skipped(plan.skipped, beginning.checkpoint)
+    preemption = Preemption(plan.grace_period_seconds, can_save=plan.checkpoint_directory is not None)
     observer.clock.entered = recorder.phase
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(plan, run_identity, recorder, preemption, skipped)
@@ -168,24 +178,24 @@ def build(
     return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence)
 
 
-def _skipped(plan: TrainingPlan, beginning: Beginning) -> Sequence[Generations]:
-    """What the plan leaves out, and what another run had whose checkpoint this one continues."""
-    made = read_manifest(beginning.checkpoint).skipped if beginning.checkpoint else []
-    return merged([*plan.skipped, *made])
+def _skipped(skipped: Sequence[Generations], checkpoint: Path | None) -> Sequence[Generations]:
+    """What the plan leaves out, and what the run had left out whose checkpoint this one continues."""
+    made = read_manifest(checkpoint).skipped if checkpoint else []
+    return merged([*skipped, *made])
 
 
-def device(plan: TrainingPlan) -> torch.device:
+def device(execution: ExecutionPlan) -> torch.device:
     """The device of this process."""
-    return torch.device("cpu" if plan.execution.accelerator == "CPU" else f"cuda:{torch.cuda.current_device()}")
+    return torch.device("cpu" if execution.accelerator == "CPU" else f"cuda:{torch.cuda.current_device()}")
 
 
-def require_patience(plan: TrainingPlan, longest_seconds: float) -> None:
+def require_patience(guard: GuardSpec, execution: ExecutionPlan, longest_seconds: float) -> None:
     """A reward may not take longer than the watchdog waits.
 
     Raises:
         BadInput: the rewards' declared time-outs exceed its patience.
     """
-    limit = patience("Training", plan.guard, plan.execution)
+    limit = patience("Training", guard, execution)
     if longest_seconds >= limit:
         raise BadInput(
             f"the rewards' time-outs allow {longest_seconds:.0f} s for one batch, but a run without a finished step "
@@ -200,9 +210,9 @@ def _tell_prompts(prompts: Prompts, recorder: Recorder) -> None:
         log_line(**prompts.counts)
 
 
-def _load_data(plan: TrainingPlan, loaded: LoadedModel, hub: Hub) -> Prompts:
+def _load_data(dataset: DatasetSpec, training: TrainingSpec, tokenizer: PreTrainedTokenizerBase, hub: Hub) -> Prompts:
     root = Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
-    return load_prompts(plan.dataset, plan.training, loaded.tokenizer, root=root, hub=hub)
+    return load_prompts(dataset, training, tokenizer, root=root, hub=hub)
 
 
 def make_trainer(

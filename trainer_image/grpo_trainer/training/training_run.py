@@ -104,11 +104,12 @@ def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
     """Say where this attempt begins and, in the log, what it leaves out."""
     checkpoint, adapter, skipped = run.beginning.checkpoint, run.beginning.adapter, run.trainer.skipped
     own = None
-    if checkpoint and _is_own(plan, checkpoint):
+    if checkpoint and _is_own(plan.checkpoint_directory, checkpoint):
         own = told(checkpoint, shown(plan, checkpoint))
     recorder.checkpoint_step = step = number(checkpoint) if checkpoint else 0
     if recorder.place.is_main:
-        recorder.resumed(step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(plan, checkpoint), own)
+        beginning = _began_at(plan.checkpoint_directory, checkpoint)
+        recorder.resumed(step, sealed_at(checkpoint) if checkpoint else 0.0, beginning, own)
         left_out = [(one.first, one.last) for one in skipped]
         log_line(
             attempt=plan.job.attempt,
@@ -119,17 +120,17 @@ def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
         )
 
 
-def _began_at(plan: TrainingPlan, checkpoint: Path | None) -> Beginning:
+def _began_at(checkpoint_directory: str | None, checkpoint: Path | None) -> Beginning:
     """Which attempt's time this one goes on from; another run's is no time of this job."""
-    if checkpoint is None or not _is_own(plan, checkpoint):
+    if checkpoint is None or not _is_own(checkpoint_directory, checkpoint):
         return Beginning()
     manifest = read_manifest(checkpoint)
     return Beginning(attempt=manifest.attempt, clock=manifest.clock)
 
 
-def _is_own(plan: TrainingPlan, checkpoint: Path) -> bool:
+def _is_own(checkpoint_directory: str | None, checkpoint: Path) -> bool:
     """Whether a checkpoint is one of this job."""
-    folder = run_folder(plan.checkpoint_directory)
+    folder = run_folder(checkpoint_directory)
     return folder is not None and checkpoint.is_relative_to(folder)
 
 
@@ -196,18 +197,19 @@ def _place(plan: TrainingPlan, folder: Path, recorder: Recorder, clock: Clock) -
     hub = plan.export.hub if plan.export else None
     local_copy = str(folder) if run_folder(plan.checkpoint_directory) else ""
     kept = url or local_copy
-    address = _pushed(plan, folder, hub, kept, recorder, clock=clock) if hub else ""
+    address = _pushed(plan.model.name, folder, hub, kept, recorder, clock=clock) if hub else ""
     if recorder.place.is_main:
         export = described(folder, url)
         recorder.export = export.model_copy(update={"to": "Hub", "path": address}) if hub else export
     return "the model is in " + " and in ".join(filter(None, (address, kept)))
 
 
-def _pushed(
-    plan: TrainingPlan, folder: Path, hub: HubExportSpec, kept: str, recorder: Recorder, *, clock: Clock
-) -> str:
-    """Push an exported model; its address on the hub. `kept`: where else it is; empty for nowhere. A collective."""
-    message = f"GRPO of {plan.model.name}, {recorder.step} steps"
+def _pushed(base: str, folder: Path, hub: HubExportSpec, kept: str, recorder: Recorder, *, clock: Clock) -> str:
+    """Push an exported model; its address on the hub. A collective.
+
+    `base` is the name of the model that was trained, `kept` where else the export is; empty for nowhere.
+    """
+    message = f"GRPO of {base}, {recorder.step} steps"
 
     def has_gone_out(_: int) -> None:
         recorder.event()

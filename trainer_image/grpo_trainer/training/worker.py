@@ -8,7 +8,7 @@ import gc
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.training_metrics import ALLREDUCE
 
 from ..checkpoints.resume import claim_folder
@@ -18,7 +18,7 @@ from ..process.heartbeat import Pulse
 from ..process.outcome import end_now, finished_attempt
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
-from ..telemetry.progress_server import serve
+from ..telemetry.progress_server import limits_of, serve
 
 
 def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
@@ -28,7 +28,7 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
         TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
     """
     if place.is_main:
-        serve(plan, recorder)
+        serve(limits_of(plan), recorder)
     watchdog = Watchdog(plan, recorder, lambda outcome, stacks: end_now(plan, outcome, stacks))
     watchdog.start()
     _join_and_import(plan, place, recorder)
@@ -45,7 +45,7 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
 def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -> None:
     """Both at once; the rendezvous stays in the main thread, whose CUDA device it sets."""
     with ThreadPoolExecutor(1, "imports") as pool:
-        libraries = pool.submit(_import_libraries, plan)
+        libraries = pool.submit(_import_libraries, plan.execution)
         libraries.add_done_callback(lambda _: recorder.reached("imports"))
         with recorder.part("rendezvous"):
             bandwidth = rendezvous.join(plan, place, connecting=lambda: recorder.stage("Connecting"))
@@ -56,13 +56,13 @@ def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -
         libraries.result()
 
 
-def _import_libraries(plan: TrainingPlan) -> None:
+def _import_libraries(execution: ExecutionPlan) -> None:
     """Imports without the garbage collector, which takes a quarter of the time to find that everything stays; what
     is there by then, half a million objects, is never walked through again in training either."""
     gc.disable()
     try:
         import_module(f"{__package__}.training_run")
-        if plan.execution.zero_stage > 0:
+        if execution.zero_stage > 0:
             import_module("deepspeed")
     finally:
         gc.enable()
