@@ -60,7 +60,7 @@ def measure(folder: Path) -> dict[str, Any]:
     from grpo_trainer.weights.checkpoint_files import open_weights
     from grpo_trainer.weights.models import load_policy
     from grpo_trainer.weights.parameters import is_partitioned
-    from grpo_trainer.weights.proof import prove
+    from grpo_trainer.weights.proof import prove_weights
     from tests.support.ranks import runs
 
     jobs = [runs.plan(folder / name, "Sharded", 3, WORLD) for name in ("small", "large")]
@@ -73,7 +73,7 @@ def measure(folder: Path) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     after = resident("RssAnon")
     with Peak() as proving, open_weights(folder / "large") as files:
-        proof = prove(loaded.model, files, "policy")
+        proof = prove_weights(loaded.model, files, "policy")
     parameters = list(loaded.model.parameters())
     assert all(is_partitioned(parameter) for parameter in parameters)
     sizes = [module_bytes(module) for module in loaded.model.modules()]

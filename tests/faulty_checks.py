@@ -6,7 +6,7 @@ import sys
 import time
 
 from grpo_acceptance import __main__ as acceptance
-from grpo_acceptance.findings import Check, Context, Finding, judged
+from grpo_acceptance.findings import Check, Context, Finding, make_finding
 
 CHILD = "child.pid"
 
@@ -14,7 +14,9 @@ CHILD = "child.pid"
 def passes(context: Context) -> list[Finding]:
     """Says where it ran."""
     return [
-        judged("passes", [], f"{context.device}, {context.world} ranks, GPUs {os.environ['CUDA_VISIBLE_DEVICES']!r}")
+        make_finding(
+            "passes", [], f"{context.device}, {context.world} ranks, GPUs {os.environ['CUDA_VISIBLE_DEVICES']!r}"
+        )
     ]
 
 

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Outcome
 from grpo_api.text.contract import DATA_MOUNT_ENV, PLAN_ANNOTATION
-from grpo_trainer.evaluation.held_out import held_out
-from grpo_trainer.evaluation.score import agree, reported
+from grpo_trainer.evaluation.held_out import evaluate_held_out
+from grpo_trainer.evaluation.score import is_within_noise, reported_reward
 from harness import stack
 from harness.access import Access
 from harness.cluster import Cluster
@@ -117,11 +117,11 @@ def test_it_earns_the_reward_that_the_job_reported_within_noise(
 ) -> None:
     (tmp_path / "held-out.jsonl").write_text(ROWS["held-out.jsonl"])
     monkeypatch.setenv(DATA_MOUNT_ENV, str(tmp_path))
-    found = held_out(plan, model, seed=7)
+    found = evaluate_held_out(plan, model, seed=7)
     outcome = Outcome.model_validate(newcomer.jobs.get(TRAINING)["status"]["outcome"])
-    job = reported(outcome, plan.training.prompts_per_step, found.spread)
+    job = reported_reward(outcome, plan.training.prompts_per_step, found.spread)
     assert job is not None
-    assert agree(found.reward, job), (found, job)
+    assert is_within_noise(found.reward, job), (found, job)
     told = newcomer.jobs.get(EVALUATION)["status"]["metrics"]["reward"]
     assert float(told) == pytest.approx(found.reward.mean, abs=2 * found.reward.margin)
 

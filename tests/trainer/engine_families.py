@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
 from vllm import LLM
 
-from grpo_trainer.engine_pod.hash_check import differing, expected_prints
+from grpo_trainer.engine_pod.hash_check import differing_names, expected_prints
 from grpo_trainer.engine_pod.vllm_arguments import EXTENSION
 from grpo_trainer.generation.generation_base import policy_weights, weight_shapes
 from tests.trainer.engine_runs import FACTS
@@ -74,12 +74,12 @@ def facts(kind: str, folder: Path, tied: bool) -> dict[str, Any]:
         call("weights_load", name, tensor)
         wanted[name] = expected_prints(tensor, sources[name], SEED)
     live = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
-    synced = differing(wanted, call("weights_prints", SEED))
+    synced = differing_names(wanted, call("weights_prints", SEED))
     missed = []
     for name, parameter in live.named_parameters():
         bits = parameter.data.view(-1).view(torch.int32)
         bits[bits.numel() // 2] ^= 1
-        if not differing(wanted, call("weights_prints", SEED)):
+        if not differing_names(wanted, call("weights_prints", SEED)):
             missed.append(name)
         bits[bits.numel() // 2] ^= 1
     return {"problems": [], "synced": synced, "missed": missed, "parameters": len(list(live.parameters()))}

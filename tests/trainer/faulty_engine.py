@@ -87,4 +87,4 @@ if __name__ == "__main__":
     os.setsid()  # so that one signal reaches all of its processes, as it does in a pod
     program.WORKER = "tests.trainer.faulty_engine.FaultyWorker"
     engine_http.EngineServer = FaultyServer  # type: ignore[misc]
-    program.leave(program.main())
+    program.exit_process(program.main())

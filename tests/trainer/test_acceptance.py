@@ -69,11 +69,11 @@ def test_the_memory_check_has_the_phases_of_a_prediction(facts: dict[str, Any]) 
 def test_memory_is_judged_by_its_peak_and_by_what_the_device_holds() -> None:
     (case, *_) = memory.cases()
     measured = {name: case["phases"][name] for name in ("generate", "reference", "forward", "backward", "step")}
-    exact = memory.compared(case, measured, case["device_bytes"])
+    exact = memory.compare_with_prediction(case, measured, case["device_bytes"])
     assert (exact.state, exact.numbers["error"]) == (State.PASSED, 0.0)
-    over = memory.compared(case, measured, case["device_bytes"] + 1)
+    over = memory.compare_with_prediction(case, measured, case["device_bytes"] + 1)
     assert (over.state, "more than" in over.message) == (State.FAILED, True)
-    small = memory.compared(case, {name: value // 2 for name, value in measured.items()}, 0)
+    small = memory.compare_with_prediction(case, {name: value // 2 for name, value in measured.items()}, 0)
     assert small.message.startswith("the predicted peak is off by +100.0%")
 
 
@@ -92,16 +92,16 @@ def test_the_fused_head_is_compared_with_the_logits(monkeypatch: pytest.MonkeyPa
     ("capability", "runs"), [((7, 0), False), ((7, 5), True), ((8, 9), True), ((9, 0), True), ((11, 0), False)]
 )
 def test_machine_code_runs_on_its_own_major_version(capability: tuple[int, int], runs: bool) -> None:
-    assert machine.covered(capability, ARCHES) is runs
-    assert machine.covered(capability, [*ARCHES, "compute_75"]) is (capability >= (7, 5))
-    assert not machine.covered(capability, [])
+    assert machine.is_built_for(capability, ARCHES) is runs
+    assert machine.is_built_for(capability, [*ARCHES, "compute_75"]) is (capability >= (7, 5))
+    assert not machine.is_built_for(capability, [])
 
 
 @given(st.dictionaries(st.integers(1, 9), st.dictionaries(st.sampled_from(trial_runs.NUMBERS), st.floats(-9, 9))))
 def test_a_run_differs_from_itself_by_nothing(steps: dict[int, dict[str, float]]) -> None:
     logged = any(steps.values())
-    assert trial_runs.difference(steps, steps) == (0.0 if logged else float("inf"))
-    assert trial_runs.finite(steps) == []
+    assert trial_runs.largest_difference(steps, steps) == (0.0 if logged else float("inf"))
+    assert trial_runs.nonfinite_problems(steps) == []
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

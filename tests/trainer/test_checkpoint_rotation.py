@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from grpo_trainer.checkpoints import volume_checkpoints
 from grpo_trainer.checkpoints.volume_checkpoints import claim, complete, rotate
 from grpo_trainer.runtime.errors import Preempted
-from grpo_trainer.runtime.paths import number
+from grpo_trainer.runtime.paths import number_in_name
 from tests.generated import cases
 from tests.trainer.test_checkpoint import make_plan, save
 
@@ -61,7 +61,7 @@ def test_what_was_saved_last_is_kept_although_damaged_ones_have_higher_steps(
         for attempt, (damaged, saves) in enumerate(attempts, start=1):
             plan = make_plan(Path(folder), attempt, keep=keep)
             claim(plan)
-            begin = next((number(one) for one in complete(Path(folder))[damaged:]), 0)
+            begin = next((number_in_name(one) for one in complete(Path(folder))[damaged:]), 0)
             for step in range(begin + 1, begin + 1 + saves):
                 made = save(plan, step)
                 rotate(plan)

@@ -23,7 +23,7 @@ from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.checkpoints.volume_checkpoints import list_files
 from grpo_trainer.delivery import serving
 from grpo_trainer.delivery.__main__ import main, send_file, send_listing
-from grpo_trainer.delivery.served_files import Folder
+from grpo_trainer.delivery.served_files import FolderSource
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.models import load_policy
 from tests.exported_model import KEYS, describe, public, verify
@@ -93,13 +93,13 @@ def test_what_was_exported_is_handed_out_as_it_is(plan: TrainingPlan, pod: Path)
 
 def test_a_spoiled_file_keeps_the_hash_that_the_trainer_took(plan: TrainingPlan, pod: Path) -> None:
     export = Path(str(plan.checkpoint_directory)) / "export"
-    before = serving.listing(Folder(export))
+    before = serving.make_listing(FolderSource(export))
     weights = next(export.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    assert serving.listing(Folder(export)) == before
+    assert serving.make_listing(FolderSource(export)) == before
     weights.unlink()
     with pytest.raises(BadInput, match=f"lacks {weights.name}, which SHA256SUMS names"):
-        serving.listing(Folder(export))
+        serving.make_listing(FolderSource(export))
 
 
 @pytest.mark.parametrize("plan", ["Adapter"], indirect=True)

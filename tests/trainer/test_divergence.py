@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_api.report.report import EXIT_CODES, Generations, Outcome
 from grpo_api.text.contract import TERMINATION_LOG_ENV
-from grpo_trainer.__main__ import work
+from grpo_trainer.__main__ import run_worker
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.runtime.errors import Diverged, DivergedKL
 from tests.generated import cases
@@ -61,9 +61,9 @@ def test_the_outcome_says_what_the_run_diverged_on(
         raise error
 
     monkeypatch.setattr("grpo_trainer.training.worker.train", train)
-    monkeypatch.setattr("grpo_trainer.__main__.leave_out", lambda _: None)
+    monkeypatch.setattr("grpo_trainer.__main__.hide_unused_libraries", lambda _: None)
     monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
-    code = work(runs.plan(tmp_path / "model"), Placement(0, 0, 1, 1), 0.0)
+    code = run_worker(runs.plan(tmp_path / "model"), Placement(0, 0, 1, 1), 0.0)
     said = Outcome.model_validate_json((tmp_path / "end").read_text())
     assert (said.result, said.diverged_on) == (error.result, error.diverged_on)
     assert code == EXIT_CODES[error.result]

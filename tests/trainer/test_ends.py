@@ -23,7 +23,7 @@ from grpo_trainer.checkpoints import resume
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process import watchdog
-from grpo_trainer.process.outcome import keep
+from grpo_trainer.process.outcome import keep_outcome
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.durable_files import write_atomically
 from grpo_trainer.runtime.errors import BadInput, RendezvousTimeout
@@ -47,19 +47,19 @@ def impatient(port: int) -> TrainingPlan:
 def test_a_rank_without_rank_0_says_where_it_looked() -> None:
     port = free_port()
     with pytest.raises(RendezvousTimeout, match=rf"rank 0 at 127\.0\.0\.1:{port} did not answer within"):
-        rendezvous.join(impatient(port), OTHER)
+        rendezvous.join_gang(impatient(port), OTHER)
 
 
 def test_rank_0_names_the_ranks_that_did_not_come() -> None:
     with pytest.raises(RendezvousTimeout, match=r"1 of 2 ranks came in time; missing: 1\."):
-        rendezvous.join(impatient(free_port()), MAIN)
+        rendezvous.join_gang(impatient(free_port()), MAIN)
 
 
 def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(RendezvousTimeout, match=rf"the store at 127\.0\.0\.1:{port} can't be opened"):
-            rendezvous.join(impatient(port), MAIN)
+            rendezvous.join_gang(impatient(port), MAIN)
 
 
 def test_a_volume_that_shows_nothing_of_rank_0_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_an_attempt_after_the_one_that_finished_only_says_so(tmp_path: Path) -> 
     first, second = (alone(tmp_path / "runs", attempt) for attempt in (1, 2))
     (tmp_path / "runs" / "attempt-1").mkdir(parents=True)
     end = Outcome(result=Result.SUCCEEDED, step=6, total_steps=6, attempt=1, message="trained 6 steps")
-    keep(first, end)
+    keep_outcome(first, end)
     with Gang(second, tmp_path, tmp_path / "pod", traced=True) as gang:
         assert gang.wait() == [0]
         outcome = gang.outcome()

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_trainer.engine_pod.messages import Completion, EngineState, Generate, Generated
-from grpo_trainer.generation.dispatch import Completing, Piece, capacity, pieces_of
-from grpo_trainer.generation.engine_client import EngineFailed, Rejected, Stale, Unreachable
-from grpo_trainer.generation.fleet import Engine, EngineView, look
+from grpo_trainer.generation.dispatch import CompletionDispatch, CompletionRequest, prompts_per_engine, split_requests
+from grpo_trainer.generation.engine_client import EngineFailed, EngineUnreachable, RequestRejected, WeightsLost
+from grpo_trainer.generation.fleet import Engine, EngineView, poll_engine
 from grpo_trainer.runtime.errors import TrainingError
 from tests.virtual_time import virtually
 
@@ -22,13 +22,13 @@ VERSION = 7
 
 @given(st.lists(st.tuples(st.sampled_from([[1], [2], [3]]), st.integers(0, 9)), min_size=1), st.integers(1, 4))
 def test_pieces_hold_all_that_is_wanted_in_its_order(wanted: list[tuple[list[int], int]], most: int) -> None:
-    pieces = pieces_of(wanted, most)
+    pieces = split_requests(wanted, most)
     assert [(piece.prompt, seed) for piece in pieces for seed in piece.seeds] == wanted
     assert max(len(piece.seeds) for piece in pieces) <= most
 
 
 def test_an_engine_holds_prompts_that_fill_it_twice() -> None:
-    assert (capacity(64, 8), capacity(65, 8), capacity(4, 8)) == (16, 18, 2)
+    assert (prompts_per_engine(64, 8), prompts_per_engine(65, 8), prompts_per_engine(4, 8)) == (16, 18, 2)
 
 
 def sampled(prompt: list[int], seed: int) -> Completion:
@@ -67,14 +67,16 @@ def engine(index: int, failures: dict[int, EngineFailed]) -> Engine:
     return made
 
 
-FAILURES = st.dictionaries(st.integers(1, 6), st.sampled_from([Unreachable("gone"), Stale("stale")]), max_size=2)
-PIECES = [Piece([number], [10 * number, 10 * number + 1]) for number in range(9)]
+FAILURES = st.dictionaries(
+    st.integers(1, 6), st.sampled_from([EngineUnreachable("gone"), WeightsLost("stale")]), max_size=2
+)
+PIECES = [CompletionRequest([number], [10 * number, 10 * number + 1]) for number in range(9)]
 
 
 @given(st.lists(FAILURES, min_size=1, max_size=3))
 def test_completions_are_the_same_whichever_engines_are_lost(failures: list[dict[int, EngineFailed]]) -> None:
     engines = [engine(index, one) for index, one in enumerate(failures)]
-    completing = Completing(engines, sound, PIECES, {}, sequences=4, stall=60.0)
+    completing = CompletionDispatch(engines, sound, PIECES, {}, sequences=4, stall=60.0)
     version = VERSION
     while not virtually(completing.go_on(version)):
         assert not any(one.view.serves(version) for one in engines)
@@ -96,7 +98,7 @@ def completed_although(failure: EngineFailed) -> list[Engine]:
         if one.view.index == 0:
             raise failure
 
-    completing = Completing(engines, prove, PIECES, {}, sequences=4, stall=60.0)
+    completing = CompletionDispatch(engines, prove, PIECES, {}, sequences=4, stall=60.0)
     assert virtually(completing.go_on(VERSION))
     return engines
 
@@ -110,13 +112,13 @@ def test_what_an_engine_sampled_that_has_other_weights_since_is_sampled_elsewher
 
 
 def test_an_engine_that_is_gone_before_it_is_proven_again_has_failed_no_proof() -> None:
-    view = completed_although(Unreachable("can't be reached for /prove"))[0].view
+    view = completed_although(EngineUnreachable("can't be reached for /prove"))[0].view
     assert (view.usable, view.strikes, view.losses) == (False, 0, 1)
 
 
 def test_both_engines_get_prompts_and_their_rates_are_told() -> None:
     engines = [engine(0, {}), engine(1, {})]
-    completing = Completing(engines, sound, PIECES, {}, sequences=2, stall=60.0)
+    completing = CompletionDispatch(engines, sound, PIECES, {}, sequences=2, stall=60.0)
     assert virtually(completing.go_on(VERSION))
     rates = completing.metrics()
     assert set(rates) == {"engine_tokens_per_second/0", "engine_tokens_per_second/1"}
@@ -124,9 +126,9 @@ def test_both_engines_get_prompts_and_their_rates_are_told() -> None:
 
 
 def test_a_prompt_that_no_engine_takes_ends_the_run() -> None:
-    engines = [engine(0, {1: Rejected("does not take it: too long")}), engine(1, {})]
+    engines = [engine(0, {1: RequestRejected("does not take it: too long")}), engine(1, {})]
     with pytest.raises(TrainingError, match="engine 0 at host-0 does not take it: too long"):
-        virtually(Completing(engines, sound, PIECES, {}, sequences=2, stall=60.0).go_on(VERSION))
+        virtually(CompletionDispatch(engines, sound, PIECES, {}, sequences=2, stall=60.0).go_on(VERSION))
 
 
 def test_an_engine_that_samples_no_token_is_given_up_and_its_prompts_go_elsewhere() -> None:
@@ -137,7 +139,7 @@ def test_an_engine_that_samples_no_token_is_given_up_and_its_prompts_go_elsewher
 
     stuck, good = engine(0, {}), engine(1, {})
     stuck.client = Stuck({})  # type: ignore[assignment]
-    completing = Completing([stuck, good], sound, PIECES, {}, sequences=2, stall=60.0)
+    completing = CompletionDispatch([stuck, good], sound, PIECES, {}, sequences=2, stall=60.0)
     assert virtually(completing.go_on(VERSION))
     assert stuck.view.condemned
     assert "sampled no token" in stuck.view.last
@@ -168,7 +170,7 @@ def looked(*answers: EngineState | EngineFailed, version: int | None = VERSION) 
     if version is not None:
         made.view.proven(version)
     for _ in range(len(answers)):
-        virtually(look(made))
+        virtually(poll_engine(made))
     return made, client
 
 
@@ -178,10 +180,10 @@ def test_what_a_look_shows() -> None:
     assert not looked(EngineState(incarnation="b", phase="Waiting"))[0].serves(VERSION)
     older = EngineState(incarnation="a", phase="Serving", version=VERSION - 1)
     assert "proven to have" in looked(older)[0].view.last
-    late = Unreachable("late", late=True)
+    late = EngineUnreachable("late", late=True)
     assert looked(late, late, as_proven, late)[0].serves(VERSION)
     assert not looked(late, late, late)[0].view.usable
-    assert not looked(Unreachable("refused"))[0].view.usable
+    assert not looked(EngineUnreachable("refused"))[0].view.usable
     assert not looked(EngineFailed("belongs to another attempt"))[0].view.usable
 
 
@@ -189,5 +191,5 @@ def test_an_engine_that_was_given_up_is_told_to_end() -> None:
     made, client = looked(version=None)
     made.view.give_up("has other weights")
     client.answers.append(EngineState(incarnation="a", phase="Waiting"))
-    virtually(look(made))
+    virtually(poll_engine(made))
     assert client.ended == ["has other weights"]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_trainer.engine_pod.hash_check import BLOCK, coefficients, mix, multilinear_hash
+from grpo_trainer.engine_pod.hash_check import BLOCK, coefficients, mix_bits, multilinear_hash
 from tests.generated import cases
 
 MODULUS = 1 << 64
@@ -24,7 +24,7 @@ SIZES = st.integers(0, 70) | st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 2 * B
 
 def coefficient(stream: int, place: int) -> int:
     """The definition, in Python's integers."""
-    number = ((place + 1) * 0x9E3779B97F4A7C15 + mix(stream)) % MODULUS
+    number = ((place + 1) * 0x9E3779B97F4A7C15 + mix_bits(stream)) % MODULUS
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) % MODULUS
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) % MODULUS
     return (number ^ (number >> 31)) | 1

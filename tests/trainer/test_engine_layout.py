@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from grpo_trainer.engine_pod.hash_check import differing, expected_prints, multilinear_hash
-from grpo_trainer.engine_pod.layout import Layout, learn, live
+from grpo_trainer.engine_pod.hash_check import differing_names, expected_prints, multilinear_hash
+from grpo_trainer.engine_pod.layout import Layout, learn_layout, live_part
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -64,9 +64,10 @@ def wrong(model: nn.Module, layout: Layout, tensors: dict[str, torch.Tensor], se
         for name, tensor in tensors.items()
     }
     found = {
-        name: [multilinear_hash(live(model, write), seed) for write in group] for name, group in layout.writes.items()
+        name: [multilinear_hash(live_part(model, write), seed) for write in group]
+        for name, group in layout.writes.items()
     }
-    return differing(wanted, found)
+    return differing_names(wanted, found)
 
 
 ENGINES = st.builds(
@@ -83,14 +84,14 @@ ENGINES = st.builds(
 
 @given(engine=ENGINES, seed=st.integers(0, 2**62))
 def test_a_sync_is_proven_and_every_element_that_differs_is_named(engine: Fused, seed: int) -> None:
-    layout = learn(engine, engine.load_weights, engine.shapes, torch.float32)
+    layout = learn_layout(engine, engine.load_weights, engine.shapes, torch.float32)
     assert layout.problems == []
     tensors = sent(engine.shapes, 1)
     engine.load_weights(tensors.items())
     assert wrong(engine, layout, tensors, seed) == []
     for name, group in layout.writes.items():
         for write in group:
-            view = live(engine, write)
+            view = live_part(engine, write)
             if view.numel():
                 before = view.clone()
                 view.view(torch.int32).bitwise_xor_(torch.zeros_like(view, dtype=torch.int32).fill_(1 << 13))
@@ -100,7 +101,7 @@ def test_a_sync_is_proven_and_every_element_that_differs_is_named(engine: Fused,
 
 @given(engine=ENGINES, data=st.data())
 def test_a_tensor_that_a_sync_skips_is_named(engine: Fused, data: st.DataObject) -> None:
-    layout = learn(engine, engine.load_weights, engine.shapes, torch.float32)
+    layout = learn_layout(engine, engine.load_weights, engine.shapes, torch.float32)
     engine.load_weights(sent(engine.shapes, 1).items())
     engine.skipped = data.draw(st.sampled_from(list(engine.shapes)))
     tensors = sent(engine.shapes, 2)
@@ -111,7 +112,7 @@ def test_a_tensor_that_a_sync_skips_is_named(engine: Fused, data: st.DataObject)
 def test_a_tied_parameter_is_written_once() -> None:
     engine = Fused([4, 4], 3)
     engine.head = nn.Parameter(engine.fused.data)  # another parameter on the same memory
-    assert learn(engine, engine.load_weights, engine.shapes, torch.float32).problems == []
+    assert learn_layout(engine, engine.load_weights, engine.shapes, torch.float32).problems == []
 
 
 class Deriving(Fused):
@@ -137,7 +138,7 @@ class FusedMoE(nn.Module):
 
 def problem_of(engine: nn.Module, shapes: dict[str, tuple[int, ...]]) -> str:
     """The only reason why there is no proof."""
-    problems = learn(engine, engine.load_weights, shapes, torch.float32).problems  # type: ignore[arg-type]
+    problems = learn_layout(engine, engine.load_weights, shapes, torch.float32).problems  # type: ignore[arg-type]
     assert problems
     return problems[0]
 
@@ -169,6 +170,6 @@ def test_a_part_that_is_not_sent_leaves_a_hole(missing: int) -> None:
 
 def test_writes_of_one_name_keep_their_order() -> None:
     engine = Fused([4, 4, 4], 3)
-    writes = learn(engine, engine.load_weights, engine.shapes, torch.float32).writes
+    writes = learn_layout(engine, engine.load_weights, engine.shapes, torch.float32).writes
     offsets = [writes[str(part)][0].target[0] for part in range(3)]
     assert all(first < second for first, second in pairwise(offsets))

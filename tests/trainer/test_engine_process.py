@@ -171,6 +171,6 @@ def test_a_child_that_ends_by_itself_changes_neither_the_exit_code_nor_the_end_o
     children, codes = [Child(ended=True), Child(ended=False)], list[int]()
     monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: children)
     monkeypatch.setattr(os, "_exit", codes.append)
-    program.leave(143)
+    program.exit_process(143)
     assert codes == [143]
     assert children[1].killed

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from grpo_trainer.engine_pod.served_version import Refused, ServedWeights
-from grpo_trainer.generation.dispatch import Division
-from grpo_trainer.generation.fleet import MAX_STRIKES, EngineView, told
+from grpo_trainer.engine_pod.served_version import RequestRefused, ServedWeights
+from grpo_trainer.generation.dispatch import PromptAssignment
+from grpo_trainer.generation.fleet import MAX_STRIKES, EngineView, engines_message
 
 
 class Dividing(RuleBasedStateMachine):
@@ -14,7 +14,7 @@ class Dividing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.division = Division(range(12), 3)
+        self.division = PromptAssignment(range(12), 3)
         self.held: list[tuple[int, int]] = []
         self.answered: list[int] = []
         self.unsettled: list[tuple[int, int]] = []
@@ -117,7 +117,7 @@ class Knowing(RuleBasedStateMachine):
             assert self.view.serves(version) == (self.proof == (self.view.incarnation, version))
         if self.view.incarnation in self.gave_up:
             assert not self.view.usable
-        assert self.view.last in told([self.view])
+        assert self.view.last in engines_message([self.view])
 
 
 test_knowing = Knowing.TestCase
@@ -136,7 +136,7 @@ class Serving(RuleBasedStateMachine):
     def sync(self, version: int, ends: bool) -> None:
         self.served.begin()
         self.serves, self.admitted = None, None
-        with pytest.raises(Refused, match="under way"):
+        with pytest.raises(RequestRefused, match="under way"):
             self.served.begin()
         if ends:
             self.served.received(version)
@@ -147,7 +147,7 @@ class Serving(RuleBasedStateMachine):
     def confirm(self, version: int) -> None:
         try:
             self.served.confirm(version)
-        except Refused:
+        except RequestRefused:
             return
         self.serves = version
 
@@ -156,7 +156,7 @@ class Serving(RuleBasedStateMachine):
         if (version, incarnation) == (self.serves, "me"):
             self.admitted = self.served.admit(version, incarnation)
         else:
-            with pytest.raises(Refused):
+            with pytest.raises(RequestRefused):
                 self.served.admit(version, incarnation)
 
     @invariant()
@@ -178,5 +178,5 @@ def test_a_completion_during_which_a_sync_began_is_not_handed_out() -> None:
     served.begin()
     served.received(3)
     served.confirm(3)
-    with pytest.raises(Refused, match="while the completion was sampled"):
+    with pytest.raises(RequestRefused, match="while the completion was sampled"):
         served.still(admitted)

@@ -13,7 +13,13 @@ from pydantic import ValidationError
 
 from grpo_trainer.engine_pod.engine_http import EngineServer
 from grpo_trainer.engine_pod.messages import ATTEMPT_HEADER, Completion, EngineState, Generate, Generated, Learn, Sync
-from grpo_trainer.generation.engine_client import EngineClient, EngineFailed, Rejected, Stale, Unreachable
+from grpo_trainer.generation.engine_client import (
+    EngineClient,
+    EngineFailed,
+    EngineUnreachable,
+    RequestRejected,
+    WeightsLost,
+)
 from tests.virtual_time import virtually
 
 pytestmark = pytest.mark.realtime
@@ -110,17 +116,17 @@ async def test_weights_come_in_are_proven_and_sampled_with(world: World) -> None
 
 async def test_what_was_not_confirmed_is_not_sampled_with(world: World) -> None:
     incarnation = (await world.client.state()).incarnation
-    with pytest.raises(Stale, match="no weights in phase Waiting"):
+    with pytest.raises(WeightsLost, match="no weights in phase Waiting"):
         await world.client.generate(wanted(incarnation))
-    with pytest.raises(Stale, match="version 3 was not received"):
+    with pytest.raises(WeightsLost, match="version 3 was not received"):
         await world.client.confirm(3)
     await world.serve(3)
-    with pytest.raises(Stale, match="version 4 is not served: the engine has version 3"):
+    with pytest.raises(WeightsLost, match="version 4 is not served: the engine has version 3"):
         await world.client.generate(wanted(incarnation, 4))
-    with pytest.raises(Stale, match="not another"):
+    with pytest.raises(WeightsLost, match="not another"):
         await world.client.generate(wanted("another"))
     await world.client.learn(Learn(shapes=SHAPES, dtype="float32"), PATIENCE)
-    with pytest.raises(Stale, match="no weights"):
+    with pytest.raises(WeightsLost, match="no weights"):
         await world.client.generate(wanted(incarnation))
 
 
@@ -131,7 +137,7 @@ async def test_a_completion_that_a_sync_overtakes_is_refused(world: World) -> No
     await world.sampler.sampling.wait()
     await world.serve(4)
     world.sampler.go_on.set()
-    with pytest.raises(Stale, match="a sync of weights began"):
+    with pytest.raises(WeightsLost, match="a sync of weights began"):
         await asked
 
 
@@ -158,9 +164,9 @@ async def test_only_its_own_attempt_is_answered(world: World) -> None:
 
 async def test_what_nobody_learnt_or_vllm_does_not_know_is_no_failure_of_the_engine(world: World) -> None:
     await world.serve(3)
-    with pytest.raises(Rejected, match="1 tensors were never learnt, the first is c"):
+    with pytest.raises(RequestRejected, match="1 tensors were never learnt, the first is c"):
         await world.client.sync(Sync(version=4, meeting={}, names=["c"]), PATIENCE)
-    with pytest.raises(Rejected, match="no such setting"):
+    with pytest.raises(RequestRejected, match="no such setting"):
         await world.client.generate(wanted((await world.client.state()).incarnation, bad=1))
 
 
@@ -171,10 +177,10 @@ async def test_any_other_body_is_refused(world: World, path: str) -> None:
             assert answer.status == 400, (path, body)
 
 
-async def asked_at(port: int, seconds: float) -> Unreachable:
+async def asked_at(port: int, seconds: float) -> EngineUnreachable:
     """How a sync ends at a port where no engine answers."""
     async with ClientSession() as session:
-        with pytest.raises(Unreachable) as ended:
+        with pytest.raises(EngineUnreachable) as ended:
             await EngineClient(session, "127.0.0.1", port, ATTEMPT).sync(
                 Sync(version=1, meeting={}, names=["a"]), seconds
             )
@@ -185,7 +191,7 @@ def test_an_engine_that_is_not_there_is_told_from_one_that_is_late() -> None:
     async def say_nothing(*_: object) -> None:
         await asyncio.Event().wait()
 
-    async def asked_in_vain() -> Unreachable:
+    async def asked_in_vain() -> EngineUnreachable:
         silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
         try:
             return await asked_at(silent.sockets[0].getsockname()[1], 600.0)

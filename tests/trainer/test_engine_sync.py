@@ -16,7 +16,7 @@ from grpo_trainer.engine_pod.hash_check import expected_prints
 from grpo_trainer.engine_pod.layout import Strided
 from grpo_trainer.engine_pod.transfer import Meeting, TransferFailed
 from grpo_trainer.generation import sync_pass
-from grpo_trainer.generation.engine_client import Prints, Unreachable
+from grpo_trainer.generation.engine_client import EngineUnreachable, Prints
 from grpo_trainer.generation.fleet import Engine, EngineView
 from grpo_trainer.generation.sync_pass import Lane, SyncPass, Verdict
 from tests.stepped_clock import SteppedClock
@@ -99,7 +99,7 @@ class World:
         self.clock = SteppedClock()
         self.groups: dict[str, FakeGroup] = {}
         self.lanes: list[Lane] = []
-        monkeypatch.setattr(sync_pass, "invite", lambda meeting, *_: self.groups[meeting.engine])
+        monkeypatch.setattr(sync_pass, "form_group", lambda meeting, *_: self.groups[meeting.engine])
         for index in range(2):
             client: Any = FakeClient((proves or {}).get(index, lambda: None))
             engine = Engine(EngineView(index, f"host-{index}"), client)
@@ -199,7 +199,7 @@ def test_an_engine_that_blocks_is_left_and_the_other_goes_on(monkeypatch: pytest
 
 def test_an_engine_that_is_gone_before_its_proof_is_told_from_one_that_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     def die() -> None:
-        raise Unreachable("can't be reached for /prove")
+        raise EngineUnreachable("can't be reached for /prove")
 
     world = World(monkeypatch, proves={0: die})
     world.sending.send(NAME, SENT)

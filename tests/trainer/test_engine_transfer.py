@@ -18,8 +18,8 @@ from grpo_trainer.engine_pod.transfer import (
     Meeting,
     TransferFailed,
     WeightGroup,
-    invite,
-    join,
+    form_group,
+    join_group,
     open_store,
 )
 from tests.stepped_clock import SteppedClock
@@ -41,8 +41,8 @@ def meeting() -> Iterator[Meeting]:
 def met(meeting: Meeting) -> list[WeightGroup]:
     """All sides of a meeting, rank 0 first."""
     with ThreadPoolExecutor(meeting.workers + 1) as pool:
-        workers = [pool.submit(join, meeting, rank) for rank in range(1, meeting.workers + 1)]
-        main = pool.submit(invite, meeting)
+        workers = [pool.submit(join_group, meeting, rank) for rank in range(1, meeting.workers + 1)]
+        main = pool.submit(form_group, meeting)
         return [one.result() for one in (main, *workers)]
 
 
@@ -149,7 +149,7 @@ def test_an_engine_that_does_not_come_is_not_waited_for_longer(
 ) -> None:
     clock = SteppedClock()
     with pytest.raises(TransferFailed, match=words):
-        invite(replace(meeting, name="nobody", seconds=60.0), abandoned, clock)
+        form_group(replace(meeting, name="nobody", seconds=60.0), abandoned, clock)
     assert clock.now() == pytest.approx(seconds, abs=2 * POLL_SECONDS)
 
 
@@ -164,7 +164,7 @@ def test_an_engine_that_can_not_reach_rank_0_says_where_it_looked(monkeypatch: p
     with pytest.raises(
         TransferFailed, match=r"rank 0 at trainer-0:29600 and engine 1 at host-1 did not meet .* timed out after 30 s"
     ):
-        join(nowhere, 1)
+        join_group(nowhere, 1)
 
 
 @pytest.mark.slow  # the store's own clock
@@ -173,4 +173,4 @@ def test_nobody_who_listens_is_looked_for_as_long_as_the_meeting_says() -> None:
     with pytest.raises(
         TransferFailed, match=rf"rank 0 at 127.0.0.1:{nowhere.port} and engine 1 at host-1 did not meet"
     ):
-        join(nowhere, 1)
+        join_group(nowhere, 1)

@@ -24,8 +24,17 @@ from grpo_api.text.contract import (
     TERMINATION_LOG_ENV,
 )
 from grpo_trainer.evaluation import __main__ as program
-from grpo_trainer.evaluation.held_out import held_out
-from grpo_trainer.evaluation.score import Estimate, Score, agree, as_json, noise, reported, score, sentence
+from grpo_trainer.evaluation.held_out import evaluate_held_out
+from grpo_trainer.evaluation.score import (
+    Estimate,
+    Score,
+    as_json,
+    is_within_noise,
+    noise_of_difference,
+    reported_reward,
+    score,
+    score_message,
+)
 from grpo_trainer.runtime.durable_files import write_atomically
 from grpo_trainer.stores.run_store import RunStore
 from grpo_trainer.stores.store_client import open_store
@@ -94,27 +103,31 @@ def test_nineteen_of_twenty_intervals_hold_the_truth_where_completions_of_a_row_
 @given(st.floats(-5, 5), st.floats(0, 5), st.floats(-5, 5), st.floats(0, 5))
 def test_means_agree_within_the_noise_of_both(one: float, error: float, other: float, other_error: float) -> None:
     a, b = Estimate(one, error), Estimate(other, other_error)
-    assert agree(a, b) == agree(b, a)
-    assert max(a.margin, b.margin) <= noise(a, b) <= a.margin + b.margin + 1e-9
-    assert agree(a, Estimate(one, other_error))
+    assert is_within_noise(a, b) == is_within_noise(b, a)
+    assert max(a.margin, b.margin) <= noise_of_difference(a, b) <= a.margin + b.margin + 1e-9
+    assert is_within_noise(a, Estimate(one, other_error))
 
 
 def test_a_job_without_a_reward_is_compared_with_nothing() -> None:
-    assert reported(Outcome(result=Result.SUCCEEDED, metrics={"reward": 1.0}), 4) is None
-    assert reported(Outcome(result=Result.SUCCEEDED, metrics={"reward": math.nan, "reward_std": 1.0}), 4) is None
-    job = reported(Outcome(result=Result.SUCCEEDED, metrics={"reward": 1.0, "reward_std": 0.5}), 4)
+    assert reported_reward(Outcome(result=Result.SUCCEEDED, metrics={"reward": 1.0}), 4) is None
+    assert reported_reward(Outcome(result=Result.SUCCEEDED, metrics={"reward": math.nan, "reward_std": 1.0}), 4) is None
+    job = reported_reward(Outcome(result=Result.SUCCEEDED, metrics={"reward": 1.0, "reward_std": 0.5}), 4)
     assert job == Estimate(1.0, 0.25)
     alike = Outcome(result=Result.SUCCEEDED, metrics={"reward": 1.0, "reward_std": 0.0})
-    assert reported(alike, 4, spread=0.5) == Estimate(1.0, 0.25), "a last step without a fault knows no better"
+    assert reported_reward(alike, 4, spread=0.5) == Estimate(1.0, 0.25), "a last step without a fault knows no better"
     found = Score(Estimate(0.5, 0.1), 10, 2)
-    assert sentence(found, None).endswith("the job reported none")
-    assert "within the noise" in sentence(found, job)
-    assert "outside the noise" in sentence(found, Estimate(2.0, 0.25))
+    assert score_message(found, None).endswith("the job reported none")
+    assert "within the noise" in score_message(found, job)
+    assert "outside the noise" in score_message(found, Estimate(2.0, 0.25))
     assert as_json(found, job)["job"]["withinNoise"] is True
 
 
 def test_a_model_is_sampled_with_a_seed_and_scored_by_all_rewards(plan: TrainingPlan, model: Path) -> None:
-    found, again, other = held_out(plan, model), held_out(plan, model), held_out(plan, model, seed=1)
+    found, again, other = (
+        evaluate_held_out(plan, model),
+        evaluate_held_out(plan, model),
+        evaluate_held_out(plan, model, seed=1),
+    )
     assert found == again
     assert found != other
     assert (found.rows, found.completions) == (len(ROWS), COMPLETIONS)
@@ -130,7 +143,7 @@ def test_reward_models_and_text_prompts_are_scored_as_in_training(
     judge = demo_model.save_reward_model(tmp_path / "judge")
     rewards = [{"model": {"name": str(judge), "dtype": "float32"}}]
     own = TrainingPlan.model_validate(plan.model_dump(by_alias=True, exclude_none=True) | {"rewards": rewards})
-    found = held_out(own, model, completions=2)
+    found = evaluate_held_out(own, model, completions=2)
     assert math.isfinite(found.reward.mean)
     assert found.reward.standard_error > 0
 
@@ -151,7 +164,7 @@ def test_as_a_jobs_command_it_waits_for_the_model_and_ends_with_its_reward(
     finishing.join()
     said = Outcome.model_validate_json((tmp_path / "termination-log").read_text())
     assert (said.result, said.attempt) == (Result.SUCCEEDED, plan.job.attempt)
-    assert said.metrics["reward"] == held_out(plan, model).reward.mean
+    assert said.metrics["reward"] == evaluate_held_out(plan, model).reward.mean
     assert "the job reported 0.500" in said.message
 
 
@@ -174,7 +187,7 @@ def test_a_model_on_an_object_store_is_waited_for_and_brought(
         run.finish(Outcome(result=Result.SUCCEEDED, metrics={"reward": 0.5, "reward_std": 1.0}))
         assert program.main(["--wait", "60"]) == 0
     said = Outcome.model_validate_json((tmp_path / "termination-log").read_text())
-    assert said.metrics["reward"] == held_out(plan, model).reward.mean
+    assert said.metrics["reward"] == evaluate_held_out(plan, model).reward.mean
     assert "the job reported 0.500" in said.message
 
 

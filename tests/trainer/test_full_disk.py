@@ -18,11 +18,11 @@ from grpo_api.report.report import Outcome, Result
 from grpo_trainer.checkpoints import resume
 from grpo_trainer.checkpoints.seal import SealCheckpoints
 from grpo_trainer.gang.placement import Placement
-from grpo_trainer.process.outcome import keep
+from grpo_trainer.process.outcome import keep_outcome
 from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime import durable_files
-from grpo_trainer.runtime.durable_files import patiently
+from grpo_trainer.runtime.durable_files import retry_disk_errors
 from grpo_trainer.runtime.errors import DiskFailed, Preempted
 from grpo_trainer.training.training_run import _finish
 from tests.stepped_clock import SteppedClock
@@ -146,14 +146,14 @@ def failing(times: int, error: Callable[[], Exception]) -> Callable[[], str]:
 
 def test_what_a_run_can_not_go_on_without_is_tried_until_the_disk_is_well() -> None:
     clock = SteppedClock()
-    assert patiently(failing(3, DiskFailed), clock) == "done"
+    assert retry_disk_errors(failing(3, DiskFailed), clock) == "done"
     assert clock.sleeps == [1, 2, 4]
     clock = SteppedClock()
     with pytest.raises(DiskFailed):
-        patiently(failing(99, DiskFailed), clock)
+        retry_disk_errors(failing(99, DiskFailed), clock)
     assert clock.now() == 300
     with pytest.raises(ValueError, match="ours"):
-        patiently(failing(1, lambda: ValueError("ours")), clock)
+        retry_disk_errors(failing(1, lambda: ValueError("ours")), clock)
     assert clock.now() == 300, "what another try can't mend is told at once"
 
 
@@ -163,7 +163,7 @@ def test_a_full_disk_keeps_neither_the_claim_nor_the_words_at_the_end(
     plan = runs.plan(Path("/models/demo"), folder=disk)
     resume.claim_folder(plan)
     fill(disk / "ballast")
-    keep(plan, Outcome(result=Result.SUCCEEDED, message="m" * 3000))
+    keep_outcome(plan, Outcome(result=Result.SUCCEEDED, message="m" * 3000))
     assert "the outcome is in the termination message only: [Errno 28]" in capsys.readouterr().out
     resume.claim_folder(plan, clock=SteppedClock(after_sleep=(disk / "ballast").unlink))
     assert "tried again in 1 s: OSError: [Errno 28] No space left on device" in capsys.readouterr().out

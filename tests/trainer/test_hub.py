@@ -21,10 +21,10 @@ from grpo_api.spec.training import TrainingSpec
 from grpo_trainer.data.dataset import Prompts, load_prompts
 from grpo_trainer.hub import retry
 from grpo_trainer.hub.repositories import Hub, Repository
-from grpo_trainer.hub.retry import Tell
+from grpo_trainer.hub.retry import ReportBytes
 from grpo_trainer.runtime.clock import LONGEST_PAUSE, LONGEST_WAIT
-from grpo_trainer.runtime.errors import BadInput, DiskFailed, HubUnavailable, classify
-from grpo_trainer.weights.models import Source, load_policy, locate
+from grpo_trainer.runtime.errors import BadInput, DiskFailed, HubUnavailable, classify_error
+from grpo_trainer.weights.models import Source, load_policy, locate_model
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import demo_model, runs
@@ -52,13 +52,13 @@ def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield server
 
 
-def stepped(commits: Mapping[str, str] | None = None, tell: Tell = lambda _: None) -> Hub:
+def stepped(commits: Mapping[str, str] | None = None, tell: ReportBytes = lambda _: None) -> Hub:
     """A way to the hub whose waiting takes no time."""
     return Hub(commits or {}, tell, clock=SteppedClock())
 
 
 def located(way: Hub | None = None) -> Source:
-    return locate(Repository("model", "team/model", None, "model"), "float32", way or stepped())
+    return locate_model(Repository("model", "team/model", None, "model"), "float32", way or stepped())
 
 
 def prompts(way: Hub | None = None, /, **spec: str) -> Prompts:
@@ -118,7 +118,7 @@ def test_a_hub_that_stays_away_is_left_after_a_while_and_the_gang_restarts(hub: 
     hub.faults = ["503"] * 1000
     with pytest.raises(HubUnavailable, match=r"team/model .*nothing arrived for .*HTTP 503") as caught:
         located(Hub(clock=clock))
-    assert classify(caught.value)[0] not in PERMANENT
+    assert classify_error(caught.value)[0] not in PERMANENT
     assert LONGEST_WAIT - LONGEST_PAUSE <= clock.now() <= LONGEST_WAIT
     assert len(hub.asked) > LONGEST_WAIT / LONGEST_PAUSE, "it was tried again"
 
@@ -156,7 +156,7 @@ def test_a_full_disk_is_no_missing_model(hub: HubServer, tmp_path: Path, monkeyp
     monkeypatch.setattr(Path, "open", full)
     with pytest.raises(DiskFailed, match=r"no room left in .*models--team--model, \d+ bytes are free") as caught:
         located()
-    assert classify(caught.value)[0] not in PERMANENT
+    assert classify_error(caught.value)[0] not in PERMANENT
     with pytest.raises(DiskFailed):
         prompts()
 
@@ -227,7 +227,7 @@ def test_offline_what_is_cached_is_all_there_is(
 
 
 def test_a_token_of_the_store_that_has_run_out_passes() -> None:
-    assert retry.passing(hf_xet.XetAuthenticationError("expired"))
-    assert retry.passing(RuntimeError("the store did not answer"))
-    assert retry.passing(RuntimeError("Dataset scripts are no longer supported, but found a.py")) is None
-    assert retry.passing(PermissionError(13, "Permission denied")) is None
+    assert retry.passing_error(hf_xet.XetAuthenticationError("expired"))
+    assert retry.passing_error(RuntimeError("the store did not answer"))
+    assert retry.passing_error(RuntimeError("Dataset scripts are no longer supported, but found a.py")) is None
+    assert retry.passing_error(PermissionError(13, "Permission denied")) is None

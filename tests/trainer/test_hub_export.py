@@ -22,7 +22,7 @@ from grpo_api.text.contract import EXPORT_TOKEN_ENV
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.hub import hub_client
-from grpo_trainer.hub.retry import NotNow
+from grpo_trainer.hub.retry import TryLater
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.runtime.errors import BadInput, HubUnavailable
@@ -100,7 +100,7 @@ def test_a_hub_that_fails_loses_no_model_and_the_next_attempt_only_pushes(
 
     def down(self: hub_client.Client, request: object, **options: object) -> object:
         if "preupload" in str(request.url):  # type: ignore[attr-defined]
-            raise NotNow("HTTP 503")
+            raise TryLater("HTTP 503")
         return send(self, request, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(hub_client.Client, "send", down)

@@ -19,9 +19,9 @@ from grpo_api.spec.checkpoint import HubExportSpec
 from grpo_api.text.contract import EXPORT_TOKEN_ENV
 from grpo_trainer.hub import hub_client
 from grpo_trainer.hub import push as pushing
-from grpo_trainer.hub.retry import Tell
+from grpo_trainer.hub.retry import ReportBytes
 from grpo_trainer.runtime.clock import LONGEST_PAUSE, LONGEST_WAIT
-from grpo_trainer.runtime.errors import BadInput, HubUnavailable, classify
+from grpo_trainer.runtime.errors import BadInput, HubUnavailable, classify_error
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
 from tests.trainer.hub import LOST, PASSING, Repository, files_of, use
@@ -76,10 +76,12 @@ def push(
     clock: SteppedClock | None = None,
 ) -> str:
     tell = (lambda _: None) if told is None else told.append
-    return pushing.push(folder, spec(private), "six steps", tell, only_copy=only_copy, clock=clock or SteppedClock())
+    return pushing.push_folder(
+        folder, spec(private), "six steps", tell, only_copy=only_copy, clock=clock or SteppedClock()
+    )
 
 
-def require_target(tell: Tell = lambda _: None) -> None:
+def require_target(tell: ReportBytes = lambda _: None) -> None:
     pushing.require_target(spec(), tell, SteppedClock())
 
 
@@ -200,7 +202,7 @@ def test_a_hub_that_stays_away_is_left_sooner_if_the_model_is_safe(hub: Writable
     hub.faults = ["503"] * 1000
     with pytest.raises(HubUnavailable, match=r"team/out: .*HTTP 503") as caught:
         push(export, clock=clock)
-    assert classify(caught.value)[0] not in PERMANENT
+    assert classify_error(caught.value)[0] not in PERMANENT
     assert LONGEST_WAIT - LONGEST_PAUSE <= clock.now() <= LONGEST_WAIT
     hub.faults = ["503"] * 40
     clock = SteppedClock()

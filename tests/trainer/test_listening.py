@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from grpo_trainer.gang.interfaces import listening, split
+from grpo_trainer.gang.interfaces import open_listening_socket, split_address
 
 pytestmark = pytest.mark.realtime
 
@@ -23,20 +23,20 @@ def answers(listener: socket.socket, host: str) -> bool:
     [("", ["127.0.0.1", "::1"]), ("::1", ["::1"]), ("127.0.0.1", ["127.0.0.1"]), ("0.0.0.0", ["127.0.0.1"])],
 )
 def test_a_listener_answers_on_its_addresses(host: str, answered: list[str]) -> None:
-    with listening(host, 0) as listener:
+    with open_listening_socket(host, 0) as listener:
         assert [one for one in ("127.0.0.1", "::1") if answers(listener, one)] == answered
 
 
 def test_a_machine_without_ipv6_listens_on_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
-    with listening("", 0) as listener:
+    with open_listening_socket("", 0) as listener:
         assert listener.family is socket.AF_INET
         assert answers(listener, "127.0.0.1")
 
 
 def test_a_taken_port_is_no_reason_to_try_another_family() -> None:
-    with listening("", 0) as first, pytest.raises(OSError, match="in use"):
-        listening("", first.getsockname()[1])
+    with open_listening_socket("", 0) as first, pytest.raises(OSError, match="in use"):
+        open_listening_socket("", first.getsockname()[1])
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_a_taken_port_is_no_reason_to_try_another_family() -> None:
     [(":8080", ("", 8080)), ("127.0.0.1:1", ("127.0.0.1", 1)), ("[::1]:8080", ("::1", 8080)), ("[::]:1", ("::", 1))],
 )
 def test_an_address_may_have_colons_of_its_own(address: str, parts: tuple[str, int]) -> None:
-    assert split(address) == parts
+    assert split_address(address) == parts

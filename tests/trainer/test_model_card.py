@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import DATASET_FINGERPRINT
 from grpo_api.spec.dataset import DatasetSpec
-from grpo_trainer.hub.model_card import Trained, converted_card, model_card, write_card
+from grpo_trainer.hub.model_card import TrainedModel, converted_card, model_card, write_card
 from tests.generated import cases
 from tests.support.ranks import runs
 
@@ -26,10 +26,10 @@ NAME = TEXT.map(lambda text: re.sub(r"[\x00-\x20\x7f]", "", text)).filter(bool)
 """As grpo_api.text.names.Repository takes them."""
 
 
-def trained(model: str = "org/base", strategy: str = "Clone", **changes: Any) -> Trained:
+def trained(model: str = "org/base", strategy: str = "Clone", **changes: Any) -> TrainedModel:
     plan = with_model(runs.plan(Path("m"), strategy=strategy), model)
     fields = {"metrics": {"reward": 1.25}, "revisions": {DATASET_FINGERPRINT: "f" * 64}, "steps": 6}
-    return Trained(**{"plan": plan, **fields, **changes})
+    return TrainedModel(**{"plan": plan, **fields, **changes})
 
 
 def read(text: str) -> dict[str, Any]:

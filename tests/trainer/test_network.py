@@ -15,7 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_trainer.gang.interfaces import GLOO_INTERFACE, NCCL_INTERFACE, choose, chosen, interfaces, matches
+from grpo_trainer.gang.interfaces import (
+    GLOO_INTERFACE,
+    NCCL_INTERFACE,
+    choose_interface,
+    interfaces,
+    interfaces_message,
+    is_in_interface_list,
+)
 from grpo_trainer.gang.rendezvous import bus_bandwidth
 from grpo_trainer.runtime.errors import RendezvousTimeout, Transient
 from tests.generated import cases
@@ -113,13 +120,13 @@ def test_without_the_check_s_interface_the_group_would_not_come_about(sound: Wir
 def test_the_user_s_choice_stands_and_one_that_is_not_there_is_named() -> None:
     loopback = interfaces(socket.AF_INET)["lo"]
     environment = {GLOO_INTERFACE: "lo"}
-    assert choose("10.1.2.3", environment, gpu=False) == (loopback, "lo")
+    assert choose_interface("10.1.2.3", environment, gpu=False) == (loopback, "lo")
     assert environment == {GLOO_INTERFACE: "lo", NCCL_INTERFACE: "=lo"}
     with pytest.raises(RendezvousTimeout, match=r"NCCL_SOCKET_IFNAME is 'ib0', but this pod's interfaces are .*lo"):
-        choose(loopback, {NCCL_INTERFACE: "ib0"}, gpu=True)
+        choose_interface(loopback, {NCCL_INTERFACE: "ib0"}, gpu=True)
     unknown: dict[str, str] = {}
-    assert choose("192.0.2.1", unknown, gpu=True) == ("192.0.2.1", "")
-    assert (unknown, chosen(unknown)) == ({}, "one pod")
+    assert choose_interface("192.0.2.1", unknown, gpu=True) == ("192.0.2.1", "")
+    assert (unknown, interfaces_message(unknown)) == ({}, "one pod")
 
 
 @pytest.mark.parametrize(
@@ -134,19 +141,24 @@ def test_the_user_s_choice_stands_and_one_that_is_not_there_is_named() -> None:
     ],
 )
 def test_interfaces_are_named_as_nccl_names_them(wish: str, name: str, taken: bool) -> None:
-    assert matches(wish, name) is taken
+    assert is_in_interface_list(wish, name) is taken
 
 
 @settings(max_examples=cases(60))
 @given(st.text(max_size=40), st.text(max_size=40), st.booleans())
 def test_any_wish_and_any_address_give_an_interface_or_a_sentence(wish: str, routed: str, gpu: bool) -> None:
     environment = {NCCL_INTERFACE if gpu else GLOO_INTERFACE: wish} if wish else {}
-    known = [name for family in (socket.AF_INET, socket.AF_INET6) for name in interfaces(family) if matches(wish, name)]
+    known = [
+        name
+        for family in (socket.AF_INET, socket.AF_INET6)
+        for name in interfaces(family)
+        if is_in_interface_list(wish, name)
+    ]
     if wish and not known:
         with pytest.raises(RendezvousTimeout, match="this pod's interfaces are"):
-            choose(routed, environment, gpu=gpu)
+            choose_interface(routed, environment, gpu=gpu)
     elif not wish:
-        address, name = choose(routed, environment, gpu=gpu)
+        address, name = choose_interface(routed, environment, gpu=gpu)
         assert name or address == routed
 
 

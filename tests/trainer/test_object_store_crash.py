@@ -16,7 +16,7 @@ from grpo_api.report.report import Outcome, Result
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV
 from grpo_trainer.checkpoints import store_checkpoints
 from grpo_trainer.checkpoints.manifest import Manifest
-from grpo_trainer.runtime.paths import number
+from grpo_trainer.runtime.paths import number_in_name
 from grpo_trainer.stores.run_store import HEAD, checkpoint_key
 from grpo_trainer.stores.store_client import Store
 from harness.programs.object_stores import CREDENTIALS, serving
@@ -67,7 +67,7 @@ def dying(at: int, after: bool) -> Iterator[None]:
 def live(made: TrainingPlan, model: Path, steps: tuple[int, ...], saved: list[int]) -> None:
     """An attempt from its claim to its end."""
     found = brought(made, files=FILES)
-    assert (number(found) if found else 0) >= max(saved, default=0), "what was saved is not lost"
+    assert (number_in_name(found) if found else 0) >= max(saved, default=0), "what was saved is not lost"
     seal, _ = started(made)
     for step in steps:
         save(seal, made, step, FILES)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
 from grpo_api.report.report import Generations
-from grpo_trainer.data.order import Cadence, PromptOrder, merged, rewind
+from grpo_trainer.data.order import Cadence, PromptOrder, merge_spans, rewind_sampler
 
 SIZE = 2 * 2 * 3
 """Elements of one generation below: two prompts, each answered twice and trained on three times."""
@@ -27,7 +27,7 @@ def test_any_pass_has_the_order_that_it_has_in_trl(rows: int, seed: int, shuffle
     expected = [list(bare) for _ in range(7)]
     ours = sampler(rows, seed, shuffle)
     for epoch in passes:
-        rewind(ours, epoch)
+        rewind_sampler(ours, epoch)
         assert list(ours) == expected[epoch]
 
 
@@ -56,7 +56,7 @@ def test_what_is_left_out_is_taken_out_of_one_long_order(
     per_pass = rows // 2
     everything = generations(rows, seed, shuffle, 4 + len(left_out) // per_pass + 1)
     expected = [one for number, one in enumerate(everything) if number not in left_out]
-    ours = PromptOrder(sampler(rows, seed, shuffle), merged(skipped))
+    ours = PromptOrder(sampler(rows, seed, shuffle), merge_spans(skipped))
     for epoch in range(begun, 4):
         ours.epoch = epoch
         flat = [index for one in expected[epoch * per_pass : (epoch + 1) * per_pass] for index in one]

@@ -13,7 +13,7 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import STEP_PHASES, Outcome, Result
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.telemetry.phases import PhaseClock
-from grpo_trainer.training.training_run import requested, shortage_of
+from grpo_trainer.training.training_run import requested_bytes, shortage_of
 from tests.support.faults.memory.sitecustomize import FAULT_ENV
 from tests.support.ranks import demo_model, runs
 from tests.support.ranks.fork_servers import ISOLATED
@@ -39,7 +39,7 @@ WITH_FAULT = {"PYTHONPATH": f"{FAULT}:{ISOLATED['PYTHONPATH']}"}
     ],
 )
 def test_what_was_asked_for_is_in_the_message(text: str, expected: int) -> None:
-    assert requested(text) == expected
+    assert requested_bytes(text) == expected
 
 
 def test_the_innermost_phase_is_named_with_its_own_peak(monkeypatch: pytest.MonkeyPatch) -> None:

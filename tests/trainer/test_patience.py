@@ -13,7 +13,7 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result, Stage
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process import heartbeat
-from grpo_trainer.process.heartbeat import LEAST_BYTES, Pulse
+from grpo_trainer.process.heartbeat import LEAST_BYTES, Heartbeat
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.runtime.errors import BadInput
@@ -76,7 +76,7 @@ def test_bytes_that_a_library_reads_without_a_word_are_progress(
 ) -> None:
     known, watchdog = watched(clock)
     known.stage("Loading")
-    beat = Pulse(known, HashStore())
+    beat = Heartbeat(known, HashStore())
     (tmp_path / "weights").write_bytes(bytes(4 * LEAST_BYTES))
     clock.advance(LIMIT - 1)
     beat.beat()
@@ -94,7 +94,7 @@ def test_bytes_that_a_library_reads_without_a_word_are_progress(
 def test_who_waits_for_a_peer_that_works_does_not_hang(clock: SteppedClock) -> None:
     store = HashStore()
     (worker, _), (waiter, watchdog) = watched(clock, rank=0), watched(clock, rank=1)
-    beats = [Pulse(known, store) for known in (worker, waiter)]
+    beats = [Heartbeat(known, store) for known in (worker, waiter)]
     for known in (worker, waiter):
         known.stage("Exporting")
     before = waiter.progress.events
@@ -117,7 +117,7 @@ def test_only_a_finished_step_counts_while_it_trains(clock: SteppedClock) -> Non
     known.begin(3, 10)
     clock.advance(LIMIT + 1)
     known.heard(7)
-    Pulse(known, HashStore()).beat()
+    Heartbeat(known, HashStore()).beat()
     outcome = watchdog.verdict()
     assert outcome is not None
     assert "no step finished" in outcome.message
@@ -131,7 +131,7 @@ def test_a_lost_store_costs_only_what_others_say(clock: SteppedClock, capsys: py
             raise RuntimeError("Connection reset by peer")
 
     known, _ = watched(clock)
-    beat = Pulse(known, Lost())
+    beat = Heartbeat(known, Lost())
     beat.beat()
     beat.beat()
     assert capsys.readouterr().out.count("can't be heard any more") == 1
@@ -148,7 +148,7 @@ def test_the_pulse_beats_by_itself(clock: SteppedClock) -> None:
             heard.set()
             return 0
 
-    Pulse(known, Heard()).start()
+    Heartbeat(known, Heard()).start()
     assert heard.wait(60)
 
 

@@ -18,7 +18,7 @@ from grpo_trainer import prefetch
 from grpo_trainer.data.row_sources import read_hub
 from grpo_trainer.hub.repositories import Hub
 from grpo_trainer.runtime.errors import BadInput
-from grpo_trainer.weights.models import locate
+from grpo_trainer.weights.models import locate_model
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import demo_model, runs
@@ -73,12 +73,12 @@ def load(job: TrainingPlan, commits: dict[str, str]) -> None:
     """All that the job's first attempt fetches, with what the cache's filler found."""
     hub = Hub(commits, clock=SteppedClock())
     for repository in prefetch._models(job.model, job.rewards):
-        locate(repository, job.execution.dtype, hub)
+        locate_model(repository, job.execution.dtype, hub)
     read_hub(job.dataset, hub)
 
 
 def test_the_job_finds_everything_and_asks_the_hub_nothing_any_more(hub: HubServer) -> None:
-    outcome = prefetch.fetch(plan(), SteppedClock())
+    outcome = prefetch.fetch_inputs(plan(), SteppedClock())
     assert outcome.message == "in the cache: team/model, team/judge, team/rows"
     assert outcome.revisions == {
         "model": hub.repositories["models/team/model"].main,
@@ -95,7 +95,7 @@ def test_the_job_finds_everything_and_asks_the_hub_nothing_any_more(hub: HubServ
 
 
 def test_folders_are_left_where_they_are(hub: HubServer) -> None:
-    outcome = prefetch.fetch(plan("/models/policy", "/rewards/1", "/data"))
+    outcome = prefetch.fetch_inputs(plan("/models/policy", "/rewards/1", "/data"))
     assert (outcome.message, outcome.revisions, hub.asked) == ("in the cache: nothing to fetch", {}, [])
 
 
@@ -115,10 +115,12 @@ def test_however_the_hub_fails_and_wherever_it_is_ended_the_next_try_completes_i
             server.faults = [*[""] * passed, *["401"] * 5]
             _try(plan())
         server.faults = list(faults)
-        prefetch.fetch(plan(), SteppedClock())
+        prefetch.fetch_inputs(plan(), SteppedClock())
         server.asked.clear()
         server.faults = []
-        assert prefetch.fetch(plan(), SteppedClock()).message == "in the cache: team/model, team/judge, team/rows"
+        assert (
+            prefetch.fetch_inputs(plan(), SteppedClock()).message == "in the cache: team/model, team/judge, team/rows"
+        )
         load(plan(), {})
         assert fetched(server) == []
 
@@ -126,7 +128,7 @@ def test_however_the_hub_fails_and_wherever_it_is_ended_the_next_try_completes_i
 def _try(job: TrainingPlan) -> None:
     """One that may be refused."""
     try:
-        prefetch.fetch(job, SteppedClock())
+        prefetch.fetch_inputs(job, SteppedClock())
     except BadInput:
         return
 
@@ -134,10 +136,10 @@ def _try(job: TrainingPlan) -> None:
 def test_what_is_there_is_not_fetched_again_after_a_refusal(hub: HubServer, models: dict[str, Files]) -> None:
     judge = hub.repositories.pop("models/team/judge")
     with pytest.raises(BadInput, match=r"spec.rewards\[1\].model.name: team/judge"):
-        prefetch.fetch(plan(), SteppedClock())
+        prefetch.fetch_inputs(plan(), SteppedClock())
     hub.repositories["models/team/judge"] = judge
     hub.asked.clear()
-    prefetch.fetch(plan(), SteppedClock())
+    prefetch.fetch_inputs(plan(), SteppedClock())
     assert fetched(hub)
     assert not any("team/model" in one for one in fetched(hub))
 

@@ -24,14 +24,14 @@ from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV, THREADS_ENV
 from grpo_trainer import __main__ as program
 from grpo_trainer.gang.placement import LOCAL_RANK_ENV, Placement, placement
-from grpo_trainer.process.outcome import finished_attempt, keep, make_outcome
+from grpo_trainer.process.outcome import finished_attempt, keep_outcome, make_outcome
 from grpo_trainer.process.preemption import Preemption
-from grpo_trainer.process.process_setup import leave_out, threads_per_process, unused
+from grpo_trainer.process.process_setup import hide_unused_libraries, threads_per_process, unused_libraries
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.supervisor import root_cause
 from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.runtime.durable_files import read_plan
-from grpo_trainer.runtime.errors import BadInput, DivergedKL, DriftedApart, RewardError, classify
+from grpo_trainer.runtime.errors import BadInput, DivergedKL, DriftedApart, RewardError, classify_error
 from grpo_trainer.training.guard import KLGuard
 from grpo_trainer.training.trl_config import config_arguments, deepspeed_config, require_supported
 from tests.stepped_clock import SteppedClock
@@ -89,7 +89,7 @@ def test_a_process_computes_on_its_share_of_the_cores(
     path.write_text(changed(processes_per_node=2).model_dump_json(by_alias=True))
     environment = {PLAN_ENV: str(path), LOCAL_RANK_ENV: "1", **given}
     monkeypatch.setattr(os, "environ", environment)
-    monkeypatch.setattr(program, "work", lambda *_: 0)
+    monkeypatch.setattr(program, "run_worker", lambda *_: 0)
     assert program.main() == 0
     assert environment[THREADS_ENV] == given.get(THREADS_ENV, str(threads_per_process(2)))
 
@@ -110,7 +110,7 @@ def test_a_process_computes_on_its_share_of_the_cores(
     ],
 )
 def test_exceptions_become_results(error: BaseException, result: Result) -> None:
-    assert classify(error)[0] is result
+    assert classify_error(error)[0] is result
 
 
 def test_an_outcome_carries_the_last_numbers_also_those_that_are_none() -> None:
@@ -129,11 +129,13 @@ def test_durable_success_is_found_by_the_next_attempt(tmp_path: Path) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
     (tmp_path / "attempt-1").mkdir()
     assert finished_attempt(plan) is None
-    keep(plan, make_outcome(0, Result.ERROR, "no", Progress(attempt=1, step=3)))
+    keep_outcome(plan, make_outcome(0, Result.ERROR, "no", Progress(attempt=1, step=3)))
     assert finished_attempt(plan) is None
     export = Export(to="Volume", path="/checkpoints/x/export", format="Model", bytes=9, weights_hash=weights_hash({}))
     kept = Checkpoint(step=5, time=1.7e9, bytes=9, where="/checkpoints/x/attempt-1/checkpoint-5")
-    keep(plan, make_outcome(0, Result.SUCCEEDED, "done", Progress(attempt=1, step=6, checkpoint=kept), export=export))
+    keep_outcome(
+        plan, make_outcome(0, Result.SUCCEEDED, "done", Progress(attempt=1, step=6, checkpoint=kept), export=export)
+    )
     found = finished_attempt(plan)
     assert found is not None
     assert (found.result, found.step) == (Result.SUCCEEDED, 6)
@@ -165,11 +167,11 @@ def test_a_success_is_told_by_the_first_rank_whoever_ends_first() -> None:
 
 
 def test_libraries_without_use_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert unused(changed(zero_stage=0, optimizer="AdamW").execution) == ["bitsandbytes", "deepspeed"]
-    assert unused(changed(zero_stage=2, optimizer="AdamW8bit").execution) == []
+    assert unused_libraries(changed(zero_stage=0, optimizer="AdamW").execution) == ["bitsandbytes", "deepspeed"]
+    assert unused_libraries(changed(zero_stage=2, optimizer="AdamW8bit").execution) == []
     monkeypatch.setitem(sys.modules, "bitsandbytes", math)
     monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
-    leave_out(PLAN.execution)
+    hide_unused_libraries(PLAN.execution)
     assert sys.modules["bitsandbytes"] is math
     assert importlib.util.find_spec("deepspeed") is None
     del sys.modules["deepspeed"]

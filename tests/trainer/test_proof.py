@@ -17,8 +17,8 @@ from grpo_trainer.hub.repositories import Hub, Repository
 from grpo_trainer.runtime.errors import BadInput, WeightsDiffer
 from grpo_trainer.weights import models
 from grpo_trainer.weights.checkpoint_files import open_weights
-from grpo_trainer.weights.parameters import fingerprint, same_bits
-from grpo_trainer.weights.proof import Proof, prove, prove_equal
+from grpo_trainer.weights.parameters import fingerprint, is_bitwise_equal
+from grpo_trainer.weights.proof import Proof, prove_equal, prove_weights
 from tests.support.ranks import demo_model
 
 PARAMETER = "model.layers.1.mlp.down_proj.weight"
@@ -30,11 +30,11 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 
 def proof(model: torch.nn.Module, folder: Path) -> Proof:
     with open_weights(folder) as files:
-        return prove(model, files, "policy")
+        return prove_weights(model, files, "policy")
 
 
 def located(folder: Path) -> models.Source:
-    return models.locate(Repository("model", str(folder), None, "model"), "float32", Hub())
+    return models.locate_model(Repository("model", str(folder), None, "model"), "float32", Hub())
 
 
 def flip_last_bit(tensor: torch.Tensor) -> None:
@@ -51,14 +51,14 @@ def folder(tmp_path: Path) -> Path:
 def test_bits_are_compared_in_every_layout(dtype: torch.dtype, start: int, stop: int) -> None:
     values = torch.arange(64).to(dtype)
     part, copy = values[start:stop], values[start:stop].clone()
-    assert same_bits(part, copy)
+    assert is_bitwise_equal(part, copy)
     copy.view(torch.uint8)[-1] ^= 1
-    assert not same_bits(part, copy)
+    assert not is_bitwise_equal(part, copy)
 
 
 def test_equal_numbers_are_not_equal_bits() -> None:
-    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
-    assert same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+    assert not is_bitwise_equal(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert is_bitwise_equal(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -168,16 +168,16 @@ def test_a_saved_adapter_is_proven_by_its_file(folder: Path, tmp_path: Path) -> 
     files = open_weights(tmp_path / "adapter")
     files.paths.update(open_weights(folder).paths)
     with files:
-        assert prove(wrapped, files, "policy").across_ranks == 0
+        assert prove_weights(wrapped, files, "policy").across_ranks == 0
     adapter = open_weights(tmp_path / "adapter")
     with adapter:
-        assert prove(wrapped, adapter, "adapter", adapter_only=True).parameters == len(adapter.paths)
+        assert prove_weights(wrapped, adapter, "adapter", adapter_only=True).parameters == len(adapter.paths)
     with files, adapter:
         flip_last_bit(next(p for name, p in wrapped.named_parameters() if "lora_A" in name))
         with pytest.raises(WeightsDiffer, match="lora_A"):
-            prove(wrapped, files, "policy")
+            prove_weights(wrapped, files, "policy")
         with pytest.raises(WeightsDiffer, match=r"adapter: parameter .*lora_A"):
-            prove(wrapped, adapter, "adapter", adapter_only=True)
+            prove_weights(wrapped, adapter, "adapter", adapter_only=True)
 
 
 def test_ranks_are_compared_without_a_file(folder: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_hub_model_that_cannot_be_fetched_names_the_field(tmp_path: Path, monk
     with pytest.raises(
         BadInput, match=r"spec\.rewards\[1\]\.model\.name: demo/absent \(revision v1\) can't be fetched"
     ):
-        models.locate(absent, "float32", Hub())
+        models.locate_model(absent, "float32", Hub())
 
 
 def test_missing_weights_are_rejected_not_random(folder: Path) -> None:

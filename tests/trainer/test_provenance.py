@@ -25,7 +25,7 @@ from grpo_trainer.checkpoints.provenance import Finished, write_provenance
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.checkpoints.signing_key import __name__
 from grpo_trainer.gang.placement import Placement
-from grpo_trainer.process.outcome import keep
+from grpo_trainer.process.outcome import keep_outcome
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.models import LoadedModel, Source, load_policy
 from grpo_trainer.weights.proof import Proof
@@ -138,7 +138,7 @@ def test_every_attempt_is_told_with_its_ends_and_what_can_t_be_read_is_left_out(
     plan = runs.plan(tmp_path / "model", folder=tmp_path / "run")
     (tmp_path / "run" / "attempt-1").mkdir(parents=True)
     for rank in range(2):
-        keep(plan, Outcome(result=Result.OUT_OF_MEMORY, rank=rank, step=4, attempt=1, message="a secret"))
+        keep_outcome(plan, Outcome(result=Result.OUT_OF_MEMORY, rank=rank, step=4, attempt=1, message="a secret"))
     (tmp_path / "run" / "attempt-2" / "outcome-rank-0.json").mkdir(parents=True)
     for name, content in {"1": b"\xff", "2": b"{}", "3": b"", "x": b"[]"}.items():
         (tmp_path / "run" / "attempt-2" / f"outcome-rank-{name}.json").write_bytes(content)

@@ -19,8 +19,8 @@ from grpo_trainer.reference.strategies import (
     NoReference,
     Offload,
     Sharded,
-    adapter_is_off,
     evaluating,
+    is_adapter_disabled,
     on_device,
     strategy_for,
 )
@@ -152,14 +152,14 @@ def test_adapter_off_nests_survives_exceptions_and_restores_modes(tmp_path: Path
     def failing() -> None:
         with use_adapter(model, None), trainer.strategy.scoring(trainer, model):
             with use_adapter(model, None), evaluating(model):
-                assert adapter_is_off(model)
-            assert adapter_is_off(model)
+                assert is_adapter_disabled(model)
+            assert is_adapter_disabled(model)
             assert not any(module.training for module in model.modules())
             raise RuntimeError("inside")
 
     with pytest.raises(RuntimeError, match="inside"):
         failing()
-    assert not adapter_is_off(model)
+    assert not is_adapter_disabled(model)
     assert {name: module.training for name, module in model.named_modules()} == modes
     with use_adapter(model, None):
         assert score(trainer, model) == score(trainer, model)  # no dropout in the reference

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_api.report.root_cause import PERMANENT
-from grpo_trainer.runtime.errors import DriftedApart, classify
+from grpo_trainer.runtime.errors import DriftedApart, classify_error
 from grpo_trainer.training import finite_loss
 from tests.support.facts import reference_facts, step_facts
 from tests.support.facts.gang_facts import PARALLELISMS, STRIKES
@@ -170,7 +170,7 @@ def test_ranks_that_drifted_apart_write_no_checkpoint_and_go_back(
     assert first["error"] == second["error"]
     assert first["error"].startswith("DriftedApart: policy: parameter model.layers.1.mlp.down_proj.weight differs")
     assert first["written"] == []
-    assert classify(DriftedApart(""))[0] not in PERMANENT
+    assert classify_error(DriftedApart(""))[0] not in PERMANENT
 
 
 @of_both("strikes")

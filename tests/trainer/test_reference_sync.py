@@ -120,7 +120,7 @@ def test_a_saved_reference_is_restored_and_proven(model: Path, tmp_path: Path) -
     trainer.strategy.restore(trainer, tmp_path)
     assert equal(whole(trainer.ref_model), moved)
     with pytest.raises(BadInput, match="another model, not Offload"):
-        reference_state.restore(trainer.ref_model, tmp_path, "Offload")
+        reference_state.restore_reference(trainer.ref_model, tmp_path, "Offload")
     path = next(tmp_path.rglob("reference.safetensors"))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -183,7 +183,7 @@ def test_states_are_checked_not_assumed(model: Path, tmp_path: Path) -> None:
 
 def test_a_share_is_the_parameters_own_memory() -> None:
     parameter = nn.Parameter(torch.zeros(2, 3))
-    with parameters.held(parameter) as share:
+    with parameters.local_share(parameter) as share:
         share.tensor.fill_(2.0)
         assert (share.start, share.stop, share.shape, share.whole) == (0, 6, (2, 3), True)
     assert parameter.detach().eq(2.0).all()

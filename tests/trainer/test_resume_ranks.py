@@ -12,7 +12,7 @@ import pytest
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result
 from grpo_api.text.contract import DATA_MOUNT_ENV
-from grpo_trainer.telemetry.observer import translate
+from grpo_trainer.telemetry.observer import translate_logs
 from tests.generated import cases
 from tests.support.facts.resume_cases import Case, plan, train, write_data
 from tests.support.ranks import demo_model
@@ -92,4 +92,4 @@ def test_a_process_killed_anywhere_goes_on_exactly(case: Case, tmp_path: Path, m
     whole = train(case, tmp_path, 1).logged
     assert max(resumed) == max(whole)
     for step, values in {**killed, **resumed}.items():
-        assert values.items() >= translate(whole[step]).items(), step
+        assert values.items() >= translate_logs(whole[step]).items(), step

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from grpo_api.spec.rewards import AccuracyReward
-from grpo_trainer.rewards.answers import EXTRACTORS, expected_answer, number, same_number
+from grpo_trainer.rewards.answers import EXTRACTORS, expected_answer, is_same_number, parse_number
 from grpo_trainer.rewards.builtin_rewards import AccuracyFunction
 from grpo_trainer.rewards.reward_base import RewardCounters
 
@@ -73,11 +73,11 @@ def test_the_right_answer_of_a_cell(cell: str | float, answer: str) -> None:
     ],
 )
 def test_numbers(text: str, value: str | None) -> None:
-    assert number(text) == (None if value is None else Decimal(value))
+    assert parse_number(text) == (None if value is None else Decimal(value))
 
 
 def test_a_huge_exponent_is_compared_without_being_written_out() -> None:
-    assert not same_number("1e999999999999", "1e999999999998")
+    assert not is_same_number("1e999999999999", "1e999999999998")
 
 
 def accuracy(compare: str, completions: list[str], answers: list[str]) -> list[float | None]:

@@ -15,7 +15,7 @@ from grpo_api.spec.rewards import HTTPReward
 from grpo_trainer.rewards import http_service
 from grpo_trainer.rewards.http_service import HTTPFunction
 from grpo_trainer.rewards.reward_base import RewardCounters
-from grpo_trainer.rewards.reward_set import FailureLimits, Scored
+from grpo_trainer.rewards.reward_set import FailureLimits, ScoredCompletions
 from grpo_trainer.runtime.errors import BadInput, RewardError
 from tests.trainer.faulty_service import Body, Service, lengths, serving
 
@@ -47,7 +47,7 @@ async def score(function: HTTPFunction, texts: list[str] = TEXTS) -> list[float 
 
 def judge(counters: RewardCounters, share: float, asked: int = len(TEXTS)) -> None:
     """What the end of a run of one generation does with the counters of one process."""
-    scored = Scored(asked, {"judge": counters.failures + counters.timeouts})
+    scored = ScoredCompletions(asked, {"judge": counters.failures + counters.timeouts})
     FailureLimits({"judge": counters}, {"judge": share}).judge(5, scored, last=True)
 
 

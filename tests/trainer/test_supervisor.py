@@ -18,11 +18,11 @@ from grpo_trainer.process.supervisor import (
     PATIENCE_SECONDS,
     Countdown,
     ask_for_last_words,
-    kill,
+    kill_workers,
     patience_after,
     root_cause,
 )
-from grpo_trainer.process.watchdog import Stacks, main_frames, stood_still, telling
+from grpo_trainer.process.watchdog import Stacks, add_standstill, main_frames, select_frames
 from tests.generated import cases
 from tests.trainer.supervised_pod import HANG_SECONDS, run, supervised
 
@@ -118,13 +118,13 @@ def test_the_first_bad_end_sets_the_deadline_and_no_later_one_puts_it_off(
     countdown.failed(deadline, Outcome(result=Result.ERROR))
     assert countdown.seconds_left(deadline) == pytest.approx(last_words)
     assert countdown.due(math.nextafter(deadline + last_words, 0.0)) is None
-    assert countdown.due(deadline + last_words) is kill
+    assert countdown.due(deadline + last_words) is kill_workers
 
 
 def test_a_process_tells_its_own_main_thread_s_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(watchdog.STACKS_ENV, raising=False)
     text = Stacks().take()
-    found = stood_still(Outcome(result=Result.HANG), 5.0, text).standstill
+    found = add_standstill(Outcome(result=Result.HANG), 5.0, text).standstill
     assert found is not None
     assert found.frames[0].endswith("in take")
     assert found.frames[0].startswith("grpo_trainer/process/watchdog.py:")
@@ -150,7 +150,7 @@ def stack(*paths: str) -> str:
     ],
 )
 def test_who_stands_in_a_collective_waits_for_others(paths: tuple[str, ...], waiting: bool) -> None:
-    found = stood_still(Outcome(result=Result.HANG), 5.0, stack(*paths)).standstill
+    found = add_standstill(Outcome(result=Result.HANG), 5.0, stack(*paths)).standstill
     assert found is not None
     assert found.waiting is waiting
     assert found.frames == [f"{path}:7 in work" for path in paths]
@@ -167,7 +167,7 @@ LINES = st.sampled_from(
 def test_stacks_of_any_content_leave_an_outcome_that_fits(lines: list[str], message: str, silent: float) -> None:
     metrics = {f"a_metric_of_some_length_{number}": -1.2345678901234567e-300 for number in range(16)}
     outcome = Outcome(result=Result.HANG, rank=3, metrics=metrics, message=message)
-    told = stood_still(outcome, silent, "\n".join(lines))
+    told = add_standstill(outcome, silent, "\n".join(lines))
     said = told.model_dump_json().encode()
     assert len(said) <= TERMINATION_BYTES
     read = Outcome.model_validate_json(said)
@@ -178,8 +178,8 @@ def test_stacks_of_any_content_leave_an_outcome_that_fits(lines: list[str], mess
 
 def test_frames_of_the_trainer_come_before_others_where_there_is_no_room() -> None:
     frames = ["torch/a:1 in x", "torch/b:1 in x", "trl/c:1 in x", "json/d:1 in x", "grpo_trainer/e:1 in x"]
-    assert telling(frames, 3) == [frames[0], frames[2], frames[4]]
-    assert telling(frames, 99) == frames
+    assert select_frames(frames, 3) == [frames[0], frames[2], frames[4]]
+    assert select_frames(frames, 99) == frames
     long = Standstill(silent_seconds=1, frames=["語" * 160] * 24)
     told = with_standstill(Outcome(result=Result.HANG, message="m" * 3000), long)
     assert told.standstill is not None

@@ -26,7 +26,7 @@ from grpo_api.text.timing import Beginning
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.errors import Diverged
-from grpo_trainer.telemetry.observer import SAMPLE_CHARACTERS, PublishLogs, StepObserver, translate
+from grpo_trainer.telemetry.observer import SAMPLE_CHARACTERS, PublishLogs, StepObserver, translate_logs
 from grpo_trainer.telemetry.phases import PhaseClock
 from grpo_trainer.telemetry.progress_server import ProgressCollector, limits_of, serve
 from grpo_trainer.training.guard import LossGuard
@@ -48,7 +48,7 @@ PREDICTION = MemoryPrediction(
 
 def test_logs_are_translated_and_absent_stays_absent() -> None:
     logs = {"kl": 0.5, "reward": None, "loss": math.inf, "rewards/tall/mean": 1.0, "rewards/tall/std": 0.1, "x": 2}
-    assert translate(logs) == {"kl": 0.5, "loss": math.inf, "reward_by_function/tall": 1.0}
+    assert translate_logs(logs) == {"kl": 0.5, "loss": math.inf, "reward_by_function/tall": 1.0}
 
 
 def test_all_that_several_threads_publish_at_once_is_kept() -> None:

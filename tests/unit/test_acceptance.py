@@ -20,8 +20,18 @@ from hypothesis import strategies as st
 
 from grpo_acceptance import __main__ as acceptance
 from grpo_acceptance import report, runner
-from grpo_acceptance.findings import CHECKS, MEMORY_CASES, Check, Context, Finding, State, dumped, judged, loaded
-from grpo_acceptance.runner import Done, run_checks, why_not
+from grpo_acceptance.findings import (
+    CHECKS,
+    MEMORY_CASES,
+    Check,
+    Context,
+    Finding,
+    State,
+    dump_findings,
+    load_findings,
+    make_finding,
+)
+from grpo_acceptance.runner import CheckResult, run_checks, skip_message
 from grpo_api.job import parse_spec
 from grpo_api.report.report import Outcome, Result
 from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV
@@ -77,15 +87,15 @@ def test_every_package_of_the_trainer_is_among_the_versions() -> None:
 
 @given(FINDINGS)
 def test_findings_travel_between_processes_unchanged(findings: list[Finding]) -> None:
-    assert loaded(dumped(findings)) == findings
+    assert load_findings(dump_findings(findings)) == findings
 
 
 @given(FINDINGS, st.floats(0, 1e6), st.text(max_size=200))
 def test_a_report_of_anything_is_a_table_with_a_row_per_finding(
     findings: list[Finding], seconds: float, log: str
 ) -> None:
-    result = json.loads(json.dumps(report.as_json(WHERE, [Done("one", findings, seconds, log)])))
-    rows = [line for line in report.page(result).split("\n") if line.startswith("|")]
+    result = json.loads(json.dumps(report.as_json(WHERE, [CheckResult("one", findings, seconds, log)])))
+    rows = [line for line in report.markdown_page(result).split("\n") if line.startswith("|")]
     assert len(rows) == 3 + 2 + len(findings)
     assert all(row.count("|") == 4 for row in rows)
 
@@ -172,9 +182,9 @@ def test_an_installation_that_used_the_whole_budget_leaves_no_time_for_checks(tm
 
 def test_a_check_runs_only_where_it_shows_something() -> None:
     cpu, gpus = Context("cpu", "/nowhere"), Context("cuda", "/nowhere", world=8)
-    assert why_not(check("one", needs_gpu=True), cpu) == "needs a GPU"
-    assert why_not(check("all", ranks=True), replace(gpus, world=1)) == "one rank can't show it"
-    assert all(why_not(one, gpus) == "" for one in CHECKS)
+    assert skip_message(check("one", needs_gpu=True), cpu) == "needs a GPU"
+    assert skip_message(check("all", ranks=True), replace(gpus, world=1)) == "one rank can't show it"
+    assert all(skip_message(one, gpus) == "" for one in CHECKS)
 
 
 def test_names_of_checks_are_unique_and_all_memory_cases_are_among_them() -> None:
@@ -191,16 +201,21 @@ def test_the_page_of_gpus_explains_every_check() -> None:
 
 
 def test_the_page_shows_what_differs_what_failed_and_numbers() -> None:
-    finding = judged("step, float32", ["loss differs by 0.5"], "2 steps", {"loss": 0.5})
-    done = [Done("gpu", [judged("GPU", [], "1 × H100", {"product": "H100"})]), Done("step", [finding], 9.5)]
-    page = report.page(report.as_json(WHERE, done))
+    finding = make_finding("step, float32", ["loss differs by 0.5"], "2 steps", {"loss": 0.5})
+    done = [
+        CheckResult("gpu", [make_finding("GPU", [], "1 × H100", {"product": "H100"})]),
+        CheckResult("step", [finding], 9.5),
+    ]
+    page = report.markdown_page(report.as_json(WHERE, done))
     assert page.startswith("1 passed, 1 failed, 0 not run. Python, H100; versions that are not the image's:")
     assert "| torch | 2.11.0 | 2.13.0 |" in page
     assert "| step, float32 | failed | loss differs by 0.5; 2 steps; loss 0.5 |" in page
 
 
 def test_three_files_are_written(tmp_path: Path) -> None:
-    report.write(tmp_path / "out", WHERE, [Done("gpu", [judged("GPU", [], "1 × H100")], 1.0, "a line")])
+    report.write_report(
+        tmp_path / "out", WHERE, [CheckResult("gpu", [make_finding("GPU", [], "1 × H100")], 1.0, "a line")]
+    )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["log.txt", "result.json", "result.md"]
     assert json.loads((tmp_path / "out" / "result.json").read_text())["summary"] == "1 passed, 0 failed, 0 not run"
     assert "==== gpu, 1.0 s\na line" in (tmp_path / "out" / "log.txt").read_text()
@@ -215,7 +230,7 @@ def test_in_a_pod_it_ends_with_the_attempt_s_outcome(
     monkeypatch.setenv(INDEX_ENV, "1")
     monkeypatch.setenv(PLAN_ENV, str(tmp_path / "plan.json"))
     monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
-    acceptance.conclude("acceptance: 3 passed", wrong)
+    acceptance.write_outcome("acceptance: 3 passed", wrong)
     outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
     assert (outcome.result, outcome.rank, outcome.attempt) == (result, 1, 3)
     assert outcome.message == "; ".join(["acceptance: 3 passed", *wrong])
@@ -227,7 +242,7 @@ def test_a_job_runs_it_in_the_trainer_s_place() -> None:
     (container,) = indexed_job(attempt, PODS)["spec"]["template"]["spec"]["containers"]
     interpreter, *command = container["command"]
     assert (interpreter, command[:2]) == ("python", ["-m", "grpo_acceptance"])
-    assert acceptance.options(command[2:]).output == Path("/tmp/acceptance")
+    assert acceptance.parse_options(command[2:]).output == Path("/tmp/acceptance")
     plain = Attempt(key=KEY, uid=UID, spec=parse_spec(SPEC), plan=PLAN, number=1)
     (container,) = indexed_job(plain, PODS)["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["python", "-m", "grpo_trainer"]
@@ -236,5 +251,5 @@ def test_a_job_runs_it_in_the_trainer_s_place() -> None:
 def test_outside_a_pod_there_is_no_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PLAN_ENV, raising=False)
     monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
-    acceptance.conclude("acceptance: 3 passed", [])
+    acceptance.write_outcome("acceptance: 3 passed", [])
     assert not (tmp_path / "end").exists()

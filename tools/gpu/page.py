@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import ROOT, replace_section
-from grpo_acceptance.report import page
+from grpo_acceptance.report import markdown_page
 
 PAGE = ROOT / "docs" / "gpu.md"
 SECTION = "acceptance"
@@ -19,5 +19,5 @@ def publish(result: Path, target: Path = PAGE) -> bool:
     found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     if found["device"] != "cuda":
         return False
-    replace_section(target, SECTION, page(found))
+    replace_section(target, SECTION, markdown_page(found))
     return True

@@ -22,7 +22,7 @@ from pathlib import Path
 from grpo_trainer.runtime.clock import SYSTEM_CLOCK
 
 from . import report
-from .findings import CHECKS, Check, Context, dumped
+from .findings import CHECKS, Check, Context, dump_findings
 from .report import Progress, Surroundings
 from .runner import answer_file, run_checks
 
@@ -39,22 +39,22 @@ NO_GPU = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the acceptance, or one check of it; returns the exit code."""
     begin = SYSTEM_CLOCK.now()
-    given = options(arguments)
+    given = parse_options(arguments)
     if given.check:
-        return work(Check(**json.loads(given.check)), Context(**json.loads(given.context)))
+        return run_check(Check(**json.loads(given.check)), Context(**json.loads(given.context)))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     image = report.image_versions()
     here = report.installed_versions(image)
     where = Surroundings(report.system_sentence(), given.device, here, report.differing_versions(here, image))
     print(f"{where.machine}; {report.versions_sentence(where.different)}", flush=True)
-    world = given.ranks or (gpus() if given.device == "cuda" else 1)
+    world = given.ranks or (count_gpus() if given.device == "cuda" else 1)
     if not world:
         print("this machine has no GPU that torch can use; --device cpu runs what can be seen on a CPU", flush=True)
         return NO_GPU
-    return accept(given, where, world, begin + given.budget - given.used - CLOSING_SECONDS)
+    return run_acceptance(given, where, world, begin + given.budget - given.used - CLOSING_SECONDS)
 
 
-def accept(given: argparse.Namespace, where: Surroundings, world: int, deadline: float) -> int:
+def run_acceptance(given: argparse.Namespace, where: Surroundings, world: int, deadline: float) -> int:
     """Run all checks until the deadline on SYSTEM_CLOCK, and write the report. Returns 1 if any failed."""
     chosen = [check for check in CHECKS if not given.only or check.name in given.only]
     checks = [replace(check, seconds=check.seconds * given.patience) for check in chosen]
@@ -63,13 +63,13 @@ def accept(given: argparse.Namespace, where: Surroundings, world: int, deadline:
         for one in run_checks(checks, Context(given.device, folder, world=world), deadline, progress.begin):
             progress.end(one)
     done = progress.done
-    print(f"\n{report.page(report.as_json(where, done))}\nwritten to {given.output}", flush=True)
-    wrong = [f"{finding.what}: {finding.message}" for finding in report.failed(done)]
-    conclude(f"acceptance: {report.summary(done)}", wrong)
+    print(f"\n{report.markdown_page(report.as_json(where, done))}\nwritten to {given.output}", flush=True)
+    wrong = [f"{finding.what}: {finding.message}" for finding in report.failed_findings(done)]
+    write_outcome(f"acceptance: {report.summary(done)}", wrong)
     return int(bool(wrong))
 
 
-def conclude(summary: str, wrong: list[str]) -> None:
+def write_outcome(summary: str, wrong: list[str]) -> None:
     """In a pod of a GRPOJob: the Outcome of this attempt, in its termination message."""
     from grpo_api.text.contract import PLAN_ENV
 
@@ -80,15 +80,15 @@ def conclude(summary: str, wrong: list[str]) -> None:
     from grpo_api.report.report import Outcome, Result
     from grpo_api.report.termination_message import with_message
     from grpo_trainer.gang.placement import placement
-    from grpo_trainer.process.outcome import announce
+    from grpo_trainer.process.outcome import announce_outcome
 
     plan = TrainingPlan.model_validate_json(path.read_text(encoding="utf-8"))
     result = Result.ERROR if wrong else Result.SUCCEEDED
     outcome = Outcome(result=result, rank=placement(plan.execution, os.environ).rank, attempt=plan.job.attempt)
-    announce(with_message(outcome, "; ".join([summary, *wrong])))
+    announce_outcome(with_message(outcome, "; ".join([summary, *wrong])))
 
 
-def work(check: Check, context: Context) -> int:
+def run_check(check: Check, context: Context) -> int:
     """In the process of a check: import, wait for the word, look, and leave what was found."""
     function = getattr(importlib.import_module(check.module, __package__), check.function)
     if not sys.stdin.readline():
@@ -97,7 +97,7 @@ def work(check: Check, context: Context) -> int:
     findings = function(context, *check.arguments)
     if context.rank == 0:
         unfinished = answer_file(check, context).with_suffix(".unfinished")
-        unfinished.write_text(dumped(findings), encoding="utf-8")
+        unfinished.write_text(dump_findings(findings), encoding="utf-8")
         unfinished.rename(answer_file(check, context))
     return 0
 
@@ -108,7 +108,7 @@ def _die_with_the_run() -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def gpus() -> int:
+def count_gpus() -> int:
     """GPUs that torch can use; asked in a process of its own, since asking takes hold of them."""
     code = "import torch; print(torch.cuda.device_count())"
     command = [sys.executable, "-c", code]
@@ -123,7 +123,7 @@ def gpus() -> int:
     return int(last) if last.isdecimal() else 0
 
 
-def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     names = [check.name for check in CHECKS]
     parser = argparse.ArgumentParser(prog="python -m grpo_acceptance", description=__doc__)

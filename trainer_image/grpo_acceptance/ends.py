@@ -14,9 +14,9 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.text.contract import DATA_MOUNT_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
 
-from .findings import Context, Finding, judged
+from .findings import Context, Finding, make_finding
 from .runner import free_port
-from .trial_plans import make_plan, middling_model, prompts
+from .trial_plans import make_plan, middling_model, write_prompts
 
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 120
@@ -24,22 +24,22 @@ STOP_AFTER = 2
 """Steps before SIGTERM."""
 
 
-def sigterm(context: Context) -> list[Finding]:
+def check_sigterm(context: Context) -> list[Finding]:
     """Check that a run saves a checkpoint after SIGTERM and reports Preempted."""
     training, execution = {"maxSteps": 100000}, {"saveEverySteps": 100000}
     plan = make_plan(context, training=training, execution=execution, folder=context.path / "stopped")
     with Pod(context, plan, "grpo_trainer", "sigterm") as pod:
         if not pod.until(f'"step": {STOP_AFTER},'):
-            return [judged("SIGTERM", [f"no step {STOP_AFTER}"], pod.end())]
+            return [make_finding("SIGTERM", [f"no step {STOP_AFTER}"], pod.end())]
         sent = time.monotonic()
         pod.process.send_signal(signal.SIGTERM)
         problems = pod.problems(Result.PREEMPTED)
         seconds = time.monotonic() - sent
     problems += [] if "a checkpoint was saved" in pod.message else ["no checkpoint was saved"]
-    return [judged("SIGTERM", problems, f"{pod.message}, after {seconds:.1f} s", {"seconds": seconds})]
+    return [make_finding("SIGTERM", problems, f"{pod.message}, after {seconds:.1f} s", {"seconds": seconds})]
 
 
-def out_of_memory(context: Context) -> list[Finding]:
+def check_out_of_memory(context: Context) -> list[Finding]:
     """A run on a GPU that something else fills says OutOfMemory, not Error: the answer to it is another plan."""
     plan = make_plan(
         context,
@@ -49,14 +49,14 @@ def out_of_memory(context: Context) -> list[Finding]:
     )
     with Pod(context, plan, f"{__package__}.starved", "out-of-memory") as pod:
         problems = pod.problems(Result.OUT_OF_MEMORY)
-    return [judged("injected CUDA out-of-memory", problems, pod.message[:400])]
+    return [make_finding("injected CUDA out-of-memory", problems, pod.message[:400])]
 
 
 class Pod:
     """One training pod as a process; a context manager that leaves none behind."""
 
     def __init__(self, context: Context, plan: TrainingPlan, module: str, name: str) -> None:
-        prompts(context)
+        write_prompts(context)
         self.message = ""
         self._log, self._outcome = context.path / f"{name}.log", context.path / f"{name}.outcome"
         planned = context.path / f"{name}.plan"

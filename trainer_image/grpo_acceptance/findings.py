@@ -64,23 +64,25 @@ class Context:
         return self.device == "cuda"
 
 
-def judged(what: str, problems: Sequence[str], seen: str, numbers: dict[str, float | str] | None = None) -> Finding:
+def make_finding(
+    what: str, problems: Sequence[str], seen: str, numbers: dict[str, float | str] | None = None
+) -> Finding:
     """Passed without problems, failed with them."""
     state = State.FAILED if problems else State.PASSED
     return Finding(what, state, "; ".join([*problems, seen]), numbers or {})
 
 
-def not_run(what: str, why: str) -> Finding:
+def skipped_finding(what: str, why: str) -> Finding:
     """A finding of something that was not looked at."""
     return Finding(what, State.NOT_RUN, why)
 
 
-def dumped(findings: Sequence[Finding]) -> str:
+def dump_findings(findings: Sequence[Finding]) -> str:
     """The findings as JSON."""
     return json.dumps([asdict(finding) for finding in findings])
 
 
-def loaded(text: str) -> list[Finding]:
+def load_findings(text: str) -> list[Finding]:
     """Findings from that JSON."""
     return [Finding(**(item | {"state": State(item["state"])})) for item in json.loads(text)]
 
@@ -112,22 +114,22 @@ class Check:
 
 
 CHECKS = (
-    Check("gpu", ".machine", "describe", 60, needs_gpu=True),
+    Check("gpu", ".machine", "describe_gpu", 60, needs_gpu=True),
     Check("fused-head", ".steps", "compare_fused_head", 60),
-    Check("step-on-cpu", ".steps", "reference", 90, on_cpu=True),
-    Check("step", ".steps", "compare", 90),
-    Check("proof", ".training_checks", "proof", 60),
+    Check("step-on-cpu", ".steps", "record_cpu_step", 90, on_cpu=True),
+    Check("step", ".steps", "compare_with_cpu", 90),
+    Check("proof", ".training_checks", "check_proof", 60),
     Check("engine", ".training_checks", "train_engines", 240),
-    *(Check(f"memory-{n + 1}", ".memory", "measure", 60, (n,), needs_gpu=True) for n in range(MEMORY_CASES)),
-    Check("out-of-memory", ".ends", "out_of_memory", 90, needs_gpu=True),
-    Check("all-reduce", ".machine", "all_reduce", 60, ranks=True),
-    Check("adamw-8bit", ".steps", "eight_bit", 60),
+    *(Check(f"memory-{n + 1}", ".memory", "measure_case", 60, (n,), needs_gpu=True) for n in range(MEMORY_CASES)),
+    Check("out-of-memory", ".ends", "check_out_of_memory", 90, needs_gpu=True),
+    Check("all-reduce", ".machine", "check_all_reduce", 60, ranks=True),
+    Check("adamw-8bit", ".steps", "check_eight_bit", 60),
     Check("zero-3", ".training_checks", "train_strategies", 120, (3,)),
     Check("zero-2", ".training_checks", "train_strategies", 120, (2,)),
     Check("strategies", ".training_checks", "train_strategies", 120, (0,)),
-    Check("resume", ".training_checks", "resume", 90),
-    Check("kl-zero", ".steps", "kl_zero", 90),
-    Check("sigterm", ".ends", "sigterm", 90),
+    Check("resume", ".training_checks", "check_resume", 90),
+    Check("kl-zero", ".steps", "check_first_kl", 90),
+    Check("sigterm", ".ends", "check_sigterm", 90),
     Check("zero-2-ranks", ".training_checks", "train_strategies", 120, (2,), ranks=True),
     Check("zero-3-ranks", ".training_checks", "train_strategies", 120, (3,), ranks=True),
 )

@@ -10,15 +10,15 @@ from grpo_trainer.checkpoints.environment import driver
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.gang.placement import Placement, launch_environment
 
-from .findings import Context, Finding, judged
+from .findings import Context, Finding, make_finding
 from .trial_plans import make_plan
 
 
-def describe(_: Context) -> list[Finding]:
+def describe_gpu(_: Context) -> list[Finding]:
     """This machine's first GPU; the number of all of them."""
     properties = torch.cuda.get_device_properties(0)
     capability, arches = torch.cuda.get_device_capability(0), torch.cuda.get_arch_list()
-    problems = [] if covered(capability, arches) else [f"torch has no code for sm_{capability[0]}{capability[1]}"]
+    problems = [] if is_built_for(capability, arches) else [f"torch has no code for sm_{capability[0]}{capability[1]}"]
     numbers: dict[str, float | str] = {
         "gpus": float(torch.cuda.device_count()),
         "bytes": float(properties.total_memory),
@@ -27,10 +27,10 @@ def describe(_: Context) -> list[Finding]:
         "cuda": str(torch.version.cuda),
     }
     seen = f"{torch.cuda.device_count()} × {properties.name}, sm_{capability[0]}{capability[1]}"
-    return [judged("GPU", problems, f"{seen}; torch has {' '.join(arches)}", numbers)]
+    return [make_finding("GPU", problems, f"{seen}; torch has {' '.join(arches)}", numbers)]
 
 
-def covered(capability: tuple[int, int], arches: Sequence[str]) -> bool:
+def is_built_for(capability: tuple[int, int], arches: Sequence[str]) -> bool:
     """Whether there is machine code that a GPU of this compute capability runs: of its own major version and at most
     its minor one (CUDA's binary compatibility), or intermediate code of an earlier version."""
     for name in arches:
@@ -43,13 +43,13 @@ def covered(capability: tuple[int, int], arches: Sequence[str]) -> bool:
     return False
 
 
-def all_reduce(context: Context) -> list[Finding]:
+def check_all_reduce(context: Context) -> list[Finding]:
     """Run the first all-reduce of a gang, as in a pod, and report its bandwidth. Wrong sums raise."""
     plan = make_plan(context, model=Path("none-is-loaded"))
     place = Placement(0, context.rank, context.world, 1)
     os.environ.update(launch_environment(plan.rendezvous, place))
-    speed = rendezvous.join(plan, place)
-    rendezvous.leave_together()
+    speed = rendezvous.join_gang(plan, place)
+    rendezvous.leave_gang()
     problems = [] if speed else ["no bandwidth was measured"]
     seen = f"{context.world} ranks, {(speed or 0.0) / 1e9:.2f} GB/s on the bus"
-    return [judged("all-reduce", problems, seen, {"bytes_per_second": speed or 0.0})]
+    return [make_finding("all-reduce", problems, seen, {"bytes_per_second": speed or 0.0})]

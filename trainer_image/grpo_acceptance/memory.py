@@ -17,7 +17,7 @@ import transformers
 from peft import LoraConfig, get_peft_model
 from trl.trainer.utils import add_fused_lm_head
 
-from .findings import Context, Finding, judged, not_run
+from .findings import Context, Finding, make_finding, skipped_finding
 
 PREDICTIONS = Path(__file__).with_name("predictions.json")
 CLASSES = {"qwen2": "Qwen2Config", "llama": "LlamaConfig"}
@@ -37,7 +37,7 @@ def cases() -> list[Case]:
     return found
 
 
-def title(case: Case) -> str:
+def case_title(case: Case) -> str:
     """A case in a few words."""
     lengths = f"{case['micro_batch']} × ({case['prompt']} + {case['completion']})"
     checkpointing = "checkpointing" if case["checkpointing"] else "no checkpointing"
@@ -45,17 +45,17 @@ def title(case: Case) -> str:
     return f"memory: {case['model']}, {lengths}, {case['precision']}, {checkpointing}{adapter}"
 
 
-def measure(_: Context, number: int) -> list[Finding]:
+def measure_case(_: Context, number: int) -> list[Finding]:
     """One case on the GPU; each in a process of its own, for a clean allocator."""
     case = cases()[number]
     total = torch.cuda.mem_get_info()[1]
     if case["device_bytes"] > total:
         why = f"needs {case['device_bytes'] / GIB:.1f} GiB, the GPU has {total / GIB:.1f}"
-        return [not_run(title(case), why)]
-    return [compared(case, Run(case, "cuda").measured(), _used())]
+        return [skipped_finding(case_title(case), why)]
+    return [compare_with_prediction(case, Run(case, "cuda").measured(), _used())]
 
 
-def compared(case: Case, measured: dict[str, int], device: int) -> Finding:
+def compare_with_prediction(case: Case, measured: dict[str, int], device: int) -> Finding:
     """Measured peaks by phase, and bytes of the device in use, beside the prediction."""
     peak, predicted = max(measured.values()), max(case["phases"].values())
     error = predicted / peak - 1
@@ -69,7 +69,7 @@ def compared(case: Case, measured: dict[str, int], device: int) -> Finding:
     numbers |= {f"predicted {name}": float(case["phases"][name]) for name in measured}
     numbers |= {"device": float(device), "predicted device": float(case["device_bytes"]), "error": error}
     seen = f"GiB measured (predicted): {phases}; peak {error:+.2%}; device {device / GIB:.2f}"
-    return judged(title(case), problems, seen, numbers)
+    return make_finding(case_title(case), problems, seen, numbers)
 
 
 class Run:

@@ -17,8 +17,8 @@ from typing import Any
 
 from grpo_trainer.runtime.clock import SYSTEM_CLOCK
 
-from .findings import Check, Finding, State, not_run
-from .runner import Done
+from .findings import Check, Finding, State, skipped_finding
+from .runner import CheckResult
 
 RESULT, PAGE, LOG = "result.json", "result.md", "log.txt"
 
@@ -37,18 +37,22 @@ class Surroundings:
     """This machine's version and the image's, where these are not the same."""
 
 
-def write(folder: Path, where: Surroundings, done: Sequence[Done]) -> None:
+def write_report(folder: Path, where: Surroundings, done: Sequence[CheckResult]) -> None:
     """Replace all three files. Each is whole at any time: the run may be killed while it writes."""
     folder.mkdir(parents=True, exist_ok=True)
     log = "".join(f"==== {one.name}, {one.seconds} s\n{one.log}\n" for one in done if one.log)
-    texts = {RESULT: json.dumps(as_json(where, done), indent=1) + "\n", PAGE: page(as_json(where, done)), LOG: log}
+    texts = {
+        RESULT: json.dumps(as_json(where, done), indent=1) + "\n",
+        PAGE: markdown_page(as_json(where, done)),
+        LOG: log,
+    }
     for name, text in texts.items():
         unfinished = folder / f".{name}"
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(folder / name)
 
 
-def as_json(where: Surroundings, done: Sequence[Done]) -> dict[str, Any]:
+def as_json(where: Surroundings, done: Sequence[CheckResult]) -> dict[str, Any]:
     """The whole result without the logs."""
     checks = [
         {"check": one.name, "seconds": one.seconds, "findings": [asdict(finding) for finding in one.findings]}
@@ -57,7 +61,7 @@ def as_json(where: Surroundings, done: Sequence[Done]) -> dict[str, Any]:
     return asdict(where) | {"summary": summary(done), "checks": checks}
 
 
-def page(result: dict[str, Any]) -> str:
+def markdown_page(result: dict[str, Any]) -> str:
     """The result, as read from its JSON, as Markdown: what differs from the image, and a row per finding."""
     different = [f"| {name} | {here} | {image} |" for name, (here, image) in sorted(result["different"].items())]
     versions = ["", "| package | here | image |", "|---|---|---|", *different] if different else []
@@ -71,13 +75,13 @@ def page(result: dict[str, Any]) -> str:
     return "\n".join([head, *versions, "", "| what | state | seen |", "|---|---|---|", *rows, ""])
 
 
-def summary(done: Sequence[Done]) -> str:
+def summary(done: Sequence[CheckResult]) -> str:
     """How many findings ended how, in words."""
     states = [finding.state for one in done for finding in one.findings]
     return ", ".join(f"{states.count(state)} {state}" for state in State)
 
 
-def failed(done: Sequence[Done]) -> list[Finding]:
+def failed_findings(done: Sequence[CheckResult]) -> list[Finding]:
     """The findings that say that something is wrong."""
     return [finding for one in done for finding in one.findings if finding.state is State.FAILED]
 
@@ -159,7 +163,7 @@ class Progress:
     """What has ended so far. The files name every check at any time, so a run that is killed leaves a whole report."""
 
     def __init__(self, checks: Sequence[Check], where: Surroundings, folder: Path, deadline: float) -> None:
-        self.done: list[Done] = []
+        self.done: list[CheckResult] = []
         self._names = [check.name for check in checks]
         self._where, self._folder, self._deadline = where, folder, deadline
 
@@ -169,7 +173,7 @@ class Progress:
         print(f"begins   {check.name}, for at most {seconds:.0f} s of {left:.0f} s", flush=True)
         self._write(running=check.name)
 
-    def end(self, done: Done) -> None:
+    def end(self, done: CheckResult) -> None:
         """Say what a check found."""
         self.done.append(done)
         for finding in done.findings:
@@ -180,5 +184,7 @@ class Progress:
         ended = {one.name for one in self.done}
         open_checks = [name for name in self._names if name not in ended]
         reasons = {running: CUT_OFF}
-        unfinished = [Done(name, [not_run(name, reasons.get(name, NEVER_BEGUN))]) for name in open_checks]
-        write(self._folder, self._where, [*self.done, *unfinished])
+        unfinished = [
+            CheckResult(name, [skipped_finding(name, reasons.get(name, NEVER_BEGUN))]) for name in open_checks
+        ]
+        write_report(self._folder, self._where, [*self.done, *unfinished])

@@ -18,7 +18,7 @@ from pathlib import Path
 from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
 from grpo_trainer.runtime.clock import SYSTEM_CLOCK
 
-from .findings import Check, Context, Finding, judged, loaded, not_run
+from .findings import Check, Context, Finding, load_findings, make_finding, skipped_finding
 
 LEAST_SECONDS = 15.0
 """With less time left no check is begun."""
@@ -33,7 +33,7 @@ NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CheckResult:
     """A check that has ended, or was not begun."""
 
     name: str
@@ -43,7 +43,7 @@ class Done:
     """End of the output of its processes."""
 
 
-class Started:
+class CheckProcess:
     """The processes of one check, waiting for the word. A context manager that leaves none behind."""
 
     def __init__(self, check: Check, context: Context) -> None:
@@ -66,7 +66,7 @@ class Started:
                 start_new_session=True,
             )
 
-    def run(self, seconds: float, out_of_time: str) -> Done:
+    def run(self, seconds: float, out_of_time: str) -> CheckResult:
         """Give the word and wait for at most so long; `out_of_time` says why not longer, empty for the check's own
         limit."""
         begin = SYSTEM_CLOCK.now()
@@ -76,7 +76,7 @@ class Started:
         codes = self._codes(begin + seconds)
         took = SYSTEM_CLOCK.now() - begin
         findings = self._findings(codes, took, out_of_time)
-        return Done(self.check.name, findings, round(took, 1), self._log())
+        return CheckResult(self.check.name, findings, round(took, 1), self._log())
 
     def _codes(self, deadline: float) -> list[int | None]:
         """Exit codes once all have ended, one has failed or time is up; None for those that still run."""
@@ -90,17 +90,17 @@ class Started:
         failed = [code for code in codes if code]
         if not failed and None in codes:
             if out_of_time:
-                return [not_run(self.check.name, out_of_time)]
-            return [judged(self.check.name, [f"no answer within {took:.0f} s"], "")]
+                return [skipped_finding(self.check.name, out_of_time)]
+            return [make_finding(self.check.name, [f"no answer within {took:.0f} s"], "")]
         if failed or not self._answer.exists():
             ended = f"ended with exit code {', '.join(map(str, failed)) or '0 without an answer'}"
-            return [judged(self.check.name, [ended], _last_line(self._log()))]
-        return loaded(self._answer.read_text(encoding="utf-8"))
+            return [make_finding(self.check.name, [ended], _last_line(self._log()))]
+        return load_findings(self._answer.read_text(encoding="utf-8"))
 
     def _log(self) -> str:
         return "".join(path.read_bytes()[-TAIL:].decode(errors="replace") for path in self._outputs)
 
-    def __enter__(self) -> "Started":
+    def __enter__(self) -> "CheckProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,22 +118,22 @@ def run_checks(
     context: Context,
     deadline: float,
     begins: Callable[[Check, float], None] = lambda *_: None,
-) -> Iterator[Done]:
+) -> Iterator[CheckResult]:
     """Run the checks in turn until the deadline on SYSTEM_CLOCK.
 
     `begins` is called with each check that is begun and the seconds after which it will be ended.
     """
-    fit = [check for check in checks if not why_not(check, context)]
-    ready: Started | None = None
+    fit = [check for check in checks if not skip_message(check, context)]
+    ready: CheckProcess | None = None
     try:
         for check in checks:
             left = deadline - SYSTEM_CLOCK.now()
-            if why := why_not(check, context) or ("time" if left < LEAST_SECONDS else ""):
-                yield Done(check.name, [not_run(check.name, why)])
+            if why := skip_message(check, context) or ("time" if left < LEAST_SECONDS else ""):
+                yield CheckResult(check.name, [skipped_finding(check.name, why)])
                 continue
             following = fit[fit.index(check) + 1 :]
-            with ready or Started(check, _placed(check, context)) as current:
-                ready = Started(following[0], _placed(following[0], context)) if following else None
+            with ready or CheckProcess(check, _placed(check, context)) as current:
+                ready = CheckProcess(following[0], _placed(following[0], context)) if following else None
                 seconds = min(check.seconds, left)
                 begins(check, seconds)
                 yield current.run(seconds, "time" if left < check.seconds else "")
@@ -142,7 +142,7 @@ def run_checks(
             ready.__exit__()
 
 
-def why_not(check: Check, context: Context) -> str:
+def skip_message(check: Check, context: Context) -> str:
     """Why a check can't be run here; empty where it can. The context's world is the number of devices."""
     if check.needs_gpu and not context.gpu:
         return "needs a GPU"

@@ -5,18 +5,18 @@ The memory is really gone, so that CUDA's own error comes up through every layer
 
 import torch
 
-from grpo_trainer.__main__ import leave, main
+from grpo_trainer.__main__ import exit_process, main
 
-LEFT = 2 << 30
+FREE_BYTES = 2 << 30
 """Bytes that stay free: enough for the model and its communicator, too few for a step of ends.out_of_memory."""
 
 
-def fill() -> torch.Tensor:
+def fill_gpu() -> torch.Tensor:
     """Take all but LEFT."""
     free, _ = torch.cuda.mem_get_info()
-    return torch.empty(max(0, free - LEFT), dtype=torch.uint8, device="cuda")
+    return torch.empty(max(0, free - FREE_BYTES), dtype=torch.uint8, device="cuda")
 
 
 if __name__ == "__main__":
-    ballast = fill()
-    leave(main())
+    ballast = fill_gpu()
+    exit_process(main())

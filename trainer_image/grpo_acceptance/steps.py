@@ -17,9 +17,9 @@ from trl.kernels import chunked_logprob
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 
 from . import trial_runs
-from .findings import Context, Finding, judged
+from .findings import Context, Finding, make_finding
 from .trial_plans import make_plan
-from .trial_runs import Ran, Step
+from .trial_runs import FinishedRun, Step
 
 STEPS = 2
 LIMITS = {"float32": (1e-3, 1e-2), "bfloat16": (0.1, 0.5)}
@@ -53,36 +53,36 @@ class Replay:
         setattr(trainer, "_generate_single_turn", turn)  # noqa: B010  # the engine's own method, on this trainer only
 
 
-def reference(context: Context) -> list[Finding]:
-    """On the CPU, draw completions and take the steps, for `compare` to read."""
+def record_cpu_step(context: Context) -> list[Finding]:
+    """On the CPU, draw completions and take the steps, for `compare_with_cpu` to read."""
     replay = Replay()
-    trial_runs.run(context, _plan(context, "float32"), replay.install)
+    trial_runs.run_trial(context, _plan(context, "float32"), replay.install)
     _write(context, "completions", replay.drawn)
     for dtype in LIMITS:
         steps, way = _taken(context, dtype, replay.drawn)
         _write(context, dtype, {str(step): numbers for step, numbers in steps.items()})
         torch.save(way, _file(context, f"{dtype}.pt"))
-    return [judged("step on the CPU", [], f"{STEPS} steps in {' and '.join(LIMITS)}, to compare with")]
+    return [make_finding("step on the CPU", [], f"{STEPS} steps in {' and '.join(LIMITS)}, to compare with")]
 
 
-def compare(context: Context) -> list[Finding]:
+def compare_with_cpu(context: Context) -> list[Finding]:
     """The same steps on the device."""
     return [_compared(context, dtype) for dtype in LIMITS]
 
 
-def kl_zero(context: Context) -> list[Finding]:
+def check_first_kl(context: Context) -> list[Finding]:
     """Before the first step policy and reference are the same weights: the KL is 0, not about 0."""
     found = []
     for strategy, dtype in KL_ZERO:
         execution = {"dtype": dtype}
-        ran = trial_runs.run(context, make_plan(context, strategy, training={"maxSteps": 1}, execution=execution))
+        ran = trial_runs.run_trial(context, make_plan(context, strategy, training={"maxSteps": 1}, execution=execution))
         kl = ran.steps[1]["kl"]
         problems = [] if kl == 0.0 else [f"the KL is {kl:.3g}"]
-        found.append(judged(f"KL of step 1, {strategy}, {dtype}", problems, f"KL {kl:g}", {"kl": kl}))
+        found.append(make_finding(f"KL of step 1, {strategy}, {dtype}", problems, f"KL {kl:g}", {"kl": kl}))
     return found
 
 
-def eight_bit(context: Context) -> list[Finding]:
+def check_eight_bit(context: Context) -> list[Finding]:
     """One step with bitsandbytes' AdamW beside one with torch's."""
     replay = Replay()
     plain = _way(_one_step(context, "AdamW", replay))
@@ -92,12 +92,12 @@ def eight_bit(context: Context) -> list[Finding]:
     seen = ", ".join(sorted(kinds)) or "none"
     problems = [] if "torch.uint8" in kinds else [f"no moments in 8 bits, only {seen}"]
     problems += [] if error <= EIGHT_BIT_LIMIT else [f"the step differs by {error:.2g} of its length"]
-    return [judged("AdamW8bit", problems, f"moments in {', '.join(sorted(kinds))}", {"apart": error})]
+    return [make_finding("AdamW8bit", problems, f"moments in {', '.join(sorted(kinds))}", {"apart": error})]
 
 
-def _one_step(context: Context, optimizer: str, replay: Replay) -> Ran:
+def _one_step(context: Context, optimizer: str, replay: Replay) -> FinishedRun:
     plan = make_plan(context, training={"maxSteps": 1}, execution={"optimizer": optimizer})
-    return trial_runs.run(context, plan, replay.install)
+    return trial_runs.run_trial(context, plan, replay.install)
 
 
 def _moments(trainer: ReferenceGRPOTrainer) -> list[torch.Tensor]:
@@ -119,7 +119,7 @@ def _compared(context: Context, dtype: str) -> Finding:
         for name, error in numbers.items()
         if not float(error) <= (of_weights if name == "weights" else of_numbers)
     ]
-    return judged(f"step, {dtype}", problems, f"{STEPS} steps beside the CPU's, relative differences", numbers)
+    return make_finding(f"step, {dtype}", problems, f"{STEPS} steps beside the CPU's, relative differences", numbers)
 
 
 def _plan(context: Context, dtype: str) -> Any:
@@ -128,11 +128,11 @@ def _plan(context: Context, dtype: str) -> Any:
 
 def _taken(context: Context, dtype: str, drawn: list[Tokens]) -> tuple[dict[int, Step], torch.Tensor]:
     """The steps on given completions: their numbers, and the way that the weights went."""
-    ran = trial_runs.run(context, _plan(context, dtype), Replay(drawn).install)
+    ran = trial_runs.run_trial(context, _plan(context, dtype), Replay(drawn).install)
     return ran.steps, _way(ran)
 
 
-def _way(ran: Ran) -> torch.Tensor:
+def _way(ran: FinishedRun) -> torch.Tensor:
     """Weights after the run less those before it, which the reference still has; one dimension, on the CPU."""
     pairs = zip(ran.trainer.model.parameters(), ran.trainer.ref_model.parameters(), strict=True)
     return torch.cat([(after.detach().float() - before.float()).flatten().cpu() for after, before in pairs])
@@ -186,7 +186,7 @@ def _compared_head(context: Context, dtype: str) -> Finding:
         if not float(error) <= limit
     ]
     kernel = "Triton" if context.gpu else "torch operators, for Triton needs a GPU"
-    return judged(f"fused head, {dtype}", problems, f"with {kernel}", numbers)
+    return make_finding(f"fused head, {dtype}", problems, f"with {kernel}", numbers)
 
 
 def _head_inputs(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

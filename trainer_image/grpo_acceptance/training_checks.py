@@ -19,33 +19,33 @@ from transformers import TrainerCallback
 
 from grpo_api.report.training_metrics import ENGINE_MISMATCH
 from grpo_trainer.generation.generation_base import EngineGeneration
-from grpo_trainer.runtime.errors import WeightsDiffer, classify
-from grpo_trainer.runtime.paths import attempt_named, checkpoint_folder
+from grpo_trainer.runtime.errors import WeightsDiffer, classify_error
+from grpo_trainer.runtime.paths import attempt_folder_name, checkpoint_folder
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 
 from . import trial_runs
-from .findings import Context, Finding, judged, not_run
+from .findings import Context, Finding, make_finding, skipped_finding
 from .trial_plans import make_plan, middling_model
-from .trial_runs import Ran, difference, finite
+from .trial_runs import FinishedRun, largest_difference, nonfinite_problems
 
 STEPS, SAVED = 6, 3
 
 
-def resume(context: Context) -> list[Finding]:
+def check_resume(context: Context) -> list[Finding]:
     """A run with a moving reference, the same again, and one that goes on from the first one's middle."""
     whole, again = _run_and_save(context, "whole", 1), _run_and_save(context, "again", 1)
     last = checkpoint_folder(_attempt(context, "whole"), STEPS)
     shutil.rmtree(last)
     resumed = _run_and_save(context, "whole", 2)
-    noise, gap = difference(whole.steps, again.steps), difference(whole.steps, resumed.steps)
+    noise, gap = largest_difference(whole.steps, again.steps), largest_difference(whole.steps, resumed.steps)
     problems = [] if resumed.trainer.resumed_from else ["it began anew"]
     problems += [] if sorted(resumed.steps) == list(range(SAVED + 1, STEPS + 1)) else [f"steps {sorted(resumed.steps)}"]
     problems += [] if gap <= noise else [f"the resumed run differs by {gap:.2g}, the same run twice by {noise:.2g}"]
     seen = f"resumed at step {SAVED}: differs by {gap:g}; the same run twice: by {noise:g}"
-    return [judged("checkpoint and resume", problems, seen, {"resumed": gap, "again": noise})]
+    return [make_finding("checkpoint and resume", problems, seen, {"resumed": gap, "again": noise})]
 
 
-def proof(context: Context) -> list[Finding]:
+def check_proof(context: Context) -> list[Finding]:
     """Policy and reference are proven where they lie, and one bit that is turned there is found."""
     answers: list[str] = []
 
@@ -61,7 +61,7 @@ def proof(context: Context) -> list[Finding]:
             answers.append(str(error))
         _flip(parameter)
 
-    ran = trial_runs.run(context, make_plan(context, training={"maxSteps": 1}), look)
+    ran = trial_runs.run_trial(context, make_plan(context, training={"maxSteps": 1}), look)
     device, *found = answers
     problems = [] if device == context.device else [f"the weights lie on {device}"]
     problems += [] if found else ["a turned bit was not found"]
@@ -71,10 +71,10 @@ def proof(context: Context) -> list[Finding]:
         "seconds": sum(one.seconds for one in proven),
     }
     seen = f"{len(proven)} proofs; a turned bit: {''.join(found)[:160]}"
-    return [judged("proof of weights", problems, seen, numbers)]
+    return [make_finding("proof of weights", problems, seen, numbers)]
 
 
-def _run_and_save(context: Context, name: str, attempt: int) -> Ran:
+def _run_and_save(context: Context, name: str, attempt: int) -> FinishedRun:
     folder = context.path / name
     plan = make_plan(
         context,
@@ -84,11 +84,11 @@ def _run_and_save(context: Context, name: str, attempt: int) -> Ran:
         folder=folder,
         attempt=attempt,
     )
-    return trial_runs.run(context, plan)
+    return trial_runs.run_trial(context, plan)
 
 
 def _attempt(context: Context, name: str) -> Path:
-    return context.path / name / attempt_named(1)
+    return context.path / name / attempt_folder_name(1)
 
 
 def _flip(parameter: torch.nn.Parameter) -> None:
@@ -136,17 +136,17 @@ def _trained_strategy(context: Context, stage: int, name: str) -> Finding:
     strategy, execution = STRATEGY_CELLS[stage][name]
     plan = make_plan(context, strategy, stage, execution={"dtype": "bfloat16"} | execution)
     try:
-        ran = trial_runs.run(context, plan)
+        ran = trial_runs.run_trial(context, plan)
     except Exception as error:  # whatever it is, it is what the row has to say, and the next cell is another trainer
-        result, message = classify(error)
-        return judged(what, [f"{result}: {message[:400]}"], "")
-    problems = finite(ran.steps)
+        result, message = classify_error(error)
+        return make_finding(what, [f"{result}: {message[:400]}"], "")
+    problems = nonfinite_problems(ran.steps)
     problems += [] if len(ran.steps) == plan.training.max_steps else [f"only steps {sorted(ran.steps)}"]
     first = ran.steps.get(1, {}).get("kl", 0.0)
     problems += [] if first == 0.0 else [f"the KL of step 1 is {first:.3g}"]
     last = ran.steps.get(max(ran.steps, default=0), {})
     shown = ", ".join(f"{key} {last[key]:.4g}" for key in ("loss", "kl", "grad_norm") if key in last)
-    return judged(what, problems, f"{len(ran.steps)} steps, {len(ran.trainer.proofs)} proofs; last: {shown}")
+    return make_finding(what, problems, f"{len(ran.steps)} steps, {len(ran.trainer.proofs)} proofs; last: {shown}")
 
 
 ENGINE = {"kind": "Colocated", "memoryShare": 0.2, "cacheBytes": 2**27, "maxModelLength": 128, "maxSequences": 8}
@@ -184,16 +184,18 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
 def train_engines(context: Context) -> list[Finding]:
     """Every cell, and the time of a step without an engine; one that fails keeps no other from being tried."""
     if find_spec("vllm") is None:
-        return [not_run("engine", "vLLM is not installed")]
+        return [skipped_finding("engine", "vLLM is not installed")]
     plain, _ = _run_engine(context, "Clone", 0, {"dtype": "bfloat16"})
     return [_trained_engine(context, name, plain.seconds[-1]) for name in ENGINE_CELLS]
 
 
-def _run_engine(context: Context, strategy: str, stage: int, execution: dict[str, Any]) -> tuple[Watch, trial_runs.Ran]:
+def _run_engine(
+    context: Context, strategy: str, stage: int, execution: dict[str, Any]
+) -> tuple[Watch, trial_runs.FinishedRun]:
     watch = Watch()
     training = {"maxCompletionLength": COMPLETION_LENGTH}
     plan = make_plan(context, strategy, stage, model=middling_model(context), training=training, execution=execution)
-    return watch, trial_runs.run(context, plan, lambda trainer: trainer.add_callback(watch))
+    return watch, trial_runs.run_trial(context, plan, lambda trainer: trainer.add_callback(watch))
 
 
 def _trained_engine(context: Context, name: str, plain: float) -> Finding:
@@ -201,12 +203,12 @@ def _trained_engine(context: Context, name: str, plain: float) -> Finding:
     try:
         watch, ran = _run_engine(context, strategy, stage, settings | {"engine": ENGINE | {"sleep": sleep}})
     except Exception as error:  # whatever it is, it is what the row has to say, and the next cell is another trainer
-        result, message = classify(error)
-        return judged(f"engine, {name}", [f"{result}: {message[:400]}"], "")
+        result, message = classify_error(error)
+        return make_finding(f"engine, {name}", [f"{result}: {message[:400]}"], "")
     engine = ran.trainer.engine
     assert isinstance(engine, EngineGeneration)
     limit = MISMATCH_LIMITS[name.partition(",")[0]]
-    problems = finite(ran.steps)
+    problems = nonfinite_problems(ran.steps)
     problems += [] if watch.mismatch <= limit else [f"engine and trainer are {watch.mismatch:.3g} nats apart"]
     problems += [f"{engine.failures} proofs failed"] if engine.failures else []
     numbers: dict[str, float | str] = {
@@ -217,4 +219,4 @@ def _trained_engine(context: Context, name: str, plain: float) -> Finding:
         "step_without": plain,
     }
     seen = f"{len(ran.steps)} steps; proof is {engine.proof_seconds / max(engine.sync_seconds, 1e-9):.1%} of the sync"
-    return judged(f"engine, {name}", problems, seen, numbers)
+    return make_finding(f"engine, {name}", problems, seen, numbers)

@@ -97,7 +97,7 @@ def _made(context: Context, folder: Path, large: bool) -> Path:
     return folder
 
 
-def prompts(context: Context) -> None:
+def write_prompts(context: Context) -> None:
     """Write the prompts, and let the trainer find them."""
     rows = [{"prompt": f"say {number % 10}"} for number in range(64)]
     if context.rank == 0:

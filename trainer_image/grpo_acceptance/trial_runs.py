@@ -28,7 +28,7 @@ from grpo_trainer.training.build_run import build
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 
 from .findings import Context
-from .trial_plans import prompts
+from .trial_plans import write_prompts
 
 NUMBERS = ("loss", "grad_norm", "reward", "kl", "entropy", "completions/mean_length")
 """What TRL logs of a step that must be the same in the same run."""
@@ -36,7 +36,7 @@ Step = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class FinishedRun:
     """A run that has ended."""
 
     trainer: ReferenceGRPOTrainer
@@ -58,18 +58,20 @@ class Logs(TrainerCallback):  # type: ignore[misc]  # transformers is not follow
             self.steps[state.global_step] = found
 
 
-def run(context: Context, plan: TrainingPlan, prepare: Callable[[ReferenceGRPOTrainer], None] = lambda _: None) -> Ran:
+def run_trial(
+    context: Context, plan: TrainingPlan, prepare: Callable[[ReferenceGRPOTrainer], None] = lambda _: None
+) -> FinishedRun:
     """Build and train; `prepare` sees the trainer before its first step. A collective.
 
     Raises:
         TrainingError: as in a pod.
     """
-    reset()
+    reset_parallelism()
     place = Placement(0, context.rank, context.world, 1)
-    prompts(context)
+    write_prompts(context)
     if not dist.is_initialized():
         os.environ.update(launch_environment(plan.rendezvous, place))
-        rendezvous.join(plan, place)
+        rendezvous.join_gang(plan, place)
     claim_folder(plan)
     recorder = Recorder(plan.job.attempt, place, time.time())
     built = build(plan, recorder, Watchdog(plan, recorder, lambda *_: None), StepObserver())
@@ -81,10 +83,10 @@ def run(context: Context, plan: TrainingPlan, prepare: Callable[[ReferenceGRPOTr
         built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         built.rewards.close()
-    return Ran(built.trainer, logs.steps)
+    return FinishedRun(built.trainer, logs.steps)
 
 
-def reset() -> None:
+def reset_parallelism() -> None:
     """Forget the last trainer's parallelism, so that one process can run several; the process group stays."""
     gc.collect()
     unset_hf_deepspeed_config()
@@ -94,7 +96,7 @@ def reset() -> None:
         del os.environ[name]
 
 
-def finite(steps: dict[int, Step]) -> list[str]:
+def nonfinite_problems(steps: dict[int, Step]) -> list[str]:
     """Numbers of the steps that are not finite, as problems."""
     return [
         f"{name} of step {step} is {value}"
@@ -104,7 +106,7 @@ def finite(steps: dict[int, Step]) -> list[str]:
     ]
 
 
-def difference(one: dict[int, Step], other: dict[int, Step]) -> float:
+def largest_difference(one: dict[int, Step], other: dict[int, Step]) -> float:
     """Largest difference between two runs' numbers in the steps that both have; infinite where there are none."""
     both = one.keys() & other.keys()
     gaps = [abs(value - other[step][name]) for step in both for name, value in one[step].items()]

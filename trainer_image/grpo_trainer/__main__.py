@@ -16,13 +16,13 @@ from grpo_api.text.contract import THREADS_ENV
 
 from .checkpoints.signing_key import require_key
 from .gang.placement import LOCAL_RANK_ENV, Placement, launch_environment, placement
-from .process.outcome import announce, keep, make_outcome
-from .process.process_setup import leave_out, threads_per_process
+from .process.outcome import announce_outcome, keep_outcome, make_outcome
+from .process.process_setup import hide_unused_libraries, threads_per_process
 from .process.recorder import Recorder
 from .process.supervisor import supervise
 from .runtime.clock import unix_time
 from .runtime.durable_files import read_plan
-from .runtime.errors import BadInput, Diverged, classify
+from .runtime.errors import BadInput, Diverged, classify_error
 from .training.trl_config import require_supported
 
 
@@ -36,26 +36,26 @@ def require_signable(export: ExportSpec | None, place: Placement) -> None:
         require_key()
 
 
-def work(plan: TrainingPlan, place: Placement, started: float) -> int:
+def run_worker(plan: TrainingPlan, place: Placement, started: float) -> int:
     """Run this process's worker to its end; returns the exit code of its Outcome."""
     recorder = Recorder(plan.job.attempt, place, started)
     try:
-        leave_out(plan.execution)
+        hide_unused_libraries(plan.execution)
         from .training.worker import train
 
         message = train(plan, place, recorder)
         outcome = make_outcome(place.rank, Result.SUCCEEDED, message, recorder.progress, export=recorder.export)
     except BaseException as error:
         traceback.print_exc()
-        result, message = classify(error)
+        result, message = classify_error(error)
         diverged_on = error.diverged_on if isinstance(error, Diverged) else None
         text = f"{recorder.current_stage}: {message}"
         outcome = make_outcome(
             place.rank, result, text, recorder.progress, diverged_on=diverged_on, shortage=recorder.shortage,
             checkpoint_step=recorder.checkpoint_step,
         )  # fmt: skip
-    code = announce(outcome)  # first: it is a local file, while the volume may be what failed
-    keep(plan, outcome)
+    code = announce_outcome(outcome)  # first: it is a local file, while the volume may be what failed
+    keep_outcome(plan, outcome)
     return code
 
 
@@ -68,15 +68,15 @@ def main() -> int:
         place = placement(plan.execution, os.environ)
         require_signable(plan.export, place)
     except BadInput as error:
-        return announce(with_message(Outcome(result=error.result), str(error)))
+        return announce_outcome(with_message(Outcome(result=error.result), str(error)))
     if place.processes_per_node > 1 and LOCAL_RANK_ENV not in os.environ:
         return supervise(plan, place)
     os.environ.update(launch_environment(plan.rendezvous, place))
     os.environ.setdefault(THREADS_ENV, str(threads_per_process(place.processes_per_node)))
-    return work(plan, place, started)
+    return run_worker(plan, place, started)
 
 
-def leave(code: int) -> None:
+def exit_process(code: int) -> None:
     """End without interpreter teardown: C++ threads of collectives can abort there after a success (SIGABRT)."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -85,7 +85,7 @@ def leave(code: int) -> None:
 
 if __name__ == "__main__":
     try:
-        leave(main())
+        exit_process(main())
     except BaseException:
         traceback.print_exc()
-        leave(EXIT_CODES[Result.ERROR])
+        exit_process(EXIT_CODES[Result.ERROR])

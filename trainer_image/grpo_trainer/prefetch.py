@@ -18,13 +18,13 @@ from grpo_api.spec.rewards import RewardSpec
 from grpo_api.text.clock import Clock
 
 from .hub.repositories import Hub, Repository
-from .process.outcome import announce
-from .process.process_setup import leave_out
+from .process.outcome import announce_outcome
+from .process.process_setup import hide_unused_libraries
 from .runtime.clock import SYSTEM_CLOCK
 from .runtime.durable_files import read_plan
-from .runtime.errors import classify
+from .runtime.errors import classify_error
 
-TELL_SECONDS = 5.0
+REPORT_SECONDS = 5.0
 """Least time between two lines of progress."""
 
 
@@ -42,27 +42,27 @@ class Progress:
     def arrived(self, count: int) -> None:
         """Print that `count` bytes of the repository are in the cache, at most every TELL_SECONDS."""
         now = self._clock.now()
-        if now - self._last >= TELL_SECONDS:
+        if now - self._last >= REPORT_SECONDS:
             self._last = now
             print(f"{self._what}: {count / 1e6:.1f} MB in the cache", flush=True)
 
 
-def fetch(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
+def fetch_inputs(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
     """Fetches the plan's models and its dataset, those that are not folders; says what was fetched and its commits.
 
     Raises:
         BadInput: there is no such repository or revision, no right to it, or it can't be used.
         Transient: the hub can't be asked now, or there is no room.
     """
-    leave_out(plan.execution)
+    hide_unused_libraries(plan.execution)
     from .data.row_sources import read_hub
-    from .weights.models import locate
+    from .weights.models import locate_model
 
     progress = Progress(clock)
     hub, models = Hub(plan.revisions, progress.arrived, clock=clock), _models(plan.model, plan.rewards)
     for repository in models:
         progress.begin(repository.words)
-        locate(repository, plan.execution.dtype, hub)
+        locate_model(repository, plan.execution.dtype, hub)
         print(f"{repository.words}: complete, commit {hub.commits.get(repository.path, 'unknown')}", flush=True)
     dataset, names = plan.dataset, [repository.name for repository in models]
     if dataset.name and not dataset.name.startswith("/"):
@@ -89,10 +89,10 @@ def main() -> int:
     # the first process of a container isn't ended by SIGTERM unless it says so
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_CODES[Result.PREEMPTED]))
     try:
-        return announce(fetch(read_plan(os.environ)))
+        return announce_outcome(fetch_inputs(read_plan(os.environ)))
     except Exception as error:
-        result, message = classify(error)
-        return announce(with_message(Outcome(result=result), message))
+        result, message = classify_error(error)
+        return announce_outcome(with_message(Outcome(result=result), message))
 
 
 if __name__ == "__main__":

@@ -32,18 +32,18 @@ TINY = {
 def measure(folder: Path) -> dict[str, Any]:
     """Findings by check; `other` are those of a GPU that computes something else."""
     context = Context("cpu", str(folder), port=free_port())
-    steps.reference(context)
+    steps.record_cpu_step(context)
     found: dict[str, list[Finding]] = {
-        "step": steps.compare(context),
-        "kl-zero": steps.kl_zero(context),
-        "adamw-8bit": steps.eight_bit(context),
-        "resume": training_checks.resume(context),
-        "proof": training_checks.proof(context),
+        "step": steps.compare_with_cpu(context),
+        "kl-zero": steps.check_first_kl(context),
+        "adamw-8bit": steps.check_eight_bit(context),
+        "resume": training_checks.check_resume(context),
+        "proof": training_checks.check_proof(context),
         "strategies": training_checks.train_strategies(context, 0),
         "no such device": training_checks.train_strategies(replace(context, device="cuda"), 0)[:1],
     }
     disturb(folder / "step-float32")
-    found["other"] = steps.compare(context)
+    found["other"] = steps.compare_with_cpu(context)
     cases = [TINY | {"precision": precision, "lora_rank": rank} for precision, rank in MEMORY]
     return {
         "findings": {name: [asdict(one) for one in rows] for name, rows in found.items()},

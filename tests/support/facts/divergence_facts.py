@@ -20,7 +20,7 @@ from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.errors import TrainingError
-from grpo_trainer.runtime.paths import number
+from grpo_trainer.runtime.paths import number_in_name
 from grpo_trainer.training.guard import LossGuard
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.weights import parameters
@@ -87,7 +87,7 @@ def struck(folder: Path, model: Path, strike: Strike) -> dict[str, Any]:
     except TrainingError as error:
         ended = f"{type(error).__name__}: {error}"
     ranks.gather(0)
-    sealed = [number(checkpoint) for checkpoint in complete(folder / "runs")]
+    sealed = [number_in_name(checkpoint) for checkpoint in complete(folder / "runs")]
     facts = {"ended": ended, "sealed": sealed, "good": witness.good, "finite": finite(trainer), **asdict(strike)}
     ranks.gather(0)
     if ranks.rank() == 0:
@@ -162,7 +162,7 @@ class Damage(TrainerCallback):  # type: ignore[misc]  # transformers is not foll
         if state.global_step != self._strike.step or not (self._strike.everywhere or ranks.rank() == self._strike.rank):
             return
         if self._strike.moment == "weights":
-            with parameters.held(parameters.unwrapped(model).get_parameter(PARAMETER)) as share:
+            with parameters.local_share(parameters.unwrap_model(model).get_parameter(PARAMETER)) as share:
                 share.tensor[-1:] = torch.nan
         elif self._strike.moment == "optimizer":
             while hasattr(optimizer, "optimizer"):
@@ -190,7 +190,7 @@ def finite(trainer: ReferenceGRPOTrainer) -> bool:
 
 def _held(trainer: ReferenceGRPOTrainer) -> Iterator[torch.Tensor]:
     for parameter in trainer.model.parameters():
-        with parameters.held(parameter) as share:
+        with parameters.local_share(parameter) as share:
             yield share.tensor
     optimizer: Any = trainer.optimizer
     while hasattr(optimizer, "optimizer"):

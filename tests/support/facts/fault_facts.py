@@ -18,7 +18,7 @@ from grpo_trainer.gang.placement import LOCAL_RANK_ENV
 from grpo_trainer.runtime.errors import TrainingError
 from grpo_trainer.weights import parameters
 from grpo_trainer.weights.models import load_policy
-from grpo_trainer.weights.parameters import unwrapped
+from grpo_trainer.weights.parameters import unwrap_model
 
 from ..ranks import demo_model, runs
 
@@ -96,7 +96,7 @@ class Drift(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
     def on_step_end(self, _: Any, state: Any, *__: Any, model: PreTrainedModel, **___: Any) -> None:
         """After the optimizer, before the checkpoint."""
         if state.global_step == 2 and ranks.rank() == 1:
-            flip(unwrapped(model))
+            flip(unwrap_model(model))
 
 
 def untouched(_: PreTrainedModel) -> None:
@@ -105,7 +105,7 @@ def untouched(_: PreTrainedModel) -> None:
 
 def flip(model: PreTrainedModel) -> None:
     """Turns the lowest bit of the parameter's last element."""
-    with parameters.held(model.get_parameter(PARAMETER)) as share:
+    with parameters.local_share(model.get_parameter(PARAMETER)) as share:
         share.tensor[-1:].view(torch.int32).bitwise_xor_(1)
 
 
@@ -113,7 +113,7 @@ def randomise(model: PreTrainedModel) -> None:
     """What a model that every rank initialises by its own seed looks like."""
     torch.manual_seed(ranks.rank())
     for parameter in model.parameters():
-        with parameters.held(parameter) as share:
+        with parameters.local_share(parameter) as share:
             share.tensor.normal_()
 
 

@@ -21,7 +21,7 @@ from grpo_trainer.gang import ranks
 from grpo_trainer.reference import strategy_base
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.weights import parameters
-from grpo_trainer.weights.parameters import combined, fingerprint, unwrapped
+from grpo_trainer.weights.parameters import combined_fingerprint, fingerprint, unwrap_model
 
 from ..ranks import demo_model, runs
 
@@ -126,7 +126,7 @@ def disturb(model: nn.Module, scale: float = 0.02) -> None:
     """Adds a wave to every trained parameter: the same values however it is partitioned."""
     for parameter in model.parameters():
         if parameter.requires_grad:
-            with parameters.held(parameter) as share:
+            with parameters.local_share(parameter) as share:
                 wave = torch.arange(share.start, share.stop, dtype=torch.float64).mul(0.37).sin().mul(scale)
                 share.tensor.add_(wave.to(share.tensor.dtype))
             parameters.release(parameter)
@@ -142,7 +142,7 @@ def score(trainer: ReferenceGRPOTrainer, model: nn.Module) -> list[float]:
 
 def mixed(trainer: ReferenceGRPOTrainer, ours: bool) -> str:
     """Fingerprint of the whole reference after one sync, ours or TRL's; the reference is put back."""
-    reference = unwrapped(trainer.ref_model)
+    reference = unwrap_model(trainer.ref_model)
     before = whole(reference)
     score(trainer, trainer.ref_model)  # leaves persistent parameters gathered, as a step does
     if ours:
@@ -152,14 +152,14 @@ def mixed(trainer: ReferenceGRPOTrainer, ours: bool) -> str:
     after = whole(reference)
     score(trainer, trainer.ref_model)
     fill(reference, before)
-    return combined(fingerprint(tensor) for tensor in after.values())
+    return combined_fingerprint(fingerprint(tensor) for tensor in after.values())
 
 
 def whole(model: nn.Module) -> dict[str, torch.Tensor]:
     """Copies of all parameters, gathered."""
     tensors = {}
     for name, parameter in parameters.parameters_by_name(model).items():
-        with parameters.gathered(parameter) as share:
+        with parameters.gathered_share(parameter) as share:
             tensors[name] = share.tensor.clone()
     return tensors
 
@@ -168,6 +168,6 @@ def whole(model: nn.Module) -> dict[str, torch.Tensor]:
 def fill(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
     """Puts whole parameters back."""
     for name, parameter in parameters.parameters_by_name(model).items():
-        with parameters.held(parameter) as share:
+        with parameters.local_share(parameter) as share:
             share.tensor.copy_(tensors[name][share.start : share.stop])
         parameters.release(parameter)

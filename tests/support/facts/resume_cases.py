@@ -26,12 +26,12 @@ from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.rewards.reward_set import build_rewards
-from grpo_trainer.runtime.paths import number
+from grpo_trainer.runtime.paths import number_in_name
 from grpo_trainer.telemetry.observer import StepObserver
 from grpo_trainer.training.build_run import build
 from grpo_trainer.training.trl_config import config_arguments
 from grpo_trainer.weights.models import load_policy
-from grpo_trainer.weights.parameters import combined, fingerprint
+from grpo_trainer.weights.parameters import combined_fingerprint, fingerprint
 
 from ..ranks import runs
 from .reference_facts import whole
@@ -178,7 +178,7 @@ def logged(trainer: GRPOTrainer) -> dict[int, dict[str, Any]]:
 
 def hashed(model: nn.Module) -> str:
     """One fingerprint of all parameters, gathered."""
-    return combined(fingerprint(tensor) for tensor in whole(model).values())
+    return combined_fingerprint(fingerprint(tensor) for tensor in whole(model).values())
 
 
 def differences(case: Case, folder: Path) -> list[str]:
@@ -199,7 +199,7 @@ def killed(case: Case, folder: Path, goes_on: Case) -> tuple[Story, Story]:
     undisturbed = train(case, folder, 1)
     if ranks.rank() == 0:
         for checkpoint in complete(folder / "runs"):
-            if number(checkpoint) > case.kill:
+            if number_in_name(checkpoint) > case.kill:
                 shutil.rmtree(checkpoint)
     ranks.gather(None)
     return undisturbed, train(goes_on, folder, 2)

@@ -18,7 +18,7 @@ from grpo_trainer.gang.interfaces import GLOO_INTERFACE
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process import watchdog
 from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.runtime.errors import TrainingError, classify
+from grpo_trainer.runtime.errors import TrainingError, classify_error
 
 from .launch import launch
 from .wires import Wires
@@ -67,10 +67,10 @@ def main() -> None:
     recorder = Recorder(plan.job.attempt, place, time.time())
     watchdog.Watchdog(plan, recorder, ended).start()
     try:
-        bandwidth = rendezvous.join(plan, place, connecting=lambda: recorder.stage("Connecting"))
-        rendezvous.leave_together()
+        bandwidth = rendezvous.join_gang(plan, place, connecting=lambda: recorder.stage("Connecting"))
+        rendezvous.leave_gang()
     except (TrainingError, RuntimeError) as error:
-        result, message = classify(error)
+        result, message = classify_error(error)
         say(result=result.value, message=message)
     say(bandwidth=bandwidth, interface=os.environ.get(GLOO_INTERFACE))
 

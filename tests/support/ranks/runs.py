@@ -18,7 +18,7 @@ from grpo_trainer.training.reference_trainer import MakeEngine, ReferenceGRPOTra
 from grpo_trainer.training.trl_config import config_arguments, uses_deepspeed
 from grpo_trainer.weights.models import LoadedModel, load_policy
 
-reset = trial_runs.reset
+reset = trial_runs.reset_parallelism
 """Forgets the last trainer's parallelism, so that one process can run several; the process group stays."""
 PROMPTS = [{"prompt": f"say {number % 10}"} for number in range(64)]
 COMPLETION = 8

@@ -18,9 +18,9 @@ from grpo_api.report.artifacts import SUMS, Export, Read, sums_text, weights_has
 from grpo_api.text.contract import EXPORT_FOLDER
 
 from ..gang import rank0_task, ranks
-from ..runtime.durable_files import disk_errors, patiently, sync_folder, sync_tree
+from ..runtime.durable_files import disk_errors, retry_disk_errors, sync_folder, sync_tree
 from ..runtime.errors import DiskFailed
-from ..runtime.paths import attempt_named, run_folder
+from ..runtime.paths import attempt_folder_name, run_folder
 from ..stores.run_store import run_store
 from ..stores.store_base import Tell, silent
 from ..weights.checkpoint_files import ADAPTER, ADAPTER_CONFIG
@@ -63,7 +63,7 @@ def export_model(
         (temporary / SUMS).write_text(sums_text(sums), encoding="utf-8")
         attest(temporary)
 
-    patiently(lambda: _export(plan, source, save, complete, folder))
+    retry_disk_errors(lambda: _export(plan, source, save, complete, folder))
     return folder
 
 
@@ -101,10 +101,10 @@ def _root(plan: TrainingPlan) -> Path | None:
 
 
 def _export(plan: TrainingPlan, source: Source, save: Callable[[str], None], complete: Describe, folder: Path) -> None:
-    temporary = folder.with_name(f".{EXPORT_FOLDER}-{attempt_named(plan.job.attempt)}")
+    temporary = folder.with_name(f".{EXPORT_FOLDER}-{attempt_folder_name(plan.job.attempt)}")
     # A try that failed may have left files that this one does not write.
     rank0_task.run_on_rank0(lambda: shutil.rmtree(temporary, ignore_errors=True))
-    ranks.together(lambda: save(str(temporary)), DiskFailed)
+    ranks.run_on_all(lambda: save(str(temporary)), DiskFailed)
     rank0_task.run_on_rank0(disk_errors()(lambda: _publish(plan, source, complete, temporary, folder)))
 
 

@@ -14,7 +14,7 @@ from grpo_api.text.contract import EXPORT_FOLDER
 
 from ..gang import rank0_task, ranks
 from ..runtime.clock import SYSTEM_CLOCK
-from ..runtime.durable_files import disk_errors, patiently
+from ..runtime.durable_files import disk_errors, retry_disk_errors
 from ..runtime.errors import BadInput, DiskFailed, Diverged
 from ..runtime.paths import CHECKPOINTS, run_folder
 from ..stores.store_base import Tell, silent
@@ -65,12 +65,12 @@ def claim_folder(plan: TrainingPlan, tell: Tell = silent, clock: Clock = SYSTEM_
             if remote.local_rank == 0:
                 claim_disk()
 
-        ranks.together(claim_disk_of_node)
+        ranks.run_on_all(claim_disk_of_node)
         rank0_task.run_on_rank0(remote.run.claim)
         return
-    patiently(lambda: rank0_task.run_on_rank0(claim_disk), clock)
+    retry_disk_errors(lambda: rank0_task.run_on_rank0(claim_disk), clock)
     # Every rank saves its own partition. On a folder of its own node alone no attempt could load all of them.
-    ranks.together(lambda: _require_visible(folder / OWNER))
+    ranks.run_on_all(lambda: _require_visible(folder / OWNER))
 
 
 def _require_visible(path: Path) -> None:
@@ -231,5 +231,5 @@ def _damage(checkpoint: Path) -> list[str]:
 
 def _damage_anywhere(checkpoint: Path, check: Check) -> list[str]:
     """Problems of a checkpoint's files, each rank checking its share, each problem once."""
-    own = ranks.together(lambda: check(checkpoint), DiskFailed)
+    own = ranks.run_on_all(lambda: check(checkpoint), DiskFailed)
     return list(dict.fromkeys(problem for part in ranks.gather(own) for problem in part))

@@ -79,7 +79,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         began = time.perf_counter()
         try:
             # Only a failure of a disk is one rank's alone. `write` raises other errors on all ranks alike.
-            ranks.together(write, DiskFailed)
+            ranks.run_on_all(write, DiskFailed)
             size = seal(
                 self._plan, checkpoint, step, self._identity, self._skipped,
                 clock=self._recorder.clock, remote=self._remote,
@@ -156,9 +156,9 @@ def _hashed(checkpoint: Path) -> dict[str, FileRecord]:
         # rank 0's list for all, so that the shares are disjoint and complete whatever another node sees of the volume
         return list_files(checkpoint) if ranks.rank() == 0 else {}
 
-    sizes = ranks.gather(ranks.together(list_volume))[0]
+    sizes = ranks.gather(ranks.run_on_all(list_volume))[0]
     own = share(cut(sizes), ranks.rank(), ranks.world_size())
-    hashed = ranks.gather(ranks.together(disk_errors()(lambda: digests(checkpoint, own))))
+    hashed = ranks.gather(ranks.run_on_all(disk_errors()(lambda: digests(checkpoint, own))))
     return records(sizes, [one for part in hashed for one in part])
 
 

@@ -21,7 +21,15 @@ from ..gang import rank0_task, ranks
 from ..runtime.clock import SYSTEM_CLOCK, unix_time
 from ..runtime.durable_files import disk_errors
 from ..runtime.errors import BadInput
-from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_named, checkpoint_folder, number, run_folder
+from ..runtime.paths import (
+    ATTEMPTS,
+    CHECKPOINTS,
+    MANIFEST,
+    attempt_folder_name,
+    checkpoint_folder,
+    number_in_name,
+    run_folder,
+)
 from ..stores.run_store import SAVE_WAIT, Committed, RunStore, StoredRun, checkpoint_key, run_store, source_run
 from ..stores.store_base import PART_BYTES, Tell, silent
 from .hashing import Part, cut, hash_of, read_part, recorded, records, share
@@ -77,7 +85,7 @@ class Stored:
         found = rank0_task.run_on_rank0(self._manifests)
         if self.local_rank == 0:
             for made, manifest in found:
-                folder = checkpoint_folder(self.folder / attempt_named(made.attempt), made.step)
+                folder = checkpoint_folder(self.folder / attempt_folder_name(made.attempt), made.step)
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / MANIFEST).write_bytes(manifest)
                 # sealed_at() takes the manifest's time for the checkpoint's.
@@ -131,7 +139,7 @@ class Stored:
             rank0_task.run_on_node_leader(disk_errors()(lambda: self.run.store.bring(key, self.folder / EXPORT_FOLDER)))
 
     def _key(self, checkpoint: Path) -> str:
-        return checkpoint_key(number(checkpoint.parent), number(checkpoint))
+        return checkpoint_key(number_in_name(checkpoint.parent), number_in_name(checkpoint))
 
     def url(self, checkpoint: Path) -> str:
         """URL of a checkpoint, for messages."""
@@ -156,11 +164,11 @@ class Remote(Stored):
             # The ranks of a node share its disk, so its first rank lists the files for all of them.
             return list_files(checkpoint) if self.local_rank == 0 else {}
 
-        listed = ranks.together(list_disk)
+        listed = ranks.run_on_all(list_disk)
         sizes, own = _merged(ranks.gather(listed), self.node_ranks[0])
         parts = share(cut(own, PART_BYTES), self.local_rank, self.processes_per_node)
         key, store = self._key(checkpoint), self.run.store.within(SAVE_WAIT)
-        sent = ranks.gather(ranks.together(disk_errors()(lambda: _send(store, key, checkpoint, parts))))
+        sent = ranks.gather(ranks.run_on_all(disk_errors()(lambda: _send(store, key, checkpoint, parts))))
         hashes = {part: digest for found in sent for part, digest in found.items()}
         return records(sizes, [hashes[part] for part in cut(sizes, PART_BYTES)], PART_BYTES)
 
@@ -176,7 +184,7 @@ class Remote(Stored):
 
     def withdraw(self, checkpoints: Iterable[Path]) -> None:
         """Make checkpoints count no more."""
-        named = {(number(one.parent), number(one)) for one in checkpoints}
+        named = {(number_in_name(one.parent), number_in_name(one)) for one in checkpoints}
         head = self.run.head()
         published = head.checkpoints if head else ()
         self.run.withdraw([one for one in published if (one.attempt, one.step) in named])

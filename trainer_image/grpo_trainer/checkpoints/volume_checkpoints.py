@@ -20,7 +20,7 @@ from grpo_api.report.artifacts import Checkpoint
 
 from ..runtime.durable_files import sync_folder, sync_folders, write_atomically
 from ..runtime.errors import BadInput, Preempted
-from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_named, number, run_folder
+from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_folder_name, number_in_name, run_folder
 from .manifest import OWNER, Manifest, Owner
 
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -57,7 +57,7 @@ def _take(plan: TrainingPlan, folder: Path) -> None:
     # folder: that costs time and damages nothing.
     owner = Owner(uid=plan.job.uid, attempt=plan.job.attempt)
     write_atomically(folder / OWNER, owner.model_dump_json())
-    (folder / attempt_named(plan.job.attempt)).mkdir(exist_ok=True)
+    (folder / attempt_folder_name(plan.job.attempt)).mkdir(exist_ok=True)
 
 
 def require_owner(plan: TrainingPlan) -> None:
@@ -90,7 +90,7 @@ def complete(folder: Path) -> list[Path]:
     """All complete checkpoints of all attempts, newest first: by step, then by attempt."""
     found = [path.parent for path in folder.glob(f"{ATTEMPTS}/{CHECKPOINTS}/{MANIFEST}")]
     # An attempt that resumes takes steps again, so two attempts may have saved the same step.
-    return sorted(found, key=lambda path: (number(path), number(path.parent)), reverse=True)
+    return sorted(found, key=lambda path: (number_in_name(path), number_in_name(path.parent)), reverse=True)
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
@@ -178,7 +178,9 @@ def rotate(plan: TrainingPlan) -> None:
         Preempted: a newer attempt owns the folder by now, and what is left in it is that one's to keep.
     """
     folder = _folder(plan)
-    committed = sorted(complete(folder), key=lambda path: (number(path.parent), number(path)), reverse=True)
+    committed = sorted(
+        complete(folder), key=lambda path: (number_in_name(path.parent), number_in_name(path)), reverse=True
+    )
     for checkpoint in (*committed[plan.checkpoint.keep :], *_incomplete(plan)):
         # Before each deletion: it takes time, in which a newer attempt may claim the folder.
         require_owner(plan)
@@ -187,6 +189,6 @@ def rotate(plan: TrainingPlan) -> None:
 
 def _incomplete(plan: TrainingPlan) -> list[Path]:
     """The incomplete checkpoints of this and earlier attempts. A newer attempt may be writing its own now."""
-    attempts = [path for path in _folder(plan).glob(ATTEMPTS) if number(path) <= plan.job.attempt]
+    attempts = [path for path in _folder(plan).glob(ATTEMPTS) if number_in_name(path) <= plan.job.attempt]
     found = [checkpoint for attempt in attempts for checkpoint in attempt.glob(CHECKPOINTS)]
     return [checkpoint for checkpoint in found if not (checkpoint / MANIFEST).exists()]

@@ -156,7 +156,7 @@ def load_rollouts(folder: Path, device: torch.device, micro_batches: int) -> Rol
     Raises:
         BadInput: a rank's file is missing, so that the steps that are left of the generation can't be taken.
     """
-    return recut_rollouts(ranks.together(lambda: _load_rollouts_of_rank(folder, device)), micro_batches)
+    return recut_rollouts(ranks.run_on_all(lambda: _load_rollouts_of_rank(folder, device)), micro_batches)
 
 
 def recut_rollouts(rollouts: Rollouts, micro_batches: int) -> Rollouts:

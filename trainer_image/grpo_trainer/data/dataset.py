@@ -44,7 +44,7 @@ _HIDDEN = "column "
 _MEDIA = (datasets.Image, datasets.Audio, datasets.Video)
 
 
-def hidden(rows: datasets.Dataset) -> datasets.Dataset:
+def hide_columns(rows: datasets.Dataset) -> datasets.Dataset:
     """The rows as TRL gets them."""
     new_names: dict[str, str] = {}
     for name in rows.column_names:
@@ -53,12 +53,12 @@ def hidden(rows: datasets.Dataset) -> datasets.Dataset:
     return rows.rename_columns(new_names)
 
 
-def restored(row: Mapping[str, Any]) -> dict[str, Any]:
+def restore_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row that TRL got, as the reward functions get it."""
     return {name.removeprefix(_HIDDEN): value for name, value in row.items()}
 
 
-def undecoded(rows: datasets.Dataset) -> datasets.Dataset:
+def without_decoding(rows: datasets.Dataset) -> datasets.Dataset:
     """The rows with pictures, sounds and films as they are stored: `{bytes, path}`.
 
     Decoding needs libraries that the image lacks, and makes objects that are different in every process.
@@ -129,7 +129,7 @@ def load_prompts(
         rows, where = _read_hub(dataset, hub or Hub())
     else:
         rows, where = _read_mounted(dataset, root)
-    rows = _rename(undecoded(rows), dataset.columns)
+    rows = _rename(without_decoding(rows), dataset.columns)
     _check_columns(rows, dataset)
 
     def place(index: int) -> str:

@@ -21,7 +21,7 @@ from grpo_api.report.report import Generations
 from grpo_api.spec.training import TrainingSpec
 
 
-def rewind(sampler: Any, epoch: int) -> None:
+def rewind_sampler(sampler: Any, epoch: int) -> None:
     """Put TRL's RepeatSampler where it is after `epoch` whole passes, so that the next pass is pass `epoch`.
 
     It draws one permutation per pass. A million prompts cost about 10 ms per finished pass.
@@ -32,7 +32,7 @@ def rewind(sampler: Any, epoch: int) -> None:
             torch.randperm(sampler.num_samples, generator=sampler.generator)
 
 
-def merged(skipped: Iterable[Generations]) -> tuple[Generations, ...]:
+def merge_spans(skipped: Iterable[Generations]) -> tuple[Generations, ...]:
     """The same generations as disjoint spans in order."""
     found: list[Generations] = []
     for one in sorted(skipped, key=lambda one: one.first):
@@ -43,7 +43,7 @@ def merged(skipped: Iterable[Generations]) -> tuple[Generations, ...]:
     return tuple(found)
 
 
-def numbered(position: int, skipped: Sequence[Generations]) -> int:
+def generation_number(position: int, skipped: Sequence[Generations]) -> int:
     """Number of the generation that a run trains on after `position` others; `skipped` is merged."""
     for one in skipped:
         if position < one.first:
@@ -70,9 +70,9 @@ class PromptOrder(Sampler[int]):
         """The pass `epoch`; what was moved up into it comes from the passes after it."""
         per_pass = self._sampler.num_samples // self._sampler.batch_size
         positions = range(self.epoch * per_pass, (self.epoch + 1) * per_pass)
-        numbers = (numbered(position, self._skipped) for position in positions)
+        numbers = (generation_number(position, self._skipped) for position in positions)
         for epoch, wanted in groupby(numbers, lambda number: number // per_pass):
-            rewind(self._sampler, epoch)
+            rewind_sampler(self._sampler, epoch)
             size = len(self) // per_pass
             at, source = epoch * per_pass, iter(self._sampler)
             for number in wanted:
@@ -108,15 +108,15 @@ class Cadence:
         passes, update = divmod(step - 1, -(-in_pass // self.accumulation))
         first_micro_batch = update * self.accumulation
         last_micro_batch = min(first_micro_batch + self.accumulation, in_pass) - 1
-        left_out, begun = merged(skipped), passes * self.per_pass
+        left_out, begun = merge_spans(skipped), passes * self.per_pass
         first = begun + first_micro_batch // self.micro_batches
         last = begun + last_micro_batch // self.micro_batches
-        return Generations(first=numbered(first, left_out), last=numbered(last, left_out))
+        return Generations(first=generation_number(first, left_out), last=generation_number(last, left_out))
 
     def outdated(self, step: int, made_without: Iterable[Generations], skipped: Iterable[Generations]) -> bool:
         """Whether a checkpoint of that step was trained on something that is to be left out now."""
-        last, left_out = self.trained_on(step, made_without).last, merged(made_without)
-        for span in merged(skipped):
+        last, left_out = self.trained_on(step, made_without).last, merge_spans(made_without)
+        for span in merge_spans(skipped):
             if span.first > last:
                 continue
             # Both lists are merged, so a span that was left out whole lies within one span of the other list.

@@ -28,8 +28,8 @@ from grpo_api.spec.dataset import DatasetFiles, DatasetSpec
 from grpo_api.text.contract import DATASET_TOKEN_ENV
 
 from ..gang import rank0_task
-from ..hub.repositories import Hub, Repository, asked
-from ..hub.retry import passing
+from ..hub.repositories import Hub, Repository, run_under_lease
+from ..hub.retry import passing_error
 from ..runtime.durable_files import sync_folder
 from ..runtime.errors import BadInput
 
@@ -285,7 +285,7 @@ def _converted(dataset: DatasetSpec, repository: Repository, commit: str, hub: H
             _convert(dataset, commit, folder)
         return folder
 
-    return folder if folder.is_dir() else asked(repository, convert, hub, folder.parent)
+    return folder if folder.is_dir() else run_under_lease(repository, convert, hub, folder.parent)
 
 
 def _convert(dataset: DatasetSpec, commit: str, folder: Path) -> None:
@@ -312,7 +312,7 @@ def _loaded(dataset: DatasetSpec, revision: str | None, cache: Path | None = Non
             cache_dir=None if cache is None else str(cache),
         )
     except _REFUSED as error:
-        if passing(error) and not is_offline_mode():
+        if passing_error(error) and not is_offline_mode():
             raise
         which = f"{dataset.name!r} (config {dataset.config or 'default'}, split {dataset.split})"
         raise BadInput(

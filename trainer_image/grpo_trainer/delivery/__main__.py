@@ -17,7 +17,7 @@ from grpo_api.text.clock import Clock
 from grpo_api.text.contract import SCRATCH
 
 from ..runtime.clock import SYSTEM_CLOCK
-from .served_files import asked, published, source
+from .served_files import published_listing, record_request, served_source
 
 BEAT_SECONDS = 5.0
 """Between two empty lines while the folder is being prepared: proxies cut connections on which nothing moves."""
@@ -25,12 +25,12 @@ BEAT_SECONDS = 5.0
 
 def send_listing(state: Path, out: BinaryIO, clock: Clock = SYSTEM_CLOCK) -> int:
     """Print the listing as one line of JSON as soon as there is one; empty lines until then."""
-    while (listing := published(state)) is None:
-        asked(state)
+    while (listing := published_listing(state)) is None:
+        record_request(state)
         out.write(b"\n")
         out.flush()
         clock.sleep(BEAT_SECONDS)
-    asked(state)
+    record_request(state)
     out.write(f"{listing.model_dump_json()}\n".encode())
     out.flush()
     return 0
@@ -42,8 +42,8 @@ def send_file(state: Path, name: str, offset: int, out: BinaryIO, clock: Clock =
     Raises:
         OSError: it can't be read, or nobody reads what is printed. StoreFailed: its store gave nothing for too long.
     """
-    for chunk in source(state, clock).read(name, offset):
-        asked(state)
+    for chunk in served_source(state, clock).read(name, offset):
+        record_request(state)
         out.write(chunk)
     out.flush()
 

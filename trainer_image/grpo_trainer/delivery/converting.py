@@ -42,7 +42,7 @@ from ..hub.repositories import Hub, Repository
 from ..runtime.clock import unix_time
 from ..runtime.errors import BadInput
 from ..weights.checkpoint_files import ADAPTER_CONFIG
-from ..weights.models import Dtype, Source, load_causal, locate
+from ..weights.models import Dtype, Source, load_causal, locate_model
 
 
 def write_conversion(
@@ -96,7 +96,7 @@ def write_conversion(
 _INDEX = ".safetensors.index.json"
 
 
-def convert(plan: TrainingPlan, export: Path, folder: Path, dtype: str | None, *, merge: bool) -> Path:
+def convert_export(plan: TrainingPlan, export: Path, folder: Path, dtype: str | None, *, merge: bool) -> Path:
     """Write the converted model to `folder`, which must not exist, with its own hashes and provenance; return `folder`.
 
     The export's own statement and signature go into the subfolder ORIGINAL: they don't hold for the converted files.
@@ -115,7 +115,7 @@ def convert(plan: TrainingPlan, export: Path, folder: Path, dtype: str | None, *
     source = Source(plan.model.name, export, "", target)
     if adapter:
         base = Repository("model", plan.model.name, plan.model.revision, "model")
-        source = locate(base, target, Hub(plan.revisions))
+        source = locate_model(base, target, Hub(plan.revisions))
         merge_adapter(source, folder, remote_code=plan.model.trust_remote_code)
     else:
         model: Any = load_causal(source, plan.model.trust_remote_code)

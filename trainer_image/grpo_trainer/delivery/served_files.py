@@ -56,7 +56,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class FolderSource:
     """A model in a folder."""
 
     path: Path
@@ -83,7 +83,7 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
-class OnStore:
+class StoreSource:
     """A model below a key of an object store."""
 
     store: Store
@@ -109,7 +109,7 @@ class OnStore:
         return room
 
 
-def exported(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Source:
+def exported_model(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Source:
     """The exported model of the plan's run.
 
     Raises:
@@ -120,11 +120,11 @@ def exported(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Source:
         key = run.exported()
         if key is None:
             raise BadInput(f"{run.store.url} has no exported model")
-        return OnStore(run.store, key)
+        return StoreSource(run.store, key)
     export = root and root / EXPORT_FOLDER
     if export is None or not export.is_dir():
         raise BadInput(f"{export or 'the job has no checkpoint volume, so its export'} does not exist")
-    return Folder(export)
+    return FolderSource(export)
 
 
 _LISTING = "listing.json"
@@ -132,14 +132,14 @@ _MODEL = "model"
 _ASKED = "asked"
 
 
-def publish(state: Path, model: Source, listing: Listing) -> None:
+def publish_listing(state: Path, model: Source, listing: Listing) -> None:
     """The files can be had from now on."""
-    if isinstance(model, Folder):
+    if isinstance(model, FolderSource):
         (state / _MODEL).symlink_to(model.path)
     write_atomically(state / _LISTING, listing.model_dump_json())
 
 
-def published(state: Path) -> Listing | None:
+def published_listing(state: Path) -> Listing | None:
     """What can be had; None until it is prepared."""
     try:
         return Listing.model_validate_json((state / _LISTING).read_text(encoding="utf-8"))
@@ -147,17 +147,17 @@ def published(state: Path) -> Listing | None:
         return None
 
 
-def source(state: Path, clock: Clock = SYSTEM_CLOCK) -> Source:
+def served_source(state: Path, clock: Clock = SYSTEM_CLOCK) -> Source:
     """Where the files are.
 
     Raises:
         BadInput: they are gone from the object store.
     """
     folder = state / _MODEL
-    return Folder(folder) if folder.is_symlink() else exported(read_plan(os.environ), clock)
+    return FolderSource(folder) if folder.is_symlink() else exported_model(read_plan(os.environ), clock)
 
 
-def asked(state: Path) -> None:
+def record_request(state: Path) -> None:
     """Somebody is there."""
     (state / _ASKED).touch()
 

@@ -16,7 +16,7 @@ from ..process.outcome import termination_log
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput
-from .served_files import Folder, Source, asked, exported, idle_seconds, publish
+from .served_files import FolderSource, Source, exported_model, idle_seconds, publish_listing, record_request
 
 IDLE_SECONDS = 300.0
 """The pod ends when nobody has asked for anything for so long."""
@@ -33,27 +33,27 @@ def serve(
         OSError: the disk fails, or is full. StoreFailed: the store gave nothing for too long.
     """
     state.mkdir(parents=True, exist_ok=True)
-    asked(state)
-    found = prepare(state, dtype, merge=merge, clock=clock)
-    publish(state, found, listing(found))
-    asked(state)
+    record_request(state)
+    found = prepare_model(state, dtype, merge=merge, clock=clock)
+    publish_listing(state, found, make_listing(found))
+    record_request(state)
     while idle_seconds(state) < idle:
         clock.sleep(min(POLL_SECONDS, idle))
     return 0
 
 
-def prepare(state: Path, dtype: str | None, *, merge: bool, clock: Clock = SYSTEM_CLOCK) -> Source:
+def prepare_model(state: Path, dtype: str | None, *, merge: bool, clock: Clock = SYSTEM_CLOCK) -> Source:
     """What is handed out: the export itself, or its conversion below `state`."""
     plan = read_plan(os.environ)
-    export = exported(plan, clock)
+    export = exported_model(plan, clock)
     if not (merge or dtype):
         return export
-    from .converting import convert
+    from .converting import convert_export
 
-    return Folder(convert(plan, export.local(state / "brought"), state / "converted", dtype, merge=merge))
+    return FolderSource(convert_export(plan, export.local(state / "brought"), state / "converted", dtype, merge=merge))
 
 
-def listing(found: Source) -> Listing:
+def make_listing(found: Source) -> Listing:
     """The files of a model with their sizes and hashes: those that were recorded, and of other files those found now.
 
     Raises:

@@ -25,11 +25,11 @@ from grpo_api.spec.generation import EnginePlan
 from grpo_api.spec.model import ModelSpec
 from grpo_api.text.contract import ENGINE_BIND_ENV, SCRATCH
 
-from ..gang.interfaces import split
+from ..gang.interfaces import split_address
 from ..hub.repositories import Hub, Repository
-from ..process.outcome import announce
+from ..process.outcome import announce_outcome
 from ..runtime.durable_files import read_plan
-from ..runtime.errors import BadInput, Transient, classify
+from ..runtime.errors import BadInput, Transient, classify_error
 from .messages import attempt_of
 from .vllm_arguments import NO_VLLM, PRIVACY, vllm_arguments
 
@@ -94,12 +94,12 @@ def main() -> int:
         plan = read_plan(os.environ)
         engine_plan(plan.execution, plan.engines)
         require_vllm()
-        error: BaseException = asyncio.run(serve(plan, start(plan)))
+        error: BaseException = asyncio.run(serve(plan, start_sampler(plan)))
     except BaseException as raised:
         traceback.print_exc()
         error = raised
-    result, message = classify(error)
-    return announce(with_message(Outcome(result=result), f"engine: {message}"))
+    result, message = classify_error(error)
+    return announce_outcome(with_message(Outcome(result=result), f"engine: {message}"))
 
 
 def require_vllm() -> None:
@@ -112,7 +112,7 @@ def require_vllm() -> None:
         raise BadInput(NO_VLLM)
 
 
-def start(plan: TrainingPlan) -> "Sampler":
+def start_sampler(plan: TrainingPlan) -> "Sampler":
     """vLLM with the plan's settings.
 
     Raises:
@@ -129,12 +129,12 @@ def start(plan: TrainingPlan) -> "Sampler":
 
 async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
     """Answer until there is a reason not to; returns it."""
-    from .engine_http import EngineServer, listen
+    from .engine_http import EngineServer, serve_application
 
     assert plan.engines is not None  # engine_plan has looked
     server = EngineServer(sampler, attempt_of(plan.job))
-    host, port = split(os.environ.get(ENGINE_BIND_ENV, f":{plan.engines.port}"))
-    await listen(server.application(), host or None, port)
+    host, port = split_address(os.environ.get(ENGINE_BIND_ENV, f":{plan.engines.port}"))
+    await serve_application(server.application(), host or None, port)
     # Rank 0 polls its engines also during long steps, so twice a step's patience of silence means that it is gone.
     limit = 2 * patience("Training", plan.guard, plan.execution)
     while not server.ended.done():
@@ -150,10 +150,10 @@ async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
 
 def _stop(_number: int, _frame: object) -> None:
     """At SIGTERM: there is nothing to save, and what is being sampled is sampled again elsewhere."""
-    leave(announce(with_message(Outcome(result=Result.PREEMPTED), "engine: SIGTERM")))
+    exit_process(announce_outcome(with_message(Outcome(result=Result.PREEMPTED), "engine: SIGTERM")))
 
 
-def leave(code: int) -> None:
+def exit_process(code: int) -> None:
     """End with all of vLLM's processes, which would outlive this one, and without interpreter teardown."""
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
@@ -165,7 +165,7 @@ def leave(code: int) -> None:
 
 if __name__ == "__main__":
     try:
-        leave(main())
+        exit_process(main())
     except BaseException:
         traceback.print_exc()
-        leave(EXIT_CODES[Result.ERROR])
+        exit_process(EXIT_CODES[Result.ERROR])

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 from .messages import (
     ATTEMPT_HEADER,
     MAX_BODY,
-    MAX_WORDS,
+    MAX_MESSAGE,
     Confirm,
     End,
     EngineState,
@@ -37,7 +37,7 @@ from .messages import (
     Refusal,
     Sync,
 )
-from .served_version import Refused, ServedWeights
+from .served_version import RequestRefused, ServedWeights
 
 if TYPE_CHECKING:
     from .sampler import Sampler
@@ -79,16 +79,16 @@ class EngineServer:
             self._heard_at = asyncio.get_running_loop().time()
         try:
             return await handler(request)
-        except Refused as refused:
+        except RequestRefused as refused:
             answer = Refusal(message=str(refused), state=self.state())
             return web.json_response(text=answer.model_dump_json(), status=409)
         except ValidationError as error:
-            raise web.HTTPBadRequest(text=str(error)[:MAX_WORDS]) from error
+            raise web.HTTPBadRequest(text=str(error)[:MAX_MESSAGE]) from error
         except web.HTTPException:
             raise
         except Exception as error:  # of any kind, from vLLM: the client gets it, and the engine goes on
             traceback.print_exc()
-            raise web.HTTPInternalServerError(text=f"{type(error).__name__}: {error}"[:MAX_WORDS]) from error
+            raise web.HTTPInternalServerError(text=f"{type(error).__name__}: {error}"[:MAX_MESSAGE]) from error
 
     def silent_seconds(self) -> float:
         """Return the time since the last request of the own attempt, in seconds."""
@@ -158,7 +158,7 @@ class EngineServer:
         try:
             completions = await self._sampler.sample(asked)
         except (ValueError, TypeError) as error:
-            raise web.HTTPBadRequest(text=str(error)[:MAX_WORDS]) from error
+            raise web.HTTPBadRequest(text=str(error)[:MAX_MESSAGE]) from error
         # If a sync began while tokens were sampled, some of them are of other weights.
         self._served.still(admitted)
         answer = Generated(version=asked.version, incarnation=self._served.incarnation, completions=completions)
@@ -179,7 +179,7 @@ def _json(answer: BaseModel) -> web.Response:
     return web.json_response(text=answer.model_dump_json())
 
 
-async def listen(application: web.Application, host: str | None, port: int) -> web.AppRunner:
+async def serve_application(application: web.Application, host: str | None, port: int) -> web.AppRunner:
     """Serve on an address, by default on all. A request that the trainer gives up is cancelled, and its sampling ends.
 
     Raises:

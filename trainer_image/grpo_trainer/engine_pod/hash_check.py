@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .layout import Strided, part
+from .layout import Strided, source_part
 
 BLOCK = 1 << 16
 """Elements that share a block's coefficient."""
@@ -41,7 +41,7 @@ def multilinear_hash(tensor: torch.Tensor, seed: int) -> int:
     if values.is_cuda:
         from .hash_kernel import block_sums
 
-        sums = block_sums(values, mix(seed << 1), BLOCK)
+        sums = block_sums(values, mix_bits(seed << 1), BLOCK)
     else:
         sums = _block_sums(values, seed)
     blocks = coefficients(sums.numel(), (seed << 1) + 1, sums.device)
@@ -51,14 +51,14 @@ def multilinear_hash(tensor: torch.Tensor, seed: int) -> int:
 def coefficients(count: int, stream: int, device: torch.device) -> torch.Tensor:
     """The first `count` odd numbers of a stream, shape (count,), int64."""
     places = torch.arange(1, count + 1, dtype=torch.int64, device=device)
-    mixed = places * _signed(_STEP) + _signed(mix(stream))
+    mixed = places * _signed(_STEP) + _signed(mix_bits(stream))
     mixed = (mixed ^ _shifted(mixed, 30)) * _signed(_FIRST)
     mixed = (mixed ^ _shifted(mixed, 27)) * _signed(_SECOND)
     # Odd: an odd number times 2**k is never 0 modulo 2**64, so no single flipped bit goes unseen.
     return (mixed ^ _shifted(mixed, 31)) | 1
 
 
-def mix(number: int) -> int:
+def mix_bits(number: int) -> int:
     """splitmix64's finalizer: an unsigned 64-bit number in which every bit depends on all of `number`."""
     number = (number + _STEP) & _MASK
     number = ((number ^ (number >> 30)) * _FIRST) & _MASK
@@ -103,9 +103,9 @@ def expected_prints(tensor: torch.Tensor, sources: Sequence[Strided | None], see
         sources: its parts by `weights_learn`.
         seed: the one that the engine is asked with.
     """
-    return [0 if source is None else multilinear_hash(part(tensor, source), seed) for source in sources]
+    return [0 if source is None else multilinear_hash(source_part(tensor, source), seed) for source in sources]
 
 
-def differing(wanted: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> list[str]:
+def differing_names(wanted: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> list[str]:
     """Names whose hashes are not the wanted ones, or are missing, or that nobody sent."""
     return sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))

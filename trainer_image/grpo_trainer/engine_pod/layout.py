@@ -42,7 +42,7 @@ class Layout:
     """Why this engine's weights can't be proven; empty where they can."""
 
 
-def learn(model: nn.Module, load: Load, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> Layout:
+def learn_layout(model: nn.Module, load: Load, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> Layout:
     """Load every name once, with meaningless values, and see what is written. The model needs its weights after it.
 
     Args:
@@ -79,13 +79,13 @@ def _refusal(load: Load, name: str, tensor: torch.Tensor) -> list[str]:
     return []
 
 
-def live(model: nn.Module, write: Write) -> torch.Tensor:
+def live_part(model: nn.Module, write: Write) -> torch.Tensor:
     """The elements that a write fills, as they are now."""
     offset, size, stride = write.target
     return torch.as_strided(model.get_parameter(write.parameter).detach(), size, stride, offset)
 
 
-def part(tensor: torch.Tensor, source: Strided) -> torch.Tensor:
+def source_part(tensor: torch.Tensor, source: Strided) -> torch.Tensor:
     """The elements of a contiguous tensor that a write takes."""
     offset, size, stride = source
     return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)

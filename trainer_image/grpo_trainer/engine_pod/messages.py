@@ -15,7 +15,7 @@ ATTEMPT_HEADER = "X-GRPO-Attempt"
 """Which attempt a request comes from; an engine answers its own alone."""
 MAX_BODY = 64 * 2**20
 """Bytes of one request or answer."""
-MAX_WORDS = 4096
+MAX_MESSAGE = 4096
 """Characters of a reason."""
 MAX_TENSORS = 200_000
 MAX_TOKENS = 4_194_304
@@ -89,7 +89,7 @@ class Confirm(Model):
 class End(Model):
     """POST /end: the trainer has given this engine up; only a new process gets another chance."""
 
-    reason: Annotated[str, Field(max_length=MAX_WORDS)]
+    reason: Annotated[str, Field(max_length=MAX_MESSAGE)]
     """Why."""
 
 
@@ -131,7 +131,7 @@ class Generated(Model):
 class Refusal(Model):
     """409: the engine is not what the request is for."""
 
-    message: Annotated[str, Field(max_length=MAX_WORDS)]
+    message: Annotated[str, Field(max_length=MAX_MESSAGE)]
     """Why, in a sentence."""
     state: EngineState
     """What it has instead."""

@@ -17,7 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from .messages import Completion, Generate
-from .vllm_arguments import sampled
+from .vllm_arguments import tokens_and_logprobs
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Sampler:
         parameters = SamplingParams(**request.sampling, seed=seed, output_kind=RequestOutputKind.FINAL_ONLY)
         prompt = TokensPrompt(prompt_token_ids=request.prompt)
         answers = [answer async for answer in self._engine.generate(prompt, parameters, uuid.uuid4().hex)]
-        tokens, logprobs = sampled(answers[-1].outputs[0])
+        tokens, logprobs = tokens_and_logprobs(answers[-1].outputs[0])
         return Completion(tokens=tokens, logprobs=logprobs)
 
     async def check(self) -> None:

@@ -9,7 +9,7 @@ import uuid
 from .messages import EngineState, Phase
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The engine has other weights than a request is for, or none; the message says what it has instead."""
 
 
@@ -41,7 +41,7 @@ class ServedWeights:
             Refused: another is under way.
         """
         if self.phase == "Receiving":
-            raise Refused("another sync of weights is under way")
+            raise RequestRefused("another sync of weights is under way")
         self.phase, self._version = "Receiving", None
         # Counted, since the version alone would not show a sync that failed.
         self._changes += 1
@@ -61,7 +61,7 @@ class ServedWeights:
             Refused: another version was, or none.
         """
         if self.phase not in ("Unproven", "Serving") or self._version != version:
-            raise Refused(f"version {version} was not received: {self._words()}")
+            raise RequestRefused(f"version {version} was not received: {self._words()}")
 
     def confirm(self, version: int) -> None:
         """Serve the version, since the trainer has compared its hashes.
@@ -80,9 +80,9 @@ class ServedWeights:
         """
         # A process that restarted answers under the same address, with other weights.
         if incarnation != self.incarnation:
-            raise Refused(f"this is incarnation {self.incarnation}, not {incarnation}: {self._words()}")
+            raise RequestRefused(f"this is incarnation {self.incarnation}, not {incarnation}: {self._words()}")
         if self.version != version:
-            raise Refused(f"version {version} is not served: {self._words()}")
+            raise RequestRefused(f"version {version} is not served: {self._words()}")
         return self._changes
 
     def still(self, admitted: int) -> None:
@@ -92,7 +92,7 @@ class ServedWeights:
             Refused: a sync began meanwhile.
         """
         if self._changes != admitted:
-            raise Refused("a sync of weights began while the completion was sampled")
+            raise RequestRefused("a sync of weights began while the completion was sampled")
 
     def _words(self) -> str:
         has = "no weights" if self._version is None else f"version {self._version}"

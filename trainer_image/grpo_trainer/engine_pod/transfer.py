@@ -125,7 +125,9 @@ def open_store(address: str, port: int) -> Store:
     return TCPStore(address, port, None, True, timeout=timedelta(seconds=CONNECT_SECONDS), wait_for_workers=False)
 
 
-def invite(meeting: Meeting, abandoned: Callable[[], bool] = lambda: False, clock: Clock = SYSTEM_CLOCK) -> WeightGroup:
+def form_group(
+    meeting: Meeting, abandoned: Callable[[], bool] = lambda: False, clock: Clock = SYSTEM_CLOCK
+) -> WeightGroup:
     """Form the process group of a meeting on rank 0; return it once all of the engine's workers have joined.
 
     Args:
@@ -142,7 +144,7 @@ def invite(meeting: Meeting, abandoned: Callable[[], bool] = lambda: False, cloc
         return _formed(store, meeting, 0, clock)
 
 
-def join(meeting: Meeting, rank: int) -> WeightGroup:
+def join_group(meeting: Meeting, rank: int) -> WeightGroup:
     """A worker's side of a meeting, `rank` from 1.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.spec.training import TrainingSpec
 
-from .hash_check import mix
+from .hash_check import mix_bits
 
 SEEDS = 1 << 63
 """vLLM takes seeds below it."""
@@ -29,7 +29,7 @@ def completion_seed(seed: int, generation: int, place: int) -> int:
         generation: from 0, over the whole run.
         place: of the completion among those of all ranks, from 0.
     """
-    return mix(mix(mix(seed) ^ generation) ^ place) % SEEDS
+    return mix_bits(mix_bits(mix_bits(seed) ^ generation) ^ place) % SEEDS
 
 
 def sampling_arguments(training: TrainingSpec, stop_tokens: list[int]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def sampling_arguments(training: TrainingSpec, stop_tokens: list[int]) -> dict[s
     }
 
 
-def sampled(output: Any) -> tuple[list[int], list[float]]:
+def tokens_and_logprobs(output: Any) -> tuple[list[int], list[float]]:
     """Tokens of a completion as vLLM gives it, with the one that ended it, and the log-probability of each."""
     tokens = list(output.token_ids)
     return tokens, [step[token].logprob for token, step in zip(tokens, output.logprobs, strict=True)]

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from .hash_check import multilinear_hash
-from .layout import Layout, Strided, learn, live
-from .transfer import Meeting, WeightGroup, join
+from .layout import Layout, Strided, learn_layout, live_part
+from .transfer import Meeting, WeightGroup, join_group
 
 
 class WeightsWorker:
@@ -33,7 +33,7 @@ class WeightsWorker:
         model = self.model_runner.model
         sizes = {name: tuple(shape) for name, shape in shapes.items()}
         # The model's own loader fuses and splits the tensors. What it writes is what a proof has to cover.
-        self._weights_layout = layout = learn(model, model.load_weights, sizes, getattr(torch, dtype))
+        self._weights_layout = layout = learn_layout(model, model.load_weights, sizes, getattr(torch, dtype))
         sources: dict[str, list[Strided | None]] = {}
         for name, group in layout.writes.items():
             sources[name] = [write.source for write in group]
@@ -48,7 +48,7 @@ class WeightsWorker:
         model = self.model_runner.model
         prints: dict[str, list[int]] = {}
         for name, group in self._weights_layout.writes.items():
-            prints[name] = [multilinear_hash(live(model, write), seed) for write in group]
+            prints[name] = [multilinear_hash(live_part(model, write), seed) for write in group]
         return prints
 
 
@@ -88,5 +88,5 @@ class ReceivingWorker(WeightsWorker):
         if known is None or asdict(known.meeting) != asdict(meeting):
             if known is not None:
                 known.leave()
-            self._weights_group = known = join(meeting, 1 + self.rank)
+            self._weights_group = known = join_group(meeting, 1 + self.rank)
         return known

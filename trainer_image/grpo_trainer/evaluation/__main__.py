@@ -18,14 +18,14 @@ from grpo_api.report.termination_message import with_message
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import EXPORT_FOLDER
 
-from ..__main__ import leave
+from ..__main__ import exit_process
 from ..gang.placement import placement
-from ..process.outcome import announce, last_success
+from ..process.outcome import announce_outcome, last_success
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.durable_files import read_plan
-from ..runtime.errors import BadInput, Transient, classify
+from ..runtime.errors import BadInput, Transient, classify_error
 from ..stores.run_store import StoredRun, source_run
-from .score import Score, as_json, reported, sentence
+from .score import Score, as_json, reported_reward, score_message
 
 POLL_SECONDS = 1.0
 WAIT_SECONDS = 1500.0
@@ -38,12 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         plan = read_plan(os.environ)
         attempt = plan.job.attempt
-        outcome = evaluate(plan, options(arguments))
+        outcome = evaluate(plan, parse_options(arguments))
     except Exception as error:
         traceback.print_exc()
-        result, message = classify(error)
+        result, message = classify_error(error)
         outcome = with_message(Outcome(result=result), message)
-    return announce(outcome.model_copy(update={"attempt": attempt}))
+    return announce_outcome(outcome.model_copy(update={"attempt": attempt}))
 
 
 def evaluate(plan: TrainingPlan, given: argparse.Namespace) -> Outcome:
@@ -57,22 +57,22 @@ def evaluate(plan: TrainingPlan, given: argparse.Namespace) -> Outcome:
     place = placement(plan.execution, os.environ)
     if not place.is_main:
         return Outcome(result=Result.SUCCEEDED, rank=place.rank, message="evaluated by rank 0")
-    folder, job = (given.export, None) if given.export else exported(plan, given.wait)
-    from .held_out import held_out
+    folder, job = (given.export, None) if given.export else await_export(plan, given.wait)
+    from .held_out import evaluate_held_out
 
-    found = held_out(plan, folder, given.completions, given.seed)
-    estimate = reported(job, plan.training.prompts_per_step, found.spread) if job else None
+    found = evaluate_held_out(plan, folder, given.completions, given.seed)
+    estimate = reported_reward(job, plan.training.prompts_per_step, found.spread) if job else None
     print(json.dumps(as_json(found, estimate)), flush=True)
-    outcome = Outcome(result=Result.SUCCEEDED, metrics=metrics(found))
-    return with_message(outcome, sentence(found, estimate))
+    outcome = Outcome(result=Result.SUCCEEDED, metrics=score_metrics(found))
+    return with_message(outcome, score_message(found, estimate))
 
 
-def metrics(found: Score) -> dict[str, float]:
+def score_metrics(found: Score) -> dict[str, float]:
     """What `kubectl get` shows of it."""
     return {"reward": found.reward.mean}
 
 
-def exported(plan: TrainingPlan, seconds: float, clock: Clock = SYSTEM_CLOCK) -> tuple[Path, Outcome]:
+def await_export(plan: TrainingPlan, seconds: float, clock: Clock = SYSTEM_CLOCK) -> tuple[Path, Outcome]:
     """Wait for the exported model of spec.resumeFrom; return its folder and the Outcome of its job.
 
     Raises:
@@ -102,7 +102,7 @@ def _succeeded(root: Path, stored: StoredRun | None) -> Outcome | None:
     return head.outcome
 
 
-def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m grpo_trainer.evaluation", description=__doc__)
     parser.add_argument("--export", type=Path, help="folder of the model; unset: that of spec.resumeFrom's job")
@@ -114,7 +114,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 if __name__ == "__main__":
     try:
-        leave(main())
+        exit_process(main())
     except BaseException:
         traceback.print_exc()
-        leave(EXIT_CODES[Result.ERROR])
+        exit_process(EXIT_CODES[Result.ERROR])

@@ -37,7 +37,7 @@ Columns = Mapping[str, Sequence[Any]]
 """The dataset's columns but the prompt's, a cell per completion."""
 
 
-def rewarded(
+def score_completions(
     rewards: RewardSet,
     prompts: Sequence[Prompt],
     completions: Sequence[tuple[Completion, list[int]]],
@@ -97,7 +97,7 @@ def _number_or_none(score: float) -> float | None:
     return None if math.isnan(score) else score
 
 
-def weighted(rewards: RewardSet, scores: Mapping[str, Scores]) -> Scores:
+def weighted_sums(rewards: RewardSet, scores: Mapping[str, Scores]) -> Scores:
     """The weighted sum of the scores of each completion; None for a completion that no reward scored."""
     sums: Scores = []
     for row in zip(*(scores[name] for name in rewards.names), strict=True):
@@ -106,7 +106,7 @@ def weighted(rewards: RewardSet, scores: Mapping[str, Scores]) -> Scores:
     return sums
 
 
-def means(scores: Mapping[str, Scores]) -> dict[str, float]:
+def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:
     """Mean of each reward over the completions that it scored, by its name. Omits rewards that scored none."""
     found: dict[str, float] = {}
     for name, row in scores.items():
@@ -122,7 +122,7 @@ def load_exported_model(folder: Path, dtype: str, device: torch.device, *, remot
     return model.to(device).eval()
 
 
-def sample(
+def sample_completions(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
@@ -182,7 +182,9 @@ def _until_end(tokens: list[int], end: int | None) -> list[int]:
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
-def held_out(plan: TrainingPlan, folder: Path, completions: int | None = None, seed: int | None = None) -> Score:
+def evaluate_held_out(
+    plan: TrainingPlan, folder: Path, completions: int | None = None, seed: int | None = None
+) -> Score:
     """Score the model in the folder on the plan's dataset, sampled as in the plan's training.
 
     Args:
@@ -204,10 +206,10 @@ def held_out(plan: TrainingPlan, folder: Path, completions: int | None = None, s
         scores = _scores(plan, folder, rewards, hub, each=each, seed=seed)
     finally:
         rewards.close()
-    sums = weighted(rewards, scores)
+    sums = weighted_sums(rewards, scores)
     by_row = [sums[start : start + each] for start in range(0, len(sums), each)]
     try:
-        return score(by_row, means(scores))
+        return score(by_row, mean_scores(scores))
     except ValueError as error:
         raise BadInput(f"evaluation: {error}: the rewards had nothing to say about any of them") from error
 
@@ -221,9 +223,9 @@ def _scores(
     prompts, columns = _rows(plan.dataset, plan.training, tokenizer, rewards, hub, each=each)
     model = load_exported_model(folder, execution.dtype, device(plan.execution), remote_code=remote_code)
     batch = execution.generation_sub_batch or execution.micro_batch
-    completions = sample(model, tokenizer, prompts, plan.training, batch=batch, seed=seed)
+    completions = sample_completions(model, tokenizer, prompts, plan.training, batch=batch, seed=seed)
     size = plan.training.prompts_per_step * plan.training.num_generations
-    return rewarded(rewards, prompts, completions, columns, size)
+    return score_completions(rewards, prompts, completions, columns, size)
 
 
 def _rows(

@@ -65,7 +65,7 @@ def score(rewards: Sequence[Sequence[float | None]], by_function: Mapping[str, f
     return Score(Estimate(fmean(means), error), len(means), max(map(len, rewards)), by_function)
 
 
-def reported(outcome: Outcome, prompts_per_step: int, spread: float = 0.0) -> Estimate | None:
+def reported_reward(outcome: Outcome, prompts_per_step: int, spread: float = 0.0) -> Estimate | None:
     """The reward of a job's last step; None where its outcome has none.
 
     A step's completions stand for at least as many independent ones as it has prompts, so that the error is at most the
@@ -78,14 +78,14 @@ def reported(outcome: Outcome, prompts_per_step: int, spread: float = 0.0) -> Es
     return Estimate(mean, max(deviation, spread) / math.sqrt(prompts_per_step))
 
 
-def noise(one: Estimate, other: Estimate) -> float:
+def noise_of_difference(one: Estimate, other: Estimate) -> float:
     """How far two means of the same thing may be apart: half of the 95 % interval of their difference."""
     return NORMAL_95 * math.hypot(one.standard_error, other.standard_error)
 
 
-def agree(one: Estimate, other: Estimate) -> bool:
+def is_within_noise(one: Estimate, other: Estimate) -> bool:
     """Whether two means are within noise of each other."""
-    return abs(one.mean - other.mean) <= noise(one, other)
+    return abs(one.mean - other.mean) <= noise_of_difference(one, other)
 
 
 def as_json(found: Score, job: Estimate | None) -> dict[str, Any]:
@@ -100,13 +100,13 @@ def as_json(found: Score, job: Estimate | None) -> dict[str, Any]:
     if job:
         told["job"] = {
             "reward": job.mean,
-            "noise": noise(found.reward, job),
-            "withinNoise": agree(found.reward, job),
+            "noise": noise_of_difference(found.reward, job),
+            "withinNoise": is_within_noise(found.reward, job),
         }
     return told
 
 
-def sentence(found: Score, job: Estimate | None) -> str:
+def score_message(found: Score, job: Estimate | None) -> str:
     """All of it in words."""
     own = found.reward
     text = (
@@ -115,5 +115,5 @@ def sentence(found: Score, job: Estimate | None) -> str:
     )
     if job is None:
         return f"{text}; the job reported none"
-    word = "within" if agree(own, job) else "outside"
-    return f"{text}; the job reported {job.mean:.3f}, which is {word} the noise of ±{noise(own, job):.3f}"
+    word = "within" if is_within_noise(own, job) else "outside"
+    return f"{text}; the job reported {job.mean:.3f}, which is {word} the noise of ±{noise_of_difference(own, job):.3f}"

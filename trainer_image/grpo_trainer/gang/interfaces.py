@@ -28,7 +28,7 @@ def own_address(host: str, port: int, timeout: float) -> str:
         return str(connection.getsockname()[0])
 
 
-def choose(routed: str, environment: MutableMapping[str, str], *, gpu: bool) -> tuple[str, str]:
+def choose_interface(routed: str, environment: MutableMapping[str, str], *, gpu: bool) -> tuple[str, str]:
     """Address and name of the interface to use. Sets NCCL's and gloo's variables to it unless the user set them.
 
     Args:
@@ -43,7 +43,7 @@ def choose(routed: str, environment: MutableMapping[str, str], *, gpu: bool) -> 
     variable = NCCL_INTERFACE if gpu else GLOO_INTERFACE
     wish = environment.get(variable, "")
     if wish:
-        name = next((name for name in found if matches(wish, name)), "")
+        name = next((name for name in found if is_in_interface_list(wish, name)), "")
         if not name:
             raise RendezvousTimeout(f"{variable} is {wish!r}, but this pod's interfaces are {', '.join(sorted(found))}")
     else:
@@ -54,7 +54,7 @@ def choose(routed: str, environment: MutableMapping[str, str], *, gpu: bool) -> 
     return found.get(name, routed), name
 
 
-def chosen(environment: Mapping[str, str]) -> str:
+def interfaces_message(environment: Mapping[str, str]) -> str:
     """The interface settings of NCCL and gloo, for messages about a process group that failed to form."""
     given = [f"{name}={environment[name]}" for name in (NCCL_INTERFACE, GLOO_INTERFACE) if name in environment]
     return ", ".join(given) or "one pod"
@@ -71,7 +71,7 @@ def interfaces(family: socket.AddressFamily) -> dict[str, str]:
     return found
 
 
-def matches(wish: str, name: str) -> bool:
+def is_in_interface_list(wish: str, name: str) -> bool:
     """Whether NCCL_SOCKET_IFNAME's list takes an interface: beginnings, `=` for whole names, `^` for all others."""
     excluded, exact = wish.startswith("^"), wish.lstrip("^").startswith("=")
     listed = [one for one in wish.lstrip("^").lstrip("=").split(",") if one]
@@ -79,7 +79,7 @@ def matches(wish: str, name: str) -> bool:
     return excluded != is_listed
 
 
-def listening(host: str, port: int) -> socket.socket:
+def open_listening_socket(host: str, port: int) -> socket.socket:
     """A TCP socket that listens on this address, without one on every address of the machine.
 
     One IPv6 socket also answers IPv4 then, where the kernel knows IPv6 at all.
@@ -94,7 +94,7 @@ def listening(host: str, port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
-def split(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port`, `[::1]:port` or `:port`.
 
     Raises:

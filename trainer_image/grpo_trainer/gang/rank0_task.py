@@ -65,7 +65,7 @@ def run_on_leader(leader: int, work: Callable[[], T], event: Callable[[], None] 
     failed = {leader: end.error for leader, end in ends.items() if end.error is not None}
     if failed:
         first = next(iter(failed.values()))
-        raise type(first)(f"{ranks.named(list(failed))}: {first}") from failure
+        raise type(first)(f"{ranks.rank_names(list(failed))}: {first}") from failure
     result: T = ends[leader].result
     return result
 

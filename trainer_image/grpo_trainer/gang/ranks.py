@@ -41,7 +41,7 @@ def any_rank(value: bool) -> bool:
     return bool(count)
 
 
-def together(action: Callable[[], T], shared: type[TrainingError] = TrainingError) -> T:
+def run_on_all(action: Callable[[], T], shared: type[TrainingError] = TrainingError) -> T:
     """Runs `action` on every rank; where it fails on any, every rank raises that error, naming the ranks.
 
     Without this a rank that fails alone leaves the others waiting in their next collective. A collective itself; errors
@@ -61,10 +61,10 @@ def together(action: Callable[[], T], shared: type[TrainingError] = TrainingErro
     failed = [number for number, error in enumerate(failures) if error is not None]
     if failed:
         first = failures[failed[0]]
-        raise type(first or TrainingError())(f"{named(failed)}: {first}") from failure
+        raise type(first or TrainingError())(f"{rank_names(failed)}: {first}") from failure
     return result  # type: ignore[return-value]  # set wherever nothing failed
 
 
-def named(ranks: list[int]) -> str:
+def rank_names(ranks: list[int]) -> str:
     """`rank 1` or `ranks 1, 3`, for messages."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -33,8 +33,8 @@ from grpo_api.plan.plan import ExecutionPlan, Rendezvous, TrainingPlan
 from grpo_api.report.report import Result
 from grpo_api.spec.run_policy import GuardSpec
 
-from ..runtime.errors import RendezvousTimeout, Transient, classify
-from .interfaces import choose, chosen, own_address
+from ..runtime.errors import RendezvousTimeout, Transient, classify_error
+from .interfaces import choose_interface, interfaces_message, own_address
 from .placement import Placement
 
 PAYLOAD = 64 * 1024
@@ -272,7 +272,7 @@ CLIENT_SECONDS = 30.0
 """Patience of a further connection to the store."""
 
 
-def join(plan: TrainingPlan, place: Placement, connecting: Callable[[], None] = lambda: None) -> float | None:
+def join_gang(plan: TrainingPlan, place: Placement, connecting: Callable[[], None] = lambda: None) -> float | None:
     """Form the default process group (gloo on CPU, NCCL on GPU) of all ranks, and try it.
 
     Args:
@@ -307,7 +307,7 @@ def join(plan: TrainingPlan, place: Placement, connecting: Callable[[], None] = 
 def _form_group(place: Placement, store: Store, gpu: bool) -> float | None:
     if gpu:
         torch.cuda.set_device(place.local_rank)
-    with _as_timeout(f"the process group does not come about ({chosen(os.environ)})"):
+    with _as_timeout(f"the process group does not come about ({interfaces_message(os.environ)})"):
         dist.init_process_group(
             "cuda:nccl,cpu:gloo" if gpu else "gloo",
             store=PrefixStore("group", store),
@@ -326,14 +326,14 @@ def _as_timeout(problem: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo's, and torch's DistError; memory is another matter
-        if classify(error)[0] is Result.OUT_OF_MEMORY:
+        if classify_error(error)[0] is Result.OUT_OF_MEMORY:
             raise
         raise RendezvousTimeout(f"{problem}: {error}") from error
 
 
 def _try_network(rendezvous: Rendezvous, place: Placement, store: Store, gpu: bool) -> None:
     routed = own_address(rendezvous.address, rendezvous.port, CLIENT_SECONDS)
-    address, interface = choose(routed, os.environ, gpu=gpu)
+    address, interface = choose_interface(routed, os.environ, gpu=gpu)
     print(f"rank {place.rank} talks through {address} ({interface or 'an unknown interface'})", flush=True)
     check_network(store, place, address, interface)
 
@@ -401,7 +401,7 @@ def prepare_deepspeed(execution: ExecutionPlan) -> None:
     deepspeed.init_distributed(dist_backend="gloo" if execution.accelerator == "CPU" else "nccl")
 
 
-def leave_together() -> None:
+def leave_gang() -> None:
     """A last barrier: rank 0 holds the store and must not go first."""
     if dist.is_initialized():
         dist.barrier()

@@ -18,9 +18,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..engine_pod.hash_check import differing, expected_prints
+from ..engine_pod.hash_check import differing_names, expected_prints
 from ..engine_pod.layout import Strided
-from ..engine_pod.vllm_arguments import NO_VLLM, PRIVACY, engine_dtype, sampled, sampling_arguments, vllm_arguments
+from ..engine_pod.vllm_arguments import (
+    NO_VLLM,
+    PRIVACY,
+    engine_dtype,
+    sampling_arguments,
+    tokens_and_logprobs,
+    vllm_arguments,
+)
 from ..gang import ranks
 from ..runtime.errors import BadInput, TrainingError
 from .generation_base import EngineGeneration, EngineSetup, Sample, weight_shapes
@@ -39,7 +46,7 @@ class ColocatedGeneration(EngineGeneration):
         self._neighbours = _neighbours(setup.engine.tensor_parallel)
         self._llm = _started(setup)
         # Learning overwrites the live weights, which are dummies until the first sync.
-        self._sources = ranks.together(self._learnt)
+        self._sources = ranks.run_on_all(self._learnt)
         self._wanted: dict[str, list[int]] = {}
         self._asleep = False
         self.rest()
@@ -56,7 +63,7 @@ class ColocatedGeneration(EngineGeneration):
             proof += time.perf_counter() - loaded
             self.setup.event()
         sent = time.perf_counter()
-        wrong = differing(wanted, self._call("weights_prints", version))
+        wrong = differing_names(wanted, self._call("weights_prints", version))
         # Keys and values of earlier weights would be taken for a prompt that comes again.
         if not self._llm.reset_prefix_cache():
             raise TrainingError("vLLM did not reset its prefix cache after a weight sync: requests are still running")
@@ -65,7 +72,7 @@ class ColocatedGeneration(EngineGeneration):
 
     def changed(self) -> Sequence[str]:
         """Names of the weights whose hashes differ from those of the last sync."""
-        return differing(self._wanted, self._call("weights_prints", self.proven))
+        return differing_names(self._wanted, self._call("weights_prints", self.proven))
 
     def load(self, name: str, tensor: torch.Tensor) -> None:
         """Load one weight into the live model."""
@@ -81,7 +88,7 @@ class ColocatedGeneration(EngineGeneration):
         token_prompts = [{"prompt_token_ids": prompt} for prompt, _ in wanted]
         parameters = [SamplingParams(**arguments, seed=seed) for _, seed in wanted]
         answers = self._llm.generate(token_prompts, parameters, use_tqdm=False)
-        return [Sample(*sampled(answer.outputs[0]), self.proven) for answer in answers[own]]
+        return [Sample(*tokens_and_logprobs(answer.outputs[0]), self.proven) for answer in answers[own]]
 
     def rest(self) -> None:
         """Give the memory back, where the plan says so; the weights are lost with it."""
@@ -101,7 +108,7 @@ class ColocatedGeneration(EngineGeneration):
         shapes = {name: list(shape) for name, shape in weight_shapes(self.model).items()}
         sources, problems = self._call("weights_learn", shapes, engine_dtype(self.setup.plan.execution))
         if problems:
-            raise unprovable(problems)
+            raise unprovable_error(problems)
         learnt: dict[str, list[Strided | None]] = sources
         return learnt
 
@@ -110,7 +117,7 @@ class ColocatedGeneration(EngineGeneration):
         return self._llm.collective_rpc(method, args=arguments)[0]
 
 
-def unprovable(problems: Sequence[str]) -> BadInput:
+def unprovable_error(problems: Sequence[str]) -> BadInput:
     """The end of a run whose engine would compute with weights that nobody can look at."""
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     return BadInput(

@@ -15,12 +15,12 @@ from grpo_api.report.training_metrics import ENGINE_TOKENS
 
 from ..engine_pod.messages import Generate, Generated
 from ..runtime.errors import TrainingError
-from .engine_client import EngineFailed, Rejected, Stale
+from .engine_client import EngineFailed, RequestRejected, WeightsLost
 from .fleet import Engine
 from .generation_base import Sample
 
 
-class Division:
+class PromptAssignment:
     """The prompts of one generation on their way."""
 
     def __init__(self, prompts: Iterable[int], capacity: int) -> None:
@@ -78,7 +78,7 @@ class Division:
         return prompts
 
 
-def capacity(max_sequences: int, completions: int) -> int:
+def prompts_per_engine(max_sequences: int, completions: int) -> int:
     """Prompts that fill an engine twice: a slot that a short completion leaves is taken by the next prompt at once."""
     return 2 * -(-max_sequences // max(1, completions))
 
@@ -88,21 +88,21 @@ Prove = Callable[[Engine], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CompletionRequest:
     """A prompt with its completions' seeds: what one request is for."""
 
     prompt: list[int]
     seeds: list[int]
 
 
-class Completing:
+class CompletionDispatch:
     """The completions of one generation, as far as they are there."""
 
     def __init__(
         self,
         engines: Sequence[Engine],
         prove: Prove,
-        pieces: Sequence[Piece],
+        pieces: Sequence[CompletionRequest],
         sampling: Mapping[str, Any],
         *,
         sequences: int,
@@ -122,7 +122,9 @@ class Completing:
         self._prove = prove
         self._sampling = dict(sampling)
         self._stall = stall
-        self._division = Division(range(len(pieces)), capacity(sequences, max(len(one.seeds) for one in pieces)))
+        self._division = PromptAssignment(
+            range(len(pieces)), prompts_per_engine(sequences, max(len(one.seeds) for one in pieces))
+        )
         self._samples: dict[int, list[Sample]] = {}
         self._tasks: dict[asyncio.Task[Generated], tuple[int, int]] = {}
         self._begun: dict[int, float] = {}
@@ -212,10 +214,10 @@ class Completing:
         try:
             answer = task.result()
         # Another engine would refuse the request too, so it is not sampled elsewhere.
-        except Rejected as error:
+        except RequestRejected as error:
             raise TrainingError(f"{engine.view.name} {error}") from error
         except EngineFailed as error:
-            lost = engine.view.stale if isinstance(error, Stale) else engine.view.gone
+            lost = engine.view.stale if isinstance(error, WeightsLost) else engine.view.gone
             lost(str(error))
             self._drop({index})
             return
@@ -250,17 +252,17 @@ def _ended(task: "asyncio.Task[Generated]") -> None:
         task.exception()
 
 
-def pieces_of(wanted: Sequence[tuple[list[int], int]], most: int) -> list[Piece]:
+def split_requests(wanted: Sequence[tuple[list[int], int]], most: int) -> list[CompletionRequest]:
     """Group neighbours with the same prompt into pieces, each a request to one engine.
 
     Args:
         wanted: a prompt and a seed for every completion.
         most: most completions of one piece, which an engine can sample at a time.
     """
-    pieces: list[Piece] = []
+    pieces: list[CompletionRequest] = []
     for prompt, seed in wanted:
         if pieces and pieces[-1].prompt == prompt and len(pieces[-1].seeds) < most:
             pieces[-1].seeds.append(seed)
         else:
-            pieces.append(Piece(prompt, [seed]))
+            pieces.append(CompletionRequest(prompt, [seed]))
     return pieces

@@ -9,7 +9,7 @@ from ..engine_pod.layout import Strided
 from ..engine_pod.messages import (
     ATTEMPT_HEADER,
     MAX_BODY,
-    MAX_WORDS,
+    MAX_MESSAGE,
     Confirm,
     End,
     EngineState,
@@ -24,11 +24,11 @@ T = TypeVar("T")
 STATE_SECONDS = 5.0
 """An engine answers for its state at once, whatever it does."""
 Prints = list[dict[str, list[int]]]
-Learnt = tuple[dict[str, list[Strided | None]], list[str]]
+LearntLayout = tuple[dict[str, list[Strided | None]], list[str]]
 _STATE: TypeAdapter[EngineState] = TypeAdapter(EngineState)
 _GENERATED: TypeAdapter[Generated] = TypeAdapter(Generated)
 _PRINTS: TypeAdapter[Prints] = TypeAdapter(Prints)
-_LEARNT: TypeAdapter[list[Learnt]] = TypeAdapter(list[Learnt])
+_LEARNT: TypeAdapter[list[LearntLayout]] = TypeAdapter(list[LearntLayout])
 
 
 class EngineFailed(Exception):
@@ -38,7 +38,7 @@ class EngineFailed(Exception):
     """Whether there is nobody who could answer."""
 
 
-class Unreachable(EngineFailed):
+class EngineUnreachable(EngineFailed):
     """The engine gave no answer, or one that broke off: its process or its network is gone."""
 
     def __init__(self, message: str, *, late: bool = False) -> None:
@@ -48,15 +48,15 @@ class Unreachable(EngineFailed):
         self.gone = not late
 
 
-class Stale(EngineFailed):
+class WeightsLost(EngineFailed):
     """The engine lives, but does not have the weights that it was proven to have."""
 
 
-class Differs(EngineFailed):
+class WeightsChanged(EngineFailed):
     """The engine has other weights than it was sent."""
 
 
-class Rejected(EngineFailed):
+class RequestRejected(EngineFailed):
     """The engine refuses the request, and any other engine would refuse it too."""
 
 
@@ -73,7 +73,7 @@ class EngineClient:
         """The state that the engine reports."""
         return _parsed(_STATE, await self._ask("GET", "/state", None, STATE_SECONDS))
 
-    async def learn(self, request: Learn, seconds: float) -> list[Learnt]:
+    async def learn(self, request: Learn, seconds: float) -> list[LearntLayout]:
         """For each worker: the parts of each tensor that it writes, and why its weights cannot be proven, if so."""
         return _parsed(_LEARNT, await self._ask("POST", "/learn", request, seconds))
 
@@ -91,7 +91,7 @@ class EngineClient:
 
     async def end(self, reason: str) -> None:
         """Have the engine's process end, so that its pod starts another."""
-        await self._ask("POST", "/end", End(reason=reason[:MAX_WORDS]), STATE_SECONDS)
+        await self._ask("POST", "/end", End(reason=reason[:MAX_MESSAGE]), STATE_SECONDS)
 
     async def generate(self, request: Generate) -> Generated:
         """The completions of a prompt. Has no time-out: the caller watches the progress of the engine.
@@ -103,7 +103,7 @@ class EngineClient:
         answer = _parsed(_GENERATED, await self._ask("POST", "/generate", request, None))
         # The engine compares them too; this finds an answer of another process under its address.
         if (answer.version, answer.incarnation) != (request.version, request.incarnation):
-            raise Stale(
+            raise WeightsLost(
                 f"answered with version {answer.version} of incarnation {answer.incarnation[:8]}, where version "
                 f"{request.version} of {request.incarnation[:8]} was asked for"
             )
@@ -132,14 +132,16 @@ class EngineClient:
             ) as answer:
                 text = await _bounded(answer.content)
         except TimeoutError as error:
-            raise Unreachable(f"did not answer {path} within {seconds or STATE_SECONDS:.0f} s", late=True) from error
+            raise EngineUnreachable(
+                f"did not answer {path} within {seconds or STATE_SECONDS:.0f} s", late=True
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise Unreachable(f"can't be reached for {path}: {error or type(error).__name__}") from error
+            raise EngineUnreachable(f"can't be reached for {path}: {error or type(error).__name__}") from error
         # The request itself is at fault, so no other engine would take it.
         if answer.status in (400, 413):
-            raise Rejected(f"does not take {path}: {text[:500].decode(errors='replace')}")
+            raise RequestRejected(f"does not take {path}: {text[:500].decode(errors='replace')}")
         if answer.status == 409:
-            raise Stale(f"refused {path}: {text[:500].decode(errors='replace')}")
+            raise WeightsLost(f"refused {path}: {text[:500].decode(errors='replace')}")
         if answer.status != 200:
             raise EngineFailed(f"answered {path} with {answer.status}: {text[:500].decode(errors='replace')}")
         return text

@@ -21,7 +21,7 @@ from grpo_api.plan.plan import EngineAddresses
 from grpo_api.report.training_metrics import ENGINE_CACHE, ENGINE_LOSSES, ENGINE_UP, ENGINE_VERSION, ENGINE_WAITING
 
 from ..engine_pod.messages import EngineState
-from .engine_client import EngineClient, EngineFailed, Unreachable
+from .engine_client import EngineClient, EngineFailed, EngineUnreachable
 
 MAX_STRIKES = 2
 """Failed syncs after which a process is given up."""
@@ -114,13 +114,13 @@ class EngineView:
         self.last = reason
 
 
-def told(engines: Iterable[EngineView]) -> str:
+def engines_message(engines: Iterable[EngineView]) -> str:
     """The names and states of all engines, for messages."""
     return "; ".join(f"{engine.name} {engine.last}" for engine in engines)
 
 
 T = TypeVar("T")
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 MISSES = 3
 """Looks in a row without an answer in time after which an engine counts as gone; a refused connection counts at once.
 """
@@ -177,7 +177,7 @@ class Fleet:
 
     def told(self) -> str:
         """The names and states of all engines, for messages."""
-        return told(engine.view for engine in self.engines)
+        return engines_message(engine.view for engine in self.engines)
 
     def usable(self) -> list[Engine]:
         """The engines that may be sent weights."""
@@ -190,7 +190,7 @@ class Fleet:
         while len(self.usable()) < wanted:
             if loop.time() > deadline:
                 return False
-            await asyncio.sleep(LOOK_SECONDS / 4)
+            await asyncio.sleep(POLL_SECONDS / 4)
         return True
 
     def metrics(self, version: int | None) -> Mapping[str, float]:
@@ -222,11 +222,11 @@ class Fleet:
 
     async def _watch(self, engine: Engine) -> None:
         while True:
-            await look(engine)
-            await asyncio.sleep(LOOK_SECONDS)
+            await poll_engine(engine)
+            await asyncio.sleep(POLL_SECONDS)
 
 
-async def look(engine: Engine) -> None:
+async def poll_engine(engine: Engine) -> None:
     """Poll an engine and update its view; send a condemned engine the request to end."""
     view, before, syncing = engine.view, engine.view.version, engine.syncing
     try:
@@ -235,7 +235,7 @@ async def look(engine: Engine) -> None:
         _note(engine, state, settled=not syncing and not engine.syncing and before == view.version)
         if view.condemned:
             await engine.client.end(view.last)
-    except Unreachable as error:
+    except EngineUnreachable as error:
         engine.misses += 1
         # A refused connection means that there is no process. A late answer may come from a busy one.
         if not error.late or engine.misses >= MISSES:

@@ -60,7 +60,7 @@ def policy_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, 
         with ExitStack() as stack, torch.no_grad():
             # One layer at a time: gathering all of them would need the whole model's size on every GPU.
             for held in (parameter, *_factors(layer)):
-                stack.enter_context(parameters.gathered(held))
+                stack.enter_context(parameters.gathered_share(held))
             merged = parameter.detach() if layer is None else _merged(parameter, layer)
             yield base_name(name), merged.to(dtype).contiguous()
 

@@ -15,7 +15,7 @@ from torch import nn
 from grpo_api.plan.hang_timeouts import patience
 from grpo_api.text.clock import Clock
 
-from ..engine_pod.hash_check import mix
+from ..engine_pod.hash_check import mix_bits
 from ..engine_pod.messages import Learn, attempt_of
 from ..engine_pod.transfer import Meeting, open_store
 from ..engine_pod.vllm_arguments import SEEDS, engine_dtype, sampling_arguments
@@ -23,9 +23,9 @@ from ..gang import ranks
 from ..gang.rank0_task import run_on_rank0
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import EngineLost, RendezvousTimeout, WeightSyncTimeout
-from .colocated import unprovable
-from .dispatch import Completing, Piece, pieces_of
-from .engine_client import Differs, EngineFailed
+from .colocated import unprovable_error
+from .dispatch import CompletionDispatch, CompletionRequest, split_requests
+from .engine_client import EngineFailed, WeightsChanged
 from .fleet import Engine, Fleet
 from .generation_base import EngineGeneration, EngineSetup, Sample, weight_shapes
 from .sync_pass import Lane, SyncPass, Verdict, prove_again
@@ -54,7 +54,7 @@ class EnginesMain:
         self._lanes: dict[str, Lane] = {}
         """By incarnation."""
         self._passes = 0
-        self._completing: Completing | None = None
+        self._completing: CompletionDispatch | None = None
         self.sending: SyncPass | None = None
         self._proof = 0.0
         self._failures = 0
@@ -97,7 +97,7 @@ class EnginesMain:
             targets = self._fleet.usable()
         self._passes += 1
         # The seed is new for every pass, also for another pass with the same version: no earlier answer can pass.
-        self.sending = SyncPass(self._fleet, lanes, version, mix(version ^ mix(self._passes)) % SEEDS)
+        self.sending = SyncPass(self._fleet, lanes, version, mix_bits(version ^ mix_bits(self._passes)) % SEEDS)
         self.sending.begin([self._meeting(lane) for lane in lanes], list(self._shapes))
         return True
 
@@ -127,8 +127,8 @@ class EnginesMain:
     def want(self, wanted: list[tuple[list[int], int]], sampling: dict[str, Any]) -> None:
         """Begin a generation: a prompt and a seed for every completion."""
         sequences = self._setup.engine.max_sequences
-        pieces: list[Piece] = pieces_of(wanted, sequences)
-        self._completing = Completing(
+        pieces: list[CompletionRequest] = split_requests(wanted, sequences)
+        self._completing = CompletionDispatch(
             self._fleet.engines, self._prove_again, pieces, sampling, sequences=sequences, stall=self._limit
         )
 
@@ -138,7 +138,7 @@ class EnginesMain:
             raise EngineFailed("is no longer the process that has sampled")
         try:
             await prove_again(self._lanes[incarnation], self._limit)
-        except Differs:
+        except WeightsChanged:
             self._failures += 1
             raise
 
@@ -210,7 +210,7 @@ class EnginesMain:
         asked = Learn(shapes=self._shapes, dtype=engine_dtype(self._setup.plan.execution))
         workers = self._fleet.call(lane.engine.client.learn(asked, self._limit))
         if problems := [problem for _, found in workers for problem in found]:
-            raise unprovable(problems)
+            raise unprovable_error(problems)
         lane.workers = [sources for sources, _ in workers]
 
     def _meeting(self, lane: Lane) -> Meeting:

@@ -15,12 +15,12 @@ import torch
 
 from grpo_api.text.clock import Clock
 
-from ..engine_pod.hash_check import differing, expected_prints
+from ..engine_pod.hash_check import differing_names, expected_prints
 from ..engine_pod.layout import Strided
 from ..engine_pod.messages import Sync
-from ..engine_pod.transfer import Meeting, TransferFailed, WeightGroup, invite
+from ..engine_pod.transfer import Meeting, TransferFailed, WeightGroup, form_group
 from ..runtime.clock import SYSTEM_CLOCK
-from .engine_client import Differs, EngineFailed, Prints
+from .engine_client import EngineFailed, Prints, WeightsChanged
 from .fleet import Engine, Fleet
 
 OTHER_WEIGHTS = "has other weights than it was sent"
@@ -45,7 +45,7 @@ class Proof:
         if len(found) != len(self.prints):
             raise EngineFailed(f"has {len(found)} workers, where {len(self.prints)} were learnt")
         pairs = zip(self.prints, found, strict=True)
-        return sorted({name for wanted, has in pairs for name in differing(wanted, has)})
+        return sorted({name for wanted, has in pairs for name in differing_names(wanted, has)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Lane:
 
     def _meet(self, meeting: Meeting) -> None:
         if self._group is None:
-            self._timed(lambda: setattr(self, "_group", invite(meeting, self._refused, self._clock)))
+            self._timed(lambda: setattr(self, "_group", form_group(meeting, self._refused, self._clock)))
 
     def _refused(self) -> bool:
         """Whether the engine has answered already, which it does before its end only where it fails."""
@@ -241,4 +241,4 @@ async def prove_again(lane: Lane, seconds: float) -> None:
     assert lane.proof is not None  # it has served
     proof = lane.proof
     if wrong := proof.wrong(await lane.engine.client.prints(proof.version, proof.seed, seconds)):
-        raise Differs(f"{OTHER_WEIGHTS}: {', '.join(wrong[:3])}")
+        raise WeightsChanged(f"{OTHER_WEIGHTS}: {', '.join(wrong[:3])}")

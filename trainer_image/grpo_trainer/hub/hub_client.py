@@ -13,7 +13,7 @@ import httpx2
 from huggingface_hub import set_client_factory
 from huggingface_hub.utils._http import default_client_factory, hf_request_event_hook
 
-from .retry import NotNow
+from .retry import TryLater
 
 ANSWER_SECONDS = 30.0
 """Longest wait for one answer where huggingface_hub sets none."""
@@ -61,11 +61,11 @@ class Client(httpx2.Client):
         try:
             response = super().send(request, **options)
         except httpx2.TransportError as error:
-            raise NotNow(f"{where}: {type(error).__name__}: {error}") from error
+            raise TryLater(f"{where}: {type(error).__name__}: {error}") from error
         problem = _problem(request, response)
         if problem:
             response.close()
-            raise NotNow(f"{where}: {problem}", _retry_after(response))
+            raise TryLater(f"{where}: {problem}", _retry_after(response))
         return response
 
 
@@ -104,7 +104,7 @@ def _retry_after(response: httpx2.Response) -> float:
 
 
 @contextmanager
-def in_use(sent: Callable[[int], None] | None = None, seconds: float = ANSWER_SECONDS) -> Iterator[None]:
+def use_client(sent: Callable[[int], None] | None = None, seconds: float = ANSWER_SECONDS) -> Iterator[None]:
     """Make huggingface_hub, and with it datasets, use our client while the body runs. Restores the default afterwards.
 
     Args:

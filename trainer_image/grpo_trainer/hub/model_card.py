@@ -41,7 +41,7 @@ LOADERS = {True: ("peft", "AutoPeftModelForCausalLM"), False: ("transformers", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class TrainedModel:
     """A model that is trained, and what it was made of."""
 
     plan: TrainingPlan
@@ -60,7 +60,7 @@ class Trained:
         return self.plan.execution.method == "LoRA" and not self.plan.adapter.merge_on_export
 
 
-def write_card(trained: Trained, folder: Path) -> None:
+def write_card(trained: TrainedModel, folder: Path) -> None:
     """Write the page into the folder of an exported model, in place of one that a library wrote.
 
     Raises:
@@ -96,12 +96,12 @@ def _hash_of_weights(folder: Path) -> str:
     return weights_hash(hashes)
 
 
-def model_card(trained: Trained, hash_of_weights: str) -> str:
+def model_card(trained: TrainedModel, hash_of_weights: str) -> str:
     """The page: front matter between two lines `---`, then Markdown."""
     return "\n".join(["---", _front_matter(trained).to_yaml(), "---", "", *_body(trained, hash_of_weights), ""])
 
 
-def _front_matter(trained: Trained) -> ModelCardData:
+def _front_matter(trained: TrainedModel) -> ModelCardData:
     plan, datasets = trained.plan, _on_the_hub(trained.plan.dataset.name)
     base = _on_the_hub(plan.model.name)
     relation = "adapter" if trained.adapter else "finetune"
@@ -124,7 +124,7 @@ def _on_the_hub(name: str | None) -> str | None:
     return name
 
 
-def _body(trained: Trained, hash_of_weights: str) -> Iterator[str]:
+def _body(trained: TrainedModel, hash_of_weights: str) -> Iterator[str]:
     plan = trained.plan
     kind = "adapter" if trained.adapter else "model"
     yield f"# {_code(plan.job.name)}"
@@ -137,7 +137,7 @@ def _body(trained: Trained, hash_of_weights: str) -> Iterator[str]:
     yield f"## Plan\n\n```json\n{_choices(plan.execution)}\n```"
 
 
-def _facts(trained: Trained, hash_of_weights: str) -> Iterator[str]:
+def _facts(trained: TrainedModel, hash_of_weights: str) -> Iterator[str]:
     plan, found = trained.plan, trained.revisions
     yield f"- base: {_named(plan.model.name, found.get('model'))}"
     yield f"- dataset: {_named(plan.dataset.name or 'files', found.get('dataset'))}"
@@ -150,7 +150,7 @@ def _named(name: str, commit: str | None) -> str:
     return f"{_code(name)}, commit {_code(commit)}" if commit else _code(name)
 
 
-def _loading(trained: Trained) -> str:
+def _loading(trained: TrainedModel) -> str:
     library, loader = LOADERS[trained.adapter]
     lines = (
         f"from {library} import {loader}",

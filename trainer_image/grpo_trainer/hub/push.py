@@ -26,7 +26,7 @@ from grpo_api.text.contract import EXPORT_TOKEN_ENV
 
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput
-from .retry import Arrivals, NotNow, Tell, measuring, patiently
+from .retry import Arrivals, ReportBytes, TryLater, retry_passing_errors, watch_arrivals
 
 ONLY_COPY_SECONDS = 86400.0
 """Longest wait for a hub that takes nothing, while the model is nowhere else."""
@@ -90,7 +90,7 @@ class Target:
 class Sending(Arrivals):
     """What the hub was sent."""
 
-    def __init__(self, tell: Tell, clock: Clock, longest_wait: float | None = None) -> None:
+    def __init__(self, tell: ReportBytes, clock: Clock, longest_wait: float | None = None) -> None:
         super().__init__([Path(constants.HF_HOME)], tell, clock)  # where hf_xet would keep what it needs room for
         self._bytes = 0
         self._longest_wait = longest_wait
@@ -144,27 +144,27 @@ class Files:
         return file.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def require_target(spec: HubExportSpec, tell: Tell, clock: Clock = SYSTEM_CLOCK) -> None:
+def require_target(spec: HubExportSpec, tell: ReportBytes, clock: Clock = SYSTEM_CLOCK) -> None:
     """Make sure, before anything is trained, that the model can be pushed; a repository that is missing is created.
 
     Raises:
         BadInput: the token is refused or may not write, or the repository is public and should be private.
         HubUnavailable: the hub can't be asked.
     """
-    # As in `push`: only a run that pushes needs the hub's client.
-    from .hub_client import in_use
+    # As in `push_folder`: only a run that pushes needs the hub's client.
+    from .hub_client import use_client
 
     target, sending = Target.of(spec), Sending(tell, clock)
-    with in_use(), measuring(sending):
+    with use_client(), watch_arrivals(sending):
 
         def prepare() -> None:
-            patiently(lambda: _prepared(target), target.words, sending)
+            retry_passing_errors(lambda: _prepared(target), target.words, sending)
 
         _refused(target, prepare)
 
 
-def push(
-    folder: Path, spec: HubExportSpec, message: str, tell: Tell, *, only_copy: bool, clock: Clock = SYSTEM_CLOCK
+def push_folder(
+    folder: Path, spec: HubExportSpec, message: str, tell: ReportBytes, *, only_copy: bool, clock: Clock = SYSTEM_CLOCK
 ) -> str:
     """Push the files of a folder; return the commit that contains each of them with its local hash.
 
@@ -180,14 +180,14 @@ def push(
         BadInput: the hub refuses it for good.
         HubUnavailable: the hub took nothing for too long.
     """
-    from .hub_client import in_use
+    from .hub_client import use_client
 
     target, sending = Target.of(spec), Sending(tell, clock, ONLY_COPY_SECONDS if only_copy else None)
     files = Files.of(folder, sending.still_there)
-    with in_use(sending.sent, ANSWER_SECONDS), measuring(sending):
+    with use_client(sending.sent, ANSWER_SECONDS), watch_arrivals(sending):
 
         def push_files() -> str:
-            return patiently(lambda: _pushed(target, files, message), target.words, sending)
+            return retry_passing_errors(lambda: _pushed(target, files, message), target.words, sending)
 
         return _refused(target, push_files)
 
@@ -268,16 +268,16 @@ def _next_time_better() -> Iterator[None]:
         yield
     except HfHubHTTPError as error:
         if error.response.status_code in CONFLICTS:
-            raise NotNow("the branch has moved meanwhile") from error
+            raise TryLater("the branch has moved meanwhile") from error
         raise
     except RuntimeError as error:  # huggingface_hub's, around what the upload of one file failed with
         if isinstance(error.__cause__, HfHubHTTPError):
-            raise NotNow(f"{error} {error.__cause__}") from error
+            raise TryLater(f"{error} {error.__cause__}") from error
         raise
     except ValueError as error:
         if str(error).startswith(FOR_GOOD):
             raise BadInput(f"the hub takes no such file: {error}") from error
-        raise NotNow(f"{type(error).__name__}: {error}") from error
+        raise TryLater(f"{type(error).__name__}: {error}") from error
 
 
 def _tree(target: Target, commit: str | None) -> dict[str, RepoFile]:

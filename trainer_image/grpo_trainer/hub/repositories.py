@@ -32,7 +32,7 @@ from ..gang import rank0_task
 from ..runtime.clock import POLL_SECONDS, SYSTEM_CLOCK
 from ..runtime.durable_files import write_atomically
 from ..runtime.errors import BadInput
-from .retry import Arrivals, Tell, measuring, patiently
+from .retry import Arrivals, ReportBytes, retry_passing_errors, watch_arrivals
 
 STALE_SECONDS = 60.0
 """How long a lease must stay as it is until its holder counts as dead: many times POLL_SECONDS."""
@@ -156,7 +156,7 @@ class Hub:
 
     recorded: Mapping[str, str] = field(default_factory=dict)
     """Commits that earlier attempts found, by `Repository.path`."""
-    tell: Tell = lambda _: None
+    tell: ReportBytes = lambda _: None
     """Called with the bytes that have arrived during a download."""
     commits: dict[str, str] = field(default_factory=dict)
     """The commits that were found, by `Repository.path`."""
@@ -189,7 +189,7 @@ class Hub:
         commit = self.commit(repository)
 
         def fetch_names(names: list[str]) -> Path:
-            return fetch(repository, commit, names, self)
+            return fetch_snapshot(repository, commit, names, self)
 
         folder = rank0_task.run_on_node_leader(lambda: choose(fetch_names))
         return folder, commit
@@ -210,17 +210,17 @@ def _resolved(repository: Repository, hub: Hub) -> str:
         write_atomically(known, info.sha or "")
         return info.sha or ""
 
-    return asked(repository, ask, hub)
+    return run_under_lease(repository, ask, hub)
 
 
-def fetch(repository: Repository, commit: str, names: list[str], hub: Hub) -> Path:
+def fetch_snapshot(repository: Repository, commit: str, names: list[str], hub: Hub) -> Path:
     """The snapshot's folder with all files that match the names, of this process's own doing."""
-    here = None if is_offline_mode() else complete(repository, commit, names)
+    here = None if is_offline_mode() else complete_snapshot(repository, commit, names)
     if here:
         return here
 
     def download() -> Path:
-        already_there = complete(repository, commit, names)
+        already_there = complete_snapshot(repository, commit, names)
         if already_there:
             return already_there
         _drop_damaged(repository, commit, names)
@@ -233,10 +233,10 @@ def fetch(repository: Repository, commit: str, names: list[str], hub: Hub) -> Pa
         )
         return Path(folder)
 
-    return asked(repository, download, hub)
+    return run_under_lease(repository, download, hub)
 
 
-def complete(repository: Repository, commit: str, names: list[str]) -> Path | None:
+def complete_snapshot(repository: Repository, commit: str, names: list[str]) -> Path | None:
     """The snapshot's folder, if every file that matches the names is there in its full size; no hub is asked."""
     files = _files(repository, commit, names)
     if files is None:
@@ -265,7 +265,7 @@ def _drop_damaged(repository: Repository, commit: str, names: list[str]) -> None
             path.unlink(missing_ok=True)
 
 
-def asked(repository: Repository, action: Callable[[], T], hub: Hub, *more: Path) -> T:
+def run_under_lease(repository: Repository, action: Callable[[], T], hub: Hub, *more: Path) -> T:
     """What `action` gets of the hub, with patience, by the holder of the repository's lease. `more`: folders, beside
     the repository's own, in which its bytes arrive.
 
@@ -282,14 +282,14 @@ def asked(repository: Repository, action: Callable[[], T], hub: Hub, *more: Path
 
     def under_lease() -> T:
         # Needed here only: a run with a local model has no use for the hub's client.
-        from .hub_client import in_use
+        from .hub_client import use_client
 
-        with in_use(), measuring(Arrivals([storage, *more], hub.tell, hub.clock), lease.beat) as arrivals:
-            died = patiently(lambda: lease.take(arrivals.still_there), repository.words, arrivals)
+        with use_client(), watch_arrivals(Arrivals([storage, *more], hub.tell, hub.clock), lease.beat) as arrivals:
+            died = retry_passing_errors(lambda: lease.take(arrivals.still_there), repository.words, arrivals)
             try:
                 if died:
                     _sweep(storage)
-                return patiently(action, repository.words, arrivals)
+                return retry_passing_errors(action, repository.words, arrivals)
             finally:
                 lease.release()
 

@@ -18,13 +18,13 @@ from grpo_api.text.clock import Clock
 from ..runtime.clock import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK
 from ..runtime.errors import DiskFailed, HubUnavailable
 
-Tell = Callable[[int], None]
+ReportBytes = Callable[[int], None]
 """Called with the bytes that have arrived: a sign for the watchdog that the process is at work."""
 T = TypeVar("T")
 A = TypeVar("A", bound="Arrivals")
 
 
-class NotNow(Exception):
+class TryLater(Exception):
     """The hub did not answer, or asked to come again."""
 
     def __init__(self, problem: str, retry_after: float = 0.0) -> None:
@@ -36,7 +36,7 @@ class NotNow(Exception):
 class Arrivals:
     """What has arrived on the disk, however it was fetched."""
 
-    def __init__(self, folders: Sequence[Path], tell: Tell, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, folders: Sequence[Path], tell: ReportBytes, clock: Clock = SYSTEM_CLOCK) -> None:
         self.folders, self._tell, self._clock = folders, tell, clock
         self._last = self._most = 0
         self._grew_at = clock.now()
@@ -88,7 +88,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 @contextmanager
-def measuring(arrivals: A, beat: Callable[[], None] = lambda: None) -> Iterator[A]:
+def watch_arrivals(arrivals: A, beat: Callable[[], None] = lambda: None) -> Iterator[A]:
     """Looks at what arrives while the body runs; `beat` is called each time."""
     over = threading.Event()
 
@@ -107,7 +107,7 @@ def measuring(arrivals: A, beat: Callable[[], None] = lambda: None) -> Iterator[
     arrivals.look()  # what came after the thread's last look
 
 
-def patiently(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
+def retry_passing_errors(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
     """Return the result of `action`, which is tried again after errors that may pass.
 
     Raises:
@@ -121,7 +121,7 @@ def patiently(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
             return action()
         except Exception as error:
             _require_room(error, what, arrivals)
-            problem = passing(error)
+            problem = passing_error(error)
             if problem is None:
                 raise
             arrivals.look()
@@ -135,29 +135,29 @@ def patiently(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def passing(error: BaseException) -> NotNow | None:
+def passing_error(error: BaseException) -> TryLater | None:
     """The error in words, if the next try may have none; None if it would be the same."""
     # The hub's client, which only a run that asks the hub needs.
     import httpx2
 
     for one in _chain(error):
-        if isinstance(one, NotNow):
+        if isinstance(one, TryLater):
             return one
         if isinstance(one, OfflineModeIsEnabled | HfHubHTTPError):
             return None
         if isinstance(one, httpx2.TransportError | ConnectionError | TimeoutError):
-            return NotNow(_words(one))
+            return TryLater(_words(one))
     # hf_xet, which fetches large files, calls a token that has run out a PermissionError, and the rest RuntimeError
     if type(error).__module__.startswith("hf_xet"):
-        return NotNow(_words(error))
+        return TryLater(_words(error))
     if isinstance(error, RuntimeError) and "scripts are no longer supported" not in str(error):
-        return NotNow(_words(error))
+        return TryLater(_words(error))
     # an answer of the API that was cut
     if isinstance(error, json.JSONDecodeError):
-        return NotNow(_words(error))
+        return TryLater(_words(error))
     # a file of another size than announced, a stale handle, an input/output error
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError):
-        return NotNow(_words(error))
+        return TryLater(_words(error))
     return None
 
 

@@ -27,7 +27,7 @@ class Counters(Protocol):
         """Add to a number and return it; waits no longer than the store's own time-out."""
 
 
-class Pulse:
+class Heartbeat:
     """One rank's part in it."""
 
     def __init__(self, recorder: Recorder, store: Counters) -> None:

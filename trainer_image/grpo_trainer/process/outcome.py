@@ -65,7 +65,7 @@ def termination_log() -> Path:
     return Path(os.environ.get(TERMINATION_LOG_ENV, TERMINATION_LOG))
 
 
-def announce(outcome: Outcome) -> int:
+def announce_outcome(outcome: Outcome) -> int:
     """Write the termination message and return the exit code.
 
     The kubelet's file is a bind mount, which can't be renamed over: it is written in place.
@@ -78,7 +78,7 @@ def announce(outcome: Outcome) -> int:
     return EXIT_CODES[outcome.result]
 
 
-def keep(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None:
+def keep_outcome(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None:
     """Write the durable outcome of a rank into the attempt's folder; beside it the stacks of all its threads, of which
     the outcome has room for a few frames. A disk that fails costs these files only. An object store gets the success
     alone, for a run that is started again although it has ended."""
@@ -105,17 +105,17 @@ def _keep_on_store(plan: TrainingPlan, outcome: Outcome) -> None:
         print(f"the outcome is in the termination message only: {error}", flush=True)
 
 
-def keep_in_time(write: Callable[[], None]) -> None:
+def write_in_time(write: Callable[[], None]) -> None:
     """Run what writes to the volume for no longer than KEEP_SECONDS: it may be what the process is stuck in."""
     writing = threading.Thread(target=write, name="outcome", daemon=True)
     writing.start()
     writing.join(KEEP_SECONDS)
 
 
-def end_now(plan: TrainingPlan, outcome: Outcome, stacks: str) -> None:
+def end_process(plan: TrainingPlan, outcome: Outcome, stacks: str) -> None:
     """The watchdog's way out, past a main thread that may be stuck for good; the kubelet's file comes first."""
-    code = announce(outcome)
-    keep_in_time(lambda: keep(plan, outcome, stacks))
+    code = announce_outcome(outcome)
+    write_in_time(lambda: keep_outcome(plan, outcome, stacks))
     os._exit(code)
 
 

@@ -30,18 +30,18 @@ def _cores(cpu_max: Path) -> float:
     return cores if quota == "max" else min(cores, int(quota) / int(period))
 
 
-def leave_out(execution: ExecutionPlan) -> None:
+def hide_unused_libraries(execution: ExecutionPlan) -> None:
     """From here on Python takes the unused libraries for not installed; those already imported stay.
 
     None in sys.modules means just that (Python's reference, "The module cache"), to importlib.util.find_spec too, by
     which the other libraries ask.
     """
     modules = cast(dict[str, ModuleType | None], sys.modules)
-    for name in unused(execution):
+    for name in unused_libraries(execution):
         modules.setdefault(name, None)
 
 
-def unused(execution: ExecutionPlan) -> list[str]:
+def unused_libraries(execution: ExecutionPlan) -> list[str]:
     """Optional libraries that this plan never calls."""
     needed = {"bitsandbytes": execution.optimizer == "AdamW8bit", "deepspeed": execution.zero_stage > 0}
     return [name for name, used in needed.items() if not used]

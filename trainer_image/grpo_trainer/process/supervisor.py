@@ -27,8 +27,8 @@ from grpo_api.text.contract import TERMINATION_LOG_ENV
 
 from ..gang.placement import LOCAL_RANK_ENV, Placement
 from ..runtime.clock import SYSTEM_CLOCK
-from .outcome import announce, keep, keep_in_time, make_outcome
-from .watchdog import PEER_FAILED, STACKS_ENV, WRITES_STACKS, read_stacks, stood_still
+from .outcome import announce_outcome, keep_outcome, make_outcome, write_in_time
+from .watchdog import PEER_FAILED, STACKS_ENV, WRITES_STACKS, add_standstill, read_stacks
 
 PATIENCE_SECONDS = 10.0
 """Time for the others after an end that tells of no fault of this pod's own, or that all of them run into."""
@@ -100,7 +100,7 @@ class Countdown:
         """Return what is to be done to the processes that are left, once per deadline; None before it."""
         if now < self._deadline:
             return None
-        action = kill if self._asked else ask_for_last_words
+        action = kill_workers if self._asked else ask_for_last_words
         self._asked, self._deadline = True, now + self._last_words
         return action
 
@@ -113,9 +113,9 @@ def supervise(plan: TrainingPlan, place: Placement, last_words: float = LAST_WOR
         with _forwarded_sigterm(workers):
             ended = _wait(workers, Countdown(last_words))
         ends = _ends(ended, plan.job.attempt, oom_kills() > kills_before)
-    code = announce(root_cause([end.outcome for end in ends]))
+    code = announce_outcome(root_cause([end.outcome for end in ends]))
     not_kept = [end for end in ends if not end.kept]
-    keep_in_time(lambda: _keep(plan, not_kept))
+    write_in_time(lambda: _keep(plan, not_kept))
     return code
 
 
@@ -181,7 +181,7 @@ def ask_for_last_words(workers: list[Worker]) -> None:
             worker.process.send_signal(PEER_FAILED)
 
 
-def kill(workers: list[Worker]) -> None:
+def kill_workers(workers: list[Worker]) -> None:
     """End them with SIGKILL."""
     for worker in workers:
         worker.process.kill()
@@ -198,7 +198,7 @@ def _ends(workers: list[Worker], attempt: int, oom_killed: bool) -> list[End]:
         if outcome is None:
             outcome = _concluded(worker, attempt, oom_killed)
             if silences and stacks:  # amid a hang, a process that can't even say so has stood still at least as long
-                outcome = stood_still(outcome, max(silences), stacks)
+                outcome = add_standstill(outcome, max(silences), stacks)
         kept = said[worker.rank] is not None and worker.process.wait() != -signal.SIGKILL
         ends.append(End(outcome, kept, stacks))
     return ends
@@ -219,7 +219,7 @@ def _concluded(worker: Worker, attempt: int, oom_killed: bool) -> Outcome:
 def _keep(plan: TrainingPlan, ends: list[End]) -> None:
     """Write the durable outcomes of those who could not."""
     for end in ends:
-        keep(plan, end.outcome, end.stacks)
+        keep_outcome(plan, end.outcome, end.stacks)
 
 
 def oom_kills() -> int:

@@ -23,7 +23,7 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import FRAME_CHARACTERS, MAX_FRAMES, Outcome, Result, Standstill
 from grpo_api.report.termination_message import with_standstill
 
-from ..gang.interfaces import chosen
+from ..gang.interfaces import interfaces_message
 from ..runtime.clock import SYSTEM_CLOCK
 from .outcome import make_outcome
 from .preemption import GRACE_MARGIN_SECONDS
@@ -68,12 +68,14 @@ def read_stacks(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")[-MAX_STACK_CHARACTERS:] if path.is_file() else ""
 
 
-def stood_still(outcome: Outcome, silent_seconds: float, stacks: str) -> Outcome:
+def add_standstill(outcome: Outcome, silent_seconds: float, stacks: str) -> Outcome:
     """The outcome with where its process stood, as much of it as a termination message has room for."""
     frames = main_frames(stacks)
     inner = next((at for at, frame in enumerate(frames) if frame.startswith(OWN_CODE)), len(frames))
     waiting = any(frame.startswith(WAITING_CODE) for frame in frames[:inner])
-    found = Standstill(silent_seconds=max(0.0, silent_seconds), waiting=waiting, frames=telling(frames, MAX_FRAMES))
+    found = Standstill(
+        silent_seconds=max(0.0, silent_seconds), waiting=waiting, frames=select_frames(frames, MAX_FRAMES)
+    )
     return with_standstill(outcome, found)
 
 
@@ -98,7 +100,7 @@ def main_frames(stacks: str) -> list[str]:
     return frames
 
 
-def telling(frames: list[str], most: int) -> list[str]:
+def select_frames(frames: list[str], most: int) -> list[str]:
     """At most `most` of the frames, in their order: prefers the innermost, then those of our own and TRL's code."""
     order = sorted(range(len(frames)), key=lambda at: (at > 0, not frames[at].startswith(OWN_CODE), at))
     return [frames[at] for at in sorted(order[:most])]
@@ -204,7 +206,8 @@ class Watchdog:
         if stage == "Connecting":
             return Result.RENDEZVOUS_TIMEOUT, (
                 f"the process group and its first all-reduce did not come about in {limit:.0f} s, although every pod "
-                f"reached every other by TCP ({chosen(os.environ)}): NCCL_DEBUG=INFO in spec.env tells what it tries"
+                f"reached every other by TCP ({interfaces_message(os.environ)}): NCCL_DEBUG=INFO in spec.env tells "
+                "what it tries"
             )
         done = "step finished" if stage == "Training" else "progress"
         return Result.HANG, (
@@ -221,7 +224,7 @@ class Watchdog:
         _, idle, limit = self._waits()
         if idle < self._quiet:
             return outcome
-        return stood_still(outcome, self._recorder.silent_seconds - max(0.0, idle - limit), stacks)
+        return add_standstill(outcome, self._recorder.silent_seconds - max(0.0, idle - limit), stacks)
 
     def _grace(self) -> float:
         return max(0.0, self._plan.grace_period_seconds - GRACE_MARGIN_SECONDS)

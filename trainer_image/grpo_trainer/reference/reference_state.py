@@ -15,7 +15,7 @@ from torch import nn
 
 from ..gang import ranks
 from ..runtime.errors import BadInput, WeightsDiffer
-from ..weights.parameters import fingerprint, held, is_partitioned, parameters_by_name, release
+from ..weights.parameters import fingerprint, is_partitioned, local_share, parameters_by_name, release
 
 FOLDER = "reference"
 IDENTITY = "identity.json"
@@ -35,7 +35,7 @@ def check_identity(folder: Path, strategy: str, start: str) -> None:
     Raises:
         BadInput: another strategy, or the model's files have changed since.
     """
-    ranks.together(lambda: _check_identity(folder / FOLDER / IDENTITY, {"strategy": strategy, "start": start}))
+    ranks.run_on_all(lambda: _check_identity(folder / FOLDER / IDENTITY, {"strategy": strategy, "start": start}))
 
 
 def _check_identity(path: Path, current: dict[str, str]) -> None:
@@ -51,7 +51,7 @@ def _check_identity(path: Path, current: dict[str, str]) -> None:
         )
 
 
-def save(reference: nn.Module, folder: Path, strategy: str) -> None:
+def save_reference(reference: nn.Module, folder: Path, strategy: str) -> None:
     """Writes `reference/` below a checkpoint folder; the caller commits the checkpoint as a whole."""
     parameters = parameters_by_name(reference)
     sharded = any(map(is_partitioned, parameters.values()))
@@ -59,7 +59,7 @@ def save(reference: nn.Module, folder: Path, strategy: str) -> None:
         return
     tensors = {}
     for name, parameter in parameters.items():
-        with held(parameter) as share:
+        with local_share(parameter) as share:
             tensors[name] = share.tensor.to("cpu", copy=True)
     fingerprints = {name: fingerprint(tensor) for name, tensor in tensors.items()}
     about = {"strategy": strategy, "fingerprints": json.dumps(fingerprints)}
@@ -68,14 +68,14 @@ def save(reference: nn.Module, folder: Path, strategy: str) -> None:
     save_file(tensors, path, about)
 
 
-def restore(reference: nn.Module, folder: Path, strategy: str) -> None:
+def restore_reference(reference: nn.Module, folder: Path, strategy: str) -> None:
     """Fills the reference from a checkpoint folder and proves it against what was saved. A collective.
 
     Raises:
         BadInput: no reference in it, or of another strategy, shape or world size.
         WeightsDiffer: an element is not what was saved.
     """
-    ranks.together(lambda: _restore(reference, folder, strategy))
+    ranks.run_on_all(lambda: _restore(reference, folder, strategy))
 
 
 @torch.no_grad()
@@ -97,7 +97,7 @@ def _restore(reference: nn.Module, folder: Path, strategy: str) -> None:
 
 
 def _fill(name: str, parameter: nn.Parameter, tensor: torch.Tensor, saved: str, path: Path) -> None:
-    with held(parameter) as share:
+    with local_share(parameter) as share:
         if share.tensor.shape != tensor.shape or share.tensor.dtype != tensor.dtype:
             raise BadInput(f"{path}: {name} is {tuple(tensor.shape)} {tensor.dtype}, the reference has another shape")
         share.tensor.copy_(tensor)

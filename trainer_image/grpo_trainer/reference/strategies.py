@@ -25,9 +25,9 @@ from grpo_api.spec.training import ReferenceSync
 from ..runtime.errors import BadInput, TrainingError
 from ..weights.checkpoint_files import ADAPTER_CONFIG, WeightFiles, open_weights
 from ..weights.models import freeze, load_causal
-from ..weights.parameters import unwrapped
+from ..weights.parameters import unwrap_model
 from ..weights.policy_checks import check_states
-from ..weights.proof import prove, prove_equal
+from ..weights.proof import prove_equal, prove_weights
 from .strategy_base import PolicyTrainer, ReferenceStrategy
 
 
@@ -131,10 +131,10 @@ class Adapter(ReferenceStrategy):
 
     def scoring(self, trainer: PolicyTrainer, model: nn.Module) -> AbstractContextManager[None]:  # noqa: ARG002
         """Eval mode for passes with the adapter off; nothing for the policy's own."""
-        return evaluating(model) if adapter_is_off(model) else nullcontext()
+        return evaluating(model) if is_adapter_disabled(model) else nullcontext()
 
 
-def adapter_is_off(model: nn.Module) -> bool:
+def is_adapter_disabled(model: nn.Module) -> bool:
     """Whether PEFT's adapter layers in the model are disabled now."""
     return any(layer.disable_adapters for layer in model.modules() if isinstance(layer, BaseTunerLayer))
 
@@ -164,8 +164,8 @@ class Offload(ReferenceStrategy):
 
     def attach(self, trainer: PolicyTrainer) -> None:
         """Takes the parameters back to the host: TRL's wrapping put them on the device (before any optimizer state)."""
-        for parameter in unwrapped(trainer.ref_model).parameters():
-            parameter.data = pinned(parameter.data.to("cpu"), trainer.accelerator.device)
+        for parameter in unwrap_model(trainer.ref_model).parameters():
+            parameter.data = pinned_copy(parameter.data.to("cpu"), trainer.accelerator.device)
 
     def scoring(self, trainer: PolicyTrainer, model: nn.Module) -> AbstractContextManager[None]:
         """Brings the copy in for its own passes."""
@@ -185,7 +185,7 @@ def on_device(model: nn.Module, device: torch.device) -> Iterator[None]:
             parameter.data = data
 
 
-def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def pinned_copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The host tensor in page-locked memory if `device` is a GPU, so that copies to it can overlap."""
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
@@ -202,7 +202,7 @@ class ReferenceCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         folder = self.trainer.resumed_from
         if folder:
             with resumed_weights(folder, self.trainer.source.folder) as files:
-                self.trainer.proofs.append(prove(self.trainer.model, files, "resumed policy"))
+                self.trainer.proofs.append(prove_weights(self.trainer.model, files, "resumed policy"))
             self.strategy.restore(self.trainer, folder)
         check_states(self.trainer)
 

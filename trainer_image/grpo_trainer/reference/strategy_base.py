@@ -30,7 +30,7 @@ from grpo_api.spec.training import ReferenceSync
 from ..runtime.errors import BadInput, TrainingError
 from ..weights import parameters
 from ..weights.models import Source
-from ..weights.parameters import unwrapped
+from ..weights.parameters import unwrap_model
 from ..weights.policy_checks import TrainerModels
 from ..weights.proof import Proof
 from . import reference_state
@@ -68,7 +68,7 @@ def mix_weights(policy: nn.Module, reference: nn.Module, mixup: float) -> None:
         different = sorted(targets.keys() ^ sources.keys())
         raise TrainingError(f"policy and reference have different parameters, such as {different[0]}")
     for name, target in targets.items():
-        with parameters.held(target) as old, parameters.held(sources[name]) as new:
+        with parameters.local_share(target) as old, parameters.local_share(sources[name]) as new:
             if (old.start, old.stop, old.shape) != (new.start, new.stop, new.shape):
                 raise TrainingError(f"policy and reference are partitioned differently at {name}")
             old.tensor.mul_(1.0 - mixup).add_(new.tensor.to(old.tensor.device), alpha=mixup)
@@ -126,13 +126,13 @@ class ReferenceStrategy(ABC):
     def move(self, trainer: PolicyTrainer) -> None:
         """Moves the reference towards the policy by `sync.mixup`. A collective under ZeRO-3 only for its next pass."""
         if self.sync and trainer.ref_model is not None:
-            mix_weights(trainer.model, unwrapped(trainer.ref_model), self.sync.mixup)
+            mix_weights(trainer.model, unwrap_model(trainer.ref_model), self.sync.mixup)
 
     def save(self, trainer: PolicyTrainer, folder: Path) -> None:
         """Writes into a checkpoint which weights the reference began with and, if it moves, where it is now."""
         reference_state.save_identity(folder, self.name, trainer.start)
         if self.sync and trainer.ref_model is not None:
-            reference_state.save(unwrapped(trainer.ref_model), folder, self.name)
+            reference_state.save_reference(unwrap_model(trainer.ref_model), folder, self.name)
 
     def restore(self, trainer: PolicyTrainer, folder: Path) -> None:
         """Checks that the reference began as the checkpoint's, and reads where it has moved since. A collective.
@@ -143,4 +143,4 @@ class ReferenceStrategy(ABC):
         """
         reference_state.check_identity(folder, self.name, trainer.start)
         if self.sync and trainer.ref_model is not None:
-            reference_state.restore(unwrapped(trainer.ref_model), folder, self.name)
+            reference_state.restore_reference(unwrap_model(trainer.ref_model), folder, self.name)

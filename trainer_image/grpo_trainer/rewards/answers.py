@@ -80,7 +80,7 @@ def expected_answer(value: str | float) -> str:
     return text.strip() if answer is None else answer
 
 
-def number(text: str) -> Decimal | None:
+def parse_number(text: str) -> Decimal | None:
     """The number that a text such as `1,000`, `$18`, `-3.50` or `1e3` is; None if it is not a finite number.
 
     Thousands may be set off by commas; one currency sign in front and one full stop behind are left out.
@@ -106,12 +106,12 @@ def _commas_set_off_thousands(digits: str) -> bool:
     return 1 <= len(first) <= 3 and all(len(group) == 3 for group in groups)
 
 
-def same_text(answer: str, expected: str) -> bool:
+def is_same_text(answer: str, expected: str) -> bool:
     """Whether both are the same text without surrounding space."""
     return answer.strip() == expected.strip()
 
 
-def same_number(answer: str, expected: str) -> bool:
+def is_same_number(answer: str, expected: str) -> bool:
     """Whether both are numbers, and the same one."""
-    value = number(answer)
-    return value is not None and value == number(expected)
+    value = parse_number(answer)
+    return value is not None and value == parse_number(expected)

@@ -18,7 +18,7 @@ from grpo_api.text.clock import Clock
 
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput
-from .answers import EXTRACTORS, expected_answer, same_number, same_text
+from .answers import EXTRACTORS, expected_answer, is_same_number, is_same_text
 from .python_function import START_SECONDS, FunctionFailed, FunctionProcess
 from .reward_base import Completion, Deadline, RewardCounters, Scores, completion_text, current_step, reward_error
 
@@ -45,7 +45,7 @@ class AccuracyFunction:
         self._clock = clock
         self._math = math
         if math is None and spec.compare == "Math":
-            self._math = FunctionProcess("grpo_trainer.rewards.math_answers:compare")
+            self._math = FunctionProcess("grpo_trainer.rewards.math_answers:compare_answers")
 
     @property
     def longest_seconds(self) -> float:
@@ -86,8 +86,8 @@ class AccuracyFunction:
 
     def _same(self, given: str, expected: str, deadline: Deadline) -> bool | None:
         if self._spec.compare == "Numeric":
-            return same_number(given, expected)
-        if same_text(given, expected):
+            return is_same_number(given, expected)
+        if is_same_text(given, expected):
             return True
         return self._same_math(given, expected, deadline) if self._math else False
 

@@ -12,7 +12,7 @@ from math_verify import parse, verify
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time-outs are off: ours is the process's
 
 
-def compare(completions: list[str], expected: list[str], **_: Any) -> list[float]:
+def compare_answers(completions: list[str], expected: list[str], **_: Any) -> list[float]:
     """1 for each completion (an answer, without the words around it) that equals the expected one, else 0."""
     return [float(_same(given, right)) for given, right in zip(completions, expected, strict=True)]
 

@@ -190,7 +190,7 @@ class PythonFunction:
     def _answer(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """What the function's process answers; None after a time-out."""
         try:
-            return self._process.call(sendable(arguments), self._spec.timeout_seconds)
+            return self._process.call(picklable_arguments(arguments), self._spec.timeout_seconds)
         except TimeoutError:
             problem = f"{self._spec.function} did not return within timeoutSeconds = {self._spec.timeout_seconds}"
             self._counters.timed_out(len(arguments["completions"]), problem)
@@ -239,7 +239,7 @@ def python_function(name: str, spec: PythonReward, counters: RewardCounters, fol
     return (AsyncPythonFunction if process.is_async else PythonFunction)(name, spec, counters, process)
 
 
-def sendable(arguments: dict[str, Any]) -> dict[str, Any]:
+def picklable_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """TRL's arguments without its hooks, and with the plain values of its trainer_state."""
     state = arguments.get("trainer_state")
     fields = vars(state) if state is not None else {}

@@ -23,7 +23,7 @@ from grpo_api.text.contract import REWARD_MOUNT, reward_token_env
 
 from ..gang import ranks
 from ..runtime.errors import BadInput
-from .answers import expected_answer, number
+from .answers import expected_answer, parse_number
 from .builtin_rewards import AccuracyFunction, FormatFunction
 from .http_service import HTTPFunction
 from .python_function import python_function
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredCompletions:
     """What became of the completions of all ranks since the start."""
 
     completions: float
@@ -54,10 +54,12 @@ class FailureLimits:
     """Of this process; they know the last failure's words."""
     shares: dict[str, float]
     """maxFailureShare by reward."""
-    _sums: deque[Scored] = field(default_factory=lambda: deque([Scored(0.0, {})], JUDGED_GENERATIONS + 1))
+    _sums: deque[ScoredCompletions] = field(
+        default_factory=lambda: deque([ScoredCompletions(0.0, {})], JUDGED_GENERATIONS + 1)
+    )
     """After each of the last generations, and before them."""
 
-    def judge(self, step: int, scored: Scored, *, last: bool) -> None:
+    def judge(self, step: int, scored: ScoredCompletions, *, last: bool) -> None:
         """To be called after every step, with `last` after the run's. A collective where a share is exceeded.
 
         A run that has made fewer than ten generations is judged as if those to come lost nothing, until it has made its
@@ -177,7 +179,7 @@ def _check_answers(rows: datasets.Dataset, column: str, where: str, *, numeric: 
             raise BadInput(f"{row}: {cell!r:.80} is neither text nor a number")
         if not expected_answer(cell):
             raise BadInput(f"{row}: the answer is empty")
-        if numeric and number(expected_answer(cell)) is None:
+        if numeric and parse_number(expected_answer(cell)) is None:
             problem = f"{expected_answer(cell)!r:.80} is not a number; set accuracy.compare to Exact or Math"
             raise BadInput(f"{row}: {problem}")
 

@@ -18,7 +18,7 @@ from grpo_api.text.clock import Clock
 from grpo_api.text.contract import PLAN_ENV, PLAN_PATH
 
 from .clock import SYSTEM_CLOCK
-from .errors import BadInput, DiskFailed, of_a_disk
+from .errors import BadInput, DiskFailed, is_disk_error
 
 T = TypeVar("T")
 
@@ -83,12 +83,12 @@ def disk_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not of_a_disk(error):
+        if not is_disk_error(error):
             raise
         raise DiskFailed(f"{type(error).__name__}: {error}") from error
 
 
-def patiently(action: Callable[[], T], clock: Clock = SYSTEM_CLOCK) -> T:
+def retry_disk_errors(action: Callable[[], T], clock: Clock = SYSTEM_CLOCK) -> T:
     """Run an action again, after growing PAUSES, as long as a disk fails it.
 
     A collective must be failed on all ranks alike (ranks.together), for then all of them try again together.

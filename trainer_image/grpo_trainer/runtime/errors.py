@@ -140,7 +140,7 @@ class Preempted(TrainingError):
     result = Result.PREEMPTED
 
 
-def of_a_disk(error: Exception) -> bool:
+def is_disk_error(error: Exception) -> bool:
     """Whether an exception, raised where files are read or written, tells of the disk."""
     if isinstance(error, OSError):
         return True
@@ -148,7 +148,7 @@ def of_a_disk(error: Exception) -> bool:
     return not isinstance(error, TrainingError) and _mentions(str(error), _DISK)
 
 
-def classify(error: BaseException) -> tuple[Result, str]:
+def classify_error(error: BaseException) -> tuple[Result, str]:
     """Result and message of an exception: our own errors say theirs, memory errors are recognised, the rest is Error.
 
     CUDA's allocator raises torch.OutOfMemoryError (a RuntimeError), the CPU's a plain RuntimeError: both by their text.

@@ -30,10 +30,10 @@ def run_folder(checkpoint_directory: str | None) -> Path | None:
 def attempt_folder(checkpoint_directory: str | None, attempt: int) -> Path | None:
     """Folder of an attempt's checkpoints, samples and outcomes; None without a shared volume."""
     folder = run_folder(checkpoint_directory)
-    return folder and folder / attempt_named(attempt)
+    return folder and folder / attempt_folder_name(attempt)
 
 
-def attempt_named(attempt: int) -> str:
+def attempt_folder_name(attempt: int) -> str:
     """Name of an attempt's folder."""
     return f"{ATTEMPT_PREFIX}{attempt}"
 
@@ -43,6 +43,6 @@ def checkpoint_folder(attempt: Path, step: int) -> Path:
     return attempt / f"{CHECKPOINT_PREFIX}{step}"
 
 
-def number(folder: Path) -> int:
+def number_in_name(folder: Path) -> int:
     """The attempt's number or the checkpoint's step that a folder's name ends with."""
     return int(folder.name.rpartition("-")[2])

@@ -35,7 +35,7 @@ from grpo_api.text.contract import ATTEMPT_PREFIX, CHECKPOINT_STORE_ENV, EXPORT_
 
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput, Denied, Preempted, StoreFailed
-from ..runtime.paths import MANIFEST, attempt_named, checkpoint_folder, run_folder
+from ..runtime.paths import MANIFEST, attempt_folder_name, checkpoint_folder, run_folder
 from .store_base import Tell, silent
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class RunStore(StoredRun):
             StoreFailed: the store gave no answer for too long.
         """
         try:
-            require_conditions(self.store, attempt_named(self.attempt))
+            require_conditions(self.store, attempt_folder_name(self.attempt))
             self.sweep(claim_head(self.store, self.uid, self.attempt))
         except Denied as error:
             if self.attempt > 1:
@@ -330,12 +330,12 @@ class RunStore(StoredRun):
 
 def checkpoint_key(attempt: int, step: int) -> str:
     """Folder of a checkpoint."""
-    return checkpoint_folder(Path(attempt_named(attempt)), step).as_posix()
+    return checkpoint_folder(Path(attempt_folder_name(attempt)), step).as_posix()
 
 
 def export_key(attempt: int) -> str:
     """Folder of an attempt's finished model."""
-    return f"{attempt_named(attempt)}/{EXPORT_FOLDER}"
+    return f"{attempt_folder_name(attempt)}/{EXPORT_FOLDER}"
 
 
 def run_store(

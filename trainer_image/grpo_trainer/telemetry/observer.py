@@ -58,12 +58,12 @@ class StepObserver:
             names: of the reward functions.
         """
         self.scored += len(completions)
-        chosen = spread(len(completions), SAMPLES)
+        chosen = spread_positions(len(completions), SAMPLES)
         scores = rewards[chosen].tolist() if chosen else []
         samples: list[dict[str, str | float]] = []
         for index, row in zip(chosen, scores, strict=True):
-            sample: dict[str, str | float] = {"prompt": shown(prompts[index])}
-            sample["completion"] = shown(completions[index])
+            sample: dict[str, str | float] = {"prompt": bounded_text(prompts[index])}
+            sample["completion"] = bounded_text(completions[index])
             # A reward function that gave no score has NaN here.
             sample |= {name: score for name, score in zip(names, row, strict=True) if not math.isnan(score)}
             if self.weights_versions:
@@ -72,14 +72,14 @@ class StepObserver:
         self.samples = samples
 
 
-def spread(count: int, wanted: int) -> list[int]:
+def spread_positions(count: int, wanted: int) -> list[int]:
     """At most `wanted` positions spread over `count`: completions of one prompt stand together."""
     if count < wanted:
         return list(range(count))
     return [index * count // wanted for index in range(wanted)]
 
 
-def shown(text: Any) -> str:
+def bounded_text(text: Any) -> str:
     """A prompt or completion as bounded text; of a chat the last message."""
     whole = text if isinstance(text, str) else str(text[-1]["content"])
     half = SAMPLE_CHARACTERS // 2
@@ -128,7 +128,7 @@ def append_sample(folder: Path, line: dict[str, Any]) -> None:
 _BY_TRL_KEY = {metric.trl: metric.key for metric in catalogue.TRAINING if metric.trl}
 
 
-def translate(logs: Mapping[str, Any]) -> dict[str, float]:
+def translate_logs(logs: Mapping[str, Any]) -> dict[str, float]:
     """TRL's logs by the catalogue's keys; values that are None are left out."""
     values = {}
     for name, value in logs.items():
@@ -176,7 +176,7 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
     ) -> None:
         """Merge the step's numbers."""
         logs = logs or {}
-        values = translate(logs) | self._tokens_per_second(logs)
+        values = translate_logs(logs) | self._tokens_per_second(logs)
         if not all(math.isfinite(values.get(key, 0.0)) for key in catalogue.MUST_BE_FINITE):
             self._recorder.not_finite(state.global_step)
         overflow = catalogue.KL_OVERFLOW.key

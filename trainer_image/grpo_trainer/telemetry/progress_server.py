@@ -27,7 +27,7 @@ from grpo_api.report.metrics import Metric
 from grpo_api.report.report import Progress
 from grpo_api.text.contract import HEADER, PROGRESS_BIND_ENV, PROGRESS_PORT, TOKEN_DIGEST_ENV, TRACE_QUERY, is_shown
 
-from ..gang.interfaces import listening, split
+from ..gang.interfaces import open_listening_socket, split_address
 from ..process.recorder import Recorder
 
 Value = float | None
@@ -135,7 +135,7 @@ def serve(limits: Mapping[Metric, Values], recorder: Recorder) -> None:
         "/healthz": lambda _: ("text/plain", b"ok\n"),
     }
     try:
-        bound = listening(*split(address))
+        bound = open_listening_socket(*split_address(address))
     except OSError as error:
         print(f"telemetry is off: {address} can't be bound: {error}", flush=True)
         return

@@ -19,7 +19,7 @@ from grpo_api.report.training_metrics import COMPLETIONS, PHASE_SECONDS, REWARD_
 from ..process.preemption import Preemption
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
-from ..rewards.reward_set import FailureLimits, Scored
+from ..rewards.reward_set import FailureLimits, ScoredCompletions
 from .observer import StepObserver
 from .phases import MEMORY, device_bytes
 
@@ -87,7 +87,7 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         """
         now = time.perf_counter()
         seconds, self._began = now - self._began, now
-        rows = exchange(self._row(seconds - self._saving))
+        rows = exchange_rows(self._row(seconds - self._saving))
         self._saving = 0.0
         worst = dict(zip(FIELDS, rows.amax(dim=0).tolist(), strict=False))
         self._recorder.finished_step(state.global_step, state.epoch, seconds)
@@ -95,7 +95,7 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self._publish(rows, worst, counted)
         completions = rows[:, FIELDS.index("scored")].sum().item()
         missing = {name: sum(failures_and_timeouts) for name, failures_and_timeouts in counted.items()}
-        scored = Scored(completions, missing)
+        scored = ScoredCompletions(completions, missing)
         try:
             self._failure_limits.judge(state.global_step, scored, last=state.global_step >= state.max_steps)
         finally:  # what ends a run is seen, too
@@ -141,7 +141,7 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         control.should_save = self.verdict == "save"
 
 
-def exchange(row: list[float]) -> torch.Tensor:
+def exchange_rows(row: list[float]) -> torch.Tensor:
     """Every rank's row, shape (world, len(row)), float64, on the CPU. A collective."""
     own = torch.tensor(row, dtype=torch.float64)
     if not dist.is_initialized():

@@ -40,8 +40,8 @@ from ..checkpoints.manifest import Manifest, identity
 from ..checkpoints.resume import Beginning, begin
 from ..checkpoints.seal import SealCheckpoints
 from ..checkpoints.volume_checkpoints import read_manifest
-from ..data.dataset import Prompts, hidden, load_prompts
-from ..data.order import Cadence, merged
+from ..data.dataset import Prompts, hide_columns, load_prompts
+from ..data.order import Cadence, merge_spans
 from ..gang import rendezvous
 from ..generation.colocated import ColocatedGeneration
 from ..generation.generation_base import EngineGeneration, EngineSetup
@@ -86,10 +86,10 @@ class FollowPlan(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         # Under ZeRO the scheduler is inside accelerate's wrapper.
         while not isinstance(lr_scheduler, LambdaLR):
             lr_scheduler = lr_scheduler.scheduler
-        follow(lr_scheduler)
+        set_scheduled_rate(lr_scheduler)
 
 
-def follow(scheduler: LambdaLR) -> None:
+def set_scheduled_rate(scheduler: LambdaLR) -> None:
     """Set the rate of the next step to what the schedule says of it; every schedule of spec.training is a LambdaLR."""
     rates = [
         base * factor(scheduler.last_epoch)
@@ -181,7 +181,7 @@ def build(
 def _skipped(skipped: Sequence[Generations], checkpoint: Path | None) -> Sequence[Generations]:
     """What the plan leaves out, and what the run had left out whose checkpoint this one continues."""
     made = read_manifest(checkpoint).skipped if checkpoint else []
-    return merged([*skipped, *made])
+    return merge_spans([*skipped, *made])
 
 
 def device(execution: ExecutionPlan) -> torch.device:
@@ -230,7 +230,7 @@ def make_trainer(
         skipped=parts.skipped,
         reward_funcs=list(parts.rewards.functions),
         reward_processing_classes=parts.rewards.processing_classes,
-        train_dataset=hidden(parts.prompts.rows),
+        train_dataset=hide_columns(parts.prompts.rows),
         callbacks=callbacks,
     )
     trainer.remove_callback(PrinterCallback)

@@ -40,7 +40,7 @@ from grpo_api.report.report import Generations
 
 from ..checkpoints import writing
 from ..checkpoints.writing import replaced
-from ..data.dataset import restored
+from ..data.dataset import restore_columns
 from ..data.order import PromptOrder
 from ..generation.generation_base import EngineGeneration
 from ..reference.strategies import ReferenceCallback
@@ -52,7 +52,7 @@ from ..weights import policy_checks
 from ..weights.adapters import load_adapter
 from ..weights.checkpoint_files import open_weights
 from ..weights.models import LoadedModel, Source
-from ..weights.proof import Proof, prove, prove_equal
+from ..weights.proof import Proof, prove_equal, prove_weights
 from .finite_loss import FiniteLossTrainer
 
 MakeEngine = Callable[[nn.Module, list[int]], EngineGeneration]
@@ -124,13 +124,13 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             WeightsDiffer: on any rank.
         """
         with open_weights(self.source.folder) as files:
-            self.proofs.append(prove(model, files, what))
+            self.proofs.append(prove_weights(model, files, what))
 
     def _begin_with(self, adapter: Path) -> None:
         """Loads an exported adapter and proves it. Only the policy has it: the reference stays the bare base."""
         load_adapter(self.model, adapter, self.source)
         with open_weights(adapter) as files:
-            self.proofs.append(prove(self.model, files, "adapter", adapter_only=True))
+            self.proofs.append(prove_weights(self.model, files, "adapter", adapter_only=True))
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._order = PromptOrder(super()._get_train_sampler(*args, **kwargs), self.skipped)
@@ -203,7 +203,9 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: list[Any], completions: list[Any], *args: Any) -> torch.Tensor:
         with self.observer.clock.phase("reward"):
-            rewards: torch.Tensor = super()._calculate_rewards([*map(restored, inputs)], prompts, completions, *args)
+            rewards: torch.Tensor = super()._calculate_rewards(
+                [*map(restore_columns, inputs)], prompts, completions, *args
+            )
         first = self.accelerator.process_index * len(prompts)
         own = rewards[first : first + len(prompts)]
         self.observer.completed(prompts, completions, own, self.reward_func_names)

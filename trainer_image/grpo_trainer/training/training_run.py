@@ -25,14 +25,14 @@ from ..checkpoints.provenance import Finished, write_provenance
 from ..checkpoints.store_checkpoints import shown
 from ..checkpoints.volume_checkpoints import read_manifest, sealed_at, told
 from ..gang import rank0_task, rendezvous
-from ..hub.model_card import HERE, Trained, write_card
-from ..hub.push import push, require_target
+from ..hub.model_card import HERE, TrainedModel, write_card
+from ..hub.push import push_folder, require_target
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
 from ..runtime.clock import SYSTEM_CLOCK
-from ..runtime.errors import BadInput, Diverged, DivergedKL, HubUnavailable, Preempted, classify
-from ..runtime.paths import number, run_folder
-from ..telemetry.observer import StepObserver, log_line, translate
+from ..runtime.errors import BadInput, Diverged, DivergedKL, HubUnavailable, Preempted, classify_error
+from ..runtime.paths import number_in_name, run_folder
+from ..telemetry.observer import StepObserver, log_line, translate_logs
 from ..telemetry.phases import PhaseClock
 from ..telemetry.step_exchange import resident_bytes
 from .build_run import Run, build
@@ -43,10 +43,10 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 def shortage_of(error: BaseException, clock: PhaseClock) -> MemoryShortage | None:
     """The memory shortage that ended the run; None for another kind of end."""
-    if classify(error)[0] is not Result.OUT_OF_MEMORY:
+    if classify_error(error)[0] is not Result.OUT_OF_MEMORY:
         return None
     phase, peak = clock.ran_short()
-    found = {"phase": phase, "requested_bytes": requested(str(error))}
+    found = {"phase": phase, "requested_bytes": requested_bytes(str(error))}
     if isinstance(error, torch.OutOfMemoryError):
         found |= {"memory": "Device", "allocated_bytes": peak}
     else:
@@ -54,7 +54,7 @@ def shortage_of(error: BaseException, clock: PhaseClock) -> MemoryShortage | Non
     return MemoryShortage.model_validate(found)
 
 
-def requested(text: str) -> int:
+def requested_bytes(text: str) -> int:
     """Bytes that torch's message says were asked for; 0 where it doesn't."""
     found = _ASKED.search(text)
     return min(MAX_COUNT, round(float(found[1]) * _UNITS[found[2]])) if found else 0
@@ -106,7 +106,7 @@ def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
     own = None
     if checkpoint and _is_own(plan.checkpoint_directory, checkpoint):
         own = told(checkpoint, shown(plan, checkpoint))
-    recorder.checkpoint_step = step = number(checkpoint) if checkpoint else 0
+    recorder.checkpoint_step = step = number_in_name(checkpoint) if checkpoint else 0
     if recorder.place.is_main:
         beginning = _began_at(plan.checkpoint_directory, checkpoint)
         recorder.resumed(step, sealed_at(checkpoint) if checkpoint else 0.0, beginning, own)
@@ -151,7 +151,7 @@ def _last_good(plan: TrainingPlan, run: Run) -> str:
 def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYSTEM_CLOCK) -> str:
     """Export a finished run; say how far a preempted one came."""
     state = run.trainer.state
-    saved_step = number(run.seal.last) if run.seal.last else None
+    saved_step = number_in_name(run.seal.last) if run.seal.last else None
     if run.step_exchange.verdict == "save" and saved_step == state.global_step:
         raise Preempted(f"SIGTERM; a checkpoint was saved at step {state.global_step}")
     if run.step_exchange.verdict == "save":
@@ -167,22 +167,22 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
         describe=describe, attest=attest, read=lambda _: recorder.event(),
     )  # fmt: skip
     where = _place(plan, folder, recorder, clock) if folder else "spec.export keeps no model"
-    rendezvous.leave_together()
+    rendezvous.leave_gang()
     recorder.stage("Finished")
     return f"trained {state.global_step} steps; {where}{run.prompts.left_out}"
 
 
-def _trained(plan: TrainingPlan, run: Run, recorder: Recorder) -> Trained:
+def _trained(plan: TrainingPlan, run: Run, recorder: Recorder) -> TrainedModel:
     """The facts about the model for its card. If an attempt finds all steps done, the last step's numbers come from the
     checkpoint."""
     state = run.trainer.state
     last: dict[str, Any] = next((logs for logs in reversed(state.log_history) if "loss" in logs), {})
-    translated = translate(last)
+    translated = translate_logs(last)
     # A key with a slash is of one reward function, which the catalogue's keys can't name.
     metrics = {key: translated[key] for key in translated if key in OUTCOME_KEYS or "/" in key}
     revisions, hub = recorder.progress.revisions, plan.export.hub if plan.export else None
     address = hub.repository if hub else HERE
-    return Trained(plan=plan, steps=state.global_step, metrics=metrics, revisions=revisions, address=address)
+    return TrainedModel(plan=plan, steps=state.global_step, metrics=metrics, revisions=revisions, address=address)
 
 
 def _place(plan: TrainingPlan, folder: Path, recorder: Recorder, clock: Clock) -> str:
@@ -216,7 +216,7 @@ def _pushed(base: str, folder: Path, hub: HubExportSpec, kept: str, recorder: Re
 
     try:
         commit = rank0_task.run_on_rank0(
-            lambda: push(folder, hub, message, has_gone_out, only_copy=not kept, clock=clock)
+            lambda: push_folder(folder, hub, message, has_gone_out, only_copy=not kept, clock=clock)
         )
     except (BadInput, HubUnavailable) as error:
         raise type(error)(f"{error}; the model is in {kept}" if kept else str(error)) from error

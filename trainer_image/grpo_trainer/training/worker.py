@@ -14,8 +14,8 @@ from grpo_api.report.training_metrics import ALLREDUCE
 from ..checkpoints.resume import claim_folder
 from ..gang import rendezvous
 from ..gang.placement import Placement
-from ..process.heartbeat import Pulse
-from ..process.outcome import end_now, finished_attempt
+from ..process.heartbeat import Heartbeat
+from ..process.outcome import end_process, finished_attempt
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
 from ..telemetry.progress_server import limits_of, serve
@@ -29,7 +29,7 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
     """
     if place.is_main:
         serve(limits_of(plan), recorder)
-    watchdog = Watchdog(plan, recorder, lambda outcome, stacks: end_now(plan, outcome, stacks))
+    watchdog = Watchdog(plan, recorder, lambda outcome, stacks: end_process(plan, outcome, stacks))
     watchdog.start()
     _join_and_import(plan, place, recorder)
     claim_folder(plan, recorder.event)
@@ -48,11 +48,11 @@ def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -
         libraries = pool.submit(_import_libraries, plan.execution)
         libraries.add_done_callback(lambda _: recorder.reached("imports"))
         with recorder.part("rendezvous"):
-            bandwidth = rendezvous.join(plan, place, connecting=lambda: recorder.stage("Connecting"))
+            bandwidth = rendezvous.join_gang(plan, place, connecting=lambda: recorder.stage("Connecting"))
         recorder.stage("Loading")
         if bandwidth is not None:
             recorder.logged({ALLREDUCE.key: bandwidth})
-        Pulse(recorder, rendezvous.store_client(plan.rendezvous)).start()
+        Heartbeat(recorder, rendezvous.store_client(plan.rendezvous)).start()
         libraries.result()
 
 

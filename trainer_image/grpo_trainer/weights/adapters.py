@@ -17,7 +17,7 @@ from ..runtime.errors import BadInput
 from . import parameters
 from .checkpoint_files import ADAPTER, ADAPTER_CONFIG, open_weights
 from .models import Source
-from .parameters import TRAINED_ADAPTER, adapter_key, base_name, same_bits
+from .parameters import TRAINED_ADAPTER, adapter_key, base_name, is_bitwise_equal
 
 _SPEC = {"r": "adapter.rank", "lora_alpha": "adapter.alpha"}
 """PEFT's fields in the words of the spec."""
@@ -50,7 +50,7 @@ def load_adapter(model: PeftModel, folder: Path, source: Source) -> None:
     Raises:
         BadInput: it can't be read, or is one of another base, rank, alpha, other modules or shapes.
     """
-    tensors = ranks.together(lambda: _fitting(model, folder, source))
+    tensors = ranks.run_on_all(lambda: _fitting(model, folder, source))
     set_peft_model_state_dict(model, tensors)
 
 
@@ -92,7 +92,7 @@ def _adapter_shapes(folder: Path, source: Source) -> dict[str, tuple[int, ...]]:
             dtype = getattr(torch, source.dtype)
             mine = files.read(key, 0, size).to(dtype)
             theirs = base.read(base_name(key), 0, size).to(dtype)
-            if mine.shape == theirs.shape and same_bits(mine, theirs):
+            if mine.shape == theirs.shape and is_bitwise_equal(mine, theirs):
                 copies.add(key)
     return {key: shape for key, shape in shapes.items() if key not in copies}
 

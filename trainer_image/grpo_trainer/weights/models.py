@@ -43,14 +43,14 @@ from ..gang import ranks
 from ..hub.repositories import Fetch, Hub, Repository
 from ..runtime.errors import BadInput, TrainingError
 from .checkpoint_files import ADAPTER, WHOLE, open_weights, shards
-from .proof import prove
+from .proof import prove_weights
 
 ALL_LINEAR = "all-linear"
 """PEFT's own word for every linear layer but the head."""
 _ADAPTABLE = (nn.Linear, Conv1D, nn.Embedding)
 
 
-def lora(adapter: AdapterSpec, model: PreTrainedModel) -> LoraConfig:
+def lora_config(adapter: AdapterSpec, model: PreTrainedModel) -> LoraConfig:
     """PEFT's config of `spec.adapter` for this model.
 
     Raises:
@@ -145,10 +145,10 @@ def load_policy(plan: TrainingPlan, hub: Hub | None = None) -> LoadedModel:
     if is_deepspeed_zero3_enabled() != (plan.execution.zero_stage == 3):
         raise TrainingError("make GRPOConfig with the plan's DeepSpeed config before loading the policy")
     repository = Repository("model", plan.model.name, plan.model.revision, "model")
-    source = locate(repository, plan.execution.dtype, hub or Hub())
+    source = locate_model(repository, plan.execution.dtype, hub or Hub())
     remote_code = plan.model.trust_remote_code
     model = load_causal(source, remote_code)
-    adapter = lora(plan.adapter, model) if plan.execution.method == "LoRA" else None
+    adapter = lora_config(plan.adapter, model) if plan.execution.method == "LoRA" else None
     return LoadedModel(model, load_tokenizer(source, remote_code), source, adapter)
 
 
@@ -160,7 +160,7 @@ def load_reward_model(reward: ModelReward, path: str = "rewards[0].model", hub: 
         Transient: the hub can't be asked now, or there is no room.
         WeightsDiffer: a rank holds other weights than its file.
     """
-    source = locate(Repository("model", reward.name, reward.revision, path), reward.dtype, hub or Hub())
+    source = locate_model(Repository("model", reward.name, reward.revision, path), reward.dtype, hub or Hub())
     model = _load(AutoModelForSequenceClassification, source, remote_code=False)
     if model.config.num_labels != 1:
         raise BadInput(f"reward model {source.name} has {model.config.num_labels} labels; a reward model has one")
@@ -168,7 +168,7 @@ def load_reward_model(reward: ModelReward, path: str = "rewards[0].model", hub: 
     model.config.pad_token_id = tokenizer.pad_token_id
     freeze(model)
     with open_weights(source.folder) as files:
-        prove(model, files, f"reward model {source.name}")
+        prove_weights(model, files, f"reward model {source.name}")
     return LoadedModel(model, tokenizer, source)
 
 
@@ -219,7 +219,7 @@ def freeze(model: M) -> M:
     return model.requires_grad_(False).eval()
 
 
-def locate(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
+def locate_model(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
     """The folder of a model, with every weight file checked to be there and whole. A collective.
 
     Raises:
@@ -228,10 +228,10 @@ def locate(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
     """
     folder = Path(repository.name)
     if folder.is_absolute() or any(ranks.gather(folder.is_dir())):
-        commit = ranks.together(lambda: _mounted(repository))
+        commit = ranks.run_on_all(lambda: _mounted(repository))
     else:
         folder, commit = hub.snapshot(repository, _download)
-    return ranks.together(lambda: _checked(Source(repository.name, folder, commit, dtype)))
+    return ranks.run_on_all(lambda: _checked(Source(repository.name, folder, commit, dtype)))
 
 
 def _mounted(repository: Repository) -> str:

@@ -51,13 +51,13 @@ def is_partitioned(parameter: nn.Parameter) -> bool:
 
 
 @contextmanager
-def held(parameter: nn.Parameter) -> Iterator[Share]:
-    """This rank's elements while inside, as with `gathered`: its partition under ZeRO-3, else all."""
+def local_share(parameter: nn.Parameter) -> Iterator[Share]:
+    """This rank's elements while inside, as with `gathered_share`: its partition under ZeRO-3, else all."""
     yield _partition(parameter) if is_partitioned(parameter) else _all(parameter)
 
 
 @contextmanager
-def gathered(parameter: nn.Parameter) -> Iterator[Share]:
+def gathered_share(parameter: nn.Parameter) -> Iterator[Share]:
     """All elements while inside, gathered under ZeRO-3. A collective there."""
     if is_partitioned(parameter):
         import deepspeed
@@ -90,7 +90,7 @@ def shape(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(managed.ds_shape if is_partitioned(parameter) else parameter.shape)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """The module inside DDP or a DeepSpeed engine."""
     inner = getattr(model, "module", model)
     assert isinstance(inner, nn.Module)
@@ -130,7 +130,7 @@ class TensorKey:
     """Key in the files for direct; the parameter's name in the base model for converted."""
 
 
-def keys_of(model: nn.Module, shapes: Shapes) -> dict[str, TensorKey]:
+def tensor_keys(model: nn.Module, shapes: Shapes) -> dict[str, TensorKey]:
     """The key of every parameter of a model, in the model's order; a tied parameter counts once."""
     aliases: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -179,7 +179,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+def is_bitwise_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors of one dtype and number of elements are the same bits: NaN equals itself, 0.0 is not -0.0.
 
     Compared as the widest integers that their layout allows, which is six times as fast as byte by byte.
@@ -193,6 +193,6 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(first.view(integers), second.view(integers))
 
 
-def combined(fingerprints: Iterable[str]) -> str:
+def combined_fingerprint(fingerprints: Iterable[str]) -> str:
     """One fingerprint of many, in order."""
     return xxhash.xxh3_128("\n".join(fingerprints).encode()).hexdigest()

@@ -20,7 +20,7 @@ from torch import nn
 from ..gang import ranks
 from ..runtime.errors import Diverged, TrainingError
 from . import parameters
-from .parameters import unwrapped
+from .parameters import unwrap_model
 
 
 class TrainerModels(Protocol):
@@ -56,10 +56,10 @@ def check_states(trainer: TrainerModels) -> None:
 def frozen_models(trainer: TrainerModels) -> Iterator[tuple[str, nn.Module]]:
     """The reference and the reward models, with a name for messages; without a DeepSpeed engine's own, unused, mode."""
     if trainer.ref_model is not None:
-        yield "reference", unwrapped(trainer.ref_model)
+        yield "reference", unwrap_model(trainer.ref_model)
     for number, reward in enumerate(trainer.reward_funcs):
         if isinstance(reward, nn.Module):
-            yield f"reward model {number}", unwrapped(reward)
+            yield f"reward model {number}", unwrap_model(reward)
 
 
 def optimizer_parameters(optimizer: Any) -> Iterator[nn.Parameter]:
@@ -108,7 +108,7 @@ def require_finite_policy(model: nn.Module, optimizer: Any, step: int) -> None:
     found = ranks.gather(own)
     wrong = [number for number, name in enumerate(found) if name]
     raise Diverged(
-        f"{ranks.named(wrong)}: {found[wrong[0]]} is not finite after step {step}, so neither a checkpoint nor a "
+        f"{ranks.rank_names(wrong)}: {found[wrong[0]]} is not finite after step {step}, so neither a checkpoint nor a "
         "model is written. Lower training.learningRate",
         step,
     )
@@ -131,7 +131,7 @@ def first_not_finite(model: nn.Module, optimizer: Any) -> str:
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in parameters.parameters_by_name(model).items():
-        with parameters.held(parameter) as share:
+        with parameters.local_share(parameter) as share:
             yield f"parameter {name}", share.tensor
 
 

@@ -30,14 +30,14 @@ from .parameters import (
     Share,
     TensorKey,
     adapter_key,
-    combined,
+    combined_fingerprint,
     fingerprint,
-    gathered,
-    held,
+    gathered_share,
+    is_bitwise_equal,
     is_partitioned,
-    keys_of,
+    local_share,
     parameters_by_name,
-    same_bits,
+    tensor_keys,
 )
 
 CHUNK = 1 << 24
@@ -90,14 +90,14 @@ class _Parameter:
     key: TensorKey
 
 
-def prove(model: nn.Module, files: WeightFiles, what: str, *, adapter_only: bool = False) -> Proof:
+def prove_weights(model: nn.Module, files: WeightFiles, what: str, *, adapter_only: bool = False) -> Proof:
     """Compares every parameter with the checkpoint, or those of the adapter. A collective: all ranks must call it.
 
     Raises:
         WeightsDiffer: on any rank; every rank raises the same, naming the first parameter, the ranks and fingerprints.
     """
     start = time.perf_counter()
-    keys = keys_of(model, files.shapes)
+    keys = tensor_keys(model, files.shapes)
     if adapter_only:
         keys = {name: key for name, key in keys.items() if adapter_key(name)}
     _same_keys(keys, what)
@@ -111,7 +111,7 @@ def prove(model: nn.Module, files: WeightFiles, what: str, *, adapter_only: bool
     seconds = time.perf_counter() - start
     # Whole on every rank: the first rank's weights are all. Partitioned: the ranks' shares in order.
     held = findings[:1] if finding.whole else findings
-    shares = [combined(item.held.values()) for item in held]
+    shares = [combined_fingerprint(item.held.values()) for item in held]
     return Proof(
         what=what,
         parameters=len(keys) - forms["absent"],
@@ -119,7 +119,7 @@ def prove(model: nn.Module, files: WeightFiles, what: str, *, adapter_only: bool
         across_ranks=forms["absent"],
         bytes=finding.bytes,
         seconds=seconds,
-        fingerprint=combined(shares),
+        fingerprint=combined_fingerprint(shares),
     )
 
 
@@ -129,8 +129,8 @@ def prove_equal(model: nn.Module, what: str) -> None:
     Under ZeRO-3 every element lives on one rank only, so there is nothing that could differ.
 
     Raises:
-        DriftedApart: names the first parameter and the ranks. They began with the same weights (`prove`), so that their
-            last checkpoint is good and deserves another try.
+        DriftedApart: names the first parameter and the ranks. They began with the same weights (`prove_weights`), so
+            that their last checkpoint is good and deserves another try.
     """
     finding = _Finding()
     for name, parameter in parameters_by_name(model).items():
@@ -165,7 +165,7 @@ def _compare(parameter: _Parameter, files: WeightFiles, finding: _Finding) -> No
     converted = parameter.key.form == "converted"
     # Gathering is a collective: whether a parameter is gathered follows from its key alone, on which all ranks have
     # agreed (_same_keys), and never from what this rank has found so far.
-    with (gathered if converted else held)(parameter.tensor) as share:
+    with (gathered_share if converted else local_share)(parameter.tensor) as share:
         name, digest = parameter.name, fingerprint(share.tensor)
         finding.held[name] = digest
         finding.bytes += share.tensor.nbytes
@@ -199,7 +199,7 @@ def _converted(parameter: _Parameter, share: Share, files: WeightFiles) -> Itera
 
 def _as_loaded(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Whether the file's elements, cast to the model's dtype as loading does, are the same bits."""
-    return same_bits(mine, theirs.to(device=mine.device, dtype=mine.dtype))
+    return is_bitwise_equal(mine, theirs.to(device=mine.device, dtype=mine.dtype))
 
 
 def _expected(key: TensorKey, share: Share, files: WeightFiles) -> str:
@@ -215,8 +215,9 @@ def _judge(findings: list[_Finding], what: str) -> None:
     if wrong:
         first = findings[wrong[0]]
         raise WeightsDiffer(
-            f"{what}: parameter {first.different} on {ranks.named(wrong)} is not the checkpoint's: it has fingerprint "
-            f"{first.held[first.different]}, the file {first.expected}. Compare the model's files on the nodes"
+            f"{what}: parameter {first.different} on {ranks.rank_names(wrong)} is not the checkpoint's: it has "
+            f"fingerprint {first.held[first.different]}, the file {first.expected}. Compare the model's files on the "
+            "nodes"
         )
     if difference := _between_ranks(findings):
         raise WeightsDiffer(f"{what}: {difference}. The ranks read different files, or initialised at random")
@@ -229,6 +230,6 @@ def _between_ranks(findings: list[_Finding]) -> str:
         if others:
             return (
                 f"parameter {name} differs between ranks: rank 0 has fingerprint {value}, "
-                f"{ranks.named(others)} {findings[others[0]].whole.get(name)}"
+                f"{ranks.rank_names(others)} {findings[others[0]].whole.get(name)}"
             )
     return ""
