@@ -96,6 +96,8 @@ venv: .venv/.stamp ## the virtual environment with the CLI `grpo` and every test
 	@touch $@
 
 tools: venv ## build the programs, packages and images that `make test` needs, before anything else wants the cores
+	@# Bytecode, once. Ranks that start together would each compile torch and TRL, 24 s of CPU, for themselves.
+	@$(BIN)/python -W ignore -c "import deepspeed, peft, trl.trainer.grpo_trainer"
 	@$(CLUSTER) tools
 	@$(BIN)/python -m examples.demo.prepare
 

@@ -24,9 +24,10 @@ from grpo_api.report.report import Result
 from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV, DATA_MOUNT_ENV
 from grpo_api.text.quantity import MIB
+from harness.controlplane import free_port
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
 from tests.support.facts.resume_cases import Case, plan, write_data
-from tests.support.ranks.pods import Gang, free_port, json_lines
+from tests.support.ranks.pods import Gang, json_lines
 
 PAGE = ROOT / "docs" / "object-stores.md"
 CASE = Case(rows=64, steps=16, save=4, kill=0, accumulation=2, micro_batch=4)

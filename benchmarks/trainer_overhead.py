@@ -22,7 +22,7 @@ from benchmarks.pages import STRATEGIES
 from benchmarks.turns import Meter, asked, measure_all, median_ratio, seconds_of, take_turns, tell
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.contract import DATA_MOUNT_ENV, PROGRESS_BIND_ENV
-from tests.support.ranks.pods import free_port
+from harness.controlplane import free_port
 
 MODULE = "benchmarks.trainer_overhead"
 LIMIT, TELEMETRY_LIMIT = 1.01, 0.005

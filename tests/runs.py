@@ -6,6 +6,7 @@ A stage that fails does not keep the next one from running, so that one run show
 """
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
@@ -154,14 +155,14 @@ def coverage_stages() -> list[Stage]:
     ]
 
 
-def gate_stages() -> list[Stage]:
-    """Return the stages of `make test`: all that shares the cores, then jobs on real kubelets in one process."""
+def gate_stages() -> tuple[Stage, Stage]:
+    """Return the stages of `make test`: files for two workers, and jobs on real kubelets in one process."""
     shared: list[str] = []
-    alone: list[str] = []
+    end_to_end: list[str] = []
     for path, part in part_of_files().items():
         has_kubelets = path.startswith("tests/e2e/") and part.name != "nodes"
-        (alone if has_kubelets else shared).append(path)
-    return [pytest_stage("tests", shared, GATE, 2), pytest_stage("end-to-end tests", alone, GATE, 1)]
+        (end_to_end if has_kubelets else shared).append(path)
+    return pytest_stage("tests", shared, GATE, 2), pytest_stage("end-to-end tests", end_to_end, GATE, 1)
 
 
 def run_in_turn(stages: Sequence[Stage]) -> list[Result]:
@@ -173,31 +174,37 @@ def run_in_turn(stages: Sequence[Stage]) -> list[Result]:
     return results
 
 
-def run_beside(stage: Stage, others: Sequence[Stage]) -> list[Result]:
-    """Run a stage while the others run in turn, and print its output after theirs."""
-    with tempfile.TemporaryFile() as output:
-        running = stage.start(output)
-        results = run_in_turn(others)
-        results.insert(0, running.wait())
-        print(f"== {stage.name}", flush=True)
-        output.seek(0)
-        sys.stdout.buffer.write(output.read())
-    return results
+def run_beside(background: Sequence[Stage], foreground: Stage) -> list[Result]:
+    """Run a stage while those of the background run, and print their output after its own."""
+    with contextlib.ExitStack() as files:
+        outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in background]
+        running = [stage.start(output) for stage, output in zip(background, outputs, strict=True)]
+        try:
+            results = run_in_turn([foreground])
+        finally:
+            # After an interrupt, too: they have got it from the terminal, and remove their clusters.
+            background_results = [stage.wait() for stage in running]
+        for stage, output in zip(background, outputs, strict=True):
+            print(f"== {stage.name}", flush=True)
+            output.seek(0)
+            sys.stdout.buffer.write(output.read())
+    return [*results, *background_results]
 
 
 def check() -> list[Result]:
     """Run lint beside the pure tests."""
     unit = next(part for part in PARTS if part.name == "unit")
-    return run_beside(lint(), [pytest_stage("pure tests", files_of(unit), PURE, 2)])
+    return run_beside([lint()], pytest_stage("pure tests", files_of(unit), PURE, 2))
 
 
 def test(only: str) -> list[Result]:
     """Run all tests but the slow ones, or those of one part."""
     if only:
         return run_in_turn([_single(only)])
-    stages = gate_stages()
-    # The end-to-end tests mostly wait for pods, and leave a core to lint.
-    return [*run_in_turn(stages[:1]), *run_beside(lint(), stages[1:])]
+    shared, end_to_end = gate_stages()
+    # End-to-end tests mostly wait for pods, and tests with an API server for its answers: one after the other they
+    # left a third of two cores idle.
+    return run_beside([end_to_end, lint()], shared)
 
 
 def test_all(only: str) -> list[Result]:

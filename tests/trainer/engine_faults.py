@@ -24,8 +24,8 @@ from grpo_trainer.runtime.errors import EngineWeightsDiffer
 from grpo_trainer.telemetry.phases import PhaseClock
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.weights.models import load_policy
+from harness.controlplane import free_port
 from tests.support.ranks import runs
-from tests.support.ranks.pods import free_port
 from tests.trainer.engine_names import FAULTS
 from tests.trainer.engine_runs import FACTS
 

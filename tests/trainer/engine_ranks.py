@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_api.plan.plan import TrainingPlan
+from harness.controlplane import free_port
 from tests.support.ranks import runs
-from tests.support.ranks.pods import Gang, free_port
+from tests.support.ranks.pods import Gang
 from tests.trainer.engine_names import DIES
 from tests.trainer.engine_pods import EnginePods
 from tests.trainer.engine_world import engine

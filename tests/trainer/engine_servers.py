@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_trainer.runtime.errors import EngineLost
-from tests.support.ranks.pods import free_port
+from harness.controlplane import free_port
 from tests.trainer import engine_ranks, engine_soak
 from tests.trainer.engine_names import DIES, POD_FAULTS, SKIPPED, STOPS, STOPS_LATER
 from tests.trainer.engine_pods import EnginePods

@@ -19,7 +19,7 @@ from grpo_api.report.training_metrics import ENGINE_LOSSES
 from grpo_trainer.generation.fleet import EngineView
 from grpo_trainer.generation.generation_base import Sample
 from grpo_trainer.generation.remote_engines import ServersGeneration
-from tests.support.ranks.pods import free_port
+from harness.controlplane import free_port
 from tests.trainer import engine_world
 from tests.trainer.engine_names import DIES, DIES_RECEIVING
 from tests.trainer.engine_pods import EnginePods

@@ -18,8 +18,8 @@ from grpo_trainer.runtime.errors import TrainingError
 from grpo_trainer.telemetry.phases import PhaseClock
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.weights.models import load_policy
+from harness.controlplane import free_port
 from tests.support.ranks import runs
-from tests.support.ranks.pods import free_port
 
 STEPS = 3
 PROMPTS = [[7, 30, 12], [3, 9, 27, 81, 5, 40], [60], [11] * 20]

@@ -13,10 +13,11 @@ from grpo_trainer.checkpoints.store_checkpoints import part_key
 from grpo_trainer.runtime.paths import MANIFEST
 from grpo_trainer.stores.run_store import HEAD, Committed, Head, checkpoint_key, export_key, read_head
 from grpo_trainer.stores.store_client import Store, open_store
+from harness.controlplane import free_port
 from harness.programs.object_stores import BUCKET, CREDENTIALS
 from tests.support.facts.resume_cases import Case, plan, write_data
 from tests.support.ranks import demo_model
-from tests.support.ranks.pods import Gang, free_port
+from tests.support.ranks.pods import Gang
 
 CASE = Case(rows=8, steps=6, save=2, kill=5, accumulation=2, sync=2, strategy="Sharded", zero=3)
 ENVIRONMENT = {f"{CHECKPOINT_STORE_ENV}{name}": value for name, value in CREDENTIALS.items()}

@@ -27,10 +27,11 @@ from grpo_trainer.process.outcome import keep_outcome
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.durable_files import write_atomically
 from grpo_trainer.runtime.errors import BadInput, RendezvousTimeout
+from harness.controlplane import free_port
 from tests.support.ranks import runs
 from tests.support.ranks.fork_servers import ISOLATED
 from tests.support.ranks.launch import launch, tracer
-from tests.support.ranks.pods import Gang, free_port
+from tests.support.ranks.pods import Gang
 
 pytestmark = pytest.mark.realtime
 

@@ -20,8 +20,9 @@ from grpo_api.report.training_metrics import ENGINE_MISMATCH
 from grpo_api.spec.run_policy import GuardSpec
 from grpo_trainer.runtime.errors import EngineMismatch
 from grpo_trainer.training.guard import EngineGuard
+from harness.controlplane import free_port
 from tests.support.ranks import runs
-from tests.support.ranks.pods import Gang, free_port
+from tests.support.ranks.pods import Gang
 from tests.trainer.stopping_reward import STOP_ENV
 
 pytestmark = pytest.mark.realtime

@@ -24,9 +24,9 @@ from grpo_trainer.generation.generation_base import EngineSetup
 from grpo_trainer.hub.repositories import Hub
 from grpo_trainer.runtime.errors import BadInput, Transient
 from grpo_trainer.telemetry.phases import PhaseClock
+from harness.controlplane import free_port
 from tests.support.ranks import runs
 from tests.support.ranks.fork_servers import ISOLATED
-from tests.support.ranks.pods import free_port
 from tests.virtual_time import virtually
 
 pytestmark = pytest.mark.realtime

@@ -22,8 +22,8 @@ from grpo_trainer.engine_pod.transfer import (
     join_group,
     open_store,
 )
+from harness.controlplane import free_port
 from tests.stepped_clock import SteppedClock
-from tests.support.ranks.pods import free_port
 
 pytestmark = pytest.mark.realtime
 

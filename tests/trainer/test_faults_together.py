@@ -16,9 +16,10 @@ import pytest
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result
+from harness.controlplane import free_port
 from tests.support.facts.disk_facts import BALLAST, fill, small_disk
 from tests.support.ranks import demo_model, runs
-from tests.support.ranks.pods import Gang, free_port
+from tests.support.ranks.pods import Gang
 from tests.trainer.faulty_service import lengths, serving
 from tests.trainer.hub import HubServer, environment, files_of, hub_server
 

@@ -14,10 +14,11 @@ from grpo_api.report.report import STEP_PHASES, Outcome, Result
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.telemetry.phases import PhaseClock
 from grpo_trainer.training.training_run import requested_bytes, shortage_of
+from harness.controlplane import free_port
 from tests.support.faults.memory.sitecustomize import FAULT_ENV
 from tests.support.ranks import demo_model, runs
 from tests.support.ranks.fork_servers import ISOLATED
-from tests.support.ranks.pods import Gang, free_port
+from tests.support.ranks.pods import Gang
 from tests.trainer.test_phases import Counters
 
 pytestmark = pytest.mark.realtime

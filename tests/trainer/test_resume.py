@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM
 from grpo_api.plan.plan import JobIdentity, TrainingPlan
 from grpo_api.report.report import Result
 from grpo_trainer.telemetry.observer import SAMPLES_FILE
+from harness.controlplane import free_port
 from tests.support.ranks import demo_model, runs
-from tests.support.ranks.pods import Gang, free_port
+from tests.support.ranks.pods import Gang
 from tests.trainer.stopping_reward import STOP_ENV
 
 pytestmark = pytest.mark.realtime

@@ -23,10 +23,11 @@ from grpo_trainer.checkpoints.volume_checkpoints import claim
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.adapters import load_adapter
 from grpo_trainer.weights.models import Source
+from harness.controlplane import free_port
 from tests.support.facts import adapter_facts
 from tests.support.ranks import demo_model, runs
 from tests.support.ranks.gang import run_gang
-from tests.support.ranks.pods import Gang, free_port
+from tests.support.ranks.pods import Gang
 
 pytestmark = pytest.mark.realtime
 

@@ -13,11 +13,12 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result
 from grpo_api.text.contract import DATA_MOUNT_ENV
 from grpo_trainer.telemetry.observer import translate_logs
+from harness.controlplane import free_port
 from tests.generated import cases
 from tests.support.facts.resume_cases import Case, plan, train, write_data
 from tests.support.ranks import demo_model
 from tests.support.ranks.gang import run_gang
-from tests.support.ranks.pods import Gang, free_port
+from tests.support.ranks.pods import Gang
 
 pytestmark = pytest.mark.realtime
 

@@ -15,9 +15,9 @@ from grpo_api.text.contract import HEADER, PROGRESS_BIND_ENV, TOKEN_DIGEST_ENV, 
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.telemetry.progress_server import limits_of, serve
+from harness.controlplane import free_port
 from tests.generated import cases
 from tests.support.ranks import runs
-from tests.support.ranks.pods import free_port
 
 pytestmark = pytest.mark.realtime
 

@@ -30,8 +30,8 @@ from grpo_trainer.telemetry.observer import SAMPLE_CHARACTERS, PublishLogs, Step
 from grpo_trainer.telemetry.phases import PhaseClock
 from grpo_trainer.telemetry.progress_server import ProgressCollector, limits_of, serve
 from grpo_trainer.training.guard import LossGuard
+from harness.controlplane import free_port
 from tests.support.ranks import runs
-from tests.support.ranks.pods import free_port
 
 pytestmark = pytest.mark.realtime
 

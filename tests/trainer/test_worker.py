@@ -20,9 +20,10 @@ from grpo_api.report.report import MAX_STEPS, Outcome, Progress, Result, Samples
 from grpo_api.report.training_metrics import OUTCOME_KEYS
 from grpo_api.text.contract import SIGNING_KEY_ENV, TRACE_QUERY
 from grpo_cli.__main__ import main
+from harness.controlplane import free_port
 from tests.exported_model import KEYS, private, public
 from tests.support.ranks import demo_model
-from tests.support.ranks.pods import Gang, free_port
+from tests.support.ranks.pods import Gang
 
 pytestmark = pytest.mark.realtime
 

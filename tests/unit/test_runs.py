@@ -63,11 +63,16 @@ def test_a_failed_stage_keeps_no_later_one_from_running() -> None:
 
 
 @pytest.mark.realtime
-def test_what_runs_beside_is_shown_after_the_others(capfd: pytest.CaptureFixture[str]) -> None:
-    beside = runs.Stage("lint", ("sh", "-c", "echo a finding; false"))
-    results = runs.run_beside(beside, [runs.Stage("tests", ("sh", "-c", "sleep 0.2; echo all passed"))])
-    assert [(result.name, result.passed) for result in results] == [("lint", False), ("tests", True)]
-    assert capfd.readouterr().out.splitlines() == ["== tests", "all passed", "== lint", "a finding"]
+def test_the_output_of_background_stages_comes_after_the_foregrounds(capfd: pytest.CaptureFixture[str]) -> None:
+    background = [
+        runs.Stage("lint", ("sh", "-c", "echo a finding; false")),
+        runs.Stage("end-to-end tests", ("sh", "-c", "echo all trained")),
+    ]
+    results = runs.run_beside(background, runs.Stage("tests", ("sh", "-c", "sleep 0.2; echo all passed")))
+    endings = [(result.name, result.passed) for result in results]
+    assert endings == [("tests", True), ("lint", False), ("end-to-end tests", True)]
+    expected = ["== tests", "all passed", "== lint", "a finding", "== end-to-end tests", "all trained"]
+    assert capfd.readouterr().out.splitlines() == expected
 
 
 @pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])

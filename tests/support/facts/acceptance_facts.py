@@ -10,8 +10,7 @@ from typing import Any
 
 from grpo_acceptance import memory, steps, training_checks
 from grpo_acceptance.findings import Context, Finding
-
-from ..ranks.pods import free_port
+from harness.controlplane import free_port
 
 TINY = {
     "family": "qwen2",

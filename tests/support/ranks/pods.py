@@ -6,7 +6,6 @@ Tests see the real entry point this way: its environment, files, signals, HTTP s
 import json
 import re
 import signal
-import socket
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from grpo_api.text.contract import (
     TERMINATION_LOG_ENV,
     TOKEN_DIGEST_ENV,
 )
+from harness.controlplane import free_port
 
 from .launch import Launched, launch
 
@@ -140,9 +140,3 @@ def json_lines(log: str, key: str) -> dict[int, dict[str, Any]]:
     """The log's JSON lines that begin with `key`, a number, by that."""
     lines = re.findall(rf'^{{"{key}".*}}$', log, flags=re.MULTILINE)
     return {int(line[key]): line for line in map(json.loads, lines)}
-
-
-def free_port() -> int:
-    """A port on loopback that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
