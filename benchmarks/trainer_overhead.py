@@ -79,7 +79,7 @@ def ours(folder: Path, plan: TrainingPlan, meter: Meter) -> Any:
     os.environ |= {DATA_MOUNT_ENV: str(folder), PROGRESS_BIND_ENV: f"127.0.0.1:{free_port()}"}
     recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), time.time())
     serve(limits_of(plan), recorder)
-    watchdog = Watchdog(plan, recorder, lambda *_: None)
+    watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, lambda *_: None)
     watchdog.start()
     trainer = build(plan, recorder, watchdog, StepObserver()).trainer
     for callback in trainer.callback_handler.callbacks:

@@ -65,11 +65,12 @@ def measure(folder: Path) -> dict[str, Any]:
 
     jobs = [runs.plan(folder / name, "Sharded", 3, WORLD) for name in ("small", "large")]
     config = runs.configuration(jobs[0], output_dir=str(folder / "output"))
-    load_policy(jobs[0])
+    small, large = jobs
+    load_policy(small.model, small.execution, small.adapter)
     base, base_file = resident("RssAnon"), resident("RssFile")
     start = time.perf_counter()
     with Peak() as loading:
-        loaded = load_policy(jobs[1])
+        loaded = load_policy(large.model, large.execution, large.adapter)
     seconds = time.perf_counter() - start
     after = resident("RssAnon")
     with Peak() as proving, open_weights(folder / "large") as files:

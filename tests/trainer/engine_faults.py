@@ -109,7 +109,8 @@ class World:
 
     def _trainer(self, job: TrainingPlan) -> ReferenceGRPOTrainer:
         make: Callable[..., Faulty] = lambda model, stop: Faulty(self.setup, model, stop)  # noqa: E731
-        return runs.trainer(job, runs.configuration(job), load_policy(job), make_engine=make)
+        loaded = load_policy(job.model, job.execution, job.adapter)
+        return runs.trainer(job, runs.configuration(job), loaded, make_engine=make)
 
     @contextmanager
     def fault(self, fault: str, times: int) -> Iterator[None]:

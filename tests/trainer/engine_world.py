@@ -80,7 +80,7 @@ class World:
         self.trainer: ReferenceGRPOTrainer = runs.trainer(
             job,
             runs.configuration(job),
-            load_policy(job),
+            load_policy(job.model, job.execution, job.adapter),
             self.logs,
             rewards=self.reward,
             make_engine=lambda model, stop: kind(setup, model, stop),

@@ -58,12 +58,12 @@ def _measured(run: dict[str, Any]) -> dict[str, Any]:
 def _trained(job: TrainingPlan, rewards: RewardSet, data: Path) -> dict[str, Any]:
     logs = runs.Logs()
     config = runs.configuration(job, reward_weights=rewards.weights)
-    loaded = load_policy(job)
+    loaded = load_policy(job.model, job.execution, job.adapter)
     prompts = load_prompts(job.dataset, job.training, loaded.tokenizer, root=data)
     rewards.check(prompts.rows)
     trainer = ReferenceGRPOTrainer(
         loaded=loaded,
-        strategy=strategy_for(job),
+        strategy=strategy_for(job.execution, job.reference, trust_remote_code=job.model.trust_remote_code),
         args=config,
         reward_funcs=list(rewards.functions),
         reward_processing_classes=rewards.processing_classes,

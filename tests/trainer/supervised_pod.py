@@ -28,12 +28,14 @@ faulthandler.dump_traceback_later = arm_and_tell
 
 def train(plan, place, recorder):
     from grpo_trainer.runtime import errors
-    from grpo_trainer.process.outcome import end_now
+    from grpo_trainer.process.outcome import end_process
     from grpo_trainer.process.watchdog import Watchdog
     # with another process in the pod it is that one's watchdog that finds who holds the GIL
     locked = 5.0 if place.world_size == 1 else 600.0
     recorder.begin(3, 9)
-    Watchdog(plan, recorder, lambda outcome, stacks: end_now(plan, outcome, stacks), quiet=0.0, locked=locked).start()
+    end = lambda outcome, stacks: end_process(plan, outcome, stacks)
+    limits = plan.guard, plan.execution, plan.grace_period_seconds
+    Watchdog(*limits, recorder, end, quiet=0.0, locked=locked).start()
     acts = {acts}
     return globals()[acts[place.rank]](recorder, errors)
 

@@ -15,6 +15,7 @@ import pytest
 from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_trainer.data.dataset import RESERVED, load_prompts
+from grpo_trainer.reference.strategies import Clone
 from grpo_trainer.rewards.reward_base import RewardCounters
 from grpo_trainer.rewards.reward_set import RewardSet
 from grpo_trainer.runtime.errors import BadInput
@@ -54,12 +55,11 @@ def test_a_step_is_trained_and_rewards_get_every_column(tmp_path: Path, chat: bo
         return [1.0] * len(completions)
 
     config = runs.configuration(job, output_dir=str(tmp_path / "output"), save_strategy="no")
-    loaded = load_policy(job)
+    loaded = load_policy(job.model, job.execution, job.adapter)
     prompts = load_prompts(job.dataset, job.training, loaded.tokenizer, root=tmp_path)
     rewards = RewardSet(list(job.rewards), ["own"], [reward], {"own": RewardCounters()})
-    trainer = make_trainer(
-        job, TrainerParts(loaded, config, prompts, rewards, [], None), StepObserver(), [], lambda _, write: write()
-    )
+    parts = TrainerParts(loaded, config, prompts, rewards, [], None)
+    trainer = make_trainer(parts, Clone(), StepObserver(), [], lambda _, write: write(), generation_sub_batch=0)
     trainer.train()
     assert trainer.state.global_step == 1
     (given,) = seen

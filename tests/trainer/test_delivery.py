@@ -45,7 +45,7 @@ def plan(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> Trainin
     """A run that has exported its policy, or an adapter."""
     plan = runs.plan(model, request.param, folder=tmp_path / "run")
     claim_folder(plan)
-    loaded = load_policy(plan)
+    loaded = load_policy(plan.model, plan.execution, plan.adapter)
     trained = loaded.model
     if loaded.peft_config:
         trained = get_peft_model(trained, loaded.peft_config)

@@ -59,7 +59,7 @@ def plan(proxy: StoreProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def files(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """The model that the run has exported to the store."""
     claim_folder(plan)
-    loaded = load_policy(plan)
+    loaded = load_policy(plan.model, plan.execution, plan.adapter)
     folder = export_model(plan, loaded.source, loaded.model.save_pretrained)
     run = run_store(plan)
     assert folder

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import ExecutionPlan, Rendezvous, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
+from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
 from grpo_trainer.checkpoints import resume
 from grpo_trainer.gang import rendezvous
@@ -39,28 +40,28 @@ PLAN = runs.plan(Path("/models/demo"))
 MAIN, OTHER = Placement(0, 0, 1, 2), Placement(1, 0, 1, 2)
 
 
-def impatient(port: int) -> TrainingPlan:
-    """A plan whose ranks wait for nobody."""
+def impatient(port: int) -> tuple[Rendezvous, GuardSpec, ExecutionPlan]:
+    """What a rank meets the others by that waits for nobody."""
     guard = PLAN.guard.model_copy(update={"rendezvous_timeout_seconds": 0})
-    return PLAN.model_copy(update={"guard": guard, "rendezvous": PLAN.rendezvous.model_copy(update={"port": port})})
+    return PLAN.rendezvous.model_copy(update={"port": port}), guard, PLAN.execution
 
 
 def test_a_rank_without_rank_0_says_where_it_looked() -> None:
     port = free_port()
     with pytest.raises(RendezvousTimeout, match=rf"rank 0 at 127\.0\.0\.1:{port} did not answer within"):
-        rendezvous.join_gang(impatient(port), OTHER)
+        rendezvous.join_gang(*impatient(port), OTHER)
 
 
 def test_rank_0_names_the_ranks_that_did_not_come() -> None:
     with pytest.raises(RendezvousTimeout, match=r"1 of 2 ranks came in time; missing: 1\."):
-        rendezvous.join_gang(impatient(free_port()), MAIN)
+        rendezvous.join_gang(*impatient(free_port()), MAIN)
 
 
 def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(RendezvousTimeout, match=rf"the store at 127\.0\.0\.1:{port} can't be opened"):
-            rendezvous.join_gang(impatient(port), MAIN)
+            rendezvous.join_gang(*impatient(port), MAIN)
 
 
 def test_a_volume_that_shows_nothing_of_rank_0_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +185,7 @@ def test_sigterm_while_loading_ends_the_process_at_once() -> None:
 
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0)
     recorder.stage("Loading")
-    watchdog.Watchdog(PLAN, recorder, end).start()
+    watchdog.Watchdog(PLAN.guard, PLAN.execution, PLAN.grace_period_seconds, recorder, end).start()
     os.kill(os.getpid(), signal.SIGTERM)
     assert ended.wait(60)
     assert [(outcome.result, "during stage Loading" in outcome.message) for outcome in ends] == [

@@ -168,7 +168,7 @@ def test_what_is_there_needs_no_hub(hub: HubServer) -> None:
     hub.asked.clear()
     again = stepped(first.commits)
     plan = runs.plan(Path("team/model"))
-    assert load_policy(plan, again).source == before[0]
+    assert load_policy(plan.model, plan.execution, plan.adapter, again).source == before[0]
     assert prompts(again).fingerprint == before[1].fingerprint
     assert hub.asked == []
 

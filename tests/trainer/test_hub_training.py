@@ -47,7 +47,8 @@ def trained(folder: Path, attempt: int, revisions: dict[str, str]) -> Outcome:
     plan = TrainingPlan.model_validate(plan.model_copy(update=changes).model_dump())
     recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), time.time())
     claim_folder(plan)
-    message = run(plan, recorder, Watchdog(plan, recorder, lambda *_: None), SteppedClock())
+    watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, lambda *_: None)
+    message = run(plan, recorder, watchdog, SteppedClock())
     assert recorder.progress.resumed_from_step == 3 * (attempt - 1)
     return make_outcome(0, Result.SUCCEEDED, message, recorder.progress)
 

@@ -12,7 +12,7 @@ from grpo_api.spec.checkpoint import ExportSpec
 from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.runtime.errors import BadInput
-from grpo_trainer.weights.models import Source, load_policy
+from grpo_trainer.weights.models import LoadedModel, Source, load_policy
 from tests.support.ranks import demo_model, runs
 
 
@@ -25,14 +25,18 @@ def test_a_damaged_tokenizer_is_rejected(model: Path) -> None:
     path = model / "tokenizer.json"
     path.write_text(path.read_text()[:-50])
     with pytest.raises(BadInput, match=r"model .*/model has no usable tokenizer: "):
-        load_policy(runs.plan(model))
+        load_model(runs.plan(model))
 
 
 def test_a_model_of_an_unknown_kind_is_rejected(model: Path) -> None:
     path = model / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "mystery"}))
     with pytest.raises(BadInput, match=r"can't be loaded by AutoModelForCausalLM: .*mystery"):
-        load_policy(runs.plan(model))
+        load_model(runs.plan(model))
+
+
+def load_model(plan: TrainingPlan) -> LoadedModel:
+    return load_policy(plan.model, plan.execution, plan.adapter)
 
 
 def adapter_plan(model: Path, *names: str) -> TrainingPlan:
@@ -53,12 +57,12 @@ def adapter_plan(model: Path, *names: str) -> TrainingPlan:
 def test_modules_that_can_t_be_adapted_are_rejected(model: Path, names: list[str], problem: str) -> None:
     there = "The model has embed_tokens, q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; all-linear"
     with pytest.raises(BadInput, match=rf"spec\.adapter\.targetModules{problem}.*\. {there}"):
-        load_policy(adapter_plan(model, *names))
+        load_model(adapter_plan(model, *names))
 
 
 @pytest.mark.parametrize("names", [["all-linear"], ["q_proj", "layers.1.mlp.up_proj"], ["model.layers.0.mlp.up_proj"]])
 def test_modules_are_found_as_peft_finds_them(model: Path, names: list[str]) -> None:
-    loaded = load_policy(adapter_plan(model, *names))
+    loaded = load_model(adapter_plan(model, *names))
     assert loaded.peft_config is not None
     adapted = get_peft_model(loaded.model, loaded.peft_config)
     assert any("lora_A" in name for name, _ in adapted.named_parameters())
@@ -85,7 +89,7 @@ def test_a_model_with_code_of_its_own_is_merged_on_export(model: Path, monkeypat
     plan = runs.plan(model, "Adapter", folder=model.parent / "run", adapter={"mergeOnExport": True})
     plan = plan.model_copy(update={"model": plan.model.model_copy(update={"trust_remote_code": True})})
     claim_folder(plan)
-    loaded = load_policy(plan)
+    loaded = load_model(plan)
     assert loaded.peft_config is not None
     adapted = get_peft_model(loaded.model, loaded.peft_config)
     folder = export_model(plan, loaded.source, adapted.save_pretrained)

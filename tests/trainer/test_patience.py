@@ -43,7 +43,7 @@ def estimated(seconds: float | None) -> TrainingPlan:
 def watched(clock: SteppedClock, plan: TrainingPlan = PLAN, rank: int = 0) -> tuple[Recorder, Watchdog]:
     """A recorder and the watchdog on it."""
     known = Recorder(plan.job.attempt, Placement(rank, 0, 1, 2), 0.0, clock.now)
-    return known, Watchdog(plan, known, lambda *_: None, now=clock.now)
+    return known, Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, known, lambda *_: None, now=clock.now)
 
 
 def test_hours_of_fetching_are_no_hang(clock: SteppedClock) -> None:

@@ -182,7 +182,7 @@ def test_watchdog_ends_a_run_without_steps() -> None:
     clock = SteppedClock()
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0, clock.now)
     recorder.begin(3, 10)
-    watchdog = Watchdog(PLAN, recorder, lambda *_: None, now=clock.now)
+    watchdog = Watchdog(PLAN.guard, PLAN.execution, PLAN.grace_period_seconds, recorder, lambda *_: None, now=clock.now)
     assert watchdog.verdict() is None
     clock.advance(PLAN.guard.hang_timeout_seconds + 5)
     outcome = watchdog.verdict()

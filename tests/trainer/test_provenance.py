@@ -78,7 +78,7 @@ def finished(plan: TrainingPlan, source: Source) -> Finished:
 def export(plan: TrainingPlan) -> Path:
     """The plan's model as it is exported at the end of a run, without the run."""
     claim_folder(plan)
-    loaded = load_policy(plan)
+    loaded = load_policy(plan.model, plan.execution, plan.adapter)
     attest = partial(write_provenance, finished(plan, loaded.source))
     folder = export_model(plan, loaded.source, _save(loaded), attest=attest)
     assert folder is not None

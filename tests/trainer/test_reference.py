@@ -130,7 +130,9 @@ def test_adapter_has_no_second_model_and_scores_with_the_base(model: Path) -> No
     trainer = build(model, "Adapter")
     assert trainer.ref_model is None
     assert isinstance(trainer.model, PeftModel)
-    base = sum(parameter.numel() for parameter in load_policy(runs.plan(model)).model.parameters())
+    job = runs.plan(model)
+    policy = load_policy(job.model, job.execution, job.adapter).model
+    base = sum(parameter.numel() for parameter in policy.parameters())
     adapters = sum(p.numel() for name, p in trainer.model.named_parameters() if "lora_" in name)
     assert sum(parameter.numel() for parameter in trainer.model.parameters()) == base + adapters
     disturb(trainer.model)
@@ -195,7 +197,7 @@ def test_what_does_not_fit_is_rejected_with_the_reason(strategy: Any, arguments:
 def test_sync_without_a_reference_of_its_own_is_rejected(strategy: str) -> None:
     job = runs.plan(Path("/m"), strategy, reference={"strategy": "Auto"} | SYNC)
     with pytest.raises(BadInput, match="no reference model of its own"):
-        strategy_for(job)
+        strategy_for(job.execution, job.reference, trust_remote_code=job.model.trust_remote_code)
 
 
 def test_trl_asking_for_a_second_model_is_an_error(model: Path) -> None:
@@ -205,7 +207,8 @@ def test_trl_asking_for_a_second_model_is_an_error(model: Path) -> None:
 
 
 def test_offload_under_zero3_shards_into_host_memory(model: Path) -> None:
-    strategy = strategy_for(runs.plan(model, "Offload", zero=3))
+    job = runs.plan(model, "Offload", zero=3)
+    strategy = strategy_for(job.execution, job.reference, trust_remote_code=job.model.trust_remote_code)
     assert isinstance(strategy, Sharded)
     assert strategy.config({"zero_optimization": {}})["zero_optimization"]["offload_param"]["device"] == "cpu"
 
@@ -213,7 +216,7 @@ def test_offload_under_zero3_shards_into_host_memory(model: Path) -> None:
 def test_sharded_offload_reaches_deepspeeds_config() -> None:
     policy = {"zero_optimization": {"stage": 3, "offload_param": {"device": "none"}}}
     job = runs.plan(Path("/m"), "Sharded", 3, reference={"offload": {}})
-    strategy = strategy_for(job)
+    strategy = strategy_for(job.execution, job.reference, trust_remote_code=job.model.trust_remote_code)
     assert isinstance(strategy, Sharded)
     zero = strategy.config(policy)["zero_optimization"]
     assert zero["offload_param"] == {"device": "cpu", "pin_memory": True}

@@ -139,7 +139,8 @@ def test_states_are_checked_not_assumed(model: Path, tmp_path: Path) -> None:
     spec = ModelReward(name=str(reward), dtype="float32")
     judge = reward_model("judge", spec, RewardCounters(), "cpu", path="rewards[1].model", hub=Hub())
     rewards = [runs.digits, judge]
-    trainer = runs.trainer(job, config, load_policy(job), rewards=rewards, reward_tokenizers=[None, judge.tokenizer])
+    loaded = load_policy(job.model, job.execution, job.adapter)
+    trainer = runs.trainer(job, config, loaded, rewards=rewards, reward_tokenizers=[None, judge.tokenizer])
     trainer.train()
     check_states(trainer)
     layer = trainer.ref_model.model.layers[0]

@@ -100,7 +100,7 @@ class Train:
         job = plan(self.folder, attempt, *skipped, kept=kept)
         recorder = Recorder(job.job.attempt, Placement(0, 0, 1, 1), time.time())
         claim_folder(job)
-        run(job, recorder, Watchdog(job, recorder, lambda *_: None))
+        run(job, recorder, Watchdog(job.guard, job.execution, job.grace_period_seconds, recorder, lambda *_: None))
         return json_lines(self._capsys.readouterr().out, "step")
 
     def sealed(self) -> list[str]:

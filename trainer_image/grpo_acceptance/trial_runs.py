@@ -71,10 +71,11 @@ def run_trial(
     write_prompts(context)
     if not dist.is_initialized():
         os.environ.update(launch_environment(plan.rendezvous, place))
-        rendezvous.join_gang(plan, place)
+        rendezvous.join_gang(plan.rendezvous, plan.guard, plan.execution, place)
     claim_folder(plan)
     recorder = Recorder(plan.job.attempt, place, time.time())
-    built = build(plan, recorder, Watchdog(plan, recorder, lambda *_: None), StepObserver())
+    watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, lambda *_: None)
+    built = build(plan, recorder, watchdog, StepObserver())
     logs = Logs()
     built.trainer.add_callback(logs)
     prepare(built.trainer)

@@ -79,7 +79,7 @@ def _build(plan: TrainingPlan, *callbacks: TrainerCallback) -> ReferenceGRPOTrai
     """The trainer of a job that begins with an adapter."""
     runs.reset()
     config = runs.configuration(plan)
-    loaded = replace(load_policy(plan), adapter=begin(plan, {}).adapter)
+    loaded = replace(load_policy(plan.model, plan.execution, plan.adapter), adapter=begin(plan, {}).adapter)
     return runs.trainer(plan, config, loaded, *callbacks)
 
 

@@ -106,7 +106,8 @@ def _trainer(job: TrainingPlan, strike: Strike, witness: "Witness") -> Reference
     recorder = Recorder(job.job.attempt, Placement(0, 0, 1, 1), 0.0)
     seal = SealCheckpoints(job, {}, recorder, Preemption(60.0, can_save=True))
     config = runs.configuration(job)
-    trainer = runs.trainer(job, config, load_policy(job), Damage(strike), seal, witness, LossGuard(), rewards=reward)
+    loaded = load_policy(job.model, job.execution, job.adapter)
+    trainer = runs.trainer(job, config, loaded, Damage(strike), seal, witness, LossGuard(), rewards=reward)
     trainer.save, witness.trainer = seal.save, trainer
     real = trainer._compute_loss
 

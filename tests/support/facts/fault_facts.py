@@ -62,7 +62,7 @@ def _answer(folder: Path, model: str, damage: Callable[[PreTrainedModel], None],
     job = runs.plan(Path(model), strategy, stage, ranks.world_size())
     config = runs.configuration(job, output_dir=str(folder / "output"))
     try:
-        loaded = load_policy(job)
+        loaded = load_policy(job.model, job.execution, job.adapter)
         damage(loaded.model)
         runs.trainer(job, config, loaded)
     except TrainingError as error:

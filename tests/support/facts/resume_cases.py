@@ -129,7 +129,8 @@ def train(case: Case, folder: Path, attempt: int, start: Path | None = None) -> 
     job = plan(case, folder, attempt).model_copy(update={"resume_from": start and str(start)})
     recorder = Recorder(job.job.attempt, Placement(ranks.rank(), ranks.rank(), ranks.world_size(), 1), time())
     claim_folder(job)
-    run = build(job, recorder, Watchdog(job, recorder, lambda *_: None), StepObserver())
+    watchdog = Watchdog(job.guard, job.execution, job.grace_period_seconds, recorder, lambda *_: None)
+    run = build(job, recorder, watchdog, StepObserver())
     checkpoint = run.beginning.checkpoint
     run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     run.rewards.close()
@@ -154,7 +155,7 @@ def bare(case: Case, folder: Path) -> dict[int, dict[str, Any]]:
     runs.reset()
     job = plan(case, folder, 1)
     rewards = build_rewards(job.rewards, device=torch.device("cpu"))
-    loaded = load_policy(job)
+    loaded = load_policy(job.model, job.execution, job.adapter)
     config = GRPOConfig(**config_arguments(job), reward_weights=rewards.weights)
     if case.sync:
         config.sync_ref_model, config.ref_model_sync_steps, config.ref_model_mixup_alpha = True, case.sync, MIXUP

@@ -65,9 +65,15 @@ def main() -> None:
     if settings.get("unchecked"):
         rendezvous.check_network = lambda *_: None
     recorder = Recorder(plan.job.attempt, place, time.time())
-    watchdog.Watchdog(plan, recorder, ended).start()
+    watchdog.Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, ended).start()
     try:
-        bandwidth = rendezvous.join_gang(plan, place, connecting=lambda: recorder.stage("Connecting"))
+        bandwidth = rendezvous.join_gang(
+            plan.rendezvous,
+            plan.guard,
+            plan.execution,
+            place,
+            connecting=lambda: recorder.stage("Connecting"),
+        )
         rendezvous.leave_gang()
     except (TrainingError, RuntimeError) as error:
         result, message = classify_error(error)

@@ -105,7 +105,7 @@ def configuration(job: TrainingPlan, **overrides: Any) -> GRPOConfig:
 def build(job: TrainingPlan, *callbacks: TrainerCallback, **overrides: Any) -> ReferenceGRPOTrainer:
     """A trainer for the plan, with its model."""
     config = configuration(job, **overrides)
-    return trainer(job, config, load_policy(job), *callbacks)
+    return trainer(job, config, load_policy(job.model, job.execution, job.adapter), *callbacks)
 
 
 def trainer(
@@ -120,7 +120,7 @@ def trainer(
     """A trainer for the plan with a model that may differ from the plan's."""
     built = ReferenceGRPOTrainer(
         loaded=loaded,
-        strategy=strategy_for(job),
+        strategy=strategy_for(job.execution, job.reference, trust_remote_code=job.model.trust_remote_code),
         args=config,
         generation_sub_batch=job.execution.generation_sub_batch,
         make_engine=make_engine,

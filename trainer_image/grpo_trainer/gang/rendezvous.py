@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stubs
 
-from grpo_api.plan.plan import ExecutionPlan, Rendezvous, TrainingPlan
+from grpo_api.plan.plan import ExecutionPlan, Rendezvous
 from grpo_api.report.report import Result
 from grpo_api.spec.run_policy import GuardSpec
 
@@ -272,12 +272,20 @@ CLIENT_SECONDS = 30.0
 """Patience of a further connection to the store."""
 
 
-def join_gang(plan: TrainingPlan, place: Placement, connecting: Callable[[], None] = lambda: None) -> float | None:
+def join_gang(
+    rendezvous: Rendezvous,
+    guard: GuardSpec,
+    execution: ExecutionPlan,
+    place: Placement,
+    connecting: Callable[[], None] = lambda: None,
+) -> float | None:
     """Form the default process group (gloo on CPU, NCCL on GPU) of all ranks, and try it.
 
     Args:
-        plan: of the gang.
-        place: of this process in it.
+        rendezvous: where the ranks meet.
+        guard: says how long to wait for late ranks.
+        execution: says what the processes run on.
+        place: this process's place in the gang.
         connecting: called once all ranks are there, and all pods reach each other: from there on it takes seconds, or
             the network is to blame.
 
@@ -289,17 +297,17 @@ def join_gang(plan: TrainingPlan, place: Placement, connecting: Callable[[], Non
             can't talk to each other.
         Transient: an all-reduce gives wrong sums.
     """
-    deadline = time.monotonic() + plan.guard.rendezvous_timeout_seconds
+    deadline = time.monotonic() + guard.rendezvous_timeout_seconds
     if not place.is_main:
-        _await_main(plan.rendezvous, plan.guard, deadline)
-    store = _store(plan.rendezvous, deadline, serves=place.is_main)
+        _await_main(rendezvous, guard, deadline)
+    store = _store(rendezvous, deadline, serves=place.is_main)
     store.set(_rank_key(place.rank), "here")
     _await_all(store, place, deadline)
     connecting()
     store.set_timeout(STORE_TIMEOUT)
-    gpu = plan.execution.accelerator == "GPU"
+    gpu = execution.accelerator == "GPU"
     if place.nodes > 1:
-        _try_network(plan.rendezvous, place, store, gpu)
+        _try_network(rendezvous, place, store, gpu)
         connecting()
     return _form_group(place, store, gpu)
 

@@ -114,8 +114,14 @@ def supervise(plan: TrainingPlan, place: Placement, last_words: float = LAST_WOR
             ended = _wait(workers, Countdown(last_words))
         ends = _ends(ended, plan.job.attempt, oom_kills() > kills_before)
     code = announce_outcome(root_cause([end.outcome for end in ends]))
-    not_kept = [end for end in ends if not end.kept]
-    write_in_time(lambda: _keep(plan, not_kept))
+
+    def keep_missing() -> None:
+        """Write the durable outcomes of those who could not."""
+        for end in ends:
+            if not end.kept:
+                keep_outcome(plan, end.outcome, end.stacks)
+
+    write_in_time(keep_missing)
     return code
 
 
@@ -214,12 +220,6 @@ def _concluded(worker: Worker, attempt: int, oom_killed: bool) -> Outcome:
         return make_outcome(worker.rank, Result.OUT_OF_MEMORY, text, unknown, shortage=short)
     end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return make_outcome(worker.rank, Result.ERROR, f"rank {worker.rank} {end} without an outcome", unknown)
-
-
-def _keep(plan: TrainingPlan, ends: list[End]) -> None:
-    """Write the durable outcomes of those who could not."""
-    for end in ends:
-        keep_outcome(plan, end.outcome, end.stacks)
 
 
 def oom_kills() -> int:

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo_api.plan.hang_timeouts import patience
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import FRAME_CHARACTERS, MAX_FRAMES, Outcome, Result, Standstill
 from grpo_api.report.termination_message import with_standstill
+from grpo_api.spec.run_policy import GuardSpec
 
 from ..gang.interfaces import interfaces_message
 from ..runtime.clock import SYSTEM_CLOCK
@@ -120,7 +121,9 @@ class Watchdog:
 
     def __init__(
         self,
-        plan: TrainingPlan,
+        guard: GuardSpec,
+        execution: ExecutionPlan,
+        grace_period_seconds: float,
         recorder: Recorder,
         end: Callable[[Outcome, str], None],
         *,
@@ -132,7 +135,9 @@ class Watchdog:
 
         `now` is the recorder's clock; `quiet` and `locked` are in seconds, as QUIET_SECONDS and LOCKED_SECONDS say.
         """
-        self._plan = plan
+        self._guard = guard
+        self._execution = execution
+        self._grace_period_seconds = grace_period_seconds
         self._recorder = recorder
         self._end = end
         self._now = now
@@ -199,7 +204,7 @@ class Watchdog:
         """The stage, for how long it has had no progress, and how long it may."""
         recorder, stage = self._recorder, self._recorder.current_stage
         idle = recorder.seconds_since_event if stage == "Training" else recorder.seconds_since_any
-        return stage, idle, patience(stage, self._plan.guard, self._plan.execution)
+        return stage, idle, patience(stage, self._guard, self._execution)
 
     def _stuck(self, stage: str, idle: float, limit: float) -> tuple[Result, str]:
         """The result and the sentence of a stage that took longer than its patience."""
@@ -212,7 +217,7 @@ class Watchdog:
         done = "step finished" if stage == "Training" else "progress"
         return Result.HANG, (
             f"no {done} for {idle:.0f} s in stage {stage} after step {self._recorder.step}; {limit:.0f} s are allowed "
-            f"(guard.hangTimeoutSeconds = {self._plan.guard.hang_timeout_seconds}). Every thread's stack is in the log"
+            f"(guard.hangTimeoutSeconds = {self._guard.hang_timeout_seconds}). Every thread's stack is in the log"
         )
 
     def _with_place(self, outcome: Outcome, stacks: str) -> Outcome:
@@ -227,7 +232,7 @@ class Watchdog:
         return add_standstill(outcome, self._recorder.silent_seconds - max(0.0, idle - limit), stacks)
 
     def _grace(self) -> float:
-        return max(0.0, self._plan.grace_period_seconds - GRACE_MARGIN_SECONDS)
+        return max(0.0, self._grace_period_seconds - GRACE_MARGIN_SECONDS)
 
     def _outcome(self, result: Result, message: str) -> Outcome:
         return make_outcome(self._recorder.place.rank, result, message, self._recorder.progress)

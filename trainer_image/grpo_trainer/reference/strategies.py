@@ -1,7 +1,7 @@
 """The reference strategies: where the frozen model comes from and where it lives, one small class each.
 
 TRL knows one way, which is to load the path again. Which of the five is right depends on sizes, and the planner
-chooses. `strategy_for(plan)` returns the plan's strategy, for training/reference_trainer.py. ReferenceCallback drives
+chooses. `strategy_for` returns the plan's strategy, for training/reference_trainer.py. ReferenceCallback drives
 it at TRL's public moments: after a resume, at every sync and at the end.
 """
 
@@ -19,8 +19,8 @@ from torch import nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, set_hf_deepspeed_config
 
-from grpo_api.plan.plan import TrainingPlan
-from grpo_api.spec.training import ReferenceSync
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.spec.training import ReferenceSpec, ReferenceSync
 
 from ..runtime.errors import BadInput, TrainingError
 from ..weights.checkpoint_files import ADAPTER_CONFIG, WeightFiles, open_weights
@@ -226,7 +226,7 @@ def resumed_weights(checkpoint: Path, base: Path) -> WeightFiles:
     return weights
 
 
-def strategy_for(plan: TrainingPlan) -> ReferenceStrategy:
+def strategy_for(execution: ExecutionPlan, reference: ReferenceSpec, *, trust_remote_code: bool) -> ReferenceStrategy:
     """The strategy that the plan chose, with its sync and offload settings.
 
     Under ZeRO-3 an offloaded reference is a sharded one whose partitions are in host memory: DeepSpeed streams them in,
@@ -235,9 +235,9 @@ def strategy_for(plan: TrainingPlan) -> ReferenceStrategy:
     Raises:
         BadInput: sync with a strategy that has no reference of its own.
     """
-    sync, strategy = plan.reference.sync, plan.execution.strategy
-    if strategy == "Sharded" or (strategy == "Offload" and plan.execution.zero_stage == 3):
-        offload = strategy == "Offload" or plan.reference.offload is not None
-        return Sharded(sync, offload, plan.model.trust_remote_code)
+    sync, strategy = reference.sync, execution.strategy
+    if strategy == "Sharded" or (strategy == "Offload" and execution.zero_stage == 3):
+        offload = strategy == "Offload" or reference.offload is not None
+        return Sharded(sync, offload, trust_remote_code)
     plain = {kind.name: kind for kind in (Clone, Adapter, Offload, NoReference)}
     return plain[strategy](sync)

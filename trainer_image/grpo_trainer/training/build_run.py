@@ -51,6 +51,7 @@ from ..process.preemption import Preemption
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
 from ..reference.strategies import strategy_for
+from ..reference.strategy_base import ReferenceStrategy
 from ..rewards.reward_set import RewardSet, build_rewards
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput
@@ -146,7 +147,7 @@ def build(
         rendezvous.prepare_deepspeed(plan.execution)
     config = GRPOConfig(**config_arguments(plan), reward_weights=rewards.weights)
     with recorder.part("load"):
-        loaded = load_policy(plan, hub)
+        loaded = load_policy(plan.model, plan.execution, plan.adapter, hub)
     recorder.loaded(architecture_of(loaded.model))
     with recorder.part("data"):
         prompts = _load_data(plan.dataset, plan.training, loaded.tokenizer, hub)
@@ -173,7 +174,10 @@ def build(
     parts = TrainerParts(replace(loaded, adapter=beginning.adapter), config, prompts, rewards, skipped, make_engine)
     recorder.stage("Proving")
     with recorder.part("trainer"):
-        trainer = make_trainer(plan, parts, observer, callbacks, seal.save)
+        strategy = strategy_for(plan.execution, plan.reference, trust_remote_code=plan.model.trust_remote_code)
+        trainer = make_trainer(
+            parts, strategy, observer, callbacks, seal.save, generation_sub_batch=plan.execution.generation_sub_batch
+        )
     recorder.startup("proof", sum(proof.seconds for proof in trainer.proofs))
     return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence)
 
@@ -216,16 +220,22 @@ def _load_data(dataset: DatasetSpec, training: TrainingSpec, tokenizer: PreTrain
 
 
 def make_trainer(
-    plan: TrainingPlan, parts: TrainerParts, observer: StepObserver, callbacks: list[TrainerCallback], save: Save
+    parts: TrainerParts,
+    strategy: ReferenceStrategy,
+    observer: StepObserver,
+    callbacks: list[TrainerCallback],
+    save: Save,
+    *,
+    generation_sub_batch: int,
 ) -> ReferenceGRPOTrainer:
-    """TRL's trainer with the plan's reference strategy; without transformers' own printing. A collective."""
+    """TRL's trainer with the reference strategy; without transformers' own printing. A collective."""
     trainer = ReferenceGRPOTrainer(
         loaded=parts.loaded,
-        strategy=strategy_for(plan),
+        strategy=strategy,
         args=parts.config,
         observer=observer,
         save=save,
-        generation_sub_batch=plan.execution.generation_sub_batch,
+        generation_sub_batch=generation_sub_batch,
         make_engine=parts.make_engine,
         skipped=parts.skipped,
         reward_funcs=list(parts.rewards.functions),

@@ -16,7 +16,7 @@ are fourteen, TRL is pinned, and tests/trainer/test_engine_contract.py fails whe
 - `_get_train_sampler` makes the order of the prompts, `_run_epoch` is one pass over them, `_step` counts micro-batches
   and `_buffered_inputs` is the generation that they are cut from: TRL's checkpoints know neither place.
 
-    trainer = ReferenceGRPOTrainer(loaded=loaded, strategy=strategy_for(plan), args=config, reward_funcs=...,
+    trainer = ReferenceGRPOTrainer(loaded=loaded, strategy=strategy_for(...), args=config, reward_funcs=...,
                                    train_dataset=..., callbacks=...)
     trainer.train(resume_from_checkpoint=folder_or_none)
 

@@ -6,6 +6,7 @@ what it pulls in take four times as long to load.
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
@@ -29,7 +30,8 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
     """
     if place.is_main:
         serve(limits_of(plan), recorder)
-    watchdog = Watchdog(plan, recorder, lambda outcome, stacks: end_process(plan, outcome, stacks))
+    end = partial(end_process, plan)
+    watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, end)
     watchdog.start()
     _join_and_import(plan, place, recorder)
     claim_folder(plan, recorder.event)
@@ -48,7 +50,13 @@ def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -
         libraries = pool.submit(_import_libraries, plan.execution)
         libraries.add_done_callback(lambda _: recorder.reached("imports"))
         with recorder.part("rendezvous"):
-            bandwidth = rendezvous.join_gang(plan, place, connecting=lambda: recorder.stage("Connecting"))
+            bandwidth = rendezvous.join_gang(
+                plan.rendezvous,
+                plan.guard,
+                plan.execution,
+                place,
+                connecting=lambda: recorder.stage("Connecting"),
+            )
         recorder.stage("Loading")
         if bandwidth is not None:
             recorder.logged({ALLREDUCE.key: bandwidth})

@@ -4,7 +4,7 @@ Dtype, revision and adapter are decided here, and every rank provably means the 
 
 Order: `GRPOConfig(...)` first. Under ZeRO-3 its DeepSpeed config (a weak global of transformers) makes
 `from_pretrained` build the model inside `deepspeed.zero.Init`: rank 0 reads the values, the others receive their
-partitions (transformers/integrations/deepspeed.py). Interface: `load_policy(plan) -> LoadedModel`,
+partitions (transformers/integrations/deepspeed.py). Interface: `load_policy(model, execution, adapter) -> LoadedModel`,
 `load_reward_model(reward) -> LoadedModel`; LoRA is returned as `peft_config`, since TRL wraps the policy itself.
 
 `spec.adapter` becomes PEFT's configuration once all modules that it names are found in the model. PEFT fails without
@@ -34,8 +34,8 @@ from transformers import (
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.pytorch_utils import Conv1D
 
-from grpo_api.plan.plan import TrainingPlan
-from grpo_api.spec.model import Architecture
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.spec.model import Architecture, ModelSpec
 from grpo_api.spec.rewards import ModelReward
 from grpo_api.spec.training import AdapterSpec
 
@@ -135,21 +135,22 @@ class LoadedModel:
     """Folder of the exported adapter that it begins with; absent for a fresh one."""
 
 
-def load_policy(plan: TrainingPlan, hub: Hub | None = None) -> LoadedModel:
+def load_policy(
+    model: ModelSpec, execution: ExecutionPlan, adapter: AdapterSpec, hub: Hub | None = None
+) -> LoadedModel:
     """The policy of a plan in its dtype. A collective: all ranks must call it, after GRPOConfig was made.
 
     Raises:
         BadInput: the model is missing, damaged, incomplete or no causal language model, or lacks adapter.targetModules.
         Transient: the hub can't be asked now, or there is no room.
     """
-    if is_deepspeed_zero3_enabled() != (plan.execution.zero_stage == 3):
+    if is_deepspeed_zero3_enabled() != (execution.zero_stage == 3):
         raise TrainingError("make GRPOConfig with the plan's DeepSpeed config before loading the policy")
-    repository = Repository("model", plan.model.name, plan.model.revision, "model")
-    source = locate_model(repository, plan.execution.dtype, hub or Hub())
-    remote_code = plan.model.trust_remote_code
-    model = load_causal(source, remote_code)
-    adapter = lora_config(plan.adapter, model) if plan.execution.method == "LoRA" else None
-    return LoadedModel(model, load_tokenizer(source, remote_code), source, adapter)
+    repository = Repository("model", model.name, model.revision, "model")
+    source = locate_model(repository, execution.dtype, hub or Hub())
+    policy = load_causal(source, model.trust_remote_code)
+    peft_config = lora_config(adapter, policy) if execution.method == "LoRA" else None
+    return LoadedModel(policy, load_tokenizer(source, model.trust_remote_code), source, peft_config)
 
 
 def load_reward_model(reward: ModelReward, path: str = "rewards[0].model", hub: Hub | None = None) -> LoadedModel:
