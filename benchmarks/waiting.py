@@ -27,7 +27,7 @@ from grpo_kube import transport
 from grpo_kube.client import HttpCluster
 from grpo_kube.objects.resources import JOBS, PODS, Object, Selection
 from grpo_operator.admission.inventory import NodeFacts
-from grpo_operator.admission.scheduler import Plans, Question, judge
+from grpo_operator.admission.scheduler import CycleInput, Plans, schedule
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Limits
 from grpo_operator.records.names import GRPOJOBS
@@ -261,12 +261,12 @@ def passes(count: int) -> None:
     ):
         jobs = tuple(_record(number, product) for number in range(320))
         busy = Snapshot(nodes=nodes, other_use={node.name: {"nvidia.com/gpu": 8.0} for node in nodes[free:]})
-        asked = Question(jobs=jobs, snapshot=busy, now=time.time(), limits=Limits(), default_image="none")
+        asked = CycleInput(jobs=jobs, snapshot=busy, now=time.time(), limits=Limits(), default_image="none")
         plans, times = Plans(), list[float]()
-        while not times or judge(asked, plans).unjudged:
+        while not times or schedule(asked, plans).not_reached:
             times.append(time.process_time())
         times.append(time.process_time())
-        judge(asked, plans)
+        schedule(asked, plans)
         found = f"{times[-1] - times[0]:.2f}, {time.process_time() - times[-1]:.2f}"
         row(f"320 jobs {what}, {count:,} nodes: all planned for the first time, a later pass, CPU-s", found)
 

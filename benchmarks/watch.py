@@ -24,9 +24,9 @@ from benchmarks.burst_kinds import NAMESPACE, ROUND, bare
 from grpo_kube import transport
 from grpo_kube.cache import Cache
 from grpo_kube.client import HttpCluster
-from grpo_kube.informer import Mirror
+from grpo_kube.informer import Informer
 from grpo_kube.objects.resources import JOBS, PODS, Selection, identity
-from grpo_kube.quarantine import Unreadables
+from grpo_kube.quarantine import Quarantine
 from grpo_kube.transport import open_session
 from grpo_operator.process import handlers
 from grpo_operator.records.parsing import pod_record
@@ -41,7 +41,7 @@ SELECTOR = f"{ROUND}={MARK}"
 
 def pods() -> Cache[PodRecord]:
     """An empty cache of pods."""
-    return Cache(PODS, pod_record, Unreadables(), index=lambda pod: pod.job_key)
+    return Cache(PODS, pod_record, Quarantine(), index=lambda pod: pod.job_key)
 
 
 async def watch_by_kopf(kubeconfig: str) -> None:
@@ -68,7 +68,7 @@ async def watch_by_kopf(kubeconfig: str) -> None:
 async def watch_by_ours(kubeconfig: str) -> None:
     """Keeps the pods' records by our own mirror, until killed."""
     async with HttpCluster(await transport.load(kubeconfig)) as cluster:
-        await Mirror(cluster, Selection(PODS, labels=SELECTOR), pods(), lambda _: None, resync=300).follow()
+        await Informer(cluster, Selection(PODS, labels=SELECTOR), pods(), lambda _: None, resync=300).follow()
 
 
 WATCHERS = {"kopf": watch_by_kopf, "ours": watch_by_ours}

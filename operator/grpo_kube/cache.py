@@ -1,6 +1,6 @@
 """The last known state of one kind of object, with an index from an owner to its children.
 
-A reconcile reads the world from here, without a request. Never the truth: the watcher replaces the whole content by a
+A reconcile reads the world from here, without a request. Never the truth: the informer replaces the whole content by a
 real LIST now and then, which heals whatever an event stream missed. Our own writes put their answers in, so that a
 reconcile sees them before the event comes.
 """
@@ -11,9 +11,9 @@ from dataclasses import replace
 from math import inf
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from .objects.json_reader import Part, Unreadable
+from .objects.json_reader import JsonObject, Unreadable
 from .objects.resources import ObjectKey, Resource, identity
-from .quarantine import Unreadables
+from .quarantine import Quarantine
 
 
 class Record(Protocol):
@@ -43,26 +43,26 @@ class Cache(Generic[R]):
         self,
         resource: Resource,
         parse: Callable[[Any], R],
-        unreadables: Unreadables,
+        quarantine: Quarantine,
         salvage: Callable[[Any], R] | None = None,
         *,
         index: Callable[[R], ObjectKey] = lambda record: record.key,
     ) -> None:
-        """`parse` makes a record of an API object; those for which it can't are set aside in `unreadables`, with what
+        """`parse` makes a record of an API object; those for which it can't are set aside in `quarantine`, with what
         `salvage` makes of them. `index` gives the key of the object to which a record belongs."""
-        self.deleted: Callable[[R], None] = lambda _: None
+        self.on_deleted: Callable[[R], None] = lambda _: None
         """Called with the last known record of each deleted object."""
         self.resource = resource
         self.index = index
         self._parse = parse
         self._salvage = salvage
-        self._unreadables = unreadables
+        self._quarantine = quarantine
         self._items: dict[ObjectKey, R] = {}
         self._children: dict[ObjectKey, dict[ObjectKey, R]] = {}
-        self._aside: dict[ObjectKey, R] = {}
-        self._left: dict[str, float] = {}
-        """Up to which version what left last is out of date, by uid: deleted objects are in every version."""
-        self._listings: list[Listing[R]] = []
+        self._quarantined: dict[ObjectKey, R] = {}
+        self._removed: dict[str, float] = {}
+        """Up to which version a removed object is out of date, by uid: deleted objects are in every version."""
+        self._relists: list[Relist[R]] = []
         self.ghosts = 0
         """Count of objects that a LIST found missing although no event had reported their deletion."""
 
@@ -78,20 +78,20 @@ class Cache(Generic[R]):
         """The object of that namespace and name."""
         return self._items.get(key)
 
-    def of(self, owner: ObjectKey) -> Collection[R]:
+    def owned_by(self, owner: ObjectKey) -> Collection[R]:
         """The objects that belong to another; not itself."""
         return self._children.get(owner, {}).values()
 
     @property
-    def aside(self) -> Mapping[ObjectKey, R]:
+    def quarantined_records(self) -> Mapping[ObjectKey, R]:
         """The objects that are set aside now, partly read or as they were before; no decision may act on them."""
-        return self._aside
+        return self._quarantined
 
     def read(self, item: Any) -> R | None:
         """The record of an object; None for one that can't be read, which is set aside."""
-        record = self._unreadables.read(self.resource.plural, self._parse, item)
+        record = self._quarantine.read(self.resource.plural, self._parse, item)
         if record is not None:
-            self._unreadables.forget(self.resource.plural, record.key)
+            self._quarantine.forget(self.resource.plural, record.key)
         return record
 
     def put(self, item: Any) -> R | None:
@@ -102,7 +102,7 @@ class Cache(Generic[R]):
         """
         # Answers to our writes and events come on two connections, in any order.
         uid, version = version_of(item)
-        if self._left.get(uid, -1) > version:
+        if self._removed.get(uid, -1) > version:
             return None
         known = self._items.get(identity(item))
         # an event can arrive after the answer to that write of ours, or to a later one
@@ -110,63 +110,63 @@ class Cache(Generic[R]):
             return known
         record = self.read(item)
         if record is None:
-            self._set_aside(item)
+            self._quarantine_item(item)
         else:
             self._store(record)
         return record
 
     def discard(self, key: ObjectKey, uid: str) -> R | None:
         """Forgets an object, unless another one has taken its name; returns what was forgotten."""
-        self._unreadables.forget(self.resource.plural, key)
-        self._leave(key, uid)
-        self._aside.pop(key, None)
+        self._quarantine.forget(self.resource.plural, key)
+        self._mark_removed(key, uid)
+        self._quarantined.pop(key, None)
         known = self._items.get(key)
         if known is None or known.uid != uid:
             return None
         self._remove(known)
-        self.deleted(known)
+        self.on_deleted(known)
         return known
 
     @contextmanager
-    def listing(self, namespace: str | None = None) -> Iterator["Listing[R]"]:
+    def relist(self, namespace: str | None = None) -> Iterator["Relist[R]"]:
         """Store a full LIST of a namespace (None: of all) while events go on."""
-        listing = Listing(self, namespace)
-        self._listings.append(listing)
+        relist = Relist(self, namespace)
+        self._relists.append(relist)
         try:
-            yield listing
+            yield relist
         finally:
-            self._listings.remove(listing)
+            self._relists.remove(relist)
 
-    def _set_aside(self, item: Any) -> R | None:
+    def _quarantine_item(self, item: Any) -> R | None:
         """Drops what was known of an object that can't be read any more; returns it."""
         key = identity(item)
-        self._leave(key, *version_of(item))
+        self._mark_removed(key, *version_of(item))
         known = self._items.get(key)
         if known:
             self._remove(known)
         if kept := self._salvaged(item) or known:
-            self._aside[key] = kept
+            self._quarantined[key] = kept
         return known
 
     def _salvaged(self, item: Any) -> R | None:
         try:
             return self._salvage(item) if self._salvage else None
-        # as in Unreadables.read: whatever is wrong with it
+        # as in Quarantine.read: whatever is wrong with it
         except Exception:
             return None
 
-    def _leave(self, key: ObjectKey, uid: str, version: float = inf) -> None:
+    def _mark_removed(self, key: ObjectKey, uid: str, version: float = inf) -> None:
         """The object was deleted, or can't be read as of that version."""
         if uid:
-            self._left[uid] = max(version, self._left.pop(uid, 0))
+            self._removed[uid] = max(version, self._removed.pop(uid, 0))
         # Bounded: a cluster deletes objects for ever. The oldest goes first, since insertion renews the order.
-        if len(self._left) > REMEMBERED:
-            del self._left[next(iter(self._left))]
-        for listing in self._listings:
-            listing.left(key, uid, version)
+        if len(self._removed) > REMEMBERED:
+            del self._removed[next(iter(self._removed))]
+        for relist in self._relists:
+            relist.mark_removed(key, uid, version)
 
     def _store(self, record: R) -> None:
-        self._aside.pop(record.key, None)
+        self._quarantined.pop(record.key, None)
         known = self._items.get(record.key)
         if known:
             self._remove(known)
@@ -187,8 +187,8 @@ class Cache(Generic[R]):
             del self._children[owner]
 
 
-class Listing(Generic[R]):
-    """A full LIST on its way into a cache: taken in object by object, while events and answers of our own go on.
+class Relist(Generic[R]):
+    """A full LIST on its way into a cache, object by object, while events and answers of our own go on.
 
     The objects are as they were at the list's resourceVersion. What is newer stays, and what has left the cache since
     then does not come back.
@@ -198,57 +198,57 @@ class Listing(Generic[R]):
         """Of a namespace; None: of all."""
         self._cache = cache
         self._namespace = namespace
-        self._seen: set[ObjectKey] = set()
-        self._unread: set[ObjectKey] = set()
-        self._left: dict[tuple[ObjectKey, str], float] = {}
+        self._listed: set[ObjectKey] = set()
+        self._unreadable: set[ObjectKey] = set()
+        self._removed: dict[tuple[ObjectKey, str], float] = {}
         """Up to which version each object, by key and uid, is out of date: deleted ones are in every version."""
         self.changed: set[ObjectKey] = set()
         """Indexed keys of the objects that differ from before."""
 
     def begin(self) -> None:
-        """The first page comes next; what came before, of a LIST that broke off, was no list."""
-        self._seen.clear()
-        self._unread.clear()
+        """Start again with the first page, after a LIST that broke off."""
+        self._listed.clear()
+        self._unreadable.clear()
 
-    def take(self, item: Any) -> None:
-        """The next object of the LIST."""
+    def add(self, item: Any) -> None:
+        """Take the next object of the LIST into the cache."""
         cache, key, (uid, version) = self._cache, identity(item), version_of(item)
         known = cache.get(key)
         same = known is not None and known.uid == uid
-        left = self._left.get((key, uid), -1)
+        left = self._removed.get((key, uid), -1)
         # The LIST has the very version that could not be read while the LIST was on its way.
         if left == version:
-            self._unread.add(key)
+            self._unreadable.add(key)
         if (same and known and known.version >= version) or left >= version:
-            self._seen.add(key)
+            self._listed.add(key)
             return
         record = cache.read(item)
         if record is None:
-            self._unread.add(key)
-            if dropped := cache._set_aside(item):
+            self._unreadable.add(key)
+            if dropped := cache._quarantine_item(item):
                 self.changed.add(cache.index(dropped))
             return
-        self._seen.add(key)
+        self._listed.add(key)
         if known is None or known.version < record.version:
             cache._store(record)
             self.changed.add(cache.index(record))
 
-    def left(self, key: ObjectKey, uid: str, version: float = inf) -> None:
-        """Record that the object has left the cache: it was deleted, or can't be read as of that version."""
-        self._left[key, uid] = max(version, self._left.get((key, uid), 0))
+    def mark_removed(self, key: ObjectKey, uid: str, version: float = inf) -> None:
+        """Record that the object was removed: it was deleted, or can't be read as of that version."""
+        self._removed[key, uid] = max(version, self._removed.get((key, uid), 0))
         if version != inf:
-            self._unread.add(key)
+            self._unreadable.add(key)
 
     def finish(self, version: int) -> None:
         """End the LIST: remove the objects that are older than it and not in it."""
         cache = self._cache
-        cache._unreadables.keep(cache.resource.plural, self._unread, self._namespace)
-        for key in [key for key in cache._aside if self._namespace in (None, key.namespace)]:
-            if key not in self._unread:
-                del cache._aside[key]
+        cache._quarantine.forget_unlisted(cache.resource.plural, self._unreadable, self._namespace)
+        for key in [key for key in cache._quarantined if self._namespace in (None, key.namespace)]:
+            if key not in self._unreadable:
+                del cache._quarantined[key]
         # What is newer than the LIST came by an event or by our own write, after the LIST was taken.
         for key, known in list(cache._items.items()):
-            if key not in self._seen and known.version <= version and self._namespace in (None, key.namespace):
+            if key not in self._listed and known.version <= version and self._namespace in (None, key.namespace):
                 cache._remove(known)
                 cache.ghosts += 1
                 self.changed.add(cache.index(known))
@@ -264,7 +264,7 @@ def same(before: R | None, now: R) -> bool:
 def version_of(item: Any) -> tuple[str, int]:
     """uid and resourceVersion of any object; empty and 0 when they can't be read."""
     try:
-        meta = Part(item).part("metadata")
+        meta = JsonObject(item).part("metadata")
         return meta.text("uid"), meta.digits("resourceVersion")
     except Unreadable:
         return "", 0

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from math import inf
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
@@ -19,9 +19,9 @@ from kubernetes.aio.client import Configuration
 from pydantic_core import from_json
 
 from .objects.errors import AlreadyExists, ClusterError, Conflict, Denied, Expired, Forbidden, NotFound, Unavailable
-from .objects.json_reader import Part, Unreadable
+from .objects.json_reader import JsonObject, Unreadable
 from .objects.resources import Object, Resource, Selection
-from .pacing import Slices
+from .pacing import LOOP_BUDGET, yield_every
 from .transport import USER_AGENT, open_session
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class Cluster(Protocol):
 async def each_listed(
     cluster: Cluster, selection: Selection, begin: Callable[[], None], take: Callable[[Object], None]
 ) -> int:
-    """Pass every object of a full LIST to `take`, page by page and a slice at a time; return the resourceVersion.
+    """Pass every object of a full LIST to `take`, page by page, pausing for other tasks; return the resourceVersion.
 
     A LIST whose pages expire under way is started again. `begin` is called before each start, so that half a list never
     passes for a whole one.
@@ -90,7 +90,8 @@ async def each_listed(
         begin()
         try:
             async for items, listed_at in cluster.pages(selection):
-                await _in_slices(items, take)
+                async for item in yield_every(LOOP_BUDGET, _drain(items)):
+                    take(item)
                 version = listed_at
         except Expired:
             if attempt == LIST_TRIES:
@@ -100,14 +101,12 @@ async def each_listed(
     raise AssertionError("the last try returns or raises")
 
 
-async def _in_slices(items: list[Object], take: Callable[[Object], None]) -> None:
-    """Lets everybody else run after each slice of time, and frees what was taken."""
+def _drain(items: list[Object]) -> Iterator[Object]:
+    """Yield the items and remove each from the list."""
     # Popped from the end, so that each object is freed once it was read: a page of objects is kept nowhere else.
-    slices = Slices()
     items.reverse()
     while items:
-        take(items.pop())
-        await slices.pause()
+        yield items.pop()
 
 
 async def listed(cluster: Cluster, selection: Selection, read: Callable[[Object], T | None]) -> tuple[list[T], int]:
@@ -392,7 +391,7 @@ def _names(path: str, found: Object, field: str) -> set[str]:
         Unavailable: it is no such document; a proxy may answer with a page of its own.
     """
     try:
-        return {one.text("name") for one in Part(found).parts(field)}
+        return {one.text("name") for one in JsonObject(found).parts(field)}
     except Unreadable as error:
         raise Unavailable(f"GET {path}: no discovery document: {error}") from error
 

@@ -4,8 +4,8 @@ An event stream alone is not enough: a gap in the watch loses deletions, and not
 is a real request, not a replay of the cache. An event costs a dictionary update here, while kopf starts a task for it
 (measured in the benchmark watch).
 
-No answer of the API server ends a mirror. A namespace may not be served because it is gone or the operator may not read
-it. It is tried again with growing pauses and reported, and the mirrors of other namespaces go on.
+No answer of the API server ends an informer. A namespace may not be served because it is gone or the operator may not
+read it. It is tried again with growing pauses and reported, and the informers of other namespaces go on.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from .pacing import Backoff
 log = logging.getLogger(__name__)
 
 
-class Mirror(Generic[R]):
+class Informer(Generic[R]):
     """Keeps `cache` like what the selection holds in the cluster."""
 
     def __init__(
@@ -77,13 +77,13 @@ class Mirror(Generic[R]):
         """Take a full LIST into the cache; return its resourceVersion."""
         async with self._listing:
             ghosts = self._cache.ghosts
-            with self._cache.listing(self._selection.namespace) as listing:
+            with self._cache.relist(self._selection.namespace) as relist:
                 try:
-                    version = await each_listed(self._cluster, self._selection, listing.begin, listing.take)
-                    listing.finish(version)
+                    version = await each_listed(self._cluster, self._selection, relist.begin, relist.add)
+                    relist.finish(version)
                 finally:
                     # Also for a LIST that broke off: what it put into the cache stays there.
-                    self._changed(listing.changed)
+                    self._changed(relist.changed)
         if found := self._cache.ghosts - ghosts:
             log.info("a LIST of %s found %d deletions that no event told of", self._selection.resource.plural, found)
         self._served()
@@ -170,7 +170,7 @@ class Mirror(Generic[R]):
         self.settled.set()
 
     async def _failed(self, error: ClusterError) -> None:
-        """Says so and waits. A refusal may last: it settles the mirror, so that nobody else waits for it."""
+        """Says so and waits. A refusal may last: it settles the informer, so that nobody else waits for it."""
         if isinstance(error, Denied | NotFound):
             if not self.not_served:
                 is_usual = self.optional and isinstance(error, NotFound)

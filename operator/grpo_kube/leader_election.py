@@ -21,7 +21,7 @@ from typing import Any
 
 from .client import HttpCluster
 from .objects.errors import AlreadyExists, ClusterError, Conflict, LeadershipLost, NotFound, NotLeading
-from .objects.json_reader import MAX_OBJECT, Part
+from .objects.json_reader import MAX_OBJECT, JsonObject
 from .objects.resources import LEASES, Object, ObjectKey
 
 LONGEST = 60.0
@@ -99,7 +99,7 @@ def lease_of(item: Any) -> Lease:
     Raises:
         Unreadable: it is no Lease.
     """
-    whole = Part(item)
+    whole = JsonObject(item)
     meta, spec = whole.part("metadata"), whole.part("spec")
     return Lease(
         version=meta.text("resourceVersion"),

@@ -1,10 +1,13 @@
 """Paces loops: growing pauses between retries, and pauses for the event loop during long work.
 
-Long work on the event loop is divided into slices of time, so that watches and probes do not wait for its end.
+Long work on the event loop lets other tasks run every LOOP_BUDGET seconds, so that watches and probes do not wait for
+its end.
 """
 
 import asyncio
 import random
+from collections.abc import AsyncIterator, Iterable
+from typing import TypeVar
 
 
 class Backoff:
@@ -26,20 +29,17 @@ class Backoff:
         self._next = self._first
 
 
-SLICE = 0.01
-"""Longest time until others run, in seconds."""
+LOOP_BUDGET = 0.01
+"""Seconds of work after which other tasks run."""
+T = TypeVar("T")
 
 
-class Slices:
-    """Paces one piece of work; made when it begins."""
-
-    def __init__(self) -> None:
-        """The first slice begins."""
-        self._clock = asyncio.get_running_loop().time
-        self._began = self._clock()
-
-    async def pause(self) -> None:
-        """Lets everybody else run if the slice is over."""
-        if self._clock() - self._began > SLICE:
+async def yield_every(seconds: float, items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield the items, and let other tasks run each time the work on them has taken this many seconds."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    for item in items:
+        yield item
+        if clock() - began > seconds:
             await asyncio.sleep(0)
-            self._began = self._clock()
+            began = clock()

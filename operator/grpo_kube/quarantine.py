@@ -17,13 +17,13 @@ T = TypeVar("T")
 MAX_PROBLEM = 1024
 
 
-class Unreadables:
+class Quarantine:
     """What is set aside now, by kind and name."""
 
     def __init__(self) -> None:
-        """Nothing is."""
+        """Start empty."""
         self._problems: dict[str, dict[ObjectKey, str]] = {}
-        self.quarantined: Callable[[str, Object, str], None] = lambda *_: None
+        self.on_quarantined: Callable[[str, Object, str], None] = lambda *_: None
         """Called with the kind's plural name, the object and its problem whenever an object is set aside."""
 
     def read(self, plural: str, parse: Callable[[Any], T], item: object) -> T | None:
@@ -32,10 +32,10 @@ class Unreadables:
             return parse(item)
         # whatever is wrong with it: the content is not ours, and must cost this object only
         except Exception as error:
-            self._set_aside(plural, item, error)
+            self._add(plural, item, error)
             return None
 
-    def _set_aside(self, plural: str, item: object, error: Exception) -> None:
+    def _add(self, plural: str, item: object, error: Exception) -> None:
         """Takes an object in; the same problem of the same object is logged and told once."""
         key, problem = identity(item), " ".join(str(error).split())[:MAX_PROBLEM]
         known = self._problems.setdefault(plural, {})
@@ -43,7 +43,7 @@ class Unreadables:
             known[key] = problem
             log.warning("%s %s can't be read and is set aside: %s", plural, key, problem)
             if isinstance(item, dict):
-                self.quarantined(plural, item, problem)
+                self.on_quarantined(plural, item, problem)
 
     def forget_problem(self, plural: str, key: ObjectKey) -> None:
         """Forget that an object's problem was reported, so that the next LIST or event reports it again."""
@@ -55,7 +55,7 @@ class Unreadables:
         if self._problems.get(plural, {}).pop(key, None) is not None:
             log.info("%s %s is no longer set aside", plural, key)
 
-    def keep(self, plural: str, keys: Collection[ObjectKey], namespace: str | None) -> None:
+    def forget_unlisted(self, plural: str, keys: Collection[ObjectKey], namespace: str | None) -> None:
         """After a full LIST of a namespace (None: of all): forgets those that are not among the keys."""
         for key in [key for key in self._problems.get(plural, {}) if namespace in (None, key.namespace)]:
             if key not in keys:

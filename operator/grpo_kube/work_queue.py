@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 Reconcile = Callable[[ObjectKey], Awaitable[float | None]]
 FIRST_RETRY, LAST_RETRY = 0.1, 60.0
-SOON = 1.0
+ECHO_DELAY = 1.0
 """Seconds in which a key is looked at that hardly has to be, if nothing else calls for a look before."""
-TOGETHER = 0.1
+BATCH_DELAY = 0.1
 """Seconds in which events that nobody waits for gather: the pods of a Job come, are bound and run one by one."""
 
 

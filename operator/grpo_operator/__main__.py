@@ -62,7 +62,7 @@ async def run(
         operator = Operator(
             chosen, cluster, caches=caches, queue=queue, metrics=metrics, session=session, leading=leading, wall=wall
         )
-        unreadables = caches.unreadables, operator.facts.unreadables
+        unreadables = caches.quarantine, operator.facts.quarantine
         metrics.read({HEARD: operator.heard, UNREADABLE_OBJECTS: lambda: metrics_server.unreadable(*unreadables)})
         taken = elector.free_since if elector else lambda: None
         metrics.read({LEADER: operator.leads, TAKEOVER: lambda: operator.took(taken())})

@@ -93,7 +93,7 @@ def starting() -> Group:
             make_job(status=active_status(jobUid=None, running=False, attemptStartTime=at(-301)))
         ),
         "no pods yet": _starting(ago=2),
-        "pods are refused": replace(_starting(make_pod(0), ago=6), words=QUOTA),
+        "pods are refused": replace(_starting(make_pod(0), ago=6), start_warning=QUOTA),
         "a pod finds no node": _starting(make_pod(0), _pending(1)),
         "a pod found no node in time": _starting(make_pod(0), _pending(1), ago=301),
         "nodes are made for the pods": _starting(
@@ -114,7 +114,7 @@ def starting() -> Group:
         "containers are made": _starting(_creating(0), _creating(1)),
         "an image can't be pulled": _starting(make_pod(0), _creating(1, "ImagePullBackOff"), ago=70, **_bound(65)),
         "a volume can't be mounted": replace(
-            _starting(make_pod(0), _creating(1), ago=70, **_bound(65)), words="FailedMount: configmap not found"
+            _starting(make_pod(0), _creating(1), ago=70, **_bound(65)), start_warning="FailedMount: configmap not found"
         ),
         "containers did not start in time": _starting(make_pod(0), _creating(1), ago=9000, **_bound(8999)),
         "all pods run": _starting(make_pod(0), make_pod(1)),

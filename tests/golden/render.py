@@ -30,7 +30,7 @@ from grpo_kube.objects.times import Observed
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
-from grpo_operator.decide.observation import Observation, Sightings, Silence, observe
+from grpo_operator.decide.observation import FirstSeen, Observation, Silence, observe
 from grpo_operator.decide.policies import decide
 from grpo_operator.kueue.pod_sets import Flavor, placed
 from grpo_operator.kueue.steps import Write, step
@@ -175,7 +175,7 @@ def _answered(
 
     async def answer() -> Decision | None:
         there = queue([seen.job, *jobs], snapshot or Snapshot(), image=PODS.image)
-        await there.one_pass()
+        await there.run_cycle()
         return await there.answer(seen, decision)
 
     found = virtually(answer())
@@ -210,7 +210,7 @@ def _looked_again(seen: Observation, job: GRPOJobRecord) -> Observation:
     """Return the next look, at the job with its new status and at the same children."""
     children = [child for child in (seen.child, seen.engines, *seen.earlier_jobs) if child]
     pods = [*seen.pods, *seen.engine_pods, *seen.earlier_pods]
-    return observe(job, children, pods, now=seen.now, at=seen.at, sightings=Sightings())
+    return observe(job, children, pods, now=seen.now, at=seen.at, sightings=FirstSeen())
 
 
 def _decision(decision: Decision) -> Json:

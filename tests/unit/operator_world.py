@@ -14,7 +14,7 @@ from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, seconds, timestamp
 from grpo_operator.decide.decisions import Decision, Limits
-from grpo_operator.decide.observation import Observation, Pull, Sightings, Silence, observe
+from grpo_operator.decide.observation import FirstSeen, Observation, Pull, Silence, observe
 from grpo_operator.decide.policies import decide
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import (
@@ -240,7 +240,7 @@ def make_story(
     now: float = NOW,
 ) -> Observation:
     """What is seen now, after looks so many seconds ago; the last look's things are those of now, too."""
-    sightings = Sightings()
+    sightings = FirstSeen()
     for ago, things in (*looks, (0.0, looks[-1][1])):
         children = [thing for thing in things if isinstance(thing, JobRecord)]
         pods = [thing for thing in things if isinstance(thing, PodRecord)]

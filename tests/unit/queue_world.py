@@ -10,7 +10,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.admission.inventory import node_facts, pod_facts
 from grpo_operator.admission.queue import AdmissionQueue
-from grpo_operator.admission.scheduler import Plans, Question, Verdict, judge
+from grpo_operator.admission.scheduler import CycleInput, Plans, Verdict, schedule
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.pods.pod_spec import PodDefaults
@@ -75,8 +75,8 @@ def own_pod(of: GRPOJobRecord, gpus: int, on: str, attempt: int = 1, engine: boo
 
 def judged(jobs: list[GRPOJobRecord], snapshot: Snapshot, **more: Any) -> Mapping[str, Verdict]:
     """The verdicts of one pass, by uid."""
-    asked = Question(jobs=tuple(jobs), snapshot=snapshot, now=NOW, limits=LIMITS, default_image="trainer:1", **more)
-    return judge(asked, Plans()).verdicts
+    asked = CycleInput(jobs=tuple(jobs), snapshot=snapshot, now=NOW, limits=LIMITS, default_image="trainer:1", **more)
+    return schedule(asked, Plans()).verdicts
 
 
 def passed(jobs: list[GRPOJobRecord], snapshot: Snapshot) -> dict[str, tuple[bool, str]]:
@@ -115,7 +115,7 @@ def queue(jobs: list[GRPOJobRecord], snapshot: Snapshot, image: str = "trainer:1
         source, Still(snapshot), tell, limits=LIMITS, pods=PodDefaults(image=image), clock=lambda: NOW
     )
     for one in jobs:
-        found.noticed(one.key, one)
+        found.record_job(one.key, one)
     return found
 
 
@@ -127,7 +127,7 @@ async def answered(
 ) -> Decision:
     """What a job is answered after a pass."""
     there = queue(jobs, snapshot)
-    await there.one_pass()
+    await there.run_cycle()
     found = await there.answer(make_seen(one), asked or ASKED)
     assert found is not None
     return found

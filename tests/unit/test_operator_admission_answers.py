@@ -82,10 +82,10 @@ async def test_a_place_is_nobody_elses_between_the_verdict_and_its_commit() -> N
     urgent = job("urgent", gang(1, 8), age=1, priorityClassName="high")
     jobs = Jobs([first])
     there = queue(jobs, cluster(8, priorities={"high": 1000, "": 5}))
-    await there.one_pass()
+    await there.run_cycle()
     jobs.append(urgent)
-    there.noticed(urgent.key, urgent)
-    await there.one_pass()
+    there.record_job(urgent.key, urgent)
+    await there.run_cycle()
     answers = {one.name: await there.answer(make_seen(one), ASKED) for one in jobs}
     assert {name: answer and answer.action for name, answer in answers.items()} == {
         "first": Action.COMMIT,

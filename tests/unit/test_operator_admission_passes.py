@@ -11,7 +11,7 @@ from grpo_kube.objects.errors import Unavailable
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.admission import queue as queue_module
 from grpo_operator.admission.queue import AdmissionQueue
-from grpo_operator.admission.scheduler import MOST_NEW_SPECS, Pass, Plans, Question, judge
+from grpo_operator.admission.scheduler import MOST_NEW_SPECS, Cycle, CycleInput, Plans, schedule
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action
 from grpo_operator.records.records import GRPOJobRecord
@@ -28,7 +28,7 @@ class Bench:
         self.heard: list[tuple[str, bool]] = []
         self.queue = AdmissionQueue(self.jobs, self, self.tell, limits=LIMITS, pods=PODS, clock=lambda: self.now)
         for one in jobs:
-            self.queue.noticed(one.key, one)
+            self.queue.record_job(one.key, one)
 
     def take(self) -> Snapshot:
         if self.problem:
@@ -41,7 +41,7 @@ class Bench:
     async def news(self) -> list[tuple[str, bool]]:
         """Makes a pass; what was heard of it."""
         self.heard = []
-        await self.queue.one_pass()
+        await self.queue.run_cycle()
         return self.heard
 
     async def action(self, one: GRPOJobRecord) -> Action | None:
@@ -54,15 +54,15 @@ def waiting(count: int, gpus: int = 8) -> list[GRPOJobRecord]:
 
 
 @contextlib.asynccontextmanager
-async def running(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Question]]:
+async def running(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[CycleInput]]:
     """The queue runs; what its passes were asked."""
-    asked: list[Question] = []
+    asked: list[CycleInput] = []
 
-    def noted(question: Question, plans: Plans) -> Pass:
+    def noted(question: CycleInput, plans: Plans) -> Cycle:
         asked.append(question)
-        return judge(question, plans)
+        return schedule(question, plans)
 
-    monkeypatch.setattr(queue_module, "judge", noted)
+    monkeypatch.setattr(queue_module, "schedule", noted)
     task = asyncio.create_task(bench.queue.run())
     yield asked
     task.cancel()
@@ -80,7 +80,7 @@ async def test_many_that_come_at_once_make_few_passes(monkeypatch: pytest.Monkey
     async with running(bench, monkeypatch) as asked:
         for one in waiting(100):
             bench.jobs.append(one)
-            bench.queue.noticed(one.key, one)
+            bench.queue.record_job(one.key, one)
         await until(lambda: len(bench.heard) == 100)
         assert len(asked) == 1
 
@@ -90,8 +90,8 @@ async def test_a_change_that_concerns_nobody_makes_no_pass(monkeypatch: pytest.M
     async with running(bench, monkeypatch) as asked:
         await until(lambda: asked)
         for one in (bench.jobs[0], make_job(name="cpu", uid="uid-cpu")):
-            bench.queue.noticed(one.key, one)
-        bench.queue.noticed(ObjectKey("team-a", "never-known"), None)
+            bench.queue.record_job(one.key, one)
+        bench.queue.record_job(ObjectKey("team-a", "never-known"), None)
         await asyncio.sleep(5 * queue_module.GATHER)
         assert len(asked) == 1
 
@@ -122,7 +122,7 @@ async def test_new_sentences_alone_are_told_one_after_the_other() -> None:
     bench.snapshot = cluster(8, pods=[gpu_pod("q", 8)])
     assert await bench.news() == []
     before = await bench.queue.answer(make_seen(bench.jobs[0]), ASKED)
-    bench.queue._notices.tell_one()
+    bench.queue._publisher.publish_one_message()
     after = await bench.queue.answer(make_seen(bench.jobs[0]), ASKED)
     assert bench.heard == [("j0", True)]
     assert before is not None
@@ -130,7 +130,7 @@ async def test_new_sentences_alone_are_told_one_after_the_other() -> None:
     assert ("team-a/p" in before.message, "team-a/q" in after.message) == (True, True)
     assert await bench.news() == [], "those who wait for their turn keep it"
     for _ in range(5):
-        bench.queue._notices.tell_one()
+        bench.queue._publisher.publish_one_message()
     assert bench.heard == [("j1", True), ("j2", True)]
 
 
@@ -157,7 +157,7 @@ async def test_a_commit_that_is_denied_gives_its_place_to_others_for_a_while() -
     first, second = waiting(2)
     bench = Bench([first, second], cluster(8))
     await bench.news()
-    bench.queue.denied(first)
+    bench.queue.release_denied(first)
     assert await bench.action(first) is None
     assert await bench.news() == [("j1", False)]
     assert await bench.action(second) is Action.COMMIT
@@ -204,8 +204,8 @@ async def test_a_pass_that_fails_is_tried_again(
         raise IndexError("a bug")
 
     with monkeypatch.context() as patched:
-        patched.setattr(queue_module, "judge", stumble)
-        assert await bench.queue._survive_pass() == queue_module.NOT_KNOWN_PAUSE
+        patched.setattr(queue_module, "schedule", stumble)
+        assert await bench.queue._run_cycle_safely() == queue_module.NOT_KNOWN_PAUSE
     assert "a pass over the queue failed" in caplog.text
     await bench.news()
     assert await bench.action(bench.jobs[0]) is Action.COMMIT
@@ -229,11 +229,11 @@ async def test_many_new_specs_are_planned_over_several_passes_and_those_ahead_do
 async def test_a_gang_that_can_not_be_looked_at_any_more_holds_its_place_until_its_jobs_say_otherwise() -> None:
     holder, waits = job("holder", gang(1, 8), age=200, active=True), job("waits", gang(1, 8))
     bench = Bench([holder, waits], cluster(8))
-    bench.queue.noticed(holder.key, None)  # its status can't be read, and its Job lives
+    bench.queue.record_job(holder.key, None)  # its status can't be read, and its Job lives
     await bench.news()
     assert await bench.action(waits) == Action.QUEUE
     bench.jobs.remove(holder)
-    bench.queue.noticed(holder.key, None)
-    assert bench.queue._woken.is_set(), "its GPUs are free"
+    bench.queue.record_job(holder.key, None)
+    assert bench.queue._is_due.is_set(), "its GPUs are free"
     await bench.news()
     assert await bench.action(waits) == Action.COMMIT

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from grpo_kube.objects.json_reader import Unreadable
-from grpo_operator.admission.scheduler import Plans, Question, judge
+from grpo_operator.admission.scheduler import CycleInput, Plans, schedule
 from grpo_operator.admission.snapshot import QuotaFacts, counts, quota_facts
 from tests.unit.operator_world import LIMITS, NOW, at
 from tests.unit.queue_world import answered, cluster, gang, job, judged
@@ -114,8 +114,8 @@ def test_a_gang_that_was_just_committed_is_counted_until_its_pods_are(since: flo
     new = replace(new, typed=replace(new.content, status=status))
     there = cluster(8, 8, quotas={"team-a": (quota({GPU: "6"}),)})
     jobs = (new, job("a", gang(1, 4)))
-    asked = Question(jobs=jobs, snapshot=there, now=NOW, limits=LIMITS, default_image="trainer:1")
-    found = judge(asked, Plans())
+    asked = CycleInput(jobs=jobs, snapshot=there, now=NOW, limits=LIMITS, default_image="trainer:1")
+    found = schedule(asked, Plans())
     assert found.verdicts["uid-a"].reason == reason
     assert found.look_again == (5.0 if since == -5 else None), "the quota may not change again"
 

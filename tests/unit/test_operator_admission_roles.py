@@ -12,7 +12,7 @@ from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.admission.capacity import Capacity, Claim, gpu_roles
 from grpo_operator.admission.inventory import node_facts
 from grpo_operator.admission.quota_gate import needs
-from grpo_operator.admission.scheduler import Plans, Question, judge
+from grpo_operator.admission.scheduler import CycleInput, Plans, schedule
 from grpo_operator.admission.snapshot import QuotaFacts, Snapshot
 from grpo_operator.records.records import GRPOJobRecord
 from grpo_planner.result.result import PlanReason, PlanResult
@@ -101,8 +101,8 @@ def test_a_new_plan_is_admitted_only_where_its_engines_fit_too() -> None:
     plans.plan = lambda *_: found  # type: ignore[method-assign]
     one = make_job({"placement": {"accelerator": "GPU", "nodes": None}})
     for free, starts in ((4, True), (3, False)):
-        asked = Question(jobs=(one,), snapshot=of((H100, 8), (L4, free)), now=NOW, limits=LIMITS, default_image="t:1")
-        assert judge(asked, plans).verdicts[one.uid].admitted is starts
+        asked = CycleInput(jobs=(one,), snapshot=of((H100, 8), (L4, free)), now=NOW, limits=LIMITS, default_image="t:1")
+        assert schedule(asked, plans).verdicts[one.uid].admitted is starts
 
 
 def test_engines_that_a_running_gang_lacks_are_nobody_elses() -> None:

@@ -17,7 +17,7 @@ from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.admission.capacity import gpu_roles
 from grpo_operator.admission.inventory import NodeFacts, PodFacts, node_facts
 from grpo_operator.admission.queue import AdmissionQueue
-from grpo_operator.admission.scheduler import Pass, Plans, Question, judge
+from grpo_operator.admission.scheduler import Cycle, CycleInput, Plans, schedule
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action
 from grpo_operator.pods.roles import Role
@@ -127,12 +127,12 @@ class World:
 
     def store(self, one: GRPOJobRecord, **changes: Any) -> None:
         self.jobs[one.key] = replace(one, version=one.version + 1, **changes)
-        self.queue.noticed(one.key, self.jobs[one.key])
+        self.queue.record_job(one.key, self.jobs[one.key])
 
     def gone(self, key: ObjectKey) -> None:
         self.jobs.pop(key)
         self.unseen.pop(key, None)
-        self.queue.noticed(key, None)
+        self.queue.record_job(key, None)
 
     def disturb(self) -> None:
         self.disturbed |= self.promised
@@ -230,7 +230,7 @@ class World:
         if answer is None or answer.action is Action.REJECT or fate == "conflict":
             return
         if answer.action is Action.COMMIT and fate == "denied":
-            self.queue.denied(one)
+            self.queue.release_denied(one)
             return
         status = make_job({}, to_json(build(make_seen(one), answer)), generation=one.generation).status
         typed = replace(one.content, status=status)
@@ -263,9 +263,9 @@ class World:
 async def live(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A world's life."""
 
-    async def in_thread(work: Any, asked: Question, plans: Plans) -> Pass:
+    async def in_thread(work: Any, asked: CycleInput, plans: Plans) -> Cycle:
         """The pass sees the world as it was; things happen before its verdicts come back."""
-        found, world.judging = judge(asked, plans), True
+        found, world.judging = schedule(asked, plans), True
         for _ in range(world.chance.randrange(4)):
             await world.something_happens()
         world.judging = False
@@ -274,7 +274,7 @@ async def live(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncio.to_thread", in_thread)
     for _ in range(STEPS):
         if world.chance.random() < 0.4:
-            await world.queue.one_pass()
+            await world.queue.run_cycle()
         else:
             await world.something_happens()
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from grpo_kube.objects.resources import ObjectKey
-from grpo_operator.admission.queue_order import MOST_PASSED_OVER, in_turn
-from grpo_operator.admission.scheduler import Plans, Question, judge, ordinal
+from grpo_operator.admission.queue_order import MOST_PASSED_OVER, sort_queue
+from grpo_operator.admission.scheduler import CycleInput, Plans, ordinal, schedule
 from grpo_operator.records.records import GRPOJobRecord
 from tests.generated import cases
 from tests.unit.operator_world import LIMITS, NOW, make_job
@@ -23,7 +23,7 @@ def of(namespace: str, name: str, gpus: int = 1, age: float = 100, **placement: 
 def turns(jobs: Iterable[GRPOJobRecord], held: dict[str, int], passed: dict[str, int] | None = None) -> list[str]:
     """The order, when each job takes one GPU at its turn."""
     found = []
-    for one in in_turn(jobs, {"high": 10, "": 1}, held, passed or {}):
+    for one in sort_queue(jobs, {"high": 10, "": 1}, held, passed or {}):
         found.append(one.name)
         held[one.key.namespace] = held.get(one.key.namespace, 0) + 1
     return found
@@ -129,7 +129,7 @@ class Cluster:
             one = of(self.chance.choice("aaab"), f"j{self.number:05}", width, age=100_000 - self.number)
             self.came[one.uid], self.waiting[one.uid] = (now, len(self.waiting)), one
         pods = [own_pod(one, gpus, f"node-{at}") for _, one, places in self.running for at, gpus in places.items()]
-        asked = Question(
+        asked = CycleInput(
             jobs=tuple(self.waiting.values()),
             snapshot=cluster(*self.sizes, pods=pods),
             now=NOW,
@@ -137,7 +137,7 @@ class Cluster:
             passed_over=self.passed,
             default_image="trainer:1",
         )
-        found = judge(asked, Plans()).verdicts
+        found = schedule(asked, Plans()).verdicts
         self.passed = {uid: verdict.passed_over for uid, verdict in found.items()}
         for uid in [uid for uid, verdict in found.items() if verdict.admitted]:
             self.start(self.waiting.pop(uid), now)

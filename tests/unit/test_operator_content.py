@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_kube.informer import Mirror
+from grpo_kube.informer import Informer
 from grpo_kube.objects.errors import Denied, Expired, Unavailable
 from grpo_kube.objects.resources import PODS, Object, ObjectKey, Selection, identity
 from grpo_kube.objects.times import Observed
 from grpo_kube.pacing import Backoff
 from grpo_operator.admission.inventory import node_facts, pod_facts
-from grpo_operator.decide.observation import Sightings, observe
+from grpo_operator.decide.observation import FirstSeen, observe
 from grpo_operator.decide.policies import decide
 from grpo_operator.loop.caches import Caches
 from grpo_operator.records.names import GRPOJOBS
@@ -92,7 +92,7 @@ def decided(job: Any, child: Any, pods: list[Any]) -> None:
         for item in items:
             cache.put(item)
     for record in caches.grpojobs:
-        seen = observe(record, list(caches.jobs), list(caches.pods), now=NOW, at=Observed(NOW), sightings=Sightings())
+        seen = observe(record, list(caches.jobs), list(caches.pods), now=NOW, at=Observed(NOW), sightings=FirstSeen())
         to_json(build(seen, decide(seen, LIMITS)))
 
 
@@ -134,7 +134,7 @@ async def _watched(listed: list[Any], events: list[Any]) -> None:
     caches = Caches()
     script = Stream([*listed, clean(1)], [*events, ("ADDED", clean(2))])
     told: list[ObjectKey] = []
-    mirror = Mirror(script, Selection(PODS), caches.pods, told.extend, resync=60, backoff=Backoff(0.01, 0.02))  # type: ignore[arg-type]
+    mirror = Informer(script, Selection(PODS), caches.pods, told.extend, resync=60, backoff=Backoff(0.01, 0.02))  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     await asyncio.wait_for(script.shown.wait(), 20)
     assert not task.done()
@@ -154,7 +154,7 @@ async def test_an_event_that_changes_nothing_that_is_read_wakes_nobody() -> None
     caches, told = Caches(), list[ObjectKey]()
     events = [changed(100), changed(101, qosClass="Guaranteed"), changed(102, phase="Failed")]
     script = Stream([clean(1)], [("MODIFIED", item) for item in events])
-    mirror = Mirror(script, Selection(PODS), caches.pods, told.extend, resync=60)  # type: ignore[arg-type]
+    mirror = Informer(script, Selection(PODS), caches.pods, told.extend, resync=60)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     await asyncio.wait_for(script.shown.wait(), 20)
     task.cancel()
@@ -179,7 +179,7 @@ def test_an_event_wakes_exactly_when_something_that_is_read_has_changed(item: An
 async def _woken(item: Any, news: bool) -> None:
     caches, told = Caches(), list[ObjectKey]()
     script = Stream([POD], [("MODIFIED", item)])
-    mirror = Mirror(script, Selection(PODS), caches.pods, told.extend, resync=60)  # type: ignore[arg-type]
+    mirror = Informer(script, Selection(PODS), caches.pods, told.extend, resync=60)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     await asyncio.wait_for(script.shown.wait(), 20)
     task.cancel()
@@ -197,18 +197,18 @@ def test_an_unreadable_object_is_counted_logged_once_and_forgotten(caplog: pytes
     caches = Caches()
     for _ in range(3):
         assert caches.pods.put(broken("abc")) is None
-    assert caches.unreadables.counts()["pods"] == 1
+    assert caches.quarantine.counts()["pods"] == 1
     assert [record.getMessage() for record in caplog.records] == [
         "pods team-a/clean-7 can't be read and is set aside: "
         "metadata.labels[batch.kubernetes.io/job-completion-index]: 'abc' is not a number"
     ]
     caches.pods.put(broken("0"))
-    assert caches.unreadables.counts()["pods"] == 0
+    assert caches.quarantine.counts()["pods"] == 0
     caches.pods.put(broken("²", version=8))
     assert len(caches.pods) == 0
-    with caches.pods.listing() as listing:
+    with caches.pods.relist() as listing:
         listing.finish(99)
-    assert caches.unreadables.counts()["pods"] == 0
+    assert caches.quarantine.counts()["pods"] == 0
 
 
 def test_a_list_of_one_namespace_leaves_the_others_alone() -> None:
@@ -217,7 +217,7 @@ def test_a_list_of_one_namespace_leaves_the_others_alone() -> None:
     other = clean(2)
     other["metadata"]["namespace"] = "team-b"
     caches.pods.put(other)
-    with caches.pods.listing("team-b") as listing:
+    with caches.pods.relist("team-b") as listing:
         listing.finish(99)
     assert listing.changed == {ObjectKey("team-b", KEY.name)}
     assert [record.name for record in caches.pods] == ["clean-1"]
@@ -252,7 +252,7 @@ class Torn:
 async def test_a_list_that_breaks_off_begins_anew_and_is_never_half(times: int, error: Exception) -> None:
     caches, torn = Caches(), Torn(times, error)
     told: set[ObjectKey] = set()
-    mirror = Mirror(torn, Selection(PODS), caches.pods, told.update, resync=60, backoff=Backoff(0.001, 0.002))  # type: ignore[arg-type]
+    mirror = Informer(torn, Selection(PODS), caches.pods, told.update, resync=60, backoff=Backoff(0.001, 0.002))  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     await asyncio.wait_for(mirror.settled.wait(), 20)
     task.cancel()
@@ -263,7 +263,7 @@ async def test_a_list_that_breaks_off_begins_anew_and_is_never_half(times: int, 
 async def test_a_refusal_settles_a_mirror_and_is_told_until_it_is_over() -> None:
     caches, torn = Caches(), Torn(2, Denied("403 forbidden"))
     backoff, selection = Backoff(0.05, 0.1), Selection(GRPOJOBS, KEY.namespace)
-    mirror = Mirror(torn, selection, caches.pods, lambda _: None, resync=60, backoff=backoff)  # type: ignore[arg-type]
+    mirror = Informer(torn, selection, caches.pods, lambda _: None, resync=60, backoff=backoff)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     await asyncio.wait_for(mirror.settled.wait(), 20)
     assert "forbidden" in mirror.not_served

@@ -8,7 +8,7 @@ from grpo_api.status.usage import AttemptUsage, EngineUsage, GPUSeconds, PodTime
 from grpo_api.text.timing import Clock
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.usage.account import looked_at
-from grpo_operator.usage.gpu_time import SUCCEEDED, divided, merged, shared_out, summed
+from grpo_operator.usage.gpu_time import SUCCEEDED, apportion, divided, merged, sum_states
 from tests.generated import cases
 from tests.unit.operator_world import (
     GPU_PLAN,
@@ -48,25 +48,25 @@ def engines(*held: float, price: float | None = 0.5) -> EngineUsage:
 
 def test_engines_share_the_states_of_their_gang_and_have_a_price_of_their_own() -> None:
     one = record(engines(90.0, 90.0), generating=50.0, training=50.0)
-    usage = summed(Usage(as_of=at(100), attempts=[one]))
+    usage = sum_states(Usage(as_of=at(100), attempts=[one]))
     assert usage.held_gpu_seconds == 8 * 100 + 4 * 90
     assert usage.gpu_seconds.generating == pytest.approx(8 * 50 + 4 * 45)
     assert usage.cost == pytest.approx((800 * 2.0 + 360 * 0.5) / 3600, abs=1e-4)
-    without = summed(Usage(as_of=at(100), attempts=[record(None, generating=50.0, training=50.0)]))
+    without = sum_states(Usage(as_of=at(100), attempts=[record(None, generating=50.0, training=50.0)]))
     assert (without.held_gpu_seconds, without.effective) == (800, usage.effective)
 
 
 def test_sums_of_attempts_without_a_record_have_their_engines_too() -> None:
     usage = Usage(as_of=at(100), attempts=[record(engines(90.0, 30.0), training=100.0)])
-    assert merged(usage, 1).earlier.gpu_seconds == summed(usage).gpu_seconds
-    assert merged(usage, 1).earlier.cost == summed(usage).cost
+    assert merged(usage, 1).earlier.gpu_seconds == sum_states(usage).gpu_seconds
+    assert merged(usage, 1).earlier.cost == sum_states(usage).cost
 
 
 @settings(max_examples=cases(100))
 @given(st.lists(st.floats(0.0, 1e5), max_size=4), st.builds(GPUSeconds, **dict.fromkeys(GPUSeconds.model_fields,
        st.floats(0.0, 1e6))))  # fmt: skip
 def test_all_that_engines_held_is_shared_out_and_no_more(held: list[float], gang: GPUSeconds) -> None:
-    found = shared_out(engines(*held), gang, at(100))
+    found = apportion(engines(*held), gang, at(100))
     assert found.held == pytest.approx(2 * sum(held), rel=1e-9, abs=0.01)
 
 

@@ -9,7 +9,7 @@ import pytest
 from grpo_kube.objects.errors import ClusterError, Forbidden, NotFound, Unavailable
 from grpo_kube.objects.resources import NODES, PODS, PRIORITY_CLASSES, QUOTAS, SERVICE_ACCOUNTS, Selection
 from grpo_operator.loop import cluster_state as facts_module
-from grpo_operator.loop.cluster_state import ClusterFacts
+from grpo_operator.loop.cluster_state import ClusterState
 from tests.unit.test_operator_inventory import node, pod
 
 Object = dict[str, Any]
@@ -65,7 +65,7 @@ class Watching:
 
     def __init__(self, script: Script, *namespaces: str) -> None:
         self.woken = 0
-        self.facts = ClusterFacts(script, self._wake, namespaces=namespaces, resync=300)  # type: ignore[arg-type]
+        self.facts = ClusterState(script, self._wake, namespaces=namespaces, resync=300)  # type: ignore[arg-type]
 
     def _wake(self) -> None:
         self.woken += 1
@@ -165,4 +165,4 @@ async def test_an_unreadable_object_is_set_aside_alone() -> None:
     script.objects["nodes"].append(meta({"spec": {"taints": "none"}}, "odd"))
     async with Watching(script) as watching:
         assert [one.name for one in watching.facts.take().nodes] == ["node-0"]
-        assert watching.facts.unreadables.counts() == {"nodes": 1}
+        assert watching.facts.quarantine.counts() == {"nodes": 1}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from grpo_api.spec.run_policy import PlacementSpec
-from grpo_kube.objects.json_reader import Part
+from grpo_kube.objects.json_reader import JsonObject
 from grpo_operator.admission.inventory import (
     cards,
     left_out,
@@ -253,4 +253,4 @@ SIDECAR = container("2", restartPolicy="Always")
     ],
 )
 def test_what_a_pod_takes(spec: dict[str, Any], cpu: float) -> None:
-    assert pod_requests(Part(spec)).get("cpu", 0) == cpu
+    assert pod_requests(JsonObject(spec)).get("cpu", 0) == cpu

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
-from grpo_operator.kueue.admission_gate import by_kueue
+from grpo_operator.kueue.admission_gate import gate_by_workload
 from grpo_operator.kueue.pod_sets import planned_for
 from grpo_operator.kueue.steps import Write, step
 from tests.generated import cases
@@ -152,7 +152,7 @@ def test_a_suspended_job_is_taken_out_of_its_queue_and_comes_back() -> None:
     assert written(make_queued(inactive, status=WAITS), QUEUES) is Write.RESUME
     by_others = make_workload({}, spec={"active": False})
     assert written(make_queued(by_others, status=WAITS), QUEUES) is None, "somebody else's pause is theirs to end"
-    waits = by_kueue(make_queued(by_others, status=WAITS), Decision(Action.COMMIT, plan=PLAN), PODS)
+    waits = gate_by_workload(make_queued(by_others, status=WAITS), Decision(Action.COMMIT, plan=PLAN), PODS)
     assert "spec.active is false" in waits.message
 
 
@@ -178,7 +178,7 @@ def test_queue_and_priority_follow_the_job_until_quota_is_reserved() -> None:
 
 def commits(workload: dict[str, Any] | None, plan: Any = PLAN, **more: Any) -> Decision:
     found = None if workload is None else make_workload(workload, **more)
-    return by_kueue(make_queued(found, status=WAITS), Decision(Action.COMMIT, plan=plan), PODS)
+    return gate_by_workload(make_queued(found, status=WAITS), Decision(Action.COMMIT, plan=plan), PODS)
 
 
 def test_an_attempt_is_committed_only_when_kueue_has_admitted_its_pods() -> None:
@@ -199,7 +199,7 @@ def test_an_attempt_is_committed_only_when_kueue_has_admitted_its_pods() -> None
 
 def test_a_job_with_a_queue_name_on_a_cluster_without_kueue_says_so_and_asks_again() -> None:
     seen = replace(make_queued(None, status=WAITS), kueue_problem="the cluster has no Kueue")
-    found = by_kueue(seen, Decision(Action.COMMIT, plan=PLAN), PODS)
+    found = gate_by_workload(seen, Decision(Action.COMMIT, plan=PLAN), PODS)
     assert (found.action, found.reason, found.look_again) == (Action.QUEUE, "NoKueue", 15.0)
     assert found.message == "the cluster has no Kueue"
     assert written(seen, found) is None
@@ -218,7 +218,7 @@ def test_a_job_keeps_its_plan_until_its_spec_changes_or_it_runs_out_of_memory() 
     job, workload = make_job(QUEUED), make_workload(admitted())
     assert planned_for(job, workload) == PLAN
     assert planned_for(make_job(QUEUED, generation=2), workload) is None
-    assert planned_for(job, replace(workload, planned="{")) is None
+    assert planned_for(job, replace(workload, plan_annotation="{")) is None
     assert planned_for(job, None) is None
 
 
@@ -253,10 +253,10 @@ def test_whatever_kueue_says_pods_run_only_while_it_admits_them(
     decision = judged(seen)
     if decision.action is Action.START:
         assert found
-        assert found.keeps
+        assert found.may_continue
     if decision.action is Action.ADMIT:
-        decision = by_kueue(seen, replace(decision, action=Action.COMMIT, plan=PLAN), PODS)
-        assert decision.action is not Action.COMMIT or (found is not None and found.starts)
+        decision = gate_by_workload(seen, replace(decision, action=Action.COMMIT, plan=PLAN), PODS)
+        assert decision.action is not Action.COMMIT or (found is not None and found.may_start)
     write = written(seen, decision)
     if write in (Write.CLEAR, Write.DELETE, Write.FINISH):
         assert not seen.pods_left, "quota goes back when no pod is left"

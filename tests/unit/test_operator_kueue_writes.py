@@ -14,7 +14,7 @@ from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.loop.caches import Caches
-from grpo_operator.loop.workload_sync import Dispatcher, Workloads, unseen
+from grpo_operator.loop.workload_sync import MultiKueueDispatcher, Workloads, unseen
 from grpo_operator.pods.manifests import attempt_of, indexed_job
 from grpo_operator.records.names import RESOURCE_FLAVORS, WORKLOAD_PRIORITIES, WORKLOADS
 from grpo_operator.records.records import GRPOJobRecord
@@ -237,7 +237,7 @@ def dispatched(**more: Any) -> GRPOJobRecord:
 
 
 async def dispatch(world: World, job: GRPOJobRecord) -> None:
-    found = Dispatcher(queue([job], cluster()), world.workloads, lambda: NOW, lambda: Observed(NOW))
+    found = MultiKueueDispatcher(queue([job], cluster()), world.workloads, lambda: NOW, lambda: Observed(NOW))
     await found(job)
 
 

@@ -8,7 +8,7 @@ import pytest
 from grpo_kube.objects.errors import Unavailable
 from grpo_kube.objects.resources import PODS, Object, Selection
 from grpo_operator.decide.observation import Observation
-from grpo_operator.loop.caches import Caches, bring_pods
+from grpo_operator.loop.caches import Caches, fetch_missing_pods
 from grpo_operator.records.records import JobRecord, PodRecord
 from tests.unit.operator_world import KEY, UID, active_status, at, judged, make_child, make_job, make_pod, make_seen
 
@@ -53,21 +53,21 @@ async def test_what_ended_a_job_is_asked_of_its_pods_before_it_passes_for_a_disr
     cluster, caches = Listed(failed_pod()), Caches()
     before = seen(ENDED)
     assert (judged(before).reason, judged(before).counted) == ("Preempted", False)
-    assert await bring_pods(cluster, caches, before)  # type: ignore[arg-type]
+    assert await fetch_missing_pods(cluster, caches, before)  # type: ignore[arg-type]
     assert cluster.asked == [
         Selection(PODS, KEY.namespace, f"grpo.dev/job-uid={UID},grpo.dev/attempt=1,grpo.dev/component!=engine")
     ]
-    after = seen(ENDED, *caches.pods.of(KEY))
+    after = seen(ENDED, *caches.pods.owned_by(KEY))
     assert (judged(after).reason, judged(after).counted) == ("Error", True)
 
 
 @pytest.mark.parametrize("things", [(), (make_child(),), (ENDED, make_pod())])
 async def test_nobody_is_asked_while_the_job_runs_or_a_pod_is_known(things: Any) -> None:
     cluster = Listed(away=True)
-    assert not await bring_pods(cluster, Caches(), seen(*things))  # type: ignore[arg-type]
+    assert not await fetch_missing_pods(cluster, Caches(), seen(*things))  # type: ignore[arg-type]
     assert cluster.asked == []
 
 
 async def test_without_an_answer_nothing_is_judged() -> None:
     with pytest.raises(Unavailable):
-        await bring_pods(Listed(away=True), Caches(), seen(ENDED))  # type: ignore[arg-type]
+        await fetch_missing_pods(Listed(away=True), Caches(), seen(ENDED))  # type: ignore[arg-type]

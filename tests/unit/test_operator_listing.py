@@ -12,10 +12,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_kube.cache import Cache, Listing
+from grpo_kube.cache import Cache, Relist
 from grpo_kube.client import each_listed
 from grpo_kube.objects.resources import Object, ObjectKey, Selection
-from grpo_kube.pacing import SLICE
+from grpo_kube.pacing import LOOP_BUDGET
 from grpo_operator.loop.caches import Caches
 from grpo_operator.process.handlers import take
 from grpo_operator.records.records import PodRecord
@@ -46,7 +46,7 @@ class World:
     answers: list[Object] = field(default_factory=list)
     """What answers to our own writes still have to show: they may come after later events."""
     caches: Caches = field(default_factory=Caches)
-    listing: Listing[PodRecord] | None = None
+    listing: Relist[PodRecord] | None = None
 
     @property
     def cache(self) -> Cache[PodRecord]:
@@ -95,7 +95,7 @@ class World:
     def begin_list(self, again: bool) -> None:
         """A LIST begins, or the one under way has expired and begins anew."""
         if self.listing is None:
-            self._context = self.cache.listing()
+            self._context = self.cache.relist()
             self.listing = self._context.__enter__()
         elif not again:
             return
@@ -107,7 +107,7 @@ class World:
         if self.listing is None:
             return
         if self.page:
-            self._told(lambda listing: listing.take(self.page.pop(0)))
+            self._told(lambda listing: listing.add(self.page.pop(0)))
         else:
             self._told(lambda listing: listing.finish(self.listed_at))
             self._context.__exit__(None, None, None)
@@ -162,7 +162,7 @@ def test_with_every_event_heard_the_cache_is_like_the_cluster(steps: list[Any]) 
     while world.events:
         world.hear()
     assert world.kept() == world.readable()
-    assert world.caches.unreadables.counts().get("pods", 0) == len(world.now) - len(world.readable())
+    assert world.caches.quarantine.counts().get("pods", 0) == len(world.now) - len(world.readable())
 
 
 @settings(max_examples=cases(100))
@@ -251,9 +251,9 @@ def test_what_is_known_already_is_not_read_again() -> None:
     items = [Counted(pod(name, f"uid-{name}", 5)) for name in NAMES]
     for expected in (len(NAMES), 0):
         Counted.asked = 0
-        with caches.pods.listing() as listing:
+        with caches.pods.relist() as listing:
             for item in items:
-                listing.take(item)
+                listing.add(item)
             listing.finish(9)
         assert (Counted.asked > 0, len(caches.pods)) == (expected > 0, len(NAMES))
 
@@ -278,11 +278,11 @@ def test_others_run_between_two_slices_of_a_page() -> None:
 
         def take(item: Object) -> None:
             # each object takes a slice of time of its own
-            asyncio.get_running_loop()._clock.now += 2 * SLICE  # type: ignore[attr-defined]
-            listing.take(item)
+            asyncio.get_running_loop()._clock.now += 2 * LOOP_BUDGET  # type: ignore[attr-defined]
+            listing.add(item)
 
         running = asyncio.create_task(other())
-        with caches.pods.listing() as listing:
+        with caches.pods.relist() as listing:
             listing.finish(await each_listed(Paged(), Selection(caches.pods.resource), listing.begin, take))  # type: ignore[arg-type]
         running.cancel()
         return turns, len(caches.pods)

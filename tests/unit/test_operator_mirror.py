@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from grpo_kube.informer import Mirror
+from grpo_kube.informer import Informer
 from grpo_kube.objects.errors import Unavailable
 from grpo_kube.objects.resources import PODS, Object, ObjectKey, Selection
 from grpo_operator.loop.caches import Caches
@@ -46,7 +46,7 @@ class Script:
 async def mirrored(script: Script, seconds: float) -> tuple[dict[str, str], list[ObjectKey]]:
     """The phases of the pods that are known after so long, by name, and the jobs that were woken, in order."""
     caches, woken = Caches(), list[ObjectKey]()
-    mirror = Mirror(script, Selection(PODS), caches.pods, woken.extend, resync=RESYNC)  # type: ignore[arg-type]
+    mirror = Informer(script, Selection(PODS), caches.pods, woken.extend, resync=RESYNC)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     await asyncio.sleep(seconds)
     task.cancel()

@@ -14,7 +14,7 @@ from aiohttp.web import Application, Request, Response
 from grpo_api.report.metrics import HEARD, LEADER, OPERATOR, TAKEOVER, UNREADABLE_OBJECTS
 from grpo_api.report.report import Progress
 from grpo_kube.cache import Cache
-from grpo_kube.informer import Mirror
+from grpo_kube.informer import Informer
 from grpo_kube.leader_election import Election, Terms
 from grpo_kube.objects.errors import Expired, NotFound, Unavailable
 from grpo_kube.objects.resources import PODS, Object, ObjectKey, Selection
@@ -207,7 +207,7 @@ class Script:
 
 async def mirrored(script: Script, until_watches: int) -> tuple[Cache[PodRecord], list[ObjectKey]]:
     cache, changed = pods(), list[ObjectKey]()
-    mirror = Mirror(script, Selection(PODS), cache, changed.extend, resync=60, backoff=Backoff(0.01, 0.02))  # type: ignore[arg-type]
+    mirror = Informer(script, Selection(PODS), cache, changed.extend, resync=60, backoff=Backoff(0.01, 0.02))  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     for _ in range(500):
         await asyncio.sleep(0.01)
@@ -237,7 +237,7 @@ async def test_a_kind_that_a_cluster_may_not_know_is_asked_for_again_when_it_is_
         if list(keys):
             heard.set()
 
-    mirror = Mirror(script, Selection(PODS), pods(), changed, resync=60, optional=True)  # type: ignore[arg-type]
+    mirror = Informer(script, Selection(PODS), pods(), changed, resync=60, optional=True)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     await mirror.settled.wait()
     assert mirror.not_served

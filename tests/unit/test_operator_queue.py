@@ -8,7 +8,7 @@ import pytest
 from grpo_kube.cache import Cache
 from grpo_kube.objects.errors import Conflict, Unavailable
 from grpo_kube.objects.resources import PODS, ObjectKey
-from grpo_kube.quarantine import Unreadables
+from grpo_kube.quarantine import Quarantine
 from grpo_kube.work_queue import Observer, WorkQueue, work
 from grpo_operator.decide.cleanup import CleanUp, clean_up
 from grpo_operator.decide.observation import Observation
@@ -155,7 +155,7 @@ def item(name: str, version: int, uid: str = "u") -> Any:
 
 
 def pods() -> Cache[PodRecord]:
-    return Cache(PODS, pod_record, Unreadables(), index=lambda pod: pod.job_key)
+    return Cache(PODS, pod_record, Quarantine(), index=lambda pod: pod.job_key)
 
 
 def kept(cache: Cache[PodRecord], thing: Any) -> PodRecord:
@@ -178,13 +178,13 @@ def test_a_deletion_of_an_object_whose_name_was_taken_again_is_ignored() -> None
     assert cache.discard(ObjectKey("n", "gone"), "old") is None
     assert len(cache) == 1
     assert cache.discard(ObjectKey("n", "p"), "new") is not None
-    assert len(cache.of(ObjectKey("n", "run"))) == 0
+    assert len(cache.owned_by(ObjectKey("n", "run"))) == 0
 
 
 def listed(cache: Cache[PodRecord], objects: tuple[tuple[str, int], ...], version: int) -> set[ObjectKey]:
-    with cache.listing() as listing:
+    with cache.relist() as listing:
         for name, at in objects:
-            listing.take(item(name, at))
+            listing.add(item(name, at))
         listing.finish(version)
     return listing.changed
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.status.status import GRPOJobStatus
-from grpo_kube.objects.json_reader import Part
+from grpo_kube.objects.json_reader import JsonObject
 from grpo_operator.records.names import LABEL_ATTEMPT
 from grpo_operator.records.packed_job import SHORT
 from grpo_operator.records.parsing import grpojob_record, pod_record
@@ -104,6 +104,6 @@ def test_what_is_known_of_a_pods_end_is_kept_to_the_last_field(item: Any) -> Non
         record = pod_record(item)
     except ValueError:
         return
-    whole = Part(item)
+    whole = JsonObject(item)
     attempt = whole.part("metadata").part("labels").digits(LABEL_ATTEMPT)
     assert record.termination == pod_termination(whole.part("status"), attempt, record.node)

@@ -11,7 +11,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.status.status import GRPOJobStatus
 from grpo_operator.admission.inventory import node_facts
 from grpo_operator.admission.resume_plan import anew, learning, resumed
-from grpo_operator.admission.scheduler import Question, restart
+from grpo_operator.admission.scheduler import CycleInput, restart
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
@@ -106,7 +106,7 @@ def test_the_queue_gives_a_gang_that_starts_again_its_new_plan() -> None:
         },
     }
     snapshot = Snapshot(nodes=(node_facts(node),))
-    question = Question(jobs=(seen.job,), snapshot=snapshot, now=NOW, limits=LIMITS)
+    question = CycleInput(jobs=(seen.job,), snapshot=snapshot, now=NOW, limits=LIMITS)
     verdict = restart(learning(seen.job, decision.learned), question)
     assert verdict.admitted, verdict.message
     assert verdict.plan is not None

@@ -61,25 +61,25 @@ def stored(**metadata: Any) -> dict[str, Any]:
 async def test_one_that_the_api_server_keeps_in_other_words_is_written_once() -> None:
     made, found = Server(), Server(stored())
     for _ in range(3):
-        await made.shared.policy("team")
-        await found.shared.policy("team")
+        await made.shared.ensure_policy("team")
+        await found.shared.ensure_policy("team")
     assert made.requests == ["create"]
     assert found.requests == ["create", "get", "patch"]
 
 
 async def test_one_that_was_changed_since_is_mended() -> None:
     server = Server()
-    await server.shared.policy("team")
+    await server.shared.ensure_policy("team")
     assert server.kept
     server.caches.network_policies.put({**stored(), "metadata": {**server.kept["metadata"], "resourceVersion": "9"}})
-    await server.shared.policy("team")
+    await server.shared.ensure_policy("team")
     assert server.requests == ["create", "create", "get", "patch"]
 
 
 async def test_a_strangers_is_left_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
     server = Server(stored(labels={}))
     for _ in range(3):
-        await server.shared.policy("team")
+        await server.shared.ensure_policy("team")
         server.now += STAYS_PAUSE
     assert server.requests == ["create", "get"] * 3
     (said,) = [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -91,15 +91,15 @@ async def test_one_that_is_denied_is_asked_for_again_after_a_pause_only() -> Non
     server.denies = True
     for _ in range(3):
         with pytest.raises(Denied):
-            await server.shared.policy("team")
+            await server.shared.ensure_policy("team")
     assert server.requests == ["create"]
     server.now, server.denies = STAYS_PAUSE, False
-    await server.shared.policy("team")
+    await server.shared.ensure_policy("team")
     assert server.requests == ["create", "create"]
 
 
 async def test_without_watchers_none_is_made() -> None:
     server = Server()
     found: Any = server
-    await SharedObjects(found, server.caches, lambda: 0.0, None).policy("team")
+    await SharedObjects(found, server.caches, lambda: 0.0, None).ensure_policy("team")
     assert server.requests == []

@@ -4,12 +4,12 @@ from collections.abc import Collection
 
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action
-from grpo_operator.decide.observation import Observation, Sightings, observe
+from grpo_operator.decide.observation import FirstSeen, Observation, observe
 from grpo_operator.records.records import JobRecord
 from tests.unit.operator_world import KEY, NOW, active_status, judged, make_child, make_job
 
 
-def look(sightings: Sightings, attempt: int, *children: JobRecord, uid: str | None = None) -> Observation:
+def look(sightings: FirstSeen, attempt: int, *children: JobRecord, uid: str | None = None) -> Observation:
     """A look at a job whose attempt's Job may not be in its status yet."""
     job = make_job(status=active_status(attempt=attempt, jobUid=uid))
     there: Collection[JobRecord] = children
@@ -17,19 +17,19 @@ def look(sightings: Sightings, attempt: int, *children: JobRecord, uid: str | No
 
 
 def test_a_job_that_was_created_and_is_not_there_was_deleted() -> None:
-    sightings = Sightings()
+    sightings = FirstSeen()
     assert judged(look(sightings, 1)).action is Action.START
-    sightings.created(KEY, 1, "job-1", Observed(NOW))
+    sightings.record_created(KEY, 1, "job-1", Observed(NOW))
     decision = judged(look(sightings, 1))
     assert (decision.action, decision.reason) == (Action.ADMIT, "Preempted")
 
 
 def test_the_job_of_one_attempt_says_nothing_about_the_next() -> None:
-    sightings = Sightings()
+    sightings = FirstSeen()
     look(sightings, 1, make_child())
     assert judged(look(sightings, 2)).action is Action.START
 
 
 def test_a_new_process_knows_of_no_job_before_it_sees_one() -> None:
-    assert judged(look(Sightings(), 1)).action is Action.START
-    assert judged(look(Sightings(), 1, uid="job-1")).action is Action.ADMIT
+    assert judged(look(FirstSeen(), 1)).action is Action.START
+    assert judged(look(FirstSeen(), 1, uid="job-1")).action is Action.ADMIT

@@ -41,7 +41,7 @@ def starting(*things: Any, ago: float, words: str = "", spec: Any = None, **stat
     """An attempt whose Job was first seen so many seconds ago, and which has not run yet."""
     full = active_status(running=False, attemptStartTime=at(-ago)) | status
     seen = make_seen(make_job(spec, full), make_child(), *things, ago=ago)
-    return replace(seen, words=words)
+    return replace(seen, start_warning=words)
 
 
 def creating(index: int) -> Any:
@@ -68,7 +68,7 @@ def test_without_words_pods_may_just_be_late() -> None:
 def test_what_the_attempt_before_still_takes_of_a_quota_is_no_refusal() -> None:
     status = active_status(2, running=False, attemptStartTime=at(-6))
     old = make_pod(0, 1, deleted=True)
-    seen = replace(make_seen(make_job(status=status), make_child(2), old, ago=6), words=REFUSED)
+    seen = replace(make_seen(make_job(status=status), make_child(2), old, ago=6), start_warning=REFUSED)
     assert judged(seen).action is Action.WAIT
 
 
@@ -155,7 +155,7 @@ def observations(draw: st.DrawFn) -> Observation:
     ago = draw(st.floats(0, 10_000))
     pull = draw(st.none() | st.just(make_pull(still=draw(st.floats(0, 9000)))))
     seen = make_seen(make_job(spec, status), *child, *pods, pull=pull, ago=ago, now=NOW + draw(offset))
-    return replace(seen, words=draw(st.sampled_from(["", MOUNT])))
+    return replace(seen, start_warning=draw(st.sampled_from(["", MOUNT])))
 
 
 @settings(max_examples=cases(500))

@@ -8,8 +8,8 @@ import pytest
 from grpo_api.text.contract import TOKEN_DIGEST_ENV
 from grpo_kube.objects.errors import AlreadyExists, Denied
 from grpo_operator.decide.decisions import Action, Decision
-from grpo_operator.decide.observation import Observation, Sightings
-from grpo_operator.loop.attempt_starter import Starts
+from grpo_operator.decide.observation import FirstSeen, Observation
+from grpo_operator.loop.attempt_starter import AttemptStarter
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.tokens import Tokens
 from grpo_operator.records.names import ENGINE_SERVICE
@@ -52,20 +52,20 @@ class World:
     async def get(self, *_: Any) -> dict[str, Any]:
         return self.created[-1]
 
-    async def service(self, _: str, name: str = "grpo-rendezvous") -> None:
+    async def ensure_service(self, _: str, name: str = "grpo-rendezvous") -> None:
         self.services.append(name)
 
-    async def policy(self, _: str) -> None:
+    async def ensure_policy(self, _: str) -> None:
         if self.open_to_all:
             raise Denied("networkpolicies is forbidden", 403)
 
-    async def claim(self, _: Any) -> None:
+    async def create_claim(self, _: Any) -> None:
         """The job has none."""
 
     @property
-    def starts(self) -> Starts:
+    def starts(self) -> AttemptStarter:
         found: Any = self
-        return Starts(found, Caches(), found, found, sightings=Sightings(), pods=PODS, tokens=TOKENS)
+        return AttemptStarter(found, Caches(), found, found, sightings=FirstSeen(), pods=PODS, tokens=TOKENS)
 
     async def start(self, seen: Observation) -> Decision | None:
         return await self.starts.start(seen)
@@ -128,5 +128,5 @@ async def test_pods_that_no_policy_may_protect_are_not_made_and_those_that_run_g
     assert answer
     assert (answer.action, world.created) == (Action.RELEASE, [])
     assert "networkpolicies is forbidden" in answer.message
-    assert await world.starts.keep(seen_of(*GANG, ran=True)) is None
+    assert await world.starts.repair_shared_objects(seen_of(*GANG, ran=True)) is None
     assert ENGINE_SERVICE in world.services

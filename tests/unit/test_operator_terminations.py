@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_kube.objects.json_reader import Part
+from grpo_kube.objects.json_reader import JsonObject
 from grpo_operator.decide.decisions import Action
 from grpo_operator.decide.observation import Observation
 from grpo_operator.records.records import PodRecord
@@ -276,7 +276,7 @@ def test_an_init_container_that_fails_is_the_jobs_own_failure(reason: str | None
     broken = {"name": "fetch", "state": {"terminated": {"exitCode": 3}}}
     status: dict[str, Any] = {"phase": "Failed", "initContainerStatuses": [{"name": "ok", "state": {}}, broken]}
     status["containerStatuses"] = [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}]
-    end = pod_termination(Part(status | ({"reason": reason} if reason else {})))
+    end = pod_termination(JsonObject(status | ({"reason": reason} if reason else {})))
     assert end is not None
     assert (end.outcome.result, end.disrupted) == (result, disrupted)
     assert ("init container fetch ended with exit code 3" in end.outcome.message) is not disrupted

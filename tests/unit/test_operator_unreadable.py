@@ -8,8 +8,8 @@ import pytest
 from grpo_kube.objects.errors import Conflict, Denied, Unavailable
 from grpo_kube.objects.resources import Object, Resource
 from grpo_operator.loop.caches import Caches
-from grpo_operator.loop.cluster_state import Gangs
-from grpo_operator.loop.quarantine_reporter import Teller
+from grpo_operator.loop.cluster_state import ReservedGangs
+from grpo_operator.loop.quarantine_reporter import QuarantineReporter
 from tests.unit.dirty_objects import GRPOJOB
 from tests.unit.operator_world import KEY, LIMITS, NOW, SPEC, UID, active_status, condition, make_child
 
@@ -37,24 +37,24 @@ def newer() -> Any:
 
 async def test_a_status_of_a_newer_version_is_told_by_its_conditions_alone() -> None:
     cluster, caches = Recorded(), Caches()
-    teller = Teller(cluster, caches.unreadables, lambda: NOW)  # type: ignore[arg-type]
+    teller = QuarantineReporter(cluster, caches.quarantine, lambda: NOW)  # type: ignore[arg-type]
     assert caches.grpojobs.put(newer()) is None
-    item, problem = teller._waiting.get_nowait()
-    await teller.tell(item, problem)
+    item, problem = teller._pending.get_nowait()
+    await teller.report(item, problem)
     (namespace, name, patch) = cluster.patches[0]
     assert (namespace, name, list(patch["status"])) == (*KEY, ["conditions"])
     kept, told = patch["status"]["conditions"]
     assert kept == condition("Admitted")
     assert (told["type"], told["status"], told["reason"]) == ("Readable", "False", "StatusUnreadable")
     assert "Draining" in told["message"]
-    await teller.tell({**item, "status": {"conditions": [kept, told]}}, problem)
+    await teller.report({**item, "status": {"conditions": [kept, told]}}, problem)
     assert len(cluster.patches) == 1
     assert cluster.events == []
 
 
 async def test_where_not_even_conditions_can_be_written_an_event_tells() -> None:
     cluster = Recorded(deny=Denied)
-    await Teller(cluster, Caches().unreadables, lambda: NOW).tell(newer(), "status.phase: unknown")  # type: ignore[arg-type]
+    await QuarantineReporter(cluster, Caches().quarantine, lambda: NOW).report(newer(), "status.phase: unknown")  # type: ignore[arg-type]
     ((namespace, event),) = cluster.events
     assert (namespace, event["involvedObject"]["name"], event["reason"]) == (*KEY, "StatusUnreadable")
     assert "status.phase: unknown" in event["message"]
@@ -85,7 +85,7 @@ class Changing(Recorded):
 @pytest.mark.parametrize("failures", [0, 1])
 async def test_what_could_not_be_told_is_told_with_the_next_list(failures: int) -> None:
     cluster, caches = Changing(failures), Caches()
-    teller = Teller(cluster, caches.unreadables, lambda: NOW)  # type: ignore[arg-type]
+    teller = QuarantineReporter(cluster, caches.quarantine, lambda: NOW)  # type: ignore[arg-type]
     caches.grpojobs.put(newer())
     telling = asyncio.create_task(teller.run())
     for _ in range(1 + failures):
@@ -96,7 +96,7 @@ async def test_what_could_not_be_told_is_told_with_the_next_list(failures: int) 
     await asyncio.sleep(0.01)
     telling.cancel()
     assert [patch["metadata"]["resourceVersion"] for _, _, patch in cluster.patches][:1] == ["11" if failures else "99"]
-    assert teller._waiting.empty()
+    assert teller._pending.empty()
 
 
 def stored(phase: str, version: int, **more: Any) -> Any:
@@ -105,8 +105,8 @@ def stored(phase: str, version: int, **more: Any) -> Any:
     return {"metadata": meta, "spec": SPEC, "status": {**active_status(attempt=2), **more, "phase": phase}}
 
 
-def gangs(caches: Caches, later: float = 0.0) -> Gangs:
-    return Gangs(caches, lambda: NOW + later, LIMITS.scheduling)
+def gangs(caches: Caches, later: float = 0.0) -> ReservedGangs:
+    return ReservedGangs(caches, lambda: NOW + later, LIMITS.scheduling)
 
 
 def held(caches: Caches, later: float = 0.0) -> list[int]:
@@ -123,9 +123,9 @@ def test_a_gang_whose_job_can_not_be_read_any_more_keeps_its_place_while_its_job
     caches.grpojobs.put(stored("Starting", 5))
     caches.jobs._store(make_child(2))
     if listed:
-        with caches.grpojobs.listing() as listing:
+        with caches.grpojobs.relist() as listing:
             listing.begin()
-            listing.take(stored("Draining", 6))
+            listing.add(stored("Draining", 6))
             listing.finish(7)
     else:
         caches.grpojobs.put(stored("Draining", 6))
@@ -188,10 +188,10 @@ def test_what_was_known_of_it_is_forgotten_with_it(gone: str) -> None:
     if gone == "deleted":
         caches.grpojobs.discard(KEY, UID)
     elif gone == "not listed":
-        with caches.grpojobs.listing() as listing:
+        with caches.grpojobs.relist() as listing:
             listing.begin()
             listing.finish(7)
     else:
         caches.grpojobs.put(stored("Running", 7))
     assert held(caches) == ([2] if gone == "readable" else [])
-    assert not caches.grpojobs.aside
+    assert not caches.grpojobs.quarantined_records

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_api.status.usage import AttemptUsage, GPUSeconds, PodTime, Usage
 from grpo_api.text.timing import LAST_TIME, Beginning, Clock
-from grpo_operator.usage.gpu_time import SUCCEEDED, divided, kept_clocks, summed
+from grpo_operator.usage.gpu_time import SUCCEEDED, divided, kept_clocks, sum_states
 from tests.generated import cases
 from tests.unit.operator_world import at
 from tests.unit.usage_world import LOSSES, World
@@ -20,7 +20,7 @@ from tests.unit.usage_world import LOSSES, World
 def test_usage_is_the_truth_over_many_losses(chance: random.Random, losses: int) -> None:
     world, told = World(chance, losses), Usage(as_of=at(0))
     for told in world.live():
-        again = summed(Usage.model_validate_json(told.model_dump_json(exclude_none=True)))
+        again = sum_states(Usage.model_validate_json(told.model_dump_json(exclude_none=True)))
         assert again.model_dump_json() == told.model_dump_json(), "the records alone make the sums"
     assert len(world.gangs) + len(world.unstarted) == losses + 1
     assert world.restarts > losses / 2

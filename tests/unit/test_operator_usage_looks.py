@@ -10,7 +10,7 @@ from grpo_api.status.usage import AttemptUsage, Usage
 from grpo_api.text.timing import Account, Clock
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
-from grpo_operator.loop.caches import REMEMBERED, Departed
+from grpo_operator.loop.caches import REMEMBERED, DeletedPods
 from grpo_operator.records.records import JobRecord, PodRecord
 from grpo_operator.report.status import to_json
 from tests.unit.operator_world import (
@@ -78,7 +78,7 @@ def test_a_pod_that_ends_and_is_deleted_between_two_looks_is_timed_by_its_own_en
     counted = make_pull(ago=0, step=1)
     status = to_json(after(seen(to_json(running()), *GANG, later=405.0, pull=counted), WAIT))
     ended = [make_pod(index, state=terminated(1, clock=400.0), arrived=0.0) for index in (0, 1)]
-    gone = replace(seen(status, make_child(), later=500.0), departed=tuple(ended))
+    gone = replace(seen(status, make_child(), later=500.0), deleted_pods=tuple(ended))
     usage = told(after(gone, WAIT))
     assert [pod.seconds for pod in usage.attempts[0].pods] == [400.0, 400.0]
     forgotten = told(after(seen(to_json(after(gone, WAIT)), make_child(), later=900.0), WAIT))
@@ -86,17 +86,17 @@ def test_a_pod_that_ends_and_is_deleted_between_two_looks_is_timed_by_its_own_en
 
 
 def test_only_the_last_pods_that_told_of_their_end_are_remembered() -> None:
-    departed = Departed()
-    departed.keep(make_pod(0))
-    assert not departed.of(KEY, UID)
+    departed = DeletedPods()
+    departed.remember(make_pod(0))
+    assert not departed.of_job(KEY, UID)
     pods = [replace(make_pod(0, state=terminated(1)), uid=f"pod-{number}") for number in range(REMEMBERED + 2)]
     for pod in pods:
-        departed.keep(pod)
-    assert [pod.uid for pod in departed.of(KEY, UID)] == [pod.uid for pod in pods[2:]]
-    assert not departed.of(KEY, "another of its name")
+        departed.remember(pod)
+    assert [pod.uid for pod in departed.of_job(KEY, UID)] == [pod.uid for pod in pods[2:]]
+    assert not departed.of_job(KEY, "another of its name")
     for _ in range(REMEMBERED):
-        departed.keep(replace(pods[0], job_key=KEY._replace(name="other")))
-    assert not departed.of(KEY, UID)
+        departed.remember(replace(pods[0], job_key=KEY._replace(name="other")))
+    assert not departed.of_job(KEY, UID)
 
 
 def test_pods_that_only_say_that_they_are_the_jobs_are_not_counted() -> None:

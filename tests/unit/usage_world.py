@@ -15,7 +15,7 @@ from grpo_api.text.timing import Beginning
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision, Limits
-from grpo_operator.decide.observation import Observation, Pull, Sightings, observe
+from grpo_operator.decide.observation import FirstSeen, Observation, Pull, observe
 from grpo_operator.decide.policies import decide
 from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID
 from grpo_operator.records.parsing import job_record, pod_record
@@ -40,7 +40,7 @@ class World:
     now: float = 0.0
     status: dict[str, Any] = field(default_factory=dict)
     gangs: list[Gang] = field(default_factory=list)
-    sightings: Sightings = field(default_factory=Sightings)
+    sightings: FirstSeen = field(default_factory=FirstSeen)
     queued: float = 0.0
     suspended: tuple[float, float] = (NEVER, NEVER)
     """From when till when the user has suspended the job."""
@@ -61,7 +61,7 @@ class World:
         while self.now < end + 120.0:
             if self.chance.random() < 0.02:
                 self.restarts += 1
-                before, self.sightings = self.now, Sightings()
+                before, self.sightings = self.now, FirstSeen()
                 self._pass(self.chance.uniform(5.0, 400.0))
                 self.up_since, self.away = self.now, self.away + self.now - before
             yield self._look()
@@ -97,7 +97,7 @@ class World:
         now, moment = NOW + self.now, Observed(self.now)
         seen = observe(job, children, pods, now=now, at=moment, sightings=self.sightings)
         seen = replace(
-            seen, departed=tuple(self._pod(pod) for gang in self.gangs for pod in gang.pods if self._left(pod))
+            seen, deleted_pods=tuple(self._pod(pod) for gang in self.gangs for pod in gang.pods if self._left(pod))
         )
         if job.active:
             seen = replace(seen, pull=self._pull(job.status.attempt))

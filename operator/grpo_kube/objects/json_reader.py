@@ -25,12 +25,12 @@ class Unreadable(ValueError):
     """An object with a field that has not the type that it must have; the message begins with the field's path."""
 
 
-class Part:
+class JsonObject:
     """A JSON object inside an API object. What is absent or null reads as empty."""
 
     __slots__ = ("_fields", "_name", "_parent")
 
-    def __init__(self, value: object, parent: "Part | None" = None, name: str = "") -> None:
+    def __init__(self, value: object, parent: "JsonObject | None" = None, name: str = "") -> None:
         """Takes the value that stands there in the parent; the path is only put together for an error.
 
         Raises:
@@ -45,17 +45,17 @@ class Part:
         """True if the field is there and not null."""
         return self._fields.get(name) is not None
 
-    def part(self, name: str) -> "Part":
+    def part(self, name: str) -> "JsonObject":
         """An object below."""
-        return Part(self._fields.get(name), self, name)
+        return JsonObject(self._fields.get(name), self, name)
 
-    def parts(self, name: str) -> "Iterator[Part]":
+    def parts(self, name: str) -> "Iterator[JsonObject]":
         """The objects of a list below."""
         items = self._fields.get(name)
         if items is not None and not isinstance(items, list):
             raise self._wrong(name, "a list")
         for position, item in enumerate(items or ()):
-            yield Part(item, self, f"{name}[{position}]")
+            yield JsonObject(item, self, f"{name}[{position}]")
 
     def text(self, name: str, most: int = MAX_NAME) -> str:
         """Return a string of at most `most` characters; empty if the field is absent."""
@@ -66,7 +66,7 @@ class Part:
             raise self._wrong(name, f"a string of at most {most} characters")
         return value
 
-    def required(self, name: str) -> str:
+    def required_text(self, name: str) -> str:
         """A string that must not be empty."""
         return self.text(name) or self._raise(name, "set")
 
@@ -86,7 +86,7 @@ class Part:
             raise self._wrong(name, "a number")
         return int(text or 0)
 
-    def flag(self, name: str) -> bool:
+    def is_true(self, name: str) -> bool:
         """A boolean; false when absent."""
         value = self._fields.get(name)
         if value is not None and not isinstance(value, bool):
@@ -100,12 +100,12 @@ class Part:
         except (ValueError, OverflowError) as error:
             raise self._wrong(name, "an RFC 3339 time") from error
 
-    def texts(self, name: str) -> dict[str, str]:
+    def string_map(self, name: str) -> dict[str, str]:
         """A map of strings, such as labels."""
         below = self.part(name)
         return {key: below.text(key, MAX_OBJECT) for key in below._fields}
 
-    def words(self, name: str) -> list[str]:
+    def strings(self, name: str) -> list[str]:
         """A list of strings."""
         items = self._fields.get(name)
         if items is not None and not (isinstance(items, list) and all(isinstance(item, str) for item in items)):
@@ -120,15 +120,15 @@ class Part:
         """An object below as it is, for a parser of its own."""
         return dict(self.part(name)._fields)
 
-    def sentence(self) -> str:
+    def reason_and_message(self) -> str:
         """`reason: message`, as far as they are there, cut to what a status takes."""
         texts = (self.text("reason", MAX_OBJECT), self.text("message", MAX_OBJECT))
         return cut(": ".join(text for text in texts if text), MAX_SENTENCE)
 
-    def condition(self, kind: str) -> "Part":
+    def condition(self, kind: str) -> "JsonObject":
         """Return the condition of this type from the list `conditions`; an empty object if it is absent."""
         found = (one for one in self.parts("conditions") if one.text("type") == kind)
-        return next(found, Part(None, self, "conditions"))
+        return next(found, JsonObject(None, self, "conditions"))
 
     def _path(self, name: str = "") -> str:
         """The path of this object, or of a field in it: `metadata.labels[example.com/key]`."""
@@ -146,7 +146,7 @@ class Part:
         return Unreadable(f"{self._path(name)}: {_shown(self._fields.get(name))} is not {wanted}")
 
 
-def reported(part: Part, name: str) -> Reported | None:
+def reported(part: JsonObject, name: str) -> Reported | None:
     """A timestamp of another's clock that is only counted with: None when it is absent or can't be read."""
     try:
         found = part.time(name)

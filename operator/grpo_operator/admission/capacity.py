@@ -137,7 +137,7 @@ class Capacity:
 
     def usable_by(self, spec: GRPOJobSpec, avoided: Sequence[str] = ()) -> Inventory:
         """The nodes that pods of the spec may be bound to, and a sentence for each GPU node that is left out."""
-        return self._inventory(self._suitability.of(spec, avoided))
+        return self._inventory(self._suitability.suitable_nodes(spec, avoided))
 
     def _inventory(self, suitable: Suitable) -> Inventory:
         # Kept until something is taken: jobs that ask the same of nodes are judged one after the other.
@@ -228,7 +228,7 @@ class Capacity:
 
     def _suitable_for(self, role: Role, avoided: Sequence[str] = ()) -> Suitable:
         """Nodes that pods of the role may be bound to."""
-        return self._suitability.of(role.spec, avoided, disk=not role.engines)
+        return self._suitability.suitable_nodes(role.spec, avoided, disk=not role.engines)
 
     def _matching(self, job: GRPOJobRecord, role: Role) -> list[Node]:
         """The job's nodes that have the role's GPUs, as they are now."""

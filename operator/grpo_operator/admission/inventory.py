@@ -16,7 +16,7 @@ from types import MappingProxyType
 from grpo_api.spec.run_policy import PlacementSpec, Toleration
 from grpo_api.text.contract import GPU_GBPS_LABEL, GPU_PRICE_LABEL, NODE_GBPS_LABEL
 from grpo_api.text.quantity import parse_quantity
-from grpo_kube.objects.json_reader import Part
+from grpo_kube.objects.json_reader import JsonObject
 from grpo_planner.hardware.inventory import Node
 
 from ..pods.pod_spec import GPU_TAINTS
@@ -36,7 +36,7 @@ def quantity(value: object) -> float:
         return 0.0
 
 
-def amounts(part: Part) -> Amounts:
+def amounts(part: JsonObject) -> Amounts:
     """A resource list as numbers."""
     return {name: quantity(value) for name, value in part.items()}
 
@@ -53,11 +53,11 @@ def _most(one: Amounts, other: Amounts) -> Amounts:
     return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in one.keys() | other.keys()}
 
 
-def _asked(container: Part, kind: str) -> Amounts:
+def _asked(container: JsonObject, kind: str) -> Amounts:
     return amounts(container.part("resources").part(kind))
 
 
-def pod_requests(spec: Part, kind: str = "requests") -> Amounts:
+def pod_requests(spec: JsonObject, kind: str = "requests") -> Amounts:
     """What the scheduler counts for a pod (kubernetes/enhancements KEP-753 and KEP-2837); a quota its `limits` alike.
 
     Containers and sidecars run together; an init container runs with the sidecars started before it. Requests of the
@@ -130,14 +130,14 @@ def node_facts(item: object, prices: Mapping[str, float] = MappingProxyType({}))
     Raises:
         Unreadable: a field has a type that it can't have.
     """
-    whole = Part(item)
+    whole = JsonObject(item)
     meta, spec, status = whole.part("metadata"), whole.part("spec"), whole.part("status")
     taints = ((taint.text("key"), taint.text("value"), taint.text("effect")) for taint in spec.parts("taints"))
     return NodeFacts(
-        name=meta.required("name"),
-        labels=meta.texts("labels"),
+        name=meta.required_text("name"),
+        labels=meta.string_map("labels"),
         offers=amounts(status.part("allocatable")),
-        usable=status.condition("Ready").text("status") == "True" and not spec.flag("unschedulable"),
+        usable=status.condition("Ready").text("status") == "True" and not spec.is_true("unschedulable"),
         taints=tuple(taint for taint in taints if taint[2] != "PreferNoSchedule"),
         prices=prices,
     )
@@ -149,22 +149,22 @@ def pod_facts(item: object) -> PodFacts | None:
     Raises:
         Unreadable: a field has a type that it can't have.
     """
-    whole = Part(item)
+    whole = JsonObject(item)
     meta, node = whole.part("metadata"), whole.part("spec").text("nodeName")
     # A pod that is being deleted holds its GPUs until it has ended.
     if not node or whole.part("status").text("phase") in ENDED_PHASES:
         return None
     labels = meta.part("labels")
     return PodFacts(
-        namespace=meta.required("namespace"),
-        name=meta.required("name"),
+        namespace=meta.required_text("namespace"),
+        name=meta.required_text("name"),
         node=node,
         takes=pod_requests(whole.part("spec")),
         grpojob=labels.text(LABEL_JOB),
         grpojob_uid=labels.text(LABEL_UID),
         attempt=labels.text(LABEL_ATTEMPT),
         engine=labels.text(LABEL_COMPONENT) == COMPONENT_ENGINE,
-        controlled=any(owner.flag("controller") for owner in meta.parts("ownerReferences")),
+        controlled=any(owner.is_true("controller") for owner in meta.parts("ownerReferences")),
     )
 
 

@@ -13,7 +13,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.pods.affinity import NodeSelectorRequirement, NodeSelectorTerm, is_whole
 from grpo_api.pods.containers import EPHEMERAL_STORAGE
-from grpo_kube.objects.json_reader import Part
+from grpo_kube.objects.json_reader import JsonObject
 from grpo_planner.memory.disk import disk_request, less_disk
 from grpo_planner.result.formatting import gib
 
@@ -46,7 +46,7 @@ def extra_amounts(spec: GRPOJobSpec, *, reports_disk: bool = False) -> Amounts:
 def _amounts(spec: GRPOJobSpec, trainer: Mapping[str, Any], kind: str = "requests") -> Amounts:
     """Requests of the whole pod, or its limits, given the training container's resources."""
     others = [init_container(one, image="") for one in spec.pod_template.spec.init_containers]
-    return pod_requests(Part({"containers": [{"resources": trainer}], "initContainers": others}), kind)
+    return pod_requests(JsonObject({"containers": [{"resources": trainer}], "initContainers": others}), kind)
 
 
 def reports_disk(nodes: Iterable[NodeFacts]) -> bool:
@@ -120,7 +120,7 @@ _OPERATORS: dict[str, Callable[[str | None, list[str]], bool]] = {
     "Lt": lambda value, values: _compared(value, values, above=False),
 }
 
-Sight = tuple[NodeFacts, tuple[Cards, ...]]
+NodeGPUs = tuple[NodeFacts, tuple[Cards, ...]]
 """A node and the GPUs on it that can be used."""
 
 
@@ -128,8 +128,8 @@ Sight = tuple[NodeFacts, tuple[Cards, ...]]
 class Suitable:
     """The nodes for all specs that ask the same of them; compared by identity."""
 
-    nodes: tuple[Sight, ...]
-    short_of_disk: tuple[Sight, ...]
+    nodes: tuple[NodeGPUs, ...]
+    short_of_disk: tuple[NodeGPUs, ...]
     """Nodes that would do, but for the room on their disks."""
     warnings: tuple[str, ...]
     """A sentence for each GPU node that is left out, or known in part only."""
@@ -145,15 +145,15 @@ class Suitability:
     def __init__(self, nodes: tuple[NodeFacts, ...]) -> None:
         """Read each node's GPUs; nodes without any are left out."""
         self.nodes = nodes
-        self._sights: list[tuple[NodeFacts, tuple[Cards, ...], list[str]]] = []
+        self._gpu_nodes: list[tuple[NodeFacts, tuple[Cards, ...], list[str]]] = []
         for node in nodes:
             usable, warnings = cards(node)
             if usable or warnings:
-                self._sights.append((node, tuple(usable), warnings))
-        self._known: dict[str, Suitable] = {}
-        self._reports_disk = reports_disk(node for node, _, _ in self._sights)
+                self._gpu_nodes.append((node, tuple(usable), warnings))
+        self._cache: dict[str, Suitable] = {}
+        self._reports_disk = reports_disk(node for node, _, _ in self._gpu_nodes)
 
-    def of(self, spec: GRPOJobSpec, avoided: Sequence[str] = (), *, disk: bool = True) -> Suitable:
+    def suitable_nodes(self, spec: GRPOJobSpec, avoided: Sequence[str] = (), *, disk: bool = True) -> Suitable:
         """The nodes for a spec, without those that its pods are kept away from.
 
         `disk`: whether the pods write what training does.
@@ -163,15 +163,15 @@ class Suitability:
         placement = spec.placement.model_dump_json(include={"node_selector", "tolerations"})
         # All that the answer depends on: jobs that ask the same of nodes share one, and its identity keys other caches.
         key = f"{placement}{affinity.model_dump_json() if affinity else ''}{sorted(extra.items())}{sorted(avoided)}"
-        if key not in self._known:
-            self._known[key] = self._suitable(spec, extra, avoided)
-        return self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self._suitable(spec, extra, avoided)
+        return self._cache[key]
 
     def _suitable(self, spec: GRPOJobSpec, extra: Amounts, avoided: Sequence[str]) -> Suitable:
-        nodes: list[Sight] = []
-        short: list[Sight] = []
+        nodes: list[NodeGPUs] = []
+        short: list[NodeGPUs] = []
         warnings: list[str] = []
-        for node, found, remarks in self._sights:
+        for node, found, remarks in self._gpu_nodes:
             broken = "two attempts in a row ended on it" if node.name in avoided else ""
             if why := broken or left_out(node, spec.placement) or unfit(node, spec, extra):
                 warnings.append(f"node {node.name}: left out, {why}")

@@ -32,7 +32,7 @@ from grpo_planner.hardware.inventory import Inventory
 from ..decide.decisions import Action, Decision, Limits
 from ..decide.observation import Observation
 from ..decide.restarts import pausing
-from ..kueue.admission_gate import by_kueue
+from ..kueue.admission_gate import gate_by_workload
 from ..kueue.pod_sets import planned_for
 from ..pods.pod_spec import PodDefaults
 from ..records.reasons import Reason
@@ -40,9 +40,9 @@ from ..records.records import GRPOJobRecord
 from .checks import plan_problem, queue_problem, spec_problem
 from .node_fit import reports_disk
 from .resume_plan import WANT_OF_MEMORY, learning
-from .scheduler import Pass, Plans, Question, Verdict, empty_nodes, judge, planned_on, refusal, restart
+from .scheduler import Cycle, CycleInput, Plans, Verdict, empty_nodes, plan_without_queue, refusal, restart, schedule
 from .snapshot import Snapshot, SnapshotSource
-from .verdicts import Assumptions, JobSource, Notices, Tell
+from .verdicts import Assumptions, JobSource, Notify, VerdictPublisher
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class AdmissionQueue:
         self,
         jobs: JobSource,
         facts: SnapshotSource,
-        tell: Tell,
+        tell: Notify,
         *,
         limits: Limits,
         clock: Callable[[], float],
@@ -85,8 +85,8 @@ class AdmissionQueue:
         self._clock = clock
         self._plans = Plans()
         self._assumptions = Assumptions(jobs)
-        self._notices = Notices(tell)
-        self._woken = asyncio.Event()
+        self._publisher = VerdictPublisher(tell)
+        self._is_due = asyncio.Event()
         self._epoch = 0
         """Rises when a restart takes places that a pass in its thread doesn't know of."""
         self._marks: dict[ObjectKey, _Mark] = {}
@@ -95,9 +95,9 @@ class AdmissionQueue:
 
     def wake(self) -> None:
         """Make a pass due."""
-        self._woken.set()
+        self._is_due.set()
 
-    def noticed(self, key: ObjectKey, job: GRPOJobRecord | None) -> None:
+    def record_job(self, key: ObjectKey, job: GRPOJobRecord | None) -> None:
         """Record a job after a reconcile (None: gone or unreadable); wake a pass if the queue's view of it changed."""
         job = job or self._jobs.get(key)
         mark: _Mark | None = None
@@ -118,78 +118,78 @@ class AdmissionQueue:
     async def run(self) -> None:
         """Runs passes when they are due, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._notices.run(), name="queue-notices")
+            tasks.create_task(self._publisher.run(), name="queue-notices")
             pause: float = GATHER
             again: float | None = None
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), again)
+                    await asyncio.wait_for(self._is_due.wait(), again)
                 await asyncio.sleep(pause)
                 began = asyncio.get_running_loop().time()
-                again = await self._survive_pass()
+                again = await self._run_cycle_safely()
                 pause = min(max(GATHER, asyncio.get_running_loop().time() - began), NOT_KNOWN_PAUSE)
 
-    async def _survive_pass(self) -> float | None:
+    async def _run_cycle_safely(self) -> float | None:
         """One pass; a mistake in it must not end the process, which has gangs to look after."""
         try:
-            return await self.one_pass()
+            return await self.run_cycle()
         except Exception:
             log.exception("a pass over the queue failed; trying again in %.0f s", NOT_KNOWN_PAUSE)
             return NOT_KNOWN_PAUSE
 
-    async def one_pass(self) -> float | None:
+    async def run_cycle(self) -> float | None:
         """Judge all waiting jobs; return the seconds until time alone may change a verdict."""
-        self._woken.clear()
+        self._is_due.clear()
         wanting = {mark.uid for mark in self._marks.values() if mark.wants}
         self._passed_over = {uid: count for uid, count in self._passed_over.items() if uid in wanting}
         # An empty queue needs no snapshot, which may be missing while the operator starts.
         if not wanting:
             return None
         try:
-            asked = self._question(self._facts.take())
+            asked = self._cycle_input(self._facts.take())
         except ClusterError as error:
             log.info("nobody is admitted for now: %s", error)
             return NOT_KNOWN_PAUSE
         # Work that changes places while the pass is in its thread raises the epoch, and its verdicts are thrown away.
         epoch = self._epoch
         # planning a whole queue may take a while; watches and probes must not wait for it
-        found = await asyncio.to_thread(judge, asked, self._plans)
+        found = await asyncio.to_thread(schedule, asked, self._plans)
         # A restart took places that the pass did not know of: its verdicts could give the same GPUs twice.
         if epoch != self._epoch:
             self.wake()
             return None
         self._accept(asked, found)
-        pauses = (found.look_again, self._jobs.look_again, *self._assumptions.resting(asked.now).values())
+        pauses = (found.look_again, self._jobs.look_again, *self._assumptions.denial_pauses(asked.now).values())
         return min((pause for pause in pauses if pause is not None), default=None)
 
-    def _question(self, snapshot: Snapshot) -> Question:
+    def _cycle_input(self, snapshot: Snapshot) -> CycleInput:
         now = self._clock()
-        return Question(
+        return CycleInput(
             jobs=tuple(self._jobs),
             snapshot=snapshot,
             now=now,
             limits=self._limits,
             assumed=self._assumptions.claims(),
             passed_over=dict(self._passed_over),
-            resting=frozenset(self._assumptions.resting(now)),
+            denied_recently=frozenset(self._assumptions.denial_pauses(now)),
             default_image=self._pods.image,
         )
 
-    def _accept(self, asked: Question, found: Pass) -> None:
+    def _accept(self, asked: CycleInput, found: Cycle) -> None:
         """Assumes whom the pass admitted, and tells everybody."""
         verdicts = found.verdicts
         jobs = {job.uid: job for job in asked.jobs if job.uid in verdicts}
         for uid, verdict in verdicts.items():
             if verdict.admitted and verdict.plan:
-                self._assumptions.add(verdict.placed(jobs[uid]), verdict.plan)
+                self._assumptions.add(verdict.apply_to(jobs[uid]), verdict.plan)
         self._passed_over |= {uid: verdict.passed_over for uid, verdict in verdicts.items()}
         # Jobs that this pass did not come to, or whose place is taken already, keep the verdict that they have.
-        others = found.unjudged | self._assumptions.claims().keys()
-        self._notices.post(verdicts, {uid: job.key for uid, job in jobs.items()}, others)
+        others = found.not_reached | self._assumptions.claims().keys()
+        self._publisher.publish(verdicts, {uid: job.key for uid, job in jobs.items()}, others)
 
-    def denied(self, job: GRPOJobRecord) -> None:
+    def release_denied(self, job: GRPOJobRecord) -> None:
         """Release the place of a job whose commit the API server denied."""
-        if self._assumptions.deny(job.uid, self._clock()):
+        if self._assumptions.drop_denied(job.uid, self._clock()):
             self.wake()
 
     async def answer(self, seen: Observation, asked: Decision) -> Decision | None:
@@ -209,16 +209,16 @@ class AdmissionQueue:
         if job.queue_name:
             return await self._queued(seen, asked, job)
         if not job.competes:
-            return _decision(asked, planned_on(self._cpus(), job, job.spec))
+            return _decision(asked, plan_without_queue(self._cpus(), job, job.spec))
         # A gang that restarts is answered at once, ahead of the queue: its GPUs stand still until then.
         if job.active:
             avoided = asked.avoided_nodes
             return _decision(asked, self._restart(job if avoided is None else job.avoiding(avoided)))
-        verdict = self._notices.read(job.uid)
+        verdict = self._publisher.verdict_for(job.uid)
         if (
             verdict is None
             or verdict.generation != job.generation
-            or (verdict.admitted and not self._assumptions.holds(job.uid))
+            or (verdict.admitted and not self._assumptions.is_assumed(job.uid))
         ):
             self.wake()
             return None
@@ -231,7 +231,7 @@ class AdmissionQueue:
             verdict = Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
         else:
             verdict = await self._anywhere(job)
-        return by_kueue(seen, _decision(asked, verdict), self._pods)
+        return gate_by_workload(seen, _decision(asked, verdict), self._pods)
 
     async def _anywhere(self, job: GRPOJobRecord) -> Verdict:
         """A plan on the whole cluster as if it were empty: who gets what of it is Kueue's to say."""
@@ -240,7 +240,7 @@ class AdmissionQueue:
         on_cpus = job.spec.placement.accelerator == "CPU"
         there = self._cpus() if on_cpus else empty_nodes(job, job.spec, self._facts.take)
         # planning for many nodes may take a while; watches and probes must not wait for it
-        return await asyncio.to_thread(planned_on, there, job, job.spec)
+        return await asyncio.to_thread(plan_without_queue, there, job, job.spec)
 
     def _cpus(self) -> Inventory:
         """What a job on CPUs is planned on: no nodes, only whether they report their disks, as far as that is known."""
@@ -251,9 +251,9 @@ class AdmissionQueue:
 
     def _restart(self, job: GRPOJobRecord) -> Verdict:
         """At once and on the newest facts: GPUs that stand still for a pass are of no use to anybody."""
-        verdict = restart(job, self._question(self._facts.take()))
+        verdict = restart(job, self._cycle_input(self._facts.take()))
         if verdict.admitted and verdict.plan:
-            self._assumptions.add(verdict.placed(job), verdict.plan)
+            self._assumptions.add(verdict.apply_to(job), verdict.plan)
             self._epoch += 1
         return verdict
 

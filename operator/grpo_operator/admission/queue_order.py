@@ -27,7 +27,7 @@ def priority(job: GRPOJobRecord, priorities: Mapping[str, int]) -> int:
     return priorities.get(name or "", 0)
 
 
-def in_turn(
+def sort_queue(
     waiting: Iterable[GRPOJobRecord],
     priorities: Mapping[str, int],
     held: Mapping[str, int],

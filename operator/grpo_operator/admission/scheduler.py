@@ -1,9 +1,9 @@
-"""Plans the jobs of the queue in one pass: each job is planned on what the jobs ahead of it leave, and takes its place.
+"""Plans the jobs of the queue in one admission cycle: each job on what those ahead of it leave, and reserves its place.
 
 A gang starts only when all of it fits. A waiting job reserves what it waits for, so jobs behind it may take only what
 is left. Only jobs that can be planned take a place: a job that can never run, or whose planning fails, delays no other
 job. Two kinds of jobs compete with no other and are planned without the queue. One runs on CPUs. The other is admitted
-by Kueue and planned as if all GPUs were free. Pure: a Question in, a Pass out.
+by Kueue and planned as if all GPUs were free. Pure: a CycleInput in, a Cycle out.
 
 The planner's answers are cached. The queue is judged again at every change of the cluster, and most jobs get the same
 answer as before. So each spec keeps its Planner, and nodes are compared by their resources instead of their names. The
@@ -32,7 +32,7 @@ from ..records.records import GRPOJobRecord
 from .capacity import Capacity, Claim, claim_of
 from .checks import Problem, plan_problem, spec_problem
 from .node_fit import Suitability
-from .queue_order import age, in_turn, priority
+from .queue_order import age, priority, sort_queue
 from .quota_gate import Allowance
 from .resume_plan import next_plan, shortfall
 from .snapshot import Snapshot
@@ -101,18 +101,18 @@ class Verdict:
     avoids: bool = True
     """False: there are not enough nodes without those that the job should be kept away from."""
 
-    def placed(self, job: GRPOJobRecord) -> GRPOJobRecord:
+    def apply_to(self, job: GRPOJobRecord) -> GRPOJobRecord:
         """The job, kept away from nodes as the verdict was found."""
         return job if self.avoids else job.avoiding(())
 
     @property
-    def news(self) -> tuple[object, ...]:
+    def published_part(self) -> tuple[object, ...]:
         """The parts of a verdict whose change is published at once; a change of the sentence alone can wait."""
         return self.generation, self.admitted, self.refused, self.reason, self.plan is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class CycleInput:
     """The input of a pass."""
 
     jobs: tuple[GRPOJobRecord, ...]
@@ -123,7 +123,7 @@ class Question:
     """By uid, attempts that were admitted and are not in their jobs' status yet."""
     passed_over: Mapping[str, int] = field(default_factory=dict)
     """By uid, as counted by earlier passes; a job's status may be behind."""
-    resting: frozenset[str] = frozenset()
+    denied_recently: frozenset[str] = frozenset()
     """uids of jobs whose commit the API server has just denied."""
     default_image: str = ""
 
@@ -134,16 +134,16 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class Cycle:
     """The verdicts of a pass by uid, and the seconds until time alone may change them."""
 
     verdicts: Mapping[str, Verdict]
     look_again: float | None = None
-    unjudged: frozenset[str] = frozenset()
+    not_reached: frozenset[str] = frozenset()
     """uids of jobs that the pass did not come to: the next goes on from what this one has planned."""
 
 
-def judge(asked: Question, plans: Plans) -> Pass:
+def schedule(asked: CycleInput, plans: Plans) -> Cycle:
     """Judge all waiting jobs in the order of the queue."""
     waiting: list[GRPOJobRecord] = []
     look_again: float | None = None
@@ -154,19 +154,19 @@ def judge(asked: Question, plans: Plans) -> Pass:
         pause = pausing(job, asked.now, asked.limits)
         if pause:
             look_again = pause if look_again is None else min(look_again, pause)
-        elif job.uid not in asked.resting:
+        elif job.uid not in asked.denied_recently:
             waiting.append(job)
     plans.expect(len(waiting))
     if not waiting:
-        return Pass(verdicts={}, look_again=look_again)
-    one = _Round(asked, plans)
-    verdicts = one.play(waiting)
+        return Cycle(verdicts={}, look_again=look_again)
+    one = _CycleRun(asked, plans)
+    verdicts = one.run(waiting)
     unjudged = frozenset(job.uid for job in waiting if job.uid not in verdicts)
-    due = [pause for pause in (look_again, one.counted_in) if pause is not None]
-    return Pass(verdicts=verdicts, look_again=0.0 if unjudged else min(due, default=None), unjudged=unjudged)
+    due = [pause for pause in (look_again, one.seconds_until_counted) if pause is not None]
+    return Cycle(verdicts=verdicts, look_again=0.0 if unjudged else min(due, default=None), not_reached=unjudged)
 
 
-def restart(job: GRPOJobRecord, asked: Question) -> Verdict:
+def restart(job: GRPOJobRecord, asked: CycleInput) -> Verdict:
     """A gang that ended takes its own place again, with its own plan, ahead of all who wait.
 
     Where that plan ran out of memory it takes the one that answers that.
@@ -195,96 +195,96 @@ def restart(job: GRPOJobRecord, asked: Question) -> Verdict:
     )
 
 
-class _Round:
+class _CycleRun:
     """What changes while the queue is played through."""
 
-    def __init__(self, asked: Question, plans: Plans) -> None:
+    def __init__(self, asked: CycleInput, plans: Plans) -> None:
         """Reserve the places of attempts that were admitted before."""
         claims, suitability = asked.claims(), Suitability(asked.snapshot.nodes)
-        self._asked, self._plans = asked, plans
+        self._input, self._plans = asked, plans
         # what is left after those ahead decides; what would be left without them tells each job whom it waits for
-        self._left = Capacity(asked.snapshot, claims, suitability)
-        self._alone = Capacity(asked.snapshot, claims, suitability)
-        self._held: dict[str, int] = {}
+        self._remaining = Capacity(asked.snapshot, claims, suitability)
+        self._without_queue = Capacity(asked.snapshot, claims, suitability)
+        self._gpus_by_namespace: dict[str, int] = {}
         for claim in claims:
-            self._grow(claim.job, claim.plan)
-        self.counted_in: float | None = None
+            self._count_gpus(claim.job, claim.plan)
+        self.seconds_until_counted: float | None = None
         """Seconds until quotas surely show the pods of all who have been admitted; None if they do."""
         self._allowance = Allowance(asked.snapshot)
-        for claim in filter(self._uncounted, claims if asked.snapshot.quotas else ()):
+        for claim in filter(self._is_uncounted, claims if asked.snapshot.quotas else ()):
             self._allowance.take(claim.job, claim.plan)
-        self._places: list[tuple[GRPOJobRecord, Verdict]] = []
-        self._waited_for: set[str] = set()
+        self._placed_jobs: list[tuple[GRPOJobRecord, Verdict]] = []
+        self._reserved_nodes: set[str] = set()
         """Nodes that are reserved for those who wait."""
 
-    def play(self, waiting: list[GRPOJobRecord]) -> dict[str, Verdict]:
+    def run(self, waiting: list[GRPOJobRecord]) -> dict[str, Verdict]:
         """Return the verdicts by uid."""
         passed_over = {job.uid: self._passed_over(job) for job in waiting}
         found: dict[str, Verdict] = {}
         # A queue of new specs is judged over several passes, so that those ahead start before the last is planned.
         enough = self._plans.made + MOST_NEW_SPECS
-        priorities = self._asked.snapshot.priorities
-        for job in in_turn(waiting, priorities, self._held, dict(passed_over)):
+        priorities = self._input.snapshot.priorities
+        for job in sort_queue(waiting, priorities, self._gpus_by_namespace, dict(passed_over)):
             if self._plans.made >= enough:
                 break
-            found[job.uid] = verdict = self._survived(job)
+            found[job.uid] = verdict = self._plan_job_safely(job)
             # A job that can't run, or that waits for something else, must not keep GPUs from those behind it.
             if verdict.plan and not verdict.refused and not verdict.blocked:
                 # also where it does not fit yet: nobody behind may take what a bigger gang ahead is waiting for
-                held = self._left.reserve(verdict.placed(job), verdict.plan)
-                self._waited_for |= set() if verdict.admitted else held
-                self._grow(job, verdict.plan)
+                held = self._remaining.reserve(verdict.apply_to(job), verdict.plan)
+                self._reserved_nodes |= set() if verdict.admitted else held
+                self._count_gpus(job, verdict.plan)
                 if verdict.admitted:
                     self._allowance.take(job, verdict.plan)
-                self._places.append((job, verdict))
-        found |= self._in_line()
-        started = [(priority(job, priorities), age(job)) for job, verdict in self._places if verdict.admitted]
-        for job, verdict in self._places:
+                self._placed_jobs.append((job, verdict))
+        found |= self._queue_positions()
+        started = [(priority(job, priorities), age(job)) for job, verdict in self._placed_jobs if verdict.admitted]
+        for job, verdict in self._placed_jobs:
             rank = priority(job, priorities)
             # who starts while an older job of its priority keeps its place has gone past it
             if not verdict.admitted:
                 passed_over[job.uid] += sum(one == rank and by > age(job) for one, by in started)
         return {uid: replace(one, passed_over=passed_over[uid]) for uid, one in found.items()}
 
-    def _uncounted(self, claim: Claim) -> bool:
+    def _is_uncounted(self, claim: Claim) -> bool:
         """True if a gang has just been admitted, so that its quota may not show its pods yet."""
-        if claim.job.uid in self._asked.assumed:
+        if claim.job.uid in self._input.assumed:
             return True
         # quota.used follows the pods, which the Job controller creates a moment after the commit
         began = seconds(claim.job.status.attempt_start_time)
-        left = UNCOUNTED_SECONDS - (self._asked.now - began) if began is not None else 0.0
-        if left <= 0 or self._left.bound(claim.job):
+        left = UNCOUNTED_SECONDS - (self._input.now - began) if began is not None else 0.0
+        if left <= 0 or self._remaining.bound(claim.job):
             return False
-        self.counted_in = max(left, self.counted_in or 0.0)
+        self.seconds_until_counted = max(left, self.seconds_until_counted or 0.0)
         return True
 
-    def _grow(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
+    def _count_gpus(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
         namespace = job.key.namespace
-        self._held[namespace] = self._held.get(namespace, 0) + plan.all_gpus
+        self._gpus_by_namespace[namespace] = self._gpus_by_namespace.get(namespace, 0) + plan.all_gpus
 
     def _passed_over(self, job: GRPOJobRecord) -> int:
-        return max(self._asked.passed_over.get(job.uid, 0), job.status.passed_over or 0)
+        return max(self._input.passed_over.get(job.uid, 0), job.status.passed_over or 0)
 
-    def _survived(self, job: GRPOJobRecord) -> Verdict:
+    def _plan_job_safely(self, job: GRPOJobRecord) -> Verdict:
         """The verdict on one job. A spec that the planner stumbles over must not keep everybody behind it waiting."""
         try:
-            verdict = self._judge(job)
+            verdict = self._plan_job(job)
             if not job.status.avoided_nodes or job.creates_pods:
                 return verdict
-            if verdict.plan and self._left.possible(job, verdict.plan):
+            if verdict.plan and self._remaining.possible(job, verdict.plan):
                 return verdict
-            return replace(self._judge(job.avoiding(())), avoids=False)
+            return replace(self._plan_job(job.avoiding(())), avoids=False)
         except Exception as error:
             log.exception("%s: the planner failed", job.key)
             message = f"the planner failed, please report it: {error!r}"
             return Verdict(generation=job.generation, reason=Reason.PLANNER_FAILED, message=message)
 
-    def _judge(self, job: GRPOJobRecord) -> Verdict:
+    def _plan_job(self, job: GRPOJobRecord) -> Verdict:
         if job.spec is None:
             raise ValueError(f"{job.key} has no valid spec to plan")
-        if problem := spec_problem(job.spec, self._asked.default_image):
+        if problem := spec_problem(job.spec, self._input.default_image):
             return refusal(job, problem)
-        inventory = self._left.inventory(job)
+        inventory = self._remaining.inventory(job)
         result, kept = next_plan(
             job, job.spec, inventory, lambda spec, learned: self._plans.plan(spec, inventory, learned)
         )
@@ -294,27 +294,27 @@ class _Round:
         # the planner has looked for the nodes of one role alone
         fits = result.fits_now
         if kept or replicas(plan):
-            fits = self._left.fits(job, plan)
+            fits = self._remaining.fits(job, plan)
         if problem := plan_problem(job, plan):
             return refusal(job, problem)
         if problem := self._allowance.problem(job, plan):
             return Verdict(generation=job.generation, plan=plan, blocked=True, reason=problem[0], message=problem[1])
         if job.creates_pods:
             # its pods take whatever GPU gets free on their nodes, so nobody ahead may be waiting for those
-            fits = self._waited_for.isdisjoint(node.name for node in inventory.nodes)
+            fits = self._reserved_nodes.isdisjoint(node.name for node in inventory.nodes)
         if fits:
             return Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
         return self._wait(job, plan)
 
     def _wait(self, job: GRPOJobRecord, plan: ExecutionPlan) -> Verdict:
         """It fits but for those ahead, or not even without them."""
-        reason = Reason.WAITING_IN_QUEUE if self._alone.fits(job, plan) else Reason.WAITING_FOR_GPUS
-        message = self._alone.shortage(job, plan)
+        reason = Reason.WAITING_IN_QUEUE if self._without_queue.fits(job, plan) else Reason.WAITING_FOR_GPUS
+        message = self._without_queue.shortage(job, plan)
         return Verdict(generation=job.generation, plan=plan, reason=reason, message=message)
 
-    def _in_line(self) -> dict[str, Verdict]:
+    def _queue_positions(self) -> dict[str, Verdict]:
         """The verdicts on those who wait with a place, and which place it is."""
-        line = [(job, verdict) for job, verdict in self._places if not verdict.admitted]
+        line = [(job, verdict) for job, verdict in self._placed_jobs if not verdict.admitted]
         found: dict[str, Verdict] = {}
         for number, (job, verdict) in enumerate(line, 1):
             behind = f", behind {line[number - 2][0].key}" if number > 1 else ""
@@ -345,7 +345,7 @@ def ordinal(number: int) -> str:
     return f"{number}{'th' if 10 < number % 100 < 14 else endings.get(number % 10, 'th')}"
 
 
-def planned_on(there: Inventory, job: GRPOJobRecord, spec: GRPOJobSpec) -> Verdict:
+def plan_without_queue(there: Inventory, job: GRPOJobRecord, spec: GRPOJobSpec) -> Verdict:
     """The verdict on a job that may have all of these nodes."""
 
     def plan(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from grpo_kube.objects.json_reader import Part
+from grpo_kube.objects.json_reader import JsonObject
 
 from .inventory import Amounts, NodeFacts, PodFacts, amounts
 
@@ -31,16 +31,16 @@ def quota_facts(item: object) -> QuotaFacts:
     Raises:
         Unreadable: a field has a type that it can't have.
     """
-    whole = Part(item)
+    whole = JsonObject(item)
     meta, spec, status = whole.part("metadata"), whole.part("spec"), whole.part("status")
-    plain = tuple((name, "Exists", ()) for name in spec.words("scopes"))
+    plain = tuple((name, "Exists", ()) for name in spec.strings("scopes"))
     chosen = tuple(
-        (one.text("scopeName"), one.text("operator"), tuple(one.words("values")))
+        (one.text("scopeName"), one.text("operator"), tuple(one.strings("values")))
         for one in spec.part("scopeSelector").parts("matchExpressions")
     )
     return QuotaFacts(
-        namespace=meta.required("namespace"),
-        name=meta.required("name"),
+        namespace=meta.required_text("namespace"),
+        name=meta.required_text("name"),
         hard=amounts(status.part("hard")),  # what is in force; spec.hard may be newer
         used=amounts(status.part("used")),
         scopes=plain + chosen,

@@ -24,7 +24,7 @@ NEWS_PAUSE = 0.5
 """Seconds between two jobs whose sentence is updated."""
 
 
-class Tell(Protocol):
+class Notify(Protocol):
     """How jobs hear that there is something to read."""
 
     def __call__(self, keys: Iterable[ObjectKey], *, slow: bool = False) -> None:
@@ -32,60 +32,62 @@ class Tell(Protocol):
         ...
 
 
-class Notices:
+class VerdictPublisher:
     """What each waiting job reads."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Notify) -> None:
         """Start without verdicts; the callback queues jobs for a reconcile."""
-        self._tell = tell
+        self._notify = tell
         self._verdicts: Mapping[str, Verdict] = {}
-        self._told: dict[str, Verdict] = {}
-        self._news: dict[str, ObjectKey] = {}
-        self._newsworthy = asyncio.Event()
+        self._published: dict[str, Verdict] = {}
+        self._pending: dict[str, ObjectKey] = {}
+        self._has_pending = asyncio.Event()
 
-    def read(self, uid: str) -> Verdict | None:
+    def verdict_for(self, uid: str) -> Verdict | None:
         """Return the verdict that the job's status shows, or is about to show; None without one."""
-        return self._told.get(uid)
+        return self._published.get(uid)
 
-    def post(self, verdicts: Mapping[str, Verdict], keys: Mapping[str, ObjectKey], others: Collection[str]) -> None:
+    def publish(self, verdicts: Mapping[str, Verdict], keys: Mapping[str, ObjectKey], others: Collection[str]) -> None:
         """Store the verdicts of a pass and queue jobs with news.
 
         The uids in `others` keep their last verdict; all remaining ones lose theirs.
         """
         self._verdicts = verdicts
-        self._told = {uid: published for uid, published in self._told.items() if uid in verdicts or uid in others}
-        self._news = {uid: key for uid, key in self._news.items() if uid in verdicts}
+        self._published = {
+            uid: published for uid, published in self._published.items() if uid in verdicts or uid in others
+        }
+        self._pending = {uid: key for uid, key in self._pending.items() if uid in verdicts}
         urgent = []
         for uid, verdict in verdicts.items():
-            published = self._told.get(uid)
+            published = self._published.get(uid)
             # who is admitted now was not, or no longer, when it read its last verdict
-            if published is None or published.news != verdict.news or verdict.admitted:
-                self._told[uid] = verdict
-                self._news.pop(uid, None)
+            if published is None or published.published_part != verdict.published_part or verdict.admitted:
+                self._published[uid] = verdict
+                self._pending.pop(uid, None)
                 urgent.append(keys[uid])
             elif published != verdict:
                 # Only the place in the queue has changed: it waits for its turn, and keeps the turn that it has.
-                self._news.setdefault(uid, keys[uid])
-        if self._news:
-            self._newsworthy.set()
-        self._tell(urgent)
+                self._pending.setdefault(uid, keys[uid])
+        if self._pending:
+            self._has_pending.set()
+        self._notify(urgent)
 
     async def run(self) -> None:
         """Tells new sentences, one job after the other, until cancelled."""
         while True:
-            await self._newsworthy.wait()
-            self.tell_one()
+            await self._has_pending.wait()
+            self.publish_one_message()
             await asyncio.sleep(NEWS_PAUSE)
 
-    def tell_one(self) -> None:
+    def publish_one_message(self) -> None:
         """Tells the job that has waited longest for its new sentence."""
         # the dictionary keeps the order in which jobs came, so the first has waited longest
-        if self._news:
-            uid = next(iter(self._news))
-            self._told[uid] = self._verdicts[uid]
-            self._tell([self._news.pop(uid)], slow=True)
-        if not self._news:
-            self._newsworthy.clear()
+        if self._pending:
+            uid = next(iter(self._pending))
+            self._published[uid] = self._verdicts[uid]
+            self._notify([self._pending.pop(uid)], slow=True)
+        if not self._pending:
+            self._has_pending.clear()
 
 
 DENIED_PAUSE = 15.0
@@ -116,25 +118,25 @@ class Assumptions:
         """Start without assumptions; `jobs` shows which of them have been committed since."""
         self._jobs = jobs
         self._claims: dict[str, Claim] = {}
-        self._resting: dict[str, float] = {}
+        self._denied_until: dict[str, float] = {}
 
     def claims(self) -> dict[str, Claim]:
         """Return the claims of assumed attempts by uid, without those that are committed or no longer wanted."""
-        self._claims = {uid: claim for uid, claim in self._claims.items() if self._open(claim)}
+        self._claims = {uid: claim for uid, claim in self._claims.items() if self._is_open(claim)}
         return dict(self._claims)
 
     def add(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
         """Assumes the job's next attempt, unless the job has changed since it was judged."""
         claim = Claim(job=job, plan=plan, attempt=job.status.attempt + 1)
-        if self._open(claim):
+        if self._is_open(claim):
             self._claims[job.uid] = claim
 
-    def holds(self, uid: str) -> bool:
+    def is_assumed(self, uid: str) -> bool:
         """True if the job is assumed, so that its attempt may be committed."""
         claim = self._claims.get(uid)
-        return claim is not None and self._open(claim)
+        return claim is not None and self._is_open(claim)
 
-    def _open(self, claim: Claim) -> bool:
+    def _is_open(self, claim: Claim) -> bool:
         """True if the attempt is still to be committed."""
         job = self._jobs.get(claim.job.key)
         # A changed spec has another plan, and a job made again under the name is another one: both are judged again.
@@ -143,15 +145,15 @@ class Assumptions:
         may_commit = job.wants_admission or job.active
         return may_commit and job.status.attempt + 1 == claim.attempt
 
-    def deny(self, uid: str, now: float) -> bool:
+    def drop_denied(self, uid: str, now: float) -> bool:
         """Drop the assumption of a job whose commit the API server denied; return False if it had none."""
         if self._claims.pop(uid, None) is None:
             return False
         # Else the next pass would admit it again at once, and its denial would keep the place from all behind it.
-        self._resting[uid] = now + DENIED_PAUSE
+        self._denied_until[uid] = now + DENIED_PAUSE
         return True
 
-    def resting(self, now: float) -> dict[str, float]:
+    def denial_pauses(self, now: float) -> dict[str, float]:
         """Return, by uid, the seconds for which a job takes no place because its commit was denied."""
-        self._resting = {uid: until for uid, until in self._resting.items() if until > now}
-        return {uid: until - now for uid, until in self._resting.items()}
+        self._denied_until = {uid: until for uid, until in self._denied_until.items() if until > now}
+        return {uid: until - now for uid, until in self._denied_until.items()}

@@ -52,18 +52,18 @@ class Sighting:
         return self.deleted.get(pod.uid, at)
 
 
-class Sightings:
+class FirstSeen:
     """The sightings of all jobs with an attempt."""
 
     def __init__(self) -> None:
         """Start without sightings."""
         self._jobs: dict[ObjectKey, Sighting] = {}
 
-    def created(self, key: ObjectKey, attempt: int, uid: str, at: Observed) -> None:
+    def record_created(self, key: ObjectKey, attempt: int, uid: str, at: Observed) -> None:
         """Record that the attempt's Job was created: if it is not there later, it was deleted."""
         self._jobs[key] = Sighting(attempt=attempt, child_uid=uid, child=at)
 
-    def of(
+    def update(
         self,
         key: ObjectKey,
         attempt: int,
@@ -155,7 +155,7 @@ class Observation:
     earlier_pods: tuple[PodRecord, ...] = NO_PODS
     """Pods that carry an earlier attempt's labels; and the current one's, where it is not to run and its Job doesn't
     control them."""
-    departed: tuple[PodRecord, ...] = NO_PODS
+    deleted_pods: tuple[PodRecord, ...] = NO_PODS
     """Pods of any attempt that ended and were deleted since, as they were last seen."""
     orphaned: bool = False
     """True if pods of the current attempt are there without their Job: it was deleted, maybe before it was known."""
@@ -173,7 +173,7 @@ class Observation:
     """Kueue's Workload of this GRPOJob, if it is there and this GRPOJob's own."""
     kueue_problem: str = ""
     """Why the Workload can't be looked up; empty if it can, or if Kueue doesn't admit the job."""
-    words: str = ""
+    start_warning: str = ""
     """What an event says of the Job or pod that is not getting on, such as `FailedMount: …`; empty when unknown."""
 
     @property
@@ -370,7 +370,7 @@ def observe(
     *,
     now: float,
     at: Observed,
-    sightings: Sightings,
+    sightings: FirstSeen,
 ) -> Observation:
     """Sorts a GRPOJob's children into the current attempt and earlier ones; strangers' are left out.
 
@@ -392,7 +392,7 @@ def observe(
     orphaned = any(pod.controller_uid for pod in of_roles.stray)
     if job.active:
         expected = bool(job.status.job_uid) or orphaned
-        sighting = sightings.of(job.key, attempt, child, of_roles.trainers, at, expected=expected)
+        sighting = sightings.update(job.key, attempt, child, of_roles.trainers, at, expected=expected)
     else:
         sighting = sightings.forget(job.key)
     pods_left = any(pod.phase not in ENDED_PHASES for pod in labelled)

@@ -20,7 +20,7 @@ from .decisions import Action, Decision
 from .observation import Observation
 
 
-def known(seen: Observation) -> Learned:
+def learned_with_progress(seen: Observation) -> Learned:
     """What the job has learned, with what the current attempt says of its model and its links."""
     plan, learned = seen.job.status.plan, seen.job.status.learned or Learned()
     if seen.pull is None or seen.job.spec is None or plan is None:
@@ -38,11 +38,11 @@ def _links(plan: ExecutionPlan, measured: float | None) -> MeasuredLinks | None:
     return MeasuredLinks(gpu_product=plan.gpu_product, nodes=plan.nodes, bytes_per_second=round(measured))
 
 
-def taught(seen: Observation, ended: Outcome, decision: Decision) -> Decision:
+def record_shortage(seen: Observation, ended: Outcome, decision: Decision) -> Decision:
     """The decision on an end as OutOfMemory, with what it teaches; the end where no further plan is made."""
     if decision.action not in (Action.ADMIT, Action.FAIL):
         return decision
-    run = learned_from(seen, ended)
+    run = run_with_shortage(seen, ended)
     if run is None:
         return decision
     if decision.action is Action.FAIL:
@@ -53,13 +53,13 @@ def taught(seen: Observation, ended: Outcome, decision: Decision) -> Decision:
     return replace(decision, learned=run.learned)
 
 
-def learned_from(seen: Observation, ended: Outcome) -> Run | None:
+def run_with_shortage(seen: Observation, ended: Outcome) -> Run | None:
     """The attempt's plan beside what is known since it ended; None where nothing is known of the model's size."""
     job = seen.job
     if job.spec is None or job.status.plan is None:
         return None
     try:
-        run = Run(job.status.plan, job.spec, known(seen))
+        run = Run(job.status.plan, job.spec, learned_with_progress(seen))
         return replace(run, learned=learn(run, job.status.attempt, ended))
     except SpecRejected:
         return None

@@ -26,7 +26,7 @@ from ..records.records import GRPOJobRecord
 from ..records.terminations import PodTermination
 from .decisions import Action, Check, Decision, Due, Limits
 from .observation import Observation
-from .oom_feedback import taught
+from .oom_feedback import record_shortage
 from .restarts import again, pausing, rollback_of, rule_for
 from .start_checks import engines_not_started, never_bound, never_started, not_started, pods_missing
 
@@ -45,9 +45,11 @@ def evicted(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG0
         return None if seen.child else wait
     if workload is None:
         return _taken_back("its Workload is gone")
-    if workload.keeps:
+    if workload.may_continue:
         return None
-    return _taken_back(f"Workload {workload.name}: {workload.lost or 'its Admitted condition is not True any more'}")
+    return _taken_back(
+        f"Workload {workload.name}: {workload.lost_message or 'its Admitted condition is not True any more'}"
+    )
 
 
 def _taken_back(why: str) -> Decision:
@@ -234,7 +236,7 @@ def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
         # it has a limit of its own, which is stricter
         return replace(again(seen, limits, outcome, counted=False), rollback=rollback)
     decision = again(seen, limits, outcome, counted=counted, node=_suspect(cause))
-    return taught(seen, outcome, decision) if outcome.result is Result.OUT_OF_MEMORY else decision
+    return record_shortage(seen, outcome, decision) if outcome.result is Result.OUT_OF_MEMORY else decision
 
 
 def _named(cause: PodTermination, seen: Observation) -> Outcome:

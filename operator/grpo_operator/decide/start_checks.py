@@ -48,8 +48,8 @@ def pods_missing(seen: Observation, limits: Limits) -> Decision | Due | None:
     if created >= wanted:
         return None
     # what its predecessor still takes of a quota is free in a moment
-    if seen.words and not any(pod.phase not in ENDED_PHASES for pod in seen.earlier_pods):
-        message = f"{created} of {wanted} {what} were created: {seen.words}"
+    if seen.start_warning and not any(pod.phase not in ENDED_PHASES for pod in seen.earlier_pods):
+        message = f"{created} of {wanted} {what} were created: {seen.start_warning}"
         return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
     return Due(_until_asked(seen, limits.pods))
 
@@ -152,9 +152,9 @@ def _kubelets_words(seen: Observation) -> str:
     if ended := engine_ends(seen):
         return ended
     silent = next((pod for pod in pods if pod.phase == "Pending"), None)
-    if silent is None or not seen.words:
+    if silent is None or not seen.start_warning:
         return ""
-    return f"pod {silent.name} waits on node {silent.node}: {seen.words}"
+    return f"pod {silent.name} waits on node {silent.node}: {seen.start_warning}"
 
 
 def _stuck(waiting: str) -> bool:

@@ -13,7 +13,7 @@ from ..records.workloads import EVICTED, QUOTA_RESERVED, WorkloadRecord
 from .pod_sets import planned, pod_sets, stands_for
 
 
-def by_kueue(seen: Observation, decision: Decision, pods: PodDefaults) -> Decision:
+def gate_by_workload(seen: Observation, decision: Decision, pods: PodDefaults) -> Decision:
     """The decision to commit an attempt, as long as Kueue has admitted it; else to queue the job, and why."""
     if decision.action is not Action.COMMIT or decision.plan is None:
         return decision
@@ -23,14 +23,14 @@ def by_kueue(seen: Observation, decision: Decision, pods: PodDefaults) -> Decisi
         return replace(queued, reason=Reason.NO_KUEUE, message=seen.kueue_problem, look_again=UNKNOWN_PAUSE)
     if workload is None:
         return replace(queued, message=f"waits for Kueue's LocalQueue {seen.job.queue_name}")
-    if not wants(seen, workload, decision.plan, pods):
+    if not is_for_plan(seen, workload, decision.plan, pods):
         return _of_another_shape(seen, queued, workload)
-    if workload.starts:
+    if workload.may_start:
         return decision
     return replace(queued, message=_waits(seen, workload))
 
 
-def wants(seen: Observation, workload: WorkloadRecord, plan: ExecutionPlan, pods: PodDefaults) -> bool:
+def is_for_plan(seen: Observation, workload: WorkloadRecord, plan: ExecutionPlan, pods: PodDefaults) -> bool:
     """True if a Workload asks for the pods of a plan."""
     spec, known = seen.job.spec, planned(workload)
     if spec is None:
@@ -58,8 +58,8 @@ def _waits(seen: Observation, workload: WorkloadRecord) -> str:
     if not workload.active:
         return f"{found}: its spec.active is false, so Kueue admits it when somebody sets that to true"
     if workload.is_true(EVICTED):
-        return f"{found}; it was evicted: {workload.told(EVICTED)}"
+        return f"{found}; it was evicted: {workload.condition(EVICTED)}"
     if workload.is_true(QUOTA_RESERVED):
-        return f"{found}: its quota is reserved" + (f", {workload.checks}" if workload.checks else "")
-    words = workload.told(QUOTA_RESERVED).message
+        return f"{found}: its quota is reserved" + (f", {workload.checks_message}" if workload.checks_message else "")
+    words = workload.condition(QUOTA_RESERVED).message
     return f"{found}: {words}" if words else found

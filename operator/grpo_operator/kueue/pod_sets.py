@@ -116,10 +116,10 @@ class Planned(BaseModel):
 
 def planned(workload: WorkloadRecord | None) -> Planned | None:
     """Return the plan that a Workload was made for; None if the annotation is missing or can't be read."""
-    if workload is None or not workload.planned:
+    if workload is None or not workload.plan_annotation:
         return None
     try:
-        return Planned.model_validate_json(workload.planned)
+        return Planned.model_validate_json(workload.plan_annotation)
     except ValidationError:
         return None
 

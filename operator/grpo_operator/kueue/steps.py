@@ -14,7 +14,7 @@ from ..decide.observation import Observation
 from ..pods.pod_spec import PodDefaults
 from ..records.records import GRPOJobRecord
 from ..records.workloads import EVICTED, FINISHED, PODS_READY, QUOTA_RESERVED, WorkloadRecord
-from .admission_gate import wants
+from .admission_gate import is_for_plan
 
 WORKLOAD_PRIORITY = "WorkloadPriorityClass"
 
@@ -75,7 +75,7 @@ def _of_the_living(seen: Observation, decision: Decision, workload: WorkloadReco
         return Step(Write.DELETE)
     if workload.is_true(FINISHED) and not is_prebuilt:
         return _once_idle(seen, Write.DELETE)
-    if workload.is_true(EVICTED) and workload.holds:
+    if workload.is_true(EVICTED) and workload.has_reservation:
         return _once_idle(seen, Write.CLEAR)
     if job.suspended:
         pauses = workload.active and not is_prebuilt
@@ -93,7 +93,7 @@ def _of_the_living(seen: Observation, decision: Decision, workload: WorkloadReco
 
 def _becomes_ready(seen: Observation, workload: WorkloadRecord) -> bool:
     """True once the whole gang runs and the Workload does not say so yet."""
-    return seen.started and workload.keeps and not workload.is_true(PODS_READY)
+    return seen.started and workload.may_continue and not workload.is_true(PODS_READY)
 
 
 def _once_idle(seen: Observation, write: Write) -> Step | None:
@@ -106,7 +106,7 @@ def _outdated(seen: Observation, decision: Decision, workload: WorkloadRecord, p
     """True if nobody will run what it stands for: the job has another plan by now, or none."""
     if decision.action not in (Action.QUEUE, Action.REJECT):
         return False
-    return decision.plan is None or not wants(seen, workload, decision.plan, pods)
+    return decision.plan is None or not is_for_plan(seen, workload, decision.plan, pods)
 
 
 def _amends(job: GRPOJobRecord, workload: WorkloadRecord) -> bool:

@@ -12,7 +12,7 @@ from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
 from grpo_kube.objects.resources import JOBS, Object
 
 from ..decide.decisions import Action, Decision
-from ..decide.observation import Observation, Sightings
+from ..decide.observation import FirstSeen, Observation
 from ..kueue.pod_sets import Contradiction
 from ..pods.manifests import Attempt, attempt_of, engines_job, images_need, indexed_job
 from ..pods.pod_spec import PodDefaults
@@ -20,14 +20,14 @@ from ..pods.pod_volumes import Manifest
 from ..records.names import ENGINE_SERVICE
 from ..records.reasons import Reason
 from .caches import Caches
-from .shared_objects import GOES_PAUSE, SharedObjects, Taken
+from .shared_objects import GOES_PAUSE, NameConflict, SharedObjects
 from .tokens import Tokens
 from .workload_sync import DENIED_PAUSE, Workloads
 
 log = logging.getLogger(__name__)
 
 
-class Starts:
+class AttemptStarter:
     """Creates the Jobs of attempts."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Starts:
         shared: SharedObjects,
         workloads: Workloads,
         *,
-        sightings: Sightings,
+        sightings: FirstSeen,
         pods: PodDefaults,
         tokens: Tokens,
     ) -> None:
@@ -53,11 +53,11 @@ class Starts:
         self._caches = caches
         self._shared = shared
         self._workloads = workloads
-        self._sightings = sightings
+        self._first_seen = sightings
         self._pods = pods
         self._tokens = tokens
 
-    async def keep(self, seen: Observation) -> Taken | None:
+    async def repair_shared_objects(self, seen: Observation) -> NameConflict | None:
         """Repair the objects that the pods of a running attempt share. Return why a Service can't be had, else None.
 
         A denied NetworkPolicy ends no gang; SharedObjects logs it.
@@ -66,16 +66,16 @@ class Starts:
             ClusterError: the API server refused or did not answer.
         """
         with contextlib.suppress(Denied, NotFound):
-            await self._shared.policy(seen.job.key.namespace)
+            await self._shared.ensure_policy(seen.job.key.namespace)
         return await self._services(seen)
 
-    async def _services(self, seen: Observation) -> Taken | None:
+    async def _services(self, seen: Observation) -> NameConflict | None:
         # Without the Services the pods' DNS names don't resolve, so the ranks and engines can't find each other.
         namespace = seen.job.key.namespace
-        taken = await self._shared.service(namespace)
+        taken = await self._shared.ensure_service(namespace)
         if taken or not seen.replicas:
             return taken
-        return await self._shared.service(namespace, ENGINE_SERVICE)
+        return await self._shared.ensure_service(namespace, ENGINE_SERVICE)
 
     async def start(self, seen: Observation) -> Decision | None:
         """POSTs the Job that the attempt lacks, that of its gang first; None once it is there, else what to do.
@@ -87,11 +87,11 @@ class Starts:
         if job.spec is None or status.plan is None or not _leave(seen):
             return Decision(Action.WAIT)
         digest = self._tokens.digest(job.uid, status.attempt)
-        body = self._lacking(attempt_of(job, job.spec, status.plan, status.attempt, digest), seen)
+        body = self._missing_job(attempt_of(job, job.spec, status.plan, status.attempt, digest), seen)
         try:
-            if taken := await self._services(seen) or await self._shared.claim(job):
+            if taken := await self._services(seen) or await self._shared.create_claim(job):
                 return _waits_for_name(*taken)
-            await self._shared.policy(job.key.namespace)  # before there are pods that strangers could reach
+            await self._shared.ensure_policy(job.key.namespace)  # before there are pods that strangers could reach
             if job.queue_name:
                 body = await self._workloads.placed(seen, body)
             answer = await self._create(seen, body)
@@ -112,10 +112,10 @@ class Starts:
         self._caches.jobs.put(answer)
         # From now on a Job that is not there was deleted: the event of its creation may come later, or never.
         if seen.child is None:
-            self._sightings.created(job.key, status.attempt, version_of(answer)[0], seen.at)
+            self._first_seen.record_created(job.key, status.attempt, version_of(answer)[0], seen.at)
         return None
 
-    def _lacking(self, attempt: Attempt, seen: Observation) -> Manifest:
+    def _missing_job(self, attempt: Attempt, seen: Observation) -> Manifest:
         """The Job that is not there yet."""
         # The gang's Job first: engines without a gang would only hold GPUs.
         engines = engines_job(attempt, self._pods) if seen.child else None
@@ -139,7 +139,7 @@ def _leave(seen: Observation) -> bool:
     """True if Kueue, where it has a say, lets pods start now."""
     if not seen.job.queue_name:
         return True
-    return seen.workload is not None and seen.workload.starts
+    return seen.workload is not None and seen.workload.may_start
 
 
 def _waits_for_name(message: str, look_again: float) -> Decision:

@@ -15,7 +15,7 @@ from typing import Protocol
 from grpo_kube.cache import Cache
 from grpo_kube.client import Cluster
 from grpo_kube.objects.resources import JOBS, NETWORK_POLICIES, PODS, SERVICES, ObjectKey, Selection
-from grpo_kube.quarantine import Unreadables
+from grpo_kube.quarantine import Quarantine
 
 from ..decide.observation import Observation
 from ..records.names import GRPOJOBS, WORKLOADS, attempt_selector
@@ -27,33 +27,33 @@ REMEMBERED = 1024
 """How many pods are remembered: those of the two largest gangs."""
 
 
-class Departed:
+class DeletedPods:
     """The last of the pods that ended and then were deleted, by the GRPOJob that they belonged to."""
 
     def __init__(self) -> None:
         """Start without pods."""
         self._order: deque[PodRecord] = deque()
-        self._of: dict[ObjectKey, dict[str, PodRecord]] = {}
+        self._by_job: dict[ObjectKey, dict[str, PodRecord]] = {}
 
-    def keep(self, pod: PodRecord) -> None:
+    def remember(self, pod: PodRecord) -> None:
         """Remember a deleted pod, if its end was reported."""
         # Without its end a pod can't be timed any better than by the end of its Job.
         if pod.end is None:
             return
         self._order.append(pod)
-        self._of.setdefault(pod.job_key, {})[pod.uid] = pod
+        self._by_job.setdefault(pod.job_key, {})[pod.uid] = pod
         if len(self._order) > REMEMBERED:
             self._forget(self._order.popleft())
 
-    def of(self, job_key: ObjectKey, job_uid: str) -> tuple[PodRecord, ...]:
-        """Return the departed pods of a GRPOJob."""
-        return tuple(pod for pod in self._of.get(job_key, {}).values() if pod.grpojob_uid == job_uid)
+    def of_job(self, job_key: ObjectKey, job_uid: str) -> tuple[PodRecord, ...]:
+        """Return the deleted pods of a GRPOJob."""
+        return tuple(pod for pod in self._by_job.get(job_key, {}).values() if pod.grpojob_uid == job_uid)
 
     def _forget(self, pod: PodRecord) -> None:
-        siblings = self._of[pod.job_key]
+        siblings = self._by_job[pod.job_key]
         siblings.pop(pod.uid, None)
         if not siblings:
-            del self._of[pod.job_key]
+            del self._by_job[pod.job_key]
 
 
 class _OfJob(Protocol):
@@ -71,30 +71,30 @@ class Caches:
 
     def __init__(self) -> None:
         """Nothing is known yet."""
-        self.unreadables = Unreadables()
-        self.grpojobs = Cache(GRPOJOBS, grpojob_record, self.unreadables, reserving_record)
-        self.jobs = Cache(JOBS, job_record, self.unreadables, index=_job_key)
-        self.departed = Departed()
-        self.pods = Cache(PODS, pod_record, self.unreadables, index=_job_key)
-        self.pods.deleted = self.departed.keep
-        self.services = Cache(SERVICES, service_record, self.unreadables, index=_job_key)
-        self.network_policies = Cache(NETWORK_POLICIES, policy_record, self.unreadables, index=_job_key)
-        self.workloads = Cache(WORKLOADS, workload_record, self.unreadables, reserving_workload, index=_job_key)
+        self.quarantine = Quarantine()
+        self.grpojobs = Cache(GRPOJOBS, grpojob_record, self.quarantine, reserving_record)
+        self.jobs = Cache(JOBS, job_record, self.quarantine, index=_job_key)
+        self.deleted_pods = DeletedPods()
+        self.pods = Cache(PODS, pod_record, self.quarantine, index=_job_key)
+        self.pods.on_deleted = self.deleted_pods.remember
+        self.services = Cache(SERVICES, service_record, self.quarantine, index=_job_key)
+        self.network_policies = Cache(NETWORK_POLICIES, policy_record, self.quarantine, index=_job_key)
+        self.workloads = Cache(WORKLOADS, workload_record, self.quarantine, reserving_workload, index=_job_key)
 
-    def quiet(self, key: ObjectKey) -> bool:
+    def is_quiet(self, key: ObjectKey) -> bool:
         """True if nobody waits for a job's next step: its gang starts or runs, or it has ended and nothing is asked."""
         job = self.grpojobs.get(key)
         if job is None:
             return False
         if job.finished:
             return job.generation == job.observed_generation
-        if not job.active or not self.jobs.of(key):
+        if not job.active or not self.jobs.owned_by(key):
             return False
-        current = (pod for pod in self.pods.of(key) if pod.attempt == job.status.attempt)
+        current = (pod for pod in self.pods.owned_by(key) if pod.attempt == job.status.attempt)
         return all(pod.live or pod.engine for pod in current)
 
 
-async def bring_pods(cluster: Cluster, caches: Caches, seen: Observation) -> bool:
+async def fetch_missing_pods(cluster: Cluster, caches: Caches, seen: Observation) -> bool:
     """List the current attempt's pods into the cache if its Job has ended and no pod is known.
 
     Return True if pods were listed.

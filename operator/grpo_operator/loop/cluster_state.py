@@ -22,9 +22,9 @@ from typing import Any, Generic, TypeVar
 
 from grpo_kube.cache import Cache
 from grpo_kube.client import Cluster
-from grpo_kube.informer import Mirror
+from grpo_kube.informer import Informer
 from grpo_kube.objects.errors import Unavailable
-from grpo_kube.objects.json_reader import Part
+from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import (
     BOUND_PODS,
     NODES,
@@ -38,7 +38,7 @@ from grpo_kube.objects.resources import (
     identity,
 )
 from grpo_kube.pacing import Backoff
-from grpo_kube.quarantine import Unreadables
+from grpo_kube.quarantine import Quarantine
 
 from ..admission.inventory import Amounts, PodFacts, node_facts, pod_facts
 from ..admission.snapshot import Snapshot, quota_facts
@@ -53,7 +53,7 @@ DEAF_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fact(Generic[F]):
+class ObjectState(Generic[F]):
     """What matters of one object, as a record of a Cache."""
 
     key: ObjectKey
@@ -62,8 +62,8 @@ class Fact(Generic[F]):
     value: F
 
 
-class Sight(Generic[F]):
-    """The facts of one selection of objects, kept by a mirror."""
+class Lister(Generic[F]):
+    """The facts of one selection of objects, kept by an informer."""
 
     def __init__(
         self,
@@ -72,41 +72,41 @@ class Sight(Generic[F]):
         parse: Callable[[Object], F],
         changed: Callable[[], None],
         *,
-        unreadables: Unreadables,
+        quarantine: Quarantine,
         resync: float,
     ) -> None:
-        """`changed` hears when a fact or the right to see them has changed; `resync` as of a Mirror."""
+        """`changed` hears when a fact or the right to see them has changed; `resync` as of an Informer."""
         self.selection = selection
-        self._changed = changed
+        self._on_change = changed
         self._values: dict[ObjectKey, F] = {}
-        self._cache: Cache[Fact[F]] = Cache(selection.resource, lambda item: _fact(item, parse), unreadables)
+        self._cache: Cache[ObjectState[F]] = Cache(selection.resource, lambda item: _fact(item, parse), quarantine)
         # what is forbidden may stay so for ever: asked for as rarely as everything is listed anew
         backoff = Backoff(last=resync)
-        self.mirror = Mirror(cluster, selection, self._cache, self._heard, resync=resync, backoff=backoff)
-        self._forbidden = False
+        self.informer = Informer(cluster, selection, self._cache, self._take_changes, resync=resync, backoff=backoff)
+        self._was_forbidden = False
 
     def __iter__(self) -> Iterator[F]:
         """All facts."""
         return iter(self._values.values())
 
     @property
-    def forbidden(self) -> bool:
+    def is_forbidden(self) -> bool:
         """True if the API server does not let the operator see these objects."""
-        return self.mirror.forbidden
+        return self.informer.forbidden
 
-    def unknown(self, now: float) -> str:
+    def unknown_reason(self, now: float) -> str:
         """Why the facts can't be relied on; empty when they can, or are forbidden. `now` is the event loop's time."""
-        if self.forbidden:
+        if self.is_forbidden:
             return ""
-        if self.mirror.heard_at is None:
+        if self.informer.heard_at is None:
             return f"{self.selection} have not been listed"
-        silent = now - self.mirror.heard_at
+        silent = now - self.informer.heard_at
         return f"nothing was heard of {self.selection} for {silent:.0f} s" if silent > DEAF_SECONDS else ""
 
-    def _heard(self, keys: Iterable[ObjectKey]) -> None:
+    def _take_changes(self, keys: Iterable[ObjectKey]) -> None:
         """Takes the facts of changed objects in, and tells if one is another than before."""
-        news = self._forbidden != self.forbidden
-        self._forbidden = self.forbidden
+        news = self._was_forbidden != self.is_forbidden
+        self._was_forbidden = self.is_forbidden
         for key in keys:
             fact = self._cache.get(key)
             # A kubelet's heartbeat changes the Node, but none of these facts: it wakes no pass.
@@ -115,15 +115,15 @@ class Sight(Generic[F]):
             elif self._values.get(key) != fact.value:
                 self._values[key], news = fact.value, True
         if news:
-            self._changed()
+            self._on_change()
 
 
-def _fact(item: Object, parse: Callable[[Object], F]) -> Fact[F]:
-    meta = Part(item).part("metadata")
-    return Fact(identity(item), meta.text("uid"), meta.digits("resourceVersion"), parse(item))
+def _fact(item: Object, parse: Callable[[Object], F]) -> ObjectState[F]:
+    meta = JsonObject(item).part("metadata")
+    return ObjectState(identity(item), meta.text("uid"), meta.digits("resourceVersion"), parse(item))
 
 
-class ClusterFacts:
+class ClusterState:
     """Mirrors all kinds that admission needs, and makes snapshots of them."""
 
     def __init__(
@@ -140,46 +140,46 @@ class ClusterFacts:
 
         `changed` hears when the next snapshot will be another than the last.
         """
-        self.unreadables = Unreadables()
-        self._told = changed
+        self.quarantine = Quarantine()
+        self._on_change = changed
         self._last: Snapshot | None = None
-        self._news = asyncio.Event()
+        self._has_changed = asyncio.Event()
 
-        def sight(selection: Selection, parse: Callable[[Object], F]) -> Sight[F]:
-            return Sight(cluster, selection, parse, self._changed, unreadables=self.unreadables, resync=resync)
+        def lister(selection: Selection, parse: Callable[[Object], F]) -> Lister[F]:
+            return Lister(cluster, selection, parse, self._changed, quarantine=self.quarantine, resync=resync)
 
-        self._nodes = sight(Selection(NODES), partial(node_facts, prices=prices))
-        self._pods = sight(Selection(PODS, fields=BOUND_PODS), pod_facts)
-        self._priorities = sight(Selection(PRIORITY_CLASSES), _priority)
-        self._pods_of = [sight(Selection(PODS, name, fields=BOUND_PODS), pod_facts) for name in namespaces]
+        self._nodes = lister(Selection(NODES), partial(node_facts, prices=prices))
+        self._pods = lister(Selection(PODS, fields=BOUND_PODS), pod_facts)
+        self._priorities = lister(Selection(PRIORITY_CLASSES), _priority)
+        self._namespace_pods = [lister(Selection(PODS, name, fields=BOUND_PODS), pod_facts) for name in namespaces]
         served = namespaces or (None,)
-        self._quotas = [sight(Selection(QUOTAS, name), quota_facts) for name in served]
-        self._accounts = [sight(Selection(SERVICE_ACCOUNTS, name), _account) for name in served]
+        self._quotas = [lister(Selection(QUOTAS, name), quota_facts) for name in served]
+        self._accounts = [lister(Selection(SERVICE_ACCOUNTS, name), _account) for name in served]
 
     def _changed(self) -> None:
         self._last = None
-        self._news.set()
-        self._told()
+        self._has_changed.set()
+        self._on_change()
 
     @property
-    def _everywhere(self) -> tuple[Sight[Any], ...]:
+    def _everywhere(self) -> tuple[Lister[Any], ...]:
         return self._nodes, self._pods, self._priorities, *self._quotas, *self._accounts
 
-    def mirrors(self) -> dict[str, Mirror[Any]]:
+    def informers(self) -> dict[str, Informer[Any]]:
         """By name, those that are needed whatever the operator may see."""
-        return {f"{sight.selection}, for admission": sight.mirror for sight in self._everywhere}
+        return {f"{lister.selection}, for admission": lister.informer for lister in self._everywhere}
 
     async def run(self) -> None:
         """Keeps everything up to date, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for sight in self._everywhere:
-                tasks.create_task(sight.mirror.follow(), name=f"facts-{sight.selection}")
+            for lister in self._everywhere:
+                tasks.create_task(lister.informer.follow(), name=f"facts-{lister.selection}")
             # Pods of single namespaces are watched only once those of the whole cluster turn out to be forbidden.
-            while not self._pods.forbidden:
-                await self._news.wait()
-                self._news.clear()
-            for sight in self._pods_of:
-                tasks.create_task(sight.mirror.follow(), name=f"facts-{sight.selection}")
+            while not self._pods.is_forbidden:
+                await self._has_changed.wait()
+                self._has_changed.clear()
+            for lister in self._namespace_pods:
+                tasks.create_task(lister.informer.follow(), name=f"facts-{lister.selection}")
 
     def take(self) -> Snapshot:
         """Return the cluster as it is known now; the same object while nothing has changed.
@@ -188,19 +188,19 @@ class ClusterFacts:
             Unavailable: a kind has not been listed yet, or its watch has been silent for more than DEAF_SECONDS.
         """
         # Without the right to see the whole cluster's pods, those of the served namespaces are better than none.
-        pods = self._pods_of if self._pods.forbidden else [self._pods]
+        pods = self._namespace_pods if self._pods.is_forbidden else [self._pods]
         now = asyncio.get_running_loop().time()
-        needed: tuple[Sight[Any], ...] = (self._nodes, self._priorities, *self._quotas, *self._accounts, *pods)
-        for sight in needed:
-            if why := sight.unknown(now):
+        needed: tuple[Lister[Any], ...] = (self._nodes, self._priorities, *self._quotas, *self._accounts, *pods)
+        for lister in needed:
+            if why := lister.unknown_reason(now):
                 raise Unavailable(why)
         if self._last is None:
             self._last = self._snapshot(pods)
         return self._last
 
-    def _snapshot(self, pods: "list[Sight[PodFacts | None]]") -> Snapshot:
-        gpu_pods, other_use = _split(pod for pod in _seen(pods) if pod)
-        classes = list(_seen([self._priorities]))
+    def _snapshot(self, pods: "list[Lister[PodFacts | None]]") -> Snapshot:
+        gpu_pods, other_use = _split(pod for pod in _visible(pods) if pod)
+        classes = list(_visible([self._priorities]))
         priorities = {name: value for name, value, _ in classes}
         default = next((name for name, _, usual in classes if usual), "")
         if default:
@@ -208,10 +208,10 @@ class ClusterFacts:
             priorities[""] = priorities[default]
         nodes = tuple(sorted(self._nodes, key=lambda node: node.name))
         problem = ""
-        if self._nodes.forbidden:
-            nodes, problem = (), f"nodes can't be listed: {self._nodes.mirror.not_served}"
-        quotas = _by_namespace((quota.namespace, quota) for quota in _seen(self._quotas))
-        accounts = _by_namespace(_seen(self._accounts))
+        if self._nodes.is_forbidden:
+            nodes, problem = (), f"nodes can't be listed: {self._nodes.informer.not_served}"
+        quotas = _by_namespace((quota.namespace, quota) for quota in _visible(self._quotas))
+        accounts = _by_namespace(_visible(self._accounts))
         return Snapshot(
             nodes=nodes,
             gpu_pods=gpu_pods,
@@ -220,14 +220,14 @@ class ClusterFacts:
             default_priority=default,
             quotas=quotas,
             service_accounts={namespace: frozenset(names) for namespace, names in accounts.items()},
-            visible=not self._pods.forbidden,
+            visible=not self._pods.is_forbidden,
             problem=problem,
         )
 
 
-def _seen(sights: Iterable[Sight[F]]) -> Iterator[F]:
+def _visible(listers: Iterable[Lister[F]]) -> Iterator[F]:
     """The facts that may be seen, of several selections."""
-    return (fact for sight in sights if not sight.forbidden for fact in sight)
+    return (fact for lister in listers if not lister.is_forbidden for fact in lister)
 
 
 def _by_namespace(pairs: Iterable[tuple[str, F]]) -> dict[str, tuple[F, ...]]:
@@ -239,14 +239,14 @@ def _by_namespace(pairs: Iterable[tuple[str, F]]) -> dict[str, tuple[F, ...]]:
 
 def _priority(item: Object) -> tuple[str, int, bool]:
     """Name and value of a PriorityClass, and whether it is the cluster's default."""
-    whole = Part(item)
-    return whole.part("metadata").required("name"), whole.integer("value"), whole.flag("globalDefault")
+    whole = JsonObject(item)
+    return whole.part("metadata").required_text("name"), whole.integer("value"), whole.is_true("globalDefault")
 
 
 def _account(item: Object) -> tuple[str, str]:
     """Namespace and name of a ServiceAccount."""
-    meta = Part(item).part("metadata")
-    return meta.required("namespace"), meta.required("name")
+    meta = JsonObject(item).part("metadata")
+    return meta.required_text("namespace"), meta.required_text("name")
 
 
 def _split(pods: Iterable[PodFacts]) -> tuple[tuple[PodFacts, ...], dict[str, Amounts]]:
@@ -265,7 +265,7 @@ def _split(pods: Iterable[PodFacts]) -> tuple[tuple[PodFacts, ...], dict[str, Am
     return tuple(kept), others
 
 
-class Gangs:
+class ReservedGangs:
     """All GRPOJobs that the admission queue must count.
 
     One that can't be read any more is set aside, and its gang goes on: as long as the Job of its attempt lives, pods of
@@ -282,19 +282,23 @@ class Gangs:
     def __iter__(self) -> Iterator[GRPOJobRecord]:
         """Each of them."""
         yield from self._caches.grpojobs
-        yield from filter(self._lives, self._caches.grpojobs.aside.values())
+        yield from filter(self._lives, self._caches.grpojobs.quarantined_records.values())
 
     def get(self, key: ObjectKey) -> GRPOJobRecord | None:
         """Return the GRPOJob of this namespace and name, if it counts."""
         if job := self._caches.grpojobs.get(key):
             return job
-        aside = self._caches.grpojobs.aside.get(key)
+        aside = self._caches.grpojobs.quarantined_records.get(key)
         return aside if aside and self._lives(aside) else None
 
     @property
     def look_again(self) -> float | None:
         """Seconds until time alone takes a job out of these; None while it doesn't."""
-        waiting = (self._starts_within(job) for job in self._caches.grpojobs.aside.values() if not self._begun(job))
+        waiting = (
+            self._starts_within(job)
+            for job in self._caches.grpojobs.quarantined_records.values()
+            if not self._begun(job)
+        )
         return min((left for left in waiting if left > 0), default=None)
 
     def _lives(self, job: GRPOJobRecord) -> bool:
@@ -308,7 +312,7 @@ class Gangs:
     def _begun(self, job: GRPOJobRecord) -> list[JobRecord]:
         """The Job of the attempt, if there is one; not that of its engines, which lives on after it for a moment."""
         own = (job.uid, job.status.attempt)
-        found = (child for child in self._caches.jobs.of(job.key) if not runs_engines(child.name))
+        found = (child for child in self._caches.jobs.owned_by(job.key) if not runs_engines(child.name))
         return [child for child in found if (child.grpojob_uid, child.attempt) == own]
 
     def _starts_within(self, job: GRPOJobRecord) -> float:

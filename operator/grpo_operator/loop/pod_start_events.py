@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from grpo_kube.client import Cluster, listed
 from grpo_kube.objects.errors import ClusterError
-from grpo_kube.objects.json_reader import Part
+from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import EVENTS, ObjectKey, Selection
 from grpo_kube.objects.times import Observed
 
@@ -21,48 +21,48 @@ FRESH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
-    about: str
+class _NewestWarning:
+    uid: str
     at: Observed
-    words: str
+    message: str
 
 
-class Words:
+class PodStartEvents:
     """The newest warning about an object, remembered for a moment."""
 
     def __init__(self, cluster: Cluster, now: Callable[[], Observed]) -> None:
         """Start without remembered events."""
         self._cluster = cluster
         self._now = now
-        self._heard: dict[ObjectKey, _Heard] = {}
+        self._newest: dict[ObjectKey, _NewestWarning] = {}
 
-    async def about(self, key: ObjectKey, uid: str) -> str:
+    async def newest_warning(self, key: ObjectKey, uid: str) -> str:
         """`reason: message` of the newest warning about the GRPOJob's Job or pod with this uid; empty without one."""
         # A gang that does not start is looked at often, and each question is a LIST of events.
-        known, now = self._heard.get(key), self._now()
-        if known is None or known.about != uid or now - known.at > FRESH_SECONDS:
-            known = self._heard[key] = _Heard(uid, now, await self._ask(key, uid))
-        return known.words
+        known, now = self._newest.get(key), self._now()
+        if known is None or known.uid != uid or now - known.at > FRESH_SECONDS:
+            known = self._newest[key] = _NewestWarning(uid, now, await self._ask(key, uid))
+        return known.message
 
     def forget(self, key: ObjectKey) -> None:
         """Drop the remembered event of a GRPOJob that runs or is gone."""
-        self._heard.pop(key, None)
+        self._newest.pop(key, None)
 
     async def _ask(self, key: ObjectKey, uid: str) -> str:
         selection = Selection(EVENTS, key.namespace, fields=f"involvedObject.uid={uid},type=Warning")
         try:
-            found, _ = await listed(self._cluster, selection, _said)
+            found, _ = await listed(self._cluster, selection, _warning)
         except ClusterError as error:
             log.info("%s: events about %s can't be listed: %s", key, uid, error)
             return ""
         return max(found, default=(0, ""))[1]
 
 
-def _said(item: object) -> tuple[int, str] | None:
+def _warning(item: object) -> tuple[int, str] | None:
     """The order of an event and what it says; None where it can't be read."""
     try:
-        event = Part(item)
+        event = JsonObject(item)
         version = event.part("metadata").digits("resourceVersion")
-        return version, event.sentence()
+        return version, event.reason_and_message()
     except ValueError:
         return None

@@ -10,7 +10,7 @@ from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import ClusterError, Conflict, Denied, NotFound
 from grpo_kube.objects.resources import EVENTS, Object, identity
 from grpo_kube.objects.times import timestamp
-from grpo_kube.quarantine import Unreadables
+from grpo_kube.quarantine import Quarantine
 
 from ..records.names import GRPOJOBS
 from ..records.reasons import Reason
@@ -20,44 +20,44 @@ log = logging.getLogger(__name__)
 BACKLOG = 1000
 
 
-class Teller:
-    """Tells on GRPOJobs that they can't be read."""
+class QuarantineReporter:
+    """Writes into unreadable GRPOJobs that they can't be read."""
 
-    def __init__(self, cluster: Cluster, unreadables: Unreadables, clock: Callable[[], float]) -> None:
+    def __init__(self, cluster: Cluster, quarantine: Quarantine, clock: Callable[[], float]) -> None:
         """`clock` gives unix seconds."""
         self._cluster = cluster
-        self._unreadables = unreadables
+        self._quarantine = quarantine
         self._clock = clock
-        self._waiting: asyncio.Queue[tuple[Object, str]] = asyncio.Queue(BACKLOG)
+        self._pending: asyncio.Queue[tuple[Object, str]] = asyncio.Queue(BACKLOG)
         """GRPOJobs on which an unreadable object is still to be reported, each with the problem."""
-        unreadables.quarantined = self.add
+        quarantine.on_quarantined = self.add
 
     def add(self, plural: str, item: Object, problem: str) -> None:
         """Queue a report on an object that can't be read, if it is a GRPOJob."""
         if plural != GRPOJOBS.plural:
             return
-        if self._waiting.full():
-            self._unreadables.forget_problem(GRPOJOBS.plural, identity(item))
+        if self._pending.full():
+            self._quarantine.forget_problem(GRPOJOBS.plural, identity(item))
         else:
-            self._waiting.put_nowait((item, problem))
+            self._pending.put_nowait((item, problem))
 
     async def run(self) -> None:
-        """Tells until cancelled."""
+        """Report until cancelled."""
         while True:
-            item, problem = await self._waiting.get()
+            item, problem = await self._pending.get()
             try:
-                await self._tell_newest(item, problem)
+                await self._report_newest(item, problem)
             except ClusterError as error:
                 log.warning("%s: could not be told that it is unreadable: %s", identity(item), error)
-                self._unreadables.forget_problem(GRPOJOBS.plural, identity(item))
+                self._quarantine.forget_problem(GRPOJOBS.plural, identity(item))
 
-    async def _tell_newest(self, item: Object, problem: str) -> None:
+    async def _report_newest(self, item: Object, problem: str) -> None:
         try:
-            await self.tell(item, problem)
+            await self.report(item, problem)
         except Conflict:
-            await self.tell(await self._cluster.get(GRPOJOBS, *identity(item)), problem)
+            await self.report(await self._cluster.get(GRPOJOBS, *identity(item)), problem)
 
-    async def tell(self, item: Object, problem: str) -> None:
+    async def report(self, item: Object, problem: str) -> None:
         """One PATCH that touches only `conditions`; an event where even that is denied.
 
         The rest of the status stays byte for byte: a newer operator wrote it, and will go on from it.

@@ -20,7 +20,7 @@ from grpo_kube.objects.times import Observed
 from ..admission.queue import AdmissionQueue
 from ..decide.cleanup import clean_up
 from ..decide.decisions import Action, Decision, Limits
-from ..decide.observation import Observation, Pull, Sightings, Silence, observe
+from ..decide.observation import FirstSeen, Observation, Pull, Silence, observe
 from ..decide.policies import decide
 from ..decide.start_checks import asks_about
 from ..pods.pod_spec import PodDefaults
@@ -28,14 +28,14 @@ from ..pods.pod_volumes import Manifest
 from ..records.names import GRPOJOBS, attempt_selector, engine_selector
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
-from ..report.status import REPORTED, URGENT, StatusWrites, build, to_json
+from ..report.status import REPORTED, URGENT, StatusThrottle, build, to_json
 from ..tracing.attempt_trace import AttemptTraces
-from .attempt_starter import Starts
-from .caches import Caches, bring_pods
-from .pod_start_events import Words
-from .shared_objects import SharedObjects, Taken
+from .attempt_starter import AttemptStarter
+from .caches import Caches, fetch_missing_pods
+from .pod_start_events import PodStartEvents
+from .shared_objects import NameConflict, SharedObjects
 from .tokens import Tokens
-from .workload_sync import Dispatcher, Workloads
+from .workload_sync import MultiKueueDispatcher, Workloads
 
 log = logging.getLogger(__name__)
 
@@ -94,20 +94,22 @@ class Reconciler:
         self._cluster = cluster
         self._caches = caches
         self._queue = queue
-        self._wrote = wrote
+        self._on_status_written = wrote
         self._limits = limits
         self._status_interval = status_interval
         self._rank0 = rank0
         self._traces = traces
         self._clock = clock
         self._monotonic = monotonic
-        self._sightings = Sightings()
-        self._words = Words(cluster, monotonic)
+        self._first_seen = FirstSeen()
+        self._start_events = PodStartEvents(cluster, monotonic)
         shared = SharedObjects(cluster, caches, lambda: monotonic().at, watchers)
         self._workloads = workloads
-        self._dispatch = Dispatcher(queue, workloads, clock, monotonic)
-        self._starts = Starts(cluster, caches, shared, workloads, sightings=self._sightings, pods=pods, tokens=tokens)
-        self._writes = StatusWrites(longest=PATIENCE * status_interval)
+        self._multikueue = MultiKueueDispatcher(queue, workloads, clock, monotonic)
+        self._attempt_starter = AttemptStarter(
+            cluster, caches, shared, workloads, sightings=self._first_seen, pods=pods, tokens=tokens
+        )
+        self._throttle = StatusThrottle(longest=PATIENCE * status_interval)
 
     async def __call__(self, key: ObjectKey) -> float | None:
         """One look and one step. Returns the seconds until time alone may change something.
@@ -119,20 +121,20 @@ class Reconciler:
         try:
             return await self._step(key)
         finally:
-            self._queue.noticed(key, self._caches.grpojobs.get(key))
+            self._queue.record_job(key, self._caches.grpojobs.get(key))
 
     async def _step(self, key: ObjectKey) -> float | None:
         job = self._caches.grpojobs.get(key)
         if job and job.dispatched:
-            return await self._dispatch(job)
-        seen = self._look(key)
-        self._queue.noticed(key, job)
+            return await self._multikueue(job)
+        seen = self._observe(key)
+        self._queue.record_job(key, job)
         if seen is None or seen.job.deleting:
             self._forget(key)
             return None
         if self._traces:
             self._traces.looked(seen)
-        seen = await self._asked(seen)
+        seen = await self._observe_missing(seen)
         decision = decide(seen, self._limits)
         if decision.action is Action.DELETE:
             log.info("%s: its time to live after the end is over", key)
@@ -141,29 +143,29 @@ class Reconciler:
         if decision.action is Action.ADMIT:
             answer = await self._admit(seen, decision)
             if answer is None:
-                await self._clear_up(key)
+                await self._clean_up(key)
                 return None
             seen, decision = answer
         if decision.action is Action.START:
             seen, decision = await self._start(seen)
             if decision.action is Action.ADMIT:
                 return 0.0  # its Job is gone again; what follows begins with a look of its own
-        if seen.job.active and (taken := await self._starts.keep(seen)):
+        if seen.job.active and (taken := await self._attempt_starter.repair_shared_objects(seen)):
             decision = _told(decision, taken)
         decision = await self._workloads.step(seen, decision)
         left = await self._publish(seen, decision)
-        await self._clear_up(key)
+        await self._clean_up(key)
         if decision.action in _LEADS_ON:
             return 0.0
         return min((pause for pause in (decision.look_again, left) if pause is not None), default=None)
 
-    def _look(self, key: ObjectKey) -> Observation | None:
+    def _observe(self, key: ObjectKey) -> Observation | None:
         job = self._caches.grpojobs.get(key)
         if job is None or not job.ours:
             return None
-        children, pods, at = self._caches.jobs.of(key), self._caches.pods.of(key), self._monotonic()
-        seen = observe(job, children, pods, now=self._clock(), at=at, sightings=self._sightings)
-        seen = replace(self._workloads.look(seen), departed=self._caches.departed.of(key, job.uid))
+        children, pods, at = self._caches.jobs.owned_by(key), self._caches.pods.owned_by(key), self._monotonic()
+        seen = observe(job, children, pods, now=self._clock(), at=at, sightings=self._first_seen)
+        seen = replace(self._workloads.look(seen), deleted_pods=self._caches.deleted_pods.of_job(key, job.uid))
         if not job.active:
             source = self._caches.grpojobs.get(ObjectKey(key.namespace, job.resume_job)) if job.resume_job else None
             return replace(seen, source=source) if source else seen
@@ -172,27 +174,27 @@ class Reconciler:
             pull = None
         return replace(seen, pull=pull, silence=silence)
 
-    async def _asked(self, seen: Observation) -> Observation:
+    async def _observe_missing(self, seen: Observation) -> Observation:
         """With what events say of an attempt that doesn't get going, and pods that an ended Job must have had."""
-        if await bring_pods(self._cluster, self._caches, seen):
-            seen = self._look(seen.job.key) or seen
+        if await fetch_missing_pods(self._cluster, self._caches, seen):
+            seen = self._observe(seen.job.key) or seen
         key, uid = seen.job.key, asks_about(seen, self._limits) if seen.job.active else ""
         if not uid:
-            self._words.forget(key)
+            self._start_events.forget(key)
             return seen
-        return replace(seen, words=await self._words.about(key, uid))
+        return replace(seen, start_warning=await self._start_events.newest_warning(key, uid))
 
     def _forget(self, key: ObjectKey) -> None:
         """The job is gone, or belongs to another controller."""
-        self._writes.forget(key)
-        self._sightings.forget(key)
-        self._words.forget(key)
-        if self._traces and key not in self._caches.grpojobs.aside:
+        self._throttle.forget(key)
+        self._first_seen.forget(key)
+        self._start_events.forget(key)
+        if self._traces and key not in self._caches.grpojobs.quarantined_records:
             self._traces.gone(key, self._clock())
 
-    def _again(self, seen: Observation) -> tuple[Observation, Decision]:
+    def _decide_again(self, seen: Observation) -> tuple[Observation, Decision]:
         """Looks and decides anew after a write of ours; a job deleted meanwhile needs nothing."""
-        fresh = self._look(seen.job.key)
+        fresh = self._observe(seen.job.key)
         return (fresh, decide(fresh, self._limits)) if fresh else (seen, Decision(Action.WAIT))
 
     async def _admit(self, seen: Observation, asked: Decision) -> tuple[Observation, Decision] | None:
@@ -207,9 +209,9 @@ class Reconciler:
             new = build(seen, answer)
             await self._write(seen, answer, new, merge_patch(seen.job.raw_status, to_json(new)))
         except Denied:
-            self._queue.denied(seen.job)
+            self._queue.release_denied(seen.job)
             raise
-        return self._again(seen)
+        return self._decide_again(seen)
 
     async def _start(self, seen: Observation) -> tuple[Observation, Decision]:
         """Starts what the attempt lacks, and what that lets begin: engines may follow their gang at once."""
@@ -217,20 +219,20 @@ class Reconciler:
         for _ in range(1 + bool(seen.replicas)):
             if decision.action is not Action.START:
                 break
-            stopped = await self._starts.start(seen)
-            seen, decision = (seen, stopped) if stopped else self._again(seen)
+            stopped = await self._attempt_starter.start(seen)
+            seen, decision = (seen, stopped) if stopped else self._decide_again(seen)
         return seen, decision
 
     async def _publish(self, seen: Observation, decision: Decision) -> float | None:
         """Writes the status if it differs; returns the seconds to wait when the difference is not urgent."""
         new = build(seen, decision)
         patch = merge_patch(seen.job.raw_status, to_json(new))
-        if self._writes.is_known(seen.job.key, patch):
+        if self._throttle.is_known(seen.job.key, patch):
             return None
         # until the gang runs there is little to tell, and in a burst each write delays the pods of other jobs
         starting = seen.job.active and not seen.started
         pause = self._status_interval * (PATIENCE if starting else 1)
-        left = self._writes.wait(seen.job.key, seen.at, pause)
+        left = self._throttle.seconds_left(seen.job.key, seen.at, pause)
         if left > 0 and not URGENT & patch.keys() and (starting or "conditions" not in patch):
             return left
         await self._write(seen, decision, new, patch)
@@ -249,10 +251,10 @@ class Reconciler:
             self._caches.grpojobs.put(await self._cluster.get(GRPOJOBS, *job.key))
             raise
         self._caches.grpojobs.put(answer)
-        self._writes.written(job.key, seen.at, merge_patch(answer.get("status") or {}, to_json(new)))
+        self._throttle.record_write(job.key, seen.at, merge_patch(answer.get("status") or {}, to_json(new)))
         if new.phase != job.status.phase:
             log.info("%s: %s: %s %s", job.key, new.phase, decision.reason, decision.message)
-        self._wrote(job, new, seen.now)
+        self._on_status_written(job, new, seen.now)
 
     async def _patch(self, job: GRPOJobRecord, patch: Object) -> Object:
         """Patches the status; without what pods reported where the API server denies it with that.
@@ -282,9 +284,9 @@ class Reconciler:
                 cache.put(await self._cluster.get(cache.resource, *seen.key))
             raise
 
-    async def _clear_up(self, key: ObjectKey) -> None:
+    async def _clean_up(self, key: ObjectKey) -> None:
         """Ends what is left of attempts that are not to run."""
-        seen = self._look(key)
+        seen = self._observe(key)
         if seen is None:
             return
         left = clean_up(seen, self._limits)
@@ -297,7 +299,7 @@ class Reconciler:
             await self._cluster.delete_all(Selection(PODS, key.namespace, own, LIVE_PODS))
 
 
-def _told(decision: Decision, taken: Taken) -> Decision:
+def _told(decision: Decision, taken: NameConflict) -> Decision:
     """The decision to wait, with the name that is another's; a decision that says something itself stays."""
     if decision.action is not Action.WAIT or decision.reason:
         return decision

@@ -39,7 +39,7 @@ GOES_PAUSE, STAYS_PAUSE = 2.0, 15.0
 """Seconds until a name is tried again: one whose object is on its way out, and one that somebody must free."""
 
 
-class Taken(NamedTuple):
+class NameConflict(NamedTuple):
     """A name that an attempt needs is another's."""
 
     message: str
@@ -53,11 +53,11 @@ S = TypeVar("S", bound=SharedRecord)
 class _Kind(NamedTuple, Generic[S]):
     """How one kind of them is kept."""
 
-    word: str
+    kind: str
     cache: Cache[S]
     """Mirrors those with our label, or of our name."""
     wanted: Callable[[ObjectKey], Manifest]
-    ours: Callable[[S], bool]
+    is_ours: Callable[[S], bool]
     foreign: Callable[[S], str]
     repair: Callable[[S], Manifest | None]
 
@@ -72,16 +72,16 @@ class SharedObjects:
         self._cluster = cluster
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._taken: dict[tuple[str, ObjectKey], tuple[float, Taken]] = {}
+        self._conflicts: dict[tuple[str, ObjectKey], tuple[float, NameConflict]] = {}
         """Names of ours that can't be had, by kind, and until when that is believed: every job there asks."""
-        self._sound: dict[tuple[str, ObjectKey], int] = {}
+        self._correct_versions: dict[tuple[str, ObjectKey], int] = {}
         """resourceVersions that are known to be right, although the API server may have written defaults into them."""
         self._denied: dict[str, tuple[float, Denied]] = {}
         """Namespaces where no NetworkPolicy may be made, and until when that is believed."""
         self._services = _services(caches.services)
         self._policies = None if watchers is None else _policies(caches.network_policies, watchers)
 
-    async def claim(self, job: GRPOJobRecord) -> Taken | None:
+    async def create_claim(self, job: GRPOJobRecord) -> NameConflict | None:
         """Create the claim of spec.checkpoint.volumeClaimTemplate, if it is set. Return why it can't be had, else None.
 
         Raises:
@@ -96,23 +96,23 @@ class SharedObjects:
         except AlreadyExists:
             found = await self._get(CLAIMS, ObjectKey(job.key.namespace, name))
             if found is None:
-                return Taken(f"PersistentVolumeClaim {name} has just been deleted", GOES_PAUSE)
+                return NameConflict(f"PersistentVolumeClaim {name} has just been deleted", GOES_PAUSE)
             claim = claim_record(found)
             if problem := claim_problem(claim, job):
                 goes_by_itself = claim.deleting or claim.grpojob_uid
-                return Taken(problem, GOES_PAUSE if goes_by_itself else STAYS_PAUSE)
+                return NameConflict(problem, GOES_PAUSE if goes_by_itself else STAYS_PAUSE)
         return None
 
-    async def service(self, namespace: str, name: str = RENDEZVOUS_SERVICE) -> Taken | None:
+    async def ensure_service(self, namespace: str, name: str = RENDEZVOUS_SERVICE) -> NameConflict | None:
         """Makes or mends a Service under which pods have their names, that of rank 0 or of engines; says why it can't
         be had.
 
         Raises:
             ClusterError: the API server refused or did not answer.
         """
-        return await self._kept(self._services, ObjectKey(namespace, name))
+        return await self._ensure(self._services, ObjectKey(namespace, name))
 
-    async def policy(self, namespace: str) -> None:
+    async def ensure_policy(self, namespace: str) -> None:
         """Create or repair the NetworkPolicy of the namespace's pods.
 
         Somebody else's policy of the same name is only logged: who may create one there may admit anybody anyway.
@@ -128,71 +128,71 @@ class SharedObjects:
             self._denied[namespace] = until, denied
             raise denied
         try:
-            await self._kept(self._policies, ObjectKey(namespace, NETWORK_POLICY))
+            await self._ensure(self._policies, ObjectKey(namespace, NETWORK_POLICY))
         except Denied as error:
             self._denied[namespace] = self._clock() + STAYS_PAUSE, error
             log.warning("namespace %s: no NetworkPolicy holds strangers off its pods: %s", namespace, error)
             raise
 
-    async def _kept(self, kind: _Kind[S], key: ObjectKey) -> Taken | None:
+    async def _ensure(self, kind: _Kind[S], key: ObjectKey) -> NameConflict | None:
         """Makes or mends an object, where it is not known to be right; says why it can't be had."""
         # One at a time: jobs of a namespace that start together would all create the same object.
         async with self._lock:
-            place = kind.word, key
-            if self._is_sound(kind, key):
-                self._taken.pop(place, None)
+            place = kind.kind, key
+            if self._is_correct(kind, key):
+                self._conflicts.pop(place, None)
                 return None
-            until, known = self._taken.get(place, (0.0, None))
+            until, known = self._conflicts.get(place, (0.0, None))
             if known and self._clock() < until:
                 return known
             taken = await self._make(kind, key)
-            self._taken.pop(place, None)
+            self._conflicts.pop(place, None)
             if taken:
                 # once, not for every job of the namespace that asks
                 if taken != known:
                     log.warning("namespace %s: %s", key.namespace, taken.message)
-                self._taken[place] = (self._clock() + taken.look_again, taken)
+                self._conflicts[place] = (self._clock() + taken.look_again, taken)
             return taken
 
-    def _is_sound(self, kind: _Kind[S], key: ObjectKey) -> bool:
+    def _is_correct(self, kind: _Kind[S], key: ObjectKey) -> bool:
         known = kind.cache.get(key)
         if known is None or known.deleting:
             return False
         # A version that was found right needs no comparison: each reconcile of each running job asks.
-        return self._sound.get((kind.word, key)) == known.version or kind.repair(known) is None
+        return self._correct_versions.get((kind.kind, key)) == known.version or kind.repair(known) is None
 
-    async def _make(self, kind: _Kind[S], key: ObjectKey) -> Taken | None:
+    async def _make(self, kind: _Kind[S], key: ObjectKey) -> NameConflict | None:
         try:
             answer = await self._cluster.create(kind.cache.resource, key.namespace, kind.wanted(key))
         except AlreadyExists:
-            return await self._take(kind, key)
-        self._keep(kind, key, answer)
+            return await self._repair_existing(kind, key)
+        self._store(kind, key, answer)
         return None
 
-    async def _take(self, kind: _Kind[S], key: ObjectKey) -> Taken | None:
+    async def _repair_existing(self, kind: _Kind[S], key: ObjectKey) -> NameConflict | None:
         """The object that is there: ours is mended, a stranger's is told."""
         # Asked for, not taken from the cache: Services are mirrored by our labels, and a stranger's has none of them.
         found = await self._get(kind.cache.resource, key)
         known = kind.cache.read(found) if found else None
         # An object on its way out can't be repaired, and its name is free only once it is gone.
         if found is None or known is None or known.deleting:
-            return Taken(f"{kind.word} {key.name} is being deleted", GOES_PAUSE)
-        if not kind.ours(known):
-            return Taken(kind.foreign(known), STAYS_PAUSE)
+            return NameConflict(f"{kind.kind} {key.name} is being deleted", GOES_PAUSE)
+        if not kind.is_ours(known):
+            return NameConflict(kind.foreign(known), STAYS_PAUSE)
         patch = kind.repair(known)
         if patch:
             try:
                 found = await self._cluster.patch(kind.cache.resource, key.namespace, key.name, patch)
             except Denied as error:
-                return Taken(f"{kind.word} {key.name} can't be mended, so delete it: {error}", STAYS_PAUSE)
-            log.info("namespace %s: %s %s was mended: %s", key.namespace, kind.word, key.name, patch)
-        self._keep(kind, key, found)
+                return NameConflict(f"{kind.kind} {key.name} can't be mended, so delete it: {error}", STAYS_PAUSE)
+            log.info("namespace %s: %s %s was mended: %s", key.namespace, kind.kind, key.name, patch)
+        self._store(kind, key, found)
         return None
 
-    def _keep(self, kind: _Kind[S], key: ObjectKey, answer: Object) -> None:
+    def _store(self, kind: _Kind[S], key: ObjectKey, answer: Object) -> None:
         record = kind.cache.put(answer)
         if record:
-            self._sound[kind.word, key] = record.version
+            self._correct_versions[kind.kind, key] = record.version
 
     async def _get(self, resource: Resource, key: ObjectKey) -> Object | None:
         try:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from grpo_api.text import contract
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import AlreadyExists, ClusterError, Denied, NotFound
-from grpo_kube.objects.json_reader import Part, Unreadable
+from grpo_kube.objects.json_reader import JsonObject, Unreadable
 from grpo_kube.objects.resources import SECRETS, Object, ObjectKey
 from grpo_kube.pacing import Backoff
 
@@ -54,7 +54,7 @@ def read(item: Object) -> list[bytes]:
         Unreadable: a key is not base64 or is too short, or the Secret has no keys.
     """
     found = []
-    for name, text in sorted(Part(item).texts("data").items()):
+    for name, text in sorted(JsonObject(item).string_map("data").items()):
         try:
             key = base64.b64decode(text, validate=True)
         except ValueError:  # what is no ASCII, too

@@ -15,7 +15,7 @@ from dataclasses import replace
 from grpo_api.status.status import ConditionType
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import AlreadyExists, Conflict, Denied, NotFound
-from grpo_kube.objects.json_reader import Part
+from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import Object, ObjectKey
 from grpo_kube.objects.times import Observed
 
@@ -36,7 +36,7 @@ from ..records.names import (
     WORKLOADS,
     workload_name,
 )
-from ..records.packed_job import unstarted
+from ..records.packed_job import content_without_status
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from ..records.workloads import Assignment, WorkloadRecord
@@ -85,7 +85,7 @@ class Workloads:
         key = _key(job)
         found = self._cache.get(key)
         problem = self._problem(key.namespace) if job.queue_name else ""
-        if key in self._cache.aside:
+        if key in self._cache.quarantined_records:
             problem = problem or f"Workload {key.name} can't be read; the operator's log says why"
         if found and found.grpojob_uid != job.uid:
             found = None
@@ -157,7 +157,7 @@ class Workloads:
         # The cache keeps records only, and the write needs all conditions, those of others too.
         item = await self._cluster.get(WORKLOADS, *known.key)
         self._cache.put(item)
-        if Part(item).part("metadata").digits("resourceVersion") != known.version:
+        if JsonObject(item).part("metadata").digits("resourceVersion") != known.version:
             raise Conflict(f"Workload {known.key} has changed")
         now, job = self._clock(), seen.job
         if write is Write.CLEAR:
@@ -194,7 +194,7 @@ class Workloads:
             except NotFound:
                 message = f"there is no {kind} {name}, which its label {LABEL_WORKLOAD_PRIORITY} names"
                 raise Refused(Reason.PRIORITY_CLASS_NOT_FOUND, message) from None
-            return Priority(Part(item).integer("value"), kind, name)
+            return Priority(JsonObject(item).integer("value"), kind, name)
         known = self._facts.take()
         name = name or known.default_priority
         if name and known.priorities and name not in known.priorities:
@@ -237,12 +237,12 @@ def _key(job: GRPOJobRecord) -> ObjectKey:
 
 
 def _flavor(name: str, item: Object) -> Flavor:
-    spec = Part(item).part("spec")
+    spec = JsonObject(item).part("spec")
     tolerations = tuple(dict(one.items()) for one in spec.parts("tolerations"))
-    return Flavor(name, spec.texts("nodeLabels"), tolerations)
+    return Flavor(name, spec.string_map("nodeLabels"), tolerations)
 
 
-class Dispatcher:
+class MultiKueueDispatcher:
     """Keeps the Workloads of jobs that Kueue sends to another cluster."""
 
     def __init__(
@@ -266,7 +266,7 @@ class Dispatcher:
         """
         if job.finished or job.deleting or not job.queue_name:
             return None
-        here = replace(job, typed=unstarted(job.spec))
+        here = replace(job, typed=content_without_status(job.spec))
         seen = self._workloads.look(Observation(job=here, now=self._clock(), at=self._monotonic()))
         decision = await self._workloads.step(seen, await self._decision(seen))
         if decision.action in (Action.QUEUE, Action.REJECT):

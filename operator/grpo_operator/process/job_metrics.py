@@ -40,7 +40,7 @@ from grpo_api.status.status import ConditionType, GRPOJobStatus
 from grpo_api.status.usage import Usage
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed
-from grpo_kube.pacing import Slices
+from grpo_kube.pacing import LOOP_BUDGET, yield_every
 
 from ..decide.observation import Pull, Silence
 from ..records.packed_job import typed_status
@@ -108,22 +108,17 @@ class JobMetrics:
         return "".join(families)
 
     async def _lines_now(self, jobs: list[GRPOJobRecord]) -> list[Lines]:
-        """The lines of these jobs that are not kept; made a slice at a time."""
-        slices, found = Slices(), list[Lines]()
-        for job in jobs:
-            found.append(_written(job, self._live(job)))
-            await slices.pause()
-        return found
+        """Return the lines of these jobs that are not kept."""
+        return [_written(job, self._live(job)) async for job in yield_every(LOOP_BUDGET, jobs)]
 
     async def _refreshed(self, jobs: list[GRPOJobRecord]) -> list[_Kept]:
-        """The lines of these jobs, those of no others are kept; made a slice at a time."""
-        slices, fresh = Slices(), dict[ObjectKey, _Kept]()
-        for job in jobs:
+        """Return the lines of these jobs, and keep those of no others."""
+        fresh: dict[ObjectKey, _Kept] = {}
+        async for job in yield_every(LOOP_BUDGET, jobs):
             known = self._kept.get(job.key)
             if known is None or (known.uid, known.version) != (job.uid, job.version):
                 known = _Kept(job.uid, job.version, _lines(job))
             fresh[job.key] = known
-            await slices.pause()
         self._kept = fresh
         return list(fresh.values())
 

@@ -59,9 +59,9 @@ from grpo_api.report.metrics import (
 )
 from grpo_api.report.report import Result
 from grpo_api.status.status import ConditionType, GRPOJobStatus
-from grpo_kube.informer import Mirror
+from grpo_kube.informer import Informer
 from grpo_kube.objects.errors import ConfigurationError
-from grpo_kube.quarantine import Unreadables
+from grpo_kube.quarantine import Quarantine
 from grpo_kube.work_queue import Observer, WorkQueue
 
 from ..records.records import GRPOJobRecord
@@ -230,7 +230,7 @@ async def served(pages: web.Application, address: str, port: int) -> AsyncIterat
         await runner.cleanup()
 
 
-Mirrors = Mapping[str, Mirror[Any]]
+Mirrors = Mapping[str, Informer[Any]]
 """By kind and namespace, such as `pods/*`."""
 
 
@@ -271,7 +271,7 @@ def heard(mirrors: Mirrors, now: float, unix: float) -> dict[str, float]:
     return times
 
 
-def unreadable(*sources: Unreadables) -> Tally[str]:
+def unreadable(*sources: Quarantine) -> Tally[str]:
     """How many objects can't be read, by kind, from all sources."""
     total: Tally[str] = Tally()
     for source in sources:

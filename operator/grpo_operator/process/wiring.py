@@ -20,21 +20,21 @@ from grpo_api.text.contract import API_VERSION, LEADER_KIND
 from grpo_kube.cache import Cache
 from grpo_kube.client import Cluster, HttpCluster
 from grpo_kube.event_sender import EventRecorder
-from grpo_kube.informer import Mirror
+from grpo_kube.informer import Informer
 from grpo_kube.leader_election import Election
 from grpo_kube.objects.errors import ClusterError, NotFound
-from grpo_kube.objects.json_reader import Part
+from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import JOBS, NETWORK_POLICIES, PODS, SERVICES, Object, ObjectKey, Resource, Selection
 from grpo_kube.objects.times import Observed
 from grpo_kube.pacing import Backoff
-from grpo_kube.work_queue import SOON, TOGETHER, WorkQueue, work
+from grpo_kube.work_queue import BATCH_DELAY, ECHO_DELAY, WorkQueue, work
 
 from ..admission.queue import AdmissionQueue
 from ..loop import tokens
 from ..loop.caches import Caches
-from ..loop.cluster_state import ClusterFacts, Gangs
+from ..loop.cluster_state import ClusterState, ReservedGangs
 from ..loop.progress import ProgressPuller, http_fetch, targets
-from ..loop.quarantine_reporter import Teller
+from ..loop.quarantine_reporter import QuarantineReporter
 from ..loop.reconcile import Reconciler
 from ..loop.span_exporter import SpanExporter
 from ..loop.tokens import Tokens
@@ -85,7 +85,7 @@ class Operator:
         self._queue = queue
         self._metrics = metrics
         self._recorder = EventRecorder(cluster, folded, lambda: len(queue) + queue.active > 0, metrics.told)
-        self._teller = Teller(cluster, caches.unreadables, wall)
+        self._quarantine_reporter = QuarantineReporter(cluster, caches.quarantine, wall)
         self.mirrors = self._mirrors(cluster)
         self._leading = leading
         self.warm = asyncio.Event()
@@ -102,9 +102,9 @@ class Operator:
         self._tokens = Tokens()
         self._puller = self._rank0(session)
         served, prices = chosen.namespaces, chosen.gpu_hour_prices
-        self.facts = ClusterFacts(cluster, self._facts_changed, namespaces=served, prices=prices, resync=chosen.resync)
+        self.facts = ClusterState(cluster, self._facts_changed, namespaces=served, prices=prices, resync=chosen.resync)
         limits = chosen.limits
-        gangs = Gangs(caches, wall, limits.scheduling)
+        gangs = ReservedGangs(caches, wall, limits.scheduling)
         self._admission = AdmissionQueue(gangs, self.facts, queue.add_all, limits=limits, clock=wall, pods=chosen.pods)
         self._reconcile = Reconciler(
             cluster,
@@ -127,10 +127,10 @@ class Operator:
         """What asks rank 0 of every gang."""
         caches, chosen = self._caches, self.settings
         fetch = http_fetch(session, self._tokens, trace_every=chosen.tracing.every if chosen.tracing else None)
-        asked = partial(targets, caches.grpojobs, caches.pods.of)
+        asked = partial(targets, caches.grpojobs, caches.pods.owned_by)
         return ProgressPuller(asked, fetch, self._progressed, chosen.progress_interval, self._metrics.pulled)
 
-    def _mirrors(self, cluster: HttpCluster) -> dict[str, Mirror[Any]]:
+    def _mirrors(self, cluster: HttpCluster) -> dict[str, Informer[Any]]:
         served, isolates = self.settings.namespaces, self.settings.watchers is not None
         changed = self._add, self._add_namespaces
         resync = self.settings.resync
@@ -144,9 +144,9 @@ class Operator:
         if not self.working.is_set():
             return
         if not news:
-            self._queue.add_after(key, SOON)
-        elif self._caches.quiet(key):
-            self._queue.add_after(key, TOGETHER, slow=True)
+            self._queue.add_after(key, ECHO_DELAY)
+        elif self._caches.is_quiet(key):
+            self._queue.add_after(key, BATCH_DELAY, slow=True)
         else:
             self._queue.add(key)
 
@@ -208,7 +208,7 @@ class Operator:
 
         parts = {
             "events": self._recorder.run,
-            "unreadable": self._teller.run,
+            "unreadable": self._quarantine_reporter.run,
             "progress": self._puller.run,
             "admission": self._admission.run,
         }
@@ -289,8 +289,8 @@ class Operator:
         """Return, by kind of object, the unix time in seconds of the last LIST, event or bookmark."""
         return metrics_server.heard(self._watched(), self._clock(), self._wall())
 
-    def _watched(self) -> dict[str, Mirror[Any]]:
-        return self.mirrors | self.facts.mirrors()
+    def _watched(self) -> dict[str, Informer[Any]]:
+        return self.mirrors | self.facts.informers()
 
     def leads(self) -> dict[str, float]:
         """Return 1 if this operator works, else 0, as a metric without labels."""
@@ -328,7 +328,7 @@ async def tell_fence(cluster: HttpCluster, election: Election) -> None:
     except NotFound:
         await cluster.create(LEADERS, election.lease.namespace, body | {"metadata": metadata})
         return
-    version = Part(known).part("metadata").text("resourceVersion")
+    version = JsonObject(known).part("metadata").text("resourceVersion")
     body["metadata"] = metadata | {"resourceVersion": version}
     await cluster.replace(LEADERS, *election.lease, body)
 
@@ -345,7 +345,7 @@ def mirrors(
     namespaces: Sequence[str],
     isolates: bool,
     resync: float,
-) -> dict[str, Mirror[Any]]:
+) -> dict[str, Informer[Any]]:
     """A mirror per kind and namespace, by `plural/namespace`; without namespaces of all as one, `*`.
 
     `changed` hears the GRPOJobs that a change concerns, `shared_changed` the namespaces whose jobs share what changed.
@@ -361,14 +361,14 @@ def mirrors(
     ]
     if isolates:
         kinds.append((NETWORK_POLICIES, "", caches.network_policies, shared_changed))
-    made: dict[str, Mirror[Any]] = {}
+    made: dict[str, Informer[Any]] = {}
     for namespace in namespaces or (None,):
         for resource, labels, cache, hears in kinds:
             # by name: who takes its labels away is noticed, and no other policy may be read
             fields = by_name if resource is NETWORK_POLICIES else ""
             selection = Selection(resource, namespace, labels, fields)
             optional = resource is WORKLOADS
-            mirror = Mirror(cluster, selection, cache, hears, resync=resync, optional=optional)
+            mirror = Informer(cluster, selection, cache, hears, resync=resync, optional=optional)
             made[f"{resource.plural}/{namespace or '*'}"] = mirror
     return made
 

@@ -22,7 +22,7 @@ status, and its spec is the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class JobContent:
     """Typed spec and status of a GRPOJob. A spec that the types reject becomes None, and `problems` has the reasons."""
 
     spec: GRPOJobSpec | None
@@ -30,12 +30,12 @@ class Content:
     status: GRPOJobStatus
 
 
-def unstarted(spec: GRPOJobSpec | None) -> Content:
+def content_without_status(spec: GRPOJobSpec | None) -> JobContent:
     """The content of a job that has no status here."""
-    return Content(spec, (), GRPOJobStatus())
+    return JobContent(spec, (), GRPOJobStatus())
 
 
-def queued_by(found: Content, queue: str) -> Content:
+def with_queue_name(found: JobContent, queue: str) -> JobContent:
     """The content with the LocalQueue that the label names where the spec names none: one place says it to all."""
     spec = found.spec
     if spec is None or not queue or spec.placement.queue_name:
@@ -53,11 +53,11 @@ def typed_status(status: Fields) -> GRPOJobStatus:
     return GRPOJobStatus.model_validate(status, extra="ignore")
 
 
-def content(spec: Fields, status: GRPOJobStatus) -> Content:
+def job_content(spec: Fields, status: GRPOJobStatus) -> JobContent:
     """The content of an object with this spec and status."""
     text = json.dumps(spec)
     typed, problems = _typed_spec(text) if len(text) <= SHORT else _judged(spec)
-    return Content(typed, problems, status)
+    return JobContent(typed, problems, status)
 
 
 @lru_cache(TYPED)
@@ -74,29 +74,29 @@ def _judged(spec: Fields) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
         return None, tuple(error.problems)
 
 
-def ended(status: GRPOJobStatus) -> bool:
+def has_ended(status: GRPOJobStatus) -> bool:
     """True if the status says that the job has succeeded or failed."""
     return status.is_true(ConditionType.SUCCEEDED) or status.is_true(ConditionType.FAILED)
 
 
-def under_way(status: GRPOJobStatus) -> bool:
+def is_under_way(status: GRPOJobStatus) -> bool:
     """True if the attempt that the status counts was admitted and has not ended."""
-    return bool(status.attempt) and not ended(status) and status.is_true(ConditionType.ADMITTED)
+    return bool(status.attempt) and not has_ended(status) and status.is_true(ConditionType.ADMITTED)
 
 
-def pack(spec: Fields, status: Fields) -> bytes:
+def pack_job(spec: Fields, status: Fields) -> bytes:
     """Spec and status as they are, in few bytes."""
     return zlib.compress(json.dumps((spec, status), separators=(",", ":")).encode(), 1)
 
 
-def raw(packed: bytes) -> tuple[Fields, Fields]:
+def unpack_fields(packed: bytes) -> tuple[Fields, Fields]:
     """Spec and status as they were packed."""
     spec, status = json.loads(zlib.decompress(packed))
     return spec, status
 
 
 @lru_cache(UNPACKED)
-def unpack(packed: bytes) -> Content:
+def unpack_job(packed: bytes) -> JobContent:
     """The content of what was packed; it was typed before, so its status can be."""
-    spec, status = raw(packed)
-    return content(spec, typed_status(status))
+    spec, status = unpack_fields(packed)
+    return job_content(spec, typed_status(status))

@@ -3,28 +3,28 @@
 import sys
 from typing import Any
 
-from grpo_kube.objects.json_reader import MAX_OBJECT, MAX_SENTENCE, Part, cut, reported
+from grpo_kube.objects.json_reader import MAX_OBJECT, MAX_SENTENCE, JsonObject, cut, reported
 from grpo_kube.objects.resources import ObjectKey
 
 from .names import COMPONENT_ENGINE, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_INDEX, LABEL_JOB, LABEL_UID, inherited
-from .packed_job import content, ended, pack, queued_by, typed_status
+from .packed_job import has_ended, job_content, pack_job, typed_status, with_queue_name
 from .records import ClaimRecord, GRPOJobRecord, JobRecord, PodRecord, PolicyRecord, ServiceRecord
-from .terminations import pack as pack_end
+from .terminations import pack_termination as pack_end
 from .terminations import pod_termination, trainer_container
-from .workloads import kueue_words
+from .workloads import kueue_metadata
 
 
-def object_key(meta: Part) -> ObjectKey:
+def object_key(meta: JsonObject) -> ObjectKey:
     """Namespace and name of the object with this metadata; thousands of keys share one text of their namespace."""
-    return ObjectKey(sys.intern(meta.required("namespace")), meta.required("name"))
+    return ObjectKey(sys.intern(meta.required_text("namespace")), meta.required_text("name"))
 
 
-def _job_key(meta: Part) -> ObjectKey:
-    return ObjectKey(sys.intern(meta.required("namespace")), meta.part("labels").text(LABEL_JOB))
+def _job_key(meta: JsonObject) -> ObjectKey:
+    return ObjectKey(sys.intern(meta.required_text("namespace")), meta.part("labels").text(LABEL_JOB))
 
 
-def _controller_uid(meta: Part) -> str:
-    return next((owner.text("uid") for owner in meta.parts("ownerReferences") if owner.flag("controller")), "")
+def _controller_uid(meta: JsonObject) -> str:
+    return next((owner.text("uid") for owner in meta.parts("ownerReferences") if owner.is_true("controller")), "")
 
 
 def grpojob_record(item: object) -> GRPOJobRecord:
@@ -34,27 +34,27 @@ def grpojob_record(item: object) -> GRPOJobRecord:
         Unreadable: a field has a type that it can't have.
         pydantic.ValidationError: the status has values that this version doesn't know (unknown fields are ignored).
     """
-    whole = Part(item)
+    whole = JsonObject(item)
     meta, spec, status = whole.part("metadata"), whole.raw("spec"), whole.raw("status")
     known = typed_status(status)
-    over, words = ended(known), kueue_words(meta)
+    over, words = has_ended(known), kueue_metadata(meta)
     return GRPOJobRecord(
         key=object_key(meta),
-        uid=meta.required("uid"),
+        uid=meta.required_text("uid"),
         version=meta.digits("resourceVersion"),
         generation=meta.integer("generation"),
         created=meta.time("creationTimestamp") or 0.0,
         deleting="deletionTimestamp" in meta,
-        labels=inherited(meta.texts("labels")),
-        annotations=inherited(meta.texts("annotations")),
+        labels=inherited(meta.string_map("labels")),
+        annotations=inherited(meta.string_map("annotations")),
         managed_by=whole.part("spec").text("managedBy"),
         kueue=words,
         phase=known.phase or "",
         observed_generation=known.observed_generation,
         ended=over,
         completed=whole.part("status").time("completionTime") or 0.0,
-        typed=None if over else queued_by(content(spec, known), words.queue),
-        packed=pack(spec, status),
+        typed=None if over else with_queue_name(job_content(spec, known), words.queue),
+        packed=pack_job(spec, status),
     )
 
 
@@ -68,7 +68,7 @@ def reserving_record(item: object) -> GRPOJobRecord:
     Raises:
         Unreadable, pydantic.ValidationError: not even that can be read.
     """
-    whole = Part(item)
+    whole = JsonObject(item)
     status = whole.raw("status")
     reserves = {field: status[field] for field in _RESERVES if field in status}
     return grpojob_record({"metadata": whole.raw("metadata"), "spec": whole.raw("spec"), "status": reserves})
@@ -80,14 +80,14 @@ def job_record(item: object) -> JobRecord:
     Raises:
         Unreadable: a field has a type that it can't have.
     """
-    whole = Part(item)
+    whole = JsonObject(item)
     meta = whole.part("metadata")
     over = [one for one in whole.part("status").parts("conditions") if one.text("status") == "True"]
     ended = next((one for one in over if one.text("type") in ("Complete", "Failed")), None)
     return JobRecord(
         key=object_key(meta),
         job_key=_job_key(meta),
-        uid=meta.required("uid"),
+        uid=meta.required_text("uid"),
         version=meta.digits("resourceVersion"),
         grpojob_uid=_controller_uid(meta),
         attempt=meta.part("labels").digits(LABEL_ATTEMPT),
@@ -99,18 +99,18 @@ def job_record(item: object) -> JobRecord:
     )
 
 
-def _ended_reason(condition: Part) -> str:
+def _ended_reason(condition: JsonObject) -> str:
     return condition.text("reason") or condition.text("type")
 
 
-def _unschedulable(bound: Part) -> str:
+def _unschedulable(bound: JsonObject) -> str:
     """Return the scheduler's message in the condition PodScheduled; empty unless that is False."""
     if bound.text("status") != "False":
         return ""
     return cut(bound.text("message", MAX_OBJECT), MAX_SENTENCE)
 
 
-def _marked_not_ready(status: Part) -> bool:
+def _marked_not_ready(status: JsonObject) -> bool:
     """True if the node controller has marked a pod because its kubelet fell silent.
 
     It turns the status of Ready alone (MarkPodsNotReady); a kubelet gives a reason, such as a sidecar that isn't ready.
@@ -125,7 +125,7 @@ def pod_record(item: object) -> PodRecord:
     Raises:
         Unreadable: a field has a type that it can't have.
     """
-    whole = Part(item)
+    whole = JsonObject(item)
     meta, status = whole.part("metadata"), whole.part("status")
     labels, bound = meta.part("labels"), status.condition("PodScheduled")
     state, node = trainer_container(status).part("state"), sys.intern(whole.part("spec").text("nodeName"))
@@ -133,7 +133,7 @@ def pod_record(item: object) -> PodRecord:
     return PodRecord(
         key=object_key(meta),
         job_key=_job_key(meta),
-        uid=meta.required("uid"),
+        uid=meta.required_text("uid"),
         version=meta.digits("resourceVersion"),
         grpojob_uid=labels.text(LABEL_UID),
         controller_uid=_controller_uid(meta),
@@ -143,7 +143,7 @@ def pod_record(item: object) -> PodRecord:
         node=node,
         ip=status.text("podIP"),
         phase=sys.intern(status.text("phase") or "Pending"),
-        waiting=state.part("waiting").sentence(),
+        waiting=state.part("waiting").reason_and_message(),
         unschedulable=_unschedulable(bound),
         bound_at=reported(bound, "lastTransitionTime") if bound.text("status") == "True" else None,
         node_lost="running" in state and _marked_not_ready(status),
@@ -158,13 +158,13 @@ def service_record(item: object) -> ServiceRecord:
     Raises:
         Unreadable: a field has a type that it can't have.
     """
-    whole = Part(item)
+    whole = JsonObject(item)
     spec = whole.part("spec")
     return ServiceRecord(
         **_shared(whole.part("metadata")),
-        selector=spec.texts("selector"),
+        selector=spec.string_map("selector"),
         cluster_ip=spec.text("clusterIP"),
-        publishes_not_ready=spec.flag("publishNotReadyAddresses"),
+        publishes_not_ready=spec.is_true("publishNotReadyAddresses"),
     )
 
 
@@ -174,20 +174,20 @@ def policy_record(item: object) -> PolicyRecord:
     Raises:
         Unreadable: a field has a type that it can't have.
     """
-    whole = Part(item)
+    whole = JsonObject(item)
     return PolicyRecord(**_shared(whole.part("metadata")), spec=whole.raw("spec"))
 
 
-def _shared(meta: Part) -> dict[str, Any]:
+def _shared(meta: JsonObject) -> dict[str, Any]:
     """The fields of a SharedRecord."""
     key = object_key(meta)
     return {
         "key": key,
         "job_key": ObjectKey(key.namespace, ""),
-        "uid": meta.required("uid"),
+        "uid": meta.required_text("uid"),
         "version": meta.digits("resourceVersion"),
         "deleting": "deletionTimestamp" in meta,
-        "labels": meta.texts("labels"),
+        "labels": meta.string_map("labels"),
     }
 
 
@@ -197,10 +197,10 @@ def claim_record(item: object) -> ClaimRecord:
     Raises:
         Unreadable: a field has a type that it can't have.
     """
-    meta = Part(item).part("metadata")
+    meta = JsonObject(item).part("metadata")
     return ClaimRecord(
         key=object_key(meta),
         grpojob_uid=_controller_uid(meta),
         deleting="deletionTimestamp" in meta,
-        labels=meta.texts("labels"),
+        labels=meta.string_map("labels"),
     )

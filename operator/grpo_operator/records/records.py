@@ -16,11 +16,11 @@ from grpo_api.text.contract import MANAGED_BY, MULTIKUEUE
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Reported
 
-from .packed_job import Content, raw, under_way, unpack
+from .packed_job import JobContent, is_under_way, unpack_fields, unpack_job
 from .reasons import RELEASES
 from .terminations import PodTermination
-from .terminations import unpack as unpack_end
-from .workloads import KueueWords
+from .terminations import unpack_termination as unpack_end
+from .workloads import KueueMetadata
 
 ENDED_PHASES = ("Succeeded", "Failed")
 """Phases of a pod that has ended."""
@@ -41,7 +41,7 @@ class GRPOJobRecord:
     annotations: Mapping[str, str]
     managed_by: str
     """spec.managedBy, also of a spec that can't be parsed; empty when unset."""
-    kueue: KueueWords
+    kueue: KueueMetadata
     """What its labels and annotations say to Kueue."""
     phase: str
     """status.phase; empty before it was written."""
@@ -51,15 +51,15 @@ class GRPOJobRecord:
     """True if its status says that it has succeeded or failed."""
     completed: float
     """status.completionTime in unix seconds; 0 before."""
-    typed: Content | None
+    typed: JobContent | None
     """None for a job that has ended."""
     packed: bytes
     """Spec and status as the API server has them."""
 
     @property
-    def content(self) -> Content:
+    def content(self) -> JobContent:
         """The typed spec and status."""
-        return self.typed or unpack(self.packed)
+        return self.typed or unpack_job(self.packed)
 
     @property
     def spec(self) -> GRPOJobSpec | None:
@@ -79,7 +79,7 @@ class GRPOJobRecord:
     @property
     def raw_status(self) -> dict[str, Any]:
         """The status as the API server has it."""
-        return raw(self.packed)[1]
+        return unpack_fields(self.packed)[1]
 
     def avoiding(self, nodes: Sequence[str]) -> "GRPOJobRecord":
         """The same job, kept away from these nodes."""
@@ -189,7 +189,7 @@ class GRPOJobRecord:
     @property
     def active(self) -> bool:
         """True if the attempt that status.attempt counts was admitted and has not ended."""
-        return not self.finished and self.ours and under_way(self.status)
+        return not self.finished and self.ours and is_under_way(self.status)
 
     @property
     def released(self) -> bool:

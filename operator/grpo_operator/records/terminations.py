@@ -14,7 +14,7 @@ from grpo_api.report.report import EXIT_CODES, MemoryShortage, Outcome, Result
 from grpo_api.report.root_cause import Tier, tier
 from grpo_api.report.termination_message import with_message
 from grpo_api.text.contract import CONTAINER
-from grpo_kube.objects.json_reader import MAX_OBJECT, Part, cut, reported
+from grpo_kube.objects.json_reader import MAX_OBJECT, JsonObject, cut, reported
 from grpo_kube.objects.times import Reported
 
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
@@ -79,23 +79,23 @@ UNPACKED = 512
 """How many ends stay unpacked: those of one large gang."""
 
 
-def pack(termination: PodTermination) -> bytes:
+def pack_termination(termination: PodTermination) -> bytes:
     """An end in few bytes: pods stay long after their end, and hardly one is looked at."""
     return _PACKED.dump_json(termination, by_alias=True)
 
 
 @lru_cache(UNPACKED)
-def unpack(packed: bytes) -> PodTermination:
+def unpack_termination(packed: bytes) -> PodTermination:
     """The end that was packed."""
     return _PACKED.validate_json(packed)
 
 
-def trainer_container(status: Part) -> Part:
+def trainer_container(status: JsonObject) -> JsonObject:
     """The training container's status in a pod's; sidecars that others add say nothing about the training."""
-    return next((one for one in status.parts("containerStatuses") if one.text("name") == CONTAINER), Part(None))
+    return next((one for one in status.parts("containerStatuses") if one.text("name") == CONTAINER), JsonObject(None))
 
 
-def pod_termination(status: Part, attempt: int = 0, node: str = "") -> PodTermination | None:
+def pod_termination(status: JsonObject, attempt: int = 0, node: str = "") -> PodTermination | None:
     """The end that a pod of this attempt, on that node, tells of in its status; None while its container may run.
 
     Raises:
@@ -103,7 +103,7 @@ def pod_termination(status: Part, attempt: int = 0, node: str = "") -> PodTermin
     """
     target = status.condition("DisruptionTarget")
     disrupted = target.text("status") == "True"
-    why = ": ".join(part.sentence() for part in (target, status) if part.sentence())
+    why = ": ".join(part.reason_and_message() for part in (target, status) if part.reason_and_message())
     state = trainer_container(status).part("state")
     if "terminated" in state:
         found = _container_termination(state.part("terminated"), attempt, disrupted, why)
@@ -122,11 +122,11 @@ def pod_termination(status: Part, attempt: int = 0, node: str = "") -> PodTermin
     return PodTermination(outcome=outcome, reported=False, disrupted=True, node=node, reasons=_reasons(target, status))
 
 
-def _reasons(*parts: Part) -> tuple[str, ...]:
+def _reasons(*parts: JsonObject) -> tuple[str, ...]:
     return tuple(filter(None, (part.text("reason") for part in parts)))
 
 
-def _durations(status: Part, terminated: Part) -> tuple[float | None, float | None]:
+def _durations(status: JsonObject, terminated: JsonObject) -> tuple[float | None, float | None]:
     """How long the pod was held and how long its container ran; None for what makes no duration."""
     end = reported(terminated, "finishedAt")
     held = _duration(reported(status, "startTime"), end)
@@ -140,12 +140,12 @@ def _duration(begin: Reported | None, end: Reported | None) -> float | None:
     return end - begin
 
 
-def _exit_code(container: Part) -> int:
+def _exit_code(container: JsonObject) -> int:
     """Exit code of a container that has ended, else 0."""
     return container.part("state").part("terminated").integer("exitCode")
 
 
-def _container_termination(terminated: Part, attempt: int, disrupted: bool, why: str) -> PodTermination:
+def _container_termination(terminated: JsonObject, attempt: int, disrupted: bool, why: str) -> PodTermination:
     message = terminated.text("message", MAX_OBJECT)
     outcome = _reported(message, attempt)
     is_reported = outcome is not None
@@ -160,7 +160,7 @@ def _container_termination(terminated: Part, attempt: int, disrupted: bool, why:
     )
 
 
-def _concluded(terminated: Part, detail: str) -> Outcome:
+def _concluded(terminated: JsonObject, detail: str) -> Outcome:
     """What the container's state says of a program that said nothing itself."""
     code = terminated.integer("exitCode")
     if terminated.text("reason") == "OOMKilled":

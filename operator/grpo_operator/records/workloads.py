@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_kube.objects.json_reader import MAX_OBJECT, MAX_SENTENCE, Part, Unreadable, cut
+from grpo_kube.objects.json_reader import MAX_OBJECT, MAX_SENTENCE, JsonObject, Unreadable, cut
 from grpo_kube.objects.resources import ObjectKey
 
 from .names import (
@@ -28,7 +28,7 @@ PODS_READY, FINISHED, REQUEUED = "PodsReady", "Finished", "Requeued"
 
 
 @dataclass(frozen=True, slots=True)
-class KueueWords:
+class KueueMetadata:
     """What the metadata of a GRPOJob says to Kueue; each is empty when unset."""
 
     queue: str = ""
@@ -39,10 +39,10 @@ class KueueWords:
     """Workload that is there already, as MultiKueue names it on a worker."""
 
 
-def kueue_words(meta: Part) -> KueueWords:
+def kueue_metadata(meta: JsonObject) -> KueueMetadata:
     """Read them from an object's metadata. MultiKueue's is an annotation since Kueue 0.18, and was a label."""
     labels, annotations = meta.part("labels"), meta.part("annotations")
-    return KueueWords(
+    return KueueMetadata(
         queue=labels.text(LABEL_QUEUE),
         priority_class=labels.text(LABEL_WORKLOAD_PRIORITY),
         prebuilt=annotations.text(LABEL_PREBUILT) or labels.text(LABEL_PREBUILT),
@@ -50,7 +50,7 @@ def kueue_words(meta: Part) -> KueueWords:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WorkloadCondition:
     """One condition, without its times."""
 
     status: str = ""
@@ -102,13 +102,13 @@ class WorkloadRecord:
     """Kind and name of spec.priorityClassRef."""
     counts: Mapping[str, int]
     """Pods by name of the podSet."""
-    planned: str
+    plan_annotation: str
     """The annotation that says for which plan it was made."""
-    conditions: Mapping[str, Told]
+    conditions: Mapping[str, WorkloadCondition]
     has_admission: bool
     assignments: Mapping[str, Assignment]
     """By name of the podSet."""
-    checks: str
+    checks_message: str
     """What the admission checks that are not ready say."""
 
     @property
@@ -116,35 +116,35 @@ class WorkloadRecord:
         """Name of the Workload."""
         return self.key.name
 
-    def told(self, kind: str) -> Told:
+    def condition(self, kind: str) -> WorkloadCondition:
         """The condition of that type."""
-        return self.conditions.get(kind, Told())
+        return self.conditions.get(kind, WorkloadCondition())
 
     def is_true(self, kind: str) -> bool:
         """True if the condition is True."""
-        return self.told(kind).status == "True"
+        return self.condition(kind).status == "True"
 
     @property
-    def holds(self) -> bool:
+    def has_reservation(self) -> bool:
         """True if Kueue counts its quota as taken, or still shows that it did."""
         return self.has_admission or self.is_true(QUOTA_RESERVED) or self.is_true(ADMITTED)
 
     @property
-    def keeps(self) -> bool:
+    def may_continue(self) -> bool:
         """True if a gang that was started by it may go on."""
-        return self.is_true(ADMITTED) and not self.deleting and not self.lost
+        return self.is_true(ADMITTED) and not self.deleting and not self.lost_message
 
     @property
-    def starts(self) -> bool:
+    def may_start(self) -> bool:
         """True if a gang may be started by it."""
-        return self.keeps and self.has_admission and self.active
+        return self.may_continue and self.has_admission and self.active
 
     @property
-    def lost(self) -> str:
+    def lost_message(self) -> str:
         """Why the gang may not go on, in Kueue's words; empty if it may."""
         for kind in (FINISHED, EVICTED):
             if self.is_true(kind):
-                return f"{kind}: {self.told(kind)}"
+                return f"{kind}: {self.condition(kind)}"
         return ""
 
 
@@ -154,27 +154,27 @@ def workload_record(item: object) -> WorkloadRecord:
     Raises:
         Unreadable: a field has a type that it can't have, or the admission checks' wishes are too long.
     """
-    whole = Part(item)
+    whole = JsonObject(item)
     meta, spec, status = whole.part("metadata"), whole.part("spec"), whole.part("status")
-    namespace, reference = meta.required("namespace"), spec.part("priorityClassRef")
+    namespace, reference = meta.required_text("namespace"), spec.part("priorityClassRef")
     annotations = meta.part("annotations")
     return WorkloadRecord(
-        key=ObjectKey(namespace, meta.required("name")),
+        key=ObjectKey(namespace, meta.required_text("name")),
         job_key=ObjectKey(namespace, meta.part("labels").text(LABEL_JOB)),
-        uid=meta.required("uid"),
+        uid=meta.required_text("uid"),
         version=meta.digits("resourceVersion"),
-        grpojob_uid=next((one.text("uid") for one in meta.parts("ownerReferences") if one.flag("controller")), ""),
+        grpojob_uid=next((one.text("uid") for one in meta.parts("ownerReferences") if one.is_true("controller")), ""),
         deleting="deletionTimestamp" in meta,
-        active="active" not in spec or spec.flag("active"),
+        active="active" not in spec or spec.is_true("active"),
         paused=ANNOTATION_PAUSED in annotations,
         queue=spec.text("queueName"),
         priority_class=(reference.text("kind"), reference.text("name")),
         counts={one.text("name"): one.integer("count") for one in spec.parts("podSets")},
-        planned=annotations.text(ANNOTATION_PLANNED, MAX_OBJECT),
+        plan_annotation=annotations.text(ANNOTATION_PLANNED, MAX_OBJECT),
         conditions=_conditions(status),
         has_admission="admission" in status,
         assignments=_assignments(status),
-        checks=_checks(status),
+        checks_message=_checks(status),
     )
 
 
@@ -184,23 +184,23 @@ def reserving_workload(item: object) -> WorkloadRecord:
     Raises:
         Unreadable: not even that can be read.
     """
-    meta = Part(item).part("metadata")
+    meta = JsonObject(item).part("metadata")
     own = ("namespace", "name", "uid", "resourceVersion", "labels", "ownerReferences")
     metadata = {field: value for field, value in meta.items() if field in own}
     return workload_record({"metadata": metadata})
 
 
-def _conditions(status: Part) -> dict[str, Told]:
-    found = {one.text("type", MAX_OBJECT): _told(one) for one in status.parts("conditions")}
+def _conditions(status: JsonObject) -> dict[str, WorkloadCondition]:
+    found = {one.text("type", MAX_OBJECT): _condition(one) for one in status.parts("conditions")}
     return dict(list(found.items())[:MAX_CONDITIONS])
 
 
-def _told(one: Part) -> Told:
+def _condition(one: JsonObject) -> WorkloadCondition:
     reason, message = one.text("reason", MAX_OBJECT), one.text("message", MAX_OBJECT)
-    return Told(one.text("status"), cut(reason, MAX_SENTENCE), cut(message, MAX_SENTENCE))
+    return WorkloadCondition(one.text("status"), cut(reason, MAX_SENTENCE), cut(message, MAX_SENTENCE))
 
 
-def _assignments(status: Part) -> dict[str, Assignment]:
+def _assignments(status: JsonObject) -> dict[str, Assignment]:
     updates: dict[str, list[PodSetUpdate]] = {}
     for check in status.parts("admissionChecks"):
         for one in check.parts("podSetUpdates"):
@@ -209,7 +209,7 @@ def _assignments(status: Part) -> dict[str, Assignment]:
         raise Unreadable(f"status.admissionChecks: the podSetUpdates have more than {MAX_UPDATES} characters")
     return {
         one.text("name"): Assignment(
-            flavors=tuple(dict.fromkeys(one.texts("flavors").values())),
+            flavors=tuple(dict.fromkeys(one.string_map("flavors").values())),
             by_topology="topologyAssignment" in one or "delayedTopologyRequest" in one,
             updates=tuple(updates.get(one.text("name"), ())),
         )
@@ -217,17 +217,19 @@ def _assignments(status: Part) -> dict[str, Assignment]:
     }
 
 
-def _update(one: Part) -> PodSetUpdate:
+def _update(one: JsonObject) -> PodSetUpdate:
     tolerations = tuple(dict(found.items()) for found in one.parts("tolerations"))
-    return PodSetUpdate(one.texts("labels"), one.texts("annotations"), one.texts("nodeSelector"), tolerations)
+    return PodSetUpdate(
+        one.string_map("labels"), one.string_map("annotations"), one.string_map("nodeSelector"), tolerations
+    )
 
 
-def _checks(status: Part) -> str:
+def _checks(status: JsonObject) -> str:
     waiting = [check for check in status.parts("admissionChecks") if check.text("state") != "Ready"]
     return cut("; ".join(map(_check_message, waiting)), MAX_SENTENCE)
 
 
-def _check_message(check: Part) -> str:
+def _check_message(check: JsonObject) -> str:
     """`name is Pending: message`."""
     state = f"{check.text('name', MAX_OBJECT)} is {check.text('state')}"
     message = check.text("message", MAX_OBJECT)

@@ -28,7 +28,7 @@ from grpo_kube.objects.times import timestamp
 
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
-from ..decide.oom_feedback import known
+from ..decide.oom_feedback import learned_with_progress
 from ..decide.start_checks import shown
 from ..records.names import checkpoint_volume
 from ..records.records import ENDED_PHASES, GRPOJobRecord, PodRecord
@@ -67,7 +67,7 @@ def _revisions(seen: Observation) -> dict[str, Any]:
 
 def _learned(seen: Observation, decision: Decision) -> dict[str, Any]:
     """What the attempt says of its model and links; a decision that answers want of memory tells of it, too."""
-    learned = known(seen)
+    learned = learned_with_progress(seen)
     before = seen.job.status.learned or Learned()
     if decision.learned or learned == before:
         return {}

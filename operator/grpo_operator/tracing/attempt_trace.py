@@ -19,7 +19,7 @@ from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import seconds
 
 from ..decide.observation import Observation
-from ..records.packed_job import under_way
+from ..records.packed_job import is_under_way
 from ..records.records import GRPOJobRecord
 from ..usage.account import pull_time
 from .spans import Span, Trace, Value
@@ -162,7 +162,7 @@ class AttemptTraces:
     def wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
         """The API server has taken this status of the job."""
         before = job.active
-        after = under_way(new)
+        after = is_under_way(new)
         if before and (not after or new.attempt != job.status.attempt):
             self._end(self._of(job), job, new, now)
         if not after:

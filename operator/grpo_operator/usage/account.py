@@ -21,7 +21,7 @@ from ..decide.observation import Observation
 from ..records.names import runs_engines
 from ..records.records import ENDED_PHASES, PodRecord
 from ..records.terminations import PodTermination
-from .gpu_time import merged, pod_seconds, summed
+from .gpu_time import merged, pod_seconds, sum_states
 
 _ENDS_ATTEMPT = (Action.COMMIT, Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
 _RESTS = (Action.SUSPEND, Action.SUCCEED, Action.FAIL, Action.REJECT)
@@ -45,7 +45,7 @@ def account(seen: Observation, decision: Decision, new: GRPOJobStatus) -> Usage 
     usage = _bounded(before.model_copy(update=fields))
     if old is not None and _news(old) == _news(usage) and new == job.status:
         return old
-    return summed(usage)
+    return sum_states(usage)
 
 
 def _ended(records: list[AttemptUsage], seen: Observation, decision: Decision) -> list[AttemptUsage]:
@@ -225,7 +225,7 @@ def _sorted(seen: Observation, records: Sequence[AttemptUsage]) -> list[list[Pod
     current = (*seen.pods, *seen.engine_pods)
     own = {child.uid for child in seen.earlier_jobs} | {pod.controller_uid for pod in current}
     found: list[list[PodRecord]] = [[] for _ in records]
-    for pod in (*current, *seen.earlier_pods, *seen.departed):
+    for pod in (*current, *seen.earlier_pods, *seen.deleted_pods):
         known = pod.name in by_name or pod.controller_uid in own
         place = by_name.get(pod.name, latest.get(pod.attempt))
         if pod.node and known and place is not None and len(found[place]) < MAX_PODS:

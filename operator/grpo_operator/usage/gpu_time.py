@@ -15,7 +15,7 @@ _UNSAFE = ("generating", "scoring", "training", "saving")
 """Parts that a restart has to do again, where no checkpoint has them."""
 
 
-def summed(usage: Usage) -> Usage:
+def sum_states(usage: Usage) -> Usage:
     """The usage with the sums that follow from its attempts."""
     sums = usage.earlier
     for record, clock in zip(usage.attempts, kept_clocks(usage.attempts), strict=True):
@@ -43,7 +43,7 @@ def _added(sums: UsageSum, record: AttemptUsage, kept: Clock, as_of: str) -> Usa
     part = divided(record, kept, as_of)
     total, cost = sums.gpu_seconds.plus(part), _added_cost(sums.cost, record, part)
     if record.engines:
-        theirs = shared_out(record.engines, part, as_of)
+        theirs = apportion(record.engines, part, as_of)
         total, cost = total.plus(theirs), _added_cost(cost, record.engines, theirs)
     return UsageSum(attempts=sums.attempts + 1, gpu_seconds=total, cost=cost)
 
@@ -55,7 +55,7 @@ def _added_cost(cost: float | None, held: AttemptUsage | EngineUsage, part: GPUS
     return round((cost or 0.0) + part.held / HOUR * held.gpu_hour_price, 4)
 
 
-def shared_out(engines: EngineUsage, gang: GPUSeconds, as_of: str) -> GPUSeconds:
+def apportion(engines: EngineUsage, gang: GPUSeconds, as_of: str) -> GPUSeconds:
     """The engines' GPU-seconds, in the proportions of their gang's, whom they serve: what it spent on generating they
     generated, and while it trained they waited for it."""
     held = held_seconds(engines, as_of) * engines.gpus / engines.replicas
