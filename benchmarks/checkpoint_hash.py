@@ -18,9 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo_api.text.quantity import GIB, MIB
-from grpo_trainer.checkpoints.hashing import cut, damage, digests, records, share
+from grpo_trainer.checkpoints.hashing import cut, damage, digests, list_files, records, share
 from grpo_trainer.checkpoints.manifest import FileRecord
-from grpo_trainer.checkpoints.volume_checkpoints import list_files
 
 WORLD = 2
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.clock import Clock
-from grpo_trainer.checkpoints.resume import choose, claim_folder
+from grpo_trainer.checkpoints.hashing import list_files
 from grpo_trainer.checkpoints.seal import SealCheckpoints
-from grpo_trainer.checkpoints.store_checkpoints import Remote, remote_of
-from grpo_trainer.checkpoints.volume_checkpoints import list_files
+from grpo_trainer.checkpoints.store_checkpoints import StoreTarget
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.recorder import Recorder
@@ -17,6 +16,7 @@ from grpo_trainer.runtime.clock import SYSTEM_CLOCK
 from grpo_trainer.stores.store_base import PART_BYTES
 from harness.programs.object_stores import BUCKET
 from tests.support.ranks import runs
+from tests.support.ranks.checkpoint_plans import choose, claim_folder, seal_checkpoints, target_of
 
 FILES: Mapping[str, bytes] = {"model.safetensors": b"m" * (PART_BYTES + 1), "deep/optimizer.pt": b"o", "empty": b""}
 
@@ -33,7 +33,7 @@ def started(made: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> tuple[SealCheckp
     """What saves an attempt's checkpoints, by this clock, once it has claimed the run."""
     claim_folder(made)
     recorder = Recorder(made.job.attempt, Placement(0, 0, 1, 1), 0.0)
-    return SealCheckpoints(made, {}, recorder, Preemption(60.0, can_save=True), clock=clock), recorder
+    return seal_checkpoints(made, {}, recorder, Preemption(60.0, can_save=True), clock=clock), recorder
 
 
 def save(seal: SealCheckpoints, made: TrainingPlan, step: int, files: Mapping[str, bytes] = FILES) -> None:
@@ -49,10 +49,10 @@ def save(seal: SealCheckpoints, made: TrainingPlan, step: int, files: Mapping[st
     seal.save(step, write)
 
 
-def of(made: TrainingPlan) -> Remote:
+def of(made: TrainingPlan) -> StoreTarget:
     """The run's checkpoints on its store."""
-    found = remote_of(made)
-    assert found is not None
+    found = target_of(made)
+    assert isinstance(found, StoreTarget)
     return found
 
 

@@ -17,15 +17,15 @@ import pytest
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.rewards import RewardSpec
 from grpo_trainer.checkpoints import volume_checkpoints
-from grpo_trainer.checkpoints.export import described, export_model
-from grpo_trainer.checkpoints.hashing import cut, damage, digests, records
+from grpo_trainer.checkpoints.export import described
+from grpo_trainer.checkpoints.hashing import cut, damage, digests, list_files, records
 from grpo_trainer.checkpoints.manifest import Manifest, identity, require_same_run
-from grpo_trainer.checkpoints.resume import begin, choose
-from grpo_trainer.checkpoints.volume_checkpoints import claim, commit, complete, list_files, read_manifest, rotate
+from grpo_trainer.checkpoints.volume_checkpoints import complete, read_manifest
 from grpo_trainer.runtime.errors import BadInput, Preempted
 from grpo_trainer.runtime.paths import MANIFEST
 from grpo_trainer.weights.models import Source
 from tests.support.ranks import runs
+from tests.support.ranks.checkpoint_plans import begin, choose, claim, commit, export_model, rotate
 
 pytestmark = pytest.mark.realtime
 

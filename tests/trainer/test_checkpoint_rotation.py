@@ -8,10 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo_trainer.checkpoints import volume_checkpoints
-from grpo_trainer.checkpoints.volume_checkpoints import claim, complete, rotate
+from grpo_trainer.checkpoints.volume_checkpoints import complete
 from grpo_trainer.runtime.errors import Preempted
 from grpo_trainer.runtime.paths import number_in_name
 from tests.generated import cases
+from tests.support.ranks.checkpoint_plans import claim, rotate
 from tests.trainer.test_checkpoint import make_plan, save
 
 

@@ -17,10 +17,7 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.provenance.provenance import ENVELOPE_FILE, STATEMENT_FILE, ConversionStatement, read_statement
 from grpo_api.report.artifacts import SUMS, Listing, files_of, parse_sums, sums_text, weights_hash
 from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
-from grpo_trainer.checkpoints.export import export_model
-from grpo_trainer.checkpoints.hashing import sha256_sums
-from grpo_trainer.checkpoints.resume import claim_folder
-from grpo_trainer.checkpoints.volume_checkpoints import list_files
+from grpo_trainer.checkpoints.hashing import list_files, sha256_sums
 from grpo_trainer.delivery import serving
 from grpo_trainer.delivery.__main__ import main, send_file, send_listing
 from grpo_trainer.delivery.served_files import FolderSource
@@ -28,6 +25,7 @@ from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.models import load_policy
 from tests.exported_model import KEYS, describe, public, verify
 from tests.support.ranks import demo_model, runs
+from tests.support.ranks.checkpoint_plans import claim_folder, export_model
 
 pytestmark = pytest.mark.realtime
 

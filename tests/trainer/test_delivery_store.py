@@ -10,8 +10,6 @@ from transformers import AutoModelForCausalLM
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import SUMS, Listing
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV, PLAN_ENV, TERMINATION_LOG_ENV
-from grpo_trainer.checkpoints.export import export_model
-from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.delivery import serving
 from grpo_trainer.delivery.__main__ import main, send_file, send_listing
 from grpo_trainer.stores import store_client
@@ -21,6 +19,7 @@ from harness.programs.object_stores import BUCKET, CREDENTIALS
 from harness.programs.object_stores import serving as store_serving
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import demo_model, runs
+from tests.support.ranks.checkpoint_plans import claim_folder, export_model
 from tests.trainer.store_proxy import StoreProxy, proxy_to
 
 pytestmark = pytest.mark.realtime
@@ -61,7 +60,7 @@ def files(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch) -> dict[str, byte
     claim_folder(plan)
     loaded = load_policy(plan.model, plan.execution, plan.adapter)
     folder = export_model(plan, loaded.source, loaded.model.save_pretrained)
-    run = run_store(plan)
+    run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
     assert folder
     assert run
     run.export(folder)
@@ -107,7 +106,7 @@ def test_what_is_converted_is_brought_and_checked_first(files: dict[str, bytes],
 def test_a_model_that_was_changed_on_the_store_is_not_converted(
     plan: TrainingPlan, files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    run = run_store(plan)
+    run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
     assert run
     weights = files["model.safetensors"]
     run.store.put("attempt-1/export/model.safetensors", weights[:-1] + bytes([weights[-1] ^ 1]))

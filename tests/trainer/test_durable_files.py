@@ -8,10 +8,10 @@ import pytest
 
 from grpo_api.text.timing import Clock
 from grpo_trainer.checkpoints.manifest import Manifest
-from grpo_trainer.checkpoints.volume_checkpoints import claim, commit
 from grpo_trainer.runtime.durable_files import write_atomically
 from grpo_trainer.runtime.paths import MANIFEST, attempt_folder, checkpoint_folder
 from tests.support.ranks import runs
+from tests.support.ranks.checkpoint_plans import claim, commit
 
 Events = list[tuple[str, str]]
 

@@ -20,7 +20,7 @@ from grpo_api.plan.plan import ExecutionPlan, Rendezvous, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
-from grpo_trainer.checkpoints import resume
+from grpo_trainer.checkpoints import volume_checkpoints
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process import watchdog
@@ -30,6 +30,7 @@ from grpo_trainer.runtime.durable_files import write_atomically
 from grpo_trainer.runtime.errors import BadInput, RendezvousTimeout
 from harness.controlplane import free_port
 from tests.support.ranks import runs
+from tests.support.ranks.checkpoint_plans import claim_folder
 from tests.support.ranks.fork_servers import ISOLATED
 from tests.support.ranks.launch import launch, tracer
 from tests.support.ranks.pods import Gang
@@ -65,9 +66,9 @@ def test_a_taken_port_is_named() -> None:
 
 
 def test_a_volume_that_shows_nothing_of_rank_0_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "claim", lambda _: None)  # as if rank 0 wrote to another node's disk
+    monkeypatch.setattr(volume_checkpoints, "claim", lambda *_: None)  # as if rank 0 wrote to another node's disk
     with pytest.raises(BadInput, match=r"owner\.json, just written by rank 0, can't be seen"):
-        resume.claim_folder(runs.plan(Path("/models/demo"), folder=tmp_path))
+        claim_folder(runs.plan(Path("/models/demo"), folder=tmp_path))
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:

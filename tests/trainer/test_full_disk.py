@@ -15,8 +15,6 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from grpo_api.report.report import Outcome, Result
-from grpo_trainer.checkpoints import resume
-from grpo_trainer.checkpoints.seal import SealCheckpoints
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.outcome import keep_outcome
 from grpo_trainer.process.preemption import Preemption
@@ -28,6 +26,7 @@ from grpo_trainer.training.training_run import _finish
 from tests.stepped_clock import SteppedClock
 from tests.support.facts.disk_facts import DISK, OBSTACLES, fill, small_disk
 from tests.support.ranks import runs
+from tests.support.ranks.checkpoint_plans import claim_folder, seal_checkpoints
 from tests.support.ranks.gang import run_gang
 
 pytestmark = pytest.mark.realtime
@@ -63,10 +62,9 @@ def test_a_disk_that_fails_at_any_write_costs_one_checkpoint_and_no_step(disk: P
 
 def test_a_checkpoint_is_tried_again_after_ever_more_steps_and_told(tmp_path: Path) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path, execution={"saveEverySteps": 100})
-    resume.claim_folder(plan)
-    recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0)
-    preemption = Preemption(60.0, can_save=True)
-    seal = SealCheckpoints(plan, {}, recorder, preemption)
+    claim_folder(plan)
+    recorder, preemption = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0), Preemption(60.0, can_save=True)
+    seal = seal_checkpoints(plan, {}, recorder, preemption)
 
     def write(step: int) -> None:
         (tmp_path / "attempt-1" / f"checkpoint-{step}").mkdir(parents=True)
@@ -89,23 +87,27 @@ def test_a_checkpoint_is_tried_again_after_ever_more_steps_and_told(tmp_path: Pa
 
 def test_a_checkpoint_costs_the_time_of_writing_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
-    resume.claim_folder(plan)
-    recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0)
-    preemption, now = Preemption(60.0, can_save=True), [0.0]
+    claim_folder(plan)
+    recorder, preemption, now = (
+        Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0),
+        Preemption(60.0, can_save=True),
+        [0.0],
+    )
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def write() -> None:
         (tmp_path / "attempt-1" / "checkpoint-3").mkdir(parents=True)
         now[0] += 40.0
 
-    SealCheckpoints(plan, {}, recorder, preemption).save(3, write)
+    seal_checkpoints(plan, {}, recorder, preemption).save(3, write)
     assert (recorder.progress.metrics["checkpoint_seconds"], preemption.save_seconds) == (40.0, 40.0)
 
 
 def test_what_stops_is_not_made_to_save(tmp_path: Path) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
-    recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0)
-    seal = SealCheckpoints(plan, {}, recorder, Preemption(60.0, can_save=True))
+    seal = seal_checkpoints(
+        plan, {}, Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0), Preemption(60.0, can_save=True)
+    )
 
     def write() -> None:
         raise DiskFailed("full")
@@ -161,11 +163,11 @@ def test_a_full_disk_keeps_neither_the_claim_nor_the_words_at_the_end(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = runs.plan(Path("/models/demo"), folder=disk)
-    resume.claim_folder(plan)
+    claim_folder(plan)
     fill(disk / "ballast")
     keep_outcome(plan, Outcome(result=Result.SUCCEEDED, message="m" * 3000))
     assert "the outcome is in the termination message only: [Errno 28]" in capsys.readouterr().out
-    resume.claim_folder(plan, clock=SteppedClock(after_sleep=(disk / "ballast").unlink))
+    claim_folder(plan, clock=SteppedClock(after_sleep=(disk / "ballast").unlink))
     assert "tried again in 1 s: OSError: [Errno 28] No space left on device" in capsys.readouterr().out
 
 

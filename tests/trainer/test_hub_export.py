@@ -19,7 +19,6 @@ from grpo_api.spec.checkpoint import ExportSpec
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.rewards import RewardSpec
 from grpo_api.text.contract import EXPORT_TOKEN_ENV
-from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.hub import hub_client
 from grpo_trainer.hub.retry import TryLater
@@ -29,6 +28,7 @@ from grpo_trainer.runtime.errors import BadInput, HubUnavailable
 from grpo_trainer.training.training_run import run
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import demo_model, runs
+from tests.support.ranks.checkpoint_plans import claim_folder
 from tests.trainer.hub import files_of, use
 from tests.trainer.hub_uploads import READER, WRITER, WritableHub, writable_hub
 

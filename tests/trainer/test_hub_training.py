@@ -11,7 +11,6 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import DATASET_FINGERPRINT, Outcome, Result
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.rewards import RewardSpec
-from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.outcome import make_outcome
 from grpo_trainer.process.recorder import Recorder
@@ -19,6 +18,7 @@ from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.training.training_run import run
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import demo_model, runs
+from tests.support.ranks.checkpoint_plans import claim_folder
 from tests.trainer.hub import HubServer, files_of, hub_server, use
 
 pytestmark = pytest.mark.realtime

@@ -11,13 +11,14 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV, RESUME_STORE_ENV
 from grpo_api.text.quantity import MIB
 from grpo_trainer.checkpoints import store_checkpoints
-from grpo_trainer.checkpoints.resume import begin, claim_folder
+from grpo_trainer.checkpoints.checkpoint_target import address_of
 from grpo_trainer.checkpoints.volume_checkpoints import read_manifest, sealed_at
 from grpo_trainer.runtime.errors import BadInput, Diverged, Preempted
 from grpo_trainer.stores.run_store import SAVE_WAIT
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import runs
+from tests.support.ranks.checkpoint_plans import begin, claim_folder, source_of, target_of
 from tests.trainer.store_attempts import FILES, brought, of, plan, save, started
 from tests.trainer.store_proxy import StoreProxy, proxy_to
 
@@ -166,7 +167,7 @@ def test_another_job_begins_with_the_newest_undamaged_checkpoint(proxy: StorePro
     job = beginning_with(first, tmp_path)
     found = brought(job)
     assert found == tmp_path / "resume" / "demo-0" / "attempt-1" / "checkpoint-4"
-    assert store_checkpoints.shown(job, found) == f"s3://{BUCKET}/runs/demo-0/attempt-1/checkpoint-4"
+    assert address_of(found, target_of(job), source_of(job)) == f"s3://{BUCKET}/runs/demo-0/attempt-1/checkpoint-4"
     own, _ = started(job)
     save(own, job, 5)
     assert not found.exists(), "nothing reads it any more"

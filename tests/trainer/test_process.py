@@ -24,7 +24,7 @@ from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV, THREADS_ENV
 from grpo_trainer import __main__ as program
 from grpo_trainer.gang.placement import LOCAL_RANK_ENV, Placement, placement
-from grpo_trainer.process.outcome import finished_attempt, keep_outcome, make_outcome
+from grpo_trainer.process.outcome import keep_outcome, make_outcome
 from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.process_setup import hide_unused_libraries, threads_per_process, unused_libraries
 from grpo_trainer.process.recorder import Recorder
@@ -36,6 +36,7 @@ from grpo_trainer.training.guard import KLGuard
 from grpo_trainer.training.trl_config import config_arguments, deepspeed_config, require_supported
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import runs
+from tests.support.ranks.checkpoint_plans import finished_attempt
 from tests.support.ranks.fork_servers import ISOLATED
 
 pytestmark = pytest.mark.realtime

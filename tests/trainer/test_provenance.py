@@ -20,9 +20,7 @@ from grpo_api.report.report import DATASET_FINGERPRINT, Outcome, Progress, Resul
 from grpo_api.text.contract import IMAGE_ENV, SIGNING_KEY_ENV
 from grpo_cli.__main__ import main
 from grpo_trainer.__main__ import require_signable
-from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.provenance import Finished, write_provenance
-from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.checkpoints.signing_key import __name__
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.outcome import keep_outcome
@@ -31,6 +29,7 @@ from grpo_trainer.weights.models import LoadedModel, Source, load_policy
 from grpo_trainer.weights.proof import Proof
 from tests.exported_model import KEYS, private, public
 from tests.support.ranks import demo_model, runs
+from tests.support.ranks.checkpoint_plans import claim_folder, export_model
 
 pytestmark = pytest.mark.realtime
 

@@ -17,15 +17,13 @@ from transformers import AutoModelForCausalLM
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result
-from grpo_trainer.checkpoints.export import export_model
-from grpo_trainer.checkpoints.resume import begin
-from grpo_trainer.checkpoints.volume_checkpoints import claim
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.adapters import load_adapter
 from grpo_trainer.weights.models import Source
 from harness.controlplane import free_port
 from tests.support.facts import adapter_facts
 from tests.support.ranks import demo_model, runs
+from tests.support.ranks.checkpoint_plans import begin, claim, export_model
 from tests.support.ranks.gang import run_gang
 from tests.support.ranks.pods import Gang
 

@@ -17,7 +17,6 @@ import pytest
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Generations
 from grpo_api.text.contract import DATA_MOUNT_ENV
-from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.checkpoints.volume_checkpoints import complete, read_manifest
 from grpo_trainer.data.order import PromptOrder
 from grpo_trainer.gang.placement import Placement
@@ -27,6 +26,7 @@ from grpo_trainer.runtime.errors import Diverged
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.training.training_run import run
 from tests.support.ranks import demo_model, runs
+from tests.support.ranks.checkpoint_plans import claim_folder
 from tests.support.ranks.pods import json_lines
 from tests.trainer.poisonous_reward import POISON
 

@@ -287,7 +287,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "needed",
         "recorded",
         "replaced",
-        "shown",
         "signed",
         "told",
         "uses_deepspeed",

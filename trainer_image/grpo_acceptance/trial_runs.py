@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_trainer.checkpoints.resume import claim_folder
+from grpo_trainer.checkpoints.open_target import open_target
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.gang.placement import Placement, launch_environment
 from grpo_trainer.process.recorder import Recorder
@@ -72,7 +72,9 @@ def run_trial(
     if not dist.is_initialized():
         os.environ.update(launch_environment(plan.rendezvous, place))
         rendezvous.join_gang(plan.rendezvous, plan.guard, plan.execution, place)
-    claim_folder(plan)
+    target = open_target(plan.checkpoint, plan.checkpoint_directory, plan.job, plan.execution.processes_per_node)
+    if target:
+        target.claim()
     recorder = Recorder(plan.job.attempt, place, time.time())
     watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, lambda *_: None)
     built = build(plan, recorder, watchdog, StepObserver())

@@ -17,12 +17,11 @@ from transformers import TrainerCallback
 from trl.trainer.utils import use_adapter
 
 from grpo_api.plan.plan import JobIdentity, TrainingPlan
-from grpo_trainer.checkpoints.export import export_model
-from grpo_trainer.checkpoints.resume import begin, claim_folder
 from grpo_trainer.gang import ranks
 from grpo_trainer.runtime.errors import TrainingError
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.weights.models import load_policy
+from tests.support.ranks.checkpoint_plans import begin, claim_folder, export_model
 
 from ..ranks import demo_model, runs
 from .reference_facts import score, whole

@@ -17,13 +17,11 @@ from typing import Any
 from transformers import TrainerCallback
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_trainer.checkpoints.export import export_model
-from grpo_trainer.checkpoints.resume import claim_folder
-from grpo_trainer.checkpoints.seal import SealCheckpoints
 from grpo_trainer.gang import ranks
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.recorder import Recorder
+from tests.support.ranks.checkpoint_plans import claim_folder, export_model, seal_checkpoints
 
 from ..ranks import demo_model, runs
 
@@ -85,7 +83,7 @@ def _run(folder: Path, strategy: str, steps: int, obstacles: tuple[str, ...]) ->
     claim_folder(job)
     preemption = Preemption(60.0, can_save=True)
     recorder = Recorder(job.job.attempt, Placement(ranks.rank(), ranks.rank(), 2, 1), 0.0)
-    seal = SealCheckpoints(job, {}, recorder, preemption)
+    seal = seal_checkpoints(job, {}, recorder, preemption)
     logs, disk = runs.Logs(), Disk(folder, obstacles, recorder, preemption)
     trainer = runs.build(job, logs, seal, disk)
     trainer.save = seal.save

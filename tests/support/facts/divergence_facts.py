@@ -13,8 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_trainer.checkpoints.seal import SealCheckpoints
-from grpo_trainer.checkpoints.volume_checkpoints import claim, complete
+from grpo_trainer.checkpoints.volume_checkpoints import complete
 from grpo_trainer.gang import rank0_task, ranks
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.preemption import Preemption
@@ -25,6 +24,7 @@ from grpo_trainer.training.guard import LossGuard
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.weights import parameters
 from grpo_trainer.weights.models import load_policy
+from tests.support.ranks.checkpoint_plans import claim, seal_checkpoints
 
 from ..ranks import runs
 from .fault_facts import PARAMETER, STAGES
@@ -103,8 +103,9 @@ def _trainer(job: TrainingPlan, strike: Strike, witness: "Witness") -> Reference
             scores[:2] = HUGE, HUGE
         return scores
 
-    recorder = Recorder(job.job.attempt, Placement(0, 0, 1, 1), 0.0)
-    seal = SealCheckpoints(job, {}, recorder, Preemption(60.0, can_save=True))
+    seal = seal_checkpoints(
+        job, {}, Recorder(job.job.attempt, Placement(0, 0, 1, 1), 0.0), Preemption(60.0, can_save=True)
+    )
     config = runs.configuration(job)
     loaded = load_policy(job.model, job.execution, job.adapter)
     trainer = runs.trainer(job, config, loaded, Damage(strike), seal, witness, LossGuard(), rewards=reward)

@@ -18,7 +18,6 @@ from torch import nn
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.checkpoints.volume_checkpoints import complete
 from grpo_trainer.data.dataset import load_prompts
 from grpo_trainer.gang import ranks
@@ -32,6 +31,7 @@ from grpo_trainer.training.build_run import build
 from grpo_trainer.training.trl_config import config_arguments
 from grpo_trainer.weights.models import load_policy
 from grpo_trainer.weights.parameters import combined_fingerprint, fingerprint
+from tests.support.ranks.checkpoint_plans import claim_folder
 
 from ..ranks import runs
 from .reference_facts import whole

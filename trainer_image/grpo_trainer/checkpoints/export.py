@@ -21,12 +21,10 @@ from ..gang import rank0_task, ranks
 from ..runtime.durable_files import disk_errors, retry_disk_errors, sync_folder, sync_tree
 from ..runtime.errors import DiskFailed
 from ..runtime.paths import attempt_folder_name, run_folder
-from ..stores.run_store import run_store
-from ..stores.store_base import Tell, silent
 from ..weights.checkpoint_files import ADAPTER, ADAPTER_CONFIG
 from ..weights.models import Source, load_causal
-from .hashing import read_sums, sha256_sums
-from .volume_checkpoints import list_files, require_owner
+from .checkpoint_target import CheckpointTarget
+from .hashing import list_files, read_sums, sha256_sums
 
 Describe = Callable[[Path], None]
 """Writes into the folder of a model that is complete what it was made of."""
@@ -34,6 +32,7 @@ Describe = Callable[[Path], None]
 
 def export_model(
     plan: TrainingPlan,
+    target: CheckpointTarget | None,
     source: Source,
     save: Callable[[str], None],
     *,
@@ -56,6 +55,7 @@ def export_model(
     if root is None or (plan.export and not plan.export.keeps):
         return None
     folder = root / EXPORT_FOLDER
+    temporary = folder.with_name(f".{EXPORT_FOLDER}-{attempt_folder_name(plan.job.attempt)}")
 
     def complete(temporary: Path) -> None:
         describe(temporary)
@@ -63,7 +63,13 @@ def export_model(
         (temporary / SUMS).write_text(sums_text(sums), encoding="utf-8")
         attest(temporary)
 
-    retry_disk_errors(lambda: _export(plan, source, save, complete, folder))
+    @disk_errors()
+    def publish() -> None:
+        if target:
+            target.require_owner()
+        _publish(plan, source, complete, temporary, folder)
+
+    retry_disk_errors(lambda: _write_and_publish(temporary, save, publish))
     return folder
 
 
@@ -78,19 +84,6 @@ def described(folder: Path, url: str | None = None) -> Export:
     return Export(to="Volume", path=str(folder), format=form, bytes=size, weights_hash=hashed)
 
 
-def send_model(plan: TrainingPlan, folder: Path, tell: Tell = silent) -> str | None:
-    """Send an exported model to the run's object store and make it count; its URL, None without a store. A collective.
-
-    Raises:
-        StoreFailed: the store took nothing for minutes; the last checkpoint stands.
-        Preempted: a newer attempt has the run.
-    """
-    run = run_store(plan, tell)
-    if run is None:
-        return None
-    return rank0_task.run_on_rank0(disk_errors()(lambda: run.export(folder)))
-
-
 def _root(plan: TrainingPlan) -> Path | None:
     """Where the export is written; on the pod's own disk if it only passes through."""
     root = run_folder(plan.checkpoint_directory)
@@ -100,17 +93,14 @@ def _root(plan: TrainingPlan) -> Path | None:
     return root
 
 
-def _export(plan: TrainingPlan, source: Source, save: Callable[[str], None], complete: Describe, folder: Path) -> None:
-    temporary = folder.with_name(f".{EXPORT_FOLDER}-{attempt_folder_name(plan.job.attempt)}")
+def _write_and_publish(temporary: Path, save: Callable[[str], None], publish: Callable[[], None]) -> None:
     # A try that failed may have left files that this one does not write.
     rank0_task.run_on_rank0(lambda: shutil.rmtree(temporary, ignore_errors=True))
     ranks.run_on_all(lambda: save(str(temporary)), DiskFailed)
-    rank0_task.run_on_rank0(disk_errors()(lambda: _publish(plan, source, complete, temporary, folder)))
+    rank0_task.run_on_rank0(publish)
 
 
 def _publish(plan: TrainingPlan, source: Source, complete: Describe, temporary: Path, folder: Path) -> None:
-    if run_folder(plan.checkpoint_directory):
-        require_owner(plan)
     if plan.execution.method == "LoRA" and plan.adapter.merge_on_export:
         merge_adapter(source, temporary, remote_code=plan.model.trust_remote_code)
     elif plan.execution.method == "LoRA":

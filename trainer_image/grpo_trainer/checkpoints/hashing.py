@@ -21,6 +21,7 @@ from grpo_api.report.artifacts import digests as sha256_digests
 from grpo_api.text.quantity import MIB
 
 from ..runtime.errors import BadInput
+from ..runtime.paths import MANIFEST
 from .manifest import Algorithm, FileRecord
 
 CHUNK_BYTES = 64 * MIB
@@ -174,6 +175,13 @@ def records(sizes: Mapping[str, int], hashes: Sequence[str], chunk: int = CHUNK_
         own_hashes = [next(left) for _ in parts]
         entries[name] = FileRecord(bytes=size, algorithm="xxh3_128", chunk_bytes=chunk, hashes=own_hashes)
     return entries
+
+
+def list_files(checkpoint: Path) -> dict[str, int]:
+    """Size in bytes of every file inside a checkpoint by its path there, sorted, without the manifest."""
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in files}
+    return {name: size for name, size in sizes.items() if name != MANIFEST}
 
 
 def damage(folder: Path, files: Mapping[str, FileRecord], rank: int = 0, world_size: int = 1) -> list[str]:

@@ -13,28 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from grpo_api.plan.plan import TrainingPlan
-from grpo_api.text.clock import Clock
+from grpo_api.report.report import Outcome
 from grpo_api.text.contract import EXPORT_FOLDER
 
 from ..gang import rank0_task, ranks
-from ..runtime.clock import SYSTEM_CLOCK, unix_time
+from ..runtime.clock import unix_time
 from ..runtime.durable_files import disk_errors
 from ..runtime.errors import BadInput
-from ..runtime.paths import (
-    ATTEMPTS,
-    CHECKPOINTS,
-    MANIFEST,
-    attempt_folder_name,
-    checkpoint_folder,
-    number_in_name,
-    run_folder,
-)
-from ..stores.run_store import SAVE_WAIT, Committed, RunStore, StoredRun, checkpoint_key, run_store, source_run
-from ..stores.store_base import PART_BYTES, Tell, silent
-from .hashing import Part, cut, hash_of, read_part, recorded, records, share
-from .manifest import FileRecord, Manifest
-from .volume_checkpoints import list_files, read_manifest
+from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_folder_name, checkpoint_folder, number_in_name
+from ..stores.run_store import SAVE_WAIT, Committed, RunStore, StoredRun, checkpoint_key
+from ..stores.store_base import PART_BYTES
+from .checkpoint_target import CheckpointSource, CheckpointTarget
+from .hashing import Part, cut, hash_of, list_files, read_part, recorded, records, share
+from .manifest import FileRecord, Manifest, Owner
+from .volume_checkpoints import checkpoints_of, claim, read_manifest, require_owner
 
 if TYPE_CHECKING:
     from ..stores.store_client import Store
@@ -50,7 +42,7 @@ _OF_ONE_RANK = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoreSource(CheckpointSource):
     """A run's checkpoints on an object store, as one rank reads them."""
 
     run: StoredRun
@@ -69,19 +61,14 @@ class Stored:
         first = ranks.rank() - self.local_rank
         return range(first, first + self.processes_per_node)
 
-    def clear(self) -> None:
+    def remove_copies(self) -> None:
         """Remove this node's copies of checkpoints, also of the one that was begun with: a pod's disk is small."""
         if self.local_rank == 0:
             for checkpoint in self.folder.glob(f"{ATTEMPTS}/{CHECKPOINTS}"):
                 shutil.rmtree(checkpoint, ignore_errors=True)
 
-    def bring_manifests(self) -> None:
-        """Put the manifests of all checkpoints that count on the disk of every node. A collective.
-
-        Raises:
-            BadInput: there are some, but the store has lost or changed all of them.
-            StoreFailed: the store gave nothing for too long.
-        """
+    def list_checkpoints(self) -> list[Path]:
+        """Put the manifests of all checkpoints that count on the disk of every node, and list those."""
         found = rank0_task.run_on_rank0(self._manifests)
         if self.local_rank == 0:
             for made, manifest in found:
@@ -91,6 +78,7 @@ class Stored:
                 # sealed_at() takes the manifest's time for the checkpoint's.
                 os.utime(folder / MANIFEST, (made.time, made.time))
         ranks.gather(None)
+        return rank0_task.run_on_rank0(lambda: checkpoints_of(self.folder))
 
     def _manifests(self) -> list[tuple[Committed, bytes]]:
         head = self.run.head()
@@ -105,11 +93,7 @@ class Stored:
         return kept
 
     def bring(self, checkpoint: Path) -> list[str]:
-        """Download this rank's share of what its node needs; what is wrong with it, as sentences.
-
-        Raises:
-            StoreFailed: the store gave nothing for too long. DiskFailed: there is no room.
-        """
+        """Download this rank's share of what its node needs."""
         # A pod's disk is small, and each rank reads only its own partition of the optimizer.
         files = {name: file for name, file in read_manifest(checkpoint).files.items() if needed(name, self.node_ranks)}
         expected = dict(recorded(files))
@@ -129,11 +113,7 @@ class Stored:
         return [problem for problem in _all(disk_errors()(bring), own) if problem]
 
     def bring_export(self) -> None:
-        """Put the finished model, if there is one, where it would be on a volume, on every node. A collective.
-
-        Raises:
-            StoreFailed: the store gave nothing for too long. DiskFailed: there is no room.
-        """
+        """Put the finished model where it would be on a volume, on every node."""
         key = rank0_task.run_on_rank0(self.run.exported)
         if key:
             rank0_task.run_on_node_leader(disk_errors()(lambda: self.run.store.bring(key, self.folder / EXPORT_FOLDER)))
@@ -141,23 +121,46 @@ class Stored:
     def _key(self, checkpoint: Path) -> str:
         return checkpoint_key(number_in_name(checkpoint.parent), number_in_name(checkpoint))
 
-    def url(self, checkpoint: Path) -> str:
-        """URL of a checkpoint, for messages."""
+    @property
+    def run_address(self) -> str:
+        """URL of the run's folder."""
+        return self.run.store.url
+
+    def address(self, checkpoint: Path) -> str:
+        """URL of a checkpoint."""
         return f"{self.run.store.url}/{self._key(checkpoint)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Remote(Stored):
+class StoreTarget(StoreSource, CheckpointTarget):
     """The run's checkpoints on an object store, for the attempt that makes them."""
 
     run: RunStore
+    owner: Owner
 
-    def send(self, checkpoint: Path) -> dict[str, FileRecord]:
-        """Upload what all nodes wrote of a checkpoint; the records of all its files. A collective.
+    def claim(self) -> None:
+        """Take the folder on the disk of every node, and the run on the store."""
 
-        Raises:
-            DiskFailed: a file of any rank can't be read. StoreFailed: the store took nothing for too long.
-        """
+        @disk_errors()
+        def claim_disk_of_node() -> None:
+            # Every node has a disk of its own, which its first rank claims. The store is one for all.
+            if self.local_rank == 0:
+                claim(self.folder, self.owner)
+
+        ranks.run_on_all(claim_disk_of_node)
+        rank0_task.run_on_rank0(self.run.claim)
+
+    def require_owner(self) -> None:
+        """As the function of this name, of the node's disk; the store asks at every write of its head."""
+        require_owner(self.folder, self.owner)
+
+    def find_success(self) -> Outcome | None:
+        """The outcome in the run's head; the same for all ranks, since no older attempt can change it any more."""
+        head = self.run.head()
+        return head.outcome if head else None
+
+    def store_files(self, checkpoint: Path) -> dict[str, FileRecord]:
+        """Upload what all nodes wrote of a checkpoint."""
 
         @disk_errors()
         def list_disk() -> dict[str, int]:
@@ -172,54 +175,32 @@ class Remote(Stored):
         hashes = {part: digest for found in sent for part, digest in found.items()}
         return records(sizes, [hashes[part] for part in cut(sizes, PART_BYTES)], PART_BYTES)
 
-    def commit(self, manifest: Manifest) -> None:
-        """Make a checkpoint that was sent count.
-
-        Raises:
-            Preempted: a newer attempt has the run. StoreFailed: the store gave no answer for too long.
-        """
+    def commit(self, checkpoint: Path, manifest: Manifest) -> None:  # noqa: ARG002  # the manifest names it
+        """Move the run's head; then remove this node's copies."""
         # A checkpoint that fails is tried again after a few steps, so the store is not waited for as long as elsewhere.
         run = replace(self.run, store=self.run.store.within(SAVE_WAIT))
-        run.commit(manifest.step, manifest.model_dump_json().encode(), unix_time())
+        rank0_task.run_on_rank0(lambda: run.commit(manifest.step, manifest.model_dump_json().encode(), unix_time()))
+        # A pod's disk is small: what the store has is removed from it.
+        self.remove_copies()
+
+    def discard(self, checkpoint: Path) -> None:  # noqa: ARG002
+        """Remove this node's copies; what was uploaded counts for nothing, and the next commit deletes it."""
+        self.remove_copies()
 
     def withdraw(self, checkpoints: Iterable[Path]) -> None:
-        """Make checkpoints count no more."""
+        """Take them out of the run's head."""
         named = {(number_in_name(one.parent), number_in_name(one)) for one in checkpoints}
-        head = self.run.head()
-        published = head.checkpoints if head else ()
-        self.run.withdraw([one for one in published if (one.attempt, one.step) in named])
 
+        def move_head() -> None:
+            head = self.run.head()
+            published = head.checkpoints if head else ()
+            self.run.withdraw([one for one in published if (one.attempt, one.step) in named])
 
-def remote_of(plan: TrainingPlan, tell: Tell = silent, clock: Clock = SYSTEM_CLOCK) -> Remote | None:
-    """The run's checkpoints on its store; None where they are on a volume, or nowhere.
+        rank0_task.run_on_rank0(move_head)
 
-    Raises:
-        BadInput: the store's settings are wrong.
-    """
-    run, folder = run_store(plan, tell, clock=clock), run_folder(plan.checkpoint_directory)
-    if run is None or folder is None:
-        return None
-    return Remote(run, folder, plan.execution.processes_per_node)
-
-
-def source_of(plan: TrainingPlan, tell: Tell = silent) -> Stored | None:
-    """The checkpoints of spec.resumeFrom on an object store; None where they are on a volume, or there are none.
-
-    Raises:
-        BadInput: the store's settings are wrong.
-    """
-    run = source_run(plan, tell)
-    if run is None or not plan.resume_from:
-        return None
-    return Stored(run, Path(plan.resume_from), plan.execution.processes_per_node)
-
-
-def shown(plan: TrainingPlan, checkpoint: Path) -> str:
-    """The place of a checkpoint for messages: its URL if it is on a store, else its path."""
-    for stored in (remote_of(plan), source_of(plan)):
-        if stored and checkpoint.is_relative_to(stored.folder):
-            return stored.url(checkpoint)
-    return str(checkpoint)
+    def send_export(self, folder: Path) -> str:
+        """Upload the model, and name it in the run's head."""
+        return rank0_task.run_on_rank0(disk_errors()(lambda: self.run.export(folder)))
 
 
 def needed(name: str, node_ranks: range) -> bool:

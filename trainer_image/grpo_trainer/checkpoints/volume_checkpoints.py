@@ -4,30 +4,38 @@ Neither a crash in the middle of a write nor an old pod that lives on can damage
 counts only with its manifest, which is written last and disappears first. And an attempt commits only while it owns the
 folder: owner.json names the newest attempt that claimed it.
 
-Plain file access without collectives; when it happens and on which rank is decided elsewhere (seal.py, resume.py).
+The functions are plain file access on one rank. VolumeSource and VolumeTarget call them on the ranks that have to.
 """
 
 import errno
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import Checkpoint
+from grpo_api.report.report import Outcome
+from grpo_api.text.clock import Clock
 
-from ..runtime.durable_files import sync_folder, sync_folders, write_atomically
+from ..gang import rank0_task, ranks
+from ..process.outcome import last_success
+from ..runtime.clock import SYSTEM_CLOCK
+from ..runtime.durable_files import disk_errors, retry_disk_errors, sync_folder, sync_folders, write_atomically
 from ..runtime.errors import BadInput, Preempted
-from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_folder_name, number_in_name, run_folder
-from .manifest import OWNER, Manifest, Owner
+from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_folder_name, number_in_name
+from .checkpoint_target import CheckpointSource, CheckpointTarget
+from .hashing import cut, damage, digests, list_files, records, share
+from .manifest import OWNER, FileRecord, Manifest, Owner
 
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors that a run which never wrote there need not wait out: no moment makes them pass."""
 
 
-def claim(plan: TrainingPlan) -> None:
+def claim(folder: Path, owner: Owner) -> None:
     """Take the folder for this attempt; older attempts can't commit or delete from now on.
 
     Raises:
@@ -35,12 +43,11 @@ def claim(plan: TrainingPlan) -> None:
         Preempted: a newer attempt has claimed it already.
         OSError: the disk fails, or refuses a run that it took before.
     """
-    folder = _folder(plan)
     try:
-        _take(plan, folder)
+        _take(folder, owner)
     except OSError as error:
         # A later attempt's run has written here before, so a refusal may pass: the caller tries again.
-        if plan.job.attempt > 1 or error.errno not in REFUSALS:
+        if owner.attempt > 1 or error.errno not in REFUSALS:
             raise
         groups = sorted({os.getegid(), *os.getgroups()})
         raise BadInput(
@@ -49,41 +56,31 @@ def claim(plan: TrainingPlan) -> None:
         ) from error
 
 
-def _take(plan: TrainingPlan, folder: Path) -> None:
+def _take(folder: Path, owner: Owner) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / OWNER).exists():
-        require_owner(plan)
+        require_owner(folder, owner)
     # Check and write are two steps, so of two attempts that claim at once both may pass. Each writes below its own
     # folder: that costs time and damages nothing.
-    owner = Owner(uid=plan.job.uid, attempt=plan.job.attempt)
     write_atomically(folder / OWNER, owner.model_dump_json())
-    (folder / attempt_folder_name(plan.job.attempt)).mkdir(exist_ok=True)
+    (folder / attempt_folder_name(owner.attempt)).mkdir(exist_ok=True)
 
 
-def require_owner(plan: TrainingPlan) -> None:
-    """Make sure that no newer attempt and no other job owns the folder.
+def require_owner(folder: Path, claimant: Owner) -> None:
+    """Make sure that no newer attempt and no other job than the claimant's owns the folder.
 
     Raises:
         BadInput: another job owns it.
         Preempted: a newer attempt owns it.
     """
-    path = _folder(plan) / OWNER
-    owner = Owner.model_validate_json(path.read_text(encoding="utf-8"))
-    if owner.uid != plan.job.uid:
+    owner = Owner.model_validate_json((folder / OWNER).read_text(encoding="utf-8"))
+    if owner.uid != claimant.uid:
         raise BadInput(
-            f"checkpoint_directory {path.parent} belongs to the job with uid {owner.uid}, this one is {plan.job.uid}; "
+            f"checkpoint_directory {folder} belongs to the job with uid {owner.uid}, this one is {claimant.uid}; "
             f"give each job its own checkpoint.volume.subPath, or remove the old job's folder"
         )
-    if owner.attempt > plan.job.attempt:
-        raise Preempted(
-            f"attempt {plan.job.attempt} is superseded by attempt {owner.attempt}, which owns {path.parent}"
-        )
-
-
-def _folder(plan: TrainingPlan) -> Path:
-    folder = run_folder(plan.checkpoint_directory)
-    assert folder is not None, "without a volume there is nothing to own"
-    return folder
+    if owner.attempt > claimant.attempt:
+        raise Preempted(f"attempt {claimant.attempt} is superseded by attempt {owner.attempt}, which owns {folder}")
 
 
 def complete(folder: Path) -> list[Path]:
@@ -128,33 +125,26 @@ def told(checkpoint: Path, where: str) -> Checkpoint:
     return Checkpoint(step=manifest.step, time=sealed_at(checkpoint), bytes=size, where=where)
 
 
-def list_files(checkpoint: Path) -> dict[str, int]:
-    """Size in bytes of every file inside a checkpoint by its path there, sorted, without the manifest."""
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
-    sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in files}
-    return {name: size for name, size in sizes.items() if name != MANIFEST}
-
-
-def commit(plan: TrainingPlan, checkpoint: Path, manifest: Manifest) -> None:
+def commit(folder: Path, owner: Owner, checkpoint: Path, manifest: Manifest) -> None:
     """Make a checkpoint complete, if this attempt still owns the folder.
 
     Raises:
         Preempted: a newer attempt owns it; the checkpoint stays incomplete.
         OSError: the disk is full; the checkpoint stays incomplete.
     """
-    require_owner(plan)
+    require_owner(folder, owner)
     # A manifest that survives a power cut must not list files whose names were lost.
     sync_folders(checkpoint)
     write_atomically(checkpoint / MANIFEST, manifest.model_dump_json())
 
 
-def withdraw(plan: TrainingPlan, checkpoints: Iterable[Path]) -> None:
+def withdraw(folder: Path, owner: Owner, checkpoints: Iterable[Path]) -> None:
     """Make complete checkpoints count no more; the next rotation deletes them.
 
     Raises:
         Preempted: a newer attempt owns the folder.
     """
-    require_owner(plan)
+    require_owner(folder, owner)
     # The manifest alone makes a checkpoint count; the next rotation deletes the other files.
     for checkpoint in checkpoints:
         (checkpoint / MANIFEST).unlink(missing_ok=True)
@@ -168,8 +158,8 @@ def remove(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def rotate(plan: TrainingPlan) -> None:
-    """Delete complete checkpoints beyond checkpoint.keep, and what this and older attempts left incomplete.
+def rotate(folder: Path, owner: Owner, keep: int) -> None:
+    """Delete complete checkpoints beyond the `keep` newest, and what this and older attempts left incomplete.
 
     Those that were committed last are kept. The step says less: a run goes back behind a checkpoint that is damaged,
     and its next ones come before that.
@@ -177,18 +167,121 @@ def rotate(plan: TrainingPlan) -> None:
     Raises:
         Preempted: a newer attempt owns the folder by now, and what is left in it is that one's to keep.
     """
-    folder = _folder(plan)
     committed = sorted(
         complete(folder), key=lambda path: (number_in_name(path.parent), number_in_name(path)), reverse=True
     )
-    for checkpoint in (*committed[plan.checkpoint.keep :], *_incomplete(plan)):
+    for checkpoint in (*committed[keep:], *_incomplete(folder, owner.attempt)):
         # Before each deletion: it takes time, in which a newer attempt may claim the folder.
-        require_owner(plan)
+        require_owner(folder, owner)
         remove(checkpoint)
 
 
-def _incomplete(plan: TrainingPlan) -> list[Path]:
-    """The incomplete checkpoints of this and earlier attempts. A newer attempt may be writing its own now."""
-    attempts = [path for path in _folder(plan).glob(ATTEMPTS) if number_in_name(path) <= plan.job.attempt]
+def _incomplete(folder: Path, newest: int) -> list[Path]:
+    """The incomplete checkpoints of the attempts up to the `newest` one. A newer attempt may be writing its own now."""
+    attempts = [path for path in folder.glob(ATTEMPTS) if number_in_name(path) <= newest]
     found = [checkpoint for attempt in attempts for checkpoint in attempt.glob(CHECKPOINTS)]
     return [checkpoint for checkpoint in found if not (checkpoint / MANIFEST).exists()]
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeSource(CheckpointSource):
+    """A run's checkpoints on a volume that all nodes share."""
+
+    folder: Path
+
+    @property
+    def run_address(self) -> str:
+        """The run's folder."""
+        return str(self.folder)
+
+    def address(self, checkpoint: Path) -> str:
+        """The checkpoint's folder."""
+        return str(checkpoint)
+
+    def list_checkpoints(self) -> list[Path]:
+        """Rank 0's list for all: a volume may show its folders to one node later than to another."""
+        return rank0_task.run_on_rank0(lambda: checkpoints_of(self.folder))
+
+    def bring(self, checkpoint: Path) -> list[str]:
+        """Check this rank's share of the files, which are there already."""
+        try:
+            return damage(checkpoint, read_manifest(checkpoint).files, ranks.rank(), ranks.world_size())
+        except BadInput as error:
+            return [str(error)]
+
+    def bring_export(self) -> None:
+        """Nothing: it is there."""
+
+    def remove_copies(self) -> None:
+        """Nothing: there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeTarget(VolumeSource, CheckpointTarget):
+    """The run's checkpoints on a volume, for the attempt that makes them."""
+
+    owner: Owner
+    keep: int
+    """Checkpoints that are kept."""
+    clock: Clock = SYSTEM_CLOCK
+    """The clock that the claim's retries wait by."""
+
+    def claim(self) -> None:
+        """Take the folder, and check that every rank sees the same one."""
+        claim_folder = disk_errors()(lambda: claim(self.folder, self.owner))
+        retry_disk_errors(lambda: rank0_task.run_on_rank0(claim_folder), self.clock)
+        # Every rank saves its own partition. On a folder of its own node alone no attempt could load all of them.
+        ranks.run_on_all(lambda: _require_visible(self.folder / OWNER))
+
+    def require_owner(self) -> None:
+        """As the function of this name."""
+        require_owner(self.folder, self.owner)
+
+    def find_success(self) -> Outcome | None:
+        """The outcome that an attempt left in its folder."""
+        return last_success(self.folder)
+
+    def store_files(self, checkpoint: Path) -> dict[str, FileRecord]:
+        """Hash the files, a share on each rank; they are stored already."""
+
+        @disk_errors()
+        def list_volume() -> dict[str, int]:
+            # Rank 0's list for all: the shares are disjoint and complete whatever another node sees of the volume.
+            return list_files(checkpoint) if ranks.rank() == 0 else {}
+
+        sizes = ranks.gather(ranks.run_on_all(list_volume))[0]
+        own = share(cut(sizes), ranks.rank(), ranks.world_size())
+        hashed = ranks.gather(ranks.run_on_all(disk_errors()(lambda: digests(checkpoint, own))))
+        return records(sizes, [one for part in hashed for one in part])
+
+    def commit(self, checkpoint: Path, manifest: Manifest) -> None:
+        """Write the manifest, and only then rotate: until it stands, the new checkpoint replaces no old one."""
+        rank0_task.run_on_rank0(disk_errors()(lambda: commit(self.folder, self.owner, checkpoint, manifest)))
+        rank0_task.run_on_rank0(self._rotate)
+
+    def _rotate(self) -> None:
+        try:
+            rotate(self.folder, self.owner, self.keep)
+        except OSError as error:
+            print(f"old checkpoints stay until the next one is saved: {error}", flush=True)
+
+    def discard(self, checkpoint: Path) -> None:
+        """Remove the folder on rank 0. The next rotation deletes what can't be deleted now."""
+        if ranks.rank() == 0:
+            with suppress(OSError):
+                remove(checkpoint)
+
+    def withdraw(self, checkpoints: Iterable[Path]) -> None:
+        """Remove their manifests; the next rotation deletes the other files."""
+        rank0_task.run_on_rank0(lambda: withdraw(self.folder, self.owner, checkpoints))
+
+    def send_export(self, folder: Path) -> None:
+        """None: an export on the volume stays there."""
+
+
+def _require_visible(path: Path) -> None:
+    if not path.is_file():
+        raise BadInput(
+            f"{path}, just written by rank 0, can't be seen: the checkpoint volume must be shared by all nodes "
+            f"(ReadWriteMany). Use such a volume, or unset checkpoint.volume"
+        )

@@ -34,9 +34,8 @@ from grpo_api.report.artifacts import SUMS, WEIGHTS, sums_text, weights_hash
 
 from ..checkpoints.environment import packages
 from ..checkpoints.export import merge_adapter
-from ..checkpoints.hashing import read_sums, sha256_sums
+from ..checkpoints.hashing import list_files, read_sums, sha256_sums
 from ..checkpoints.provenance import from_hub, moment, subjects
-from ..checkpoints.volume_checkpoints import list_files
 from ..hub.model_card import CARD, converted_card
 from ..hub.repositories import Hub, Repository
 from ..runtime.clock import unix_time

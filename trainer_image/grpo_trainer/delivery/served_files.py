@@ -18,7 +18,7 @@ from grpo_api.text.clock import Clock
 from grpo_api.text.contract import EXPORT_FOLDER
 from grpo_api.text.quantity import MIB
 
-from ..checkpoints.volume_checkpoints import list_files
+from ..checkpoints.hashing import list_files
 from ..runtime.clock import SYSTEM_CLOCK, unix_time
 from ..runtime.durable_files import read_plan, write_atomically
 from ..runtime.errors import BadInput
@@ -115,7 +115,8 @@ def exported_model(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Source:
     Raises:
         BadInput: there is no exported model.
     """
-    root, run = run_folder(plan.checkpoint_directory), run_store(plan, clock=clock)
+    root = run_folder(plan.checkpoint_directory)
+    run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job, clock=clock)
     if run:
         key = run.exported()
         if key is None:

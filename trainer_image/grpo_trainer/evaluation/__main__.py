@@ -81,7 +81,8 @@ def await_export(plan: TrainingPlan, seconds: float, clock: Clock = SYSTEM_CLOCK
     """
     if plan.resume_from is None:
         raise BadInput("spec.resumeFrom: nothing to evaluate; name the job that trains in grpoJob, or give --export")
-    root, stored, end = Path(plan.resume_from), source_run(plan), clock.now() + seconds
+    root, end = Path(plan.resume_from), clock.now() + seconds
+    stored = source_run(plan.resume_from, plan.resume_store)
     where = stored.store.url if stored else root / EXPORT_FOLDER
     print(f"waiting for the model in {where}", flush=True)
     while (outcome := _succeeded(root, stored)) is None:

@@ -19,7 +19,7 @@ from grpo_api.text.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
 
 from ..runtime.durable_files import write_atomically
 from ..runtime.errors import TrainingError
-from ..runtime.paths import ATTEMPTS, attempt_folder, run_folder
+from ..runtime.paths import ATTEMPTS, attempt_folder
 from ..stores.run_store import run_store
 
 _OUTCOME = "outcome-rank-{}.json"
@@ -96,7 +96,7 @@ def keep_outcome(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None
 
 
 def _keep_on_store(plan: TrainingPlan, outcome: Outcome) -> None:
-    run = run_store(plan)
+    run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
     if run is None:
         return
     try:
@@ -126,15 +126,6 @@ def kept_outcomes(attempt: Path) -> list[Outcome]:
         with suppress(OSError, ValueError):
             found.append(Outcome.model_validate_json(path.read_bytes()))
     return found
-
-
-def finished_attempt(plan: TrainingPlan) -> Outcome | None:
-    """The durable success of an earlier attempt, whose process may have died after writing it."""
-    if run := run_store(plan):
-        head = run.head()  # the same for all ranks: this attempt has the run, so no older one can change it
-        return head.outcome if head else None
-    folder = run_folder(plan.checkpoint_directory)
-    return last_success(folder) if folder else None
 
 
 def last_success(folder: Path) -> Outcome | None:

@@ -27,15 +27,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, ValidationError
 
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import JobIdentity
 from grpo_api.report.report import Outcome
+from grpo_api.spec.checkpoint import CheckpointSpec, ObjectStoreSpec
 from grpo_api.text.base import Model
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import ATTEMPT_PREFIX, CHECKPOINT_STORE_ENV, EXPORT_FOLDER, RESUME_STORE_ENV
 
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput, Denied, Preempted, StoreFailed
-from ..runtime.paths import MANIFEST, attempt_folder_name, checkpoint_folder, run_folder
+from ..runtime.paths import MANIFEST, attempt_folder_name, checkpoint_folder
 from .store_base import Tell, silent
 
 if TYPE_CHECKING:
@@ -339,40 +340,48 @@ def export_key(attempt: int) -> str:
 
 
 def run_store(
-    plan: TrainingPlan,
+    checkpoint: CheckpointSpec,
+    directory: str | None,
+    job: JobIdentity,
+    *,
     tell: Tell = silent,
     environment: Mapping[str, str] = os.environ,
     clock: Clock = SYSTEM_CLOCK,
 ) -> RunStore | None:
     """The run's folder on its object store; None without spec.checkpoint.store.
 
+    `directory` is the plan's checkpoint_directory: the run's folder has the same name on the store.
+
     Raises:
         BadInput: as open_store.
     """
-    spec, folder = plan.checkpoint.store, run_folder(plan.checkpoint_directory)
-    if spec is None or folder is None:
+    if checkpoint.store is None or directory is None:
         return None
     from .store_client import open_store
 
     settings = _settings(CHECKPOINT_STORE_ENV, environment)
-    store = open_store(spec, settings, tell, folder.name, clock)
-    return RunStore(store, plan.job.uid, plan.job.attempt, plan.checkpoint.keep)
+    store = open_store(checkpoint.store, settings, tell, Path(directory).name, clock)
+    return RunStore(store, job.uid, job.attempt, checkpoint.keep)
 
 
 def source_run(
-    plan: TrainingPlan, tell: Tell = silent, environment: Mapping[str, str] = os.environ
+    folder: str | None,
+    store: ObjectStoreSpec | None,
+    tell: Tell = silent,
+    environment: Mapping[str, str] = os.environ,
 ) -> StoredRun | None:
     """The run on an object store that spec.resumeFrom names; None if it names a volume or is not set.
+
+    `folder` is the plan's resume_from: the run's folder has the same name on the store.
 
     Raises:
         BadInput: as open_store.
     """
-    if plan.resume_store is None or plan.resume_from is None:
+    if store is None or folder is None:
         return None
     from .store_client import open_store
 
-    folder = Path(plan.resume_from).name
-    return StoredRun(open_store(plan.resume_store, _settings(RESUME_STORE_ENV, environment), tell, folder))
+    return StoredRun(open_store(store, _settings(RESUME_STORE_ENV, environment), tell, Path(folder).name))
 
 
 def _settings(prefix: str, environment: Mapping[str, str]) -> dict[str, str]:

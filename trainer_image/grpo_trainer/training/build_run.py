@@ -36,7 +36,9 @@ from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV
 
+from ..checkpoints.checkpoint_target import CheckpointSource, CheckpointTarget, address_of
 from ..checkpoints.manifest import Manifest, identity
+from ..checkpoints.open_target import open_source, open_target
 from ..checkpoints.resume import Beginning, begin
 from ..checkpoints.seal import SealCheckpoints
 from ..checkpoints.volume_checkpoints import read_manifest
@@ -113,6 +115,18 @@ class Run:
     beginning: Beginning
     """The checkpoint to continue, or the adapter that the policy began with."""
     cadence: Cadence
+    target: CheckpointTarget | None
+    """Where the run's checkpoints are; None where nothing is kept."""
+    source: CheckpointSource | None
+    """The checkpoints of spec.resumeFrom."""
+
+    def address(self, checkpoint: Path) -> str:
+        """Address of a checkpoint that the run made or began with, for messages."""
+        return address_of(checkpoint, self.target, self.source)
+
+    def is_own(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint is one of this job."""
+        return self.target is not None and checkpoint.is_relative_to(self.target.folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +174,14 @@ def build(
     def outdated(made: Manifest) -> bool:
         return cadence.outdated(made.step, made.skipped, plan.skipped)
 
+    target, source = _open_places(plan, recorder)
     with recorder.part("verify"):
-        beginning = begin(plan, run_identity, outdated, recorder.event)
+        beginning = begin(target, source, run_identity, plan.execution.method, outdated)
     skipped = _skipped(plan.skipped, beginning.checkpoint)
     preemption = Preemption(plan.grace_period_seconds, can_save=plan.checkpoint_directory is not None)
     observer.clock.entered = recorder.phase
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
-    seal = SealCheckpoints(plan, run_identity, recorder, preemption, skipped)
+    seal = SealCheckpoints(target, source, run_identity, recorder, preemption, skipped=skipped)
     samples = KeepSamples(attempt_folder(plan.checkpoint_directory, plan.job.attempt), observer)
     callbacks = [step_exchange, seal, PublishLogs(recorder, observer), samples]
     callbacks += [LossGuard(), KLGuard(plan.guard), EngineGuard(plan.guard), FollowPlan()]
@@ -179,7 +194,14 @@ def build(
             parts, strategy, observer, callbacks, seal.save, generation_sub_batch=plan.execution.generation_sub_batch
         )
     recorder.startup("proof", sum(proof.seconds for proof in trainer.proofs))
-    return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence)
+    return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence, target, source)
+
+
+def _open_places(plan: TrainingPlan, recorder: Recorder) -> tuple[CheckpointTarget | None, CheckpointSource | None]:
+    """Where the run keeps its checkpoints, and where spec.resumeFrom has those that it may begin with."""
+    processes = plan.execution.processes_per_node
+    target = open_target(plan.checkpoint, plan.checkpoint_directory, plan.job, processes, tell=recorder.event)
+    return target, open_source(plan.resume_from, plan.resume_store, processes, recorder.event)
 
 
 def _skipped(skipped: Sequence[Generations], checkpoint: Path | None) -> Sequence[Generations]:

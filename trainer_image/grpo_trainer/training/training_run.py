@@ -20,9 +20,9 @@ from grpo_api.text.clock import Clock
 from grpo_api.text.quantity import MAX_COUNT
 from grpo_api.text.timing import Beginning
 
-from ..checkpoints.export import described, export_model, send_model
+from ..checkpoints.checkpoint_target import CheckpointTarget
+from ..checkpoints.export import described, export_model
 from ..checkpoints.provenance import Finished, write_provenance
-from ..checkpoints.store_checkpoints import shown
 from ..checkpoints.volume_checkpoints import read_manifest, sealed_at, told
 from ..gang import rank0_task, rendezvous
 from ..hub.model_card import HERE, TrainedModel, write_card
@@ -31,7 +31,7 @@ from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput, Diverged, DivergedKL, HubUnavailable, Preempted, classify_error
-from ..runtime.paths import number_in_name, run_folder
+from ..runtime.paths import number_in_name
 from ..telemetry.observer import StepObserver, log_line, translate_logs
 from ..telemetry.phases import PhaseClock
 from ..telemetry.step_exchange import resident_bytes
@@ -94,7 +94,7 @@ def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: S
     except Diverged as error:
         if not isinstance(error, DivergedKL):
             recorder.not_finite(error.step)
-        raise _explained(plan, error, built) from error
+        raise _explained(error, built) from error
     finally:
         built.rewards.close()
     return _finish(plan, built, recorder, clock)
@@ -104,48 +104,42 @@ def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
     """Say where this attempt begins and, in the log, what it leaves out."""
     checkpoint, adapter, skipped = run.beginning.checkpoint, run.beginning.adapter, run.trainer.skipped
     own = None
-    if checkpoint and _is_own(plan.checkpoint_directory, checkpoint):
-        own = told(checkpoint, shown(plan, checkpoint))
+    if checkpoint and run.is_own(checkpoint):
+        own = told(checkpoint, run.address(checkpoint))
     recorder.checkpoint_step = step = number_in_name(checkpoint) if checkpoint else 0
     if recorder.place.is_main:
-        beginning = _began_at(plan.checkpoint_directory, checkpoint)
-        recorder.resumed(step, sealed_at(checkpoint) if checkpoint else 0.0, beginning, own)
+        recorder.resumed(step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(run), own)
         left_out = [(one.first, one.last) for one in skipped]
         log_line(
             attempt=plan.job.attempt,
             resumedFromStep=step,
-            checkpoint=shown(plan, checkpoint) if checkpoint else None,
+            checkpoint=run.address(checkpoint) if checkpoint else None,
             adapter=None if adapter is None else str(adapter),
             skipped=left_out or None,
         )
 
 
-def _began_at(checkpoint_directory: str | None, checkpoint: Path | None) -> Beginning:
+def _began_at(run: Run) -> Beginning:
     """Which attempt's time this one goes on from; another run's is no time of this job."""
-    if checkpoint is None or not _is_own(checkpoint_directory, checkpoint):
+    checkpoint = run.beginning.checkpoint
+    if checkpoint is None or not run.is_own(checkpoint):
         return Beginning()
     manifest = read_manifest(checkpoint)
     return Beginning(attempt=manifest.attempt, clock=manifest.clock)
 
 
-def _is_own(checkpoint_directory: str | None, checkpoint: Path) -> bool:
-    """Whether a checkpoint is one of this job."""
-    folder = run_folder(checkpoint_directory)
-    return folder is not None and checkpoint.is_relative_to(folder)
-
-
-def _explained(plan: TrainingPlan, error: Diverged, run: Run) -> Diverged:
+def _explained(error: Diverged, run: Run) -> Diverged:
     """The same end with what a rollback needs: the last checkpoint, and what the run diverged on."""
-    told = type(error)(f"{error}. {_last_good(plan, run)}", error.step)
+    told = type(error)(f"{error}. {_last_good(run)}", error.step)
     if error.step:
         told.diverged_on = run.cadence.trained_on(error.step, run.trainer.skipped)
     return told
 
 
-def _last_good(plan: TrainingPlan, run: Run) -> str:
+def _last_good(run: Run) -> str:
     """The checkpoint that a run which has diverged can go back to, as a sentence."""
     found = run.seal.last or run.beginning.checkpoint
-    return f"The last good checkpoint is {shown(plan, found)}" if found else "No checkpoint was saved before"
+    return f"The last good checkpoint is {run.address(found)}" if found else "No checkpoint was saved before"
 
 
 def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYSTEM_CLOCK) -> str:
@@ -163,10 +157,10 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
     describe = partial(write_card, _trained(plan, run, recorder))
     attest = partial(write_provenance, _finished(plan, run, recorder))
     folder = export_model(
-        plan, run.trainer.source, run.trainer.write_model,
+        plan, run.target, run.trainer.source, run.trainer.write_model,
         describe=describe, attest=attest, read=lambda _: recorder.event(),
     )  # fmt: skip
-    where = _place(plan, folder, recorder, clock) if folder else "spec.export keeps no model"
+    where = _place(plan, run.target, folder, recorder, clock) if folder else "spec.export keeps no model"
     rendezvous.leave_gang()
     recorder.stage("Finished")
     return f"trained {state.global_step} steps; {where}{run.prompts.left_out}"
@@ -185,7 +179,7 @@ def _trained(plan: TrainingPlan, run: Run, recorder: Recorder) -> TrainedModel:
     return TrainedModel(plan=plan, steps=state.global_step, metrics=metrics, revisions=revisions, address=address)
 
 
-def _place(plan: TrainingPlan, folder: Path, recorder: Recorder, clock: Clock) -> str:
+def _place(plan: TrainingPlan, target: CheckpointTarget | None, folder: Path, recorder: Recorder, clock: Clock) -> str:
     """Send an exported model on to where the plan wants it; says where it is. A collective.
 
     Raises:
@@ -193,9 +187,9 @@ def _place(plan: TrainingPlan, folder: Path, recorder: Recorder, clock: Clock) -
         BadInput: the hub refuses it for good.
         HubUnavailable: the hub took nothing for too long.
     """
-    url = send_model(plan, folder, recorder.event)
+    url = target.send_export(folder) if target else None
     hub = plan.export.hub if plan.export else None
-    local_copy = str(folder) if run_folder(plan.checkpoint_directory) else ""
+    local_copy = str(folder) if target else ""
     kept = url or local_copy
     address = _pushed(plan.model.name, folder, hub, kept, recorder, clock=clock) if hub else ""
     if recorder.place.is_main:

@@ -12,11 +12,12 @@ from importlib import import_module
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.training_metrics import ALLREDUCE
 
-from ..checkpoints.resume import claim_folder
+from ..checkpoints.checkpoint_target import CheckpointTarget
+from ..checkpoints.open_target import open_target
 from ..gang import rendezvous
 from ..gang.placement import Placement
 from ..process.heartbeat import Heartbeat
-from ..process.outcome import end_process, finished_attempt
+from ..process.outcome import end_process
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
 from ..telemetry.progress_server import limits_of, serve
@@ -34,14 +35,21 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
     watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, end)
     watchdog.start()
     _join_and_import(plan, place, recorder)
-    claim_folder(plan, recorder.event)
-    earlier = finished_attempt(plan)
+    target = _open_target(plan, recorder)
+    if target:
+        target.claim()
+    earlier = target.find_success() if target else None
     if earlier is not None:
         recorder.adopt(earlier)
         return f"attempt {earlier.attempt} had finished already: {earlier.message}"
     from .training_run import run
 
     return run(plan, recorder, watchdog)
+
+
+def _open_target(plan: TrainingPlan, recorder: Recorder) -> CheckpointTarget | None:
+    processes = plan.execution.processes_per_node
+    return open_target(plan.checkpoint, plan.checkpoint_directory, plan.job, processes, tell=recorder.event)
 
 
 def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -> None:

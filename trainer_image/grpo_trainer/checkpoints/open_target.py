@@ -1,0 +1,60 @@
+"""Chooses the place of a run's checkpoints, a volume or an object store. No other code asks which of them it is."""
+
+from pathlib import Path
+
+from grpo_api.plan.plan import JobIdentity
+from grpo_api.spec.checkpoint import CheckpointSpec, ObjectStoreSpec
+from grpo_api.text.clock import Clock
+
+from ..runtime.clock import SYSTEM_CLOCK
+from ..stores.run_store import run_store, source_run
+from ..stores.store_base import Tell, silent
+from .checkpoint_target import CheckpointSource, CheckpointTarget
+from .manifest import Owner
+from .store_checkpoints import StoreSource, StoreTarget
+from .volume_checkpoints import VolumeSource, VolumeTarget
+
+
+def open_target(
+    checkpoint: CheckpointSpec,
+    directory: str | None,
+    job: JobIdentity,
+    processes_per_node: int,
+    *,
+    tell: Tell = silent,
+    clock: Clock = SYSTEM_CLOCK,
+) -> CheckpointTarget | None:
+    """The place of the run's own checkpoints; None where nothing is kept.
+
+    Args:
+        checkpoint: the plan's checkpoint section.
+        directory: the run's folder on every node.
+        job: the run and its attempt.
+        processes_per_node: ranks that share a node's disk.
+        tell: called when the store shows progress, and during pauses.
+        clock: the clock that retries wait by.
+
+    Raises:
+        BadInput: the store's settings are wrong.
+    """
+    if directory is None:
+        return None
+    folder, owner = Path(directory), Owner(uid=job.uid, attempt=job.attempt)
+    run = run_store(checkpoint, directory, job, tell=tell, clock=clock)
+    if run is None:
+        return VolumeTarget(folder, owner, checkpoint.keep, clock)
+    return StoreTarget(run, folder, processes_per_node, owner)
+
+
+def open_source(
+    folder: str | None, store: ObjectStoreSpec | None, processes_per_node: int, tell: Tell = silent
+) -> CheckpointSource | None:
+    """The place of the checkpoints of spec.resumeFrom; None if it is not set.
+
+    Raises:
+        BadInput: the store's settings are wrong.
+    """
+    if folder is None:
+        return None
+    run = source_run(folder, store, tell)
+    return VolumeSource(Path(folder)) if run is None else StoreSource(run, Path(folder), processes_per_node)
