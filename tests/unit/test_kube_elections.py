@@ -243,3 +243,26 @@ def test_a_lost_answer_or_a_deleted_lease_costs_no_leadership() -> None:
         return store.requests
 
     assert virtually(story())[:2] == ["get", "create"]
+
+
+class Slow(Store):
+    """An API server that takes a Lease at once and answers 2.5 s later."""
+
+    async def replace(self, kind: Resource, namespace: str, name: str, body: Object) -> Object:
+        answer = await super().replace(kind, namespace, name, body)
+        await asyncio.sleep(2.5)
+        return answer
+
+
+def test_an_elector_holds_the_lease_from_when_it_asked_and_not_from_the_answer() -> None:
+    async def story() -> float:
+        one = elector(Slow(), "a")
+        running = asyncio.create_task(one.run())
+        await one.leading.wait()
+        acquired_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(TERMS.retry + 2.6)  # the first renewal has been answered
+        running.cancel()
+        renewal_sent_at = acquired_at + TERMS.retry
+        return renewal_sent_at + TERMS.duration - asyncio.get_running_loop().time() - one.answer_within()
+
+    assert virtually(story()) == pytest.approx(0.0)

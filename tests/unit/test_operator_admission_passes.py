@@ -145,9 +145,11 @@ async def test_nobody_is_answered_before_a_pass_and_none_is_made_blind() -> None
     assert await bench.action(bench.jobs[0]) is Action.COMMIT
 
 
-async def test_a_verdict_is_for_one_generation() -> None:
-    bench = Bench(waiting(1), cluster(8))
+@pytest.mark.parametrize(("taken", "verdict"), [(0, Action.COMMIT), (8, Action.QUEUE)])
+async def test_a_verdict_is_for_one_generation(taken: int, verdict: Action) -> None:
+    bench = Bench(waiting(1), cluster(8, pods=[gpu_pod("p", taken)]))
     await bench.news()
+    assert await bench.action(bench.jobs[0]) is verdict
     changed = make_job({"placement": {"accelerator": "GPU", "nodes": None}}, name="j0", uid="uid-j0", generation=2)
     bench.jobs[0] = changed
     assert await bench.action(changed) is None
@@ -193,6 +195,23 @@ async def test_a_pass_that_a_restart_overtook_is_made_again(monkeypatch: pytest.
     assert await bench.action(other) is None
     await bench.news()
     assert await bench.action(other) is Action.QUEUE
+
+
+async def test_a_job_that_comes_during_a_pass_is_judged_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, late = waiting(2)
+    bench = Bench([first], cluster(8))
+
+    def slow(question: CycleInput, plans: Plans) -> Cycle:
+        if late not in bench.jobs:
+            bench.jobs.append(late)
+            bench.queue.record_job(late.key, late)
+        return schedule(question, plans)
+
+    monkeypatch.setattr(queue_module, "schedule", slow)
+    task = asyncio.create_task(bench.queue.run())
+    await asyncio.sleep(10 * queue_module.GATHER)
+    task.cancel()
+    assert bench.heard == [("j0", False), ("j1", False)]
 
 
 async def test_a_pass_that_fails_is_tried_again(

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 
 from grpo_kube.informer import Informer
 from grpo_kube.objects.errors import Unavailable
 from grpo_kube.objects.resources import PODS, Object, ObjectKey, Selection
 from grpo_operator.loop.caches import Caches
+from grpo_operator.records.records import PodRecord
 
 RESYNC = 600.0
 """Seconds between two LISTs."""
@@ -80,3 +82,53 @@ async def test_a_deletion_that_no_event_told_of_is_found_by_the_next_list() -> N
     known, woken = await task
     assert known == {}
     assert [key.name for key in woken] == ["a", "a"]
+
+
+class Wanting(Script):
+    """A cluster that changes while its first LIST is under way, and whose source of events asks for another."""
+
+    mirror: Informer[PodRecord]
+
+    async def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
+        """Show the pods as they were, and ask for a LIST of those that have come since."""
+        async for page in super().pages(selection):
+            yield page
+        if self.lists == 1:
+            self.listed = [pod("a", 5), pod("b", 11)]
+            self.mirror.want_list()
+
+
+async def test_a_list_that_is_asked_for_during_another_follows_it_at_once() -> None:
+    script, caches = Wanting([pod("a", 5)]), Caches()
+    script.mirror = Informer(script, Selection(PODS), caches.pods, lambda _: None, resync=RESYNC)  # type: ignore[arg-type]
+    task = asyncio.create_task(script.mirror.relist_forever())
+    await asyncio.sleep(1.0)
+    task.cancel()
+    assert {record.name for record in caches.pods} == {"a", "b"}
+    assert script.lists == 2
+
+
+class Away:
+    """A cluster that answers nothing, and notes when it was asked."""
+
+    def __init__(self) -> None:
+        self.asked_at: list[float] = []
+
+    async def pages(self, _: Selection) -> AsyncIterator[tuple[list[Object], int]]:
+        """Fail before the first page."""
+        self.asked_at.append(asyncio.get_running_loop().time())
+        raise Unavailable("the API server is away")
+        yield [], 0
+
+
+async def test_a_list_that_fails_is_tried_again_after_pauses_that_double_up_to_a_limit() -> None:
+    cluster = Away()
+    mirror = Informer(cluster, Selection(PODS), Caches().pods, lambda _: None, resync=RESYNC)  # type: ignore[arg-type]
+    task = asyncio.create_task(mirror.follow())
+    await asyncio.sleep(300.0)
+    task.cancel()
+    pauses = [later - earlier for earlier, later in pairwise(cluster.asked_at)]
+    assert len(pauses) > 6
+    for number, pause in enumerate(pauses):
+        due = min(30.0, 2.0**number)
+        assert 0.5 * due <= pause <= 1.5 * due

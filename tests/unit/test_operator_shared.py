@@ -1,5 +1,6 @@
-"""When the NetworkPolicy of a namespace is asked for: not for every job, and not for ever where it can't be had."""
+"""What jobs of a namespace share is made once, asked for at a bounded pace, and not used while it is being deleted."""
 
+import asyncio
 import logging
 from typing import Any
 
@@ -7,8 +8,8 @@ import pytest
 
 from grpo_kube.objects.errors import AlreadyExists, Denied
 from grpo_operator.loop.caches import Caches
-from grpo_operator.loop.shared_objects import STAYS_PAUSE, SharedObjects
-from grpo_operator.pods.namespace_objects import network_policy
+from grpo_operator.loop.shared_objects import GOES_PAUSE, STAYS_PAUSE, SharedObjects
+from grpo_operator.pods.namespace_objects import network_policy, rendezvous_service
 
 WATCHERS: list[dict[str, Any]] = [{"namespaceSelector": {"matchLabels": {}}}]
 
@@ -103,3 +104,32 @@ async def test_without_watchers_none_is_made() -> None:
     found: Any = server
     await SharedObjects(found, server.caches, lambda: 0.0, None).ensure_policy("team")
     assert server.requests == []
+
+
+class Slow(Server):
+    """An API server that takes a second for each write."""
+
+    async def create(self, kind: Any, namespace: str, body: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(1.0)
+        return await super().create(kind, namespace, body)
+
+
+async def test_jobs_that_start_together_make_it_once() -> None:
+    server = Slow()
+    await asyncio.gather(*(server.shared.ensure_policy("team") for _ in range(3)))
+    assert server.requests == ["create"]
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_one_that_is_being_deleted_is_not_used_and_left_alone(known: bool) -> None:
+    service = rendezvous_service("team")
+    service["metadata"] |= {"uid": "u", "resourceVersion": "1", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    server = Server(service)
+    if known:
+        server.caches.services.put(service)
+    for _ in range(2):
+        taken = await server.shared.ensure_service("team")
+        assert taken
+        assert (taken.message, taken.look_again) == ("Service grpo-rendezvous is being deleted", GOES_PAUSE)
+        server.now += GOES_PAUSE
+    assert server.requests == ["create", "get"] * 2

@@ -7,16 +7,19 @@ import pytest
 
 from grpo_api.text.contract import TOKEN_DIGEST_ENV
 from grpo_kube.objects.errors import AlreadyExists, Denied
+from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
-from grpo_operator.decide.observation import FirstSeen, Observation
+from grpo_operator.decide.observation import FirstSeen, Observation, observe
 from grpo_operator.loop.attempt_starter import AttemptStarter
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.tokens import Tokens
 from grpo_operator.records.names import ENGINE_SERVICE
 from tests.unit.operator_world import (
+    NOW,
     PODS,
     SERVED_GPU_PLAN,
     active_status,
+    judged,
     make_child,
     make_job,
     make_pod,
@@ -64,8 +67,12 @@ class World:
 
     @property
     def starts(self) -> AttemptStarter:
+        return self.noting(FirstSeen())
+
+    def noting(self, sightings: FirstSeen) -> AttemptStarter:
+        """What starts attempts, and notes the Jobs that it made."""
         found: Any = self
-        return AttemptStarter(found, Caches(), found, found, sightings=FirstSeen(), pods=PODS, tokens=TOKENS)
+        return AttemptStarter(found, Caches(), found, found, sightings=sightings, pods=PODS, tokens=TOKENS)
 
     async def start(self, seen: Observation) -> Decision | None:
         return await self.starts.start(seen)
@@ -81,6 +88,15 @@ async def test_the_gang_is_created_first_and_its_engines_then() -> None:
     assert await world.start(seen_of(*GANG)) is None
     assert [job["metadata"]["name"] for job in world.created] == ["run-1", "run-1-engine"]
     assert ENGINE_SERVICE in world.services
+
+
+async def test_a_job_that_is_deleted_before_its_event_came_counts_as_deleted() -> None:
+    sightings, job = FirstSeen(), make_job(GPU_JOB, active_status(plan=SERVED_GPU_PLAN, jobUid=None))
+    seen = observe(job, (), (), now=NOW, at=Observed(NOW), sightings=sightings)
+    assert judged(seen).action is Action.START
+    assert await World().noting(sightings).start(seen) is None
+    seen = observe(job, (), (), now=NOW + 1, at=Observed(NOW + 1), sightings=sightings)
+    assert (judged(seen).action, judged(seen).reason) == (Action.ADMIT, "Preempted")
 
 
 async def test_its_training_pods_know_the_hash_of_their_token_and_nobody_but_the_operator_the_token() -> None:
