@@ -17,7 +17,7 @@ from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.text.quantity import GIB
 from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.inventory import Inventory, Node
-from grpo_planner.hardware.products import lookup
+from grpo_planner.hardware.products import lookup_product
 from grpo_planner.plan import plan_job
 
 PRODUCTS = [
@@ -68,9 +68,9 @@ def nodes(kinds: int, number: int, seed: int = 1) -> Inventory:
         host, cpu = choose.randrange(64, 2048) * GIB, float(choose.randrange(16, 192))
         free = choose.randrange(9)
         found.append(
-            Node(name=f"n{index}", gpu_product=product, gpu_memory_mib=lookup(product).memory_mib, gpus_free=free,
-                 gpus_total=8, host_memory_free=host, host_memory_total=2048 * GIB, cpu_free=cpu, cpu_total=192.0,
-                 node_selector=(("nvidia.com/gpu.product", product),))
+            Node(name=f"n{index}", gpu_product=product, gpu_memory_mib=lookup_product(product).memory_mib,
+                 gpus_free=free, gpus_total=8, host_memory_free=host, host_memory_total=2048 * GIB,
+                 cpu_free=cpu, cpu_total=192.0, node_selector=(("nvidia.com/gpu.product", product),))
         )  # fmt: skip
     return Inventory(tuple(found))
 

@@ -37,11 +37,11 @@ from .spec.rewards import MAX_REWARDS, HTTPReward, RewardSpec
 from .spec.run_policy import GuardSpec, PlacementSpec, RestartsSpec, ResumeFromSpec
 from .spec.training import AdapterSpec, ReferenceSpec, TrainingSpec
 from .status.status import GRPOJobStatus
-from .text.base import ATOMIC_LIST, CREATING, Model, Rule, map_list, unique
+from .text.base import ATOMIC_LIST, CREATING, Model, Rule, map_list, unique_by
 from .text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, MAX_JOB_NAME, MULTIKUEUE
 from .text.names import Image, PullPolicy
 from .text.quantity import ByteQuantity
-from .text.schema import Schema, sentence, structural
+from .text.schema import Schema, problem_message, structural_schema
 
 ALWAYS = ("suspend", "retry", "restarts", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
 """Fields of the spec that may change at any time."""
@@ -191,21 +191,21 @@ def _adapter_reference_stays(spec: "GRPOJobSpec") -> bool:
 
 def _all_nodes_mount_the_claim(spec: "GRPOJobSpec") -> bool:
     nodes = spec.placement.nodes or 1
-    return nodes == 1 or not spec.checkpoint.on_one_node
+    return nodes == 1 or not spec.checkpoint.is_on_one_node
 
 
 def _resume_path_is_on_a_volume(spec: "GRPOJobSpec") -> bool:
     resumes_from_path = spec.resume_from is not None and spec.resume_from.path is not None
-    return not resumes_from_path or spec.checkpoint.on_volume
+    return not resumes_from_path or spec.checkpoint.is_on_volume
 
 
 def _model_is_kept_or_given_up(spec: "GRPOJobSpec") -> bool:
-    return spec.export is not None or spec.checkpoint.lasting
+    return spec.export is not None or spec.checkpoint.is_lasting
 
 
 def _volume_export_has_a_volume(spec: "GRPOJobSpec") -> bool:
     exports_to_volume = spec.export is not None and spec.export.to == "Volume"
-    return not exports_to_volume or spec.checkpoint.on_volume
+    return not exports_to_volume or spec.checkpoint.is_on_volume
 
 
 def _store_export_has_a_store(spec: "GRPOJobSpec") -> bool:
@@ -367,7 +367,7 @@ class GRPOJobSpec(Model):
     GPU (accelerator CPU: a core per process), of the host memory that the plan predicts and of the ephemeral storage
     that /tmp will take, and no limits."""
     volume_mounts: Annotated[
-        list[TrainerMount], Field(max_length=32, json_schema_extra=map_list("mountPath")), unique("mount_path")
+        list[TrainerMount], Field(max_length=32, json_schema_extra=map_list("mountPath")), unique_by("mount_path")
     ] = []
     """Volumes of podTemplate.spec.volumes in the training container. Unset: none."""
     shared_memory: ByteQuantity | None = None
@@ -384,15 +384,15 @@ class GRPOJobSpec(Model):
         """Exact number of nodes: placement.nodes, or the one that can mount the checkpoints' claim; None when open."""
         if self.placement.nodes:
             return self.placement.nodes
-        return 1 if self.checkpoint.on_one_node else None
+        return 1 if self.checkpoint.is_on_one_node else None
 
     @property
-    def keeps_model(self) -> bool:
+    def is_model_kept(self) -> bool:
         """Whether the trained model outlives the pods."""
-        return self.export.keeps if self.export else self.checkpoint.lasting
+        return self.export.is_model_kept if self.export else self.checkpoint.is_lasting
 
     @property
-    def expandable_segments(self) -> bool:
+    def has_expandable_segments(self) -> bool:
         """Whether torch's allocator on GPUs has expandable segments: unless `env` gives it other settings."""
         for variable in self.env:
             if variable.name not in ALLOCATOR_ENV:
@@ -403,7 +403,7 @@ class GRPOJobSpec(Model):
         return True
 
     @property
-    def adapter_requested(self) -> bool:
+    def is_adapter_requested(self) -> bool:
         """Whether the user asked for LoRA: by adapter.use, or by its reference, the base without its adapter."""
         return self.adapter.use == "Always" or self.reference.strategy == "Adapter"
 
@@ -479,10 +479,10 @@ def parse_spec(spec: dict[str, Any], *, creating: bool = False) -> GRPOJobSpec:
         context = CREATING if creating else None
         return GRPOJobSpec.model_validate(spec, strict=True, by_alias=True, by_name=False, context=context)
     except ValidationError as error:
-        raise SpecInvalid([sentence(problem, _spec_schema()) for problem in error.errors()]) from error
+        raise SpecInvalid([problem_message(problem, _spec_schema()) for problem in error.errors()]) from error
 
 
 @cache
 def _spec_schema() -> Schema:
     """Where the right names of misspelt fields are found."""
-    return structural(GRPOJobSpec, defaults=False)
+    return structural_schema(GRPOJobSpec, defaults=False)

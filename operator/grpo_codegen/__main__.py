@@ -43,14 +43,14 @@ OUTPUTS: dict[str, Callable[[], str]] = {
 """Every generated file by its path in the repository, with the function that renders it."""
 
 
-def stale(root: Path) -> list[str]:
+def stale_files(root: Path) -> list[str]:
     """The generated files that differ from what their sources say, by path."""
     return [path for path, render in OUTPUTS.items() if _read(root / path) != _text(render)]
 
 
-def write(root: Path) -> list[str]:
+def write_files(root: Path) -> list[str]:
     """Write the files that differ and return their paths."""
-    changed = stale(root)
+    changed = stale_files(root)
     for path in changed:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(_text(OUTPUTS[path]))
@@ -74,10 +74,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="repository to write to")
     options = parser.parse_args(arguments)
     if not options.check:
-        for path in write(options.root):
+        for path in write_files(options.root):
             print(f"wrote {path}")
         return 0
-    found = stale(options.root)
+    found = stale_files(options.root)
     for path in found:
         print(f"{path} is stale: run `make codegen`", file=sys.stderr)
     return 1 if found else 0

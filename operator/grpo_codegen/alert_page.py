@@ -26,7 +26,7 @@ def render() -> str:
 
 
 def _stories() -> str:
-    rows = [f"{number}. **{story.name}**: {story.says}" for number, story in enumerate(STORIES, start=1)]
+    rows = [f"{number}. **{story.name}**: {story.summary}" for number, story in enumerate(STORIES, start=1)]
     return "\n".join(["## Stories", "", "What the alerts are held to; a step takes a minute.", "", *rows, ""])
 
 

@@ -10,17 +10,17 @@ from collections.abc import Iterator
 
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.text.quantity import GIB
-from grpo_planner.explain.explain import why
+from grpo_planner.explain.explain import decision_message
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.hardware.inventory_file import parse_inventory
-from grpo_planner.hardware.products import IMAGE, Product, obstacle, usable_bytes, written
-from grpo_planner.hardware.products import lookup as product_of
+from grpo_planner.hardware.products import IMAGE, Product, format_capability, obstacle_message, usable_bytes
+from grpo_planner.hardware.products import lookup_product as product_of
 from grpo_planner.hardware.products import table as table_of_products
-from grpo_planner.model.catalogue import lookup
+from grpo_planner.model.catalogue import lookup_shape
 from grpo_planner.plan import plan_job
 from grpo_planner.result.formatting import sharding
 from grpo_planner.result.result import PlanResult
-from grpo_planner.search.engine_plan import sampled_by
+from grpo_planner.search.engine_plan import sampler_name
 from grpo_planner.search.option import CROWDED, NEARLY_FULL, OFFLOADED
 
 H100, H200, A100 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200", "NVIDIA-A100-SXM4-80GB"
@@ -133,14 +133,13 @@ def _row(name: str, model: str, result: PlanResult) -> str:
     seconds = f"{plan.estimated_step_seconds or 0:.0f}"
     gpus = f"{plan.gpus} × {plan.gpu_product} on {plan.nodes}"
     rule = _rule(model, found)
-    return (
-        f"| {name} | {short} | {how} | {sampled_by(plan)} | {gpus} | {numbers} | {seconds} | {rule} | {why(result)} |"
-    )
+    sampler, decision = sampler_name(plan), decision_message(result)
+    return f"| {name} | {short} | {how} | {sampler} | {gpus} | {numbers} | {seconds} | {rule} | {decision} |"
 
 
 def _rule(model: str, found: Inventory) -> str:
     """The rule of thumb's strategy on the cluster's largest GPU."""
-    shape = lookup(model)
+    shape = lookup_shape(model)
     if shape is None or not found.nodes:
         return "–"
     usable = max(usable_bytes(node.gpu_memory_mib or product_of(node.gpu_product).memory_mib) for node in found.nodes)
@@ -157,7 +156,7 @@ def _short(result: PlanResult) -> str:
 
 def products() -> str:
     """docs/gpu-products.md."""
-    built = ", ".join(map(written, IMAGE))
+    built = ", ".join(map(format_capability, IMAGE))
     head = [
         "# GPU products that the planner knows",
         "",
@@ -175,9 +174,9 @@ def products() -> str:
 def _product(item: tuple[str, Product]) -> str:
     """One row of the table of products."""
     name, product = item
-    capability = written(product.capability) if product.capability else "–"
-    dtype = "bfloat16" if product.bfloat16 else "float32"
-    runs = "no" if obstacle(name, "", product.capability) else "yes"
+    capability = format_capability(product.capability) if product.capability else "–"
+    dtype = "bfloat16" if product.has_bfloat16 else "float32"
+    runs = "no" if obstacle_message(name, "", product.capability) else "yes"
     return f"| {name} | {product.memory_mib / 1024:.0f} | {capability} | {dtype} | {runs} |"
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from grpo_api.job import parse_spec
 from grpo_api.plan.plan import ExecutionPlan
-from grpo_planner.explain.explain import why
+from grpo_planner.explain.explain import decision_message
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanResult
 
@@ -84,7 +84,8 @@ def _cell(column: Column, job: dict[str, Any], plan: ExecutionPlan) -> str:
 def _plan_of_a_laptop() -> str:
     """Return the verdict and the reason that LAPTOP_COMMAND prints first."""
     result = plan_job(spec(LAPTOP_MODEL), cluster(CLUSTER))
-    return f"$ pip install .\n$ {LAPTOP_COMMAND}\n{_wrapped(_verdict(result))}\n{_wrapped(f'why  {why(result)}')}\n…"
+    why = f"why  {decision_message(result)}"
+    return f"$ pip install .\n$ {LAPTOP_COMMAND}\n{_wrapped(_verdict(result))}\n{_wrapped(why)}\n…"
 
 
 def _verdict(result: PlanResult) -> str:

@@ -20,32 +20,32 @@ def clock(minute: int) -> float:
     return minute * 60.0
 
 
-def between(first: int, end: int, inside: float | None, outside: float | None) -> Timeline:
+def changed_between(first: int, end: int, inside: float | None, outside: float | None) -> Timeline:
     """One value from minute `first` to before minute `end`, another one before and after."""
     return lambda minute: inside if first <= minute < end else outside
 
 
-def counting(*minutes: int, first: float = 0.0) -> Timeline:
+def counter(*minutes: int, first: float = 0.0) -> Timeline:
     """A counter that grows by 1 at each of these minutes."""
     return lambda minute: first + sum(minute >= one for one in minutes)
 
 
-def shown(line: Timeline, first: int, end: int) -> Timeline:
+def only_during(line: Timeline, first: int, end: int) -> Timeline:
     """The line from minute `first` to before minute `end`, and nothing else."""
     return lambda minute: line(minute) if first <= minute < end else None
 
 
-def hidden(line: Timeline, first: int, end: int) -> Timeline:
+def except_during(line: Timeline, first: int, end: int) -> Timeline:
     """The line, but not from minute `first` to before minute `end`."""
     return lambda minute: None if first <= minute < end else line(minute)
 
 
-def during(line: Timeline, first: int, end: int, other: Timeline) -> Timeline:
+def replaced_during(line: Timeline, first: int, end: int, other: Timeline) -> Timeline:
     """The line, but from minute `first` to before minute `end` another one, wherever there is the line."""
     return lambda minute: other(minute) if first <= minute < end and line(minute) is not None else line(minute)
 
 
-def frozen(line: Timeline, first: int, end: int) -> Timeline:
+def frozen_during(line: Timeline, first: int, end: int) -> Timeline:
     """The line, but from minute `first` to before minute `end` it stands still."""
     return lambda minute: line(first if first <= minute < end else minute)
 
@@ -72,7 +72,7 @@ def _written(line: Timeline, minutes: int) -> Iterator[str]:
         before = value
 
 
-def unsteady(line: Timeline, by: float, seed: int = 0) -> Timeline:
+def noisy(line: Timeline, by: float, seed: int = 0) -> Timeline:
     """The line, up and down by up to this share of itself, the same each time."""
 
     def value(minute: int) -> float | None:

@@ -11,23 +11,23 @@ from grpo_api.plan.plan import ExecutionPlan
 
 from .explain import explain
 from .explain.fixes import ACCESS_MODE, advice, find_fixes
-from .explain.no_capacity import MOST_RENTED, no_engine, no_place, short_of_disk, smallest
-from .hardware.inventory import Inventory, declared
+from .explain.no_capacity import MOST_RENTED, disk_shortage_result, engine_rejection, place_rejection, smallest_hardware
+from .hardware.inventory import Inventory, declared_inventory
 from .hardware.pools import Pool, build_pools
 from .memory.phases import Predictor
-from .model.architecture import NOTHING, ModelFacts, resolve
+from .model.architecture import NOTHING, ModelFacts, resolve_model
 from .result.formatting import gib
 from .result.result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
 from .search.cpu_plan import plan_cpu
 from .search.curve import Size, curve
 from .search.demand import Demand, build_demand, positions
-from .search.engine_choice import refined, rivals, sampling
+from .search.engine_choice import choose_engine, rivals, sampling_message
 from .search.engines import check, server_pools
 from .search.footprints import Footprints
 from .search.methods import conflicting_pins, methods
-from .search.option import Option, choose, closest_miss, notable, same_method
+from .search.option import Option, choose, closest_miss, has_same_method, notable
 from .search.search import Search
-from .time.step_time import as_measured
+from .time.step_time import with_measured_links
 
 LACKS_HARDWARE = (
     PlanReason.NO_GPUS, PlanReason.NOT_ENOUGH_GPUS, PlanReason.OUT_OF_DEVICE_MEMORY, PlanReason.OUT_OF_HOST_MEMORY,
@@ -73,7 +73,7 @@ class Planner:
         """What plan_job answers, byte for byte; a brief one is without candidates."""
         try:
             disk = self._demand.pod_disk(reported=inventory.reports_disk)
-            return self._plan(inventory).asking(disk)
+            return self._plan(inventory).with_disk_request(disk)
         except SpecRejected as rejected:
             return PlanResult(feasible=False, reason=rejected.reason, message=str(rejected))
 
@@ -82,9 +82,9 @@ class Planner:
         if self._spec.placement.accelerator == "CPU":
             return _plan_cpu(self._demand)
         if self._spec.placement.provisioning == "CreatePods":
-            inventory = declared(self._spec.placement)
+            inventory = declared_inventory(self._spec.placement)
         inventory = self._as_measured(inventory)
-        return self._on_free(inventory) or self._on_emptied(inventory.merged.emptied.merged)
+        return self._on_free(inventory) or self._on_emptied(inventory.with_merged_nodes.without_usage.with_merged_nodes)
 
     def curve(self, inventory: Inventory) -> list[Size]:
         """What every number of GPUs would give on these nodes were they empty, fewest first; [] where nothing fits.
@@ -92,17 +92,17 @@ class Planner:
         Raises:
             SpecRejected: the spec can't be planned at all.
         """
-        emptied = self._as_measured(inventory).merged.emptied.merged
+        emptied = self._as_measured(inventory).with_merged_nodes.without_usage.with_merged_nodes
         pools, _ = build_pools(emptied, self._spec)
         return curve(Search(self._footprints, pools, server_pools(emptied, self._spec)))
 
     def _as_measured(self, inventory: Inventory) -> Inventory:
-        return as_measured(inventory, self._learned.links) if self._learned else inventory
+        return with_measured_links(inventory, self._learned.links) if self._learned else inventory
 
     @cached_property
     def _demand(self) -> Demand:
         reported = self._learned.architecture if self._learned else None
-        model = resolve(self._spec.model, self._facts, reported)
+        model = resolve_model(self._spec.model, self._facts, reported)
         return build_demand(self._spec, model, positions(self._facts.config), self._learned)
 
     @cached_property
@@ -119,7 +119,7 @@ class Planner:
             return None
         pools, left_out = build_pools(inventory, self._spec)
         search = Search(footprints, pools, server_pools(inventory, self._spec))
-        if not search.feasible:
+        if not search.is_feasible:
             return None
         return self._answer(search, [*inventory.warnings, *left_out], fits_now=True)
 
@@ -133,13 +133,13 @@ class Planner:
         pools, left_out = build_pools(emptied, self._spec)
         others = server_pools(emptied, self._spec)
         notes, search = [*emptied.warnings, *left_out], Search(self._footprints, pools, others)
-        if search.feasible:
+        if search.is_feasible:
             return self._answer(search, notes, fits_now=not emptied.visible)
         if emptied.short_of_disk:
             larger = emptied.with_larger_disks
             pools, _ = build_pools(larger, self._spec)
-            if Search(self._footprints, pools, server_pools(larger, self._spec)).feasible:
-                return short_of_disk(self._demand, emptied.warnings)
+            if Search(self._footprints, pools, server_pools(larger, self._spec)).is_feasible:
+                return disk_shortage_result(self._demand, emptied.warnings)
         result = _with_hardware(_nowhere(self._footprints, search, emptied, notes), self._footprints)
         return result.model_copy(update={"candidates": []}) if self._brief else result
 
@@ -152,7 +152,7 @@ def _plan_cpu(demand: Demand) -> PlanResult:
     chosen = plan_cpu(demand)
     return PlanResult(
         feasible=True, fits_now=True, reason=PlanReason.PLANNED, message=chosen.reason, chosen=chosen,
-        candidates=[Candidate.of(chosen)], changes=chosen.changes, architecture=chosen.architecture,
+        candidates=[Candidate.from_plan(chosen)], changes=chosen.changes, architecture=chosen.architecture,
     )  # fmt: skip
 
 
@@ -162,7 +162,7 @@ def _nowhere(footprints: Footprints, search: Search, emptied: Inventory, notes: 
     options, fixes = search.options(), _fixes(footprints, emptied, pools)
     if options:
         return _on_one_node(demand, _nothing_fits(demand, options, fixes))
-    rejected = no_engine(demand, search) or no_place(demand, pools, notes)
+    rejected = engine_rejection(demand, search) or place_rejection(demand, pools, notes)
     result = PlanResult(
         feasible=False, reason=rejected.reason, message=str(rejected), fixes=fixes, architecture=demand.model.source
     )
@@ -178,7 +178,7 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
         pools, _ = build_pools(inventory, spec)
         return _best(footprints, spec, pools, server_pools(inventory, spec))
 
-    hardware = smallest(footprints.demand.spec, plan)
+    hardware = smallest_hardware(footprints.demand.spec, plan)
     would_do = hardware.message if hardware else f"none of up to {MOST_RENTED} GPUs that was looked at"
     message = f"{result.message}; the smallest hardware that would do: {would_do}"
     return result.model_copy(update={"hardware": hardware, "message": message})
@@ -186,7 +186,7 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
 
 def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:
     """The rejection, with the claim named where it is what keeps the gang on one node."""
-    if demand.spec.placement.nodes or not demand.spec.checkpoint.on_one_node:
+    if demand.spec.placement.nodes or not demand.spec.checkpoint.is_on_one_node:
         return result
     message = (
         f"{result.message}; {ACCESS_MODE} ReadWriteOnce keeps the gang on one node: with ReadWriteMany it may have more"
@@ -199,27 +199,27 @@ def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     demand, all_options = search.demand, search.options()
     best = choose(all_options, demand.spec.placement.objective)
     assert best is not None, "something fits"
-    chosen = refined(search, best)
+    chosen = choose_engine(search, best)
     # The search leaves out extents that can't win; of the chosen method a user wants to compare them all.
-    of_other_methods = [option for option in all_options if not same_method(option, chosen)]
+    of_other_methods = [option for option in all_options if not has_same_method(option, chosen)]
     options = of_other_methods + search.extents(chosen) + rivals(search, chosen)
     result = _result(search, chosen, notes, fits_now)
     assert result.chosen is not None, "it was given"
     ranked = explain.candidates(demand, notable(options, chosen), chosen)
-    return result.model_copy(update={"candidates": [Candidate.of(result.chosen), *ranked[1:]]})
+    return result.model_copy(update={"candidates": [Candidate.from_plan(result.chosen), *ranked[1:]]})
 
 
 def _chosen(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     """The same without candidates."""
     best = choose(search.fitting(), search.demand.spec.placement.objective)
     assert best is not None, "something fits"
-    chosen = refined(search, best)
+    chosen = choose_engine(search, best)
     return _result(search, chosen, notes, fits_now)
 
 
 def _result(search: Search, chosen: Option, notes: list[str], fits_now: bool) -> PlanResult:
     demand = search.demand
-    reason = explain.reason(chosen, sampling(search, chosen))
+    reason = explain.reason_message(chosen, sampling_message(search, chosen))
     sentences = [*explain.warnings(demand, chosen), *advice(search, chosen), *notes]
     plan = explain.as_plan(demand, chosen, ExecutionPlan, reason=reason, warnings=sentences)
     message = reason if fits_now else f"needs {chosen.place.name}, which are taken now; {reason}"
@@ -239,7 +239,7 @@ def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> Pl
         numbers = f"{gib(nearest.host)} of host memory per node, {gib(place.host_memory)} are there"
     else:
         reason, phase = PlanReason.OUT_OF_DEVICE_MEMORY, footprint.prediction.peak_phase
-        numbers = f"{gib(footprint.device)} per GPU at {phase}, {gib(place.pool.usable)} are usable"
+        numbers = f"{gib(footprint.device)} per GPU at {phase}, {gib(place.pool.usable_bytes)} are usable"
     if any([change.path for change in fix.changes] == ["spec.adapter.use"] for fix in fixes):
         reason = PlanReason.ONLY_ADAPTER_FITS
     message = f"nothing fits; the nearest, {footprint.method.name} on {place.name}, needs {numbers}"

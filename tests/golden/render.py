@@ -284,7 +284,7 @@ def screen(found: GRPOJobRecord) -> list[str]:
     assert found.spec is not None, found.problems
     out = io.StringIO()
     console = Console(width=WIDTH, file=out, force_terminal=False, highlight=False, emoji=False)
-    status_screen.show(console, str(found.key), GRPOJob(spec=found.spec, status=found.status))
+    status_screen.show_status(console, str(found.key), GRPOJob(spec=found.spec, status=found.status))
     return _lines(out.getvalue())
 
 

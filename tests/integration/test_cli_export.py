@@ -65,7 +65,7 @@ def made_by(monkeypatch: pytest.MonkeyPatch, to: Path, *more: str) -> dict[str, 
         made.append(manifest)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("grpo_cli.cluster.kubectl.create", refuse)
+    monkeypatch.setattr("grpo_cli.cluster.kubectl.create_object", refuse)
     assert main(["export", NAME, "-n", NAMESPACE, "--to", str(to), *more]) == 130
     return made[0]
 

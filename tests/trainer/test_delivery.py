@@ -159,7 +159,7 @@ def test_a_conversion_says_what_it_was_made_of_and_is_not_taken_for_what_was_sig
     assert parse_sums((folder / SUMS).read_text()) == hashed
     statement = read_statement((folder / STATEMENT_FILE).read_bytes())
     assert isinstance(statement, ConversionStatement)
-    made_of = statement.predicate.consumed
+    made_of = statement.predicate.consumed_digests
     assert made_of == parse_sums((export / SUMS).read_text())
     base = [one.uri for one in statement.predicate.build_definition.resolved_dependencies if one.name == "base"]
     assert base == ([Path(plan.model.name).as_uri()] if merge else [])

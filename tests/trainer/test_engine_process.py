@@ -11,7 +11,7 @@ import psutil
 import pytest
 from torch import nn
 
-from grpo_api.plan.hang_timeouts import patience
+from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import EngineAddresses, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.spec.generation import EngineArguments, EnginePlan, GenerationSpec
@@ -139,7 +139,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: FakeSampler
 
 def test_an_engine_without_a_trainer_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = plan(tmp_path)
-    limit = 2 * patience("Training", job.guard, job.execution)
+    limit = 2 * hang_timeout_seconds("Training", job.guard, job.execution)
     end, seconds = served(tmp_path, monkeypatch, FakeSampler())
     assert isinstance(end, Transient)
     assert str(end).startswith("no word from rank 0 at 127.0.0.1 for ")

@@ -46,7 +46,7 @@ def built(kind: str, **keys: Any) -> tuple[Any, Shape]:
 )  # fmt: skip
 def test_parameters_are_those_of_transformers(kind: str, widths: dict[str, Any]) -> None:
     model, shape = built(kind, **widths)
-    assert shape.counted == sum(parameter.numel() for parameter in model.parameters())
+    assert shape.counted_parameters == sum(parameter.numel() for parameter in model.parameters())
     reported = architecture_of(model)
     assert reported is not None
     assert from_architecture(reported) == shape

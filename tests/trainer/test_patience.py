@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # no stubs
 
-from grpo_api.plan.hang_timeouts import STEP_ESTIMATES, patience
+from grpo_api.plan.hang_timeouts import STEP_ESTIMATES, hang_timeout_seconds
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result, Stage
 from grpo_trainer.gang.placement import Placement
@@ -203,4 +203,4 @@ def test_a_verdict_falls_exactly_when_nothing_happened_for_longer_than_the_patie
         clock.advance(pause)
         here = known.progress.stage
         idle = clock.now() - (own if here == "Training" else max(own, others))
-        assert (watchdog.verdict() is not None) == (idle > patience(here, plan.guard, plan.execution))
+        assert (watchdog.verdict() is not None) == (idle > hang_timeout_seconds(here, plan.guard, plan.execution))

@@ -12,7 +12,7 @@ import yaml
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_cli.__main__ import main
-from grpo_cli.commands.logs import choose
+from grpo_cli.commands.logs import choose_pod
 from grpo_cli.inputs.manifest import load_documents, load_jobs
 from grpo_cli.show.errors import ManifestError, NotYet
 from tests.running_samples import HUB
@@ -268,13 +268,13 @@ PODS = [pod(1, 0), pod(1, 1), pod(2, 0), pod("latest", 0), {"metadata": {"name":
 
 @pytest.mark.parametrize(("attempt", "index", "name"), [(None, 0, "p-2-0"), (None, 1, "p-1-1"), (1, 0, "p-1-0")])
 def test_logs_come_from_the_rank_of_the_attempt(attempt: int | None, index: int, name: str) -> None:
-    assert choose(PODS, attempt, index) == name
+    assert choose_pod(PODS, attempt, index) == name
 
 
 def test_logs_of_a_pod_that_is_not_there_say_which_are() -> None:
     with pytest.raises(
         NotYet, match=r"attempt 2 on node 1 .* there are: attempt 1 node 0, attempt 1 node 1, attempt 2"
     ):
-        choose(PODS, 2, 1)
+        choose_pod(PODS, 2, 1)
     with pytest.raises(NotYet, match="there are: none"):
-        choose([], None, 0)
+        choose_pod([], None, 0)

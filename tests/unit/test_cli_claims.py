@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_cli.cluster import kubectl
-from grpo_cli.cluster.claims import Holder, beside, placed
+from grpo_cli.cluster.claims import Holder, pin_to_claims, pin_to_holder
 from grpo_cli.cluster.delivery import Delivery
 from grpo_cli.show.errors import KubectlError, NotYet
 from tests.generated import cases
@@ -43,7 +43,7 @@ class Cluster:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **items: Any) -> None:
         self.items, self.asked = items, list[str]()
-        monkeypatch.setattr(kubectl, "get", self.get)
+        monkeypatch.setattr(kubectl, "get_json", self.get)
 
     def get(self, _: Namespace, kind: str, *_more: str) -> dict[str, Any]:
         self.asked.append(kind)
@@ -82,9 +82,9 @@ def test_a_pod_goes_where_its_claims_are_and_only_if_they_can_be_had_there(
         where = {name: node for node, names in others for name in names & single}
         if len(set(where.values())) == 2:
             with pytest.raises(NotYet, match="no node can mount both claim"):
-                placed(OPTIONS, job(*wanted))
+                pin_to_claims(OPTIONS, job(*wanted))
             return
-        made, holder = placed(OPTIONS, job(*wanted))
+        made, holder = pin_to_claims(OPTIONS, job(*wanted))
         assert node_of(made) == sorted(set(where.values()))
         assert (holder is None) == (not where)
         if holder:
@@ -96,7 +96,7 @@ def test_the_nodes_that_a_user_names_stay_named_and_nothing_given_is_changed() -
     labels = {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["a"]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [labels]}}}
     given_pod = {"affinity": affinity, "tolerations": [GPU], "volumes": []}
-    made = beside(given_pod, Holder("kept", "run-1-0", "node-1", (GPU, {"key": "mine", "operator": "Exists"})))
+    made = pin_to_holder(given_pod, Holder("kept", "run-1-0", "node-1", (GPU, {"key": "mine", "operator": "Exists"})))
     (term,) = made["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     name = {"key": "metadata.name", "operator": "In", "values": ["node-1"]}
     assert term == {**labels, "matchFields": [name]}
@@ -108,27 +108,27 @@ def test_a_claim_of_one_pod_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
     there = [claim("kept", ["ReadWriteOncePod"])]
     Cluster(monkeypatch, persistentvolumeclaims=there, pods=[pod("run-1-0", "a", ["kept"])])
     with pytest.raises(NotYet, match="one pod at a time can mount claim kept, which pod run-1-0 has on node a: wait"):
-        placed(OPTIONS, job("kept"))
+        pin_to_claims(OPTIONS, job("kept"))
 
 
 def test_who_may_not_look_places_nothing_and_shared_claims_ask_for_no_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     denied = Cluster(monkeypatch, persistentvolumeclaims=KubectlError("Error from server (Forbidden): no"))
-    assert placed(OPTIONS, job("kept")) == (job("kept"), None)
+    assert pin_to_claims(OPTIONS, job("kept")) == (job("kept"), None)
     denied.items["persistentvolumeclaims"] = KubectlError("the server is gone")
     with pytest.raises(KubectlError, match="is gone"):
-        placed(OPTIONS, job("kept"))
+        pin_to_claims(OPTIONS, job("kept"))
     shared = Cluster(monkeypatch, persistentvolumeclaims=[claim("kept", ["ReadWriteMany"])])
-    assert placed(OPTIONS, job("kept")) == (job("kept"), None)
+    assert pin_to_claims(OPTIONS, job("kept")) == (job("kept"), None)
     assert shared.asked == ["persistentvolumeclaims"]
     none = Cluster(monkeypatch)
-    assert placed(OPTIONS, job()) == (job(), None)
+    assert pin_to_claims(OPTIONS, job()) == (job(), None)
     assert none.asked == []
 
 
 def test_a_pod_that_waits_too_long_says_what_the_kubelet_says_and_beside_whom_it_can_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kubectl, "create", lambda *_: "run-export-x")
+    monkeypatch.setattr(kubectl, "create_object", lambda *_: "run-export-x")
     waiting = {"state": {"waiting": {"reason": "ContainerCreating"}}}
     events = [
         {"lastTimestamp": "2026-01-01T00:00:09Z", "reason": "FailedAttachVolume", "message": "Multi-Attach error"},
@@ -138,14 +138,14 @@ def test_a_pod_that_waits_too_long_says_what_the_kubelet_says_and_beside_whom_it
     mine = {"metadata": {"name": "p"}, "status": {"phase": "Pending", "containerStatuses": [waiting]}}
     cluster = Cluster(monkeypatch, pods=[mine], events=events)
     with pytest.raises(KubectlError, match=r"does not run after 600 s: FailedAttachVolume: Multi-Attach error$"):
-        Delivery(OPTIONS, {}, clock=SteppedClock()).listing()
+        Delivery(OPTIONS, {}, clock=SteppedClock()).wait_for_listing()
     holder = Holder("kept", "run-1-0", "node-1")
     unbound = {"status": "False", "reason": "Unschedulable", "message": "no room"}
     mine["status"] = {"phase": "Pending", "conditions": [unbound]}
     told = "Unschedulable: no room; it can run only beside claim kept, which pod run-1-0 has on node node-1"
     with pytest.raises(KubectlError, match=f"{told}$"):
-        Delivery(OPTIONS, {}, holder, SteppedClock()).listing()
+        Delivery(OPTIONS, {}, holder, SteppedClock()).wait_for_listing()
     mine["status"] = {"phase": "Pending"}
     cluster.items["events"] = KubectlError("(Forbidden)")
     with pytest.raises(KubectlError, match=r"does not run after 600 s: $"):
-        Delivery(OPTIONS, {}, holder, SteppedClock()).listing()
+        Delivery(OPTIONS, {}, holder, SteppedClock()).wait_for_listing()

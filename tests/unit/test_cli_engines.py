@@ -12,7 +12,7 @@ from rich.console import Console
 from grpo_api.job import GRPOJob
 from grpo_cli.__main__ import main
 from grpo_cli.commands import status
-from grpo_cli.commands.logs import choose
+from grpo_cli.commands.logs import choose_pod
 from grpo_cli.show.errors import NotYet
 from tests.samples import changed, job
 from tests.unit.operator_world import SERVED_GPU_PLAN, active_status, make_job
@@ -34,12 +34,12 @@ PODS = [pod(1, 0), engine(1, 0, "2026-01-02"), engine(1, 0, "2026-01-01"), engin
 
 
 def test_logs_come_from_a_rank_or_from_the_youngest_pod_of_an_engine() -> None:
-    assert choose(PODS, None, 0) == "p-2-0"
-    assert choose(PODS, 1, 0) == "p-1-0"
-    assert choose(PODS, None, 0, engine=True) == "e-1-0-2026-01-02"
-    assert choose(PODS, 1, 1, engine=True) == "e-1-1-2026-01-01"
+    assert choose_pod(PODS, None, 0) == "p-2-0"
+    assert choose_pod(PODS, 1, 0) == "p-1-0"
+    assert choose_pod(PODS, None, 0, engine=True) == "e-1-0-2026-01-02"
+    assert choose_pod(PODS, 1, 1, engine=True) == "e-1-1-2026-01-01"
     with pytest.raises(NotYet, match="attempt 2 for engine 0; there are: attempt 1 engine 0, attempt 1 engine 1"):
-        choose(PODS, 2, 0, engine=True)
+        choose_pod(PODS, 2, 0, engine=True)
 
 
 def test_render_prints_the_engines_beside_their_gang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +62,7 @@ def test_status_tells_engines_from_ranks() -> None:
     known = make_job(status=active_status(plan=SERVED_GPU_PLAN, pods=pods, metrics=metrics))
     assert known.spec
     out = Console(width=200, file=io.StringIO(), highlight=False)
-    status.show(out, "team/run", GRPOJob(spec=known.spec, status=known.status))
+    status.show_status(out, "team/run", GRPOJob(spec=known.spec, status=known.status))
     assert isinstance(out.file, io.StringIO)
     text = out.file.getvalue()
     rows = [[part.strip() for part in line.split("  ", 1)] for line in text.splitlines()]

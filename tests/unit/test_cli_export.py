@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJob
 from grpo_api.report.artifacts import Export, FileEntry, Listing, weights_hash
-from grpo_cli.cluster.attempt import attempt
+from grpo_cli.cluster.attempt import build_attempt
 from grpo_cli.cluster.delivery import export_job
-from grpo_cli.cluster.download import PAUSES, download, missing, require_folder, require_room, require_safe
-from grpo_cli.commands.export import exported, requested, require_reported
+from grpo_cli.cluster.download import PAUSES, download_files, missing_files, require_folder, require_room, require_safe
+from grpo_cli.commands.export import exported_model, is_conversion_requested, require_reported
 from grpo_cli.show.errors import CliError, KubectlError, NotYet, OptionError
 from grpo_operator.records.names import LABEL_JOB, LABEL_UID
 from tests.generated import cases
@@ -36,7 +36,7 @@ def job(phase: str = "Succeeded", **status: Any) -> GRPOJob:
 
 @pytest.mark.parametrize(("to", "path"), [("Volume", "pvc://team/run/export"), ("ObjectStore", "s3://team/run/export")])
 def test_a_model_of_one_s_own_place_can_be_had(to: str, path: str) -> None:
-    assert exported("run", job(export=EXPORT | {"to": to, "path": path})).path == path
+    assert exported_model("run", job(export=EXPORT | {"to": to, "path": path})).path == path
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_model_of_one_s_own_place_can_be_had(to: str, path: str) -> None:
 )
 def test_a_job_without_a_model_says_what_there_is(status: dict[str, Any], says: str) -> None:
     with pytest.raises(NotYet) as caught:
-        exported("run", job(**status))
+        exported_model("run", job(**status))
     assert says in str(caught.value)
 
 
@@ -80,17 +80,17 @@ def test_a_job_without_a_model_says_what_there_is(status: dict[str, Any], says: 
 def test_what_is_asked_for_fits_what_was_exported(kind: str, merge: bool, dtype: str | None, answer: Any) -> None:
     options, told = Namespace(name="run", merge=merge, dtype=dtype), Export.model_validate(EXPORT | {"format": kind})
     if isinstance(answer, bool):
-        assert requested(options, told) is answer
+        assert is_conversion_requested(options, told) is answer
         return
     with pytest.raises(OptionError, match=answer):
-        requested(options, told)
+        is_conversion_requested(options, told)
 
 
 def manifest(spec: dict[str, Any], **wanted: Any) -> dict[str, Any]:
     known = make_job(spec)
     assert known.spec is not None
     metadata = {"name": "run", "namespace": "team-a", "uid": UID, "labels": {"team": "rl"}}
-    return export_job(attempt(metadata, known.spec, PLAN, 1, None), PODS, **wanted)
+    return export_job(build_attempt(metadata, known.spec, PLAN, 1, None), PODS, **wanted)
 
 
 SPEC: dict[str, Any] = {
@@ -200,13 +200,13 @@ def test_whatever_cuts_the_connection_every_byte_arrives_once(
     with TemporaryDirectory() as place:
         folder, counted = Path(place, "to"), list[int]()
         require_safe(volume.listing)
-        wanted = missing(folder, volume.listing)
+        wanted = missing_files(folder, volume.listing)
         require_room(folder, wanted)
-        download(folder, wanted, volume.read, counted.append, SteppedClock())
+        download_files(folder, wanted, volume.read, counted.append, SteppedClock())
         found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         assert found == files
         assert sum(counted) == sum(map(len, files.values()))
-        assert missing(folder, volume.listing) == {}
+        assert missing_files(folder, volume.listing) == {}
     sizes = sum(map(len, files.values()))
     again = max(map(len, files.values()), default=0) if spoils and spoils <= sizes else 0
     assert sizes <= volume.sent <= sizes + again, "only a spoiled file is sent again"
@@ -215,24 +215,24 @@ def test_whatever_cuts_the_connection_every_byte_arrives_once(
 def test_the_next_command_goes_on_where_this_one_was_cut(tmp_path: Path) -> None:
     clock = SteppedClock()
     volume = Volume({"a": b"12345", "b": b"67890"}, [5, 2, *[0] * len(PAUSES)])
-    wanted = missing(tmp_path, volume.listing)
+    wanted = missing_files(tmp_path, volume.listing)
     with pytest.raises(KubectlError, match="b: nothing came for a minute: error: unexpected EOF; the same"):
-        download(tmp_path, wanted, volume.read, lambda _: None, clock)
+        download_files(tmp_path, wanted, volume.read, lambda _: None, clock)
     assert clock.now() == sum(PAUSES)
     assert (tmp_path / "a").read_bytes() == b"12345"
     assert not (tmp_path / "b").exists()
-    wanted = missing(tmp_path, volume.listing)
+    wanted = missing_files(tmp_path, volume.listing)
     assert list(wanted) == ["b"]
     require_room(tmp_path, wanted)
-    download(tmp_path, wanted, volume.read, lambda _: None)
+    download_files(tmp_path, wanted, volume.read, lambda _: None)
     assert volume.sent == 10
 
 
 def test_a_part_of_another_version_is_not_continued(tmp_path: Path) -> None:
     before, after = Volume({"a": b"12345"}, [3, *[0] * len(PAUSES)]), Volume({"a": b"abcde"}, [])
     with pytest.raises(KubectlError):
-        download(tmp_path, missing(tmp_path, before.listing), before.read, lambda _: None, SteppedClock())
-    download(tmp_path, missing(tmp_path, after.listing), after.read, lambda _: None)
+        download_files(tmp_path, missing_files(tmp_path, before.listing), before.read, lambda _: None, SteppedClock())
+    download_files(tmp_path, missing_files(tmp_path, after.listing), after.read, lambda _: None)
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"abcde")]
 
 
@@ -241,7 +241,7 @@ def test_a_file_that_stays_wrong_is_not_taken(tmp_path: Path) -> None:
     listing = volume.listing
     volume.files["a"] = b"1234x"
     with pytest.raises(KubectlError, match="a came twice with another sha256"):
-        download(tmp_path, listing.files, volume.read, lambda _: None)
+        download_files(tmp_path, listing.files, volume.read, lambda _: None)
     assert not (tmp_path / "a").exists()
 
 
@@ -250,7 +250,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, name: str) -
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"mine")
     with pytest.raises(OptionError, match=f"has files that are not of this export: {name}; name a new folder"):
-        missing(tmp_path, Volume({"model.safetensors": b"12345"}, []).listing)
+        missing_files(tmp_path, Volume({"model.safetensors": b"12345"}, []).listing)
     with pytest.raises(OptionError, match="is no folder"):
         require_folder(tmp_path / name)
     with pytest.raises(OptionError, match="--to"):
@@ -270,9 +270,9 @@ def test_a_disk_that_fills_up_keeps_what_has_arrived(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OptionError, match="No space left on device; what has arrived stays"):
-        download(tmp_path, volume.listing.files, full, lambda _: None)
+        download_files(tmp_path, volume.listing.files, full, lambda _: None)
     volume.sent = 0
-    download(tmp_path, missing(tmp_path, volume.listing), volume.read, lambda _: None)
+    download_files(tmp_path, missing_files(tmp_path, volume.listing), volume.read, lambda _: None)
     assert volume.sent == 2
 
 

@@ -16,7 +16,7 @@ from grpo_api.report.report import MESSAGE_CHARACTERS, Outcome, Result
 from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_cli.__main__ import main
 from grpo_cli.commands import prefetch
-from grpo_cli.commands.prefetch import prefetch_job, wanted
+from grpo_cli.commands.prefetch import hub_names, prefetch_job
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.records.names import LABEL_INDEX, LABEL_JOB, LABEL_MANAGED_BY
 from tests.generated import cases
@@ -102,7 +102,7 @@ def test_it_is_told_what_the_job_will_fetch_as_the_trainer_reads_it() -> None:
     plan = TrainingPlan.model_validate_json(annotations[PLAN_ANNOTATION])
     spec = parse_spec(SPEC)
     assert (plan.model, plan.dataset, plan.rewards) == (spec.model, spec.dataset, spec.rewards)
-    assert wanted(spec) == ["team/model", "team/judge", "team/rows"]
+    assert hub_names(spec) == ["team/model", "team/judge", "team/rows"]
     assert made() == made()
 
 

@@ -22,7 +22,7 @@ def screen(width: int, **changes: Any) -> str:
     known = make_job(status=active_status(**changes))
     assert known.spec is not None
     out = Console(width=width, file=io.StringIO(), highlight=False, emoji=False)
-    status.show(out, "team/run", GRPOJob(spec=known.spec, status=known.status))
+    status.show_status(out, "team/run", GRPOJob(spec=known.spec, status=known.status))
     assert isinstance(out.file, io.StringIO)
     return out.file.getvalue()
 

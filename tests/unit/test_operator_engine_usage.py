@@ -67,7 +67,7 @@ def test_sums_of_attempts_without_a_record_have_their_engines_too() -> None:
        st.floats(0.0, 1e6))))  # fmt: skip
 def test_all_that_engines_held_is_shared_out_and_no_more(held: list[float], gang: GPUSeconds) -> None:
     found = apportion(engines(*held), gang, at(100))
-    assert found.held == pytest.approx(2 * sum(held), rel=1e-9, abs=0.01)
+    assert found.total == pytest.approx(2 * sum(held), rel=1e-9, abs=0.01)
 
 
 def test_an_attempts_engines_are_recorded_from_its_commit_to_the_end_of_their_pods() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from grpo_api.job import parse_spec
-from grpo_cli.commands.export import chosen
+from grpo_cli.commands.export import defaults_of_pod
 from grpo_operator.pods.manifests import Attempt
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.process import settings
@@ -67,7 +67,7 @@ def test_a_job_s_own_image_goes_before_the_default_one() -> None:
 @pytest.mark.parametrize("user", [5, None])
 def test_an_export_s_pod_is_made_as_the_last_attempt_s_was(user: int | None) -> None:
     defaults = PodDefaults(image="trainer:1", user=user, pull_secrets=("all",))
-    assert chosen(pods(defaults, podTemplate={})["gang"]) == defaults
+    assert defaults_of_pod(pods(defaults, podTemplate={})["gang"]) == defaults
 
 
 def test_flags_say_what_all_pods_have() -> None:

@@ -26,10 +26,10 @@ def test_usage_is_the_truth_over_many_losses(chance: random.Random, losses: int)
     assert world.restarts > losses / 2
     assert {gang.loss for gang in world.gangs} == {*LOSSES, "succeeded"}
     truth = world.truth()
-    assert told.held_gpu_seconds == pytest.approx(truth.held, rel=0.01)
+    assert told.held_gpu_seconds == pytest.approx(truth.total, rel=0.01)
     for state in GPUSeconds.model_fields:
-        assert getattr(told.gpu_seconds, state) == pytest.approx(getattr(truth, state), abs=0.01 * truth.held), state
-    assert float(told.effective) == pytest.approx(truth.productive / truth.held, rel=0.01)
+        assert getattr(told.gpu_seconds, state) == pytest.approx(getattr(truth, state), abs=0.01 * truth.total), state
+    assert float(told.effective) == pytest.approx(truth.productive_seconds / truth.total, rel=0.01)
     # since when a job waits is not known where its gang went with its Job while nobody looked
     assert world.queued - world.away - losses < told.queued_seconds < 1.01 * world.queued + losses
     assert told.waiting_since is None
@@ -59,7 +59,7 @@ def test_whatever_a_trainer_says_of_its_time_it_divides_no_more_than_was_held(re
     for record, kept in zip(records, kept_clocks(records), strict=True):
         part = divided(record, kept, at(100))
         held = (record.gone_seconds + sum(pod.seconds or 0.0 for pod in record.pods)) / record.nodes * record.gpus
-        assert part.held == pytest.approx(held, rel=1e-6, abs=0.1)
+        assert part.total == pytest.approx(held, rel=1e-6, abs=0.1)
         assert min(part.model_dump().values()) >= 0.0
 
 

@@ -103,7 +103,7 @@ def test_no_plan_writes_more_than_its_pods_request(
         return
     assert chosen.memory is not None
     staged = 2 * chosen.memory.checkpoint_bytes if place is STORE else 0
-    if place is not VOLUME and job.keeps_model:
+    if place is not VOLUME and job.is_model_kept:
         staged = max(staged, chosen.export_bytes)
     assert chosen.ephemeral_storage_bytes >= WORKING + staged
     assert bool(staged) == (chosen.ephemeral_storage_bytes > WORKING)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_planner.hardware.products import lookup
+from grpo_planner.hardware.products import lookup_product
 from grpo_planner.memory import engine as terms
 from grpo_planner.memory.phases import predict
 from grpo_planner.memory.setup import Engine, Setup
-from grpo_planner.model.catalogue import lookup as model
+from grpo_planner.model.catalogue import lookup_shape as model
 from grpo_planner.model.shapes import Shape
 from grpo_planner.time import step_time as enginetime
 from grpo_planner.time import step_time as steptime
@@ -75,25 +75,25 @@ def test_graphs_and_work_space() -> None:
 
 
 def test_what_fits_into_a_share_fits() -> None:
-    share = terms.needed(SMALL, setup(generation_batch=64)) + 64 * SMALL.vocab * terms.SCORE_BYTES
-    assert terms.room(SMALL, setup(generation_batch=1), share) == 64
-    assert terms.room(SMALL, setup(generation_batch=1), 1) == 0
+    share = terms.awake_bytes(SMALL, setup(generation_batch=64)) + 64 * SMALL.vocab * terms.SCORE_BYTES
+    assert terms.cached_completions(SMALL, setup(generation_batch=1), share) == 64
+    assert terms.cached_completions(SMALL, setup(generation_batch=1), 1) == 0
 
 
 def test_a_sync_sends_one_tensor_at_a_time() -> None:
     widest = SMALL.largest_module
     assert widest == 512 * 2048
-    assert terms.sync(SMALL, setup()) == 0, "the policy's own tensors"
-    assert terms.sync(SMALL, setup(zero=3)) == 2 * widest
-    assert terms.sync(SMALL, setup(precision="mixed", zero=0)) == 2 * widest
-    assert terms.sync(SMALL, setup(zero=0, lora_rank=8)) == 14 * widest
-    assert terms.sync(SMALL, setup(zero=3, lora_rank=8)) == 16 * widest
+    assert terms.sync_bytes(SMALL, setup()) == 0, "the policy's own tensors"
+    assert terms.sync_bytes(SMALL, setup(zero=3)) == 2 * widest
+    assert terms.sync_bytes(SMALL, setup(precision="mixed", zero=0)) == 2 * widest
+    assert terms.sync_bytes(SMALL, setup(zero=0, lora_rank=8)) == 14 * widest
+    assert terms.sync_bytes(SMALL, setup(zero=3, lora_rank=8)) == 16 * widest
 
 
 def test_an_awake_engine_is_there_in_every_phase_and_one_that_sleeps_in_two() -> None:
     awake, asleep = setup(), setup(Engine(kind="Colocated", length=256, sleeps=True))
     plain = predict(SMALL, replace(awake, engine=None))
-    needed, kept = terms.needed(SMALL, awake), terms.graphs(SMALL, asleep)
+    needed, kept = terms.awake_bytes(SMALL, awake), terms.graphs(SMALL, asleep)
     found, sleeping = predict(SMALL, awake), predict(SMALL, asleep)
     for phase in ("load", "reference", "forward", "backward", "step"):
         assert found.phases[phase] == pytest.approx(plain.phases[phase] + needed, abs=2)
@@ -112,7 +112,7 @@ def test_servers_take_nothing_of_the_trainers_gpus_but_for_the_sync() -> None:
 
 
 def test_a_token_takes_the_longer_of_reading_and_computing() -> None:
-    hardware = lookup(H100)
+    hardware = lookup_product(H100)
     few, many = setup(), setup(generation_batch=2048)
     read = terms.weights(SMALL, few) + 4 * 192 * terms.token_bytes(SMALL, few)
     assert enginetime.token_seconds(SMALL, few, hardware) == pytest.approx(read / (3350e9 * 0.7) + 2e-3)
@@ -125,7 +125,7 @@ def test_a_token_takes_the_longer_of_reading_and_computing() -> None:
 
 
 def test_a_sync_takes_a_time_per_tensor_and_its_bytes() -> None:
-    hardware = lookup(H100)
+    hardware = lookup_product(H100)
     tensors = 4 * (7 + 2) + 1 + 2
     assert enginetime.tensors(SMALL) == tensors
     whole, memory = 2 * SMALL.parameters, 3350e9
@@ -144,17 +144,19 @@ def test_the_sync_of_0_6_b_takes_what_was_measured() -> None:
     """0.18 s on an H100 (trl#5892)."""
     shape = model("Qwen/Qwen3-0.6B")
     assert shape is not None
-    assert enginetime.sync_seconds(shape, setup(world=1, zero=0), lookup(H100), 1e11) == pytest.approx(0.18, rel=0.2)
+    assert enginetime.sync_seconds(shape, setup(world=1, zero=0), lookup_product(H100), 1e11) == pytest.approx(
+        0.18, rel=0.2
+    )
 
 
 def test_a_generation_that_feeds_two_steps_is_synced_for_half_of_each() -> None:
-    hardware, half = lookup(H100), Engine(kind="Colocated", length=256, syncs=0.5)
+    hardware, half = lookup_product(H100), Engine(kind="Colocated", length=256, syncs=0.5)
     whole = step_time(SMALL, setup(), hardware, 1, 1.0).sync
     assert step_time(SMALL, setup(half), hardware, 1, 0.5).sync == pytest.approx(whole / 2)
 
 
 def test_an_engine_needs_no_gathering_to_generate_and_waits_for_no_launches() -> None:
-    hardware, shape = lookup(H100), model("Qwen/Qwen2.5-7B")
+    hardware, shape = lookup_product(H100), model("Qwen/Qwen2.5-7B")
     assert shape is not None
     engine, plain = setup(zero=3), replace(setup(zero=3), engine=None)
     fast, slow = (step_time(shape, one, hardware, 1, 1.0) for one in (engine, plain))
@@ -191,8 +193,8 @@ def test_more_gpus_never_take_more_of_each(shape: Shape, share: int, precision: 
 def test_an_engine_grows_with_its_completions_and_room_is_what_fits(shape: Shape, count: int, length: int) -> None:
     engine = Engine(kind="Colocated", length=length)
     small, large = (setup(engine, generation_batch=number) for number in (count, count + 1))
-    assert terms.needed(shape, small) < terms.needed(shape, large)
-    room = terms.room(shape, setup(engine, generation_batch=1), terms.needed(shape, small))
+    assert terms.awake_bytes(shape, small) < terms.awake_bytes(shape, large)
+    room = terms.cached_completions(shape, setup(engine, generation_batch=1), terms.awake_bytes(shape, small))
     assert room <= count
     if room:
-        assert terms.needed(shape, setup(engine, generation_batch=room)) <= terms.needed(shape, small)
+        assert terms.awake_bytes(shape, setup(engine, generation_batch=room)) <= terms.awake_bytes(shape, small)

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import PROVEN_FAMILIES
-from grpo_planner.hardware.products import lookup, usable_bytes
+from grpo_planner.hardware.products import lookup_product, usable_bytes
 from grpo_planner.model.catalogue import model_type
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanReason
 from grpo_planner.search import engine_plan, engines
-from grpo_planner.search.engine_plan import sampled_briefly, sampled_by
+from grpo_planner.search.engine_plan import sampler_name, short_sampler_name
 from tests.generated import cases
 from tests.unit.planning import A10G, A100, H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, result
 from tests.unit.planning import plan as planned
@@ -45,7 +45,7 @@ def auto(name: str = QWEN_7B, *groups: Any, **changes: Any) -> ExecutionPlan:
     ],
 )
 def test_what_auto_takes(model: str, there: Any, expected: str) -> None:
-    assert sampled_briefly(auto(model, there)) == expected
+    assert short_sampler_name(auto(model, there)) == expected
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_reason_and_the_candidates_tell_what_it_was_compared_with() -> None:
     alike = [
         one for one in answer.candidates if (one.gpus, one.zero_stage) == (answer.chosen.gpus, answer.chosen.zero_stage)
     ]
-    shown = {sampled_briefly(one): one.rejected and one.rejected.message for one in alike}
+    shown = {short_sampler_name(one): one.rejected and one.rejected.message for one in alike}
     assert {"vLLM", "vLLM, asleep", "Transformers", "vLLM 2 x 1 GPU"} <= set(shown)
     assert "slower" in str(shown["Transformers"])
 
@@ -216,10 +216,10 @@ def test_what_cannot_be_compared_or_proven_is_warned_of() -> None:
 
 
 def test_an_engine_in_words() -> None:
-    assert sampled_by(auto(QWEN_32B)) == "vLLM Colocated over 2 GPUs, asleep while training"
+    assert sampler_name(auto(QWEN_32B)) == "vLLM Colocated over 2 GPUs, asleep while training"
     servers = auto(generation={"engine": "Servers", "servers": {"replicas": 2}})
-    assert sampled_by(servers) == f"vLLM Servers, 2 engines, 2 GPUs {H100} beside the trainer's"
-    assert sampled_by(auto(MIXTRAL, nodes(4, 8, H100))) == "Transformers"
+    assert sampler_name(servers) == f"vLLM Servers, 2 engines, 2 GPUs {H100} beside the trainer's"
+    assert sampler_name(auto(MIXTRAL, nodes(4, 8, H100))) == "Transformers"
     assert all(model_type(name) in PROVEN_FAMILIES for name in (LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B))
 
 
@@ -270,7 +270,7 @@ def test_whatever_is_asked_for(
         return
     assert 0 < engine.memory_share <= 1
     own = engine.weights_bytes + engine.cache_bytes + engine.graphs_bytes
-    assert own <= engine.memory_share * usable_bytes(lookup(product).memory_mib) + 2**20
+    assert own <= engine.memory_share * usable_bytes(lookup_product(product).memory_mib) + 2**20
     assert engine.max_sequences <= wanted.get("engineArguments", {}).get("maxNumSeqs", 10**6)
     assert chosen.gpus_per_node % engine.tensor_parallel == 0 or engine.kind == "Servers"
     if engine.kind == "Colocated" and "sleep" in wanted:

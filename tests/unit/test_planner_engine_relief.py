@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.plan.learned import Learned
-from grpo_planner.replan.oom_replan import described, relieved, splits
+from grpo_planner.replan.oom_replan import leaner_splits, mildest_fitting_split, split_name
 from grpo_planner.replan.past_run import Run
-from grpo_planner.search.engine_plan import sampled_briefly
+from grpo_planner.search.engine_plan import short_sampler_name
 from tests.generated import cases
 from tests.unit.planning import A10G, H100, LLAMA_1B, QWEN_7B, nodes, plan, spec
 from tests.unit.test_planner_relief import MAY_CHANGE, oom, ran_out
@@ -38,8 +38,8 @@ def test_a_plan_with_an_engine_is_read_back_as_it_was_made(generation: dict[str,
     run = begun(generation=generation)
     assert run.plan.memory is not None
     assert run.prediction.phases == run.plan.memory.phases.model_dump()
-    assert run.device == run.plan.memory.device_bytes
-    assert round(run.seconds, 2) == run.plan.estimated_step_seconds
+    assert run.device_bytes == run.plan.memory.device_bytes
+    assert round(run.step_seconds, 2) == run.plan.estimated_step_seconds
     assert run.sized_engine == run.plan.engine
 
 
@@ -47,7 +47,7 @@ def test_a_plan_with_an_engine_is_read_back_as_it_was_made(generation: dict[str,
 def test_fewer_completions_at_a_time_come_first(phase: str) -> None:
     run = begun(generation={"engine": "Auto", "sleep": True}, training__maxCompletionLength=8192)
     before, short = run.plan.engine, ran_out(run, oom(phase))
-    relief = relieved(short)
+    relief = mildest_fitting_split(short)
     assert relief is not None
     assert relief.engine is not None
     assert before is not None
@@ -62,12 +62,12 @@ def test_fewer_completions_at_a_time_come_first(phase: str) -> None:
 
 
 def test_the_last_relief_is_transformers_where_the_spec_leaves_it_open() -> None:
-    order = [split["engine"] for split in splits(begun())]
-    kinds = [sampled_briefly(begun().plan.model_copy(update={"engine": engine})) for engine in order]
+    order = [split["engine"] for split in leaner_splits(begun())]
+    kinds = [short_sampler_name(begun().plan.model_copy(update={"engine": engine})) for engine in order]
     assert list(dict.fromkeys(kinds)) == ["vLLM", "vLLM, asleep", "Transformers"]
-    pinned = [split["engine"] for split in splits(begun(generation={"engine": "Colocated", "sleep": True}))]
+    pinned = [split["engine"] for split in leaner_splits(begun(generation={"engine": "Colocated", "sleep": True}))]
     assert all(engine and engine.sleep for engine in pinned)  # type: ignore[attr-defined]
-    hopeless = relieved(ran_out(begun(), oom("generate", 70 * 2**30)))
+    hopeless = mildest_fitting_split(ran_out(begun(), oom("generate", 70 * 2**30)))
     assert hopeless is not None
     assert "generates by Transformers instead of an engine" in hopeless.changes[-1]
     assert hopeless.memory is not None
@@ -78,7 +78,7 @@ def test_sleep_relieves_what_training_lacks() -> None:
     run = begun(LLAMA_1B, training__gradientCheckpointing="Enabled", training__perDeviceTrainBatchSize=1)
     assert run.plan.engine is not None
     assert not run.plan.engine.sleep
-    relief = relieved(ran_out(run, oom("step")))
+    relief = mildest_fitting_split(ran_out(run, oom("step")))
     assert relief is not None
     assert relief.engine is not None
     assert relief.engine.sleep
@@ -86,7 +86,7 @@ def test_sleep_relieves_what_training_lacks() -> None:
 
 
 def test_what_is_described_names_the_engine() -> None:
-    assert described(begun().plan).endswith("16 sampled at a time by vLLM Colocated")
+    assert split_name(begun().plan).endswith("16 sampled at a time by vLLM Colocated")
 
 
 def test_a_sync_without_an_engine_is_the_fullest_phase() -> None:
@@ -110,7 +110,7 @@ def test_relief_keeps_the_training_and_lowers_what_was_short(
     first = run = begun(model, there)
     for attempt, (phase, share) in enumerate(ends, 1):
         run = ran_out(run, oom(phase, round(share * run.prediction.peak)), attempt)
-        where, relief = run.learned.shortfalls[-1].where, relieved(run)
+        where, relief = run.learned.shortfalls[-1].where, mildest_fitting_split(run)
         if relief is None:
             return
         bound = MAY_CHANGE | {"engine"}

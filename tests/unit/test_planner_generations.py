@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_planner.hardware.inventory import Node
-from grpo_planner.hardware.products import IMAGE, obstacle, table
+from grpo_planner.hardware.products import IMAGE, obstacle_message, table
 from grpo_planner.result.result import PlanReason
 from tests.unit.planning import H100, LLAMA_1B, nodes, plan, result, spec
 
@@ -73,7 +73,7 @@ def test_code_runs_on_its_own_major_version_from_its_own_minor_on(
     oldest = {major: min(minor for other, minor in IMAGE if other == major) for major, _ in IMAGE}
     runs = capability is None or capability[1] >= oldest.get(capability[0], float("inf"))
     runs = runs and (capability is None or capability[0] >= 8)  # where bfloat16 begins
-    assert (obstacle(product, "nvidia.com/gpu", capability) == "") is runs
+    assert (obstacle_message(product, "nvidia.com/gpu", capability) == "") is runs
 
 
 def test_every_product_has_a_generation() -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from grpo_planner.hardware.inventory import Inventory, Node, declared
+from grpo_planner.hardware.inventory import Inventory, Node, declared_inventory
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_inventory
 from grpo_planner.hardware.pools import build_pools
-from grpo_planner.hardware.products import UNKNOWN, lookup, table
+from grpo_planner.hardware.products import UNKNOWN, lookup_product, table
 from grpo_planner.plan import plan_job
 from tests.unit.planning import H100, LLAMA_1B, nodes, plan, spec
 
@@ -29,8 +29,8 @@ def group(**changes: object) -> Node:
     ],
 )
 def test_amd_gpus_are_known_by_the_labels_that_its_labeller_writes(label: str, known: str) -> None:
-    assert lookup(label) == table()[known]
-    assert lookup("AMD_Instinct_MI300") == UNKNOWN, "the match ends at a word"
+    assert lookup_product(label) == table()[known]
+    assert lookup_product("AMD_Instinct_MI300") == UNKNOWN, "the match ends at a word"
 
 
 @pytest.mark.parametrize("label", ["AMD_Instinct_MI300X_OAM", "AMD-Instinct-MI300X"])
@@ -41,7 +41,7 @@ def test_a_files_amd_gpus_are_amd_resources(label: str) -> None:
     chosen = plan_job(spec(LLAMA_1B, image="trainer:1"), Inventory((node,))).chosen
     assert chosen is not None
     assert chosen.gpu_resource == "amd.com/gpu"
-    there = declared(
+    there = declared_inventory(
         spec(
             LLAMA_1B,
             placement__provisioning="CreatePods",
@@ -59,14 +59,16 @@ def test_a_pod_takes_one_mig_instance_at_its_own_speed() -> None:
     assert (node.gpus_free, node.gpus_total) == (1, 1)
     chosen = plan(spec(LLAMA_1B), node)
     assert chosen.gpus_per_node == 1
-    whole, instance = lookup("NVIDIA-A100-SXM4-80GB"), lookup(MIG)
+    whole, instance = lookup_product("NVIDIA-A100-SXM4-80GB"), lookup_product(MIG)
     assert instance.teraflops == pytest.approx(whole.teraflops / 7)
     assert instance.bandwidth == pytest.approx(whole.bandwidth / 8)
     assert (instance.memory_mib, instance.capability) == (9728, whole.capability)
-    half = lookup("NVIDIA-A100-SXM4-80GB-MIG-3g.40gb")
+    half = lookup_product("NVIDIA-A100-SXM4-80GB-MIG-3g.40gb")
     assert half.teraflops == pytest.approx(whole.teraflops * 3 / 7)
     assert half.bandwidth == pytest.approx(whole.bandwidth / 2)
-    assert lookup("NVIDIA-A30-MIG-1g.6gb").teraflops == pytest.approx(lookup("NVIDIA-A30").teraflops / 4)
+    assert lookup_product("NVIDIA-A30-MIG-1g.6gb").teraflops == pytest.approx(
+        lookup_product("NVIDIA-A30").teraflops / 4
+    )
     slow, fast = plan(spec(LLAMA_1B), node), plan(spec(LLAMA_1B), group(gpuProduct="NVIDIA-A100-SXM4-80GB"))
     assert (slow.estimated_step_seconds or 0) > 4 * (fast.estimated_step_seconds or 0)
 
@@ -88,13 +90,13 @@ def test_a_file_declares_links_and_the_slowest_of_a_pool_counts() -> None:
 
 
 def test_the_network_between_nodes_is_that_of_machines_with_such_gpus() -> None:
-    assert lookup(H100).network == 50
-    assert lookup("NVIDIA-A100-SXM4-80GB").network == 25
-    assert lookup("NVIDIA-B200").network == 50
+    assert lookup_product(H100).network == 50
+    assert lookup_product("NVIDIA-A100-SXM4-80GB").network == 25
+    assert lookup_product("NVIDIA-B200").network == 50
     for label in ("NVIDIA-L4", "Tesla-T4", "NVIDIA-H100-PCIe", "NVIDIA-Future"):
-        assert lookup(label).network < 2, label
+        assert lookup_product(label).network < 2, label
 
 
 def test_links_are_no_reason_to_keep_equal_nodes_apart() -> None:
-    merged = Inventory((nodes(1, 8, H100, node_gbps=25.0), nodes(2, 8, H100), nodes(3, 8, H100))).merged
+    merged = Inventory((nodes(1, 8, H100, node_gbps=25.0), nodes(2, 8, H100), nodes(3, 8, H100))).with_merged_nodes
     assert sorted(node.count for node in merged.nodes) == [1, 5]

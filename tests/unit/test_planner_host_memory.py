@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from grpo_api.text.quantity import GIB
 from grpo_planner.memory import states
-from grpo_planner.memory.host import PROCESS, host_bytes, offloaded_state, pinned, sub_groups
+from grpo_planner.memory.host import PROCESS, host_bytes, offloaded_state, pinned_bytes, sub_groups
 from grpo_planner.memory.phases import predict
 from grpo_planner.memory.setup import Setup
 from grpo_planner.memory.states import largest_trained, trained_matrices, trained_vectors
@@ -40,19 +40,19 @@ def test_the_tensors_add_up_to_the_model(name: str) -> None:
 
 
 def test_a_declared_size_beyond_the_shape_is_spread_over_the_layers() -> None:
-    declared = replace(BIG, declared=BIG.counted + 28 * 1000)
+    declared = replace(BIG, declared=BIG.counted_parameters + 28 * 1000)
     assert sum(trained_matrices(declared, 0)) + trained_vectors(declared, 0) == declared.parameters
 
 
 @given(some.integers(1, 2**50))
 def test_pinned_buffers_are_the_next_power_of_two(count: int) -> None:
-    size = pinned(count)
+    size = pinned_bytes(count)
     assert count <= size < 2 * count
     assert size & (size - 1) == 0
 
 
 def test_nothing_is_pinned_for_nothing() -> None:
-    assert (pinned(0), pinned(1), pinned(4096), pinned(4097)) == (0, 1, 4096, 8192)
+    assert (pinned_bytes(0), pinned_bytes(1), pinned_bytes(4096), pinned_bytes(4097)) == (0, 1, 4096, 8192)
 
 
 @pytest.mark.parametrize(("zero", "accumulation", "measured"), [(2, 1, 18), (2, 2, 20), (3, 1, 18), (3, 2, 18)])
@@ -70,7 +70,7 @@ def test_a_tensor_over_many_ranks_has_its_whole_buffer_on_each() -> None:
     """64 ranks share 7B: a partition is smaller than the embedding, whose gradient buffer is whole on each of them."""
     shared = [offloaded_state(BIG, offloading(2, 64, accumulation)) for accumulation in (1, 2)]
     assert largest_trained(BIG, 0) > BIG.parameters / 64
-    assert shared[1] - shared[0] > pinned(2 * largest_trained(BIG, 0))
+    assert shared[1] - shared[0] > pinned_bytes(2 * largest_trained(BIG, 0))
 
 
 def test_float32_gradients_are_pinned_by_sub_group() -> None:

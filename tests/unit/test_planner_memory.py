@@ -16,7 +16,7 @@ from grpo_planner.memory.device import CONTEXT, checkpoint_bytes, device_bytes, 
 from grpo_planner.memory.generation import cache
 from grpo_planner.memory.phases import predict
 from grpo_planner.memory.setup import Precision, Setup, Strategy
-from grpo_planner.memory.states import persistent, trained_matrices
+from grpo_planner.memory.states import persistent_elements, trained_matrices
 from grpo_planner.model import catalogue
 from grpo_planner.model.shapes import Shape
 
@@ -39,7 +39,7 @@ def of_length(precision: Precision, tokens: int, **settings: Any) -> Setup:
     ],
 )  # fmt: skip
 def test_shapes_count_as_published(name: str, billions: float) -> None:
-    assert catalogue.shapes()[name].counted / 1e9 == pytest.approx(billions, rel=0.005)
+    assert catalogue.shapes()[name].counted_parameters / 1e9 == pytest.approx(billions, rel=0.005)
 
 
 def test_experts_count_in_all_and_active() -> None:
@@ -49,7 +49,7 @@ def test_experts_count_in_all_and_active() -> None:
 
 def test_a_small_shape_by_hand() -> None:
     layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 128 + 2 * 64
-    assert TINY.counted == 2 * layer + 2 * 64_000 + 64
+    assert TINY.counted_parameters == 2 * layer + 2 * 64_000 + 64
     assert TINY.adapter_parameters(8) == 2 * 8 * ((64 + 64) * 2 + (64 + 32) * 2 + 3 * (64 + 128))
 
 
@@ -121,17 +121,21 @@ def test_zero_2_with_offload_keeps_large_gradients_until_a_micro_batch_is_over()
 def test_zero_3_gathers_ahead_unless_generation_gathers_nothing() -> None:
     setup = of_length("bfloat16", 64, world=8, zero=3)
     down = BIG.hidden * BIG.intermediate
-    assert states.gathering(BIG, setup) == pytest.approx(2 * (0.9 * BIG.hidden**2 + down))
-    assert states.gathering(BIG, replace(setup, gather=False)) == 0
+    assert states.gathering_buffers(BIG, setup) == pytest.approx(2 * (0.9 * BIG.hidden**2 + down))
+    assert states.gathering_buffers(BIG, replace(setup, gather=False)) == 0
     experts = catalogue.shapes()["qwen3-30b-a3b"]
-    assert states.gathering(experts, setup) == 2 * 128 * 3 * 2048 * 768, "all experts of a layer come together"
+    assert states.gathering_buffers(experts, setup) == 2 * 128 * 3 * 2048 * 768, "all experts of a layer come together"
 
 
 def test_a_sharded_reference_keeps_embedding_and_head_gathered() -> None:
     setup = of_length("bfloat16", 64, world=8, zero=3, reference="Sharded")
-    assert states.reference_weights(BIG, setup) == 2 * BIG.parameters / 8 + 2 * (2 * BIG.head + persistent(BIG, 0))
+    assert states.reference_weights(BIG, setup) == 2 * BIG.parameters / 8 + 2 * (
+        2 * BIG.head + persistent_elements(BIG, 0)
+    )
     tied = catalogue.shapes()["qwen2.5-0.5b"]
-    assert states.reference_weights(tied, setup) == 2 * tied.parameters / 8 + 2 * (tied.head + persistent(tied, 0))
+    assert states.reference_weights(tied, setup) == 2 * tied.parameters / 8 + 2 * (
+        tied.head + persistent_elements(tied, 0)
+    )
 
 
 def test_zero_3_keeps_small_factors_of_an_adapter_whole() -> None:
@@ -157,9 +161,9 @@ def test_a_step_takes_its_buffers_or_gathers_anew_what_stays_whole() -> None:
 def test_the_threshold_is_inclusive_and_for_all_parameters() -> None:
     """Rank 10 on a square map is just small enough, 11 is not; 8 experts have a router that stays whole, 16 don't."""
     square = Shape(hidden=64, layers=1, heads=4, kv_heads=4, head_dim=16, intermediate=64, vocab=1000)
-    assert [persistent(square, rank) - persistent(square, 0) for rank in (10, 11)] == [14 * 640, 0]
+    assert [persistent_elements(square, rank) - persistent_elements(square, 0) for rank in (10, 11)] == [14 * 640, 0]
     few, many = (replace(square, experts=experts, active_experts=2) for experts in (8, 16))
-    assert (persistent(few, 0), persistent(many, 0)) == (3 * 64 + 8 * 64, 3 * 64)
+    assert (persistent_elements(few, 0), persistent_elements(many, 0)) == (3 * 64 + 8 * 64, 3 * 64)
 
 
 def test_factors_of_fused_experts_are_one_tensor() -> None:
@@ -169,7 +173,7 @@ def test_factors_of_fused_experts_are_one_tensor() -> None:
     )
     gate_up, down = (2 * 8 * 64, 2 * 8 * 2 * 32), (8 * 32, 8 * 64)
     assert trained_matrices(shape, 1) == (*8 * (64,), *gate_up, *down, 64, 8)
-    assert persistent(shape, 1) - persistent(shape, 0) == 8 * 64 + 64 + 8 + 8 * 32 + 8 * 64
+    assert persistent_elements(shape, 1) - persistent_elements(shape, 0) == 8 * 64 + 64 + 8 + 8 * 32 + 8 * 64
 
 
 def test_no_reference_and_on_policy_has_no_scoring_pass() -> None:

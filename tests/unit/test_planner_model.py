@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from grpo_api.spec.model import Architecture, ModelSpec
 from grpo_planner.model import catalogue
-from grpo_planner.model.architecture import ModelFacts, from_config, resolve
+from grpo_planner.model.architecture import ModelFacts, from_config, resolve_model
 from grpo_planner.model.shapes import families
 from grpo_planner.result.result import PlanReason, SpecRejected
 
@@ -49,7 +49,7 @@ def model(name: str, **fields: Any) -> ModelSpec:
     ],
 )  # fmt: skip
 def test_names_are_found_in_the_catalogue(name: str, known: str) -> None:
-    found = resolve(model(name))
+    found = resolve_model(model(name))
     assert found.shape == catalogue.shapes()[known]
     assert found.source == "Catalogue"
 
@@ -57,7 +57,7 @@ def test_names_are_found_in_the_catalogue(name: str, known: str) -> None:
 @pytest.mark.parametrize("name", ["my/llama", "Qwen/Qwen2.5-0.75B", "qwen3-40b"])
 def test_other_names_are_not(name: str) -> None:
     with pytest.raises(SpecRejected, match=r"set spec\.model\.parameters") as rejected:
-        resolve(model(name))
+        resolve_model(model(name))
     assert rejected.value.reason == PlanReason.UNKNOWN_MODEL
 
 
@@ -69,33 +69,34 @@ def test_the_source_that_is_trusted_most_wins() -> None:
     given = model("meta-llama/Llama-3.2-1B", architecture=ARCHITECTURE | {"layers": 8})
     facts = ModelFacts(config=LLAMA | {"num_hidden_layers": 12})
     assert [(found.shape.layers, found.found_in) for found in (
-        resolve(given, facts, said(10)), resolve(named, facts, said(10)), resolve(named, facts), resolve(named),
-        resolve(model("mine", parameters="1.2B")),
+        resolve_model(given, facts, said(10)), resolve_model(named, facts, said(10)),
+        resolve_model(named, facts), resolve_model(named),
+        resolve_model(model("mine", parameters="1.2B")),
     )] == [(8, "Spec"), (10, "FormerAttempt"), (12, "ConfigFile"), (16, "Catalogue"), (16, "Size")]  # fmt: skip
 
 
 def test_every_source_gives_the_same_shape() -> None:
     """What `grpo plan --config` tells to set in spec.model.architecture is the file, to the last bit."""
     named = model("meta-llama/Llama-3.2-1B")
-    from_file = resolve(named, ModelFacts(config=LLAMA))
+    from_file = resolve_model(named, ModelFacts(config=LLAMA))
     advised = yaml.safe_load(from_file.note.split("spec.model.architecture: ")[1])
-    given = resolve(model("meta-llama/Llama-3.2-1B", architecture=advised))
-    assert from_file.shape == given.shape == resolve(named).shape
+    given = resolve_model(model("meta-llama/Llama-3.2-1B", architecture=advised))
+    assert from_file.shape == given.shape == resolve_model(named).shape
     assert (from_file.source, given.source, given.note) == ("Exact", "Exact", "")
 
 
 def test_a_contradicting_size_makes_it_another_model() -> None:
-    pruned = resolve(model("meta-llama/Llama-3.2-1B", parameters="800M"))
+    pruned = resolve_model(model("meta-llama/Llama-3.2-1B", parameters="800M"))
     assert (pruned.source, pruned.shape.parameters, pruned.label) == ("Estimated", 800_000_000, "800M")
     assert "estimated from 800M" in pruned.note
-    assert resolve(model("meta-llama/Llama-3.2-1B", parameters="1.2B")).source == "Catalogue"
+    assert resolve_model(model("meta-llama/Llama-3.2-1B", parameters="1.2B")).source == "Catalogue"
 
 
 @pytest.mark.parametrize("size", ["1K", "77K", "1M", "30M", "60M", "600M", "7B", "40B", "500B"])
 def test_any_size_has_a_shape(size: str) -> None:
-    shape = resolve(model("mine", parameters=size)).shape
-    assert shape.counted / shape.parameters > 0.15 or size == "1K"
-    assert shape.counted / shape.parameters < 3 or size == "1K"
+    shape = resolve_model(model("mine", parameters=size)).shape
+    assert shape.counted_parameters / shape.parameters > 0.15 or size == "1K"
+    assert shape.counted_parameters / shape.parameters < 3 or size == "1K"
 
 
 def test_configs_of_other_families() -> None:
@@ -132,8 +133,8 @@ def test_windows_where_layer_types_says_nothing(kind: str, keys: dict[str, Any],
 
 def test_a_config_of_something_else_is_rejected() -> None:
     with pytest.raises(SpecRejected, match=r"model_type resnet, whose memory is known for llama, .* only: set spec"):
-        resolve(model("x"), ModelFacts(config={"model_type": "resnet"}))
-    assert resolve(model("x", parameters="1B"), ModelFacts(config={"model_type": "resnet"})).source == "Estimated"
+        resolve_model(model("x"), ModelFacts(config={"model_type": "resnet"}))
+    assert resolve_model(model("x", parameters="1B"), ModelFacts(config={"model_type": "resnet"})).source == "Estimated"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_a_config_of_something_else_is_rejected() -> None:
 )  # fmt: skip
 def test_what_does_not_generate_is_refused(about: dict[str, Any]) -> None:
     with pytest.raises(SpecRejected, match="doesn't generate text from left to right") as rejected:
-        resolve(model("meta-llama/Llama-3.2-1B", architecture=ARCHITECTURE), ModelFacts(config=LLAMA | about))
+        resolve_model(model("meta-llama/Llama-3.2-1B", architecture=ARCHITECTURE), ModelFacts(config=LLAMA | about))
     assert rejected.value.reason == PlanReason.UNSUPPORTED_MODEL
 
 
@@ -154,28 +155,28 @@ def test_what_does_not_generate_is_refused(about: dict[str, Any]) -> None:
 def test_types_without_a_formula_are_never_exact(kind: str | None) -> None:
     facts = ModelFacts(config=LLAMA | {"model_type": kind})
     with pytest.raises(SpecRejected, match=r"set spec\.model\.parameters to have it estimated"):
-        resolve(model("my/model"), facts)
-    near = resolve(model("my/model", parameters="1.3B"), facts)
+        resolve_model(model("my/model"), facts)
+    near = resolve_model(model("my/model", parameters="1.3B"), facts)
     assert (near.source, near.shape.parameters, near.shape.layers) == ("Estimated", 1_300_000_000, 16)
-    far = resolve(model("my/model", parameters="8B"), facts)
+    far = resolve_model(model("my/model", parameters="8B"), facts)
     assert (far.source, far.shape.parameters) == ("Estimated", 8_000_000_000)
     assert "no formula of its own" in far.note
-    given = resolve(model("my/model", architecture=ARCHITECTURE | ({"modelType": kind} if kind else {})))
+    given = resolve_model(model("my/model", architecture=ARCHITECTURE | ({"modelType": kind} if kind else {})))
     assert (given.source, "no formula" in given.note) == ("Estimated", True)
 
 
 def test_sizes_that_contradict_each_other_are_refused_with_the_three_numbers() -> None:
     named, facts = model("my/llama", parameters="3B"), ModelFacts(config=LLAMA, stored=1_235_814_400)
     with pytest.raises(SpecRejected) as rejected:
-        resolve(named, facts)
+        resolve_model(named, facts)
     assert rejected.value.reason == PlanReason.INVALID_COMBINATION
     for number in ("config.json gives 1.24B", "spec.model.parameters gives 3B", "safetensors files gives 1.24B"):
         assert number in str(rejected.value)
     with pytest.raises(SpecRejected, match="contradict"):
-        resolve(model("my/llama"), replace(facts, stored=2 * facts.stored))
+        resolve_model(model("my/llama"), replace(facts, stored=2 * facts.stored))
     with pytest.raises(SpecRejected, match=r"spec\.model\.architecture gives 1\.24B"):
-        resolve(model("my/llama", parameters="8B", architecture=ARCHITECTURE | {"modelType": "llama"}))
-    assert resolve(model("my/llama", parameters="1.2B"), facts).source == "Exact"
+        resolve_model(model("my/llama", parameters="8B", architecture=ARCHITECTURE | {"modelType": "llama"}))
+    assert resolve_model(model("my/llama", parameters="1.2B"), facts).source == "Exact"
 
 
 @pytest.mark.parametrize(
@@ -187,15 +188,15 @@ def test_sizes_that_contradict_each_other_are_refused_with_the_three_numbers() -
 )  # fmt: skip
 def test_quantised_names_are_refused(name: str) -> None:
     with pytest.raises(SpecRejected, match="its weights are quantised") as rejected:
-        resolve(model(name, parameters="7.6B"))
+        resolve_model(model(name, parameters="7.6B"))
     assert rejected.value.reason == PlanReason.UNSUPPORTED_MODEL
-    assert resolve(model("unsloth/gpt-oss-20b-BF16")).source == "Catalogue"
+    assert resolve_model(model("unsloth/gpt-oss-20b-BF16")).source == "Catalogue"
 
 
 def test_a_quantised_base_is_refused_whatever_it_is_called() -> None:
     narrow = ModelFacts(config=LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
     with pytest.raises(SpecRejected, match="quant_method gptq"):
-        resolve(model("meta-llama/Llama-3.2-1B", architecture=ARCHITECTURE), narrow)
+        resolve_model(model("meta-llama/Llama-3.2-1B", architecture=ARCHITECTURE), narrow)
 
 
 def test_a_sparse_config_breaks_no_catalogued_model() -> None:
@@ -203,19 +204,19 @@ def test_a_sparse_config_breaks_no_catalogued_model() -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
             "sliding_window": 1024}  # fmt: skip
     sparse = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
-    known = resolve(model("google/gemma-3-4b-it"), ModelFacts(config=sparse))
+    known = resolve_model(model("google/gemma-3-4b-it"), ModelFacts(config=sparse))
     assert (known.source, known.shape) == ("Catalogue", catalogue.shapes()["gemma-3-4b"])
     alone = from_config(text)
     assert replace(alone, declared=known.shape.declared) == known.shape
-    tuned = resolve(model("my/tuned", parameters="4.3B"), ModelFacts(config=sparse))
+    tuned = resolve_model(model("my/tuned", parameters="4.3B"), ModelFacts(config=sparse))
     assert (tuned.source, tuned.shape) == ("Estimated", known.shape)
     with pytest.raises(SpecRejected, match=r"nests its language model of 3\.88B .* set spec\.model\.parameters"):
-        resolve(model("my/tuned"), ModelFacts(config=sparse))
+        resolve_model(model("my/tuned"), ModelFacts(config=sparse))
 
 
 @given(st.dictionaries(st.sampled_from(sorted({*LLAMA, "layer_types", "text_config", "num_experts", "architectures"})),
                        JSON_VALUES, max_size=4), st.sampled_from(sorted(families())))  # fmt: skip
 def test_any_config_is_read_or_refused(strange: dict[str, Any], kind: str) -> None:
     with contextlib.suppress(SpecRejected):
-        found = resolve(model("my/model"), ModelFacts(config=LLAMA | {"model_type": kind} | strange))
+        found = resolve_model(model("my/model"), ModelFacts(config=LLAMA | {"model_type": kind} | strange))
         assert found.shape.parameters > 0

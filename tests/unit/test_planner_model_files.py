@@ -47,11 +47,11 @@ def test_weights_are_counted_by_their_headers(tmp_path: Path) -> None:
 
 
 def test_products_match_by_their_longest_beginning() -> None:
-    assert products.lookup("NVIDIA-H100-80GB-HBM3-x") == products.table()["NVIDIA-H100-80GB-HBM3"]
-    assert products.lookup("NVIDIA-A10").memory_mib == 23028
-    assert products.lookup("NVIDIA-H200-NVL").teraflops < products.lookup("NVIDIA-H200").teraflops
-    assert products.lookup("NVIDIA-A1000") == products.UNKNOWN
-    assert not products.lookup("Tesla-T4").bfloat16
+    assert products.lookup_product("NVIDIA-H100-80GB-HBM3-x") == products.table()["NVIDIA-H100-80GB-HBM3"]
+    assert products.lookup_product("NVIDIA-A10").memory_mib == 23028
+    assert products.lookup_product("NVIDIA-H200-NVL").teraflops < products.lookup_product("NVIDIA-H200").teraflops
+    assert products.lookup_product("NVIDIA-A1000") == products.UNKNOWN
+    assert not products.lookup_product("Tesla-T4").has_bfloat16
 
 
 @pytest.mark.realtime

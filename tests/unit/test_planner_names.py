@@ -14,7 +14,7 @@ from grpo_planner.hardware.inventory_file import (
     short_names,
     unknown_product,
 )
-from grpo_planner.hardware.products import lookup, table
+from grpo_planner.hardware.products import lookup_product, table
 from grpo_planner.plan import plan_job
 from tests.generated import cases
 from tests.unit.planning import H100, LLAMA_1B, spec
@@ -27,7 +27,7 @@ from tests.unit.planning import H100, LLAMA_1B, spec
 )  # fmt: skip
 def test_products_are_known_by_short_names(name: str, gib: int) -> None:
     label = label_of(name)
-    assert (round(lookup(label).memory_mib / 1024) if label else 0) == gib
+    assert (round(lookup_product(label).memory_mib / 1024) if label else 0) == gib
 
 
 @given(st.sampled_from(sorted(short_names())), st.sampled_from(["-", "_", " "]), st.booleans())
@@ -43,7 +43,7 @@ def test_a_short_name_in_any_spelling_is_a_product(name: str, between: str, capi
 def test_any_name_is_a_product_or_a_sentence(name: str) -> None:
     label = label_of(name)
     if label is not None:
-        assert lookup(label).known
+        assert lookup_product(label).is_known
         return
     with pytest.raises(InventoryInvalid, match="is no GPU product that the planner knows"):
         parse_gpus(f"8x{name}")

@@ -32,7 +32,7 @@ def planned(case: tuple[str, str]) -> PlanResult:
     return plan_job(spec(model), inventory(nodes(2, 4, product, host_gib=200)))
 
 
-def printed(width: int, *, show: Any = plan_table.show, arguments: Any) -> str:
+def printed(width: int, *, show: Any = plan_table.show_plan, arguments: Any) -> str:
     out = Console(width=width, file=io.StringIO(), highlight=False)
     show(out, *arguments)
     assert isinstance(out.file, io.StringIO)
@@ -62,7 +62,7 @@ def test_no_width_loses_a_verdict_or_a_time(width: int, case: tuple[str, str]) -
 @settings(max_examples=cases(20))
 def test_no_width_loses_a_difference(width: int) -> None:
     before, after = planned((LLAMA_1B, H100)), planned((QWEN_7B, H100))
-    text = printed(width, show=plan_table.difference, arguments=("model", before, after))
+    text = printed(width, show=plan_table.show_difference, arguments=("model", before, after))
     assert max(map(len, text.splitlines())) <= width
     words = squeezed(text)
     for result in (before, after):

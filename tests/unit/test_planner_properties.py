@@ -121,7 +121,7 @@ def test_invariants_of_every_plan(job: GRPOJobSpec, offers: list[Node], more: in
     random.shuffle(single)
     assert plan_job(job, Inventory(tuple(single))).model_dump_json() == answer.model_dump_json()
     # On nodes that are empty before and after: with more memory a job may start at once on what it waited past.
-    empty = [group.emptied for group in groups]
+    empty = [group.without_usage for group in groups]
     before = plan_job(job, Inventory(tuple(empty)))
     bigger = [replace(group, gpu_memory_mib=group.gpu_memory_mib + more) for group in empty]
     after = plan_job(job, Inventory(tuple(bigger)))
@@ -244,6 +244,6 @@ def test_a_planner_that_has_planned_before_answers_the_same_bytes(
         apart = [replace(node, count=1, name=f"{node.name}-{k}") for node in reversed(there) for k in range(node.count)]
         fresh = plan_job(job, Inventory(tuple(there))).model_dump_json()
         assert planner.plan(Inventory(tuple(there))).model_dump_json() == fresh
-        assert planner.plan(Inventory(tuple(apart)).merged).model_dump_json() == fresh
-        found = brief.plan(Inventory(tuple(apart)).merged)
+        assert planner.plan(Inventory(tuple(apart)).with_merged_nodes).model_dump_json() == fresh
+        found = brief.plan(Inventory(tuple(apart)).with_merged_nodes)
         assert found == planner.plan(Inventory(tuple(there))).model_copy(update={"candidates": []})

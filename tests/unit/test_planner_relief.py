@@ -11,7 +11,7 @@ from grpo_api.plan.learned import HOST, MAX_REPLANS, Learned
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import MemoryShortage, Outcome, Result
 from grpo_planner.plan import Planner
-from grpo_planner.replan.oom_replan import account, learn, relieved, splits
+from grpo_planner.replan.oom_replan import leaner_splits, learned_with_shortage, mildest_fitting_split, shortage_message
 from grpo_planner.replan.past_run import Run
 from tests.generated import cases
 from tests.unit.planning import A100, H100, L4, LLAMA_1B, QWEN_7B, inventory, nodes, plan, spec
@@ -33,7 +33,7 @@ def oom(phase: str | None = "backward", allocated: int = 0, memory: str = "Devic
 
 def ran_out(run: Run, outcome: Outcome, attempt: int = 1) -> Run:
     """The same run, once that end is known."""
-    return replace(run, learned=learn(run, attempt, outcome))
+    return replace(run, learned=learned_with_shortage(run, attempt, outcome))
 
 
 def begun(*groups: Any, model: str = QWEN_7B, **changes: Any) -> Run:
@@ -51,8 +51,8 @@ def test_a_plan_read_back_has_the_memory_that_it_was_made_with(changes: dict[str
     run = begun(**changes)
     assert run.plan.memory is not None
     assert run.prediction.phases == run.plan.memory.phases.model_dump()
-    assert run.device == run.plan.memory.device_bytes
-    assert round(run.seconds, 2) == run.plan.estimated_step_seconds
+    assert run.device_bytes == run.plan.memory.device_bytes
+    assert round(run.step_seconds, 2) == run.plan.estimated_step_seconds
 
 
 def test_a_new_split_takes_another_time_which_counts_on_the_links_that_nodes_declare() -> None:
@@ -62,8 +62,8 @@ def test_a_new_split_takes_another_time_which_counts_on_the_links_that_nodes_dec
     run = Run(plan(job, slow), job, Learned(), inventory(slow))
     first = run.plan.estimated_step_seconds
     assert first is not None
-    assert round(run.seconds, 2) == first
-    relief = relieved(ran_out(run, oom("backward")))
+    assert round(run.step_seconds, 2) == first
+    relief = mildest_fitting_split(ran_out(run, oom("backward")))
     assert relief is not None
     assert relief.estimated_step_seconds is not None
     assert relief.estimated_step_seconds > first
@@ -77,7 +77,7 @@ def test_checkpointing_comes_first_then_the_micro_batch() -> None:
     assert not run.plan.gradient_checkpointing
     seen = []
     for attempt in (1, 2):
-        relief = relieved(ran_out(run, oom("backward"), attempt))
+        relief = mildest_fitting_split(ran_out(run, oom("backward"), attempt))
         assert relief is not None
         seen.append((relief.gradient_checkpointing, relief.micro_batch, relief.generation_sub_batch))
         run = Run(relief, run.spec, ran_out(run, oom("backward"), attempt).learned)
@@ -94,7 +94,7 @@ def test_checkpointing_comes_first_then_the_micro_batch() -> None:
 def test_generation_that_ran_out_gets_smaller_calls_and_says_what_that_means() -> None:
     run = begun()
     before = run.plan
-    relief = relieved(ran_out(run, oom("generate")))
+    relief = mildest_fitting_split(ran_out(run, oom("generate")))
     assert relief is not None
     assert 0 < relief.generation_sub_batch < before.micro_batch * before.steps_per_generation
     assert (relief.micro_batch, relief.gradient_checkpointing) == (before.micro_batch, before.gradient_checkpointing)
@@ -108,7 +108,7 @@ def test_what_was_measured_is_the_floor_of_that_phase_alone() -> None:
     after = ran_out(run, oom("backward", measured))
     for name, size in run.prediction.phases.items():
         assert after.prediction.phases[name] == (pytest.approx(measured, rel=1e-9) if name == "backward" else size)
-    assert after.device > run.usable
+    assert after.device_bytes > run.usable_bytes
     again = ran_out(after, oom("backward", measured // 2), 2)
     assert again.learned.factor("backward") >= after.learned.factor("backward") * 0.999
 
@@ -128,15 +128,15 @@ def test_the_whole_search_counts_on_it_too() -> None:
 
 def test_pins_and_bnpo_keep_their_micro_batch() -> None:
     for run in (begun(training__perDeviceTrainBatchSize=2), begun(training__lossType="bnpo")):
-        assert {split["micro_batch"] for split in splits(run)} == {run.plan.micro_batch}
+        assert {split["micro_batch"] for split in leaner_splits(run)} == {run.plan.micro_batch}
     off = begun(training__gradientCheckpointing="Disabled")
-    assert not any(split["gradient_checkpointing"] for split in splits(off))
+    assert not any(split["gradient_checkpointing"] for split in leaner_splits(off))
 
 
 def test_a_gpu_job_whose_host_ran_out_asks_for_more_of_it_and_stays_as_it_is() -> None:
     run = begun()
     after = ran_out(run, oom(None, memory="Host"))
-    relief = relieved(after)
+    relief = mildest_fitting_split(after)
     assert relief is not None
     assert relief.host_memory_bytes >= 1.49 * run.plan.host_memory_bytes
     assert relief.model_dump(exclude=MAY_CHANGE) == run.plan.model_dump(exclude=MAY_CHANGE)
@@ -150,7 +150,7 @@ def test_a_gpu_job_whose_host_ran_out_asks_for_more_of_it_and_stays_as_it_is() -
 def test_a_cpu_job_at_its_limit_gets_leaner_and_without_one_asks_for_more() -> None:
     job = spec(LLAMA_1B, training__numGenerations=8, training__promptsPerStep=4, **CPU)
     free = Run(plan(job), job, Learned())
-    relief = relieved(ran_out(free, oom(None, memory="Host")))
+    relief = mildest_fitting_split(ran_out(free, oom(None, memory="Host")))
     assert relief is not None
     assert relief.micro_batch == free.plan.micro_batch
     assert relief.host_memory_bytes >= 1.49 * free.plan.host_memory_bytes
@@ -158,7 +158,7 @@ def test_a_cpu_job_at_its_limit_gets_leaner_and_without_one_asks_for_more() -> N
         LLAMA_1B, training__numGenerations=8, training__promptsPerStep=4, **CPU, resources__limits={"memory": "9Gi"}
     )
     bound = Run(plan(job), job, Learned())
-    relief = relieved(ran_out(bound, oom(None, memory="Host")))
+    relief = mildest_fitting_split(ran_out(bound, oom(None, memory="Host")))
     assert relief is not None
     assert relief.gradient_checkpointing
     assert relief.host_memory_bytes == 9 * GIB
@@ -171,7 +171,7 @@ def test_a_killed_container_whose_phase_nobody_knows_gets_one_saving_after_the_o
     run, rungs = Run(plan(job), job, Learned()), []
     for attempt in (1, 2, 3, 4):
         run = ran_out(run, oom(None, memory="Host"), attempt)
-        relief = relieved(run)
+        relief = mildest_fitting_split(run)
         assert relief is not None
         check_same_training(run.plan, relief)
         rungs.append((relief.gradient_checkpointing, relief.micro_batch, relief.generation_sub_batch))
@@ -182,10 +182,10 @@ def test_a_killed_container_whose_phase_nobody_knows_gets_one_saving_after_the_o
 
 def test_a_job_that_nothing_relieves_is_told_what_was_tried_and_what_would_do() -> None:
     run = begun(nodes(1, 1, L4), model=LLAMA_1B, placement__gpus={"max": 1})
-    leanest = run.with_plan(**list(splits(run))[-1])
+    leanest = run.with_plan(**list(leaner_splits(run))[-1])
     after = ran_out(leanest, oom("step", 30 * GIB))
-    assert relieved(after) is None
-    text = account(after)
+    assert mildest_fitting_split(after) is None
+    text = shortage_message(after)
     assert "micro-batch 1, with checkpointing" in text
     assert "needed 30.0 GiB or more at step of" in text
     assert "usable each would do, such as" in text
@@ -220,26 +220,26 @@ def test_whatever_runs_out_the_batch_and_what_is_trained_stay(
         before = run
         measured = round(share * run.prediction.peak)
         run = ran_out(run, oom(phase, measured, memory), attempt)
-        assert learn(before, attempt, oom(phase, measured, memory)) == run.learned
+        assert learned_with_shortage(before, attempt, oom(phase, measured, memory)) == run.learned
         where = run.learned.shortfalls[-1].where
         assert (where == HOST) == (memory == "Host")
         # floors only rise, and the plan that ran out does not fit by them
         assert all(run.learned.factor(key) >= before.learned.factor(key) * 0.999999 for key in before.learned.memory)
         if where != HOST:
-            assert not run.fits()
-        relief = relieved(run)
+            assert not run.may_fit()
+        relief = mildest_fitting_split(run)
         if relief is None:
             assert where != HOST
-            assert "would do" in account(run)
+            assert "would do" in shortage_message(run)
             return
         check_same_training(first, relief)
         if where != HOST:
             after = Run(relief, job, run.learned)
             assert after.prediction.phases[where] <= run.prediction.phases[where]
             assert relief.memory is not None
-            assert relief.memory.device_bytes == after.device
-            others = [run.with_plan(**split).prediction.phases[where] for split in splits(run)]
-            assert after.fits() or after.prediction.phases[where] == min(others)
+            assert relief.memory.device_bytes == after.device_bytes
+            others = [run.with_plan(**split).prediction.phases[where] for split in leaner_splits(run)]
+            assert after.may_fit() or after.prediction.phases[where] == min(others)
         run = Run(relief, job, run.learned)
     assert len(run.learned.shortfalls) == len(ends)
     assert len(run.plan.changes) <= 16

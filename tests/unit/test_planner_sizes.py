@@ -65,7 +65,7 @@ def test_prices_are_those_of_the_inventory(tmp_path: Path, capsys: pytest.Captur
 @settings(max_examples=cases(40))
 def test_no_width_loses_a_number(width: int, sizes: list[Size]) -> None:
     out = Console(width=width, file=io.StringIO(), highlight=False, emoji=False)
-    size_table.show(out, sizes)
+    size_table.show_sizes(out, sizes)
     assert isinstance(out.file, io.StringIO)
     text = out.file.getvalue()
     assert max(map(len, text.splitlines())) <= width

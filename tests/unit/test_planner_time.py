@@ -7,9 +7,9 @@ import pytest
 
 from grpo_api.plan.learned import Learned, MeasuredLinks
 from grpo_planner.hardware.inventory import Node
-from grpo_planner.hardware.products import lookup
+from grpo_planner.hardware.products import lookup_product
 from grpo_planner.memory.setup import Setup
-from grpo_planner.model.catalogue import lookup as model
+from grpo_planner.model.catalogue import lookup_shape as model
 from grpo_planner.plan import plan_job
 from grpo_planner.time import step_time as steptime
 from grpo_planner.time.step_time import StepTime, step_time
@@ -25,7 +25,7 @@ def time(setup: Setup = SETUP, name: str = QWEN_7B, gpus: int = 1, calls: float 
     """A step of a catalogued model on so many nodes."""
     shape = model(name)
     assert shape is not None
-    return step_time(shape, setup, lookup(product), gpus, calls)
+    return step_time(shape, setup, lookup_product(product), gpus, calls)
 
 
 def test_zero_reduces_after_every_micro_batch_and_ddp_once() -> None:

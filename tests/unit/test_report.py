@@ -19,8 +19,8 @@ from grpo_api.report.report import (
     Outcome,
     Result,
 )
-from grpo_api.report.root_cause import Tier, tier
-from grpo_api.report.termination_message import MESSAGE_BYTES, with_message
+from grpo_api.report.root_cause import CausePriority, cause_priority
+from grpo_api.report.termination_message import MESSAGE_BYTES, truncate_to_fit
 from grpo_api.report.training_metrics import OUTCOME_KEYS, TRAINER
 from grpo_api.text.contract import TERMINATION_BYTES
 from grpo_api.text.quantity import MAX_COUNT
@@ -80,7 +80,7 @@ STAYS = {"result", "rank", "step", "total_steps", "attempt", "diverged_on", "sho
 @given(OUTCOMES, st.lists(PARTS, max_size=4))
 def test_any_outcome_fits_and_is_read_back(outcome: Outcome, parts: list[tuple[str, int]]) -> None:
     message = "".join(text * times for text, times in parts)
-    told = with_message(outcome, message)
+    told = truncate_to_fit(outcome, message)
     said = told.model_dump_json().encode()
     assert len(said) <= TERMINATION_BYTES
     read = Outcome.model_validate_json(said)
@@ -98,7 +98,7 @@ def test_any_outcome_fits_and_is_read_back(outcome: Outcome, parts: list[tuple[s
 @settings(max_examples=cases(200, gate=50))
 @given(OUTCOMES, st.sampled_from(["", "a" * 4000]))
 def test_what_matters_least_is_left_out_first(outcome: Outcome, message: str) -> None:
-    told = with_message(outcome, message)
+    told = truncate_to_fit(outcome, message)
     assert told.revisions.items() <= outcome.revisions.items()
     assert told.metrics.items() <= outcome.metrics.items() or "nan" in str(outcome.metrics.values())
     assert list(told.metrics) == list(outcome.metrics)[: len(told.metrics)]
@@ -125,7 +125,7 @@ def test_forty_commits_leave_room_for_what_happened_and_where_the_model_is() -> 
     )
     metrics = dict.fromkeys(OUTCOME_KEYS, 0.123456789012345)
     outcome = Outcome(result=Result.SUCCEEDED, metrics=metrics, revisions=revisions, export=export)
-    told = with_message(outcome, "trained " * 400)
+    told = truncate_to_fit(outcome, "trained " * 400)
     assert (told.export, told.metrics) == (export, metrics)
     assert {"model", "dataset"} <= told.revisions.keys()
     assert len(told.message) > 900
@@ -133,7 +133,7 @@ def test_forty_commits_leave_room_for_what_happened_and_where_the_model_is() -> 
 
 @pytest.mark.parametrize("filling", ["a", '"', "ü", "\x01", "😀"])
 def test_a_long_message_keeps_both_ends_and_uses_the_room(filling: str) -> None:
-    outcome = with_message(Outcome(result=Result.ERROR), "begin " + filling * 9000 + " end")
+    outcome = truncate_to_fit(Outcome(result=Result.ERROR), "begin " + filling * 9000 + " end")
     size = len(outcome.model_dump_json().encode())
     assert outcome.message.startswith("begin ")
     assert outcome.message.endswith(" end")
@@ -145,11 +145,13 @@ def test_the_plan_predicts_memory_for_phases_that_the_trainer_measures() -> None
 
 
 def test_what_a_lost_peer_says_is_never_blamed_before_what_can_have_caused_it() -> None:
-    causes = {tier(result) for result in (Result.BAD_INPUT, Result.OUT_OF_MEMORY, Result.REWARD_ERROR)}
-    symptoms = {tier(result) for result in (Result.ERROR, Result.RENDEZVOUS_TIMEOUT, Result.PREEMPTED, Result.HANG)}
-    assert max(causes) < tier(Result.PREEMPTED, disrupted=True) < min(symptoms)
-    assert tier(Result.OUT_OF_MEMORY, disrupted=True) is Tier.SPECIFIC
-    assert tier(Result.BAD_INPUT, reported=False) is Tier.ERROR
+    causes = {cause_priority(result) for result in (Result.BAD_INPUT, Result.OUT_OF_MEMORY, Result.REWARD_ERROR)}
+    symptoms = {
+        cause_priority(result) for result in (Result.ERROR, Result.RENDEZVOUS_TIMEOUT, Result.PREEMPTED, Result.HANG)
+    }
+    assert max(causes) < cause_priority(Result.PREEMPTED, disrupted=True) < min(symptoms)
+    assert cause_priority(Result.OUT_OF_MEMORY, disrupted=True) is CausePriority.SPECIFIC
+    assert cause_priority(Result.BAD_INPUT, reported=False) is CausePriority.ERROR
 
 
 def test_the_label_phase_is_the_job_s_alone() -> None:

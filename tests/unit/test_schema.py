@@ -13,7 +13,7 @@ from pydantic import Field
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.text.base import ATOMIC_LIST, Model, Rule
-from grpo_api.text.schema import NotStructural, Schema, fields, structural
+from grpo_api.text.schema import NotStructural, Schema, schema_fields, structural_schema
 from grpo_codegen import __main__ as codegen
 from grpo_codegen.crd import definition, job_schema
 from tests.samples import BAD, GOOD, SPEC, Bad, changed
@@ -59,7 +59,7 @@ def test_every_rule_has_a_spec_that_breaks_it() -> None:
         with pytest.raises(SpecInvalid) as caught:
             parse_spec(bad.spec, creating=True)
         told += str(caught.value)
-    assert [rule.message for rule in _rules(Model) if rule.satisfied and rule.message not in told] == []
+    assert [rule.message for rule in _rules(Model) if rule.is_satisfied and rule.message not in told] == []
 
 
 def _rules(model: type[Model]) -> list[Rule]:
@@ -86,7 +86,7 @@ def test_what_is_not_a_regular_expression_is_rejected_before_anything_starts(pat
 
 
 def test_every_field_says_what_it_is() -> None:
-    silent = [path for path, schema in fields(job()) if _is_named(path) and not schema.get("description")]
+    silent = [path for path, schema in schema_fields(job()) if _is_named(path) and not schema.get("description")]
     assert silent == ["metadata"]
 
 
@@ -104,7 +104,7 @@ def test_every_optional_field_of_the_spec_says_what_happens_when_it_is_unset() -
 
 def test_the_status_has_no_defaults_so_that_an_object_without_one_stays_without() -> None:
     status = job()["properties"]["status"]
-    assert [path for path, schema in fields(status) if "default" in schema] == []
+    assert [path for path, schema in schema_fields(status) if "default" in schema] == []
 
 
 def test_who_owns_which_field_of_a_part_of_the_status_is_not_kept() -> None:
@@ -118,7 +118,7 @@ def test_columns_show_what_the_design_promises() -> None:
     columns = definition()["spec"]["versions"][0]["additionalPrinterColumns"]
     always = [column["name"].upper() for column in columns if column["priority"] == 0]
     assert always == ["PHASE", "MODEL", "SIZE", "REFERENCE", "GPUS", "STEP", "KL", "REWARD", "RESTARTS", "AGE"]
-    known = {f".{path}" for path, _ in fields(job())}
+    known = {f".{path}" for path, _ in schema_fields(job())}
     for column in columns:
         path = re.sub(r"\[\?.*?\]", "[]", column["jsonPath"])
         assert path in known or path == ".metadata.creationTimestamp"
@@ -126,7 +126,7 @@ def test_columns_show_what_the_design_promises() -> None:
 
 @pytest.mark.slow  # lint, a part of each run, does the same
 def test_generated_files_are_fresh() -> None:
-    assert codegen.stale(codegen.ROOT) == []
+    assert codegen.stale_files(codegen.ROOT) == []
 
 
 def test_check_fails_on_a_stale_file_and_writing_mends_it(
@@ -139,7 +139,7 @@ def test_check_fails_on_a_stale_file_and_writing_mends_it(
     (tmp_path / "crds/grpojob.yaml").write_text("stale")
     assert codegen.main(["--root", str(tmp_path), "--check"]) == 1
     assert "crds/grpojob.yaml is stale: run `make codegen`" in capsys.readouterr().err
-    assert codegen.write(tmp_path) == ["crds/grpojob.yaml"]
+    assert codegen.write_files(tmp_path) == ["crds/grpojob.yaml"]
 
 
 class Unbounded(Model):
@@ -178,7 +178,7 @@ class OneChoice(Model):
 
 
 def test_a_single_choice_is_an_enum_as_crds_know_no_const() -> None:
-    schema = structural(OneChoice, defaults=True)["properties"]["version"]
+    schema = structural_schema(OneChoice, defaults=True)["properties"]["version"]
     assert schema == {"description": "The only version.", "enum": ["v1"], "type": "string", "default": "v1"}
 
 
@@ -193,7 +193,7 @@ def test_a_single_choice_is_an_enum_as_crds_know_no_const() -> None:
 )
 def test_a_model_without_a_structural_schema_is_rejected(model: type[Model], says: str) -> None:
     with pytest.raises(NotStructural, match=re.escape(says)):
-        structural(model, defaults=True)
+        structural_schema(model, defaults=True)
 
 
 def _is_named(path: str) -> bool:

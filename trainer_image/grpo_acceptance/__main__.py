@@ -78,14 +78,14 @@ def write_outcome(summary: str, wrong: list[str]) -> None:
         return
     from grpo_api.plan.plan import TrainingPlan
     from grpo_api.report.report import Outcome, Result
-    from grpo_api.report.termination_message import with_message
+    from grpo_api.report.termination_message import truncate_to_fit
     from grpo_trainer.gang.placement import placement
     from grpo_trainer.process.outcome import announce_outcome
 
     plan = TrainingPlan.model_validate_json(path.read_text(encoding="utf-8"))
     result = Result.ERROR if wrong else Result.SUCCEEDED
     outcome = Outcome(result=result, rank=placement(plan.execution, os.environ).rank, attempt=plan.job.attempt)
-    announce_outcome(with_message(outcome, "; ".join([summary, *wrong])))
+    announce_outcome(truncate_to_fit(outcome, "; ".join([summary, *wrong])))
 
 
 def run_check(check: Check, context: Context) -> int:

@@ -10,7 +10,7 @@ import traceback
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
-from grpo_api.report.termination_message import with_message
+from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.spec.checkpoint import ExportSpec
 from grpo_api.text.contract import THREADS_ENV
 
@@ -68,7 +68,7 @@ def main() -> int:
         place = placement(plan.execution, os.environ)
         require_signable(plan.export, place)
     except BadInput as error:
-        return announce_outcome(with_message(Outcome(result=error.result), str(error)))
+        return announce_outcome(truncate_to_fit(Outcome(result=error.result), str(error)))
     if place.processes_per_node > 1 and LOCAL_RANK_ENV not in os.environ:
         return supervise(plan, place)
     os.environ.update(launch_environment(plan.rendezvous, place))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
-from grpo_api.report.termination_message import with_message
+from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.spec.model import ModelSpec
 from grpo_api.spec.rewards import RewardSpec
 from grpo_api.text.clock import Clock
@@ -70,7 +70,7 @@ def fetch_inputs(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
         rows = read_hub(dataset, hub)
         print(f"spec.dataset.name: {dataset.name}: complete, {len(rows)} rows", flush=True)
         names.append(dataset.name)
-    return with_message(
+    return truncate_to_fit(
         Outcome(result=Result.SUCCEEDED, revisions=hub.commits),
         f"in the cache: {', '.join(names) or 'nothing to fetch'}",
     )
@@ -92,7 +92,7 @@ def main() -> int:
         return announce_outcome(fetch_inputs(read_plan(os.environ)))
     except Exception as error:
         result, message = classify_error(error)
-        return announce_outcome(with_message(Outcome(result=result), message))
+        return announce_outcome(truncate_to_fit(Outcome(result=result), message))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ STEP_ESTIMATES = 3.0
 """A step may take this many times its coarse estimate, even if guard.hangTimeoutSeconds is shorter."""
 
 
-def patience(stage: str, guard: GuardSpec, execution: ExecutionPlan) -> float:
+def hang_timeout_seconds(stage: str, guard: GuardSpec, execution: ExecutionPlan) -> float:
     """Seconds without progress after which an attempt hangs.
 
     Progress is a finished step in stage Training; everywhere else it is a change of stage, bytes that were read or

@@ -79,6 +79,6 @@ class Learned(Model):
         found = self.memory.get(key)
         return found.factor if found else 1.0
 
-    def last_of(self, attempt: int) -> Shortfall | None:
+    def last_shortfall_of(self, attempt: int) -> Shortfall | None:
         """How this attempt ran out of memory, if it is the last that did."""
         return next((one for one in self.shortfalls[-1:] if one.attempt == attempt), None)

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one, map_list, unique
+from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one, map_list, unique_by
 from ..text.contract import CONTAINER, ENV_PREFIX, RANK_ENV, RESERVED_MOUNTS
 from ..text.names import (
     SUB_PATH_RULE,
@@ -29,7 +29,7 @@ from ..text.names import (
     ResourceFieldSelector,
     SecretKeySelector,
     SubPath,
-    stays_inside,
+    is_inside,
 )
 from ..text.quantity import Quantity, parse_quantity
 
@@ -142,7 +142,7 @@ class VolumeMount(Model):
         Rule(
             r"!self.mountPath.matches(r'(^|/)\.\.(/|$)')",
             "mountPath must not contain `..`: write the folder that is meant",
-            lambda mount: stays_inside(mount.mount_path),
+            lambda mount: is_inside(mount.mount_path),
         ),
     )
 
@@ -198,14 +198,14 @@ def _names_no_gpu(resources: "ResourceRequirements") -> bool:
 
 def _requests_are_within_limits(resources: "ResourceRequirements") -> bool:
     limited = [name for name in resources.requests if name in resources.limits]
-    return all(resources.compared(name) <= 0 for name in limited)
+    return all(resources.compare_request(name) <= 0 for name in limited)
 
 
 def _indivisible_requests_equal_limits(resources: "ResourceRequirements") -> bool:
     for name in resources.requests:
         if not _is_indivisible(name):
             continue
-        if name not in resources.limits or resources.compared(name) != 0:
+        if name not in resources.limits or resources.compare_request(name) != 0:
             return False
     return True
 
@@ -247,18 +247,18 @@ class ResourceRequirements(Model):
     """What the container may use at most; past its memory it is killed. Unset: no limit."""
 
     @property
-    def requested(self) -> dict[str, str]:
+    def completed_requests(self) -> dict[str, str]:
         """The requests as the API server completes them: a limit alone is also the request."""
         return {**self.limits, **self.requests}
 
-    def compared(self, name: str) -> int:
+    def compare_request(self, name: str) -> int:
         """1, 0 or -1 as the request of a resource that has both is above, at or below its limit."""
         request, limit = parse_quantity(self.requests[name]), parse_quantity(self.limits[name])
         return (request > limit) - (request < limit)
 
     def manifest(self, defaults: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """The container's resources in a pod; `defaults` are requests that are not named here."""
-        requests = {**defaults, **self.requested}
+        requests = {**defaults, **self.completed_requests}
         found = {"requests": requests, "limits": dict(self.limits)}
         return {kind: amounts for kind, amounts in found.items() if amounts}
 
@@ -270,7 +270,7 @@ Arguments = Annotated[
 Capabilities = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=16, json_schema_extra=ATOMIC_LIST)
 ]
-Environment = Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=map_list("name")), unique("name")]
+Environment = Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=map_list("name")), unique_by("name")]
 EnvironmentSources = Annotated[list[EnvFromSource], Field(max_length=16, json_schema_extra=ATOMIC_LIST)]
 
 
@@ -420,7 +420,7 @@ class InitContainer(Model):
     resources: ResourceRequirements = Field(default_factory=ResourceRequirements)
     """Requests and limits; the pod takes what is more, this or the trainer's, and a sidecar's on top. Unset: none."""
     volume_mounts: Annotated[
-        list[VolumeMount], Field(max_length=32, json_schema_extra=map_list("mountPath")), unique("mount_path")
+        list[VolumeMount], Field(max_length=32, json_schema_extra=map_list("mountPath")), unique_by("mount_path")
     ] = []
     """Volumes of podTemplate.spec.volumes. Unset: none."""
     security_context: SecurityContext = Field(default_factory=SecurityContext)

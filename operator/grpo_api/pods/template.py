@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..text.base import ATOMIC_LIST, Model, Rule, map_list, unique
+from ..text.base import ATOMIC_LIST, Model, Rule, map_list, unique_by
 from ..text.contract import RESERVED_LABELS
 from ..text.names import Annotations, Labels, LocalObjectReference, Name
 from .affinity import Affinity
@@ -122,7 +122,7 @@ class PodSpec(Model):
     service_account_name: Name | None = None
     """Service account; its token is never mounted. Unset: the namespace's default."""
     image_pull_secrets: Annotated[
-        list[LocalObjectReference], Field(max_length=16, json_schema_extra=map_list("name")), unique("name")
+        list[LocalObjectReference], Field(max_length=16, json_schema_extra=map_list("name")), unique_by("name")
     ] = []
     """Pull secrets, beside those of all jobs, which the operator was installed with. Unset, and there are none of
     all jobs: the service account's."""
@@ -139,10 +139,10 @@ class PodSpec(Model):
     ClusterFirst."""
     dns_config: DNSConfig | None = None
     """Further settings of resolv.conf. Unset: none."""
-    volumes: Annotated[list[Volume], Field(max_length=16, json_schema_extra=map_list("name")), unique("name")] = []
+    volumes: Annotated[list[Volume], Field(max_length=16, json_schema_extra=map_list("name")), unique_by("name")] = []
     """Further volumes; spec.volumeMounts shows them to the trainer. Unset: none."""
     init_containers: Annotated[
-        list[InitContainer], Field(max_length=8, json_schema_extra=map_list("name")), unique("name")
+        list[InitContainer], Field(max_length=8, json_schema_extra=map_list("name")), unique_by("name")
     ] = []
     """Containers that run before the trainer, in this order, or beside it. Unset: none."""
     host_network: bool | None = None

@@ -317,7 +317,7 @@ class ConversionParameters(Record):
     """Dtype of the weights that were written."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """What was done, for people."""
         return f"merged into its base, to {self.dtype}" if self.merge else f"to {self.dtype}"
 
@@ -351,7 +351,7 @@ class Conversion(Record):
     """How it was made."""
 
     @property
-    def consumed(self) -> dict[str, str]:
+    def consumed_digests(self) -> dict[str, str]:
         """Name → sha256 of the export's files that went in."""
         dependencies = self.build_definition.resolved_dependencies
         named = {one.name.removeprefix(CONSUMED): one for one in dependencies if one.name.startswith(CONSUMED)}
@@ -360,12 +360,12 @@ class Conversion(Record):
     @property
     def weights_hash(self) -> str:
         """The one hash of the weights that went in."""
-        return weights_hash(self.consumed)
+        return weights_hash(self.consumed_digests)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """What was done to what, for people."""
-        return f"{self.build_definition.external_parameters.words}, from weights {self.weights_hash}"
+        return f"{self.build_definition.external_parameters.description}, from weights {self.weights_hash}"
 
 
 class ConversionStatement(Described):

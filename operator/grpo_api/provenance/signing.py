@@ -88,7 +88,7 @@ def sign(payload: bytes, key: PrivateKey) -> Envelope:
     return Envelope(payload=base64.b64encode(payload).decode(), payload_type=PAYLOAD_TYPE, signatures=[made])
 
 
-def signed_by(envelope: Envelope, key: PublicKey) -> bool:
+def is_signed_by(envelope: Envelope, key: PublicKey) -> bool:
     """Whether any of the envelope's signatures is this key's over its payload; key ids are hints, and not believed."""
     try:
         data = signed_bytes(envelope.content, envelope.payload_type)

@@ -49,7 +49,7 @@ class Export(Model):
     """One hash of its weight files, as `sha256sum *.safetensors | sha256sum` prints it."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """What and where it is, in a sentence for people."""
         return f"{self.format.lower()} of {format_bytes(self.bytes)} at {self.path}"
 
@@ -147,7 +147,7 @@ def files_of(folder: Path) -> dict[str, Path]:
     return dict(sorted(files.items()))
 
 
-def regular(path: Path) -> bool:
+def is_regular_file(path: Path) -> bool:
     """Whether it is a file with content of its own: no link, which may point elsewhere tomorrow, and no pipe."""
     return path.is_file() and not path.is_symlink()
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from .report import Outcome, Result, Standstill
-from .termination_message import with_message
+from .termination_message import truncate_to_fit
 
 DIVERGED = frozenset({Result.DIVERGED, Result.DIVERGED_KL})
 """Results that another batch might not give: see spec.guard.onDivergence."""
@@ -17,7 +17,7 @@ PERMANENT = DIVERGED | {Result.BAD_INPUT, Result.WEIGHTS_DIFFER, Result.ENGINE_M
 """Results that the same input would give again: no restart."""
 
 
-class Tier(IntEnum):
+class CausePriority(IntEnum):
     """How likely an end is the cause of its peers' ends; the lowest is blamed."""
 
     PERMANENT = 1
@@ -30,18 +30,18 @@ class Tier(IntEnum):
 
 
 _TIERS = {
-    Result.OUT_OF_MEMORY: Tier.SPECIFIC,
-    Result.REWARD_ERROR: Tier.SPECIFIC,
-    Result.ENGINE_WEIGHTS_DIFFER: Tier.SPECIFIC,
-    Result.WEIGHT_SYNC_TIMEOUT: Tier.SPECIFIC,
-    Result.ENGINE_LOST: Tier.SPECIFIC,
-    Result.HANG: Tier.HANG,
-    Result.RENDEZVOUS_TIMEOUT: Tier.RENDEZVOUS,
-    Result.PREEMPTED: Tier.TERMINATED,
+    Result.OUT_OF_MEMORY: CausePriority.SPECIFIC,
+    Result.REWARD_ERROR: CausePriority.SPECIFIC,
+    Result.ENGINE_WEIGHTS_DIFFER: CausePriority.SPECIFIC,
+    Result.WEIGHT_SYNC_TIMEOUT: CausePriority.SPECIFIC,
+    Result.ENGINE_LOST: CausePriority.SPECIFIC,
+    Result.HANG: CausePriority.HANG,
+    Result.RENDEZVOUS_TIMEOUT: CausePriority.RENDEZVOUS,
+    Result.PREEMPTED: CausePriority.TERMINATED,
 }
 
 
-def tier(result: Result, *, reported: bool = True, disrupted: bool = False) -> Tier:
+def cause_priority(result: Result, *, reported: bool = True, disrupted: bool = False) -> CausePriority:
     """Where a failure stands in the search for the cause.
 
     Args:
@@ -50,15 +50,15 @@ def tier(result: Result, *, reported: bool = True, disrupted: bool = False) -> T
         disrupted: the cluster ended the pod (eviction, preemption, node loss), not the program.
     """
     if reported and result in PERMANENT:
-        return Tier.PERMANENT
-    usual_tier = _TIERS.get(result, Tier.ERROR)
+        return CausePriority.PERMANENT
+    usual_tier = _TIERS.get(result, CausePriority.ERROR)
     # A specific result names its own cause, which a disruption of the pod does not explain.
-    if disrupted and usual_tier is not Tier.SPECIFIC:
-        return Tier.DISRUPTION
+    if disrupted and usual_tier is not CausePriority.SPECIFIC:
+        return CausePriority.DISRUPTION
     return usual_tier
 
 
-def named_hang(hang: Outcome, outcomes: Iterable[Outcome]) -> Outcome:
+def attribute_hang(hang: Outcome, outcomes: Iterable[Outcome]) -> Outcome:
     """Return the hang, attributed to the rank that all others waited for; unchanged if no outcome has a standstill.
 
     All ranks of a gang run into the same time limit, and the first to report it has mostly waited for another. The rank
@@ -75,7 +75,7 @@ def named_hang(hang: Outcome, outcomes: Iterable[Outcome]) -> Outcome:
     called_from = f", called from {trainer_frame}" if trainer_frame else ""
     silence = f"rank {culprit.rank} has been silent longest, for {standstill.silent_seconds:.0f} s"
     blamed = hang.model_copy(update={"rank": culprit.rank, "step": culprit.step, "standstill": standstill})
-    return with_message(blamed, f"{silence}{where}{called_from}; {hang.message}")
+    return truncate_to_fit(blamed, f"{silence}{where}{called_from}; {hang.message}")
 
 
 def _suspicion(outcome: Outcome, still: Standstill) -> tuple[bool, float, bool, int]:

@@ -17,7 +17,7 @@ FIRST_REVISIONS = ("model", "dataset", DATASET_FINGERPRINT)
 _ELLIPSIS = " […] "
 
 
-def with_message(outcome: Outcome, message: str) -> Outcome:
+def truncate_to_fit(outcome: Outcome, message: str) -> Outcome:
     """The outcome with a message of any length and content, cut in the middle until it and the JSON are short enough.
 
     The bytes are counted of the JSON itself: a quote takes two there, a control character six, a character of another
@@ -49,7 +49,7 @@ def with_standstill(outcome: Outcome, standstill: Standstill) -> Outcome:
         return bare.model_copy(update={"standstill": standstill.model_copy(update={"frames": frames[:count]})})
 
     most = bisect_left(range(1, len(frames) + 1), True, key=lambda count: _size(shown(count)) > TERMINATION_BYTES // 2)
-    return with_message(shown(most), outcome.message)
+    return truncate_to_fit(shown(most), outcome.message)
 
 
 def _ever_less(outcome: Outcome) -> Iterator[Outcome]:

@@ -115,17 +115,17 @@ class CheckpointSpec(Model):
     """Newest complete checkpoints that are kept. Unset: 2."""
 
     @property
-    def lasting(self) -> bool:
+    def is_lasting(self) -> bool:
         """Whether checkpoints outlive the pods."""
-        return self.on_volume or self.store is not None
+        return self.is_on_volume or self.store is not None
 
     @property
-    def on_volume(self) -> bool:
+    def is_on_volume(self) -> bool:
         """Whether they are on a volume, which all nodes of the gang mount."""
         return bool(self.volume or self.volume_claim_template)
 
     @property
-    def on_one_node(self) -> bool:
+    def is_on_one_node(self) -> bool:
         """Whether only one node can mount the job's own claim, so that the gang must be there."""
         template = self.volume_claim_template
         return template is not None and template.access_mode == "ReadWriteOnce"
@@ -184,6 +184,6 @@ class ExportSpec(Model):
     P-384 (docs/verify.md). Unset: provenance.json is not signed."""
 
     @property
-    def keeps(self) -> bool:
+    def is_model_kept(self) -> bool:
         """Whether the model outlives the pods."""
         return self.to != "None"

@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one
-from ..text.names import ConfigMapFiles, Repository, Revision, SecretKeySelector, SubPath, VolumeClaim, stays_inside
+from ..text.names import ConfigMapFiles, Repository, Revision, SecretKeySelector, SubPath, VolumeClaim, is_inside
 
 Column = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 def _paths_stay_inside(files: "DatasetFiles") -> bool:
-    return all(stays_inside(path) for path in files.paths)
+    return all(is_inside(path) for path in files.paths)
 
 
 class DatasetFiles(Model):

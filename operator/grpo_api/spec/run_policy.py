@@ -260,7 +260,7 @@ class ExitCodes(Model):
     ]
     """Exit codes, 1 to 255."""
 
-    def match(self, code: int | None) -> bool:
+    def has_code(self, code: int | None) -> bool:
         """Whether a program that ended with this code is meant; None: it didn't end by itself."""
         return bool(code) and (code in self.values) == (self.operator == "In")
 

@@ -139,7 +139,7 @@ class TrainingSpec(Model):
         return [name for name, on in shifts.items() if on]
 
     @property
-    def corrects_engine(self) -> bool:
+    def may_correct_engine(self) -> bool:
         """Whether an engine's log-probabilities can be compared with the trainer's, as TRL's correction does: an engine
         tells them before both temperature and truncation or after both, the trainer computes them between the two."""
         return not self.truncation or self.temperature == 1

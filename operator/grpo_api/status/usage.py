@@ -40,19 +40,19 @@ class GPUSeconds(Model):
     """Held and spent on nothing that the trainer knows of: images, start and end of containers, silence."""
 
     @property
-    def held(self) -> float:
+    def total(self) -> float:
         """GPU-seconds of all states."""
-        return self.productive + self.loading + self.proving + self.saving + self.lost + self.other
+        return self.productive_seconds + self.loading + self.proving + self.saving + self.lost + self.other
 
     @property
-    def productive(self) -> float:
+    def productive_seconds(self) -> float:
         """GPU-seconds of steps that count."""
         return self.generating + self.scoring + self.training
 
     @property
-    def effective(self) -> str:
+    def effective_share(self) -> str:
         """Effective training time ratio: the productive share of what was held; empty without any."""
-        return f"{self.productive / self.held:.3f}" if self.held else ""
+        return f"{self.productive_seconds / self.total:.3f}" if self.total else ""
 
     def plus(self, more: "GPUSeconds") -> "GPUSeconds":
         """The sum, state by state, to the millisecond."""
@@ -160,7 +160,7 @@ class Usage(Model):
     """The attempts before these."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The sums in a sentence for people."""
         held = self.held_gpu_seconds
         shares = []

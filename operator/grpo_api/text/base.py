@@ -30,7 +30,7 @@ class Rule(NamedTuple):
     """The rule as the API server evaluates it; `self` is the model."""
     message: str
     """What a user reads who breaks it: what is allowed and how to fix it."""
-    satisfied: Callable[[Any], bool] | None = None
+    is_satisfied: Callable[[Any], bool] | None = None
     """The same in Python. None for rules over metadata and over the old object, which only the API server sees."""
     field_path: str = ""
     """The field that the API server blames, such as `.spec.model`. Empty: the model."""
@@ -106,7 +106,7 @@ class Model(BaseModel):
         for rule in self.RULES:
             if rule.at_creation and info.context is not CREATING:
                 continue
-            if rule.satisfied and not rule.satisfied(self):
+            if rule.is_satisfied and not rule.is_satisfied(self):
                 broken.append(rule.message)
         if broken:
             raise PydanticCustomError("rule", "{messages}", {"messages": "; ".join(broken)})
@@ -158,7 +158,7 @@ def map_list(*keys: str) -> dict[str, Any]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
-def unique(field: str) -> AfterValidator:
+def unique_by(field: str) -> AfterValidator:
     """Reject a list with two items of the same `field`, as the API server does for `map_list`."""
 
     def check(items: list[Any]) -> list[Any]:
@@ -173,7 +173,7 @@ def unique(field: str) -> AfterValidator:
 ATOMIC_LIST: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
 
 
-def dotted(location: Sequence[int | str]) -> str:
+def dotted_path(location: Sequence[int | str]) -> str:
     """A pydantic error location as users write it: `spec.rewards[1].format.pattern`."""
     path = ""
     for part in location:

@@ -53,7 +53,7 @@ _UPWARDS = r"(^|/)\.\.(/|$)"
 """A part `..` anywhere in a path."""
 
 
-def stays_inside(path: str | None) -> bool:
+def is_inside(path: str | None) -> bool:
     """Whether a path has no part that leads upwards, so that a relative one stays below its volume."""
     return path is None or not re.search(_UPWARDS, path)
 
@@ -66,7 +66,7 @@ def inside_rule(field: str, optional: bool = False) -> Rule:
     return Rule(
         cel,
         f"{field} must stay inside the volume: remove `..`",
-        lambda owner: stays_inside(getattr(owner, to_snake(field))),
+        lambda owner: is_inside(getattr(owner, to_snake(field))),
     )
 
 

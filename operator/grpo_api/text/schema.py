@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
-from .base import dotted
+from .base import dotted_path
 from .contract import KIND
 
 Schema = dict[str, Any]
@@ -32,7 +32,7 @@ class NotStructural(ValueError):
     """A model that has no structural schema, or an unbounded one; the message names the field's path."""
 
 
-def structural(model: type[BaseModel], *, defaults: bool) -> Schema:
+def structural_schema(model: type[BaseModel], *, defaults: bool) -> Schema:
     """The structural schema of a model, references resolved, every string, list and map bounded.
 
     With `defaults` the API server fills in the models' defaults. Sub-objects with a default factory get the whole
@@ -52,16 +52,16 @@ def _json_schema(model: type[BaseModel]) -> str:
     return json.dumps(model.model_json_schema(by_alias=True, mode="validation"))
 
 
-def fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+def schema_fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
     """Every field below a structural schema with its path, such as `spec.rewards[].format.pattern`."""
     for name, child in schema.get("properties", {}).items():
         below = f"{path}.{name}" if path else name
         yield below, child
-        yield from fields(child, below)
+        yield from schema_fields(child, below)
     for key, suffix in (("items", "[]"), ("additionalProperties", ".*")):
         if key in schema:
             yield path + suffix, schema[key]
-            yield from fields(schema[key], path + suffix)
+            yield from schema_fields(schema[key], path + suffix)
 
 
 class _Converter:
@@ -169,14 +169,14 @@ def _require_bound(schema: Schema, path: str) -> None:
 _LIKENESS = 0.7
 
 
-def sentence(problem: ErrorDetails, schema: Schema) -> str:
+def problem_message(problem: ErrorDetails, schema: Schema) -> str:
     """`spec.training.beta: Input should be … (got -1)`; `schema` is the structural schema of the spec."""
     path = ["spec", *problem["loc"]]
     if problem["type"] == "extra_forbidden":
-        return f"{dotted(path)}: {_unknown(problem['loc'], schema)}"
+        return f"{dotted_path(path)}: {_unknown(problem['loc'], schema)}"
     # a broken rule over several fields has no single value
     got = "" if problem["type"] == "rule" else f" (got {problem['input']!r:.80})"
-    return f"{dotted(path)}: {problem['msg'].removeprefix('Value error, ')}{got}"
+    return f"{dotted_path(path)}: {problem['msg'].removeprefix('Value error, ')}{got}"
 
 
 def _unknown(location: Sequence[int | str], schema: Schema) -> str:

@@ -13,7 +13,7 @@ TRAINER_IMAGE = "grpo-trainer"
 """Stands for the image that the operator was installed with, where no flag says it."""
 
 
-def attempt(
+def build_attempt(
     metadata: dict[str, Any], spec: GRPOJobSpec, plan: ExecutionPlan, number: int, source: ResumeSource | None
 ) -> Attempt:
     """The attempt of a GRPOJob with this metadata."""

@@ -32,12 +32,12 @@ class Holder:
     """What lets it run there."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """For messages."""
         return f"claim {self.claim}, which pod {self.pod} has on node {self.node}"
 
 
-def placed(options: Namespace, job: Manifest) -> tuple[Manifest, Holder | None]:
+def pin_to_claims(options: Namespace, job: Manifest) -> tuple[Manifest, Holder | None]:
     """A Job whose pod goes to the node where its claims are, and for whose sake; as it is where none binds it.
 
     Raises:
@@ -45,18 +45,20 @@ def placed(options: Namespace, job: Manifest) -> tuple[Manifest, Holder | None]:
         KubectlError: kubectl fails.
     """
     template = job["spec"]["template"]
-    found = holders(options, mounted(template["spec"]))
+    found = find_holders(options, claims_of_pod(template["spec"]))
     if not found:
         return job, None
     first, *others = found
     for other in others:
         if other.node != first.node:
-            raise NotYet(f"no node can mount both {first.words}, and {other.words}: wait until one of them has ended")
-    template = {**template, "spec": beside(template["spec"], first)}
+            raise NotYet(
+                f"no node can mount both {first.description}, and {other.description}: wait until one of them has ended"
+            )
+    template = {**template, "spec": pin_to_holder(template["spec"], first)}
     return {**job, "spec": {**job["spec"], "template": template}}, first
 
 
-def mounted(pod: Manifest) -> set[str]:
+def claims_of_pod(pod: Manifest) -> set[str]:
     """The claims of a pod's spec."""
     claims: set[str] = set()
     for volume in pod.get("volumes") or ():
@@ -66,7 +68,7 @@ def mounted(pod: Manifest) -> set[str]:
     return claims
 
 
-def beside(pod: Manifest, holder: Holder) -> Manifest:
+def pin_to_holder(pod: Manifest, holder: Holder) -> Manifest:
     """A pod's spec that runs on the holder's node, and nowhere else, as what keeps others away lets the holder."""
     made = deepcopy(pod)
     require_name(made.setdefault("affinity", {}).setdefault("nodeAffinity", {}), "In", [holder.node])
@@ -75,7 +77,7 @@ def beside(pod: Manifest, holder: Holder) -> Manifest:
     return made
 
 
-def holders(options: Namespace, claims: Iterable[str]) -> list[Holder]:
+def find_holders(options: Namespace, claims: Iterable[str]) -> list[Holder]:
     """Who has those of the claims that one node at a time can mount, one per claim; none where that can't be read.
 
     Raises:
@@ -84,7 +86,7 @@ def holders(options: Namespace, claims: Iterable[str]) -> list[Holder]:
     """
     try:
         bound = _bound_to_a_node(options, set(claims))
-        pods = kubectl.get(options, "pods", _BOUND)["items"] if bound else []
+        pods = kubectl.get_json(options, "pods", _BOUND)["items"] if bound else []
     except KubectlError as error:
         if "(Forbidden)" in str(error):
             return []
@@ -92,13 +94,13 @@ def holders(options: Namespace, claims: Iterable[str]) -> list[Holder]:
     found = {holder.claim: holder for pod in pods for holder in _held(pod, bound)}
     for claim, holder in found.items():
         if ONE_POD in bound[claim]:
-            raise NotYet(f"only one pod at a time can mount {holder.words}: wait until that has ended")
+            raise NotYet(f"only one pod at a time can mount {holder.description}: wait until that has ended")
     return list(found.values())
 
 
 def _bound_to_a_node(options: Namespace, claims: set[str]) -> dict[str, list[str]]:
     """The access modes of those of the claims that one node at a time can mount."""
-    found = kubectl.get(options, "persistentvolumeclaims")["items"] if claims else []
+    found = kubectl.get_json(options, "persistentvolumeclaims")["items"] if claims else []
     bound: dict[str, list[str]] = {}
     for claim in found:
         name, modes = claim["metadata"]["name"], _modes(claim)
@@ -116,6 +118,6 @@ def _modes(claim: Manifest) -> list[str]:
 
 def _held(pod: Manifest, claims: Iterable[str]) -> Iterator[Holder]:
     spec = pod["spec"]
-    for claim in mounted(spec).intersection(claims):
+    for claim in claims_of_pod(spec).intersection(claims):
         tolerations = tuple(spec.get("tolerations") or ())
         yield Holder(claim, pod["metadata"]["name"], spec["nodeName"], tolerations)

@@ -180,7 +180,7 @@ class Delivery:
         self._job = self._pod = ""
         self._listing: Listing | None = None
 
-    def listing(self) -> Listing:
+    def wait_for_listing(self) -> Listing:
         """All files, once the pod has them ready.
 
         Raises:
@@ -189,7 +189,7 @@ class Delivery:
         for pause in (*PAUSES, None):
             self._require_pod()
             try:
-                found = _read_listing(kubectl.call(self._options, *self._inside("list")))
+                found = _read_listing(kubectl.run_kubectl(self._options, *self._inside("list")))
             except KubectlError as error:
                 self._require_alive()
                 if pause is None or "(Forbidden)" in str(error):
@@ -205,16 +205,16 @@ class Delivery:
         self._listing = found
         return found
 
-    def read(self, name: str, offset: int) -> Iterable[bytes]:
+    def read_file(self, name: str, offset: int) -> Iterable[bytes]:
         """The bytes of a file from there on.
 
         Raises:
             KubectlError: the connection was cut, or the pod is lost.
         """
         if not self._pod:
-            self.listing()
+            self.wait_for_listing()
         try:
-            yield from kubectl.stream(self._options, *self._inside("send", "--", name, str(offset)))
+            yield from kubectl.stream_output(self._options, *self._inside("send", "--", name, str(offset)))
         except KubectlError:
             if self._phase() != "Running":
                 self._forget()
@@ -227,7 +227,7 @@ class Delivery:
         if self._pod and self._phase() == "Running":
             return
         self._forget()
-        self._job = kubectl.create(self._options, self._manifest)
+        self._job = kubectl.create_object(self._options, self._manifest)
         self._pod = self._started()
 
     def _started(self) -> str:
@@ -253,14 +253,14 @@ class Delivery:
     def _waits(self, pod: Manifest, why: str) -> str:
         """Why a pod doesn't run yet: the kubelet tells of volumes and images in events alone."""
         if ":" not in why:
-            why = kubectl.warning(self._options, pod["metadata"]["name"]) or why
+            why = kubectl.newest_warning(self._options, pod["metadata"]["name"]) or why
         if self._holder and why:
-            return f"{why}; it can run only beside {self._holder.words}"
+            return f"{why}; it can run only beside {self._holder.description}"
         return why
 
     def _found(self) -> Manifest:
         """The Job's pod; empty while it has none."""
-        pods = kubectl.get(self._options, "pods", f"--selector=batch.kubernetes.io/job-name={self._job}")["items"]
+        pods = kubectl.get_json(self._options, "pods", f"--selector=batch.kubernetes.io/job-name={self._job}")["items"]
         return pods[0] if pods else {}
 
     def _phase(self) -> str:
@@ -283,10 +283,10 @@ class Delivery:
         job, self._job, self._pod = self._job, "", ""
         if job:
             with suppress(KubectlError):
-                kubectl.call(self._options, "delete", "job", job, "--ignore-not-found", "--wait=false")
+                kubectl.run_kubectl(self._options, "delete", "job", job, "--ignore-not-found", "--wait=false")
 
     @contextmanager
-    def gone_at_the_end(self) -> Iterator["Delivery"]:
+    def deleted_afterwards(self) -> Iterator["Delivery"]:
         """Surrounds its use: however that ends, nothing of it stays in the cluster."""
         before = {number: signal.signal(number, _interrupt) for number in _ENDS}
         try:

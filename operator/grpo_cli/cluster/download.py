@@ -20,7 +20,7 @@ from .clock import SYSTEM_CLOCK
 
 Read = Callable[[str, int], Iterable[bytes]]
 """The bytes of a file, by its name in the listing, from an offset on; KubectlError where the connection breaks."""
-Arrived = Callable[[int], None]
+ReportBytes = Callable[[int], None]
 """Called with the number of bytes that have arrived since the last call."""
 
 PAUSES: tuple[float, ...] = (0, 1, 2, 4, 8, 15, 30)
@@ -54,7 +54,7 @@ def require_folder(folder: Path) -> None:
         raise OptionError(f"--to {folder}: is no folder")
 
 
-def missing(folder: Path, listing: Listing) -> dict[str, FileEntry]:
+def missing_files(folder: Path, listing: Listing) -> dict[str, FileEntry]:
     """The files that are not there yet; those that are, were hashed and are the same.
 
     Raises:
@@ -110,8 +110,8 @@ def _part_name(entry: FileEntry) -> str:
     return f".{entry.sha256[:32]}.part"
 
 
-def download(
-    folder: Path, wanted: dict[str, FileEntry], read: Read, arrived: Arrived, clock: Clock = SYSTEM_CLOCK
+def download_files(
+    folder: Path, wanted: dict[str, FileEntry], read: Read, arrived: ReportBytes, clock: Clock = SYSTEM_CLOCK
 ) -> None:
     """Bring the files into the folder, one after the other, and clear away parts of other versions.
 
@@ -133,7 +133,7 @@ def download(
         ) from error
 
 
-def _fetch(path: Path, name: str, entry: FileEntry, read: Read, arrived: Arrived, *, clock: Clock) -> None:
+def _fetch(path: Path, name: str, entry: FileEntry, read: Read, arrived: ReportBytes, *, clock: Clock) -> None:
     part = path.with_name(_part_name(entry))
     part.touch()
     arrived(part.stat().st_size)
@@ -149,7 +149,7 @@ def _fetch(path: Path, name: str, entry: FileEntry, read: Read, arrived: Arrived
     )
 
 
-def _complete(part: Path, name: str, entry: FileEntry, read: Read, arrived: Arrived, *, clock: Clock) -> None:
+def _complete(part: Path, name: str, entry: FileEntry, read: Read, arrived: ReportBytes, *, clock: Clock) -> None:
     """Ask for what is missing until nothing is, with growing pauses while nothing comes."""
     failed, why = 0, ""
     while (before := part.stat().st_size) < entry.bytes:
@@ -160,7 +160,7 @@ def _complete(part: Path, name: str, entry: FileEntry, read: Read, arrived: Arri
         failed = 0 if part.stat().st_size > before else failed + 1
 
 
-def _append(part: Path, entry: FileEntry, chunks: Iterable[bytes], arrived: Arrived) -> str:
+def _append(part: Path, entry: FileEntry, chunks: Iterable[bytes], arrived: ReportBytes) -> str:
     """Write what comes until it ends; returns why it broke off, if it did."""
     with part.open("ab") as file:
         left = entry.bytes - file.tell()

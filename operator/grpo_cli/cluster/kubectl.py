@@ -17,7 +17,7 @@ from typing import IO, Any
 from pydantic import ValidationError
 
 from grpo_api.job import GRPOJob
-from grpo_api.text.base import dotted
+from grpo_api.text.base import dotted_path
 from grpo_api.text.contract import GROUP, PLURAL
 
 from ..show.errors import KubectlError
@@ -45,7 +45,7 @@ def command(options: Namespace, *arguments: str) -> list[str]:
     return [*line, *arguments]
 
 
-def get(options: Namespace, *arguments: str) -> dict[str, Any]:
+def get_json(options: Namespace, *arguments: str) -> dict[str, Any]:
     """What `kubectl get … -o json` prints.
 
     Raises:
@@ -55,10 +55,10 @@ def get(options: Namespace, *arguments: str) -> dict[str, Any]:
     return _object(line[0], _run(line))
 
 
-def warning(options: Namespace, pod: str) -> str:
+def newest_warning(options: Namespace, pod: str) -> str:
     """What the cluster warned of about a pod, newest words; empty for nothing, or where events can't be read."""
     try:
-        found = get(options, "events", f"--field-selector=involvedObject.name={pod},type=Warning")["items"]
+        found = get_json(options, "events", f"--field-selector=involvedObject.name={pod},type=Warning")["items"]
     except KubectlError:
         return ""
     newest: dict[str, Any] = max(found, key=_when, default={})
@@ -71,7 +71,7 @@ def _when(event: dict[str, Any]) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or metadata.get("creationTimestamp") or "")
 
 
-def create(options: Namespace, manifest: dict[str, Any]) -> str:
+def create_object(options: Namespace, manifest: dict[str, Any]) -> str:
     """The name of an object that is created of this.
 
     Raises:
@@ -82,7 +82,7 @@ def create(options: Namespace, manifest: dict[str, Any]) -> str:
     return name
 
 
-def call(options: Namespace, *arguments: str) -> str:
+def run_kubectl(options: Namespace, *arguments: str) -> str:
     """What kubectl prints.
 
     Raises:
@@ -91,7 +91,7 @@ def call(options: Namespace, *arguments: str) -> str:
     return _run(command(options, *arguments))
 
 
-def stream(options: Namespace, *arguments: str) -> Iterator[bytes]:
+def stream_output(options: Namespace, *arguments: str) -> Iterator[bytes]:
     """What kubectl prints, as it comes.
 
     Raises:
@@ -154,11 +154,11 @@ def get_job(options: Namespace, name: str) -> tuple[dict[str, Any], GRPOJob]:
     Raises:
         KubectlError: no such job, or one of a version that this one can't read.
     """
-    found = get(options, f"{PLURAL}.{GROUP}", name)
+    found = get_json(options, f"{PLURAL}.{GROUP}", name)
     try:
         # fields that only a newer operator knows are left out; only a value that it alone knows is an error
         return found["metadata"], GRPOJob.model_validate(found, extra="ignore")
     except ValidationError as error:
-        problems = [f"{dotted(problem['loc'])}: {problem['msg']}" for problem in error.errors()]
+        problems = [f"{dotted_path(problem['loc'])}: {problem['msg']}" for problem in error.errors()]
         wrong = "; ".join(problems)
         raise KubectlError(f"{name} was written by another version of the operator: {wrong}") from error

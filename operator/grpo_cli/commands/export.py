@@ -24,10 +24,10 @@ from grpo_operator.pods.pod_spec import USER_HELP, PodDefaults, pod_user
 from grpo_operator.records.names import child_job
 
 from ..cluster import kubectl
-from ..cluster.attempt import attempt
-from ..cluster.claims import placed
+from ..cluster.attempt import build_attempt
+from ..cluster.claims import pin_to_claims
 from ..cluster.delivery import DTYPE_BYTES, Delivery, Manifest, export_job
-from ..cluster.download import Arrived, download, missing, require_folder, require_room
+from ..cluster.download import ReportBytes, download_files, missing_files, require_folder, require_room
 from ..inputs.integrity import require_made_of
 from ..show.errors import KubectlError, NotYet, OptionError
 from ..show.terminal import console
@@ -51,19 +51,19 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Brings the model; where it was interrupted, the same command goes on."""
     metadata, job = kubectl.get_job(options, options.name)
-    export = exported(options.name, job)
+    export = exported_model(options.name, job)
     require_folder(options.to)
-    converts = requested(options, export)
-    manifest, holder = placed(options, _manifest(options, metadata, job))
-    with Delivery(options, manifest, holder).gone_at_the_end() as delivery:
-        listing = delivery.listing()
+    converts = is_conversion_requested(options, export)
+    manifest, holder = pin_to_claims(options, _manifest(options, metadata, job))
+    with Delivery(options, manifest, holder).deleted_afterwards() as delivery:
+        listing = delivery.wait_for_listing()
         if not converts:
             require_reported(listing, export)
-        wanted = missing(options.to, listing)
+        wanted = missing_files(options.to, listing)
         require_room(options.to, wanted)
         with _shown(listing) as arrived:
             arrived(listing.bytes - sum(entry.bytes for entry in wanted.values()))
-            download(options.to, wanted, delivery.read, arrived)
+            download_files(options.to, wanted, delivery.read_file, arrived)
         if converts:
             require_made_of(options.to, export.weights_hash)
     what = "converted from the job's" if converts else "as the job reported it"
@@ -75,7 +75,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def exported(name: str, job: GRPOJob) -> Export:
+def exported_model(name: str, job: GRPOJob) -> Export:
     """Return the model that the job has exported to its volume or object store.
 
     Raises:
@@ -102,7 +102,7 @@ def exported(name: str, job: GRPOJob) -> Export:
     )
 
 
-def requested(options: Namespace, export: Export) -> bool:
+def is_conversion_requested(options: Namespace, export: Export) -> bool:
     """True if the model is wanted otherwise than it is.
 
     Raises:
@@ -134,7 +134,7 @@ def _manifest(options: Namespace, metadata: dict[str, Any], job: GRPOJob) -> Man
     """
     if job.status.plan is None:
         raise NotYet(f"{options.name} has no plan: the operator has not seen it")
-    last = attempt(metadata, job.spec, job.status.plan, max(1, job.status.attempt), None)
+    last = build_attempt(metadata, job.spec, job.status.plan, max(1, job.status.attempt), None)
     last = replace(last, revisions=job.status.revisions or {})
     if options.image:
         last = replace(last, spec=last.spec.model_copy(update={"image": options.image}))
@@ -148,14 +148,14 @@ def _pods(options: Namespace, last: Attempt) -> PodDefaults:
         OptionError: the Job is gone, and nobody else knows the image.
     """
     name = child_job(options.name, last.number)
-    found = kubectl.get(options, "jobs", f"--field-selector=metadata.name={name}")["items"]
-    pods = chosen(found[0]["spec"]["template"]["spec"]) if found else PodDefaults()
+    found = kubectl.get_json(options, "jobs", f"--field-selector=metadata.name={name}")["items"]
+    pods = defaults_of_pod(found[0]["spec"]["template"]["spec"]) if found else PodDefaults()
     if not (pods.image or last.spec.image):
         raise OptionError(f"Job {name}, which names the trainer's image, is gone: name it by --image")
     return replace(pods, user=options.pod_user) if "pod_user" in options else pods
 
 
-def chosen(pod: dict[str, Any]) -> PodDefaults:
+def defaults_of_pod(pod: dict[str, Any]) -> PodDefaults:
     """What a training pod was made with."""
     images = [one["image"] for one in pod["containers"] if one["name"] == CONTAINER]
     pull_secrets = tuple(secret["name"] for secret in pod.get("imagePullSecrets", ()))
@@ -167,7 +167,7 @@ def chosen(pod: dict[str, Any]) -> PodDefaults:
 
 
 @contextmanager
-def _shown(listing: Listing) -> Iterator[Arrived]:
+def _shown(listing: Listing) -> Iterator[ReportBytes]:
     """A bar on the terminal, if there is one; progress is no part of what is printed."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not sys.stderr.isatty())

@@ -6,10 +6,10 @@ from rich.markup import escape
 from rich.text import Text
 
 from grpo_planner.hardware.inventory_file import short_names
-from grpo_planner.hardware.products import Product, obstacle
+from grpo_planner.hardware.products import Product, obstacle_message
 from grpo_planner.hardware.products import table as products
 
-from ..show.terminal import console, show_table, table
+from ..show.terminal import console, make_table, show_table
 
 
 def register(parser: ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def register(parser: ArgumentParser) -> None:
 def run(_: Namespace) -> int:
     """Prints the list."""
     out = console()
-    wide = table(
+    wide = make_table(
         "product", "short names", "GiB", "TFLOP/s", "GB/s", "the trainer's image", right=["GiB", "TFLOP/s", "GB/s"]
     )
     stacked: list[tuple[Text, ...]] = []
@@ -43,7 +43,7 @@ def _stacked(row: tuple[str, str, str, str, str, str]) -> tuple[Text, ...]:
 def _row(label: str, product: Product) -> tuple[str, str, str, str, str, str]:
     """Label, short names, memory, speed, and whether the image computes there."""
     names = ", ".join(short for short, meant in short_names().items() if meant == label)
-    image = "can't compute there" if obstacle(label, "", product.capability) else "computes there"
+    image = "can't compute there" if obstacle_message(label, "", product.capability) else "computes there"
     return (
         label,
         names,

@@ -30,16 +30,16 @@ def run(options: Namespace) -> int:
     """Runs `kubectl logs` for the pod of the rank or the engine and returns its exit code."""
     _, job = kubectl.get_job(options, options.name)
     processes = job.status.plan.processes_per_node if job.status.plan else 1
-    pods = kubectl.get(options, "pods", f"--selector={LABEL_JOB}={options.name}")["items"]
+    pods = kubectl.get_json(options, "pods", f"--selector={LABEL_JOB}={options.name}")["items"]
     if options.engine is None:
-        pod = choose(pods, options.attempt, options.rank // processes)
+        pod = choose_pod(pods, options.attempt, options.rank // processes)
     else:
-        pod = choose(pods, options.attempt, options.engine, engine=True)
+        pod = choose_pod(pods, options.attempt, options.engine, engine=True)
     flags = [f"--container={CONTAINER}", f"--tail={options.tail}", *(["--follow"] if options.follow else [])]
     return subprocess.run(kubectl.command(options, "logs", pod, *flags), check=False).returncode
 
 
-def choose(pods: list[dict[str, Any]], attempt: int | None, index: int, *, engine: bool = False) -> str:
+def choose_pod(pods: list[dict[str, Any]], attempt: int | None, index: int, *, engine: bool = False) -> str:
     """Return the name of the pod with this node rank, or with `engine` of the engine with this number.
 
     Without an attempt the last one counts that has such a pod. Of several pods the youngest is chosen.

@@ -39,7 +39,7 @@ _FIELDS = {
 """Options that describe a job without a file, by the section and the field that they set."""
 
 
-class Wanted(NamedTuple):
+class JobRequest(NamedTuple):
     """A job to plan."""
 
     name: str
@@ -62,7 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, metavar="N", help="with MODEL: optimizer steps of the run, for --sizes")
 
 
-def wanted(options: Namespace) -> list[Wanted]:
+def requested_jobs(options: Namespace) -> list[JobRequest]:
     """The jobs that the options name.
 
     Raises:
@@ -71,7 +71,7 @@ def wanted(options: Namespace) -> list[Wanted]:
     """
     given = {name: getattr(options, name) for name in _FIELDS if getattr(options, name) is not None}
     if options.model is not None:
-        return [Wanted(options.model, _of_model(options.model, given))]
+        return [JobRequest(options.model, _of_model(options.model, given))]
     if given:
         option, (section, field) = next(iter(given)), _FIELDS[next(iter(given))]
         raise OptionError(
@@ -79,7 +79,7 @@ def wanted(options: Namespace) -> list[Wanted]:
             f"to compare, add --what-if {field}={given[option]}"
         )
     jobs = load_specs(options.filename)
-    return [Wanted(job.metadata["name"], job.spec, job.metadata.get("namespace")) for job in jobs]
+    return [JobRequest(job.metadata["name"], job.spec, job.metadata.get("namespace")) for job in jobs]
 
 
 def _of_model(model: str, given: dict[str, Any]) -> GRPOJobSpec:
@@ -125,14 +125,14 @@ def register(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Plans every job that is asked for; the exit code is the worst of them."""
-    return max(_one(options, job) for job in wanted(options))
+    return max(_one(options, job) for job in requested_jobs(options))
 
 
-def _one(options: Namespace, job: Wanted) -> int:
+def _one(options: Namespace, job: JobRequest) -> int:
     """Plans and prints one job."""
     name, spec = job.name, job.spec
-    learned = None if options.model else sources.learned(options, name, job.namespace)
-    result = sources.planned(options, spec, learned)
+    learned = None if options.model else sources.fetch_learned(options, name, job.namespace)
+    result = sources.make_plan(options, spec, learned)
     if options.output in ("svg", "png"):
         _draw(options, name, result)
     elif options.output == "json":
@@ -140,7 +140,7 @@ def _one(options: Namespace, job: Wanted) -> int:
     elif options.output == "yaml":
         print(yaml.safe_dump(result.model_dump(mode="json"), sort_keys=False, width=120), end="")
     else:
-        plan_table.show(console(), name, result, everything=options.all)
+        plan_table.show_plan(console(), name, result, everything=options.all)
         if result.chosen and not options.model:
             plan_table.show_export(console(), name, spec, result.chosen)
             plan_table.show_staged(console(), spec)
@@ -153,7 +153,7 @@ def _one(options: Namespace, job: Wanted) -> int:
     return code
 
 
-def _what_if(options: Namespace, job: Wanted, learned: Learned | None, result: PlanResult, change: str) -> int:
+def _what_if(options: Namespace, job: JobRequest, learned: Learned | None, result: PlanResult, change: str) -> int:
     """Plans the changed job and prints the difference.
 
     Raises:
@@ -162,9 +162,9 @@ def _what_if(options: Namespace, job: Wanted, learned: Learned | None, result: P
     if options.output != "table":
         raise OptionError("--what-if is shown as a table; leave out -o")
     changed_spec = with_change(job.spec, change)
-    changed = sources.planned(options, changed_spec, learned)
+    changed = sources.make_plan(options, changed_spec, learned)
     left_out = unused_changes(job.spec, changed_spec)
-    plan_table.difference(console(), change, result, changed, left_out)
+    plan_table.show_difference(console(), change, result, changed, left_out)
     return exit_code(changed)
 
 
@@ -179,7 +179,7 @@ def _sizes(options: Namespace, spec: GRPOJobSpec, learned: Learned | None, resul
     if spec.placement.accelerator == "CPU":
         raise OptionError("--sizes compares numbers of GPUs, and spec.placement.accelerator is CPU")
     if result.reason not in SPEC_IS_WRONG:
-        size_table.show(console(), sources.curve(options, spec, learned))
+        size_table.show_sizes(console(), sources.curve(options, spec, learned))
 
 
 def exit_code(result: PlanResult) -> int:
@@ -204,12 +204,12 @@ def _draw(options: Namespace, name: str, result: PlanResult) -> None:
     try:
         if options.output == "png":
             path = Path(options.to or f"{name.replace('/', '-')}.png")
-            chart.png(plan, path)
+            chart.write_png(plan, path)
             print(path, file=sys.stderr)
         elif options.to:
-            Path(options.to).write_text(chart.svg(plan), encoding="utf-8")
+            Path(options.to).write_text(chart.draw_svg(plan), encoding="utf-8")
         else:
-            print(chart.svg(plan), end="")
+            print(chart.draw_svg(plan), end="")
     except OSError as error:
         raise OptionError(f"the picture can't be written: {error}") from error
 

@@ -32,7 +32,7 @@ from grpo_operator.records.names import COMPONENT_TRAINER, LABEL_APP, LABEL_INST
 
 from ..cluster import kubectl
 from ..cluster.attempt import TRAINER_IMAGE
-from ..cluster.claims import Holder, placed
+from ..cluster.claims import Holder, pin_to_claims
 from ..cluster.clock import SYSTEM_CLOCK
 from ..inputs.manifest import load_specs
 from ..show.errors import NotYet, OptionError
@@ -80,7 +80,7 @@ def _one(options: Namespace, name: str, spec: GRPOJobSpec) -> int:
         raise OptionError(
             f"{name}: spec.model.cache is unset, so there is nothing to fill: name the claim to share there"
         )
-    if not wanted(spec):
+    if not hub_names(spec):
         print(f"{name}: nothing to fetch: its models and its dataset are folders")
         return 0
     body = prefetch_job(ObjectKey(options.namespace or "", name), spec, pod_defaults.given(options))
@@ -104,15 +104,15 @@ def _start(options: Namespace, body: Object) -> Holder | None:
             raise NotYet(f"job {name} is fetching what an earlier version of the spec named; wait for it, or delete it")
         return None
     if there:
-        kubectl.call(options, "delete", "job", name, "--wait")
-    made, holder = placed(options, body)
+        kubectl.run_kubectl(options, "delete", "job", name, "--wait")
+    made, holder = pin_to_claims(options, body)
     del made["metadata"]["namespace"]  # it may be the context's
-    kubectl.create(options, made)
+    kubectl.create_object(options, made)
     return holder
 
 
 def _job(options: Namespace, name: str) -> Object | None:
-    found: list[Object] = kubectl.get(options, "jobs", f"--field-selector=metadata.name={name}")["items"]
+    found: list[Object] = kubectl.get_json(options, "jobs", f"--field-selector=metadata.name={name}")["items"]
     return found[0] if found else None
 
 
@@ -139,7 +139,7 @@ def _followed(options: Namespace, name: str, holder: Holder | None) -> int:
         job = _job(options, name)  # before its pods: what they said is all there when it has ended
         if job is None:
             raise NotYet(f"job {name} was deleted")
-        pods = kubectl.get(options, "pods", f"--selector=batch.kubernetes.io/job-name={name}")["items"]
+        pods = kubectl.get_json(options, "pods", f"--selector=batch.kubernetes.io/job-name={name}")["items"]
         for pod in (pod for pod in pods if _began(pod) and pod["metadata"]["name"] not in shown):
             shown.add(pod["metadata"]["name"])
             print(f"job {name}: pod {pod['metadata']['name']}", flush=True)
@@ -149,7 +149,7 @@ def _followed(options: Namespace, name: str, holder: Holder | None) -> int:
         reasons = [_waits(pod) or _warned(options, pod) for pod in pods]
         waiting = "; ".join(filter(None, reasons))
         if holder and waiting:
-            waiting += f"; it can run only beside {holder.words}"
+            waiting += f"; it can run only beside {holder.description}"
         if waiting not in ("", shown_reason):
             print(f"job {name}: {waiting}", file=sys.stderr, flush=True)
         shown_reason = waiting
@@ -177,7 +177,7 @@ def _waits(pod: Object) -> str:
 def _warned(options: Namespace, pod: Object) -> str:
     """What only events say of a pod that doesn't run yet, such as a volume that can't be mounted."""
     pending = pod.get("status", {}).get("phase") == "Pending"
-    return kubectl.warning(options, pod["metadata"]["name"]) if pending else ""
+    return kubectl.newest_warning(options, pod["metadata"]["name"]) if pending else ""
 
 
 def _told(end: str, pods: list[Object]) -> int:
@@ -228,7 +228,7 @@ def prefetch_name(job: str) -> str:
     return f"{job}-prefetch"
 
 
-def wanted(spec: GRPOJobSpec) -> list[str]:
+def hub_names(spec: GRPOJobSpec) -> list[str]:
     """What the job will fetch of the hub, by name; folders are there already."""
     named = [spec.model.name]
     named += [reward.model.name for reward in spec.rewards if reward.model]

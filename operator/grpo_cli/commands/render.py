@@ -18,7 +18,7 @@ from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import checkpoint_claim, run_folder
 
 from ..cluster import kubectl
-from ..cluster.attempt import TRAINER_IMAGE, attempt
+from ..cluster.attempt import TRAINER_IMAGE, build_attempt
 from ..inputs import sources
 from ..inputs.manifest import load_specs
 from ..show.errors import NotYet
@@ -49,13 +49,13 @@ def _planned(options: Namespace) -> list[Attempt]:
     """The first attempt of each job in the file."""
     attempts = []
     for metadata, spec in load_specs(options.filename):
-        result = sources.planned(options, spec)
+        result = sources.make_plan(options, spec)
         if result.chosen is None:
             raise NotYet(f"{metadata['name']}: {result.message}")
         namespace = options.namespace or metadata.get("namespace") or "default"
         uid = metadata.get("uid") or UNKNOWN_UID
         named = {**metadata, "namespace": namespace, "uid": uid}
-        attempts.append(attempt(named, spec, result.chosen, 1, _unresolved(spec)))
+        attempts.append(build_attempt(named, spec, result.chosen, 1, _unresolved(spec)))
     return attempts
 
 
@@ -67,7 +67,7 @@ def _committed(options: Namespace) -> Attempt:
         reasons = "; ".join(condition.message for condition in refused)
         raise NotYet(f"{options.name} has no plan yet: {reasons or 'the operator has not seen it'}")
     number = max(1, job.status.attempt)
-    return attempt(metadata, job.spec, job.status.plan, number, job.status.resume_from)
+    return build_attempt(metadata, job.spec, job.status.plan, number, job.status.resume_from)
 
 
 def _unresolved(spec: GRPOJobSpec) -> ResumeSource | None:

@@ -20,7 +20,7 @@ from grpo_api.text.quantity import format_bytes
 from grpo_planner.result.formatting import sharding
 
 from ..cluster import kubectl
-from ..show.terminal import console, gib, show_table, table
+from ..show.terminal import console, gib, make_table, show_table
 
 _COLOURS = {"Succeeded": "green", "Running": "green", "Failed": "red", "Restarting": "yellow"}
 
@@ -35,11 +35,11 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Prints the screen; exit code 0 whatever the job's state."""
     metadata, job = kubectl.get_job(options, options.name)
-    show(console(), f"{metadata['namespace']}/{metadata['name']}", job)
+    show_status(console(), f"{metadata['namespace']}/{metadata['name']}", job)
     return 0
 
 
-def show(out: Console, name: str, job: GRPOJob) -> None:
+def show_status(out: Console, name: str, job: GRPOJob) -> None:
     """Prints what is known of the job; sections that nothing is known of are left out."""
     phase = str(job.status.phase or "Pending")
     out.print(f"[bold]{name}[/bold]  [{_COLOURS.get(phase, 'cyan')}]{phase}[/]")
@@ -62,10 +62,10 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
         kept = status.checkpoint
         yield "checkpoint", f"step {kept.step}, {format_bytes(kept.bytes)} at {kept.where} since {kept.time}"
     if status.export:
-        yield "exported", f"{status.export.words}, weights {status.export.weights_hash}"
+        yield "exported", f"{status.export.description}, weights {status.export.weights_hash}"
     yield "attempts", _attempts(job)
     if status.usage and status.usage.effective:
-        yield "GPU time", status.usage.words
+        yield "GPU time", status.usage.description
     yield from _restricted(status)
     if status.outcome:
         yield "outcome", f"{status.outcome.result} at step {status.outcome.step}: {status.outcome.message}"
@@ -130,7 +130,7 @@ def _conditions(out: Console, conditions: list[Condition]) -> None:
     """One row per condition; where that is too wide, its message in lines of its own."""
     if not conditions:
         return
-    wide = table("condition", "status", "since", "reason", "message")
+    wide = make_table("condition", "status", "since", "reason", "message")
     for one in conditions:
         wide.add_row(one.type, one.status, one.last_transition_time, one.reason, escape(one.message))
     show_table(out, wide, map(_stacked_condition, conditions))
@@ -145,7 +145,7 @@ def _pods(out: Console, pods: list[PodStatus]) -> None:
     """One row per pod; where that is too wide, what became of it in a line of its own."""
     if not pods:
         return
-    wide = table("pod", "index", "node", "phase", "reason")
+    wide = make_table("pod", "index", "node", "phase", "reason")
     for pod in pods:
         wide.add_row(pod.name, _number(pod), pod.node, pod.phase, escape(pod.reason))
     show_table(out, wide, map(_stacked_pod, pods))

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from rich.text import Text
 
 from grpo_api.status.usage import GPUSeconds, Usage
-from grpo_api.text.base import dotted
+from grpo_api.text.base import dotted_path
 from grpo_api.text.contract import GROUP, PLURAL
 from grpo_api.text.timing import HOUR
 
 from ..cluster import kubectl
 from ..show.errors import KubectlError, NotYet, OptionError
-from ..show.terminal import console, show_table, table
+from ..show.terminal import console, make_table, show_table
 
 HEADINGS = ("job", "GPU-h", "effective", "lost", "other", "queued", "cost")
 NUMBERS = HEADINGS[1:]
@@ -54,12 +54,12 @@ def run(options: Namespace) -> int:
     if not rows:
         raise NotYet("no GRPOJob here has a status.usage: none has GPUs, or the operator has not looked at it yet")
     shown = rows if len(rows) == 1 else [*rows, total(rows)]
-    wide = table(*HEADINGS, right=NUMBERS)
+    wide = make_table(*HEADINGS, right=NUMBERS)
     for row in shown:
         wide.add_row(*_cells(row))
     show_table(console(), wide, map(_stacked, shown))
     if len(rows) == 1:
-        console().print(rows[0].usage.words)
+        console().print(rows[0].usage.description)
     return 0
 
 
@@ -74,8 +74,8 @@ def total(rows: Sequence[Row]) -> Row:
     usage = Usage(
         as_of=as_of,
         gpu_seconds=spent,
-        held_gpu_seconds=round(spent.held, 3),
-        effective=spent.effective,
+        held_gpu_seconds=round(spent.total, 3),
+        effective=spent.effective_share,
         cost=cost,
         queued_seconds=sum(row.usage.queued_seconds for row in rows),
     )
@@ -85,8 +85,10 @@ def total(rows: Sequence[Row]) -> Row:
 def _found(options: Namespace) -> list[dict[str, Any]]:
     kind = f"{PLURAL}.{GROUP}"
     if options.name:
-        return [kubectl.get(options, kind, options.name)]
-    items: list[dict[str, Any]] = kubectl.get(options, kind, *(["--all-namespaces"] * options.all_namespaces))["items"]
+        return [kubectl.get_json(options, kind, options.name)]
+    items: list[dict[str, Any]] = kubectl.get_json(options, kind, *(["--all-namespaces"] * options.all_namespaces))[
+        "items"
+    ]
     return items
 
 
@@ -107,7 +109,7 @@ def _usage(name: str, document: object) -> Usage:
     try:
         return Usage.model_validate(document, extra="ignore")
     except ValidationError as error:
-        problems = [f"status.usage.{dotted(one['loc'])}: {one['msg']}" for one in error.errors()]
+        problems = [f"status.usage.{dotted_path(one['loc'])}: {one['msg']}" for one in error.errors()]
         wrong = "; ".join(problems)
         raise KubectlError(f"{name} was written by another version of the operator: {wrong}") from error
 

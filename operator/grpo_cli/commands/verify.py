@@ -25,7 +25,15 @@ from grpo_api.provenance.provenance import (
     Provenance,
 )
 
-from ..inputs.integrity import Comparison, NotGenuine, compare, documents, original, require_signature, unsigned
+from ..inputs.integrity import (
+    Comparison,
+    NotGenuine,
+    compare_files,
+    read_documents,
+    read_original,
+    require_signature,
+    unsigned_message,
+)
 from ..show.errors import OptionError
 from ..show.terminal import console
 
@@ -57,7 +65,7 @@ def run(options: Namespace) -> int:
 
 
 def _verified(folder: Path, options: Namespace) -> int:
-    found = documents(folder)
+    found = read_documents(folder)
     statement, envelope = found.statement, found.envelope
     converted = isinstance(statement, ConversionStatement)
     key: Path | None = options.key
@@ -66,14 +74,14 @@ def _verified(folder: Path, options: Namespace) -> int:
     if key and (envelope or not converted):
         signer = require_signature(envelope, key)
     with _progress() as read:
-        compared = compare(folder, statement, options.ignore, read)
+        compared = compare_files(folder, statement, options.ignore, read)
     if compared.problems:
         return _different(compared.problems)
     if isinstance(statement, ConversionStatement):
-        trained, signed = original(folder, statement)
+        trained, signed = read_original(folder, statement)
         if key and not signer:
-            return _different([unsigned(signed, key)], "these files are a conversion of it")
-        conversion = ("converted", statement.predicate.words)
+            return _different([unsigned_message(signed, key)], "these files are a conversion of it")
+        conversion = ("converted", statement.predicate.description)
         _show([*_checked(compared, envelope, signer), conversion, *_facts(trained.predicate)])
     else:
         _show([*_checked(compared, envelope, signer), *_facts(statement.predicate)])

@@ -22,7 +22,7 @@ from grpo_api.provenance.provenance import (
     Statement,
     read_statement,
 )
-from grpo_api.report.artifacts import Read, digests, files_of, regular
+from grpo_api.report.artifacts import Read, digests, files_of, is_regular_file
 
 from ..show.errors import KubectlError, OptionError
 
@@ -41,7 +41,7 @@ class Documents:
     """The same, signed; None where nobody signed it."""
 
 
-def documents(folder: Path) -> Documents:
+def read_documents(folder: Path) -> Documents:
     """The Statement, and the envelope around its very bytes if there is one.
 
     Raises:
@@ -64,23 +64,23 @@ def documents(folder: Path) -> Documents:
         raise NotGenuine(f"{STATEMENT_FILE} is no provenance of a model: {_first(error)}") from error
 
 
-def original(folder: Path, conversion: ConversionStatement) -> tuple[Statement, Envelope | None]:
+def read_original(folder: Path, conversion: ConversionStatement) -> tuple[Statement, Envelope | None]:
     """The documents of the export that a conversion was made of; all files of the folder have been compared.
 
     Raises:
         NotGenuine: they can't be read, or are about other files than those that went in.
     """
-    found = documents(folder / ORIGINAL)
+    found = read_documents(folder / ORIGINAL)
     if isinstance(found.statement, ConversionStatement):
         raise NotGenuine(f"{ORIGINAL}/{STATEMENT_FILE} is a conversion's, not an export's")
-    known, consumed = found.statement.sums, conversion.predicate.consumed
+    known, consumed = found.statement.sums, conversion.predicate.consumed_digests
     others = sorted(name for name, digest in consumed.items() if known.get(name) != digest)
     if others:
         raise NotGenuine(f"{ORIGINAL}/{STATEMENT_FILE} is about other files than were converted: {', '.join(others)}")
     return found.statement, found.envelope
 
 
-def unsigned(envelope: Envelope | None, key: Path) -> str:
+def unsigned_message(envelope: Envelope | None, key: Path) -> str:
     """What a conversion that nobody signed has instead: its original's envelope, signed by the key or not.
 
     Raises:
@@ -105,7 +105,7 @@ def require_made_of(folder: Path, weights_hash: str) -> None:
     if not (folder / STATEMENT_FILE).exists():
         return  # by a trainer that wrote none
     try:
-        statement = documents(folder).statement
+        statement = read_documents(folder).statement
     except NotGenuine as error:
         raise KubectlError(f"the conversion can't be told from another model: {error}") from error
     used = statement.predicate.weights_hash if isinstance(statement, ConversionStatement) else "those of no conversion"
@@ -115,7 +115,7 @@ def require_made_of(folder: Path, weights_hash: str) -> None:
 
 def _content(path: Path) -> bytes | None:
     """What one of the documents holds; None where there is none."""
-    if not regular(path):
+    if not is_regular_file(path):
         if path.is_symlink() or path.exists():
             raise NotGenuine(f"{path.name} is a link or no file")
         return None
@@ -148,7 +148,7 @@ def require_signature(envelope: Envelope | None, key: Path) -> str:
         raise OptionError(f"--key: {error}") from error
     if envelope is None:
         raise NotGenuine(f"{ENVELOPE_FILE} is missing: the model is not signed")
-    if not signing.signed_by(envelope, public):
+    if not signing.is_signed_by(envelope, public):
         names = [signature.keyid or "without a name" for signature in envelope.signatures]
         others = ", ".join(names)
         problem = f"is not signed by this key, {signing.key_id(public)}, or was changed since; it names {others}"
@@ -172,7 +172,9 @@ class Comparison:
     """What differs, a sentence per file."""
 
 
-def compare(folder: Path, statement: Described, ignored: Iterable[str] = (), read: Read = lambda _: None) -> Comparison:
+def compare_files(
+    folder: Path, statement: Described, ignored: Iterable[str] = (), read: Read = lambda _: None
+) -> Comparison:
     """Compares every file; `read` is called, from any thread, with the bytes of each piece.
 
     `ignored` are patterns (`*` matches slashes, too) of files that may be there although nothing says so.
@@ -185,7 +187,7 @@ def compare(folder: Path, statement: Described, ignored: Iterable[str] = (), rea
     patterns = tuple(ignored)
     added = [name for name in found.keys() - expected.keys() if not _is_ignored(name, patterns)]
     there = {name: path for name, path in found.items() if name in expected}
-    odd = [name for name, path in there.items() if not regular(path)]
+    odd = [name for name, path in there.items() if not is_regular_file(path)]
     whole = {name: path for name, path in there.items() if name not in odd}
     hashes = dict(zip(whole, digests(list(whole.values()), read), strict=True))
     problems = [f"{name} is missing" for name in expected.keys() - found.keys()]

@@ -52,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     shape.add_argument("--fetch-config", action="store_true", help="fetch config.json from the hub (with HF_TOKEN)")
 
 
-def planned(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = None) -> PlanResult:
+def make_plan(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = None) -> PlanResult:
     """The plan of a spec on what the flags name, with what its job has learned.
 
     A plan carries the inventory's warnings; a refusal's go to stderr.
@@ -61,8 +61,8 @@ def planned(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = Non
         InventoryError: a source can't be read, or a GPU job has none.
         KubectlError: kubectl is missing or fails.
     """
-    there = inventory(options, spec)
-    result = plan_job(spec, there, facts=facts(options, spec), learned=learned)
+    there = read_inventory(options, spec)
+    result = plan_job(spec, there, facts=read_facts(options, spec), learned=learned)
     if result.chosen is None:
         for warning in there.warnings:
             print(f"grpo: {warning}", file=sys.stderr)
@@ -79,10 +79,10 @@ def curve(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = None)
         KubectlError: kubectl is missing or fails.
         SpecRejected: the spec can't be planned at all.
     """
-    return Planner(spec, facts=facts(options, spec), learned=learned).curve(inventory(options, spec))
+    return Planner(spec, facts=read_facts(options, spec), learned=learned).curve(read_inventory(options, spec))
 
 
-def inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
+def read_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
     """The inventory that the flags name; a CPU job needs none.
 
     Raises:
@@ -129,12 +129,12 @@ def cluster_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
     from grpo_operator.admission.snapshot import Snapshot
 
     target = Namespace(context=None if options.context == "." else options.context, namespace=None)
-    nodes = tuple(map(node_facts, kubectl.get(target, "nodes")["items"]))
-    pods = map(pod_facts, kubectl.get(target, "pods", "--all-namespaces")["items"])
+    nodes = tuple(map(node_facts, kubectl.get_json(target, "nodes")["items"]))
+    pods = map(pod_facts, kubectl.get_json(target, "pods", "--all-namespaces")["items"])
     return Capacity(Snapshot(nodes=nodes, gpu_pods=tuple(pod for pod in pods if pod)), ()).usable_by(spec)
 
 
-def learned(options: Namespace, name: str, namespace: str | None) -> Learned | None:
+def fetch_learned(options: Namespace, name: str, namespace: str | None) -> Learned | None:
     """What the job of that name has learned of its memory, where --context names a cluster that has it.
 
     Raises:
@@ -144,7 +144,7 @@ def learned(options: Namespace, name: str, namespace: str | None) -> Learned | N
         return None
     target = Namespace(context=options.context, namespace=namespace)
     try:
-        found = kubectl.get(target, f"{PLURAL}.{GROUP}", f"--field-selector=metadata.name={name}")
+        found = kubectl.get_json(target, f"{PLURAL}.{GROUP}", f"--field-selector=metadata.name={name}")
     except KubectlError as error:
         if "the server doesn't have a resource type" in str(error):  # the operator is not installed there
             return None
@@ -157,7 +157,7 @@ def learned(options: Namespace, name: str, namespace: str | None) -> Learned | N
         raise KubectlError(f"{name} was written by another version of the operator: status.learned: {error}") from error
 
 
-def facts(options: Namespace, spec: GRPOJobSpec) -> ModelFacts:
+def read_facts(options: Namespace, spec: GRPOJobSpec) -> ModelFacts:
     """Return the model's shape from the files that the flags name; without flags no files, as in the operator.
 
     Raises:

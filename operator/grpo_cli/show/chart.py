@@ -26,7 +26,7 @@ def title(plan: ExecutionPlan) -> str:
     return f"{plan.parameters} {plan.method}, reference {plan.strategy}, on {where}"
 
 
-def svg(plan: ExecutionPlan) -> str:
+def draw_svg(plan: ExecutionPlan) -> str:
     """The picture as an SVG document.
 
     Raises:
@@ -60,7 +60,7 @@ def svg(plan: ExecutionPlan) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def png(plan: ExecutionPlan, path: Path) -> None:
+def write_png(plan: ExecutionPlan, path: Path) -> None:
     """Writes the picture as PNG.
 
     Raises:

@@ -16,13 +16,13 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_api.text.contract import EXPORT_FOLDER
 from grpo_operator.records.names import checkpoint_volume, run_folder
-from grpo_planner.explain.explain import why
+from grpo_planner.explain.explain import decision_message
 from grpo_planner.memory.disk import staged_bytes
 from grpo_planner.result.formatting import sharding
 from grpo_planner.result.result import Candidate, PlanResult
-from grpo_planner.search.engine_plan import engine_numbers, sampled_briefly
+from grpo_planner.search.engine_plan import engine_numbers, short_sampler_name
 
-from .terminal import gib, show_table, table
+from .terminal import gib, make_table, show_table
 
 SHOWN = 12
 """Candidates that are printed without --all."""
@@ -37,11 +37,11 @@ SHAPE_SOURCES = {
 """How a plan's shapeSource is named to a reader."""
 
 
-def show(out: Console, name: str, result: PlanResult, everything: bool = False) -> None:
+def show_plan(out: Console, name: str, result: PlanResult, everything: bool = False) -> None:
     """Prints the verdict, the candidates, the memory of the chosen plan, and what to do."""
     verdict = "[green]planned[/green]" if result.feasible else f"[red]{result.reason}[/red]"
     out.print(f"[bold]{escape(name)}[/bold]  {verdict}  {escape(result.message)}")
-    if decided := why(result):
+    if decided := decision_message(result):
         out.print(f"[bold]why[/bold]  {escape(decided)}")
     shown = [found for found in result.candidates if found.memory]
     if shown:
@@ -87,7 +87,7 @@ def settings(plan: ExecutionPlan) -> list[str]:
     if plan.optimizer == "AdamW8bit":
         saving.append("8-bit")
     return [
-        plan.method, sharded, plan.strategy, sampled_briefly(plan),
+        plan.method, sharded, plan.strategy, short_sampler_name(plan),
         f"{plan.gpus} x {plan.gpu_product or plan.gpu_resource}",
         str(plan.nodes), f"{plan.micro_batch} x {plan.gradient_accumulation}", ", ".join(saving) or "-",
     ]  # fmt: skip
@@ -95,7 +95,7 @@ def settings(plan: ExecutionPlan) -> list[str]:
 
 def _candidates(out: Console, candidates: list[Candidate]) -> None:
     """One row per family: how it runs, what it needs, how long a step takes, and why not."""
-    wide = table(*HEADINGS, right=["s/step"])
+    wide = make_table(*HEADINGS, right=["s/step"])
     for candidate in candidates:
         wide.add_row(*map(escape, _cells(candidate)), style=_style(candidate))
     show_table(out, wide, map(_stacked, candidates))
@@ -169,14 +169,14 @@ def show_export(out: Console, name: str, spec: GRPOJobSpec, plan: ExecutionPlan)
     stays_adapter = plan.method == "LoRA" and not spec.adapter.merge_on_export
     kind = "adapter" if stays_adapter else "model"
     size = f"{gib(plan.export_bytes):.2f} GiB"
-    where = f", {size}, will be {escape(' and '.join(_places(name, spec)))}" if spec.keeps_model else " is not kept"
+    where = f", {size}, will be {escape(' and '.join(_places(name, spec)))}" if spec.is_model_kept else " is not kept"
     out.print(f"the trained {kind}{where}")
 
 
 def _places(name: str, spec: GRPOJobSpec) -> list[str]:
     """Where a model that is kept will be, in the order in which it comes there."""
     places: list[str] = []
-    if spec.checkpoint.lasting:
+    if spec.checkpoint.is_lasting:
         places.append(_place(name, spec.checkpoint))
     hub = spec.export.hub if spec.export else None
     if hub:
@@ -195,7 +195,9 @@ def _place(name: str, checkpoint: CheckpointSpec) -> str:
     return f"on claim {claim.claim_name}, folder {claim.sub_path + '/' if claim.sub_path else ''}{folder}"
 
 
-def difference(out: Console, change: str, before: PlanResult, after: PlanResult, left_out: Sequence[str] = ()) -> None:
+def show_difference(
+    out: Console, change: str, before: PlanResult, after: PlanResult, left_out: Sequence[str] = ()
+) -> None:
     """Prints what a change does to the chosen plan and to its memory; `left_out`: fields that went with it."""
     out.print(f"\n[bold]what if {escape(change)}[/bold]  {escape(after.message)}")
     if left_out:
@@ -209,7 +211,7 @@ def difference(out: Console, change: str, before: PlanResult, after: PlanResult,
 
 
 def _differences(out: Console, rows: list[tuple[str, str, str, str]]) -> None:
-    wide = table("", "now", "then", "difference", right=["now", "then", "difference"])
+    wide = make_table("", "now", "then", "difference", right=["now", "then", "difference"])
     stacked: list[tuple[Text, ...]] = []
     for name, was, now, by in rows:
         wide.add_row(name, was, now, by)

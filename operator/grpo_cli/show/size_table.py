@@ -12,16 +12,16 @@ from rich.text import Text
 from grpo_planner.search.curve import Size
 
 from .plan_table import CHOSEN
-from .terminal import show_table, table
+from .terminal import make_table, show_table
 
 HEADINGS = ("GPUs", "nodes", "product", "method", "s/step", "GPU-s/step", "GPU-hours", "price", "free", "")
 NUMBERS = ("GPUs", "nodes", "s/step", "GPU-s/step", "GPU-hours", "price", "free")
 UNKNOWN = "-"
 
 
-def show(out: Console, sizes: Sequence[Size]) -> None:
+def show_sizes(out: Console, sizes: Sequence[Size]) -> None:
     """Prints one row per number of GPUs, fewest first, and what would fill the columns that are empty."""
-    wide = table(*HEADINGS, right=NUMBERS)
+    wide = make_table(*HEADINGS, right=NUMBERS)
     for size in sizes:
         wide.add_row(*map(escape, _cells(size)), style=_style(size))
     show_table(out, wide, map(_stacked, sizes))

@@ -21,7 +21,7 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, emoji=False)
 
 
-def table(*headings: str, right: Iterable[str] = ()) -> Table:
+def make_table(*headings: str, right: Iterable[str] = ()) -> Table:
     """An empty table whose cells keep to one line; the columns named by `right` are set to the right."""
     made = Table(box=None, padding=(0, 1), header_style="dim")
     for heading in headings:

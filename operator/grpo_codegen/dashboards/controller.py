@@ -4,7 +4,7 @@ from grpo_api.report import metrics as operator
 from grpo_api.report.metrics import CONTROLLER
 
 from .panels import Color, Dashboard, Panel, Query, Row, Variable
-from .promql import CLUSTER, UP, WINDOW, known, quantiles, rates, select
+from .promql import CLUSTER, UP, WINDOW, quantiles, rates, select, zero_if_uncounted
 
 _OURS = f'{CLUSTER},name="{CONTROLLER}"'
 _RECONCILER = f'{CLUSTER},controller="{CONTROLLER}"'
@@ -83,7 +83,7 @@ _NOW = (
         title="Objects it can't read",
         description="Left alone, since this version doesn't understand them; the Readable condition says why.",
         unit="none",
-        queries=(Query(known(f"sum({_UNREADABLE})"), "objects"),),
+        queries=(Query(zero_if_uncounted(f"sum({_UNREADABLE})"), "objects"),),
         width=5,
         height=3,
         base="green",

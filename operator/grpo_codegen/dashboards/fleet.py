@@ -7,7 +7,7 @@ from grpo_api.status.status import ConditionType, Phase
 from .. import recording
 from . import usage
 from .panels import Dashboard, Panel, Query, Row, Variable
-from .promql import A_JOB, CLUSTER, JOB_LEGEND, NAMESPACES, known, of_jobs, select, trend
+from .promql import A_JOB, CLUSTER, JOB_LEGEND, NAMESPACES, of_jobs, select, trend, zero_if_uncounted
 from .verdicts import PHASE_COLORS
 
 _JOBS = select(operator.JOBS, NAMESPACES)
@@ -37,7 +37,7 @@ def _jobs_in(title: str, phases: tuple[Phase, ...], description: str) -> Panel:
         title=title,
         description=description,
         unit="none",
-        queries=(Query(known(f"sum({chosen})"), "jobs"),),
+        queries=(Query(zero_if_uncounted(f"sum({chosen})"), "jobs"),),
         width=5,
         height=3,
         empty=_UNKNOWN,
@@ -57,7 +57,7 @@ _NOW = (
         title="Failed within an hour",
         description="Jobs that ended so; the table below says why.",
         unit="none",
-        queries=(Query(known(f"count({_FAILED})"), "jobs"),),
+        queries=(Query(zero_if_uncounted(f"count({_FAILED})"), "jobs"),),
         width=5,
         height=3,
         base="green",
@@ -69,7 +69,7 @@ _NOW = (
         title="GPUs held",
         description="By all gangs that start or run.",
         unit="none",
-        queries=(Query(known(f"sum({_gpus('product')})"), "GPUs"),),
+        queries=(Query(zero_if_uncounted(f"sum({_gpus('product')})"), "GPUs"),),
         width=4,
         height=3,
         empty=_UNKNOWN,

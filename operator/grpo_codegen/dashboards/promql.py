@@ -29,7 +29,7 @@ UP = select(BUILD_INFO, CLUSTER)
 """One for each operator that answers."""
 
 
-def known(number: str) -> str:
+def zero_if_uncounted(number: str) -> str:
     """A number, or 0 if nothing is counted; nothing where no operator answers, who would know."""
     return f"{number} or 0 * count({UP})"
 
@@ -68,7 +68,7 @@ def quantiles(metric: Metric, where: str) -> tuple[Query, ...]:
     return tuple(Query(f"histogram_quantile({share}, {buckets})", f"p{share * 100:.0f}") for share in QUANTILES)
 
 
-def risen(metric: Metric | str) -> str:
+def new_maximum(metric: Metric | str) -> str:
     """The chosen job's value where it is above all of the six hours before: it may have been unknown for a while."""
     return f"{of_job(metric)} > 0 unless {of_job(metric)} <= {highest(metric)}"
 

@@ -9,7 +9,7 @@ from grpo_api.status.status import ConditionType
 from . import engines, usage, verdicts
 from .grafana import TRAINING_UID
 from .panels import Annotation, Dashboard, Panel, Query, Row, Variable
-from .promql import CLUSTER, highest, largest, of_job, of_job_by, risen
+from .promql import CLUSTER, highest, largest, new_maximum, of_job, of_job_by
 
 _KL, _REWARD, _STD = of_job("kl"), of_job("reward"), of_job("reward_std")
 _NO_KL = "No KL: training.beta is 0, so there is no reference"
@@ -189,9 +189,9 @@ _SYNCS, _SYNCS_BEFORE = (
     f"floor({steps} / {of_job(trainer.REFERENCE_EVERY)})" for steps in (of_job(trainer.STEP), highest(trainer.STEP))
 )
 _ANNOTATIONS = (
-    Annotation("Attempt", risen(operator.JOB_ATTEMPTS), "A gang started", "orange"),
-    Annotation("Restart", risen(operator.JOB_RESTARTS), "An attempt failed and the next follows", "red"),
-    Annotation("Checkpoint", risen("checkpoint_step"), "A checkpoint was sealed", "green"),
+    Annotation("Attempt", new_maximum(operator.JOB_ATTEMPTS), "A gang started", "orange"),
+    Annotation("Restart", new_maximum(operator.JOB_RESTARTS), "An attempt failed and the next follows", "red"),
+    Annotation("Checkpoint", new_maximum("checkpoint_step"), "A checkpoint was sealed", "green"),
     Annotation(
         "Out of memory", of_job(operator.JOB_CONDITION, f'type="{_OOM}"'), "An attempt ran out of memory", "red"
     ),

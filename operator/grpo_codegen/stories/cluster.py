@@ -7,9 +7,9 @@ from grpo_api.report import metrics as operator
 from grpo_api.report.metrics import CONTROLLER
 
 from .. import recording
-from ..timelines import Timeline, between, clock, constant, counting, series, shown, unsteady
-from .run import GIB, learning, spent
-from .world import NEVER, World, histogram, of_job, rank0, same
+from ..timelines import Timeline, changed_between, clock, constant, counter, noisy, only_during, series
+from .run import GIB, gpu_second_series, learning_curve
+from .world import NEVER, World, constant_series, histogram, of_job, rank0
 
 H100, A100, L40S = "H100-80GB", "A100-80GB", "L40S"
 
@@ -29,18 +29,18 @@ class Other:
     def world(self, seed: int) -> World:
         """What rank 0 and the operator export of it."""
         lines = {
-            rank0("kl", job=self.job, namespace=self.namespace): unsteady(constant(self.kl), 0.2, seed),
-            rank0("reward", job=self.job, namespace=self.namespace): unsteady(learning(0.3, 1.2, 200.0), 0.08, seed),
+            rank0("kl", job=self.job, namespace=self.namespace): noisy(constant(self.kl), 0.2, seed),
+            rank0("reward", job=self.job, namespace=self.namespace): noisy(learning_curve(0.3, 1.2, 200.0), 0.08, seed),
             rank0("straggler_ratio", job=self.job, namespace=self.namespace): constant(1.02 + 0.03 * seed),
             of_job(operator.JOB_PHASE, self.job, self.namespace, phase="Running"): constant(1),
         }
-        return {name: shown(line, self.first, self.end) for name, line in lines.items()}
+        return {name: only_during(line, self.first, self.end) for name, line in lines.items()}
 
     def accounts(self) -> World:
         """What the operator exports of its GPUs."""
         return {
             of_job(operator.JOB_GPUS, self.job, self.namespace, product=self.product): constant(self.gpus),
-            **spent((self.first, self.end, 0), job=self.job, namespace=self.namespace, gpus=self.gpus),
+            **gpu_second_series((self.first, self.end, 0), job=self.job, namespace=self.namespace, gpus=self.gpus),
         }
 
 
@@ -51,22 +51,22 @@ OTHERS = (
     Other("code", "sql", L40S, 2, 0.18),
     Other("search", "ranking", A100, 4, 0.09, first=25),
 )
-_WAITED = same(1, of_job(operator.JOB_PHASE, "ranking", "search", phase="Queued"))
+_WAITED = constant_series(1, of_job(operator.JOB_PHASE, "ranking", "search", phase="Queued"))
 
 
 def _phases(namespace: str, phase: str, line: Timeline) -> World:
     return {series(operator.JOBS.name, {"namespace": namespace, "phase": phase}): line}
 
 
-WAITING: World = {name: shown(line, 5, 25) for name, line in _WAITED.items()}
+WAITING: World = {name: only_during(line, 5, 25) for name, line in _WAITED.items()}
 PHASES: World = {
     **_phases("team", "Running", constant(1)),
     **_phases("math", "Running", constant(2)),
     **_phases("code", "Running", constant(2)),
-    **_phases("search", "Running", shown(constant(1), 25, NEVER)),
-    **_phases("search", "Queued", shown(constant(1), 5, 25)),
-    **_phases("math", "Succeeded", counting(40, 110, 200, first=3)),
-    **_phases("code", "Succeeded", counting(20, 90, first=5)),
+    **_phases("search", "Running", only_during(constant(1), 25, NEVER)),
+    **_phases("search", "Queued", only_during(constant(1), 5, 25)),
+    **_phases("math", "Succeeded", counter(40, 110, 200, first=3)),
+    **_phases("code", "Succeeded", counter(20, 90, first=5)),
 }
 _DONE: tuple[tuple[operator.Metric, dict[float, float]], ...] = (
     (operator.TIME_TO_ADMITTED, {1: 0.5, 5: 0.7, 60: 0.8, 600: 0.9, 1800: 1.0}),
@@ -82,12 +82,12 @@ OUT_OF_MEMORY = series(operator.RESTARTS.name, {"reason": "OutOfMemory"})
 GPU_ACCOUNTS: World = {name: line for one in OTHERS for name, line in one.accounts().items()}
 _RUN = {"namespace": "team", "grpojob": "run"}
 UTILISATION: World = {
-    series(recording.UTILISATION.name, _RUN): unsteady(constant(0.82), 0.1),
-    series(recording.TENSOR_ACTIVE.name, _RUN): unsteady(constant(0.31), 0.1, 1),
+    series(recording.UTILISATION.name, _RUN): noisy(constant(0.82), 0.1),
+    series(recording.TENSOR_ACTIVE.name, _RUN): noisy(constant(0.31), 0.1, 1),
     series(recording.MEMORY_USED.name, _RUN): constant(69 * GIB),
     series(recording.FREE.name, {"modelName": "NVIDIA H100"}): constant(4),
-    series(recording.FREE.name, {"modelName": "NVIDIA L40S"}): between(60, 120, 4, 6),
-    series(recording.IDLE.name, {"namespace": "math", "modelName": "NVIDIA H100"}): between(30, 80, 2, 0),
+    series(recording.FREE.name, {"modelName": "NVIDIA L40S"}): changed_between(60, 120, 4, 6),
+    series(recording.IDLE.name, {"namespace": "math", "modelName": "NVIDIA H100"}): changed_between(30, 80, 2, 0),
     series(recording.IDLE.name, {"namespace": "code", "modelName": "NVIDIA L40S"}): constant(1),
 }
 """What the chart records of NVIDIA's own exporter."""
@@ -120,12 +120,12 @@ _COUNTED: dict[str, float] = {
 """Counters by what they grow in a minute."""
 
 
-def growing(rate: float) -> Timeline:
+def growing_counter(rate: float) -> Timeline:
     """A counter that grows by `rate` each minute."""
     return lambda minute: minute * rate
 
 
-def took(count: Timeline) -> World:
+def reconcile_histograms(count: Timeline) -> World:
     """Histograms of how long reconciles took and waited in the queue, after `count` of them."""
     return {
         **histogram(operator.RECONCILE_SECONDS, count, {0.025: 0.5, 0.1: 0.9, 0.5: 0.98, 2.5: 1.0}, **_OWN),
@@ -134,18 +134,22 @@ def took(count: Timeline) -> World:
 
 
 OPERATOR: World = {
-    **same(1, *(series(operator.BUILD_INFO.name, {"version": _VERSION, **one}) for one in (_POD, _FOLLOWER)), LEADER),
-    **same(0, series(operator.LEADER.name, _FOLLOWER)),
-    **same(0, ERRORS, DEPTH, PREEMPTIONS, RETRIES, series(operator.UNREADABLE_OBJECTS.name, {"resource": "pods"})),
-    **same(0.1, LONGEST),
-    **same(1, series(operator.ACTIVE_WORKERS.name, _OWN)),
-    **same(8, series(operator.MAX_WORKERS.name, _OWN)),
-    **{name: growing(rate) for name, rate in _COUNTED.items()},
+    **constant_series(
+        1, *(series(operator.BUILD_INFO.name, {"version": _VERSION, **one}) for one in (_POD, _FOLLOWER)), LEADER
+    ),
+    **constant_series(0, series(operator.LEADER.name, _FOLLOWER)),
+    **constant_series(
+        0, ERRORS, DEPTH, PREEMPTIONS, RETRIES, series(operator.UNREADABLE_OBJECTS.name, {"resource": "pods"})
+    ),
+    **constant_series(0.1, LONGEST),
+    **constant_series(1, series(operator.ACTIVE_WORKERS.name, _OWN)),
+    **constant_series(8, series(operator.MAX_WORKERS.name, _OWN)),
+    **{name: growing_counter(rate) for name, rate in _COUNTED.items()},
     **{series(operator.HEARD.name, {"resource": kind}): clock for kind in ("grpojobs", "jobs", "nodes")},
     HEARD: clock,
-    **took(growing(30.0)),
-    **histogram(operator.LOOP_LAG, growing(60.0), {0.001: 0.7, 0.01: 0.97, 0.1: 1.0}),
-    series("process_resident_memory_bytes", _POD): unsteady(constant(88 * 2.0**20), 0.02),
+    **reconcile_histograms(growing_counter(30.0)),
+    **histogram(operator.LOOP_LAG, growing_counter(60.0), {0.001: 0.7, 0.01: 0.97, 0.1: 1.0}),
+    series("process_resident_memory_bytes", _POD): noisy(constant(88 * 2.0**20), 0.02),
     **PHASES,
     **_MILESTONES,
     **WAITING,

@@ -3,7 +3,7 @@
 from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import Metric
 
-from ..timelines import Timeline, constant, unsteady
+from ..timelines import Timeline, constant, noisy
 from .world import World, rank0
 
 ENGINES = ("0", "1")
@@ -19,12 +19,12 @@ def version(minute: int) -> float:
 
 
 _OF_ALL: dict[Metric, Timeline] = {
-    trainer.ENGINE_MISMATCH: unsteady(constant(0.012), 0.2, 31),
-    trainer.ENGINE_MISMATCH_MAX: unsteady(constant(0.31), 0.3, 32),
+    trainer.ENGINE_MISMATCH: noisy(constant(0.012), 0.2, 31),
+    trainer.ENGINE_MISMATCH_MAX: noisy(constant(0.31), 0.3, 32),
     trainer.MAX_ENGINE_MISMATCH: constant(0.5),
     trainer.WEIGHTS_VERSION: version,
-    trainer.WEIGHT_SYNC_SECONDS: unsteady(constant(0.7), 0.1, 33),
-    trainer.WEIGHT_PROOF_SECONDS: unsteady(constant(0.03), 0.1, 34),
+    trainer.WEIGHT_SYNC_SECONDS: noisy(constant(0.7), 0.1, 33),
+    trainer.WEIGHT_PROOF_SECONDS: noisy(constant(0.03), 0.1, 34),
     trainer.ENGINE_PROOF_FAILURES: constant(0.0),
 }
 
@@ -33,19 +33,19 @@ def _of_each(seed: int) -> dict[Metric, Timeline]:
     return {
         trainer.ENGINE_UP: constant(1.0),
         trainer.ENGINE_VERSION: version,
-        trainer.ENGINE_WAITING: unsteady(constant(12.0), 0.8, seed),
-        trainer.ENGINE_CACHE: unsteady(constant(0.55), 0.2, seed + 1),
-        trainer.ENGINE_TOKENS: unsteady(constant(6400.0), 0.05, seed + 2),
+        trainer.ENGINE_WAITING: noisy(constant(12.0), 0.8, seed),
+        trainer.ENGINE_CACHE: noisy(constant(0.55), 0.2, seed + 1),
+        trainer.ENGINE_TOKENS: noisy(constant(6400.0), 0.05, seed + 2),
         trainer.ENGINE_LOSSES: constant(0.0),
     }
 
 
 def _with_engines() -> World:
     world: dict[str, Timeline] = {rank0(metric): line for metric, line in _OF_ALL.items()}
-    world[rank0("importance_ratio_min")] = unsteady(constant(0.91), 0.05, 38)
-    world[rank0("importance_ratio_max")] = unsteady(constant(1.1), 0.05, 39)
+    world[rank0("importance_ratio_min")] = noisy(constant(0.91), 0.05, 38)
+    world[rank0("importance_ratio_max")] = noisy(constant(1.1), 0.05, 39)
     for phase, seconds in _SAMPLING.items():
-        world[rank0(trainer.PHASE_SECONDS, step_phase=phase)] = unsteady(constant(seconds), 0.08, 40)
+        world[rank0(trainer.PHASE_SECONDS, step_phase=phase)] = noisy(constant(seconds), 0.08, 40)
     for engine in ENGINES:
         world |= {rank0(metric, engine=engine): line for metric, line in _of_each(50 + int(engine)).items()}
     return world

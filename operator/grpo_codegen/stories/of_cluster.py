@@ -2,11 +2,23 @@
 
 from grpo_api.report import metrics as operator
 
-from ..timelines import between, clock, constant, counting, frozen, series, shown
-from .cluster import DENIED, DEPTH, ERRORS, HEARD, LEADER, LONGEST, OPERATOR, PREEMPTIONS, RETRIES, SUCCESSES, took
-from .run import ATTEMPTS, JOB, RANK0, attempt, spent
+from ..timelines import changed_between, clock, constant, counter, frozen_during, only_during, series
+from .cluster import (
+    DENIED,
+    DEPTH,
+    ERRORS,
+    HEARD,
+    LEADER,
+    LONGEST,
+    OPERATOR,
+    PREEMPTIONS,
+    RETRIES,
+    SUCCESSES,
+    reconcile_histograms,
+)
+from .run import ATTEMPTS, JOB, RANK0, attempt_series, gpu_second_series
 from .story import Story
-from .world import NEVER, gone, of_job
+from .world import NEVER, absent_during, of_job
 
 
 def _stuck(minute: int) -> float:
@@ -20,9 +32,9 @@ STORIES = (
         120,
         95,
         {
-            of_job(operator.JOB_PHASE, "other", phase="Pending"): shown(constant(1), 10, 12),
-            of_job(operator.JOB_PHASE, "other", phase="Queued"): shown(constant(1), 12, 100),
-            series(operator.JOBS.name, {"namespace": "team", "phase": "Queued"}): between(10, 100, 1, 0),
+            of_job(operator.JOB_PHASE, "other", phase="Pending"): only_during(constant(1), 10, 12),
+            of_job(operator.JOB_PHASE, "other", phase="Queued"): only_during(constant(1), 12, 100),
+            series(operator.JOBS.name, {"namespace": "team", "phase": "Queued"}): changed_between(10, 100, 1, 0),
         },
     ),
     Story(
@@ -31,11 +43,11 @@ STORIES = (
         80,
         38,
         {
-            **gone(RANK0, 30),
-            **attempt(2, 33, resumed=30),
-            PREEMPTIONS: counting(*(30 + number // 2 for number in range(12))),
-            ATTEMPTS: counting(30, first=1),
-            **spent((0, 30, 0), (33, NEVER, 0)),
+            **absent_during(RANK0, 30),
+            **attempt_series(2, 33, resumed=30),
+            PREEMPTIONS: counter(*(30 + number // 2 for number in range(12))),
+            ATTEMPTS: counter(30, first=1),
+            **gpu_second_series((0, 30, 0), (33, NEVER, 0)),
         },
     ),
     Story(
@@ -43,21 +55,21 @@ STORIES = (
         "The operator has no pod from minute 30 to 60; the run goes on.",
         100,
         55,
-        gone({**JOB, **OPERATOR}, 30, 60),
+        absent_during({**JOB, **OPERATOR}, 30, 60),
     ),
     Story(
         "nobody leads",
         "From minute 30 to 60 no operator gets its Lease renewed; the run goes on.",
         100,
         55,
-        {**gone(JOB, 30, 60), LEADER: between(30, 60, 0, 1)},
+        {**absent_during(JOB, 30, 60), LEADER: changed_between(30, 60, 0, 1)},
     ),
     Story(
         "operator deaf",
         "From minute 30 to 60 the watch of pods hears nothing, as behind a proxy that swallows it.",
         90,
         55,
-        {HEARD: frozen(clock, 30, 60)},
+        {HEARD: frozen_during(clock, 30, 60)},
     ),
     Story(
         "API server denies",
@@ -77,9 +89,9 @@ STORIES = (
         55,
         {
             SUCCESSES: _stuck,
-            **took(_stuck),
+            **reconcile_histograms(_stuck),
             LONGEST: lambda minute: clock(minute - 30) if 30 <= minute < 60 else 0.1,
-            DEPTH: between(30, 60, 5, 0),
+            DEPTH: changed_between(30, 60, 5, 0),
         },
     ),
 )

@@ -2,10 +2,10 @@
 
 from grpo_api.report import training_metrics as trainer
 
-from ..timelines import between, counting, frozen
+from ..timelines import changed_between, counter, frozen_during
 from .engines import WITH_ENGINES, version
 from .story import Story
-from .world import World, changed, rank0
+from .world import World, changed_during, rank0
 
 _UP = rank0(trainer.ENGINE_UP, engine="1")
 _OTHER_TOKENS = rank0(trainer.ENGINE_TOKENS, engine="0")
@@ -17,10 +17,10 @@ def _without_one(first: int, end: int) -> World:
     waiting = rank0(trainer.ENGINE_WAITING, engine="0")
     idle = dict.fromkeys((rank0(trainer.ENGINE_TOKENS, engine="1"), rank0(trainer.ENGINE_WAITING, engine="1")), 0.0)
     return {
-        **changed(WITH_ENGINES, first, end, {waiting: 80.0, _GENERATE: 17.0, _OTHER_TOKENS: 6800.0, **idle}),
-        _UP: between(first, end, 0.0, 1.0),
-        rank0(trainer.ENGINE_VERSION, engine="1"): frozen(version, first, end),
-        rank0(trainer.ENGINE_LOSSES, engine="1"): counting(first),
+        **changed_during(WITH_ENGINES, first, end, {waiting: 80.0, _GENERATE: 17.0, _OTHER_TOKENS: 6800.0, **idle}),
+        _UP: changed_between(first, end, 0.0, 1.0),
+        rank0(trainer.ENGINE_VERSION, engine="1"): frozen_during(version, first, end),
+        rank0(trainer.ENGINE_LOSSES, engine="1"): counter(first),
     }
 
 
@@ -46,7 +46,7 @@ STORIES = (
         55,
         {
             **WITH_ENGINES,
-            **changed(
+            **changed_during(
                 WITH_ENGINES,
                 30,
                 60,
@@ -64,6 +64,6 @@ STORIES = (
         "After the sync of minute 30 an engine has other weights; they are sent again, and it has the right ones.",
         70,
         35,
-        {**WITH_ENGINES, rank0(trainer.ENGINE_PROOF_FAILURES): counting(30)},
+        {**WITH_ENGINES, rank0(trainer.ENGINE_PROOF_FAILURES): counter(30)},
     ),
 )

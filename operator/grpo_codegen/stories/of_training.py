@@ -6,7 +6,7 @@ from grpo_api.report import metrics as operator
 from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import Metric
 
-from ..timelines import between, clock, constant, counting, during, frozen, series, shown
+from ..timelines import changed_between, clock, constant, counter, frozen_during, only_during, replaced_during, series
 from .cluster import GPU_ACCOUNTS, OTHER_RUNS, OUT_OF_MEMORY, PHASES, PREEMPTIONS, UTILISATION, WAITING
 from .run import (
     ATTEMPTS,
@@ -21,12 +21,12 @@ from .run import (
     SAVED,
     SAVED_AT,
     STEP,
-    attempt,
-    saved,
-    spent,
+    attempt_series,
+    checkpoint_step,
+    gpu_second_series,
 )
 from .story import Story
-from .world import NEVER, World, changed, gone, of_job, rank0, same, still
+from .world import NEVER, World, absent_during, changed_during, constant_during, constant_series, of_job, rank0
 
 _UNSCORED = rank0(trainer.UNSCORED, reward="judge")
 _ACCURACY = rank0(trainer.REWARD, reward="accuracy")
@@ -73,11 +73,11 @@ def _useless(world: World, number: int, first: int, end: int) -> World:
     """What goes with a KL that is far too high."""
     values = {"reward": 0.08, "reward_std": 0.1, "entropy": 5.5, "grad_norm": 25.0, "completion_clipped_ratio": 0.9}
     rewards = {rank0(trainer.REWARD, number, reward=name): value for name, value in _WORST.items()}
-    return changed(world, first, end, {rank0(key, number): value for key, value in values.items()} | rewards)
+    return changed_during(world, first, end, {rank0(key, number): value for key, value in values.items()} | rewards)
 
 
-_SECOND = attempt(2, 92, resumed=50)
-_AFTER_OOM = attempt(2, 33)
+_SECOND = attempt_series(2, 92, resumed=50)
+_AFTER_OOM = attempt_series(2, 33)
 _NAN = ("kl", "loss", "grad_norm", "reward")
 _ON_CPUS = (
     "training_memory_bytes",
@@ -99,17 +99,17 @@ STORIES = (
         200,
         180,
         {
-            **gone(RANK0, 90),
+            **absent_during(RANK0, 90),
             **_SECOND,
-            **_useless(gone(RANK0, 90), 1, 3, 90),
+            **_useless(absent_during(RANK0, 90), 1, 3, 90),
             **_useless(_SECOND, 2, 92, 183),
-            KL: shown(between(3, 183, 100.0, 0.02), 0, 90),
+            KL: only_during(changed_between(3, 183, 100.0, 0.02), 0, 90),
             rank0("kl", 2): _restarted,
-            **gone({rank0(trainer.MAX_KL, number): constant(1.0) for number in (1, 2)}),
+            **absent_during({rank0(trainer.MAX_KL, number): constant(1.0) for number in (1, 2)}),
             **_between_attempts((90, 92)),
-            RESTARTS: counting(91),
-            ATTEMPTS: counting(92, first=1),
-            **spent((0, 90, 40), (92, NEVER, 0)),
+            RESTARTS: counter(91),
+            ATTEMPTS: counter(92, first=1),
+            **gpu_second_series((0, 90, 40), (92, NEVER, 0)),
         },
     ),
     Story(
@@ -130,9 +130,9 @@ STORIES = (
         120,
         80,
         {
-            **changed(RANK0, 30, 90, {rank0("reward"): 0.5, _ACCURACY: 0.0, rank0("grad_norm"): 0.0}),
-            rank0("reward_std"): between(30, 90, 0.0, 0.4),
-            rank0("zero_variance_groups"): between(30, 90, 1.0, 0.1),
+            **changed_during(RANK0, 30, 90, {rank0("reward"): 0.5, _ACCURACY: 0.0, rank0("grad_norm"): 0.0}),
+            rank0("reward_std"): changed_between(30, 90, 0.0, 0.4),
+            rank0("zero_variance_groups"): changed_between(30, 90, 1.0, 0.1),
         },
     ),
     Story(
@@ -141,16 +141,19 @@ STORIES = (
         180,
         65,
         {
-            **gone(RANK0, 63),
-            **{rank0(key): shown(during(RANK0[rank0(key)], 60, 63, constant(math.nan)), 0, 63) for key in _NAN},
-            rank0("nonfinite_steps"): shown(counting(60), 0, 63),
-            **gone({GOT_ON: clock, **same(1800.0, PATIENCE), **same(1.0, RUNNING)}, 63),
-            **spent((0, 63, 13)),
-            **still({_SEEN_STEP: float}, 60),
-            of_job(operator.JOB_CONDITION, type="Failed", reason="Diverged"): between(62, 122, 1, None),
-            of_job(operator.JOB_PHASE, phase="Failed"): between(63, 122, 1, None),
-            series(operator.JOBS.name, {"namespace": "team", "phase": "Running"}): between(0, 63, 1, 0),
-            series(operator.JOBS.name, {"namespace": "team", "phase": "Failed"}): between(63, NEVER, 1, 0),
+            **absent_during(RANK0, 63),
+            **{
+                rank0(key): only_during(replaced_during(RANK0[rank0(key)], 60, 63, constant(math.nan)), 0, 63)
+                for key in _NAN
+            },
+            rank0("nonfinite_steps"): only_during(counter(60), 0, 63),
+            **absent_during({GOT_ON: clock, **constant_series(1800.0, PATIENCE), **constant_series(1.0, RUNNING)}, 63),
+            **gpu_second_series((0, 63, 13)),
+            **constant_during({_SEEN_STEP: float}, 60),
+            of_job(operator.JOB_CONDITION, type="Failed", reason="Diverged"): changed_between(62, 122, 1, None),
+            of_job(operator.JOB_PHASE, phase="Failed"): changed_between(63, 122, 1, None),
+            series(operator.JOBS.name, {"namespace": "team", "phase": "Running"}): changed_between(0, 63, 1, 0),
+            series(operator.JOBS.name, {"namespace": "team", "phase": "Failed"}): changed_between(63, NEVER, 1, 0),
         },
     ),
     Story(
@@ -160,22 +163,22 @@ STORIES = (
         28,
         {
             **_AFTER_OOM,
-            **gone({**RANK0, **_gpu_memory(1, "backward", 66, 75), **_gpu_memory(1, "step", 63, 72)}, 30),
+            **absent_during({**RANK0, **_gpu_memory(1, "backward", 66, 75), **_gpu_memory(1, "step", 63, 72)}, 30),
             **_between_attempts((30, 33)),
-            ATTEMPTS: counting(31, first=1),
-            RESTARTS: counting(31),
-            OUT_OF_MEMORY: counting(31),
-            of_job(operator.JOB_CONDITION, type="Degraded", reason="OutOfMemory"): between(30, 34, 1, None),
-            **spent((0, 30, 30), (33, NEVER, 0)),
+            ATTEMPTS: counter(31, first=1),
+            RESTARTS: counter(31),
+            OUT_OF_MEMORY: counter(31),
+            of_job(operator.JOB_CONDITION, type="Degraded", reason="OutOfMemory"): changed_between(30, 34, 1, None),
+            **gpu_second_series((0, 30, 30), (33, NEVER, 0)),
         },
-        seen=75,
+        drawn_minute=75,
     ),
     Story(
         "straggler",
         "One rank takes twice as long as the mean from minute 30 to 75.",
         100,
         70,
-        changed(RANK0, 30, 75, {rank0("straggler_ratio"): 2.0, rank0("tokens_per_second"): 2900, _GENERATE: 58}),
+        changed_during(RANK0, 30, 75, {rank0("straggler_ratio"): 2.0, rank0("tokens_per_second"): 2900, _GENERATE: 58}),
     ),
     Story(
         "preempted three times",
@@ -183,25 +186,29 @@ STORIES = (
         150,
         55,
         {
-            **gone(RANK0, 20),
+            **absent_during(RANK0, 20),
             **{
                 name: line
                 for number, first, end, resumed in ((2, 22, 35, 20), (3, 37, 50, 33), (4, 52, NEVER, 46))
-                for name, line in attempt(number, first, end, resumed).items()
+                for name, line in attempt_series(number, first, end, resumed).items()
             },
             **_between_attempts((20, 22), (35, 37), (50, 52)),
-            ATTEMPTS: counting(21, 36, 51, first=1),
-            PREEMPTIONS: counting(21, 36, 51),
-            **spent((0, 20, 0), (22, 35, 0), (37, 50, 0), (52, NEVER, 0)),
+            ATTEMPTS: counter(21, 36, 51, first=1),
+            PREEMPTIONS: counter(21, 36, 51),
+            **gpu_second_series((0, 20, 0), (22, 35, 0), (37, 50, 0), (52, NEVER, 0)),
         },
-        seen=80,
+        drawn_minute=80,
     ),
     Story(
         "stalled exporter",
         "Rank 0 trains on, but answers nobody from minute 30 to 60.",
         90,
         55,
-        {**gone(RANK0, 30, 60), GOT_ON: frozen(clock, 30, 60), _SEEN_STEP: frozen(float, 30, 60)},
+        {
+            **absent_during(RANK0, 30, 60),
+            GOT_ON: frozen_during(clock, 30, 60),
+            _SEEN_STEP: frozen_during(float, 30, 60),
+        },
     ),
     Story(
         "hang",
@@ -209,13 +216,13 @@ STORIES = (
         120,
         55,
         {
-            **gone(still(RANK0, 30), 60),
-            **attempt(2, 61),
-            **still({GOT_ON: clock, _SEEN_STEP: float}, 30, 60),
-            ATTEMPTS: counting(61, first=1),
-            RESTARTS: counting(61),
+            **absent_during(constant_during(RANK0, 30), 60),
+            **attempt_series(2, 61),
+            **constant_during({GOT_ON: clock, _SEEN_STEP: float}, 30, 60),
+            ATTEMPTS: counter(61, first=1),
+            RESTARTS: counter(61),
             **_between_attempts((60, 61)),
-            **spent((0, 60, 60), (61, NEVER, 0)),
+            **gpu_second_series((0, 60, 60), (61, NEVER, 0)),
         },
     ),
     Story(
@@ -224,15 +231,15 @@ STORIES = (
         200,
         170,
         {
-            **still(RANK0, 60),
-            **still({_SEEN_STEP: float}, 60),
-            **same(60, rank0(trainer.TOTAL_STEPS)),
+            **constant_during(RANK0, 60),
+            **constant_during({_SEEN_STEP: float}, 60),
+            **constant_series(60, rank0(trainer.TOTAL_STEPS)),
             rank0(trainer.ETA): lambda minute: 60.0 * max(0, 60 - minute),
             STEP: lambda minute: float(min(minute, 60)),
-            SAVED: lambda minute: 60.0 if minute >= 60 else saved(minute),
+            SAVED: lambda minute: 60.0 if minute >= 60 else checkpoint_step(minute),
             SAVED_AT: lambda minute: 3600.0 if minute >= 60 else clock(50) if minute >= 50 else None,
-            PATIENCE: shown(constant(1800.0), 0, 60),
-            of_job(operator.JOB_PATIENCE, stage="Exporting"): shown(constant(1800.0), 60, NEVER),
+            PATIENCE: only_during(constant(1800.0), 0, 60),
+            of_job(operator.JOB_PATIENCE, stage="Exporting"): only_during(constant(1800.0), 60, NEVER),
         },
     ),
     Story(
@@ -240,14 +247,14 @@ STORIES = (
         "The service behind a reward fails for a fifth of the completions from minute 30 to 60.",
         90,
         55,
-        {_UNSCORED: between(30, 60, 0.2, 0.0)},
+        {_UNSCORED: changed_between(30, 60, 0.2, 0.0)},
     ),
     Story(
         "full disk",
         "From minute 60 to 190 no checkpoint can be written.",
         230,
         185,
-        still({SAVED: RANK0[SAVED], SAVED_AT: RANK0[SAVED_AT]}, 60, 190),
+        constant_during({SAVED: RANK0[SAVED], SAVED_AT: RANK0[SAVED_AT]}, 60, 190),
     ),
     Story(
         "on CPUs",
@@ -255,9 +262,9 @@ STORIES = (
         100,
         90,
         {
-            **gone(PHASES),
-            **same(1, series(operator.JOBS.name, {"namespace": "team", "phase": "Running"})),
-            **gone(
+            **absent_during(PHASES),
+            **constant_series(1, series(operator.JOBS.name, {"namespace": "team", "phase": "Running"})),
+            **absent_during(
                 {
                     **{name: line for name, line in RANK0.items() if any(part in name for part in _ON_CPUS)},
                     **OF_GPUS,

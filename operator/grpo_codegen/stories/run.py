@@ -11,8 +11,8 @@ from grpo_api.report import training_metrics as trainer
 from grpo_api.report.report import STEP_PHASES
 from grpo_api.status.usage import GPUSeconds
 
-from ..timelines import Timeline, clock, constant, noise, shown, unsteady
-from .world import NEVER, World, of_job, rank0, same
+from ..timelines import Timeline, clock, constant, noise, noisy, only_during
+from .world import NEVER, World, constant_series, of_job, rank0
 
 GIB = 2.0**30
 EVERY = 50
@@ -31,63 +31,70 @@ _BEFORE = {"loading": 90.0, "proving": 20.0, "other": 15.0}
 _PRODUCTIVE = ("generating", "scoring", "training")
 
 
-def learning(first: float, last: float, steps: float = 120.0) -> Timeline:
+def learning_curve(first: float, last: float, steps: float = 120.0) -> Timeline:
     """From the first value towards the last, quickly at first, by steps."""
     return lambda step: last + (first - last) * math.exp(-step / steps)
 
 
-def saved(step: int, resumed: int = 0) -> float | None:
+def checkpoint_step(step: int, resumed: int = 0) -> float | None:
     """Step of the newest checkpoint, saved every EVERY steps; a run that has resumed one has that."""
     return float(max(resumed, step // EVERY * EVERY)) or None
 
 
-def attempt(number: int = 1, first: int = 0, end: int = NEVER, resumed: int = 0) -> World:
+def attempt_series(number: int = 1, first: int = 0, end: int = NEVER, resumed: int = 0) -> World:
     """What rank 0 of an attempt exports from its first step, in minute `first`, to before minute `end`."""
 
     def by_step(line: Timeline) -> Timeline:
-        return shown(lambda minute: line(resumed + minute - first), first, end)
+        return only_during(lambda minute: line(resumed + minute - first), first, end)
 
     def saved_at(step: int) -> float | None:
-        known = saved(step, resumed)
+        known = checkpoint_step(step, resumed)
         return None if known is None else clock(int(known) - resumed + first)
 
-    checkpoints = {"checkpoint_step": lambda step: saved(step, resumed), "checkpoint_timestamp_seconds": saved_at}
+    checkpoints = {
+        "checkpoint_step": lambda step: checkpoint_step(step, resumed),
+        "checkpoint_timestamp_seconds": saved_at,
+    }
     lines: dict[str, Timeline] = {**_LEARNED, **_WRITTEN, **_MEASURED, **checkpoints}
     world = {rank0(key, number): by_step(line) for key, line in lines.items()}
     world |= {rank0(metric, number): by_step(line) for metric, line in _PLAIN.items()}
     for reward, (line, weight) in _REWARDS.items():
-        world[rank0(trainer.REWARD, number, reward=reward)] = by_step(unsteady(line, 0.05, int(weight)))
+        world[rank0(trainer.REWARD, number, reward=reward)] = by_step(noisy(line, 0.05, int(weight)))
         world[rank0(trainer.UNSCORED, number, reward=reward)] = by_step(constant(0.0))
     for place, (phase, seconds) in enumerate(_STEP.items()):
         name = rank0(trainer.PHASE_SECONDS, number, step_phase=phase)
-        world[name] = by_step(unsteady(constant(seconds), 0.08, place))
+        world[name] = by_step(noisy(constant(seconds), 0.08, place))
     for phase, planned in _PLANNED.items():
         world[rank0(trainer.PREDICTED_MEMORY, number, step_phase=phase)] = by_step(constant(planned * GIB))
         world[rank0(trainer.MEMORY, number, step_phase=phase)] = by_step(constant(planned * 0.97 * GIB))
     return world
 
 
-_REWARDS = {"accuracy": (learning(0.2, 1.5), 1), "format": (learning(0.1, 0.5, 40.0), 2), "judge": (constant(0.3), 3)}
+_REWARDS = {
+    "accuracy": (learning_curve(0.2, 1.5), 1),
+    "format": (learning_curve(0.1, 0.5, 40.0), 2),
+    "judge": (constant(0.3), 3),
+}
 _LEARNED: dict[str, Timeline] = {
-    "kl": unsteady(learning(0.005, 0.06, 300.0), 0.15),
-    "reward": unsteady(lambda step: sum(line(step) or 0.0 for line, _ in _REWARDS.values()), 0.04),
-    "reward_std": unsteady(learning(0.45, 0.3), 0.08, 5),
+    "kl": noisy(learning_curve(0.005, 0.06, 300.0), 0.15),
+    "reward": noisy(lambda step: sum(line(step) or 0.0 for line, _ in _REWARDS.values()), 0.04),
+    "reward_std": noisy(learning_curve(0.45, 0.3), 0.08, 5),
     "loss": lambda step: 0.015 * noise(step, 7),
-    "grad_norm": unsteady(constant(0.6), 0.4, 8),
-    "entropy": unsteady(learning(0.9, 0.45), 0.05, 9),
-    "clip_ratio_low": unsteady(constant(0.011), 0.5, 10),
-    "clip_ratio_high": unsteady(constant(0.022), 0.5, 11),
+    "grad_norm": noisy(constant(0.6), 0.4, 8),
+    "entropy": noisy(learning_curve(0.9, 0.45), 0.05, 9),
+    "clip_ratio_low": noisy(constant(0.011), 0.5, 10),
+    "clip_ratio_high": noisy(constant(0.022), 0.5, 11),
     "zero_variance_groups": constant(0.1),
 }
 _WRITTEN: dict[str, Timeline] = {
-    "completion_length": unsteady(learning(210.0, 330.0), 0.05, 12),
-    "completion_length_min": unsteady(constant(70.0), 0.3, 13),
+    "completion_length": noisy(learning_curve(210.0, 330.0), 0.05, 12),
+    "completion_length_min": noisy(constant(70.0), 0.3, 13),
     "completion_length_max": lambda step: min(786.0, 720.0 + 120 * noise(step, 14)),
-    "completion_clipped_ratio": unsteady(constant(0.04), 0.6, 15),
+    "completion_clipped_ratio": noisy(constant(0.04), 0.6, 15),
 }
 _MEASURED: dict[str, Timeline] = {
-    "tokens_per_second": unsteady(constant(5200.0), 0.06, 16),
-    "straggler_ratio": unsteady(constant(1.05), 0.02, 17),
+    "tokens_per_second": noisy(constant(5200.0), 0.06, 16),
+    "straggler_ratio": noisy(constant(1.05), 0.02, 17),
     "nonfinite_steps": constant(0.0),
 }
 _PLAIN: dict[operator.Metric, Timeline] = {
@@ -101,11 +108,13 @@ _PLAIN: dict[operator.Metric, Timeline] = {
     trainer.USABLE_MEMORY: constant(76 * GIB),
     trainer.MEMORY_BESIDE["reserved"]: constant(66 * GIB),
     trainer.MEMORY_BESIDE["device"]: constant(69 * GIB),
-    trainer.MEMORY_BESIDE["host"]: unsteady(constant(21 * GIB), 0.01, 18),
+    trainer.MEMORY_BESIDE["host"]: noisy(constant(21 * GIB), 0.01, 18),
 }
 
 
-def spent(*attempts: tuple[int, int, int], job: str = "run", namespace: str = "team", gpus: int = GPUS) -> World:
+def gpu_second_series(
+    *attempts: tuple[int, int, int], job: str = "run", namespace: str = "team", gpus: int = GPUS
+) -> World:
     """GPU-seconds by state, and their cost: each attempt's first minute, its end, and the minutes lost there."""
 
     def seconds(state: str, minute: int) -> float:
@@ -128,7 +137,7 @@ def spent(*attempts: tuple[int, int, int], job: str = "run", namespace: str = "t
     return {of_job(operator.JOB_COST, job, namespace): cost, **{name: line(state) for name, state in names.items()}}
 
 
-RANK0 = attempt()
+RANK0 = attempt_series()
 KL, STEP = rank0("kl"), rank0(trainer.STEP)
 SAVED, SAVED_AT = rank0("checkpoint_step"), rank0("checkpoint_timestamp_seconds")
 GOT_ON, ATTEMPTS = of_job(operator.JOB_PROGRESS_TIME), of_job(operator.JOB_ATTEMPTS)
@@ -137,13 +146,13 @@ PATIENCE = of_job(operator.JOB_PATIENCE, stage="Training")
 RUNNING = of_job(operator.JOB_PHASE, phase="Running")
 OF_GPUS: World = {
     of_job(operator.JOB_GPUS, product="H100-80GB"): constant(GPUS),
-    **spent((0, NEVER, 0)),
+    **gpu_second_series((0, NEVER, 0)),
 }
 JOB: World = {
     GOT_ON: clock,
     of_job(operator.JOB_STEP): float,
-    **same(1800.0, PATIENCE),
-    **same(0, RESTARTS),
-    **same(1, ATTEMPTS, RUNNING, of_job(operator.JOB_INFO, model="1.24B", strategy="Clone")),
+    **constant_series(1800.0, PATIENCE),
+    **constant_series(0, RESTARTS),
+    **constant_series(1, ATTEMPTS, RUNNING, of_job(operator.JOB_INFO, model="1.24B", strategy="Clone")),
     **OF_GPUS,
 }

@@ -15,7 +15,7 @@ class Story:
 
     name: str
     """Few words, for the matrix."""
-    says: str
+    summary: str
     """A sentence on what happens when."""
     minutes: int
     """How long it lasts. At its end all is well again, for long enough that nothing fires any more."""
@@ -23,7 +23,7 @@ class Story:
     """The minute at which all fires that is to fire, late in what happens."""
     changes: World
     """What differs from WELL."""
-    seen: int = 0
+    drawn_minute: int = 0
     """The minute of which the dashboards are drawn, where `at` would show too little."""
 
     @property
@@ -34,4 +34,4 @@ class Story:
     @property
     def drawn_at(self) -> int:
         """The minute of which the dashboards are drawn."""
-        return self.seen or self.at
+        return self.drawn_minute or self.at

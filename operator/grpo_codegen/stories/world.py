@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import Metric
 
-from ..timelines import Timeline, constant, during, frozen, hidden, series, unsteady
+from ..timelines import Timeline, constant, except_during, frozen_during, noisy, replaced_during, series
 
 World = Mapping[str, Timeline]
 """Timelines by series."""
@@ -26,20 +26,20 @@ def of_job(metric: Metric, job: str = "run", namespace: str = "team", **labels: 
     return series(metric.name, {"namespace": namespace, "grpojob": job, **labels})
 
 
-def gone(world: World, first: int = 0, end: int = NEVER) -> World:
+def absent_during(world: World, first: int = 0, end: int = NEVER) -> World:
     """These series, but not from minute `first` to before minute `end`."""
-    return {name: hidden(line, first, end) for name, line in world.items()}
+    return {name: except_during(line, first, end) for name, line in world.items()}
 
 
-def still(world: World, first: int, end: int = NEVER) -> World:
+def constant_during(world: World, first: int, end: int = NEVER) -> World:
     """These series, but from minute `first` to before minute `end` none of them changes."""
-    return {name: frozen(line, first, end) for name, line in world.items()}
+    return {name: frozen_during(line, first, end) for name, line in world.items()}
 
 
-def changed(world: World, first: int, end: int, values: Mapping[str, float]) -> World:
+def changed_during(world: World, first: int, end: int, values: Mapping[str, float]) -> World:
     """Some of these series with other values, more or less, from minute `first` to before minute `end`."""
-    others = {name: unsteady(constant(value), 0.1, seed) for seed, (name, value) in enumerate(values.items())}
-    return {name: during(world[name], first, end, other) for name, other in others.items()}
+    others = {name: noisy(constant(value), 0.1, seed) for seed, (name, value) in enumerate(values.items())}
+    return {name: replaced_during(world[name], first, end, other) for name, other in others.items()}
 
 
 def histogram(metric: Metric, count: Timeline, shares: Mapping[float, float], **labels: str) -> World:
@@ -52,6 +52,6 @@ def histogram(metric: Metric, count: Timeline, shares: Mapping[float, float], **
     return {series(f"{metric.name}_bucket", {**labels, "le": le}): bucket(share) for le, share in bounds.items()}
 
 
-def same(value: float, *names: str) -> World:
+def constant_series(value: float, *names: str) -> World:
     """Series that always have this value."""
     return dict.fromkeys(names, constant(value))

@@ -14,7 +14,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.pods.affinity import NodeSelectorRequirement, NodeSelectorTerm, is_whole
 from grpo_api.pods.containers import EPHEMERAL_STORAGE
 from grpo_kube.objects.json_reader import JsonObject
-from grpo_planner.memory.disk import disk_request, less_disk
+from grpo_planner.memory.disk import disk_request, less_disk_message
 from grpo_planner.result.formatting import gib
 
 from ..pods.pod_spec import init_container
@@ -79,9 +79,9 @@ def short_of_disk(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
 
 def _way_out(spec: GRPOJobSpec) -> str:
     """How the pods would request less of their nodes' disks."""
-    if EPHEMERAL_STORAGE in spec.resources.requested:
+    if EPHEMERAL_STORAGE in spec.resources.completed_requests:
         return f": lower spec.resources.requests.{EPHEMERAL_STORAGE}"
-    ways = less_disk(spec).replace(", or ", ": ", 1)
+    ways = less_disk_message(spec).replace(", or ", ": ", 1)
     split = f", or set spec.resources.requests.{EPHEMERAL_STORAGE} to less, since ZeRO splits checkpoints over nodes"
     return ways + split if spec.checkpoint.store else ways
 

@@ -12,7 +12,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned, Shortfall
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory
-from grpo_planner.replan.oom_replan import account, described, relieved
+from grpo_planner.replan.oom_replan import mildest_fitting_split, shortage_message, split_name
 from grpo_planner.replan.past_run import PlanExcluded, Run, refit
 from grpo_planner.result.result import PlanReason, PlanResult
 
@@ -64,11 +64,13 @@ def resumed(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
     if short := shortfall(job):
         run = Run(plan, job.spec, job.status.learned or Learned(), inventory)
         free = _may_be_anew(job, short)
-        relief = relieved(run, last_resort=not free)
+        relief = mildest_fitting_split(run, last_resort=not free)
         if relief is None and free:
             return None
         if relief is None:
-            return PlanResult(feasible=False, reason=PlanReason.OUT_OF_DEVICE_MEMORY, message=f"the job {account(run)}")
+            return PlanResult(
+                feasible=False, reason=PlanReason.OUT_OF_DEVICE_MEMORY, message=f"the job {shortage_message(run)}"
+            )
         plan = relief
     try:
         plan = refit(plan, job.spec, inventory)
@@ -86,7 +88,7 @@ def learning(job: GRPOJobRecord, learned: Learned) -> GRPOJobRecord:
 def shortfall(job: GRPOJobRecord) -> Shortfall | None:
     """How the plan in the status ran out of memory; None where it didn't, or is the answer to that."""
     learned = job.status.learned
-    return learned.last_of(job.status.attempt) if learned else None
+    return learned.last_shortfall_of(job.status.attempt) if learned else None
 
 
 def _may_be_anew(job: GRPOJobRecord, short: Shortfall) -> bool:
@@ -113,7 +115,9 @@ def anew(
     if short is None:
         return result
     if result.chosen is None:
-        return result.model_copy(update={"message": f"{result.message}. The job {account(Run(before, spec, learned))}"})
-    change = f"after OutOfMemory at {short.where} in attempt {short.attempt}: runs as {described(result.chosen)}"
+        return result.model_copy(
+            update={"message": f"{result.message}. The job {shortage_message(Run(before, spec, learned))}"}
+        )
+    change = f"after OutOfMemory at {short.where} in attempt {short.attempt}: runs as {split_name(result.chosen)}"
     chosen = result.chosen.model_copy(update={"changes": [*result.chosen.changes, change][-16:]})
     return result.model_copy(update={"chosen": chosen, "changes": chosen.changes})

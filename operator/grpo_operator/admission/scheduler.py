@@ -20,7 +20,7 @@ from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.run_policy import PlacementSpec
 from grpo_kube.objects.times import seconds
-from grpo_planner.hardware.inventory import Inventory, declared
+from grpo_planner.hardware.inventory import Inventory, declared_inventory
 from grpo_planner.plan import Planner, plan_job
 from grpo_planner.result.result import PlanResult
 
@@ -71,7 +71,7 @@ class Plans:
         if len(self._planners) > self._most:
             self._planners.popitem(last=False)
         # Equal nodes are merged, so that another node's name alone does not call for another plan.
-        return planner.plan(inventory.merged)
+        return planner.plan(inventory.with_merged_nodes)
 
 
 log = logging.getLogger(__name__)
@@ -359,8 +359,8 @@ def plan_without_queue(there: Inventory, job: GRPOJobRecord, spec: GRPOJobSpec) 
 def empty_nodes(job: GRPOJobRecord, spec: GRPOJobSpec, snapshot: Callable[[], Snapshot]) -> Inventory:
     """The nodes on which a job that Kueue admits is planned; those of another cluster are as the spec declares them."""
     if job.dispatched and (gpus := _declared_per_node(spec.placement)):
-        return declared(spec.placement.model_copy(update={"gpus_per_node": gpus}))
-    return Capacity(snapshot(), ()).inventory(job).emptied
+        return declared_inventory(spec.placement.model_copy(update={"gpus_per_node": gpus}))
+    return Capacity(snapshot(), ()).inventory(job).without_usage
 
 
 def _declared_per_node(placement: PlacementSpec) -> int:

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from grpo_api.report.report import Outcome, Progress, Result
-from grpo_api.report.root_cause import Tier
+from grpo_api.report.root_cause import CausePriority
 from grpo_api.status.status import ConditionType
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, seconds
@@ -301,7 +301,7 @@ class Observation:
         The first pod of a gang to fail is often only a symptom: when one rank dies, its peers lose their connections,
         and the Job controller deletes the survivors. So the lowest tier is blamed, then what was seen first.
         """
-        failed: list[tuple[Tier, Observed, int, str]] = []
+        failed: list[tuple[CausePriority, Observed, int, str]] = []
         for uid, end in self._ends.items():
             if not end.succeeded:
                 first_seen = self.sighting.ended.get(uid, self.at)
@@ -351,7 +351,7 @@ def _termination(pod: PodRecord, deleted_first: bool, any_ended: bool) -> PodTer
     """
     known = pod.termination
     if known:
-        blamed = deleted_first and not known.disrupted and known.tier >= Tier.HANG
+        blamed = deleted_first and not known.disrupted and known.tier >= CausePriority.HANG
         return replace(known, disrupted=True, node="") if blamed else known
     if deleted_first:
         message, node = f"pod {pod.name} was deleted while it ran", ""

@@ -12,7 +12,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import Outcome, Result
 from grpo_api.report.training_metrics import ALLREDUCE
 from grpo_api.text.quantity import MAX_COUNT
-from grpo_planner.replan.oom_replan import account, found, learn
+from grpo_planner.replan.oom_replan import learned_with_architecture, learned_with_shortage, shortage_message
 from grpo_planner.replan.past_run import Run
 from grpo_planner.result.result import SpecRejected
 
@@ -28,7 +28,9 @@ def learned_with_progress(seen: Observation) -> Learned:
     progress = seen.pull.progress
     if links := _links(plan, progress.metrics.get(ALLREDUCE.key)):
         learned = learned.model_copy(update={"links": links})
-    return found(Run(plan, seen.job.spec, learned), progress.architecture) if progress.architecture else learned
+    if progress.architecture is None:
+        return learned
+    return learned_with_architecture(Run(plan, seen.job.spec, learned), progress.architecture)
 
 
 def _links(plan: ExecutionPlan, measured: float | None) -> MeasuredLinks | None:
@@ -46,9 +48,9 @@ def record_shortage(seen: Observation, ended: Outcome, decision: Decision) -> De
     if run is None:
         return decision
     if decision.action is Action.FAIL:
-        return replace(decision, message=f"{decision.message}. The job {account(run)}", learned=run.learned)
+        return replace(decision, message=f"{decision.message}. The job {shortage_message(run)}", learned=run.learned)
     if len(run.learned.shortfalls) > MAX_REPLANS:
-        message = f"out of memory after {MAX_REPLANS} new plans: {ended.message}. The job {account(run)}"
+        message = f"out of memory after {MAX_REPLANS} new plans: {ended.message}. The job {shortage_message(run)}"
         return replace(decision, action=Action.FAIL, reason=Result.OUT_OF_MEMORY, message=message, learned=run.learned)
     return replace(decision, learned=run.learned)
 
@@ -60,6 +62,6 @@ def run_with_shortage(seen: Observation, ended: Outcome) -> Run | None:
         return None
     try:
         run = Run(job.status.plan, job.spec, learned_with_progress(seen))
-        return replace(run, learned=learn(run, job.status.attempt, ended))
+        return replace(run, learned=learned_with_shortage(run, job.status.attempt, ended))
     except SpecRejected:
         return None

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.report.report import Outcome, Result
-from grpo_api.report.root_cause import DIVERGED, PERMANENT, named_hang
+from grpo_api.report.root_cause import DIVERGED, PERMANENT, attribute_hang
 from grpo_api.status.status import MAX_ROLLBACKS, ConditionType, ResumeSource
 from grpo_kube.objects.times import seconds
 
@@ -243,7 +243,7 @@ def _named(cause: PodTermination, seen: Observation) -> Outcome:
     """The cause's outcome; of a hang, with the rank that the others waited for and where that one stood."""
     if cause.outcome.result is not Result.HANG:
         return cause.outcome
-    return named_hang(cause.outcome, [end.outcome for end in seen.terminations if end.reported])
+    return attribute_hang(cause.outcome, [end.outcome for end in seen.terminations if end.reported])
 
 
 def _suspect(cause: PodTermination) -> str:

@@ -28,7 +28,7 @@ def rule_for(job: GRPOJobRecord, end: PodTermination) -> tuple[str, RestartRule]
 
 def _matches(rule: RestartRule, end: PodTermination) -> bool:
     if rule.on_exit_codes:
-        return rule.on_exit_codes.match(end.exit_code)
+        return rule.on_exit_codes.has_code(end.exit_code)
     if rule.on_results:
         return end.outcome.result.value in rule.on_results
     return not set(rule.on_reasons or ()).isdisjoint(end.reasons)

@@ -138,7 +138,7 @@ def planned_for(job: GRPOJobRecord, workload: WorkloadRecord | None) -> Executio
         return None
     if found.attempt >= status.attempt:
         return found.plan
-    short = learned is not None and learned.last_of(status.attempt) is not None
+    short = learned is not None and learned.last_shortfall_of(status.attempt) is not None
     # of the same shape as the one that the Workload was made for, and by now maybe the answer to a shortfall
     return None if short else status.plan
 

@@ -143,7 +143,7 @@ def _engines(attempt: Attempt) -> EngineAddresses | None:
 def _checkpoint_directory(attempt: Attempt) -> str | None:
     """The run's folder in the pods: on the volume that they share, or on each one's own disk before an object store."""
     checkpoint = attempt.spec.checkpoint
-    if not checkpoint.lasting:
+    if not checkpoint.is_lasting:
         return None
     parent = CHECKPOINT_SCRATCH if checkpoint.store else CHECKPOINT_MOUNT
     return f"{parent}/{run_folder(attempt.key.name, attempt.uid)}"

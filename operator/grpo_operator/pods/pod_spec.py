@@ -312,7 +312,7 @@ def _environment(spec: GRPOJobSpec, plan: ExecutionPlan, image: str, token_diges
             env += _secret(reward_token_env(position), reward.http.token_secret_ref)
     if plan.accelerator == "GPU" and taken.isdisjoint(ALLOCATOR_ENV):
         env.append({"name": ALLOCATOR_ENV[0], "value": EXPANDABLE_SEGMENTS})
-    if cores := spec.resources.requested.get("cpu"):
+    if cores := spec.resources.completed_requests.get("cpu"):
         threads = max(1, int(parse_quantity(cores) / plan.processes_per_node))
         env.append({"name": THREADS_ENV, "value": str(threads)})
     return [variable for variable in env if variable["name"] not in taken] + given

@@ -15,7 +15,7 @@ from typing import get_args
 
 from prometheus_client.utils import floatToGoString
 
-from grpo_api.plan.hang_timeouts import patience
+from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.report.metrics import (
     ENDED_JOBS,
     ENDED_SECONDS,
@@ -145,7 +145,7 @@ def standing(
         return
     stage = reported_stage if reported_stage in _STAGES else "Unknown"
     yield JOB_PROGRESS_TIME, (), unix(since)
-    yield JOB_PATIENCE, (stage,), patience(stage, spec.guard, plan)
+    yield JOB_PATIENCE, (stage,), hang_timeout_seconds(stage, spec.guard, plan)
 
 
 def _lines(job: GRPOJobRecord) -> Lines:

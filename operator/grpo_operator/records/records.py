@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan.hang_timeouts import patience
+from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.spec.run_policy import RestartsSpec
 from grpo_api.status.status import Condition, ConditionType, GRPOJobStatus
 from grpo_api.text.contract import MANAGED_BY, MULTIKUEUE
@@ -166,7 +166,7 @@ class GRPOJobRecord:
         if self.spec is None or self.status.plan is None:
             return None
         grace = self.spec.pod_template.spec.termination_grace_period_seconds
-        return 2.0 * patience(stage, self.spec.guard, self.status.plan) + grace
+        return 2.0 * hang_timeout_seconds(stage, self.spec.guard, self.status.plan) + grace
 
     @property
     def nodes(self) -> int:

@@ -11,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from grpo_api.report.report import EXIT_CODES, MemoryShortage, Outcome, Result
-from grpo_api.report.root_cause import Tier, tier
-from grpo_api.report.termination_message import with_message
+from grpo_api.report.root_cause import CausePriority, cause_priority
+from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.text.contract import CONTAINER
 from grpo_kube.objects.json_reader import MAX_OBJECT, JsonObject, cut, reported
 from grpo_kube.objects.times import Reported
@@ -53,9 +53,9 @@ class PodTermination:
         return self.reported and self.outcome.result is Result.SUCCEEDED
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> CausePriority:
         """Where the end stands in the search for the cause."""
-        return tier(self.outcome.result, reported=self.reported, disrupted=self.disrupted)
+        return cause_priority(self.outcome.result, reported=self.reported, disrupted=self.disrupted)
 
     @property
     def certain(self) -> bool:
@@ -64,14 +64,14 @@ class PodTermination:
         A trainer that lost a peer reports Error, Hang or RendezvousTimeout, and one that received SIGTERM reports
         Preempted. A process that died without a report was not stopped by a peer's end.
         """
-        if self.tier <= Tier.DISRUPTION:
+        if self.tier <= CausePriority.DISRUPTION:
             return True
-        return not self.reported and self.tier is not Tier.TERMINATED
+        return not self.reported and self.tier is not CausePriority.TERMINATED
 
     @property
     def own_failure(self) -> bool:
         """True if the program failed by itself: it did not succeed, and neither the cluster nor SIGTERM ended it."""
-        return not (self.succeeded or self.disrupted or self.tier is Tier.TERMINATED)
+        return not (self.succeeded or self.disrupted or self.tier is CausePriority.TERMINATED)
 
 
 _PACKED = TypeAdapter(PodTermination)
@@ -118,7 +118,7 @@ def pod_termination(status: JsonObject, attempt: int = 0, node: str = "") -> Pod
         outcome = Outcome(result=Result.ERROR, message=message)
         return PodTermination(outcome=outcome, reported=False, exit_code=_exit_code(broken), node=node)
     # no container ran: the kubelet refused or evicted the pod, which says nothing about the program
-    outcome = with_message(Outcome(result=Result.PREEMPTED), why or "the pod failed")
+    outcome = truncate_to_fit(Outcome(result=Result.PREEMPTED), why or "the pod failed")
     return PodTermination(outcome=outcome, reported=False, disrupted=True, node=node, reasons=_reasons(target, status))
 
 
@@ -171,7 +171,7 @@ def _concluded(terminated: JsonObject, detail: str) -> Outcome:
     else:
         result = _RESULTS.get(code, Result.ERROR)
         message = f"the container ended with exit code {code} and left no outcome"
-    return with_message(Outcome(result=result), f"{message}: {cut(detail, MAX_DETAIL)}" if detail else message)
+    return truncate_to_fit(Outcome(result=result), f"{message}: {cut(detail, MAX_DETAIL)}" if detail else message)
 
 
 def _reported(message: str, attempt: int) -> Outcome | None:

@@ -102,7 +102,7 @@ def _commit(seen: Observation, decision: Decision) -> Iterator[Statement]:
     yield C.SUSPENDED, False, Reason.NOT_SUSPENDED, "spec.suspend is false"
     yield from _recovery(seen)
     # asked for is not fallen back to: an Adapter reference is a request, too
-    if plan and plan.method == "LoRA" and seen.job.spec and not seen.job.spec.adapter_requested:
+    if plan and plan.method == "LoRA" and seen.job.spec and not seen.job.spec.is_adapter_requested:
         message = "; ".join(plan.changes) or "no plan that trains all parameters fits, so a LoRA adapter is trained"
         yield C.TRAINS_ADAPTER_ONLY, True, Reason.ADAPTER_IF_NEEDED, message
 
@@ -125,7 +125,7 @@ def _replanned(decision: Decision) -> str:
 
 def _recovery(seen: Observation) -> Iterator[Statement]:
     spec = seen.job.spec
-    if spec and spec.checkpoint.lasting:
+    if spec and spec.checkpoint.is_lasting:
         text = f"a restart resumes from the newest checkpoint, at most {spec.checkpoint.every_steps} steps back"
         yield C.RECOVERABLE, True, Reason.OBJECT_STORE if spec.checkpoint.store else Reason.SHARED_VOLUME, text
     else:

@@ -61,7 +61,7 @@ def event(job: GRPOJobRecord, condition: Condition, now: float, status: GRPOJobS
     about = {"namespace": job.key.namespace, "name": job.name, "uid": job.uid}
     message = f"{condition.type}={condition.status}: {condition.message}"
     if status and condition.type in _ENDS and condition.status == "True":
-        sums = [one.words for one in (status.export, status.usage) if one]
+        sums = [one.description for one in (status.export, status.usage) if one]
         words = cut("".join(f"; {one}" for one in sums), MAX_MESSAGE - MIN_REASON)
         message = cut(message, MAX_MESSAGE - len(words)) + words
     return _event(about, "Warning" if warns else "Normal", condition.reason, message, now)

@@ -23,8 +23,8 @@ def sum_states(usage: Usage) -> Usage:
     total = sums.gpu_seconds
     found: dict[str, Any] = {
         "gpu_seconds": total,
-        "held_gpu_seconds": round(total.held, 3),
-        "effective": total.effective,
+        "held_gpu_seconds": round(total.total, 3),
+        "effective": total.effective_share,
         "cost": sums.cost,
     }
     return usage.model_copy(update=found)
@@ -52,17 +52,17 @@ def _added_cost(cost: float | None, held: AttemptUsage | EngineUsage, part: GPUS
     """The cost with that of a role's GPUs, to four decimals; those without a price add nothing."""
     if held.gpu_hour_price is None:
         return cost
-    return round((cost or 0.0) + part.held / HOUR * held.gpu_hour_price, 4)
+    return round((cost or 0.0) + part.total / HOUR * held.gpu_hour_price, 4)
 
 
 def apportion(engines: EngineUsage, gang: GPUSeconds, as_of: str) -> GPUSeconds:
     """The engines' GPU-seconds, in the proportions of their gang's, whom they serve: what it spent on generating they
     generated, and while it trained they waited for it."""
     held = held_seconds(engines, as_of) * engines.gpus / engines.replicas
-    if not gang.held:
+    if not gang.total:
         return GPUSeconds(other=round(held, 3))
     shares = gang.model_dump(by_alias=False)
-    return GPUSeconds(**{state: round(spent * held / gang.held, 3) for state, spent in shares.items()})
+    return GPUSeconds(**{state: round(spent * held / gang.total, 3) for state, spent in shares.items()})
 
 
 def kept_clocks(records: Sequence[AttemptUsage]) -> list[Clock]:

@@ -13,9 +13,9 @@ from grpo_api.spec.generation import EnginePlan
 from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, NODE_GBPS_LABEL
 
 from ..hardware.pools import Pool
-from ..hardware.products import obstacle
+from ..hardware.products import obstacle_message
 from ..memory.device import FRAGMENTATION, checkpoint_bytes, export_bytes, whole_mib
-from ..result.formatting import gib, named, needs, plural
+from ..result.formatting import gib, needs_message, plan_name, plural
 from ..result.result import Candidate, PlanResult, Rejection
 from ..search.batch import generation_share
 from ..search.demand import Demand
@@ -74,7 +74,7 @@ def _engine(demand: Demand, option: Option) -> EnginePlan | None:
     setup = option.footprint.setup
     if setup.engine is None:
         return None
-    usable = option.servers.usable if option.servers else option.place.pool.usable
+    usable = option.servers.usable_bytes if option.servers else option.place.pool.usable_bytes
     sync = None if option.shortage else option.time.sync / setup.engine.syncs
     return engine_plan(demand.shape, setup, usable, sync=sync, servers=option.servers)
 
@@ -85,8 +85,9 @@ def _memory(demand: Demand, option: Option) -> MemoryPrediction:
     prediction, drifts = footprint.prediction, demand.spec.reference.sync is not None
     return MemoryPrediction(
         phases=MemoryPhases(**prediction.phases), peak_phase=prediction.peak_phase,
-        peak_allocated_bytes=prediction.peak, device_bytes=footprint.device, usable_bytes=option.place.pool.usable,
-        host_bytes_per_node=option.host, expandable_segments=demand.spec.expandable_segments,
+        peak_allocated_bytes=prediction.peak, device_bytes=footprint.device,
+        usable_bytes=option.place.pool.usable_bytes, host_bytes_per_node=option.host,
+        expandable_segments=demand.spec.has_expandable_segments,
         checkpoint_bytes=checkpoint_bytes(demand.shape, footprint.setup, drifting_reference=drifts),
     )  # fmt: skip
 
@@ -94,7 +95,7 @@ def _memory(demand: Demand, option: Option) -> MemoryPrediction:
 def changes(demand: Demand, option: Option) -> list[str]:
     """Return sentences about an adapter or 8-bit moments that the plan uses although the spec did not ask for them."""
     spec, method, sentences = demand.spec, option.footprint.method, []
-    if method.lora and not spec.adapter_requested:
+    if method.lora and not spec.is_adapter_requested:
         modules = spec.adapter.target_modules
         trained = demand.shape.adapter_parameters(spec.adapter.rank, tuple(modules))
         share = trained / demand.shape.parameters
@@ -112,21 +113,21 @@ def changes(demand: Demand, option: Option) -> list[str]:
 def warnings(demand: Demand, option: Option) -> list[str]:
     """What the planner could not know about the chosen option."""
     pool, setup, sentences = option.place.pool, option.footprint.setup, demand.notes
-    if not pool.hardware.known:
+    if not pool.hardware.is_known:
         sentences.append(f"GPU product {pool.label!r} is unknown: {_guesses(pool)}")
-    if why := obstacle(pool.label, pool.resource, pool.hardware.capability):
+    if why := obstacle_message(pool.label, pool.resource, pool.hardware.capability):
         sentences.append(f"{why}: whether spec.image can compute there is not known")
-    if not demand.spec.expandable_segments:
+    if not demand.spec.has_expandable_segments:
         sentences.append(
             f"spec.env sets {' or '.join(ALLOCATOR_ENV)} without {EXPANDABLE_SEGMENTS}: fragmentation is taken to "
             f"waste {FRAGMENTATION[False]:.0%} of what comes and goes instead of {FRAGMENTATION[True]:.0%} (assumed)"
         )
-    if setup.precision == "bfloat16" and not setup.lora and not setup.zero:
+    if setup.precision == "bfloat16" and not setup.has_lora and not setup.zero:
         sentences.append(
             "dtype bfloat16 without ZeRO has no float32 master weights: small updates can round away; "
             "set spec.training.dtype to Auto for float32 weights under bfloat16 autocast"
         )
-    if not pool.hardware.bfloat16:
+    if not pool.hardware.has_bfloat16:
         sentences.append(f"{pool.label} has no bfloat16: everything runs in float32")
     if _has_unknown_network(demand, option):
         assumed_gbps = option.place.per_node * pool.hardware.network
@@ -152,7 +153,7 @@ def _has_unknown_network(demand: Demand, option: Option) -> bool:
     if option.place.nodes == 1 or option.place.pool.hardware.node_network:
         return False
     # Extended resources, such as rdma/hca, have a slash in their name.
-    return not any("/" in name for name in demand.spec.resources.requested)
+    return not any("/" in name for name in demand.spec.resources.completed_requests)
 
 
 def _guesses(pool: Pool) -> str:
@@ -162,10 +163,10 @@ def _guesses(pool: Pool) -> str:
     return "its speed, that it has bfloat16 and that the image's torch has kernels for it are guesses"
 
 
-def reason(option: Option, sampling: str) -> str:
+def reason_message(option: Option, sampling: str) -> str:
     """Why this plan, in a sentence with its numbers; `sampling`: what samples the completions, and why."""
     place, footprint = option.place, option.footprint
-    numbers = needs(footprint.device, place.pool.usable, footprint.prediction.peak_phase, option.seconds)
+    numbers = needs_message(footprint.device, place.pool.usable_bytes, footprint.prediction.peak_phase, option.seconds)
     return f"{footprint.method.name} on {place.name}: {numbers}; completions by {sampling}"
 
 
@@ -194,7 +195,7 @@ def _rejection(option: Option, chosen: Option | None) -> Rejection | None:
         need, have = option.host, option.place.host_memory
         message = f"needs {gib(need)} of host memory per node, has {gib(have)}"
         return Rejection(reason="HostMemory", message=message, phase=phase, need_bytes=need, have_bytes=have)
-    need, have = option.footprint.device, option.place.pool.usable
+    need, have = option.footprint.device, option.place.pool.usable_bytes
     if option.shortage or chosen is None:
         reason, message = "DeviceMemory", f"needs {gib(need)} at {phase}, has {gib(have)}"
     else:
@@ -230,7 +231,7 @@ def _cost(option: Option, chosen: Option) -> str:
     return next((cost for cost, dearer in costs.items() if dearer), f"on {place.pool.label}")
 
 
-def why(result: PlanResult) -> str:
+def decision_message(result: PlanResult) -> str:
     """What decided for the chosen plan; empty where nothing was compared."""
     chosen = result.chosen
     if chosen is None or chosen.memory is None:
@@ -241,11 +242,11 @@ def why(result: PlanResult) -> str:
     fitting = [other for other in others if _is_outdone(other)]
     if not fitting:
         missed = next((other for other in others if _misses(other)), None)
-        return f"nothing else fits: {_lacks(missed, f'the nearest, {named(missed)},')}" if missed else ""
+        return f"nothing else fits: {_lacks(missed, f'the nearest, {plan_name(missed)},')}" if missed else ""
     rival = min(fitting, key=_step_seconds)
     assert rival.rejected is not None, "it was not chosen"
     return (
-        f"{_step_seconds(chosen):.1f} s per step; {named(rival)} would take {_step_seconds(rival):.1f} s: "
+        f"{_step_seconds(chosen):.1f} s per step; {plan_name(rival)} would take {_step_seconds(rival):.1f} s: "
         f"{rival.rejected.message}"
     )
 

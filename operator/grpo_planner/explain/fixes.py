@@ -37,7 +37,7 @@ Planner = Callable[[GRPOJobSpec], Option | None]
 """What a changed spec would be planned as; None where nothing fits."""
 
 
-class Turn(NamedTuple):
+class Adjustment(NamedTuple):
     """A field that may be turned, and how far."""
 
     path: str
@@ -46,7 +46,7 @@ class Turn(NamedTuple):
     cost: str
 
     @property
-    def last(self) -> "Turn":
+    def strongest(self) -> "Adjustment":
         """Only as far as it goes."""
         return self._replace(values=self.values[-1:])
 
@@ -64,10 +64,10 @@ def find_fixes(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool], plan: Pla
     return fixes or _pair(spec, turns, plan)
 
 
-def _pair(spec: GRPOJobSpec, turns: Sequence[Turn], plan: Planner) -> list[Fix]:
+def _pair(spec: GRPOJobSpec, turns: Sequence[Adjustment], plan: Planner) -> list[Fix]:
     """The cheapest two changes that help together, each no stronger than it must be; empty where none do."""
     for first, second in sorted(combinations(turns, 2), key=lambda pair: sum(map(turns.index, pair))):
-        if first.path == second.path or not _planned(spec, (first.last, second.last), plan):
+        if first.path == second.path or not _planned(spec, (first.strongest, second.strongest), plan):
             continue
         for value in first.values:
             fix = _mildest(spec, (first._replace(values=[value]),), second, plan)
@@ -76,10 +76,10 @@ def _pair(spec: GRPOJobSpec, turns: Sequence[Turn], plan: Planner) -> list[Fix]:
     return []
 
 
-def _mildest(spec: GRPOJobSpec, before: tuple[Turn, ...], turn: Turn, plan: Planner) -> Fix | None:
+def _mildest(spec: GRPOJobSpec, before: tuple[Adjustment, ...], turn: Adjustment, plan: Planner) -> Fix | None:
     """A turn by the first of its values that leads to a plan, after others; None when even the last doesn't."""
     # The strongest value first: where even that doesn't help, one plan has shown it instead of one per value.
-    last = _planned(spec, (*before, turn.last), plan)
+    last = _planned(spec, (*before, turn.strongest), plan)
     if last is None:
         return None
     for value in turn.values[:-1]:
@@ -87,10 +87,10 @@ def _mildest(spec: GRPOJobSpec, before: tuple[Turn, ...], turn: Turn, plan: Plan
         option = _planned(spec, turned, plan)
         if option:
             return _fix(turned, option)
-    return _fix((*before, turn.last), last)
+    return _fix((*before, turn.strongest), last)
 
 
-def _planned(spec: GRPOJobSpec, turned: Sequence[Turn], plan: Planner) -> Option | None:
+def _planned(spec: GRPOJobSpec, turned: Sequence[Adjustment], plan: Planner) -> Option | None:
     """What the changed spec would be planned as; None if a change is not allowed or doesn't help."""
     try:
         for path, values, _ in turned:
@@ -101,17 +101,17 @@ def _planned(spec: GRPOJobSpec, turned: Sequence[Turn], plan: Planner) -> Option
     return plan(spec)
 
 
-def _fix(turned: Sequence[Turn], option: Option) -> Fix:
+def _fix(turned: Sequence[Adjustment], option: Option) -> Fix:
     """The fix with the plan that it leads to."""
     changes = [Change(path=path, value=_written(values[-1])) for path, values, _ in turned]
-    todo = " and ".join(map(_turn_message, turned))
+    todo = " and ".join(map(_adjustment_message, turned))
     costs = "; ".join(turn.cost for turn in turned)
     footprint = option.footprint
     where = f"{footprint.method.name} on {plural(option.place.world, 'GPU')}, {gib(footprint.device)} per GPU"
     return Fix(changes=changes, message=f"{todo} ({costs}): {where}")
 
 
-def _turn_message(turn: Turn) -> str:
+def _adjustment_message(turn: Adjustment) -> str:
     """`set spec.placement.nodes to 2`, or `remove spec.placement.nodes`."""
     value = turn.values[-1]
     return f"remove {turn.path}" if value is None else f"set {turn.path} to {_written(value)}"
@@ -124,20 +124,20 @@ def _written(value: Any) -> str:
     return f"[{', '.join(value)}]" if isinstance(value, list) else str(value)
 
 
-def _turns(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool]) -> Iterator[Turn]:
+def _turns(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool]) -> Iterator[Adjustment]:
     """What may be tried, cheapest first."""
     training = spec.training
     yield from _pins(spec)
     yield from _places(spec, pools)
     if training.dtype == "Auto":
-        yield Turn("spec.training.dtype", ["bfloat16"], "weights in bfloat16, where small updates can round away")
+        yield Adjustment("spec.training.dtype", ["bfloat16"], "weights in bfloat16, where small updates can round away")
     if spec.adapter.use == "Never":
-        yield Turn("spec.adapter.use", ["IfNeeded"], "trains an adapter instead of all parameters")
+        yield Adjustment("spec.adapter.use", ["IfNeeded"], "trains an adapter instead of all parameters")
     else:
         yield from _smaller_adapters(spec, shape)
-    yield Turn("spec.training.maxCompletionLength", _halves(training.max_completion_length, SHORTEST),
+    yield Adjustment("spec.training.maxCompletionLength", _halves(training.max_completion_length, SHORTEST),
                "cuts off longer completions")  # fmt: skip
-    yield Turn("spec.training.maxPromptLength", _halves(training.max_prompt_length, SHORTEST),
+    yield Adjustment("spec.training.maxPromptLength", _halves(training.max_prompt_length, SHORTEST),
                "leaves out longer prompts")  # fmt: skip
 
 
@@ -146,65 +146,65 @@ def _halves(number: int, least: int) -> list[int]:
     return [number >> bits for bits in range(1, number.bit_length()) if number >> bits >= least]
 
 
-def _smaller_adapters(spec: GRPOJobSpec, shape: Shape) -> Iterator[Turn]:
+def _smaller_adapters(spec: GRPOJobSpec, shape: Shape) -> Iterator[Adjustment]:
     """An adapter of lower rank, or on fewer modules where the model has those that are named."""
-    yield Turn("spec.adapter.rank", _halves(spec.adapter.rank, LEAST_RANK), "a smaller adapter")
+    yield Adjustment("spec.adapter.rank", _halves(spec.adapter.rank, LEAST_RANK), "a smaller adapter")
     attention = ["q_proj", "v_proj"]
-    if spec.adapter.target_modules == ["all-linear"] and shape.adapted(tuple(attention)):
-        yield Turn("spec.adapter.targetModules", [attention], "an adapter on queries and values alone")
+    if spec.adapter.target_modules == ["all-linear"] and shape.adapted_linears(tuple(attention)):
+        yield Adjustment("spec.adapter.targetModules", [attention], "an adapter on queries and values alone")
 
 
-def _engines(spec: GRPOJobSpec) -> Iterator[Turn]:
+def _engines(spec: GRPOJobSpec) -> Iterator[Adjustment]:
     """What samples the completions: settings of an engine, then fewer or none."""
     wanted = spec.generation
     if wanted.memory_share is not None:
-        yield Turn("spec.generation.memoryShare", [None], "the share that the engine needs")
+        yield Adjustment("spec.generation.memoryShare", [None], "the share that the engine needs")
     if wanted.sleep is False:
-        yield Turn("spec.generation.sleep", [None], "waking the engine for every generation")
+        yield Adjustment("spec.generation.sleep", [None], "waking the engine for every generation")
     if wanted.servers and wanted.servers.replicas > 1:
         fewer = [wanted.servers.replicas >> bits for bits in range(1, wanted.servers.replicas.bit_length())]
-        yield Turn("spec.generation.servers.replicas", fewer, "fewer engines, so more time")
+        yield Adjustment("spec.generation.servers.replicas", fewer, "fewer engines, so more time")
     if wanted.engine in ("Colocated", "Servers") and not wanted.servers:
-        yield Turn("spec.generation.engine", ["Auto"], "another engine, or Transformers, which generates slower")
+        yield Adjustment("spec.generation.engine", ["Auto"], "another engine, or Transformers, which generates slower")
 
 
-def _pins(spec: GRPOJobSpec) -> Iterator[Turn]:
+def _pins(spec: GRPOJobSpec) -> Iterator[Adjustment]:
     """Settings that only say how, not what, to train."""
     training = spec.training
     yield from _engines(spec)
     if training.gradient_checkpointing == "Disabled":
-        yield Turn("spec.training.gradientCheckpointing", ["Auto"], "20 to 30 % more time where it is needed")
+        yield Adjustment("spec.training.gradientCheckpointing", ["Auto"], "20 to 30 % more time where it is needed")
     if training.per_device_train_batch_size is not None and training.per_device_train_batch_size > 1:
-        yield Turn("spec.training.perDeviceTrainBatchSize", [None], "smaller micro-batches, the same step")
+        yield Adjustment("spec.training.perDeviceTrainBatchSize", [None], "smaller micro-batches, the same step")
     if training.ds3_gather_for_generation == "Enabled":
-        yield Turn("spec.training.ds3GatherForGeneration", ["Auto"], "slower generation where it is needed")
+        yield Adjustment("spec.training.ds3GatherForGeneration", ["Auto"], "slower generation where it is needed")
     if spec.reference.strategy not in ("Auto", "None"):
-        yield Turn("spec.reference.strategy", ["Auto"], "another place for the same reference")
+        yield Adjustment("spec.reference.strategy", ["Auto"], "another place for the same reference")
     if spec.reference.strategy == "Auto" and spec.reference.offload is None and spec.training.beta > 0:
         for strategy in ("Offload", "Sharded"):
-            yield Turn("spec.reference.strategy", [strategy], "another place for the same reference")
+            yield Adjustment("spec.reference.strategy", [strategy], "another place for the same reference")
     if training.optimizer == "AdamW":
-        yield Turn("spec.training.optimizer", ["Auto"], "moments in 8 bits where they are needed")
+        yield Adjustment("spec.training.optimizer", ["Auto"], "moments in 8 bits where they are needed")
     if training.dtype != "Auto":
-        yield Turn("spec.training.dtype", ["Auto"], "the dtype that the plan chooses")
+        yield Adjustment("spec.training.dtype", ["Auto"], "the dtype that the plan chooses")
 
 
-def _places(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Turn]:
+def _places(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Adjustment]:
     """Where the gang may run: more or other GPUs, other nodes, other requests."""
     placement = spec.placement
     yield from _gpu_bounds(spec, pools)
-    if spec.checkpoint.on_one_node:
-        yield Turn(ACCESS_MODE, ["ReadWriteMany"], "a claim that several nodes can mount")
+    if spec.checkpoint.is_on_one_node:
+        yield Adjustment(ACCESS_MODE, ["ReadWriteMany"], "a claim that several nodes can mount")
     if placement.nodes is not None:
-        yield Turn("spec.placement.nodes", [None], "as many nodes as it needs")
+        yield Adjustment("spec.placement.nodes", [None], "as many nodes as it needs")
     if placement.gpu_product:
-        yield Turn("spec.placement.gpuProduct", [None], "another kind of GPU")
+        yield Adjustment("spec.placement.gpuProduct", [None], "another kind of GPU")
     for kind in ("limits", "requests"):
         if "memory" in getattr(spec.resources, kind):
-            yield Turn(f"spec.resources.{kind}.memory", [None], "the host memory that the plan needs")
+            yield Adjustment(f"spec.resources.{kind}.memory", [None], "the host memory that the plan needs")
 
 
-def _gpu_bounds(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Turn]:
+def _gpu_bounds(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Adjustment]:
     """Fewer GPUs where there are less than the spec asks for, more where it asks for less than there are."""
     gpus = spec.placement.gpus
     if gpus is None:
@@ -212,11 +212,11 @@ def _gpu_bounds(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Turn]:
     most = max((pool.gpus for pool in pools), default=0)
     if gpus.min > most:
         fewer = [size for size in reversed(divisors(step_completions(spec))) if size <= most]
-        yield Turn("spec.placement.gpus.min", fewer, "fewer GPUs, so more time")
+        yield Adjustment("spec.placement.gpus.min", fewer, "fewer GPUs, so more time")
     if gpus.max and gpus.max < most:
         doubled = [gpus.max * 2**power for power in range(1, 10)]
         more = [size for size in doubled if size <= most]
-        yield Turn("spec.placement.gpus.max", more or [most], "more GPUs")
+        yield Adjustment("spec.placement.gpus.max", more or [most], "more GPUs")
 
 
 def with_value(spec: GRPOJobSpec, path: str, value: Any) -> GRPOJobSpec:
@@ -291,7 +291,7 @@ def _idle(demand: Demand, chosen: Option) -> Iterator[str]:
     """GPUs of the plan's nodes that it leaves idle only because the batch can't be split over them."""
     place, spec = chosen.place, demand.spec
     most = demand.most_gpus or place.pool.gpus
-    whole = min(place.nodes * place.pool.widest, most)
+    whole = min(place.nodes * place.pool.most_gpus_per_node, most)
     if whole <= place.world:
         return
     # A larger gang whose batch can be split was left out for another reason, such as the objective.

@@ -17,7 +17,7 @@ from grpo_api.text.quantity import GIB
 from ..hardware.inventory import Inventory, Node
 from ..hardware.inventory_file import DEFAULT_CPU, DEFAULT_HOST_GIB
 from ..hardware.pools import Pool
-from ..hardware.products import lookup
+from ..hardware.products import lookup_product
 from ..result.formatting import gib, plural
 from ..result.result import Hardware, PlanReason, PlanResult, SpecRejected
 from ..search.batch import indivisible, micro_batches
@@ -27,7 +27,7 @@ from ..search.option import Option
 from ..search.search import Search
 
 
-def short_of_disk(demand: Demand, notes: Sequence[str]) -> PlanResult:
+def disk_shortage_result(demand: Demand, notes: Sequence[str]) -> PlanResult:
     """The explanation where it is the nodes' disks alone that keep the gang away."""
     reasons = "; ".join(note for note in notes if EPHEMERAL_STORAGE in note)
     return PlanResult(
@@ -36,10 +36,10 @@ def short_of_disk(demand: Demand, notes: Sequence[str]) -> PlanResult:
     )  # fmt: skip
 
 
-def no_engine(demand: Demand, search: Search) -> SpecRejected | None:
+def engine_rejection(demand: Demand, search: Search) -> SpecRejected | None:
     """Why an engine that the spec asks for has no room where the gang has; None where it isn't that."""
     pools = [pool for pool in search.pools if pool.gpus >= demand.fewest_gpus]
-    if not (pools and search.placed):
+    if not (pools and search.has_place):
         return None
     servers = demand.spec.generation.engine == "Servers"
     reason = PlanReason.NOT_ENOUGH_GPUS if servers else PlanReason.OUT_OF_DEVICE_MEMORY
@@ -47,7 +47,7 @@ def no_engine(demand: Demand, search: Search) -> SpecRejected | None:
     return SpecRejected(reason, message) if message else None
 
 
-def no_place(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecRejected:
+def place_rejection(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecRejected:
     """Why there is no place at all for a gang of the wanted extent."""
     spec, reasons = demand.spec, "; ".join(notes)
     of_product = f" of product {spec.placement.gpu_product}" if spec.placement.gpu_product else ""
@@ -125,7 +125,7 @@ class _Rented(NamedTuple):
         return Inventory((node,))
 
 
-def smallest(spec: GRPOJobSpec, plan: Planner) -> Hardware | None:
+def smallest_hardware(spec: GRPOJobSpec, plan: Planner) -> Hardware | None:
     """The hardware with the least GPU memory in all that the job fits; None where none of RENTED does.
 
     What spec.placement demands at least stays; its upper bounds and its product are what may have to change.
@@ -142,7 +142,7 @@ def smallest(spec: GRPOJobSpec, plan: Planner) -> Hardware | None:
 def _rented() -> Iterator[_Rented]:
     for product in RENTED:
         for nodes, per_node in EXTENTS:
-            yield _Rented(lookup(product).memory_mib * nodes * per_node, nodes, per_node, product)
+            yield _Rented(lookup_product(product).memory_mib * nodes * per_node, nodes, per_node, product)
 
 
 def _loosened(placement: PlacementSpec) -> PlacementSpec:
@@ -156,7 +156,7 @@ def _hardware(option: Option) -> Hardware:
     """The place of an option as an answer, with what it needs of it."""
     place, footprint = option.place, option.footprint
     more = f" and {plural(option.engine_gpus, 'GPU')} more for engines" if option.engine_gpus else ""
-    per_gpu = f"{gib(footprint.device)} of {gib(place.pool.usable)} per GPU"
+    per_gpu = f"{gib(footprint.device)} of {gib(place.pool.usable_bytes)} per GPU"
     per_node = f"{gib(option.host)} of host memory per node"
     message = f"{place.name}{more}, {footprint.method.name}: {per_gpu}, {per_node}"
     return Hardware(

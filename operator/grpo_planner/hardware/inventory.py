@@ -53,7 +53,7 @@ class Node:
     """How many nodes are like this."""
 
     @property
-    def emptied(self) -> "Node":
+    def without_usage(self) -> "Node":
         """The same node with nothing running on it."""
         return replace(
             self, gpus_free=self.gpus_total, host_memory_free=self.host_memory_total, cpu_free=self.cpu_total
@@ -83,14 +83,14 @@ class Inventory:
     """Nodes that would do, but for the room on their disks; `warnings` has a sentence of each."""
 
     @cached_property
-    def emptied(self) -> "Inventory":
+    def without_usage(self) -> "Inventory":
         """The same nodes with nothing running on them: what the cluster has at all."""
-        nodes = tuple(node.emptied for node in self.nodes)
-        short_of_disk = tuple(node.emptied for node in self.short_of_disk)
+        nodes = tuple(node.without_usage for node in self.nodes)
+        short_of_disk = tuple(node.without_usage for node in self.short_of_disk)
         return replace(self, nodes=nodes, short_of_disk=short_of_disk)
 
     @cached_property
-    def merged(self) -> "Inventory":
+    def with_merged_nodes(self) -> "Inventory":
         """The same for the planner, with one entry for all nodes that give the same: quick to plan on and to compare.
 
         Only a node whose GPUs' memory is unknown is named to the user, so only it keeps its name.
@@ -120,7 +120,7 @@ ENDLESS = 2**50
 """Host memory in bytes, and cores, of a node that is not there yet: how much it has is left to the autoscaler."""
 
 
-def declared(placement: PlacementSpec) -> Inventory:
+def declared_inventory(placement: PlacementSpec) -> Inventory:
     """The declared nodes, empty. Their product's label is no selector: a node has it only once it is up."""
     gpus = placement.gpus_per_node or 0
     product = placement.gpu_product or ""

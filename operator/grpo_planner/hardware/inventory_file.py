@@ -15,11 +15,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from grpo_api.text.base import Model, dotted
+from grpo_api.text.base import Model, dotted_path
 from grpo_api.text.quantity import GIB
 
 from .inventory import Inventory, Node
-from .products import is_slice, lookup, resource_of, table
+from .products import is_slice, lookup_product, resource_of, table
 
 DEFAULT_HOST_GIB = 128
 """Host memory per GPU that is assumed where the inventory gives none; a note then states the assumption."""
@@ -79,7 +79,7 @@ def parse_inventory(document: Any) -> Inventory:
     except ValidationError as error:
         problems = []
         for problem in error.errors():
-            path = dotted(problem["loc"]) or "inventory"
+            path = dotted_path(problem["loc"]) or "inventory"
             problems.append(f"{path}: {problem['msg']}")
         raise InventoryInvalid("; ".join(problems)) from error
     return Inventory(tuple(_node(group) for group in file.nodes if group.count), reports_disk=True)
@@ -168,7 +168,7 @@ def label_of(name: str) -> str | None:
 
     Capitals, and whether its words are parted by hyphens, underscores or spaces, make no difference to a short name.
     """
-    if lookup(name).known:
+    if lookup_product(name).is_known:
         return name
     return _by_key().get(_key(name))
 

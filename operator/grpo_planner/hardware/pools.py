@@ -18,7 +18,7 @@ from grpo_api.text.quantity import MIB, quantity_bytes
 
 from ..result.formatting import plural
 from .inventory import Inventory, Node
-from .products import OWN_IMAGE, Capability, Product, lookup, obstacle, usable_bytes
+from .products import OWN_IMAGE, Capability, Product, lookup_product, obstacle_message, usable_bytes
 
 Kind = tuple[str, int, Capability | None, str, tuple[tuple[str, str], ...]]
 """What makes two nodes' GPUs the same: product, MiB, compute capability, resource and node selector."""
@@ -47,7 +47,7 @@ class Room(NamedTuple):
     cpu: float
     """Cores."""
 
-    def gives(self, gpus: int, cores: float) -> bool:
+    def has_room_for(self, gpus: int, cores: float) -> bool:
         """Return True if a pod with these GPUs and cores has room on the node."""
         return self.gpus >= gpus and self.cpu >= cores
 
@@ -58,7 +58,7 @@ class Pool:
 
     label: str
     hardware: Product
-    usable: int
+    usable_bytes: int
     """Bytes that torch sees on one GPU."""
     resource: str
     selector: tuple[tuple[str, str], ...]
@@ -77,7 +77,7 @@ class Pool:
         return self.label or self.resource
 
     @cached_property
-    def widest(self) -> int:
+    def most_gpus_per_node(self) -> int:
         """Most GPUs that one node gives."""
         return max(room.gpus for room, _ in self.rooms)
 
@@ -102,7 +102,7 @@ class Pool:
 
     def _place(self, world: int, nodes: int | None, cpu: float | None, memory: int | None) -> "Place | None":
         # As many GPUs of a node as can be: between nodes a gang is slower.
-        for per_node in range(min(world, self.widest), 0, -1):
+        for per_node in range(min(world, self.most_gpus_per_node), 0, -1):
             count, rest = divmod(world, per_node)
             if rest or (nodes and count != nodes):
                 continue
@@ -120,7 +120,7 @@ class Pool:
         cores = per_node * GPU_PROCESS_MILLICPU / 1000 if cpu is None else cpu
         key = (per_node, cores)
         if key not in self._memory:
-            fitting = [(room.memory, count) for room, count in self.rooms if room.gives(per_node, cores)]
+            fitting = [(room.memory, count) for room, count in self.rooms if room.has_room_for(per_node, cores)]
             fitting.sort(reverse=True)
             sizes = [size for size, _ in fitting]
             totals = list(accumulate(count for _, count in fitting))
@@ -172,16 +172,16 @@ def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], li
     if placement.objective == "Cheapest":
         left_out |= {f"{pool.gpu_name} {UNPRICED}" for pool in pools if not pool.price}
         pools = [pool for pool in pools if pool.price]
-    pools.sort(key=lambda pool: (-pool.usable, pool.label, pool.resource, pool.selector))
-    return [pool for pool in pools if pool.widest], sorted(left_out)
+    pools.sort(key=lambda pool: (-pool.usable_bytes, pool.label, pool.resource, pool.selector))
+    return [pool for pool in pools if pool.most_gpus_per_node], sorted(left_out)
 
 
 def _kind_of_gpu(node: Node, spec: GRPOJobSpec) -> tuple[Kind | None, str]:
     """Return the kind of a node's GPUs and "", or None and a sentence why the job can't use them."""
-    product = lookup(node.gpu_product)
+    product = lookup_product(node.gpu_product)
     # The node's own labels first: a MIG slice has less memory than the product that it is named after.
     capability = node.compute_capability or product.capability
-    why = obstacle(node.gpu_product, node.gpu_resource, capability)
+    why = obstacle_message(node.gpu_product, node.gpu_resource, capability)
     # What an image of the user's own can compute on isn't known, so no generation is left out there.
     if why and spec.image is None:
         return None, f"{why}: {OWN_IMAGE}"
@@ -197,12 +197,12 @@ def _pool(kind: Kind, rooms: dict[Room, int], links: set[Links]) -> Pool:
     Its links are the slowest that are declared, and its price the highest: a gang may land on any of its nodes.
     """
     label, memory, capability, resource, selector = kind
-    product = lookup(label)
+    product = lookup_product(label)
     link = _least(declared.gpu_gbps for declared in links) or product.link
     node_network = _least(declared.node_gbps for declared in links)
     hardware = replace(product, capability=capability, link=link, node_network=node_network)
     return Pool(
-        label=label, hardware=hardware, usable=usable_bytes(memory), resource=resource, selector=selector,
+        label=label, hardware=hardware, usable_bytes=usable_bytes(memory), resource=resource, selector=selector,
         price=max(link.price for link in links), rooms=tuple(sorted(rooms.items())),
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ OWN_IMAGE = "set spec.placement.gpuProduct to other GPUs, or spec.image to an im
 """What helps where the image can't compute."""
 
 
-def obstacle(product: str, resource: str, capability: Capability | None) -> str:
+def obstacle_message(product: str, resource: str, capability: Capability | None) -> str:
     """Why the image isn't known to compute on a GPU; empty where it is, and where the card's capability isn't known."""
     if resource.startswith("amd.com/") or product.startswith("AMD"):
         return f"{product or resource} is an AMD GPU, and the trainer's image has torch for CUDA alone"
@@ -38,17 +38,17 @@ def obstacle(product: str, resource: str, capability: Capability | None) -> str:
         return ""
     if _has_kernels(capability):
         return (
-            f"{product or resource} has compute capability {written(capability)} and so no bfloat16, and the trainer "
-            "has not been shown to run in float32 on GPUs"
+            f"{product or resource} has compute capability {format_capability(capability)} and so no bfloat16, and the "
+            "trainer has not been shown to run in float32 on GPUs"
         )
-    built = ", ".join(map(written, IMAGE))
+    built = ", ".join(map(format_capability, IMAGE))
     return (
-        f"{product or resource} has compute capability {written(capability)}, and the torch of the trainer's image is "
-        f"built for {built}"
+        f"{product or resource} has compute capability {format_capability(capability)}, and the torch of the trainer's "
+        f"image is built for {built}"
     )
 
 
-def written(capability: Capability) -> str:
+def format_capability(capability: Capability) -> str:
     """`8.6`."""
     return f"{capability[0]}.{capability[1]}"
 
@@ -94,11 +94,11 @@ class Product:
     """CUDA compute capability; None where it is unknown, or there is no CUDA."""
     node_network: float = 0.0
     """Network of a whole node as its inventory declares it, GB/s per direction; 0 when undeclared."""
-    known: bool = True
+    is_known: bool = True
     """False when the numbers are guesses for an unknown product."""
 
     @property
-    def bfloat16(self) -> bool:
+    def has_bfloat16(self) -> bool:
         """Whether matrix products run in bfloat16; taken for granted where the capability isn't known."""
         return self.capability is None or self.capability >= BFLOAT16
 
@@ -111,7 +111,7 @@ class Product:
         return CARDS_GB_PER_S.get(min(major, 9), SHARED_GB_PER_S)
 
 
-UNKNOWN = Product(memory_mib=0, teraflops=100, bandwidth=600, link=25, capability=None, known=False)
+UNKNOWN = Product(memory_mib=0, teraflops=100, bandwidth=600, link=25, capability=None, is_known=False)
 """A modest data-centre card, for labels that the table doesn't have."""
 
 
@@ -132,7 +132,7 @@ def _product(memory_mib: int, teraflops: float, bandwidth: float, link: float, c
 
 
 @cache
-def lookup(label: str) -> Product:
+def lookup_product(label: str) -> Product:
     """The product whose name is the longest that the label begins with; UNKNOWN without one.
 
     The match ends at a word: `NVIDIA-A10` does not begin `NVIDIA-A100-SXM4-40GB`. AMD's labeller writes `_` for spaces:

@@ -18,7 +18,7 @@ PER_WEIGHT = ("mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_
 """Names of what PEFT adapts by changing weights, or by a table, and not by a product per token."""
 
 
-def inner(shape: Shape) -> int:
+def feed_forward_width(shape: Shape) -> int:
     """Width of the feed-forward products of one token: with experts, of all that it is routed to."""
     return shape.intermediate * max(1, shape.active_experts)
 
@@ -28,7 +28,7 @@ def adapters(shape: Shape, setup: Setup, *names: str) -> float:
 
     An adapter on experts changes their weights instead, and so does one on their router.
     """
-    maps = [linear for linear in shape.adapted(setup.lora_targets) if linear.name not in PER_WEIGHT]
+    maps = [linear for linear in shape.adapted_linears(setup.lora_targets) if linear.name not in PER_WEIGHT]
     if names:
         maps = [linear for linear in maps if linear.name.rsplit(".", 1)[-1] in names]
     return sum(linear.copies for linear in maps) / shape.layers
@@ -45,7 +45,7 @@ def saved_attention(shape: Shape, setup: Setup) -> float:
     states = setup.compute_bytes * (2 * shape.query + keys_values)
     if shape.eager:
         score = layer_kinds.score_bytes(shape, setup.precision)
-        return states + score.saved * shape.heads * setup.length
+        return states + score.saved_scores * shape.heads * setup.length
     return states + setup.compute_bytes * setup.length + 4 * shape.heads
 
 
@@ -57,7 +57,7 @@ def kept_norm(shape: Shape, setup: Setup) -> float:
 
 def _normalised_bytes(shape: Shape, setup: Setup) -> int:
     """Bytes of one normalised value that a norm keeps for the gradient of its weight."""
-    if setup.lora:
+    if setup.has_lora:
         # An adapter leaves the norms' weights as they are: there is no gradient to keep values for.
         return 0
     if setup.precision == "bfloat16" and not shape.wide_norms:
@@ -65,10 +65,10 @@ def _normalised_bytes(shape: Shape, setup: Setup) -> int:
     return 4
 
 
-def inputs_kept(shape: Shape, setup: Setup) -> float:
+def saved_inputs(shape: Shape, setup: Setup) -> float:
     """Projections of a norm's output that keep it: those of attention, and gate and up, or the experts' router."""
-    if setup.lora:
-        return adapters(shape, setup, *INPUT_MAPS) + layer_kinds.adapted(shape, setup)
+    if setup.has_lora:
+        return adapters(shape, setup, *INPUT_MAPS) + layer_kinds.has_adapted_experts(shape, setup)
     # Fused maps: qkv and gate_up. Otherwise q, k and v, and the router or gate and up.
     if shape.fused:
         return 2
@@ -81,8 +81,8 @@ def saved_norms(shape: Shape, setup: Setup) -> float:
     Projections share one input in plain precision; under autocast each that is trained, or has an adapter, keeps its
     own bfloat16 cast.
     """
-    inputs = inputs_kept(shape, setup)
-    casts_for_adapters = setup.lora and setup.precision == "bfloat16"
+    inputs = saved_inputs(shape, setup)
+    casts_for_adapters = setup.has_lora and setup.precision == "bfloat16"
     autocast = setup.precision == "mixed" or casts_for_adapters
     outputs = 2 * inputs if autocast else 2 * setup.compute_bytes
     return shape.norms * kept_norm(shape, setup) + shape.hidden * outputs
@@ -94,19 +94,19 @@ def saved_head_norms(shape: Shape, setup: Setup) -> float:
         return 0
     wide = shape.wide_norms or setup.precision == "float32"
     values = shape.query + shape.key_value
-    if setup.lora:
+    if setup.has_lora:
         return values * 4
     return values * (8 if wide else 6)
 
 
-def gate_adapted(shape: Shape, setup: Setup) -> bool:
+def is_gate_adapted(shape: Shape, setup: Setup) -> bool:
     """Whether an adapter is on one of the projections around the gated product."""
     return adapters(shape, setup, "gate_proj", "up_proj", "gate_up_proj", "down_proj") > 0
 
 
 def saved_adapters(shape: Shape, setup: Setup) -> float:
     """Per token: the adapters' inner values, and the attention output's cast for its adapter under autocast."""
-    if not setup.lora:
+    if not setup.has_lora:
         return 0
     inner_values = setup.compute_bytes * setup.lora_rank * adapters(shape, setup)
     output_cast = 2 * shape.query * adapters(shape, setup, "o_proj") if setup.compute_bytes == 2 else 0
@@ -116,8 +116,8 @@ def saved_adapters(shape: Shape, setup: Setup) -> float:
 def saved_feed_forward(shape: Shape, setup: Setup) -> float:
     """Per token: gate, activation, up and their product, which only a trained or adapted down projection keeps."""
     if shape.experts:
-        return layer_kinds.saved(shape, setup)
-    down = adapters(shape, setup, "down_proj") if setup.lora else 1
+        return layer_kinds.saved_rows(shape, setup)
+    down = adapters(shape, setup, "down_proj") if setup.has_lora else 1
     return (3 + down) * setup.compute_bytes * shape.intermediate
 
 
@@ -144,7 +144,7 @@ def checkpoint(shape: Shape, setup: Setup) -> float:
     return setup.weight_bytes * shape.hidden * setup.tokens
 
 
-def narrowed(shape: Shape) -> int:
+def autocast_parameters(shape: Shape) -> int:
     """Parameters of one layer's matrices that autocast narrows: all but experts."""
     return shape.layer_matrices - shape.experts * shape.expert_matrices
 
@@ -152,20 +152,20 @@ def narrowed(shape: Shape) -> int:
 def weight_casts(shape: Shape, setup: Setup) -> float:
     """bfloat16 copies of one layer's float32 matrices and adapters that autograd keeps under autocast, and experts as
     adapters change them."""
-    matrices = 2 * narrowed(shape) if setup.precision == "mixed" else 0
+    matrices = 2 * autocast_parameters(shape) if setup.precision == "mixed" else 0
     factors = shape.adapter_parameters(setup.lora_rank, setup.lora_targets) / shape.layers
     narrowed_factors = 2 * factors if setup.compute_bytes == 2 else 0
-    return matrices + narrowed_factors + layer_kinds.effective(shape, setup)
+    return matrices + narrowed_factors + layer_kinds.effective_weights(shape, setup)
 
 
 def cast_cache(shape: Shape, setup: Setup) -> float:
     """Autocast's cache of the casts of all trained float32 matrices, dropped when the forward pass ends."""
-    if setup.lora or setup.precision != "mixed":
+    if setup.has_lora or setup.precision != "mixed":
         return 0
-    return 2 * narrowed(shape) * shape.layers
+    return 2 * autocast_parameters(shape) * shape.layers
 
 
-def saved(shape: Shape, setup: Setup) -> float:
+def saved_activations(shape: Shape, setup: Setup) -> float:
     """All layers' saved activations after a forward pass."""
     if setup.checkpointing:
         return shape.layers * checkpoint(shape, setup)
@@ -179,12 +179,12 @@ def forward_transient(shape: Shape, setup: Setup) -> float:
     A checkpointed layer saves nothing; with scores or experts its temporaries are those of a pass without gradients.
     """
     if setup.checkpointing and (shape.eager or shape.experts):
-        kept = layer_kinds.score_bytes(shape, setup.precision).kept * layer_kinds.scores(shape, setup)
+        kept = layer_kinds.score_bytes(shape, setup.precision).kept_mask * layer_kinds.scores(shape, setup)
         gated = 0 if shape.experts else feed_forward_transient(shape, setup) + kept
-        return max(gated, no_grad_transient(shape, setup) + layer_kinds.effective(shape, setup))
+        return max(gated, no_grad_transient(shape, setup) + layer_kinds.effective_weights(shape, setup))
     score = layer_kinds.score_bytes(shape, setup.precision)
     # At the scores the layer has not yet saved its feed-forward part, so that room is still free.
-    at_scores = (score.forward - score.saved) * layer_kinds.scores(shape, setup) - not_yet_saved(shape, setup)
+    at_scores = (score.forward - score.saved_scores) * layer_kinds.scores(shape, setup) - not_yet_saved(shape, setup)
     return max(at_scores, feed_forward_transient(shape, setup))
 
 
@@ -196,13 +196,13 @@ def feed_forward_transient(shape: Shape, setup: Setup) -> float:
     """
     if shape.experts:
         return (layer_kinds.forward_transient(shape, setup) + 8 * shape.hidden) * setup.tokens
-    wide = setup.compute_bytes * inner(shape)
-    if not setup.lora:
+    wide = setup.compute_bytes * feed_forward_width(shape)
+    if not setup.has_lora:
         stream = 4 if setup.weight_bytes == 2 else 6
         return (3 * wide + stream * shape.hidden) * setup.tokens
     if setup.checkpointing:
-        return (2 * setup.weight_bytes * shape.hidden + feed_forward_held(shape, setup)) * setup.tokens
-    if not gate_adapted(shape, setup):
+        return (2 * setup.weight_bytes * shape.hidden + held_feed_forward(shape, setup)) * setup.tokens
+    if not is_gate_adapted(shape, setup):
         return (2 * wide + 4 * shape.hidden) * setup.tokens
     if setup.precision == "float32":
         return wide * setup.tokens
@@ -210,13 +210,13 @@ def feed_forward_transient(shape: Shape, setup: Setup) -> float:
     return (3 * wide + stream * shape.hidden) * setup.tokens
 
 
-def feed_forward_held(shape: Shape, setup: Setup) -> float:
+def held_feed_forward(shape: Shape, setup: Setup) -> float:
     """Per token: the most that a feed-forward part holds at once when nothing is saved.
 
     Without adapters gate, activation or up, and their product; one fused gate_up matrix writes twice the width at once.
     """
     product = (4 if shape.fused else 3) * setup.compute_bytes * shape.intermediate
-    if not setup.lora:
+    if not setup.has_lora:
         return product
     return max(product, held_by_gate_adapters(shape, setup), held_by_down_adapters(shape, setup))
 
@@ -254,7 +254,7 @@ def no_grad_transient(shape: Shape, setup: Setup) -> float:
     if setup.weight_bytes == 2:
         streams = 8 if shape.experts else 11
     wide = layer_kinds.scoring_transient(shape, setup) if shape.experts else 6 * shape.intermediate
-    held = (wide + streams * shape.hidden) * setup.tokens + score.kept * count
+    held = (wide + streams * shape.hidden) * setup.tokens + score.kept_mask * count
     states = setup.compute_bytes * 4 * shape.query + 2 * setup.weight_bytes * shape.hidden
     return max(held, score.scoring * count + states * setup.tokens)
 
@@ -262,7 +262,7 @@ def no_grad_transient(shape: Shape, setup: Setup) -> float:
 def backward_transient(shape: Shape, setup: Setup) -> float:
     """The largest temporaries of one layer's backward pass, beside what it has saved."""
     score = layer_kinds.score_bytes(shape, setup.precision)
-    at_scores = (score.backward - score.saved) * layer_kinds.scores(shape, setup) - not_yet_saved(shape, setup)
+    at_scores = (score.backward - score.saved_scores) * layer_kinds.scores(shape, setup) - not_yet_saved(shape, setup)
     return max(at_scores, feed_forward_backward(shape, setup))
 
 
@@ -275,16 +275,16 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
         rows = (layer_kinds.backward_transient(shape, setup) + 4 * shape.hidden) * setup.tokens
         # Gate and up projections are twice as wide; where gradients are added up, those before are gone by then.
         down = first_gradient(shape, setup)
-        fresh = not (setup.accumulates or setup.partitions)
+        fresh = not (setup.is_accumulating or setup.is_partitioned)
         gate_up = 2 * down if fresh else down
         return max(rows - down, layer_kinds.effective_gradient(shape, setup), gate_up)
-    wide = setup.compute_bytes * inner(shape)
-    if not setup.lora or setup.precision == "float32":
+    wide = setup.compute_bytes * feed_forward_width(shape)
+    if not setup.has_lora or setup.precision == "float32":
         # A fused matrix takes its input's gradient whole while that of the down projection's adapter is added.
-        has_whole_gradient = setup.lora and shape.fused and setup.checkpointing
+        has_whole_gradient = setup.has_lora and shape.fused and setup.checkpointing
         whole = 4 * shape.hidden if has_whole_gradient else 0
         return (2 * wide + whole) * setup.tokens
-    if not gate_adapted(shape, setup):
+    if not is_gate_adapted(shape, setup):
         return 3 * wide * setup.tokens
     if setup.checkpointing:
         narrow = setup.weight_bytes == 2 and not shape.wide_norms
@@ -295,7 +295,7 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
 
 def first_gradient(shape: Shape, setup: Setup) -> float:
     """The first matrices whose gradients a layer's backward pass makes, its down projections."""
-    return 0 if setup.lora else max(1, shape.experts) * shape.hidden * shape.intermediate * setup.weight_bytes
+    return 0 if setup.has_lora else max(1, shape.experts) * shape.hidden * shape.intermediate * setup.weight_bytes
 
 
 def layer_backward(shape: Shape, setup: Setup) -> float:
@@ -328,7 +328,7 @@ def packed_hidden(shape: Shape, setup: Setup) -> float:
     """
     # The float32 input takes 4 bytes; a norm whose weight is trained keeps its output, too.
     bytes_of_trained_norm = {"bfloat16": 6, "mixed": 8, "float32": 8}
-    norm_bytes = 4 if setup.lora else bytes_of_trained_norm[setup.precision]
+    norm_bytes = 4 if setup.has_lora else bytes_of_trained_norm[setup.precision]
     packed = setup.scored_tokens * (shape.hidden * setup.weight_bytes + 40)
     return packed + norm_bytes * shape.hidden * setup.tokens
 
@@ -345,7 +345,7 @@ def backward_peak(shape: Shape, setup: Setup) -> float:
     """
     # The kernel sums gradients in float32; narrow weights need them cast once more, in 2 bytes.
     wide = 4 if setup.weight_bytes == 4 else 6
-    gradient = 0 if setup.lora else shape.head * wide
+    gradient = 0 if setup.has_lora else shape.head * wide
     hidden_gradient = setup.scored_tokens * shape.hidden * wide
     second_slice = 0
     if setup.precision == "mixed":

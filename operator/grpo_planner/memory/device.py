@@ -52,6 +52,6 @@ def checkpoint_bytes(shape: Shape, setup: Setup, drifting_reference: bool) -> in
 
 def export_bytes(shape: Shape, setup: Setup, merged: bool) -> int:
     """Disk of the exported weights: the model's, or under LoRA the adapter's unless it is merged into its base."""
-    if setup.lora and not merged:
+    if setup.has_lora and not merged:
         return trained_parameters(shape, setup) * trained_bytes(setup)
     return shape.parameters * setup.weight_bytes

@@ -14,7 +14,7 @@ from grpo_api.spec.model import ModelSpec
 from grpo_api.spec.rewards import ModelReward
 from grpo_api.text.quantity import GIB, MIB, quantity_bytes
 
-from ..model.architecture import by_name_and_size, resolve
+from ..model.architecture import by_name_and_size, resolve_model
 from ..model.shapes import Shape
 from ..result.formatting import gib
 from ..result.result import SpecRejected
@@ -56,14 +56,14 @@ def staged_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
     The plan decides what is trained and how it is split, and a node's disk is judged before there is one: so it is all
     parameters unless an adapter is asked for, with ZeRO's float32 copy, and the pod of rank 0 writes it all.
     """
-    if spec.checkpoint.on_volume:
+    if spec.checkpoint.is_on_volume:
         return 0
     shape = _shape(spec.model) or policy
     if shape is None:
         return 0
     setups, drifts = [_setup(spec, 0), _setup(spec, 3)], spec.reference.sync is not None
     export = 0
-    if spec.keeps_model:
+    if spec.is_model_kept:
         merged = spec.adapter.merge_on_export
         export = max(export_bytes(shape, setup, merged) for setup in setups)
     if spec.checkpoint.store is None:
@@ -75,7 +75,7 @@ def staged_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
 
 def _setup(spec: GRPOJobSpec, zero: ZeroStage) -> Setup:
     """What of the settings decides the size of a checkpoint, with weights as wide as the spec allows."""
-    lora_rank = spec.adapter.rank if spec.adapter_requested else 0
+    lora_rank = spec.adapter.rank if spec.is_adapter_requested else 0
     return Setup(
         precision="bfloat16" if spec.training.dtype == "bfloat16" else "float32",
         prompt=1, completion=1, micro_batch=1, zero=zero,
@@ -101,7 +101,7 @@ def _stored(parameters: int) -> int:
 @lru_cache(maxsize=4096)
 def _shape(model: ModelSpec) -> Shape | None:
     try:
-        return resolve(model).shape
+        return resolve_model(model).shape
     except SpecRejected:
         return None
 
@@ -122,7 +122,7 @@ def disk_request(spec: GRPOJobSpec, *, reported: bool, policy: Shape | None = No
             asks.
         policy: as of scratch_bytes.
     """
-    requested = spec.resources.requested.get(EPHEMERAL_STORAGE)
+    requested = spec.resources.completed_requests.get(EPHEMERAL_STORAGE)
     if requested is not None:
         return quantity_bytes(requested)
     place = spec.placement
@@ -135,7 +135,7 @@ def disk_request(spec: GRPOJobSpec, *, reported: bool, policy: Shape | None = No
 
 def disk_note(spec: GRPOJobSpec, policy: Shape | None = None) -> str:
     """The sentence to a user who asks for less than the pods will write; empty to others."""
-    requested, needed = spec.resources.requested.get(EPHEMERAL_STORAGE), scratch_bytes(spec, policy)
+    requested, needed = spec.resources.completed_requests.get(EPHEMERAL_STORAGE), scratch_bytes(spec, policy)
     if requested is None or quantity_bytes(requested) >= needed:
         return ""
     limit = spec.resources.limits.get(EPHEMERAL_STORAGE)
@@ -144,15 +144,15 @@ def disk_note(spec: GRPOJobSpec, policy: Shape | None = None) -> str:
     fate = "will be" if exceeds_limit else "may be"
     return (
         f"spec.resources lets a pod have {requested} of {EPHEMERAL_STORAGE}, and it is expected to write {gib(needed)} "
-        f"to /tmp: it {fate} evicted; raise that{less_disk(spec)}"
+        f"to /tmp: it {fate} evicted; raise that{less_disk_message(spec)}"
     )
 
 
-def less_disk(spec: GRPOJobSpec) -> str:
+def less_disk_message(spec: GRPOJobSpec) -> str:
     """The end of a sentence: how pods would write less to their nodes' disks; empty where nothing helps."""
     ways = [] if spec.model.cache else ["give spec.model.cache a claim for what is fetched"]
     if spec.checkpoint.store:
         ways.append("set spec.checkpoint.volume instead of store")
-    elif spec.keeps_model and not spec.checkpoint.on_volume:
+    elif spec.is_model_kept and not spec.checkpoint.is_on_volume:
         ways.append("set spec.checkpoint.volume for the export")
     return "".join(f", or {way}" for way in ways)

@@ -30,7 +30,7 @@ MERGED_BYTES = 14
 bytes and in four, and their sum (the trainer's generation_base.py)."""
 
 
-def of(setup: Setup) -> Engine:
+def engine_of(setup: Setup) -> Engine:
     """The setup's engine, which there must be."""
     assert setup.engine is not None, "nobody asks without an engine"
     return setup.engine
@@ -38,14 +38,14 @@ def of(setup: Setup) -> Engine:
 
 def sequences(setup: Setup) -> int:
     """Completions that one engine samples at a time: of the processes that share it, or of all that replicas share."""
-    engine = of(setup)
-    many = setup.generation_batch * engine.tensor_parallel if engine.kind == "Colocated" else wanted(setup)
+    engine = engine_of(setup)
+    many = setup.generation_batch * engine.tensor_parallel if engine.kind == "Colocated" else replica_completions(setup)
     return min(many, engine.most_sequences or many)
 
 
-def wanted(setup: Setup) -> int:
+def replica_completions(setup: Setup) -> int:
     """Completions of one generation that fall to one replica."""
-    return ceil(setup.world * setup.generation_batch / max(1, of(setup).replicas))
+    return ceil(setup.world * setup.generation_batch / max(1, engine_of(setup).replicas))
 
 
 def weights(shape: Shape, setup: Setup) -> float:
@@ -53,7 +53,7 @@ def weights(shape: Shape, setup: Setup) -> float:
 
     `c * ((matrices + padded embeddings + repeated key heads) / t + norms and biases)`, t GPUs for tensor parallelism.
     """
-    gpus = of(setup).tensor_parallel
+    gpus = engine_of(setup).tensor_parallel
     shared, whole = _elements(shape, gpus)
     return setup.compute_bytes * (shared / gpus + whole)
 
@@ -76,7 +76,7 @@ def token_bytes(shape: Shape, setup: Setup) -> int:
     Heads are shared out, and repeated where there are fewer than GPUs. Layers with a window count as if they had none:
     how vLLM groups them depends on its version.
     """
-    engine = of(setup)
+    engine = engine_of(setup)
     heads = max(1, ceil(shape.kv_heads / engine.tensor_parallel))
     element_bytes = engine.cache_bytes or setup.compute_bytes
     return 2 * shape.layers * heads * shape.head_dim * element_bytes
@@ -84,20 +84,20 @@ def token_bytes(shape: Shape, setup: Setup) -> int:
 
 def sequence_bytes(shape: Shape, setup: Setup) -> int:
     """The cache of one prompt and its completion, in whole blocks."""
-    engine = of(setup)
+    engine = engine_of(setup)
     blocks = ceil(engine.length / engine.block)
     return blocks * engine.block * token_bytes(shape, setup)
 
 
 def cache(shape: Shape, setup: Setup) -> int:
     """The cache of all that is sampled at a time, as if no prompt were shared; vLLM keeps one block for itself."""
-    spare_block = of(setup).block * token_bytes(shape, setup)
+    spare_block = engine_of(setup).block * token_bytes(shape, setup)
     return sequences(setup) * sequence_bytes(shape, setup) + spare_block
 
 
 def graphs(shape: Shape, setup: Setup) -> int:
     """What stays of an engine that sleeps: CUDA graphs, and a communicator for tensor parallelism."""
-    engine = of(setup)
+    engine = engine_of(setup)
     captured = shape.layers * GRAPHS_PER_LAYER if engine.graphs else 0
     communicator = COMMUNICATOR if engine.tensor_parallel > 1 else 0
     return captured + communicator
@@ -105,7 +105,7 @@ def graphs(shape: Shape, setup: Setup) -> int:
 
 def work(shape: Shape, setup: Setup) -> float:
     """Work space of one pass: the gated product over all its tokens beside the residual stream, or the scores."""
-    engine, at_once = of(setup), sequences(setup)
+    engine, at_once = engine_of(setup), sequences(setup)
     # Tensor parallelism splits the gated product; every GPU has the whole residual stream.
     wide = WORK_COPIES * 2 * shape.intermediate / engine.tensor_parallel + 2 * shape.hidden
     # A decoding pass has one token of every completion, which may be more than `pass_tokens`.
@@ -114,36 +114,36 @@ def work(shape: Shape, setup: Setup) -> float:
     return max(tokens * wide * setup.compute_bytes, scores)
 
 
-def needed(shape: Shape, setup: Setup) -> int:
+def awake_bytes(shape: Shape, setup: Setup) -> int:
     """All that an engine takes while it is awake: its share as vLLM counts it, or what is pinned."""
     own = weights(shape, setup) + cache(shape, setup) + graphs(shape, setup) + work(shape, setup)
-    return of(setup).share or round(own)
+    return engine_of(setup).share or round(own)
 
 
-def room(shape: Shape, setup: Setup, share: int) -> int:
+def cached_completions(shape: Shape, setup: Setup, share: int) -> int:
     """Number of completions whose cache fits at a time into `share` bytes of a GPU; 0 where not one does."""
-    spare = of(setup).block * token_bytes(shape, setup)
+    spare = engine_of(setup).block * token_bytes(shape, setup)
     fixed = weights(shape, setup) + graphs(shape, setup) + work(shape, setup) + spare
     each = sequence_bytes(shape, setup) + shape.vocab * SCORE_BYTES
     return max(0, int((share - fixed) // each))
 
 
-def resting(shape: Shape, setup: Setup) -> int:
+def resting_bytes(shape: Shape, setup: Setup) -> int:
     """What an engine takes of the trainer's GPU in every phase."""
     engine = setup.engine
     if engine is None or engine.kind == "Servers":
         return 0
-    return graphs(shape, setup) if engine.sleeps else needed(shape, setup)
+    return graphs(shape, setup) if engine.sleeps else awake_bytes(shape, setup)
 
 
-def waking(shape: Shape, setup: Setup) -> int:
+def waking_bytes(shape: Shape, setup: Setup) -> int:
     """What it takes besides while it is sent weights and samples."""
-    if of(setup).kind == "Servers":
+    if engine_of(setup).kind == "Servers":
         return 0
-    return needed(shape, setup) - resting(shape, setup)
+    return awake_bytes(shape, setup) - resting_bytes(shape, setup)
 
 
-def sync(shape: Shape, setup: Setup) -> float:
+def sync_bytes(shape: Shape, setup: Setup) -> float:
     """What the trainer adds to send its weights: one tensor at a time.
 
     It is gathered under ZeRO-3, cast where the engine's dtype is another, and where it has an adapter added to that in
@@ -152,7 +152,7 @@ def sync(shape: Shape, setup: Setup) -> float:
     gathered = setup.weight_bytes if setup.zero == 3 else 0
     cast = setup.compute_bytes if setup.compute_bytes != setup.weight_bytes else 0
     plain = shape.largest_module * (gathered + cast)
-    if not setup.lora:
+    if not setup.has_lora:
         return plain
-    adapted = max((linear.inputs * linear.outputs for linear in shape.adapted(setup.lora_targets)), default=0)
+    adapted = max((linear.inputs * linear.outputs for linear in shape.adapted_linears(setup.lora_targets)), default=0)
     return max(plain, adapted * (gathered + MERGED_BYTES))

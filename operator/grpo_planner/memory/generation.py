@@ -6,7 +6,7 @@ ZeRO-3). All results are bytes on one GPU.
 
 from ..model.shapes import Shape
 from . import layer_kinds
-from .activations import cast_cache, feed_forward_held
+from .activations import cast_cache, held_feed_forward
 from .setup import Setup
 from .states import gathered_parameters, live_parameters, persistent_parameters
 
@@ -57,15 +57,15 @@ def prefill_layer(shape: Shape, setup: Setup) -> float:
         streams = 8 if setup.weight_bytes == 2 else 16
         wide = layer_kinds.scoring_transient(shape, setup) + streams * shape.hidden
     else:
-        wide = 4 * setup.weight_bytes * shape.hidden + feed_forward_held(shape, setup)
+        wide = 4 * setup.weight_bytes * shape.hidden + held_feed_forward(shape, setup)
     masks = layer_kinds.mask_bytes(shape, setup) * setup.prompt
-    at_feed_forward = wide + score.kept * count
-    at_scores = score.scoring * count + attended(shape, setup)
+    at_feed_forward = wide + score.kept_mask * count
+    at_scores = score.scoring * count + prefill_attention(shape, setup)
     per_token = max(at_feed_forward, at_scores) + masks
-    return setup.generation_batch * setup.prompt * per_token + layer_kinds.effective(shape, setup)
+    return setup.generation_batch * setup.prompt * per_token + layer_kinds.effective_weights(shape, setup)
 
 
-def attended(shape: Shape, setup: Setup) -> float:
+def prefill_attention(shape: Shape, setup: Setup) -> float:
     """Per token of the prompts: queries, keys and values of all heads and attention's output, beside residual streams.
 
     With a kernel the additive mask's row as well; and under autocast the float32 states, rotated and repeated, of which
@@ -95,7 +95,7 @@ def decode(shape: Shape, setup: Setup) -> float:
     longer = shape.key_value * setup.weight_bytes * setup.generation_batch * setup.length
     score = layer_kinds.score_bytes(shape, setup.precision).scoring
     scores = score * shape.heads * setup.length * setup.generation_batch
-    layer = max(scores, layer_kinds.effective(shape, setup))
+    layer = max(scores, layer_kinds.effective_weights(shape, setup))
     largest = max(logits(shape, setup), layer)
     return cache(shape, setup, setup.length) + longer + largest
 

@@ -55,7 +55,7 @@ def offloaded_state(shape: Shape, setup: Setup, *, rounded: bool = True) -> int:
     """
     if not setup.offload:
         return 0
-    size = pinned if rounded else int
+    size = pinned_bytes if rounded else int
     return zero_3_state(shape, setup, size) if setup.zero == 3 else zero_2_state(shape, setup, size)
 
 
@@ -73,12 +73,12 @@ def zero_2_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
         narrow_weights = size(setup.weight_bytes * own)
         moments = 8 * own
         total += master_and_gradient + narrow_weights + moments
-    if setup.accumulates:
-        total += accumulated(shape, setup, size)
+    if setup.is_accumulating:
+        total += accumulated_gradients(shape, setup, size)
     return total
 
 
-def accumulated(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
+def accumulated_gradients(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
     """ZeRO-2's gradients of earlier micro-batches, on the rank that has most: a pinned buffer per tensor.
 
     Norms and biases are many and small; each takes less than twice its bytes.
@@ -115,6 +115,6 @@ def sub_groups(shape: Shape, setup: Setup) -> list[int]:
     return [group for group in groups if group]
 
 
-def pinned(count: int) -> int:
+def pinned_bytes(count: int) -> int:
     """Bytes that torch's pinned allocator takes for `count`: the next power of two (roundSize; pytorch issue 95823)."""
     return 1 << (count - 1).bit_length() if count else 0

@@ -18,7 +18,7 @@ from .setup import Precision, Setup
 class ScoreBytes(NamedTuple):
     """What one score takes, counting every tensor of that shape."""
 
-    saved: int
+    saved_scores: int
     """Kept for the backward pass."""
     forward: int
     """All that is live at the softmax of a forward pass, the saved among it."""
@@ -26,20 +26,20 @@ class ScoreBytes(NamedTuple):
     """All that is live at the softmax of a backward pass."""
     scoring: int
     """All that is live at the softmax of a pass without gradients."""
-    kept: int
+    kept_mask: int
     """The weights, which the layer holds until it returns."""
 
 
 SOFT_CAPPED: dict[Precision, ScoreBytes] = {
-    "bfloat16": ScoreBytes(saved=8, forward=12, backward=14, scoring=10, kept=2),
-    "mixed": ScoreBytes(saved=8, forward=10, backward=14, scoring=8, kept=4),
-    "float32": ScoreBytes(saved=8, forward=12, backward=16, scoring=8, kept=4),
+    "bfloat16": ScoreBytes(saved_scores=8, forward=12, backward=14, scoring=10, kept_mask=2),
+    "mixed": ScoreBytes(saved_scores=8, forward=10, backward=14, scoring=8, kept_mask=4),
+    "float32": ScoreBytes(saved_scores=8, forward=12, backward=16, scoring=8, kept_mask=4),
 }
 """tanh and the narrow weights are kept beside the float32 softmax."""
 WITH_SINK: dict[Precision, ScoreBytes] = {
-    "bfloat16": ScoreBytes(saved=2, forward=6, backward=6, scoring=6, kept=2),
-    "mixed": ScoreBytes(saved=6, forward=12, backward=12, scoring=12, kept=4),
-    "float32": ScoreBytes(saved=4, forward=12, backward=12, scoring=12, kept=4),
+    "bfloat16": ScoreBytes(saved_scores=2, forward=6, backward=6, scoring=6, kept_mask=2),
+    "mixed": ScoreBytes(saved_scores=6, forward=12, backward=12, scoring=12, kept_mask=4),
+    "float32": ScoreBytes(saved_scores=4, forward=12, backward=12, scoring=12, kept_mask=4),
 }
 """The softmax has the scores' own dtype; under autocast the mask makes that float32."""
 FUSED = ScoreBytes(0, 0, 0, 0, 0)
@@ -80,7 +80,7 @@ def element(setup: Setup) -> int:
 
     grouped_mm computes in the dtype of the experts, which autocast does not change unless an adapter replaces them.
     """
-    narrowed_by_adapter = setup.lora and setup.compute_bytes == 2
+    narrowed_by_adapter = setup.has_lora and setup.compute_bytes == 2
     return 2 if narrowed_by_adapter else setup.weight_bytes
 
 
@@ -89,27 +89,27 @@ def copies(shape: Shape) -> int:
     return shape.active_experts * shape.hidden
 
 
-def adapted(shape: Shape, setup: Setup) -> bool:
+def has_adapted_experts(shape: Shape, setup: Setup) -> bool:
     """Whether an adapter is on the experts."""
-    if not setup.lora:
+    if not setup.has_lora:
         return False
-    return any("experts" in linear.name for linear in shape.adapted(setup.lora_targets))
+    return any("experts" in linear.name for linear in shape.adapted_linears(setup.lora_targets))
 
 
-def saved(shape: Shape, setup: Setup) -> float:
+def saved_rows(shape: Shape, setup: Setup) -> float:
     """Per token: rows in and out of the experts, the gated product, the router's probabilities, and indices.
 
     Where the experts have no gradient, the inputs of their products are not kept.
     """
-    trained = not setup.lora or adapted(shape, setup)
+    trained = not setup.has_lora or has_adapted_experts(shape, setup)
     gated = (6 if shape.expert_bias else 3) + trained
     width = gated * shape.intermediate * shape.active_experts + (1 + trained) * copies(shape)
     return element(setup) * width + 4 * shape.experts + INDICES * shape.active_experts
 
 
-def effective(shape: Shape, setup: Setup) -> float:
+def effective_weights(shape: Shape, setup: Setup) -> float:
     """What an adapter on the experts makes of them in each pass: all of a layer's, with the change added."""
-    return element(setup) * shape.experts * shape.expert_matrices if adapted(shape, setup) else 0
+    return element(setup) * shape.experts * shape.expert_matrices if has_adapted_experts(shape, setup) else 0
 
 
 def forward_transient(shape: Shape, setup: Setup) -> float:
@@ -134,4 +134,4 @@ def backward_transient(shape: Shape, setup: Setup) -> float:
 def effective_gradient(shape: Shape, setup: Setup) -> float:
     """What the whole gradients of adapted experts add, before they become the adapter's: the down projections' a third
     of a layer's; gate's and up's are two thirds, but the changed down projections are gone by then."""
-    return effective(shape, setup) / 3
+    return effective_weights(shape, setup) / 3

@@ -37,7 +37,7 @@ class Prediction:
         """What the highest phase adds to what is always live; only this part fragments."""
         return self.peak - self.static
 
-    def corrected(self, factor: Callable[[str], float]) -> "Prediction":
+    def with_factors(self, factor: Callable[[str], float]) -> "Prediction":
         """The prediction with each phase as much higher as a job has found it to be."""
         phases = {name: round(size * factor(name)) for name, size in self.phases.items()}
         return Prediction(phases, self.static)
@@ -49,15 +49,15 @@ class StateBytes:
 
     static: float
     """What is live between phases."""
-    loading: float
+    loading_extra: float
     """What loading adds to it."""
-    live: float
+    live_parameters: float
     """Parameters gathered while computing."""
     gradients: float
     """All gradients of this rank once a micro-batch is over."""
-    passing: float
+    passing_gradients: float
     """Buckets of gradients, and gradients larger than one, during a backward pass."""
-    kept: float
+    kept_gradients: float
     """Gradients that are offloaded and yet stay until a backward pass is over."""
     step: float
     """What the optimizer's step adds."""
@@ -116,7 +116,7 @@ class Predictor:
     def predict(self, setup: Setup, scoring: int = 0) -> Prediction:
         """Peaks of all phases; `scoring` is the temporaries of the reward models' forward pass, in bytes."""
         shape, passes, state = self._shape, self._passes_of(setup), self._states_of(setup)
-        waiting = state.gradients if setup.accumulates else 0
+        waiting = state.gradients if setup.is_accumulating else 0
         static = state.static + self._resident
         if setup.engine:
             sampler = self._engine_of(setup)
@@ -127,11 +127,11 @@ class Predictor:
             generated = generation.gathered_policy(shape, setup) + self._generation_of(setup)
             sync = 0
         peaks = {
-            "load": state.loading,
+            "load": state.loading_extra,
             "generate": max(generated, scoring),
-            "reference": state.live + reference_peak(shape, setup, passes),
-            "forward": state.live + waiting + passes.forward,
-            "backward": state.live + backward_peak(shape, setup, passes, waiting, state),
+            "reference": state.live_parameters + reference_peak(shape, setup, passes),
+            "forward": state.live_parameters + waiting + passes.forward,
+            "backward": state.live_parameters + backward_peak(shape, setup, passes, waiting, state),
             "step": state.step,
         }
         phases = {name: round(static + peak) for name, peak in peaks.items()}
@@ -143,7 +143,7 @@ class Predictor:
     def _states_of(self, setup: Setup) -> StateBytes:
         key = (
             setup.precision, setup.world, setup.zero, setup.offload, setup.lora_rank, setup.lora_targets,
-            setup.eight_bit, setup.reference, setup.accumulates, setup.gather,
+            setup.eight_bit, setup.reference, setup.is_accumulating, setup.gather,
         )  # fmt: skip
         if key not in self._states:
             self._states[key] = state_bytes(self._shape, setup)
@@ -152,7 +152,7 @@ class Predictor:
     def _passes_of(self, setup: Setup) -> PassBytes:
         key = (
             setup.precision, setup.prompt, setup.completion, setup.micro_batch, setup.lora_rank, setup.lora_targets,
-            setup.checkpointing, self._shape.experts and (setup.accumulates, setup.partitions),
+            setup.checkpointing, self._shape.experts and (setup.is_accumulating, setup.is_partitioned),
         )  # fmt: skip
         if key not in self._passes:
             self._passes[key] = pass_bytes(self._shape, setup)
@@ -175,7 +175,9 @@ class Predictor:
         if key not in self._engines:
             shape = self._shape
             self._engines[key] = EngineBytes(
-                resting=engine.resting(shape, setup), waking=engine.waking(shape, setup), sync=engine.sync(shape, setup)
+                resting=engine.resting_bytes(shape, setup),
+                waking=engine.waking_bytes(shape, setup),
+                sync=engine.sync_bytes(shape, setup),
             )
         return self._engines[key]
 
@@ -187,15 +189,15 @@ def predict(shape: Shape, setup: Setup, resident: int = 0, scoring: int = 0) -> 
 
 def state_bytes(shape: Shape, setup: Setup) -> StateBytes:
     """The states of a setup."""
-    static, gradients = states.static(shape, setup), states.gradients(shape, setup)
+    static, gradients = states.static_bytes(shape, setup), states.gradients(shape, setup)
     return StateBytes(
         static=static,
         # The weights are loaded before there is an optimizer; ZeRO-3 makes its moments when all else is there.
-        loading=max(states.loading(shape, setup) - static, states.first_gradients(shape, setup)),
-        live=states.live_parameters(shape, setup) + states.gathering(shape, setup),
+        loading_extra=max(states.loading_bytes(shape, setup) - static, states.first_gradients(shape, setup)),
+        live_parameters=states.live_parameters(shape, setup) + states.gathering_buffers(shape, setup),
         gradients=gradients,
-        passing=states.passing_buckets(shape, setup) + states.passing_gradients(shape, setup),
-        kept=states.kept_gradients(shape, setup),
+        passing_gradients=states.passing_buckets(shape, setup) + states.passing_gradients(shape, setup),
+        kept_gradients=states.kept_gradients(shape, setup),
         # ZeRO's own buffers include the gradients; without ZeRO fused AdamW works in place on all of them.
         step=states.step_buffers(shape, setup) if setup.zero else gradients,
     )
@@ -203,7 +205,11 @@ def state_bytes(shape: Shape, setup: Setup) -> StateBytes:
 
 def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     """The passes over one micro-batch."""
-    mask, saved, stream = layer_kinds.mask(shape, setup), act.saved(shape, setup), act.checkpoint(shape, setup)
+    mask, saved, stream = (
+        layer_kinds.mask(shape, setup),
+        act.saved_activations(shape, setup),
+        act.checkpoint(shape, setup),
+    )
     layer, head_forward = act.layer_backward(shape, setup), activations.forward_peak(shape, setup)
     casts = act.cast_cache(shape, setup)
     # Without checkpointing the cached casts are already among the saved tensors.
@@ -216,7 +222,7 @@ def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     return PassBytes(
         forward=saved + mask + max(head_forward, act.forward_transient(shape, setup)) + cached,
         scoring=mask + max(act.no_grad_transient(shape, setup), stream + head_forward),
-        casts=casts + layer_kinds.effective(shape, setup),
+        casts=casts + layer_kinds.effective_weights(shape, setup),
         at_head=saved + mask + activations.backward_peak(shape, setup),
         at_top=down + mask + saved + top,
         # The layers above have given their activations back; a checkpoint of this one is still there while it runs.
@@ -255,13 +261,13 @@ def backward_peak(shape: Shape, setup: Setup, passes: PassBytes, waiting: float,
     Returns:
         Bytes beside states and gathered parameters.
     """
-    matrix = 0 if setup.lora else setup.weight_bytes
-    fresh = not (setup.accumulates or setup.partitions)
+    matrix = 0 if setup.has_lora else setup.weight_bytes
+    fresh = not (setup.is_accumulating or setup.is_partitioned)
     head_gradient = shape.head * matrix
     # A tied matrix gets its gradient in two parts: the head's waits through all layers for the embedding's.
     tied = head_gradient if shape.tied else 0
     down = act.first_gradient(shape, setup)
-    reduced = waiting + (state.gradients if setup.partitions else 0) + state.passing
+    reduced = waiting + (state.gradients if setup.is_partitioned else 0) + state.passing_gradients
     if fresh:
         # At the bottom layer all but two are made: the input embedding's, unless it is the head's, and the rest of the
         # layer's own after its down projection.
@@ -278,10 +284,10 @@ def backward_peak(shape: Shape, setup: Setup, passes: PassBytes, waiting: float,
     leaving = norm + head_gradient if norm else 0
     of_head = head_gradient if fresh else tied
     # Full training without ZeRO has made all its gradients by then.
-    holds_reduced = setup.partitions or setup.lora
+    holds_reduced = setup.is_partitioned or setup.has_lora
     made = reduced if holds_reduced else state.gradients
     at_head = waiting + passes.at_head
     at_top = reduced + max(leaving, of_head) + passes.at_top
-    at_bottom = done + state.kept + passes.at_bottom
-    at_embedding = made + pending + passes.at_embedding + max(norm, state.kept)
+    at_bottom = done + state.kept_gradients + passes.at_bottom
+    at_embedding = made + pending + passes.at_embedding + max(norm, state.kept_gradients)
     return max(at_head, at_top, at_bottom, at_embedding)

@@ -35,18 +35,18 @@ PROOF_CHUNK = 1 << 24
 
 def trained_parameters(shape: Shape, setup: Setup) -> int:
     """Parameters with a gradient: the adapter's, or all."""
-    return shape.adapter_parameters(setup.lora_rank, setup.lora_targets) if setup.lora else shape.parameters
+    return shape.adapter_parameters(setup.lora_rank, setup.lora_targets) if setup.has_lora else shape.parameters
 
 
 def trained_bytes(setup: Setup) -> int:
     """Bytes of one trained weight: PEFT keeps adapters in float32, DeepSpeed in the base's dtype."""
-    keeps_float32 = setup.lora and not setup.zero
+    keeps_float32 = setup.has_lora and not setup.zero
     return 4 if keeps_float32 else setup.weight_bytes
 
 
 def weights(shape: Shape, setup: Setup) -> float:
     """parameters * bytes, and the adapter's; divided by the world under ZeRO-3."""
-    adapter = trained_parameters(shape, setup) * trained_bytes(setup) if setup.lora else 0
+    adapter = trained_parameters(shape, setup) * trained_bytes(setup) if setup.has_lora else 0
     partitions = setup.world if setup.zero == 3 else 1
     return (shape.parameters * setup.weight_bytes + adapter) / partitions
 
@@ -70,9 +70,9 @@ def eight_bit_state(shape: Shape, setup: Setup) -> float:
     The input embedding, with the head where they are tied, keeps float32 moments: transformers' Trainer registers
     every nn.Embedding so. Experts, and what a declared size has beyond the shape's tensors, count as large matrices.
     """
-    if setup.lora:
+    if setup.has_lora:
         rank, of_factors = setup.lora_rank, 0
-        for linear in shape.adapted(setup.lora_targets):
+        for linear in shape.adapted_linears(setup.lora_targets):
             pair = moments(rank * linear.inputs) + moments(rank * linear.outputs)
             of_factors += linear.copies * pair
         return of_factors
@@ -105,7 +105,7 @@ def reference_weights(shape: Shape, setup: Setup) -> float:
     if setup.reference == "Clone":
         return whole
     embeddings = shape.head * (1 if shape.tied else 2)
-    reached = embeddings + persistent(shape, 0)
+    reached = embeddings + persistent_elements(shape, 0)
     gathered = reached * setup.weight_bytes if setup.zero == 3 else 0
     if setup.reference == "Sharded":
         return whole / setup.world + gathered
@@ -126,7 +126,7 @@ def gradients(shape: Shape, setup: Setup) -> float:
     partition for good (permanent_gradients); offloaded ones are in host memory.
     """
     trained = trained_parameters(shape, setup)
-    if not setup.partitions:
+    if not setup.is_partitioned:
         return trained * trained_bytes(setup)
     if setup.zero == 3 or setup.offload:
         return 0
@@ -149,7 +149,7 @@ def kept_gradients(shape: Shape, setup: Setup) -> float:
     Their copies on the host are added to (async_accumulate_grad_in_cpu_via_gpu), and they are dropped with all others
     at the end (zero_grad). Those that fit into a bucket are part of that, larger ones are not.
     """
-    if setup.zero != 2 or not (setup.offload and setup.accumulates):
+    if setup.zero != 2 or not (setup.offload and setup.is_accumulating):
         return 0
     return partition_gradients(shape, setup, shape.hidden**2 + 1)
 
@@ -157,7 +157,7 @@ def kept_gradients(shape: Shape, setup: Setup) -> float:
 def passing_gradients(shape: Shape, setup: Setup) -> float:
     """ZeRO-2's gradient of a layer that is larger than a bucket: held until the next comes, beside that."""
     largest = largest_in_layer(shape)
-    if setup.zero != 2 or setup.lora or largest <= shape.hidden**2:
+    if setup.zero != 2 or setup.has_lora or largest <= shape.hidden**2:
         return 0
     return setup.weight_bytes * largest
 
@@ -206,10 +206,10 @@ def live_parameters(shape: Shape, setup: Setup) -> float:
 
 def gathered_parameters(shape: Shape, setup: Setup) -> int:
     """Parameters of the whole policy, its adapter's among them."""
-    return shape.parameters + (trained_parameters(shape, setup) if setup.lora else 0)
+    return shape.parameters + (trained_parameters(shape, setup) if setup.has_lora else 0)
 
 
-def gathering(shape: Shape, setup: Setup) -> float:
+def gathering_buffers(shape: Shape, setup: Setup) -> float:
     """Flat buffers that ZeRO-3 gathers several parameters into, beside what it copies out of them.
 
     All experts of a layer come together. Ahead of the computation it gathers the prefetch bucket and the parameter
@@ -228,7 +228,7 @@ def persistent_parameters(shape: Shape, setup: Setup) -> float:
     """
     if setup.zero != 3:
         return 0
-    return setup.weight_bytes * persistent(shape, setup.lora_rank, setup.lora_targets)
+    return setup.weight_bytes * persistent_elements(shape, setup.lora_rank, setup.lora_targets)
 
 
 def gradient_norm(shape: Shape, setup: Setup) -> float:
@@ -265,7 +265,7 @@ def step_buffers(shape: Shape, setup: Setup) -> float:
     return gradients(shape, setup) + max(flat * own, norm)
 
 
-def loading(shape: Shape, setup: Setup) -> float:
+def loading_bytes(shape: Shape, setup: Setup) -> float:
     """Before the optimizer exists: weights, the reference where it is first put, and what the proof compares at a time.
 
     An offloaded reference is wrapped on the GPU before it goes to the host, beside the policy. ZeRO-3 makes and fills a
@@ -292,7 +292,7 @@ def first_gradients(shape: Shape, setup: Setup) -> float:
     return 4 * min(trained_parameters(shape, setup) / setup.world, SUB_GROUP)
 
 
-def static(shape: Shape, setup: Setup) -> float:
+def static_bytes(shape: Shape, setup: Setup) -> float:
     """All that is live between phases once the first step is over."""
     return (
         weights(shape, setup)
@@ -317,9 +317,9 @@ def trained_matrices(shape: Shape, lora_rank: int, targets: tuple[str, ...] = AL
     What a declared size has beyond the shape's own tensors counts as one matrix more per layer.
     """
     if lora_rank:
-        layers = shape.adapted_by_layer(targets)
+        layers = shape.adapted_linears_by_layer(targets)
         return tuple(lora_rank * width for layer in layers for width in _factor_widths(layer))
-    beyond = (shape.parameters - shape.counted) // shape.layers
+    beyond = (shape.parameters - shape.counted_parameters) // shape.layers
     layer = _layer(shape) + ((beyond,) if beyond > 0 else ())
     return (shape.head, *layer * shape.layers) + (() if shape.tied else (shape.head,))
 
@@ -354,7 +354,7 @@ def trained_vectors(shape: Shape, lora_rank: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def persistent(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
+def persistent_elements(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
     """Elements of all parameters, trained or not, that ZeRO-3 keeps whole between uses.
 
     Each of at most PERSISTENCE * hidden; for all together DeepSpeed has a limit that is never reached

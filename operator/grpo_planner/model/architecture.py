@@ -54,7 +54,7 @@ class ResolvedModel:
         return format_parameters(self.shape.parameters)
 
 
-def resolve(model: ModelSpec, facts: ModelFacts = NOTHING, reported: Architecture | None = None) -> ResolvedModel:
+def resolve_model(model: ModelSpec, facts: ModelFacts = NOTHING, reported: Architecture | None = None) -> ResolvedModel:
     """The shape of spec.model; `reported` is what a former attempt found it to be, which counts for known types.
 
     Raises:
@@ -75,10 +75,11 @@ def resolve(model: ModelSpec, facts: ModelFacts = NOTHING, reported: Architectur
 def _reported(model: ModelSpec, found: Architecture) -> ResolvedModel:
     """The shape of what an attempt loaded. These are the weights: a declared size that differs is told to be wrong."""
     shape, declared, note = from_architecture(found), _declared(model), ""
-    if declared and abs(shape.counted / declared - 1) > TOLERANCE:
+    if declared and abs(shape.counted_parameters / declared - 1) > TOLERANCE:
+        loaded = shape.counted_parameters
         note = (
             f"spec.model.parameters says {model.parameters}, but a former attempt loaded "
-            f"{format_parameters(shape.counted)} ({shape.counted:,}) parameters, and the plan counts on these"
+            f"{format_parameters(loaded)} ({loaded:,}) parameters, and the plan counts on these"
         )
     return ResolvedModel(shape, "Exact", "FormerAttempt", note, found.model_type or "")
 
@@ -88,7 +89,7 @@ def _from_file(model: ModelSpec, read: Mapping[str, Any], facts: ModelFacts) -> 
     text = read.get("text_config")
     kind = str((text if isinstance(text, Mapping) else read).get("model_type"))
     whole = max(facts.stored, _declared(model))
-    known = catalogue.lookup(model.name)
+    known = catalogue.lookup_shape(model.name)
     if (kind not in families() or isinstance(text, Mapping)) and known:
         return by_name_and_size(model.name, model.parameters, "spec.model")
     if isinstance(text, Mapping):
@@ -100,16 +101,17 @@ def _from_file(model: ModelSpec, read: Mapping[str, Any], facts: ModelFacts) -> 
 
 def _nested(model: ModelSpec, shape: Shape, whole: int) -> ResolvedModel:
     """A language model inside another: the whole has a tower more than the shape, so its size must be known."""
-    if not shape.counted * (1 - TOLERANCE) <= whole <= shape.counted * (1 + TOWER):
+    if not shape.counted_parameters * (1 - TOLERANCE) <= whole <= shape.counted_parameters * (1 + TOWER):
         size = f"{format_parameters(whole)} are declared or stored" if whole else "nothing says how many there are"
         reason = PlanReason.INVALID_COMBINATION if whole else PlanReason.UNKNOWN_MODEL
         raise SpecRejected(
             reason,
-            f"config.json of {model.name} nests its language model of {format_parameters(shape.counted)} parameters in "
-            f"text_config, and of the whole {size}: set spec.model.parameters to the size on its model card",
+            f"config.json of {model.name} nests its language model of {format_parameters(shape.counted_parameters)} "
+            f"parameters in text_config, and of the whole {size}: set spec.model.parameters to the size on its model "
+            "card",
         )
     note = f"{model.name}: parts beside the language model are counted as weights, not as activations"
-    return ResolvedModel(replace(shape, declared=max(whole, shape.counted)), "Estimated", "ConfigFile", note)
+    return ResolvedModel(replace(shape, declared=max(whole, shape.counted_parameters)), "Estimated", "ConfigFile", note)
 
 
 def _unknown_type(model: ModelSpec, kind: str, read: Mapping[str, Any], whole: int) -> ResolvedModel:
@@ -125,7 +127,7 @@ def _unknown_type(model: ModelSpec, kind: str, read: Mapping[str, Any], whole: i
         shape = from_config(read)
     except SpecRejected:
         return by_name_and_size(model.name, format(whole), "spec.model")
-    if abs(shape.counted / whole - 1) > TOLERANCE:
+    if abs(shape.counted_parameters / whole - 1) > TOLERANCE:
         near, shape = catalogue.nearest_dense(whole)
         note += f", that of {near}"
     return ResolvedModel(replace(shape, declared=whole), "Estimated", "ConfigFile", note)
@@ -136,7 +138,7 @@ def _given(model: ModelSpec, given: Architecture, found_in: ShapeSource, facts: 
     shape = from_architecture(given)
     known = given.model_type in families()
     sizes = {"spec.model.parameters": _declared(model), "the safetensors files": facts.stored}
-    if any(size and abs(shape.counted / size - 1) > TOLERANCE for size in sizes.values()):
+    if any(size and abs(shape.counted_parameters / size - 1) > TOLERANCE for size in sizes.values()):
         raise _contradiction(model, shape, found_in, sizes)
     if known:
         note = _advice(given) if found_in == "ConfigFile" else ""
@@ -152,7 +154,7 @@ def _given(model: ModelSpec, given: Architecture, found_in: ShapeSource, facts: 
 def _contradiction(model: ModelSpec, shape: Shape, found_in: ShapeSource, sizes: Mapping[str, int]) -> SpecRejected:
     """The refusal, with all numbers that are there."""
     widths = {"Spec": "spec.model.architecture", "ConfigFile": "config.json"}
-    numbers = {widths.get(found_in, found_in): shape.counted}
+    numbers = {widths.get(found_in, found_in): shape.counted_parameters}
     numbers |= {name: size for name, size in sizes.items() if size}
     sizes_given = ", ".join(f"{name} gives {format_parameters(count)} ({count:,})" for name, count in numbers.items())
     return SpecRejected(
@@ -184,9 +186,9 @@ def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedMo
         SpecRejected: the catalogue has no such name and no size is declared, or the name says that its weights are
             quantised; `path` names the field to set.
     """
-    if word := catalogue.quantised(name):
-        raise config.quantised(f"{path}.name {name!r} says {word}", path)
-    known, count = catalogue.lookup(name), parameter_count(parameters) if parameters else 0
+    if word := catalogue.quantisation_in_name(name):
+        raise config.quantised_rejection(f"{path}.name {name!r} says {word}", path)
+    known, count = catalogue.lookup_shape(name), parameter_count(parameters) if parameters else 0
     if known and (not count or abs(known.parameters / count - 1) <= TOLERANCE):
         return ResolvedModel(known, "Catalogue", "Catalogue", model_type=catalogue.model_type(name))
     if not count:
@@ -237,5 +239,5 @@ def from_config(read: Mapping[str, Any]) -> Shape:
 
 def _meant(name: str) -> str:
     """The end of a sentence on an unknown name: what it may be a slip of."""
-    close = catalogue.similar(name)
+    close = catalogue.similar_names(name)
     return f"; or did you mean {' or '.join(close)}?" if close else ""

@@ -53,7 +53,7 @@ def _shape(row: list[Any], family: dict[str, Any]) -> Shape:
     return Shape(**widths, full_attention_layers=full, **common)
 
 
-def quantised(model: str) -> str:
+def quantisation_in_name(model: str) -> str:
     """What a model's name says of quantised weights, such as `gptq`; empty when it says nothing."""
     name = model.rstrip("/").lower()
     if name.startswith(STORED_NARROW) and "bf16" not in name:
@@ -62,7 +62,7 @@ def quantised(model: str) -> str:
     return next((word for word in words if word in QUANTISED), "")
 
 
-def lookup(model: str) -> Shape | None:
+def lookup_shape(model: str) -> Shape | None:
     """The catalogued shape of a hub id or folder name such as `meta-llama/Llama-3.2-1B-Instruct`; None if unknown."""
     known = _known(model)
     return shapes()[known] if known else None
@@ -84,7 +84,7 @@ def _begins_with_key(name: str, key: str) -> bool:
     return name == key or name.startswith((f"{key}-", f"{key}_"))
 
 
-def similar(model: str) -> list[str]:
+def similar_names(model: str) -> list[str]:
     """Catalogued names like that of an unknown model, the most alike first."""
     return get_close_matches(model.rstrip("/").rsplit("/", 1)[-1].lower(), shapes(), n=3, cutoff=_LIKENESS)
 
@@ -100,7 +100,7 @@ def nearest_dense(parameters: int) -> tuple[str, Shape]:
         return "a small Llama", replace(_small(parameters), declared=parameters)
     plain = {name: shape for name, shape in shapes().items() if _is_plain(shape)}
     # By ratio, so half a size and twice a size are equally far; of equals the first name, as plans must not vary.
-    distances = {name: abs(log(shape.counted / parameters)) for name, shape in plain.items()}
+    distances = {name: abs(log(shape.counted_parameters / parameters)) for name, shape in plain.items()}
     nearest = min(distances, key=lambda name: (distances[name], name))
     return nearest, replace(plain[nearest], declared=parameters)
 

@@ -83,10 +83,10 @@ def _refuse_quantised(config: Mapping[str, Any]) -> None:
     quantization = config.get("quantization_config") or config.get("compression_config")
     if quantization:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
-        raise quantised(f"config.json has a quantization_config (quant_method {method})", "spec.model")
+        raise quantised_rejection(f"config.json has a quantization_config (quant_method {method})", "spec.model")
 
 
-def quantised(found: str, path: str) -> SpecRejected:
+def quantised_rejection(found: str, path: str) -> SpecRejected:
     """The refusal of a quantised model; `found` is where it was seen, `path` the field that names the model."""
     return SpecRejected(
         PlanReason.UNSUPPORTED_MODEL,

@@ -137,7 +137,7 @@ class Shape:
         return max(self.head, experts, *matrices)
 
     @cached_property
-    def counted(self) -> int:
+    def counted_parameters(self) -> int:
         """Parameters that the shape itself has."""
         layers = self.layers * (self.layer_matrices + self.layer_vectors)
         return layers + self.head * (1 if self.tied else 2) + self.hidden
@@ -145,7 +145,7 @@ class Shape:
     @cached_property
     def parameters(self) -> int:
         """Parameters of the model: declared when the shape is only the nearest known one, else counted."""
-        return self.declared or self.counted
+        return self.declared or self.counted_parameters
 
     @cached_property
     def active_parameters(self) -> int:
@@ -206,17 +206,17 @@ class Shape:
             (layers * self.whole_qk_norm, self.key_value),
         )
 
-    def adapted_by_layer(self, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[tuple[Linear, ...], ...]:
+    def adapted_linears_by_layer(self, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[tuple[Linear, ...], ...]:
         """The linear maps that an adapter with these targets is on: the input embedding's, then those of each layer."""
         return _adapted_by_layer(self, targets)
 
-    def adapted(self, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[Linear, ...]:
+    def adapted_linears(self, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[Linear, ...]:
         """The same maps, those of one name in all layers together."""
         return _adapted(self, targets)
 
     def adapter_parameters(self, rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
         """Parameters of LoRA: rank * (inputs + outputs) of each adapted linear map (Hu et al. 2021)."""
-        return rank * sum(linear.widths for linear in self.adapted(targets))
+        return rank * sum(linear.widths for linear in self.adapted_linears(targets))
 
 
 def _is(target: str, path: str) -> bool:

@@ -19,8 +19,8 @@ from grpo_api.text.quantity import MAX_COUNT, MIB
 from ..hardware.products import Product, table, usable_bytes
 from ..memory.device import whole_mib
 from ..memory.phases import Prediction
-from ..result.formatting import gib, named, needs, plural, sharding
-from ..search.engine_plan import sampled_by
+from ..result.formatting import gib, needs_message, plan_name, plural, sharding
+from ..search.engine_plan import sampler_name
 from .past_run import Run
 
 WIDER = 0.05
@@ -30,7 +30,7 @@ HOST_RISE = 1.5
 """By how much host memory rises where nobody knows how much was missing."""
 
 
-def learn(run: Run, attempt: int, outcome: Outcome) -> Learned:
+def learned_with_shortage(run: Run, attempt: int, outcome: Outcome) -> Learned:
     """Return what is known of the job once an attempt of this run has ended as OutOfMemory.
 
     Args:
@@ -47,21 +47,21 @@ def learn(run: Run, attempt: int, outcome: Outcome) -> Learned:
     if on_host:
         # The model predicts one process; a shortfall is stated per pod, which is what the user sets a limit for.
         processes = run.plan.processes_per_node
-        predicted = round(run.host / run.learned.factor(HOST))
+        predicted = round(run.host_bytes / run.learned.factor(HOST))
         requested = run.plan.host_memory_bytes // processes
-        needed = max(reported, run.host_limit or round(HOST_RISE * max(run.host, requested)))
+        needed = max(reported, run.host_limit or round(HOST_RISE * max(run.host_bytes, requested)))
         available = run.host_limit
     else:
         processes = 1
         predicted = round(run.prediction.phases[where] / run.learned.factor(where))
         needed = max(reported, _unfit(run, where), 0)
-        available = run.usable
+        available = run.usable_bytes
     lacked = LearnedMemory(predicted_bytes=min(predicted, MAX_COUNT), needed_bytes=min(needed, MAX_COUNT))
     known = run.learned.memory.get(where, lacked)
     shortfall = {
         "attempt": attempt,
         "where": where,
-        "tried": described(run.plan),
+        "tried": split_name(run.plan),
         "needed_bytes": min(needed * processes, MAX_COUNT),
         "usable_bytes": available * processes,
         "checkpoint_step": outcome.checkpoint_step,
@@ -71,7 +71,7 @@ def learn(run: Run, attempt: int, outcome: Outcome) -> Learned:
     return run.learned.model_copy(update={"memory": memory, "shortfalls": shortfalls[-MAX_REPLANS - 1 :]})
 
 
-def found(run: Run, architecture: Architecture) -> Learned:
+def learned_with_architecture(run: Run, architecture: Architecture) -> Learned:
     """Return what is known of the job once an attempt has reported the shape of its model.
 
     The bytes that a plan needed stay. The bytes that the memory model predicted for it are computed again with the
@@ -81,7 +81,7 @@ def found(run: Run, architecture: Architecture) -> Learned:
     after = replace(run, learned=Learned(architecture=architecture))
 
     def anew(key: str, one: LearnedMemory) -> LearnedMemory:
-        predicted = round(one.predicted_bytes * after.needs(key) / max(1, before.needs(key)))
+        predicted = round(one.predicted_bytes * after.needed_bytes(key) / max(1, before.needed_bytes(key)))
         return one.model_copy(update={"predicted_bytes": min(predicted, MAX_COUNT)})
 
     if run.learned.architecture == architecture:
@@ -105,11 +105,11 @@ def _unfit(run: Run, phase: str) -> int:
     # What a device must have grows linearly with the peak, so two points give the peak that just fits.
     low = run.demand.device_bytes(Prediction({phase: 0}, static), world)
     high = run.demand.device_bytes(Prediction({phase: 2**40}, static), world)
-    share = (run.usable - low) / (high - low)
+    share = (run.usable_bytes - low) / (high - low)
     return round(share * 2**40) + MIB
 
 
-def relieved(run: Run, *, last_resort: bool = True) -> ExecutionPlan | None:
+def mildest_fitting_split(run: Run, *, last_resort: bool = True) -> ExecutionPlan | None:
     """The plan with the mildest change with which it fits; None where no split of its batch helps a GPU.
 
     Where by its numbers nothing fits, as a last resort the leanest is tried: they are a model's. Host memory that
@@ -119,8 +119,8 @@ def relieved(run: Run, *, last_resort: bool = True) -> ExecutionPlan | None:
     room = 1.0 - WIDER * len(run.learned.shortfalls)
     if last.where == HOST and (run.plan.accelerator != "CPU" or not run.host_limit):
         return _told(run, run)
-    leaner = [run.with_plan(**changes) for changes in splits(run)]
-    chosen = next((one for one in leaner if one.fits(room)), None)
+    leaner = [run.with_plan(**changes) for changes in leaner_splits(run)]
+    chosen = next((one for one in leaner if one.may_fit(room)), None)
     if chosen is None and not last_resort and last.where != HOST:
         return None
     if chosen is None and last.where == HOST:
@@ -142,7 +142,7 @@ def _rungs(run: Run, leaner: Sequence[Run]) -> Iterator[Run]:
     yield from leaner[-1:]
 
 
-def splits(run: Run) -> Iterator[dict[str, object]]:
+def leaner_splits(run: Run) -> Iterator[dict[str, object]]:
     """All leaner splits of the same batch that the spec's pins allow, mildest first, the leanest last."""
     for engine in _engines(run):
         yield from _splits(run, engine)
@@ -219,15 +219,15 @@ def _told(before: Run, after: Run) -> ExecutionPlan:
     """The new plan with its numbers, and what changed in words."""
     plan, last = after.plan, after.learned.shortfalls[-1]
     changes: dict[str, object] = {}
-    raised = whole_mib(after.host * plan.processes_per_node)
+    raised = whole_mib(after.host_bytes * plan.processes_per_node)
     sentences = list(_differences(before.plan, plan))
     if plan.memory:
         phases = MemoryPhases(**after.prediction.phases)
-        device = {"phases": phases, "peak_phase": after.prediction.peak_phase, "device_bytes": after.device}
+        device = {"phases": phases, "peak_phase": after.prediction.peak_phase, "device_bytes": after.device_bytes}
         host = max(raised, plan.memory.host_bytes_per_node)  # offloaded gradients that accumulate take some, too
         device |= {"peak_allocated_bytes": after.prediction.peak, "host_bytes_per_node": host}
         changes["memory"] = plan.memory.model_copy(update=device)
-        changes |= {"estimated_step_seconds": round(after.seconds, 2), "reason": _reason(after)}
+        changes |= {"estimated_step_seconds": round(after.step_seconds, 2), "reason": _reason(after)}
     if after.demand.pod_memory is None and raised > plan.host_memory_bytes:
         changes["host_memory_bytes"] = raised
         sentences.append(f"asks for {gib(raised)} of host memory per pod instead of {gib(plan.host_memory_bytes)}")
@@ -240,8 +240,8 @@ def _told(before: Run, after: Run) -> ExecutionPlan:
 
 def _reason(run: Run) -> str:
     """Why the new plan, in a sentence with its numbers."""
-    numbers = needs(run.device, run.usable, run.prediction.peak_phase, run.seconds)
-    return f"{named(run.plan)}, with less memory per GPU than before: {numbers}"
+    numbers = needs_message(run.device_bytes, run.usable_bytes, run.prediction.peak_phase, run.step_seconds)
+    return f"{plan_name(run.plan)}, with less memory per GPU than before: {numbers}"
 
 
 def _differences(old: ExecutionPlan, new: ExecutionPlan) -> Iterator[str]:
@@ -273,7 +273,7 @@ def _engine_differences(old: EnginePlan | None, new: EnginePlan | None) -> Itera
         yield "the engine sleeps while the policy is trained"
 
 
-def described(plan: ExecutionPlan) -> str:
+def split_name(plan: ExecutionPlan) -> str:
     """How a plan runs, in a few words."""
     what, count = plan.gpu_product or plan.gpu_resource, plan.gpus
     if plan.accelerator == "CPU":
@@ -282,7 +282,7 @@ def described(plan: ExecutionPlan) -> str:
     at_once = plan.generation_sub_batch or plan.micro_batch * plan.steps_per_generation
     sampled = f"{at_once} generated at a time"
     if plan.engine:
-        sampled = f"{plan.engine.max_sequences} sampled at a time by {sampled_by(plan)}"
+        sampled = f"{plan.engine.max_sequences} sampled at a time by {sampler_name(plan)}"
     checkpointing = "with" if plan.gradient_checkpointing else "without"
     return (
         f"{plan.method} {sharded} on {count} x {what}, micro-batch {plan.micro_batch}, {checkpointing} "
@@ -290,7 +290,7 @@ def described(plan: ExecutionPlan) -> str:
     )[:256]
 
 
-def account(run: Run) -> str:
+def shortage_message(run: Run) -> str:
     """What was tried and what would do, as sentences: for a job that fails for want of memory."""
     tried = "; ".join(map(_shortfall_message, run.learned.shortfalls))
     return f"ran out of memory with {plural(len(run.learned.shortfalls), 'plan')} ({tried}). {_would_do(run)}"
@@ -304,16 +304,16 @@ def _shortfall_message(shortfall: Shortfall) -> str:
 
 def _would_do(run: Run) -> str:
     """The hardware that would do for the leanest split, by what was learned."""
-    changes = list(splits(run))
+    changes = list(leaner_splits(run))
     leanest = run.with_plan(**changes[-1]) if changes else run
     if run.learned.shortfalls[-1].where == HOST:
         processes = run.plan.processes_per_node
-        needed = gib(HOST_RISE * max(leanest.host, leanest.host_limit) * processes)
+        needed = gib(HOST_RISE * max(leanest.host_bytes, leanest.host_limit) * processes)
         return f"{needed} of host memory per pod would probably do: set spec.resources.limits.memory and requests to it"
-    holding = [(product.memory_mib, name) for name, product in table().items() if _holds(leanest.device, product)]
+    holding = [(product.memory_mib, name) for name, product in table().items() if _holds(leanest.device_bytes, product)]
     smallest = min(holding, default=None)
     product = f", such as {smallest[1]}" if smallest else "; no known product has so much, so more GPUs"
-    return f"The same number of GPUs with {gib(leanest.device)} usable each would do{product} (spec.placement)"
+    return f"The same number of GPUs with {gib(leanest.device_bytes)} usable each would do{product} (spec.placement)"
 
 
 def _holds(needed: int, product: Product) -> bool:

@@ -21,13 +21,13 @@ from grpo_api.text.quantity import quantity_bytes
 
 from ..hardware.inventory import ENDLESS, Inventory
 from ..hardware.pools import Place, Pool, build_pools
-from ..hardware.products import Product, lookup
+from ..hardware.products import Product, lookup_product
 from ..memory.device import whole_mib
 from ..memory.disk import disk_request
 from ..memory.host import host_bytes
 from ..memory.phases import Prediction, predict
 from ..memory.setup import Engine, Precision, Setup, Strategy
-from ..model.architecture import resolve
+from ..model.architecture import resolve_model
 from ..result.formatting import gib, plural
 from ..search import batch
 from ..search.cpu_plan import cpu_engine, cpu_process_bytes
@@ -35,7 +35,7 @@ from ..search.demand import Demand, build_demand
 from ..search.engine_plan import cpu_engine_plan, engine_plan
 from ..search.engines import Engines, engine_of, server_pools
 from ..search.footprints import generate_calls
-from ..time.step_time import StepTime, as_measured, step_time
+from ..time.step_time import StepTime, step_time, with_measured_links
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Run:
     @cached_property
     def demand(self) -> Demand:
         """The job's demand."""
-        model = resolve(self.spec.model, reported=self.learned.architecture)
+        model = resolve_model(self.spec.model, reported=self.learned.architecture)
         return build_demand(self.spec, model, learned=self.learned)
 
     @cached_property
@@ -97,7 +97,7 @@ class Run:
             return None
         share = 0
         if plan.kind == "Colocated":
-            share = int((self.spec.generation.memory_share or 0) * self.usable)
+            share = int((self.spec.generation.memory_share or 0) * self.usable_bytes)
         engine = engine_of(
             self.demand, plan.kind, plan.tensor_parallel, sleeps=plan.sleep, replicas=plan.replicas, share=share
         )
@@ -111,8 +111,8 @@ class Run:
             return engine
         if self.plan.accelerator == "CPU":
             return cpu_engine_plan(self.demand.shape, setup, self.plan.host_memory_bytes)
-        sync = self.time.sync / setup.engine.syncs
-        return engine_plan(self.demand.shape, setup, self.usable, sync=sync, servers=None)
+        sync = self.step_time.sync / setup.engine.syncs
+        return engine_plan(self.demand.shape, setup, self.usable_bytes, sync=sync, servers=None)
 
     def with_engine(self, engine: Engine | None, servers: Pool | None) -> "Run":
         """The same split with another engine, which samples as many at a time as fit, and what that takes.
@@ -125,7 +125,7 @@ class Run:
         run = self
         for bits in range(whole.bit_length()):
             run = self._sampled(engine, servers, whole >> bits)
-            if run.fits():
+            if run.may_fit():
                 break
         return run
 
@@ -152,14 +152,14 @@ class Run:
         own_pool = None
         if setup.engine and setup.engine.kind == "Servers":
             own_pool = servers
-        usable = own_pool.usable if own_pool else self.usable
+        usable = own_pool.usable_bytes if own_pool else self.usable_bytes
         return engine_plan(self.demand.shape, setup, usable, sync=None, servers=own_pool)
 
     def _renumbered(self, before: Setup) -> "Run":
         """The same with the memory and the time that follow from its plan; `before` is what it was made of."""
         plan, pods = self.plan, self.plan.processes_per_node
         if plan.memory is None:
-            host = self.demand.pod_memory or whole_mib(self.host * pods)
+            host = self.demand.pod_memory or whole_mib(self.host_bytes * pods)
             return self.with_plan(host_memory_bytes=host)
         shape = self.demand.shape
         more = host_bytes(shape, self.setup, pods) - host_bytes(shape, before, pods)
@@ -169,10 +169,10 @@ class Run:
                 "phases": MemoryPhases(**self.prediction.phases),
                 "peak_phase": self.prediction.peak_phase,
                 "peak_allocated_bytes": self.prediction.peak,
-                "device_bytes": self.device,
+                "device_bytes": self.device_bytes,
             }
         )
-        timed = {"memory": memory, "estimated_step_seconds": round(self.seconds, 2)}
+        timed = {"memory": memory, "estimated_step_seconds": round(self.step_seconds, 2)}
         return self.with_plan(**timed, engine=self.sized_engine)
 
     @property
@@ -188,15 +188,15 @@ class Run:
     def prediction(self) -> Prediction:
         """Of one GPU, with what was learned."""
         demand = self.demand
-        return demand.corrected(predict(demand.shape, self.setup, demand.reward_bytes, demand.scoring_bytes))
+        return demand.correct_prediction(predict(demand.shape, self.setup, demand.reward_bytes, demand.scoring_bytes))
 
     @property
-    def seconds(self) -> float:
+    def step_seconds(self) -> float:
         """Estimated time of one step on GPUs."""
-        return self.time.total
+        return self.step_time.total
 
     @property
-    def time(self) -> StepTime:
+    def step_time(self) -> StepTime:
         """The same by its parts."""
         plan, calls = self.plan, generate_calls(self.spec, self.setup)
         servers: Product | None = None
@@ -207,33 +207,33 @@ class Run:
 
     def _hardware(self, label: str, resource: str) -> Product:
         """The plan's GPUs as their nodes describe them; as the table of products does where no node has them now."""
-        nodes = as_measured(self.inventory, self.learned.links).emptied
+        nodes = with_measured_links(self.inventory, self.learned.links).without_usage
         trainer_pools, _ = build_pools(nodes, self.spec)
         for pool in trainer_pools + server_pools(nodes, self.spec):
             if (pool.label, pool.resource) == (label, resource):
                 return pool.hardware
-        return lookup(label)
+        return lookup_product(label)
 
     @property
-    def device(self) -> int:
+    def device_bytes(self) -> int:
         """Bytes that one GPU must have."""
         return self.demand.device_bytes(self.prediction, self.plan.world_size)
 
     @property
-    def usable(self) -> int:
+    def usable_bytes(self) -> int:
         """Bytes that one GPU has for torch."""
         return self.plan.memory.usable_bytes if self.plan.memory else 0
 
     @property
-    def host(self) -> int:
+    def host_bytes(self) -> int:
         """Bytes of host memory of one process."""
         if self.plan.accelerator == "CPU":
             return cpu_process_bytes(self.demand, self.setup)
         return round(host_bytes(self.demand.shape, self.setup, 1) * self.learned.factor(HOST))
 
-    def needs(self, key: str) -> int:
+    def needed_bytes(self, key: str) -> int:
         """Bytes of one GPU in that phase, or for HOST of one process."""
-        return self.host if key == HOST else self.prediction.phases[key]
+        return self.host_bytes if key == HOST else self.prediction.phases[key]
 
     @property
     def host_limit(self) -> int:
@@ -241,11 +241,11 @@ class Run:
         limit = self.demand.most_memory if "memory" in self.spec.resources.limits else None
         return (limit or 0) // self.plan.processes_per_node
 
-    def fits(self, room: float = 1.0) -> bool:
+    def may_fit(self, room: float = 1.0) -> bool:
         """Whether it does by what was learned, in this share of the memory."""
         if self.plan.accelerator == "CPU":
-            return not self.host_limit or self.host <= self.host_limit * room
-        return self.device <= self.usable * room
+            return not self.host_limit or self.host_bytes <= self.host_limit * room
+        return self.device_bytes <= self.usable_bytes * room
 
     def with_plan(self, **changes: object) -> "Run":
         """The same job with a plan that differs in this."""
@@ -289,10 +289,10 @@ def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) ->
     wanted = spec.placement.gpu_product
     if plan.accelerator == "CPU" or plan.gpu_product.startswith(wanted or ""):
         return plan
-    pools, left_out = build_pools(inventory.emptied, spec)
+    pools, left_out = build_pools(inventory.without_usage, spec)
     for pool in pools:
         if not _lacks(plan, pool):
-            memory = plan.memory and plan.memory.model_copy(update={"usable_bytes": pool.usable})
+            memory = plan.memory and plan.memory.model_copy(update={"usable_bytes": pool.usable_bytes})
             return plan.model_copy(
                 update={
                     "gpu_product": pool.label,
@@ -320,17 +320,17 @@ def _with_engine(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -
     run = Run(plan, spec, Learned(), inventory)
     if run.plan.accelerator == "CPU":
         return run.with_engine(cpu_engine(run.demand), None).plan
-    nodes = inventory.emptied
+    nodes = inventory.without_usage
     pools, _ = build_pools(nodes, spec)
     pools = [pool for pool in pools if (pool.label, pool.resource) == _gpu(plan)]
     if not pools:
         return plan
     place = Place(pools[0], plan.nodes, plan.gpus_per_node, ENDLESS)
     engines = Engines(run.demand, server_pools(nodes, spec))
-    engines_to_try = engines.tried(place, run.setup.precision)
+    engines_to_try = engines.engines_to_try(place, run.setup.precision)
     runs = (run.with_engine(engine, engines.server_pool(place)) for engine in engines_to_try)
     for candidate in runs:
-        if candidate.fits():
+        if candidate.may_fit():
             return candidate.plan
     # An engine that the spec doesn't ask for must not end the run: it goes on as it has run.
     if spec.generation.engine == "Auto":
@@ -366,10 +366,10 @@ def _agrees(plan: ExecutionPlan, wanted: GenerationSpec) -> bool:
 def _lacks(plan: ExecutionPlan, pool: Pool) -> str:
     """Why the pool's GPUs can't run the plan; empty when they can."""
     needs_bfloat16 = plan.dtype == "bfloat16" or plan.autocast
-    if needs_bfloat16 and not pool.hardware.bfloat16:
+    if needs_bfloat16 and not pool.hardware.has_bfloat16:
         return "has no bfloat16"
-    if plan.memory and plan.memory.device_bytes > pool.usable:
-        return f"has {gib(pool.usable)} per GPU, where {gib(plan.memory.device_bytes)} are needed"
+    if plan.memory and plan.memory.device_bytes > pool.usable_bytes:
+        return f"has {gib(pool.usable_bytes)} per GPU, where {gib(plan.memory.device_bytes)} are needed"
     wide_nodes = sum(count for room, count in pool.rooms if room.gpus >= plan.gpus_per_node)
     return "" if wide_nodes >= plan.nodes else f"has {plural(wide_nodes, 'node')} with {plan.gpus_per_node} GPUs"
 
@@ -385,7 +385,7 @@ def _with_requests(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory)
 
 
 def _memory(plan: ExecutionPlan, spec: GRPOJobSpec) -> int:
-    requested = spec.resources.requested.get("memory")
+    requested = spec.resources.completed_requests.get("memory")
     if requested is not None:
         return quantity_bytes(requested)
     return whole_mib(plan.memory.host_bytes_per_node) if plan.memory else plan.host_memory_bytes

@@ -23,7 +23,7 @@ def sharding(zero_stage: int, *, offload: bool) -> str:
     return f"{stage}+offload" if offload else stage
 
 
-def named(plan: ExecutionPlan) -> str:
+def plan_name(plan: ExecutionPlan) -> str:
     """`full ZeRO-3+offload, Sharded on 8 x NVIDIA-L4`."""
     sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
     method = "LoRA" if plan.method == "LoRA" else "full"
@@ -32,12 +32,12 @@ def named(plan: ExecutionPlan) -> str:
     return f"{method} {sharded}, {plan.strategy} on {gpus}{engine}"
 
 
-def needs(device: float, usable: float, phase: str, seconds: float) -> str:
+def needs_message(device: float, usable: float, phase: str, seconds: float) -> str:
     """What a plan needs of each GPU, in bytes, and how long a step takes."""
     return f"needs {gib(device)} of {gib(usable)} per GPU at {phase}, about {seconds:.1f} s per step"
 
 
-def vllm(kind: str, gpus: int, *, sleeps: bool, engines: int = 0) -> str:
+def engine_name(kind: str, gpus: int, *, sleeps: bool, engines: int = 0) -> str:
     """An engine: `vLLM Colocated over 2 GPUs, asleep while training`, or with their number `vLLM Servers, 2 engines`.
 
     Args:

@@ -48,7 +48,7 @@ class Candidate(ExecutionPlan):
     """Why it was not chosen; null for the chosen one."""
 
     @classmethod
-    def of(cls, plan: ExecutionPlan) -> "Candidate":
+    def from_plan(cls, plan: ExecutionPlan) -> "Candidate":
         """The chosen plan, which has been checked when it was made."""
         return cls.model_construct(**dict(plan))
 
@@ -110,7 +110,7 @@ class PlanResult(Model):
     architecture: Literal["Exact", "Catalogue", "Estimated"] | None = None
     """Where the model's shape came from; null when it is unknown."""
 
-    def asking(self, disk: int) -> "PlanResult":
+    def with_disk_request(self, disk: int) -> "PlanResult":
         """Return the result with every plan's pods requesting `disk` bytes of ephemeral storage; 0 changes nothing."""
         if not (disk and self.chosen):
             return self

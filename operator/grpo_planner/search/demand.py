@@ -73,11 +73,11 @@ class Demand:
     @cached_property
     def _expandable(self) -> bool:
         """Kept, like the margin: a search asks thousands of times."""
-        return self.spec.expandable_segments
+        return self.spec.has_expandable_segments
 
-    def corrected(self, prediction: Prediction) -> Prediction:
+    def correct_prediction(self, prediction: Prediction) -> Prediction:
         """A prediction with what the job has learned of it."""
-        return prediction.corrected(self.learned.factor) if self.learned.memory else prediction
+        return prediction.with_factors(self.learned.factor) if self.learned.memory else prediction
 
     @property
     def most_gpus(self) -> int | None:
@@ -96,13 +96,13 @@ class Demand:
     @property
     def pod_cpu(self) -> float | None:
         """CPU cores that one pod requests where the spec says so."""
-        cpu = self.spec.resources.requested.get("cpu")
+        cpu = self.spec.resources.completed_requests.get("cpu")
         return None if cpu is None else float(parse_quantity(cpu))
 
     @property
     def pod_memory(self) -> int | None:
         """Host memory that one pod requests where the spec says so, in bytes."""
-        memory = self.spec.resources.requested.get("memory")
+        memory = self.spec.resources.completed_requests.get("memory")
         return None if memory is None else quantity_bytes(memory)
 
     @property
@@ -149,7 +149,7 @@ class Demand:
         Full training without ZeRO keeps float32 weights under autocast: in bfloat16 weights, small updates round away.
         """
         pinned = self.spec.training.dtype
-        if not hardware.bfloat16:
+        if not hardware.has_bfloat16:
             return None if pinned == "bfloat16" else "float32"
         if pinned == "float32":
             return "float32" if method.zero else "mixed"

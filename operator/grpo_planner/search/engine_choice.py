@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..memory.setup import Engine
-from ..result.formatting import gib, vllm
+from ..result.formatting import engine_name, gib
 from .option import NEAR, Option
 from .search import Search
 
 
-def refined(search: Search, chosen: Option) -> Option:
+def choose_engine(search: Search, chosen: Option) -> Option:
     """The chosen option with the engine that is best for its split of the batch.
 
     An engine that needs no sleep spares the waking, and is taken where that leaves room. One that Auto may do without
@@ -27,7 +27,7 @@ def refined(search: Search, chosen: Option) -> Option:
         option = search.with_engine(chosen, other)
         if not (option.shortage or option.crowding) and option.seconds < best.seconds:
             best = option
-    if search.engines.optional:
+    if search.engines.is_optional:
         plain = search.with_engine(chosen, None)
         best = plain if not plain.shortage and plain.seconds <= NEAR * best.seconds else best
     for other in _servers(search, chosen):
@@ -41,7 +41,7 @@ def rivals(search: Search, chosen: Option) -> list[Option]:
     if search.engines.why_none:
         return []
     own = chosen.footprint.setup.engine
-    tried = search.engines.tried(chosen.place, chosen.footprint.setup.precision)
+    tried = search.engines.engines_to_try(chosen.place, chosen.footprint.setup.precision)
     others = dict.fromkeys((*tried[:1], *_servers(search, chosen), *tried[-1:]))
     if own:
         others |= dict.fromkeys(_alike(search, own))
@@ -49,7 +49,7 @@ def rivals(search: Search, chosen: Option) -> list[Option]:
     return list(found)
 
 
-def sampling(search: Search, chosen: Option) -> str:
+def sampling_message(search: Search, chosen: Option) -> str:
     """What samples the chosen option's completions, and why: by what decided, with the numbers of what it beat."""
     engine, wanted = chosen.footprint.setup.engine, search.demand.spec.generation.engine
     if search.engines.why_none:
@@ -65,7 +65,7 @@ _ASSUMED = "no GPU has confirmed an engine's numbers (assumed)"
 
 
 def _named(engine: Engine | None) -> str:
-    return vllm(engine.kind, engine.tensor_parallel, sleeps=engine.sleeps) if engine else "Transformers"
+    return engine_name(engine.kind, engine.tensor_parallel, sleeps=engine.sleeps) if engine else "Transformers"
 
 
 def _against(chosen: Option, other: Option) -> str:
@@ -75,7 +75,7 @@ def _against(chosen: Option, other: Option) -> str:
         return f"{name} needs {gib(other.host)} of host memory per node, of {gib(other.place.host_memory)}"
     if other.shortage:
         phase = other.footprint.prediction.peak_phase
-        return f"{name} needs {gib(other.footprint.device)} of {gib(other.place.pool.usable)} per GPU at {phase}"
+        return f"{name} needs {gib(other.footprint.device)} of {gib(other.place.pool.usable_bytes)} per GPU at {phase}"
     more = f" on {other.engine_gpus} GPUs more" if other.engine_gpus > chosen.engine_gpus else ""
     return f"{name}{more} would take {other.seconds:.1f} s"
 
@@ -96,5 +96,5 @@ def _kind(engine: Engine | None) -> str:
 
 def _servers(search: Search, chosen: Option) -> Iterator[Engine]:
     """Engines with GPUs of their own, where Auto may choose them."""
-    if search.engines.declares_servers and not search.engines.why_none:
+    if search.engines.has_declared_servers and not search.engines.why_none:
         yield from search.engines.servers(chosen.place, chosen.footprint.setup.precision)

@@ -13,7 +13,7 @@ from ..memory.device import whole_mib
 from ..memory.host import PROCESS
 from ..memory.setup import Setup
 from ..model.shapes import Shape
-from ..result.formatting import gib, plural, vllm
+from ..result.formatting import engine_name, gib, plural
 from .demand import Demand
 from .engines import OWN_SHARE
 
@@ -36,7 +36,7 @@ def engine_plan(shape: Shape, setup: Setup, usable: int, *, sync: float | None, 
         sync: seconds of one sync.
         servers: where it is, if it has GPUs of its own.
     """
-    engine = terms.of(setup)
+    engine = terms.engine_of(setup)
     fields = sizes(shape, setup) | {"sync_seconds": None if sync is None else round(sync, 2)}
     if servers:
         fields |= {
@@ -45,23 +45,23 @@ def engine_plan(shape: Shape, setup: Setup, usable: int, *, sync: float | None, 
             "node_selector": dict(servers.selector),
             "host_memory_bytes": whole_mib(GPU_ENGINE_POD + engine.tensor_parallel * PROCESS),
         }  # fmt: skip
-    share = OWN_SHARE if servers else share_of(terms.needed(shape, setup), usable)
+    share = OWN_SHARE if servers else share_of(terms.awake_bytes(shape, setup), usable)
     return EnginePlan(**fields, memory_share=share)
 
 
 def cpu_engine_plan(shape: Shape, setup: Setup, host: int) -> EnginePlan:
     """The engine of a setup on CPUs; `host` is the memory of the trainer's pod."""
-    engine = terms.of(setup)
+    engine = terms.engine_of(setup)
     fields = sizes(shape, setup)
     if engine.kind == "Servers":
-        host = whole_mib(CPU_ENGINE_POD + terms.needed(shape, setup))
+        host = whole_mib(CPU_ENGINE_POD + terms.awake_bytes(shape, setup))
         fields |= {"replicas": engine.replicas, "host_memory_bytes": host}
-    return EnginePlan(**fields, memory_share=share_of(terms.needed(shape, setup), host))
+    return EnginePlan(**fields, memory_share=share_of(terms.awake_bytes(shape, setup), host))
 
 
 def sizes(shape: Shape, setup: Setup) -> dict[str, Any]:
     """What follows from shape and setup alone, as fields of EnginePlan."""
-    engine = terms.of(setup)
+    engine = terms.engine_of(setup)
     return {
         "kind": engine.kind,
         "tensor_parallel": engine.tensor_parallel,
@@ -91,7 +91,7 @@ def engine_warnings(demand: Demand, setup: Setup) -> list[str]:
             f"whether the weights of {f'model type {kind}' if kind else 'this model'} in an engine can be proven shows "
             f"only at the start; shown for {', '.join(PROVEN_FAMILIES)}"
         )
-    if not training.corrects_engine:
+    if not training.may_correct_engine:
         sentences.append(
             f"spec.training.temperature {training.temperature:g} with {', '.join(training.truncation)}: no "
             "log-probabilities of the engine's are of the distribution that the trainer computes, so TRL's importance "
@@ -100,16 +100,16 @@ def engine_warnings(demand: Demand, setup: Setup) -> list[str]:
     return sentences
 
 
-def sampled_by(plan: ExecutionPlan) -> str:
+def sampler_name(plan: ExecutionPlan) -> str:
     """What samples a plan's completions: `Transformers`, `vLLM Colocated over 2 GPUs, asleep while training`."""
     engine = plan.engine
     if engine is None:
         return "Transformers"
     beside = f", {plural(engine.gpus, 'GPU')} {engine.gpu_product} beside the trainer's" if engine.gpus else ""
-    return vllm(engine.kind, engine.tensor_parallel, sleeps=engine.sleep, engines=engine.replicas) + beside
+    return engine_name(engine.kind, engine.tensor_parallel, sleeps=engine.sleep, engines=engine.replicas) + beside
 
 
-def sampled_briefly(plan: ExecutionPlan) -> str:
+def short_sampler_name(plan: ExecutionPlan) -> str:
     """The same for a column of a table: `Transformers`, `vLLM over 2, asleep`, `vLLM 2 x 1 GPU`."""
     engine = plan.engine
     if engine is None:

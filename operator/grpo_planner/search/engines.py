@@ -12,7 +12,7 @@ from typing import Literal
 from grpo_api.job import GRPOJobSpec
 from grpo_api.spec.generation import PROVEN_FAMILIES, EngineArguments, EngineServersSpec
 
-from ..hardware.inventory import Inventory, declared
+from ..hardware.inventory import Inventory, declared_inventory
 from ..hardware.pools import Place, Pool, build_pools
 from ..memory import engine as terms
 from ..memory.setup import Engine, Precision, Setup
@@ -74,7 +74,7 @@ def check(demand: Demand) -> None:
         )
     own = wanted.servers or EngineServersSpec()
     on_gpus = spec.placement.accelerator == "GPU"
-    if engine == "Servers" and on_gpus and not splits(demand, own.gpus_per_replica):
+    if engine == "Servers" and on_gpus and not is_splittable(demand, own.gpus_per_replica):
         raise SpecRejected(
             PlanReason.INVALID_COMBINATION,
             f"spec.generation.servers.gpusPerReplica {own.gpus_per_replica}: {shape.heads} heads and {shape.kv_heads} "
@@ -82,7 +82,7 @@ def check(demand: Demand) -> None:
         )
 
 
-def splits(demand: Demand, gpus: int) -> bool:
+def is_splittable(demand: Demand, gpus: int) -> bool:
     """Return True if `gpus` GPUs can share the model's heads; vLLM repeats key heads where there are fewer."""
     shape = demand.shape
     whole = shape.kv_heads % gpus == 0 or gpus % shape.kv_heads == 0
@@ -90,7 +90,7 @@ def splits(demand: Demand, gpus: int) -> bool:
 
 
 def _shareable(demand: Demand) -> list[int]:
-    return [gpus for gpus in TENSOR_PARALLEL if splits(demand, gpus)]
+    return [gpus for gpus in TENSOR_PARALLEL if is_splittable(demand, gpus)]
 
 
 class Engines:
@@ -107,36 +107,36 @@ class Engines:
         return why_none(self._demand)
 
     @property
-    def optional(self) -> bool:
+    def is_optional(self) -> bool:
         """Whether Transformers may be chosen."""
         return self._demand.spec.generation.engine in ("Auto", "Transformers")
 
     @property
-    def declares_servers(self) -> bool:
+    def has_declared_servers(self) -> bool:
         """Whether Auto may choose Servers: how many is the user's to say."""
         return self._demand.spec.generation.engine == "Auto" and bool(self._demand.spec.generation.servers)
 
-    def tried(self, place: Place, precision: Precision) -> tuple[Engine | None, ...]:
+    def engines_to_try(self, place: Place, precision: Precision) -> tuple[Engine | None, ...]:
         """What may sample in a place, best first; None for Transformers."""
         if self.why_none:
             return (None,)
         pinned = self._demand.spec.generation.memory_share
         key = (place.per_node, precision, place.pool if pinned or self._asks_servers else None, place.nodes)
         if key not in self._known:
-            own = self.servers(place, precision) if self._asks_servers else self.colocated(place, precision)
-            self._known[key] = (*own, None) if self.optional else tuple(own)
+            own = self.servers(place, precision) if self._asks_servers else self.colocated_engines(place, precision)
+            self._known[key] = (*own, None) if self.is_optional else tuple(own)
         return self._known[key]
 
     @property
     def _asks_servers(self) -> bool:
         return self._demand.spec.generation.engine == "Servers"
 
-    def colocated(self, place: Place, precision: Precision) -> Iterator[Engine]:
+    def colocated_engines(self, place: Place, precision: Precision) -> Iterator[Engine]:
         """Engines on the processes' own GPUs: alone where that fits, else shared by neighbours on one node."""
         wanted = self._demand.spec.generation
-        share = int((wanted.memory_share or 0) * place.pool.usable)
+        share = int((wanted.memory_share or 0) * place.pool.usable_bytes)
         for gpus in TENSOR_PARALLEL:
-            if place.per_node % gpus or not splits(self._demand, gpus):
+            if place.per_node % gpus or not is_splittable(self._demand, gpus):
                 continue
             engine = engine_of(self._demand, "Colocated", gpus, sleeps=wanted.sleep is not False, share=share)
             if not share:
@@ -147,10 +147,10 @@ class Engines:
     def servers(self, place: Place, precision: Precision) -> Iterator[Engine]:
         """The engine in pods of its own, where there are GPUs for it beside the place."""
         own, pool = self._own, self.server_pool(place)
-        if pool is None or not splits(self._demand, own.gpus_per_replica):
+        if pool is None or not is_splittable(self._demand, own.gpus_per_replica):
             return
         engine = engine_of(self._demand, "Servers", own.gpus_per_replica, replicas=own.replicas)
-        if room := self._room(engine, precision, int(OWN_SHARE * pool.usable)):
+        if room := self._room(engine, precision, int(OWN_SHARE * pool.usable_bytes)):
             yield _at_most(engine, room)
 
     def server_pool(self, place: Place) -> Pool | None:
@@ -166,7 +166,7 @@ class Engines:
         return self._demand.spec.generation.servers or EngineServersSpec()
 
     def _room(self, engine: Engine, precision: Precision, share: int) -> int:
-        return terms.room(self._demand.shape, self._alone(engine, precision), share)
+        return terms.cached_completions(self._demand.shape, self._alone(engine, precision), share)
 
     def _alone(self, engine: Engine, precision: Precision) -> Setup:
         """What an engine takes by itself, of one completion."""
@@ -180,7 +180,7 @@ class Engines:
         """Why an engine that is asked for has no place on any of these pools, in numbers; empty where it has."""
         wanted, own = self._demand.spec.generation, self._own
         if wanted.engine == "Colocated" and wanted.memory_share and pools:
-            usable = pools[0].usable
+            usable = pools[0].usable_bytes
             return (
                 f"spec.generation.memoryShare {wanted.memory_share:g} of {gib(usable)} is too little for an engine, "
                 f"whose weights, graphs and one completion take {gib(self._least(1))}: raise or remove it"
@@ -197,7 +197,7 @@ class Engines:
     def _least(self, gpus: int) -> int:
         """Bytes of one GPU that an engine takes for one completion."""
         engine = engine_of(self._demand, "Colocated", gpus)
-        return terms.needed(self._demand.shape, self._alone(engine, "bfloat16"))
+        return terms.awake_bytes(self._demand.shape, self._alone(engine, "bfloat16"))
 
 
 def engine_of(
@@ -236,7 +236,7 @@ def server_pools(inventory: Inventory, spec: GRPOJobSpec) -> list[Pool]:
         return []
     placement = spec.placement.model_copy(update={"gpu_product": servers.gpu_product})
     if placement.provisioning == "CreatePods":
-        inventory = declared(placement)
+        inventory = declared_inventory(placement)
     return build_pools(inventory, spec.model_copy(update={"placement": placement}))[0]
 
 

@@ -94,7 +94,7 @@ class Variants:
         the largest is a process's whole share of a step, nothing waits, and that may save more than it costs.
         """
         smallest, largest = self._footprint(self._knobs.leanest), self._knobs.micro_batch[0]
-        if smallest.setup.accumulates and batch.accumulation(self._demand.spec, self._world, largest) == 1:
+        if smallest.setup.is_accumulating and batch.accumulation(self._demand.spec, self._world, largest) == 1:
             at_once = self._footprint((*self._knobs.leanest[:3], largest))
             return min(smallest, at_once, key=lambda footprint: footprint.device)
         return smallest
@@ -111,9 +111,9 @@ class Variants:
             self._host[processes] = round(bare * self._demand.learned.factor(HOST))
         return self._host[processes]
 
-    def holds(self, place: Place) -> bool:
+    def may_fit(self, place: Place) -> bool:
         """Whether the leanest variant fits into a place; host memory first, which needs no prediction."""
-        return self.host(place.per_node) <= place.host_memory and self.leanest.device <= place.pool.usable
+        return self.host(place.per_node) <= place.host_memory and self.leanest.device <= place.pool.usable_bytes
 
     def fitting(self, usable: int) -> Iterator[Footprint]:
         """For each choice of gathering and checkpointing, the largest generation batch and micro-batch that fit.
@@ -155,7 +155,7 @@ class Variants:
         known = self._footprints.get(settings)
         if known is None:
             demand, setup = self._demand, self._setup(settings)
-            prediction = demand.corrected(self._predictor.predict(setup, demand.scoring_bytes))
+            prediction = demand.correct_prediction(self._predictor.predict(setup, demand.scoring_bytes))
             known = self._footprints[settings] = Footprint(
                 method=self._method,
                 setup=setup,
@@ -195,7 +195,7 @@ class Variants:
 def generate_calls(spec: GRPOJobSpec, setup: Setup) -> float:
     """Calls of generate per optimizer step, or how often an engine is filled with all that it samples at a time."""
     if setup.engine and setup.engine.kind == "Servers":
-        return ceil(terms.wanted(setup) / terms.sequences(setup)) * setup.engine.syncs
+        return ceil(terms.replica_completions(setup) / terms.sequences(setup)) * setup.engine.syncs
     return batch.generate_calls(spec, setup.world, setup.generation_batch)
 
 
@@ -229,7 +229,7 @@ class Footprints:
         sizes = batch.divisors(batch.step_completions(spec))
         return [size for size in sizes if size >= fewest and batch.micro_batches(spec, size)]
 
-    def of(self, world: int, method: Method, precision: Precision, engine: Engine | None = None) -> Variants:
+    def variants(self, world: int, method: Method, precision: Precision, engine: Engine | None = None) -> Variants:
         """The variants of a method on `world` processes, with an engine or without."""
         key = (world, method, precision, engine)
         variants = self._variants.get(key)
@@ -246,8 +246,8 @@ class Footprints:
         for engine in tried:
             if hopeless and engine:
                 continue
-            variants = self.of(place.world, method, precision, engine)
-            if engine is None or variants.holds(place):
+            variants = self.variants(place.world, method, precision, engine)
+            if engine is None or variants.may_fit(place):
                 break
             hopeless = variants.leanest.prediction.peak_phase not in ENGINE_PHASES
         return variants
@@ -262,7 +262,7 @@ class Footprints:
         key = (method.lora, precision, engined)
         if key not in self._floors:
             engine = Engine(kind="Servers", length=1) if engined else None
-            self._floors[key] = self.of(self.worlds[0], method, precision, engine).floor
+            self._floors[key] = self.variants(self.worlds[0], method, precision, engine).floor
         return self._floors[key]
 
     def knobs(self, world: int, *, gathers: bool) -> Knobs:

@@ -49,7 +49,7 @@ class Method:
 
 def methods(spec: GRPOJobSpec) -> list[Method]:
     """All methods that the spec's pins allow, simplest first; empty where the pins exclude one another."""
-    found = [] if spec.adapter_requested else _full_methods(spec)
+    found = [] if spec.is_adapter_requested else _full_methods(spec)
     if _adapter_allowed(spec):
         strategy: Strategy = "None" if spec.training.beta == 0 else "Adapter"
         eight_bit = spec.training.optimizer == "AdamW8bit"

@@ -87,14 +87,14 @@ class Option:
     @property
     def shortage(self) -> Literal["DeviceMemory", "HostMemory"] | None:
         """What it doesn't fit, if anything."""
-        if self.footprint.device > self.place.pool.usable:
+        if self.footprint.device > self.place.pool.usable_bytes:
             return "DeviceMemory"
         return "HostMemory" if self.host > self.place.host_memory else None
 
     @property
     def device_share(self) -> float:
         """What it takes of a GPU as a share of what the GPU has; above 1 it doesn't fit."""
-        return self.footprint.device / max(1, self.place.pool.usable)
+        return self.footprint.device / max(1, self.place.pool.usable_bytes)
 
     @property
     def host_share(self) -> float:
@@ -169,7 +169,7 @@ def precedence(objective: Objective, place: Place) -> int:
     return int(objective == "Balanced" and place.nodes > 1)
 
 
-def as_good(objective: Objective, one: Score, best: Score) -> bool:
+def is_as_good(objective: Objective, one: Score, best: Score) -> bool:
     """Whether a score is a tie with the best, or better."""
     return one <= (best[0], best[1] * (1.0 if objective == "Fastest" else NEAR))
 
@@ -182,7 +182,7 @@ def choose(options: Sequence[Option], objective: Objective) -> Option | None:
     tier = min(option.tier for option in fitting)
     scored = [(score_of(objective, o), o) for o in fitting if o.tier == tier]
     best, leader = min(scored, key=lambda pair: (pair[0], pair[1].preference))
-    equals = [o for found, o in scored if o.place.world == leader.place.world and as_good(objective, found, best)]
+    equals = [o for found, o in scored if o.place.world == leader.place.world and is_as_good(objective, found, best)]
     return min(equals, key=lambda option: option.prudence)
 
 
@@ -202,10 +202,10 @@ def notable(options: Sequence[Option], chosen: Option | None) -> list[Option]:
         pool, method = option.place.pool, option.footprint.method
         alike.setdefault((pool.label, pool.resource, method.name), []).append(option)
     shown = {id(min(extents, key=_closeness)) for extents in alike.values()}
-    return [option for option in options if id(option) in shown or (chosen and same_method(option, chosen))]
+    return [option for option in options if id(option) in shown or (chosen and has_same_method(option, chosen))]
 
 
-def same_method(option: Option, other: Option) -> bool:
+def has_same_method(option: Option, other: Option) -> bool:
     """Whether two options are extents of one method in one pool."""
     return option.footprint.method == other.footprint.method and option.place.pool is other.place.pool
 

@@ -15,7 +15,19 @@ from .demand import Demand
 from .engines import Engines
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method, methods
-from .option import NEARLY_FULL, ROOMY, Objective, Option, Score, as_good, beside, choose, precedence, score, score_of
+from .option import (
+    NEARLY_FULL,
+    ROOMY,
+    Objective,
+    Option,
+    Score,
+    beside,
+    choose,
+    is_as_good,
+    precedence,
+    score,
+    score_of,
+)
 
 WHOLE_NODES = 16
 """GPUs past which a gang takes whole nodes only."""
@@ -52,7 +64,7 @@ class Search:
         return self._demand
 
     @property
-    def placed(self) -> bool:
+    def has_place(self) -> bool:
         """Whether a gang has a place at all, be there memory enough or not."""
         return any(self._places.values())
 
@@ -66,7 +78,7 @@ class Search:
         return found
 
     @property
-    def feasible(self) -> bool:
+    def is_feasible(self) -> bool:
         """Whether anything fits."""
         pairs = ((pool, pair) for pool in self._places for pair in self._possible(pool, self._methods))
         return any(self._fits(*extent) for pool, pair in pairs for extent in self._extents(pool, *pair))
@@ -105,7 +117,7 @@ class Search:
         return self._engined[extent, engine]
 
     def _best_with(self, place: Place, method: Method, precision: Precision, engine: Engine | None) -> Option:
-        variants = self._footprints.of(place.world, method, precision, engine)
+        variants = self._footprints.variants(place.world, method, precision, engine)
         best = choose(self._good_of(place, variants), self._objective)
         return best or self._option(place, variants, variants.leanest)
 
@@ -150,7 +162,7 @@ class Search:
         """Methods that no bound rules out before any extent is looked at."""
         pairs = self._with_precision(pool, allowed) if self._places[pool] else []
         engined = not self.engines.why_none
-        return [pair for pair in pairs if self._footprints.floor(*pair, engined=engined) <= pool.usable]
+        return [pair for pair in pairs if self._footprints.floor(*pair, engined=engined) <= pool.usable_bytes]
 
     def _promising(self, extents: Sequence[Extent], objective: Objective | None = None) -> list[Option]:
         """Of one method's extents in a pool, those that may be chosen or shown; empty where none fits.
@@ -179,13 +191,13 @@ class Search:
         least: Score | None = None
         bounds = ((self._bound(aim, *extent), extent) for extent in extents)
         for bound, (place, method, precision) in sorted(bounds, key=itemgetter(0)):
-            if least is not None and not as_good(aim, bound, least):
+            if least is not None and not is_as_good(aim, bound, least):
                 break
             variants = self._variants(place, method, precision)
-            options = self._with_room(self._fastest(place, variants, place.pool.usable), variants)
+            options = self._with_room(self._fastest(place, variants, place.pool.usable_bytes), variants)
             reached = min(score_of(aim, option) for option in options)
             least = min(least or reached, reached)
-            found += options if as_good(aim, reached, least) else options[:1]
+            found += options if is_as_good(aim, reached, least) else options[:1]
         return found
 
     def _bound(self, objective: Objective, place: Place, method: Method, precision: Precision) -> Score:
@@ -207,7 +219,7 @@ class Search:
         return [
             (place, method, precision)
             for place in self._places[pool]
-            if (place.world > 1 or not method.zero or method.offload) and self.engines.tried(place, precision)
+            if (place.world > 1 or not method.zero or method.offload) and self.engines.engines_to_try(place, precision)
         ]
 
     def _variants(self, place: Place, method: Method, precision: Precision) -> Variants:
@@ -215,7 +227,7 @@ class Search:
         extent = (place, method, precision)
         known = self._settled.get(extent)
         if known is None:
-            tried = self.engines.tried(place, precision)
+            tried = self.engines.engines_to_try(place, precision)
             known = self._settled[extent] = self._footprints.first(place, method, precision, tried)
         return known
 
@@ -230,7 +242,7 @@ class Search:
             if world > most:
                 return
             pinned = world in (demand.fewest_gpus, demand.most_gpus)
-            if world > WHOLE_NODES and not pinned and (world % pool.widest or world < last * SPACING):
+            if world > WHOLE_NODES and not pinned and (world % pool.most_gpus_per_node or world < last * SPACING):
                 continue
             place = pool.place(world, demand.spec.nodes, demand.pod_cpu, demand.most_memory)
             if place:
@@ -239,7 +251,7 @@ class Search:
 
     def _fits(self, place: Place, method: Method, precision: Precision) -> bool:
         """Whether the leanest variant does."""
-        return self._variants(place, method, precision).holds(place)
+        return self._variants(place, method, precision).may_fit(place)
 
     def _good(self, place: Place, method: Method, precision: Precision) -> list[Option]:
         """The fastest variant that fits, with what has more room and is as good; [] if none fits."""
@@ -248,15 +260,15 @@ class Search:
 
     def _good_of(self, place: Place, variants: Variants) -> list[Option]:
         """The same of variants with one engine."""
-        if not variants.holds(place):
+        if not variants.may_fit(place):
             return []
-        return self._with_room(self._fastest(place, variants, place.pool.usable), variants)
+        return self._with_room(self._fastest(place, variants, place.pool.usable_bytes), variants)
 
     def _with_room(self, best: Option, variants: Variants) -> list[Option]:
         """The fastest variant, and where that fills the GPU, the fastest of those that leave it more room."""
         found = [best]
         for share in () if self._objective == "Fastest" else (NEARLY_FULL, ROOMY):
-            limit = int(share * best.place.pool.usable)
+            limit = int(share * best.place.pool.usable_bytes)
             if found[-1].footprint.device > limit >= variants.leanest.device:
                 found.append(self._fastest(best.place, variants, limit))
         return found

@@ -84,7 +84,7 @@ def scoring_passes(setup: Setup) -> int:
 
 def compute_seconds(shape: Shape, setup: Setup, hardware: Product) -> float:
     """Training and log-probabilities of one step: forward, twice that backward (once under LoRA), recomputation."""
-    passes = (2 if setup.lora else 3) + setup.checkpointing + scoring_passes(setup)
+    passes = (2 if setup.has_lora else 3) + setup.checkpointing + scoring_passes(setup)
     return passes * setup.accumulation * pass_seconds(shape, hardware, setup.tokens, setup.length)
 
 
@@ -113,7 +113,7 @@ def generation_seconds(shape: Shape, setup: Setup, hardware: Product, calls: flo
 
 def engine_seconds(shape: Shape, setup: Setup, hardware: Product, calls: float) -> float:
     """`calls` times as many completions as an engine samples at a time: their prompts' pass, then token by token."""
-    engine, at_once = terms.of(setup), terms.sequences(setup)
+    engine, at_once = terms.engine_of(setup), terms.sequences(setup)
     prefill = pass_seconds(shape, hardware, at_once * setup.prompt, setup.prompt) / engine.tensor_parallel
     return calls * (prefill + setup.completion * token_seconds(shape, setup, hardware))
 
@@ -198,7 +198,7 @@ def step_time(
     )
 
 
-def as_measured(inventory: Inventory, links: MeasuredLinks | None) -> Inventory:
+def with_measured_links(inventory: Inventory, links: MeasuredLinks | None) -> Inventory:
     """The inventory whose nodes with these GPUs have the links that were measured; what is declared of them stays."""
     if links is None:
         return inventory
@@ -241,7 +241,7 @@ def token_seconds(shape: Shape, setup: Setup, hardware: Product) -> float:
 
     Read are the weights and the caches, which hold the prompt and on average half of the completion.
     """
-    engine, at_once = terms.of(setup), terms.sequences(setup)
+    engine, at_once = terms.engine_of(setup), terms.sequences(setup)
     cached = at_once * (setup.prompt + setup.completion / 2) * terms.token_bytes(shape, setup)
     read = (terms.weights(shape, setup) + cached) / (hardware.bandwidth * GIGA * READ_SHARE)
     flops = 2 * shape.parameters * at_once / engine.tensor_parallel
@@ -259,7 +259,7 @@ def sync_seconds(shape: Shape, setup: Setup, hardware: Product, link: float) -> 
         hardware: the trainer's GPU.
         link: bytes per second between ranks.
     """
-    engine = terms.of(setup)
+    engine = terms.engine_of(setup)
     whole, memory = shape.parameters * setup.compute_bytes, hardware.bandwidth * GIGA
     gathered = 0.0
     if setup.zero == 3:

@@ -12,7 +12,7 @@ from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_planner.memory.host import offloaded_state
 from grpo_planner.memory.phases import Prediction, predict
 from grpo_planner.memory.setup import Precision, Setup, Strategy, ZeroStage
-from grpo_planner.memory.states import gathering, live_parameters
+from grpo_planner.memory.states import gathering_buffers, live_parameters
 from grpo_planner.model.architecture import from_config
 from grpo_planner.model.shapes import Shape
 
@@ -91,7 +91,7 @@ class Case:
             return 0
         known = self.accumulation > 1 and self.gather and not self.lora_rank
         engines = 2 if phase == "reference" and self.reference == "Sharded" else 1
-        return gathering(shape(), self.setup) + (0 if known else engines * live_parameters(shape(), self.setup))
+        return gathering_buffers(shape(), self.setup) + (0 if known else engines * live_parameters(shape(), self.setup))
 
 
 def model_config() -> Qwen2Config:

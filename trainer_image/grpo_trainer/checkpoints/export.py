@@ -52,7 +52,7 @@ def export_model(
         Preempted: a newer attempt owns the folder.
     """
     root = _root(plan)
-    if root is None or (plan.export and not plan.export.keeps):
+    if root is None or (plan.export and not plan.export.is_model_kept):
         return None
     folder = root / EXPORT_FOLDER
     temporary = folder.with_name(f".{EXPORT_FOLDER}-{attempt_folder_name(plan.job.attempt)}")

@@ -132,7 +132,7 @@ def _seal(folder: Path, asked: ConversionParameters) -> None:
     card = folder / CARD
     if card.is_file():
         page = card.read_text(encoding="utf-8")
-        card.write_text(converted_card(page, weights_hash(sums), asked.words), encoding="utf-8")
+        card.write_text(converted_card(page, weights_hash(sums), asked.description), encoding="utf-8")
         sums |= sha256_sums(folder, [CARD])
     (folder / SUMS).write_text(sums_text(sums), encoding="utf-8")
 

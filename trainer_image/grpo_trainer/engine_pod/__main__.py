@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from grpo_api.plan.hang_timeouts import patience
+from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import EngineAddresses, ExecutionPlan, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
-from grpo_api.report.termination_message import with_message
+from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.spec.model import ModelSpec
 from grpo_api.text.contract import ENGINE_BIND_ENV, SCRATCH
@@ -99,7 +99,7 @@ def main() -> int:
         traceback.print_exc()
         error = raised
     result, message = classify_error(error)
-    return announce_outcome(with_message(Outcome(result=result), f"engine: {message}"))
+    return announce_outcome(truncate_to_fit(Outcome(result=result), f"engine: {message}"))
 
 
 def require_vllm() -> None:
@@ -136,7 +136,7 @@ async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
     host, port = split_address(os.environ.get(ENGINE_BIND_ENV, f":{plan.engines.port}"))
     await serve_application(server.application(), host or None, port)
     # Rank 0 polls its engines also during long steps, so twice a step's patience of silence means that it is gone.
-    limit = 2 * patience("Training", plan.guard, plan.execution)
+    limit = 2 * hang_timeout_seconds("Training", plan.guard, plan.execution)
     while not server.ended.done():
         await asyncio.wait([server.ended], timeout=CHECK_SECONDS)
         await sampler.check()
@@ -150,7 +150,7 @@ async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
 
 def _stop(_number: int, _frame: object) -> None:
     """At SIGTERM: there is nothing to save, and what is being sampled is sampled again elsewhere."""
-    exit_process(announce_outcome(with_message(Outcome(result=Result.PREEMPTED), "engine: SIGTERM")))
+    exit_process(announce_outcome(truncate_to_fit(Outcome(result=Result.PREEMPTED), "engine: SIGTERM")))
 
 
 def exit_process(code: int) -> None:

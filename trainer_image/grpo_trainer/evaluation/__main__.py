@@ -14,7 +14,7 @@ from pathlib import Path
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
-from grpo_api.report.termination_message import with_message
+from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import EXPORT_FOLDER
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         traceback.print_exc()
         result, message = classify_error(error)
-        outcome = with_message(Outcome(result=result), message)
+        outcome = truncate_to_fit(Outcome(result=result), message)
     return announce_outcome(outcome.model_copy(update={"attempt": attempt}))
 
 
@@ -64,7 +64,7 @@ def evaluate(plan: TrainingPlan, given: argparse.Namespace) -> Outcome:
     estimate = reported_reward(job, plan.training.prompts_per_step, found.spread) if job else None
     print(json.dumps(as_json(found, estimate)), flush=True)
     outcome = Outcome(result=Result.SUCCEEDED, metrics=score_metrics(found))
-    return with_message(outcome, score_message(found, estimate))
+    return truncate_to_fit(outcome, score_message(found, estimate))
 
 
 def score_metrics(found: Score) -> dict[str, float]:

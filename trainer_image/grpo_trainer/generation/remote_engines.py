@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from grpo_api.plan.hang_timeouts import patience
+from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.text.clock import Clock
 
 from ..engine_pod.hash_check import mix_bits
@@ -47,7 +47,7 @@ class EnginesMain:
         # A wait for engines must end with its own error before the watchdog calls it a hang.
         self._limit = min(
             float(plan.guard.weight_sync_timeout_seconds),
-            SHARE_OF_PATIENCE * patience("Training", plan.guard, plan.execution),
+            SHARE_OF_PATIENCE * hang_timeout_seconds("Training", plan.guard, plan.execution),
         )
         self._store = open_store(plan.rendezvous.address, plan.engines.weights_port)
         self._fleet = Fleet(plan.engines, attempt_of(plan.job))

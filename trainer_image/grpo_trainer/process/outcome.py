@@ -13,7 +13,7 @@ from pathlib import Path
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import Export
 from grpo_api.report.report import EXIT_CODES, Generations, MemoryShortage, Outcome, Progress, Result
-from grpo_api.report.termination_message import with_message
+from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.report.training_metrics import OUTCOME_KEYS
 from grpo_api.text.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
 
@@ -57,7 +57,7 @@ def make_outcome(
         export=export,
         checkpoint=reached.checkpoint,
     )
-    return with_message(outcome, message)
+    return truncate_to_fit(outcome, message)
 
 
 def termination_log() -> Path:

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import MemoryShortage, Outcome, Progress, Result
-from grpo_api.report.root_cause import Tier, named_hang, tier
+from grpo_api.report.root_cause import CausePriority, attribute_hang, cause_priority
 from grpo_api.text.contract import TERMINATION_LOG_ENV
 
 from ..gang.placement import LOCAL_RANK_ENV, Placement
@@ -173,7 +173,7 @@ def patience_after(outcome: Outcome | None) -> float:
     They get none if the process left no outcome, or one that can't be the symptom of another process's failure: the
     cause is known, the gang can't go on, and all its GPUs wait for the next attempt.
     """
-    if outcome is None or tier(outcome.result) < Tier.HANG:
+    if outcome is None or cause_priority(outcome.result) < CausePriority.HANG:
         return 0.0
     # All ranks reach the same limit within seconds, and a process that ends after SIGTERM has not failed: no hurry.
     return PATIENCE_SECONDS if outcome.result in (Result.HANG, Result.PREEMPTED) else SYMPTOM_SECONDS
@@ -239,5 +239,5 @@ def root_cause(outcomes: list[Outcome]) -> Outcome:
     failed = [outcome for outcome in outcomes if outcome.result is not Result.SUCCEEDED]
     if not failed:
         return min(outcomes, key=lambda outcome: outcome.rank)
-    cause = min(failed, key=lambda outcome: tier(outcome.result))
-    return named_hang(cause, outcomes) if cause.result is Result.HANG else cause
+    cause = min(failed, key=lambda outcome: cause_priority(outcome.result))
+    return attribute_hang(cause, outcomes) if cause.result is Result.HANG else cause

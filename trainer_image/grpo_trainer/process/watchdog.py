@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_api.plan.hang_timeouts import patience
+from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import FRAME_CHARACTERS, MAX_FRAMES, Outcome, Result, Standstill
 from grpo_api.report.termination_message import with_standstill
@@ -204,7 +204,7 @@ class Watchdog:
         """The stage, for how long it has had no progress, and how long it may."""
         recorder, stage = self._recorder, self._recorder.current_stage
         idle = recorder.seconds_since_event if stage == "Training" else recorder.seconds_since_any
-        return stage, idle, patience(stage, self._guard, self._execution)
+        return stage, idle, hang_timeout_seconds(stage, self._guard, self._execution)
 
     def _stuck(self, stage: str, idle: float, limit: float) -> tuple[Result, str]:
         """The result and the sentence of a stage that took longer than its patience."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.text.base import dotted
+from grpo_api.text.base import dotted_path
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import PLAN_ENV, PLAN_PATH
 
@@ -117,5 +117,5 @@ def read_plan(environment: Mapping[str, str]) -> TrainingPlan:
     except OSError as error:
         raise BadInput(f"the plan {path} can't be read: {error.strerror}; set {PLAN_ENV} to its path") from error
     except ValidationError as error:
-        problems = "; ".join(f"{dotted(item['loc'])}: {item['msg']}" for item in error.errors())
+        problems = "; ".join(f"{dotted_path(item['loc'])}: {item['msg']}" for item in error.errors())
         raise BadInput(f"the plan {path} doesn't fit this trainer: {problems}. Do image and operator match?") from error

@@ -27,7 +27,7 @@ from transformers import (
 )
 from trl import GRPOConfig
 
-from grpo_api.plan.hang_timeouts import patience
+from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.report import DATASET_FINGERPRINT, Generations
 from grpo_api.spec.dataset import DatasetSpec
@@ -221,7 +221,7 @@ def require_patience(guard: GuardSpec, execution: ExecutionPlan, longest_seconds
     Raises:
         BadInput: the rewards' declared time-outs exceed its patience.
     """
-    limit = patience("Training", guard, execution)
+    limit = hang_timeout_seconds("Training", guard, execution)
     if longest_seconds >= limit:
         raise BadInput(
             f"the rewards' time-outs allow {longest_seconds:.0f} s for one batch, but a run without a finished step "

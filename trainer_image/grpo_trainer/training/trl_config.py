@@ -78,7 +78,7 @@ def _engine(training: TrainingSpec) -> dict[str, Any]:
     return {
         "use_vllm": True,
         "vllm_mode": "colocate",
-        "vllm_importance_sampling_correction": training.corrects_engine,
+        "vllm_importance_sampling_correction": training.may_correct_engine,
     }
 
 
