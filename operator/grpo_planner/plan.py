@@ -132,7 +132,8 @@ class Planner:
     def _plan_emptied(self, emptied: Inventory) -> PlanResult:
         pools, left_out = build_pools(emptied, self._spec)
         others = server_pools(emptied, self._spec)
-        notes, search = [*emptied.warnings, *left_out], Search(self._footprints, pools, others)
+        notes = [*emptied.warnings, *left_out]
+        search = Search(self._footprints, pools, others)
         if search.is_feasible:
             return self._answer(search, notes, fits_now=not emptied.visible)
         if emptied.short_of_disk:
@@ -158,8 +159,10 @@ def _plan_cpu(demand: Demand) -> PlanResult:
 
 def _nowhere(footprints: Footprints, search: Search, emptied: Inventory, notes: list[str]) -> PlanResult:
     """The explanation where nothing would fit even if nothing else ran."""
-    demand, pools = footprints.demand, search.pools
-    options, fixes = search.options(), _fixes(footprints, emptied, pools)
+    demand = footprints.demand
+    pools = search.pools
+    options = search.options()
+    fixes = _fixes(footprints, emptied, pools)
     if options:
         return _on_one_node(demand, _nothing_fits(demand, options, fixes))
     rejected = engine_rejection(demand, search) or place_rejection(demand, pools, notes)
@@ -196,7 +199,8 @@ def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:
 
 def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     """The result of a search that something fits, with all that it was compared with."""
-    demand, all_options = search.demand, search.options()
+    demand = search.demand
+    all_options = search.options()
     best = choose(all_options, demand.spec.placement.objective)
     assert best is not None, "something fits"
     chosen = choose_engine(search, best)
@@ -233,12 +237,14 @@ def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> Pl
     """The answer where no option fits: what is missing and what would help."""
     nearest = closest_miss(options)
     assert nearest is not None, "there are options"
-    place, footprint = nearest.place, nearest.footprint
+    place = nearest.place
+    footprint = nearest.footprint
     if nearest.shortage == "HostMemory":
         reason = PlanReason.OUT_OF_HOST_MEMORY
         numbers = f"{gib(nearest.host)} of host memory per node, {gib(place.host_memory)} are there"
     else:
-        reason, phase = PlanReason.OUT_OF_DEVICE_MEMORY, footprint.prediction.peak_phase
+        reason = PlanReason.OUT_OF_DEVICE_MEMORY
+        phase = footprint.prediction.peak_phase
         numbers = f"{gib(footprint.device)} per GPU at {phase}, {gib(place.pool.usable_bytes)} are usable"
     if any([change.path for change in fix.changes] == ["spec.adapter.use"] for fix in fixes):
         reason = PlanReason.ONLY_ADAPTER_FITS

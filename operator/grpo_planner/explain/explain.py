@@ -37,7 +37,10 @@ def as_plan(
         reason: why this plan was chosen, in a sentence.
         warnings: sentences for the user; the first 16 are kept.
     """
-    spec, place, setup, method = demand.spec, option.place, option.footprint.setup, option.footprint.method
+    spec = demand.spec
+    place = option.place
+    setup = option.footprint.setup
+    method = option.footprint.method
     trained = "LoRA" if method.lora else "Full"
     offload = "CPU" if method.offload else "None"
     optimizer = "AdamW8bit" if setup.eight_bit else "AdamW"
@@ -82,7 +85,8 @@ def _engine(demand: Demand, option: Option) -> EnginePlan | None:
 def _memory(demand: Demand, option: Option) -> MemoryPrediction:
     """The prediction as the plan publishes it."""
     footprint = option.footprint
-    prediction, drifts = footprint.prediction, demand.spec.reference.sync is not None
+    prediction = footprint.prediction
+    drifts = demand.spec.reference.sync is not None
     return MemoryPrediction(
         phases=MemoryPhases(**prediction.phases), peak_phase=prediction.peak_phase,
         peak_allocated_bytes=prediction.peak, device_bytes=footprint.device,
@@ -94,7 +98,9 @@ def _memory(demand: Demand, option: Option) -> MemoryPrediction:
 
 def changes(demand: Demand, option: Option) -> list[str]:
     """Return sentences about an adapter or 8-bit moments that the plan uses although the spec did not ask for them."""
-    spec, method, sentences = demand.spec, option.footprint.method, []
+    spec = demand.spec
+    method = option.footprint.method
+    sentences = []
     if method.lora and not spec.is_adapter_requested:
         modules = spec.adapter.target_modules
         trained = demand.shape.adapter_parameters(spec.adapter.rank, tuple(modules))
@@ -112,7 +118,9 @@ def changes(demand: Demand, option: Option) -> list[str]:
 
 def warnings(demand: Demand, option: Option) -> list[str]:
     """What the planner could not know about the chosen option."""
-    pool, setup, sentences = option.place.pool, option.footprint.setup, demand.notes
+    pool = option.place.pool
+    setup = option.footprint.setup
+    sentences = demand.notes
     if not pool.hardware.is_known:
         sentences.append(f"GPU product {pool.label!r} is unknown: {_guesses(pool)}")
     if why := obstacle_message(pool.label, pool.resource, pool.hardware.capability):
@@ -165,7 +173,8 @@ def _guesses(pool: Pool) -> str:
 
 def reason_message(option: Option, sampling: str) -> str:
     """Why this plan, in a sentence with its numbers; `sampling`: what samples the completions, and why."""
-    place, footprint = option.place, option.footprint
+    place = option.place
+    footprint = option.footprint
     numbers = needs_message(footprint.device, place.pool.usable_bytes, footprint.prediction.peak_phase, option.seconds)
     return f"{footprint.method.name} on {place.name}: {numbers}; completions by {sampling}"
 
@@ -192,12 +201,15 @@ def _rejection(option: Option, chosen: Option | None) -> Rejection | None:
         return None
     phase = option.footprint.prediction.peak_phase
     if option.shortage == "HostMemory":
-        need, have = option.host, option.place.host_memory
+        need = option.host
+        have = option.place.host_memory
         message = f"needs {gib(need)} of host memory per node, has {gib(have)}"
         return Rejection(reason="HostMemory", message=message, phase=phase, need_bytes=need, have_bytes=have)
-    need, have = option.footprint.device, option.place.pool.usable_bytes
+    need = option.footprint.device
+    have = option.place.pool.usable_bytes
     if option.shortage or chosen is None:
-        reason, message = "DeviceMemory", f"needs {gib(need)} at {phase}, has {gib(have)}"
+        reason = "DeviceMemory"
+        message = f"needs {gib(need)} at {phase}, has {gib(have)}"
     else:
         reason, message = _beaten(option, chosen)
     return Rejection(reason=reason, message=message, phase=phase, need_bytes=need, have_bytes=have)
@@ -215,8 +227,10 @@ def _beaten(option: Option, chosen: Option) -> tuple[Literal["NotNeeded", "Slowe
 
 def _cost(option: Option, chosen: Option) -> str:
     """What an option that is no slower would cost, such as `4 GPUs instead of 1`."""
-    place, method = option.place, option.footprint.method
-    other, usual = chosen.place, chosen.footprint.method
+    place = option.place
+    method = option.footprint.method
+    other = chosen.place
+    usual = chosen.footprint.method
     adds_offload = method.offload and not usual.offload
     moves_reference = method.reference == "Offload" and usual.reference != "Offload"
     costs = {

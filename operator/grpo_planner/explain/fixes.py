@@ -289,7 +289,8 @@ def _way(chosen: Option, faster: Option) -> str:
 
 def _idle(demand: Demand, chosen: Option) -> Iterator[str]:
     """GPUs of the plan's nodes that it leaves idle only because the batch can't be split over them."""
-    place, spec = chosen.place, demand.spec
+    place = chosen.place
+    spec = demand.spec
     most = demand.most_gpus or place.pool.gpus
     whole = min(place.nodes * place.pool.most_gpus_per_node, most)
     if whole <= place.world:
@@ -319,7 +320,9 @@ def _prompts_for(spec: GRPOJobSpec, world: int) -> int:
 
 def _too_long(demand: Demand) -> Iterator[str]:
     """Sequences longer than the model has positions for."""
-    training, positions, length = demand.spec.training, demand.positions, demand.length
+    training = demand.spec.training
+    positions = demand.positions
+    length = demand.length
     if positions and length > positions:
         yield (
             f"spec.training.maxPromptLength {training.max_prompt_length} + maxCompletionLength "

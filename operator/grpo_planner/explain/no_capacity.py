@@ -49,7 +49,8 @@ def engine_rejection(demand: Demand, search: Search) -> SpecRejected | None:
 
 def place_rejection(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecRejected:
     """Why there is no place at all for a gang of the wanted extent."""
-    spec, reasons = demand.spec, "; ".join(notes)
+    spec = demand.spec
+    reasons = "; ".join(notes)
     of_product = f" of product {spec.placement.gpu_product}" if spec.placement.gpu_product else ""
     if not pools:
         notes_added = f": {reasons}" if reasons else ""
@@ -117,7 +118,8 @@ class _Rented(NamedTuple):
     @property
     def inventory(self) -> Inventory:
         """They alone, with the host memory and cores that such nodes usually have."""
-        host, cpu = DEFAULT_HOST_GIB * GIB * self.per_node, float(DEFAULT_CPU * self.per_node)
+        host = DEFAULT_HOST_GIB * GIB * self.per_node
+        cpu = float(DEFAULT_CPU * self.per_node)
         node = Node(
             gpu_product=self.product, gpus_free=self.per_node, gpus_total=self.per_node, host_memory_free=host,
             host_memory_total=host, cpu_free=cpu, cpu_total=cpu, count=self.nodes,
@@ -154,7 +156,8 @@ def _loosened(placement: PlacementSpec) -> PlacementSpec:
 
 def _hardware(option: Option) -> Hardware:
     """The place of an option as an answer, with what it needs of it."""
-    place, footprint = option.place, option.footprint
+    place = option.place
+    footprint = option.footprint
     more = f" and {plural(option.engine_gpus, 'GPU')} more for engines" if option.engine_gpus else ""
     per_gpu = f"{gib(footprint.device)} of {gib(place.pool.usable_bytes)} per GPU"
     per_node = f"{gib(option.host)} of host memory per node"

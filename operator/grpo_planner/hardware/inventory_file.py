@@ -98,7 +98,8 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
     match = re.fullmatch(r"(?:(\d{1,5})x)?(\d{1,2})x(\S+)", text)
     if not match:
         raise InventoryInvalid(f"{text!r} does not say which GPUs; write 8xL4, or 4x8xH200 for 4 nodes of 8")
-    gpus, product = int(match[2]), label_of(match[3])
+    gpus = int(match[2])
+    product = label_of(match[3])
     if product is None:
         raise InventoryInvalid(f"{text!r}: {unknown_product(match[3])}")
     host = DEFAULT_HOST_GIB * gpus if host_memory is None else host_memory / GIB
@@ -112,7 +113,8 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
 
 def _node(group: NodeGroup) -> Node:
     """The group as the planner takes it; of a node's MIG instances a pod takes one."""
-    memory, product = round(group.host_memory_gib * GIB), label_of(group.gpu_product) or group.gpu_product
+    memory = round(group.host_memory_gib * GIB)
+    product = label_of(group.gpu_product) or group.gpu_product
     resource = resource_of(product)
     label = f"{resource}.product-name" if resource.startswith("amd") else f"{resource}.product"
     gpus = min(1, group.gpus_per_node) if is_slice(product) else group.gpus_per_node

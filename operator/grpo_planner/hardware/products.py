@@ -71,10 +71,12 @@ MIG_PROFILE = re.compile(r"-MIG-(\d+)g\.(\d+)gb")
 """The profile in the label of a MIG instance, such as `1g.10gb`: compute slices and memory."""
 A100_MIB = 40_000
 """Memory of the smallest card with seven compute slices."""
-MIB_PER_GB, MIG_SHARE = 1024, 0.95
+MIB_PER_GB = 1024
+MIG_SHARE = 0.95
 """An instance's label has 95 % of what its profile says: 9728 MiB of 10 GB, 4864 of 5 GB (GPU feature discovery)."""
 
-TORCH_SHARE, TORCH_RESERVE = 0.996, round(0.4 * GIB)
+TORCH_SHARE = 0.996
+TORCH_RESERVE = round(0.4 * GIB)
 """torch sees 99.6 % of a label's memory less 0.4 GiB; fits the totals in out-of-memory messages of twelve products."""
 
 
@@ -142,7 +144,8 @@ def lookup_product(label: str) -> Product:
     names = [known for known in table() if _begins_with_product(name, known)]
     if not names:
         return UNKNOWN
-    product, mig = table()[max(names, key=len)], MIG_PROFILE.search(name)
+    product = table()[max(names, key=len)]
+    mig = MIG_PROFILE.search(name)
     return _slice(product, int(mig[1]), int(mig[2])) if mig else product
 
 

@@ -249,7 +249,8 @@ def held_by_down_adapters(shape: Shape, setup: Setup) -> float:
 
 def no_grad_transient(shape: Shape, setup: Setup) -> float:
     """The largest temporaries of one layer when nothing is saved: the reference's pass."""
-    score, count = layer_kinds.score_bytes(shape, setup.precision), layer_kinds.scores(shape, setup)
+    score = layer_kinds.score_bytes(shape, setup.precision)
+    count = layer_kinds.scores(shape, setup)
     streams = 16
     if setup.weight_bytes == 2:
         streams = 8 if shape.experts else 11

@@ -21,7 +21,8 @@ from ..result.result import SpecRejected
 from .device import checkpoint_bytes, export_bytes, whole_mib
 from .setup import Setup, ZeroStage
 
-WIDE, NARROW = 4, 2
+WIDE = 4
+NARROW = 2
 """Bytes of a parameter as hubs store it: models below SMALL are often float32, larger ones bfloat16 (assumed)."""
 SMALL = 1_000_000_000
 """Parameters from which on they are."""
@@ -61,7 +62,8 @@ def staged_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
     shape = _shape(spec.model) or policy
     if shape is None:
         return 0
-    setups, drifts = [_setup(spec, 0), _setup(spec, 3)], spec.reference.sync is not None
+    setups = [_setup(spec, 0), _setup(spec, 3)]
+    drifts = spec.reference.sync is not None
     export = 0
     if spec.is_model_kept:
         merged = spec.adapter.merge_on_export
@@ -135,7 +137,8 @@ def disk_request(spec: GRPOJobSpec, *, reported: bool, policy: Shape | None = No
 
 def disk_note(spec: GRPOJobSpec, policy: Shape | None = None) -> str:
     """The sentence to a user who asks for less than the pods will write; empty to others."""
-    requested, needed = spec.resources.completed_requests.get(EPHEMERAL_STORAGE), scratch_bytes(spec, policy)
+    requested = spec.resources.completed_requests.get(EPHEMERAL_STORAGE)
+    needed = scratch_bytes(spec, policy)
     if requested is None or quantity_bytes(requested) >= needed:
         return ""
     limit = spec.resources.limits.get(EPHEMERAL_STORAGE)

@@ -105,7 +105,8 @@ def graphs(shape: Shape, setup: Setup) -> int:
 
 def work(shape: Shape, setup: Setup) -> float:
     """Work space of one pass: the gated product over all its tokens beside the residual stream, or the scores."""
-    engine, at_once = engine_of(setup), sequences(setup)
+    engine = engine_of(setup)
+    at_once = sequences(setup)
     # Tensor parallelism splits the gated product; every GPU has the whole residual stream.
     wide = WORK_COPIES * 2 * shape.intermediate / engine.tensor_parallel + 2 * shape.hidden
     # A decoding pass has one token of every completion, which may be more than `pass_tokens`.

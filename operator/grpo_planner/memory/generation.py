@@ -52,7 +52,8 @@ def logits(shape: Shape, setup: Setup) -> float:
 
 def prefill_layer(shape: Shape, setup: Setup) -> float:
     """One layer's temporaries over all prompts, at the scores or at the feed-forward part, and the mask."""
-    score, count = layer_kinds.score_bytes(shape, setup.precision), shape.heads * setup.prompt
+    score = layer_kinds.score_bytes(shape, setup.precision)
+    count = shape.heads * setup.prompt
     if shape.experts:
         streams = 8 if setup.weight_bytes == 2 else 16
         wide = layer_kinds.scoring_transient(shape, setup) + streams * shape.hidden

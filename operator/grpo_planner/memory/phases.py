@@ -115,7 +115,9 @@ class Predictor:
 
     def predict(self, setup: Setup, scoring: int = 0) -> Prediction:
         """Peaks of all phases; `scoring` is the temporaries of the reward models' forward pass, in bytes."""
-        shape, passes, state = self._shape, self._passes_of(setup), self._states_of(setup)
+        shape = self._shape
+        passes = self._passes_of(setup)
+        state = self._states_of(setup)
         waiting = state.gradients if setup.is_accumulating else 0
         static = state.static + self._resident
         if setup.engine:
@@ -189,7 +191,8 @@ def predict(shape: Shape, setup: Setup, resident: int = 0, scoring: int = 0) -> 
 
 def state_bytes(shape: Shape, setup: Setup) -> StateBytes:
     """The states of a setup."""
-    static, gradients = states.static_bytes(shape, setup), states.gradients(shape, setup)
+    static = states.static_bytes(shape, setup)
+    gradients = states.gradients(shape, setup)
     return StateBytes(
         static=static,
         # The weights are loaded before there is an optimizer; ZeRO-3 makes its moments when all else is there.
@@ -205,12 +208,11 @@ def state_bytes(shape: Shape, setup: Setup) -> StateBytes:
 
 def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     """The passes over one micro-batch."""
-    mask, saved, stream = (
-        layer_kinds.mask(shape, setup),
-        act.saved_activations(shape, setup),
-        act.checkpoint(shape, setup),
-    )
-    layer, head_forward = act.layer_backward(shape, setup), activations.forward_peak(shape, setup)
+    mask = layer_kinds.mask(shape, setup)
+    saved = act.saved_activations(shape, setup)
+    stream = act.checkpoint(shape, setup)
+    layer = act.layer_backward(shape, setup)
+    head_forward = activations.forward_peak(shape, setup)
     casts = act.cast_cache(shape, setup)
     # Without checkpointing the cached casts are already among the saved tensors.
     cached = casts if setup.checkpointing else 0

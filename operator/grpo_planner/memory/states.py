@@ -71,7 +71,8 @@ def eight_bit_state(shape: Shape, setup: Setup) -> float:
     every nn.Embedding so. Experts, and what a declared size has beyond the shape's tensors, count as large matrices.
     """
     if setup.has_lora:
-        rank, of_factors = setup.lora_rank, 0
+        rank = setup.lora_rank
+        of_factors = 0
         for linear in shape.adapted_linears(setup.lora_targets):
             pair = moments(rank * linear.inputs) + moments(rank * linear.outputs)
             of_factors += linear.copies * pair
@@ -401,7 +402,8 @@ def fullest_rank(
     ranks = [0] * world
     end = 0
     for elements in matrices:
-        start, end = end, end + elements
+        start = end
+        end += elements
         if elements >= least:
             buffer = size(weight_bytes * elements)
             for rank in range(start // own, (end - 1) // own + 1):

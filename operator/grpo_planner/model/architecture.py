@@ -74,7 +74,9 @@ def resolve_model(model: ModelSpec, facts: ModelFacts = NOTHING, reported: Archi
 
 def _reported(model: ModelSpec, found: Architecture) -> ResolvedModel:
     """The shape of what an attempt loaded. These are the weights: a declared size that differs is told to be wrong."""
-    shape, declared, note = from_architecture(found), _declared(model), ""
+    shape = from_architecture(found)
+    declared = _declared(model)
+    note = ""
     if declared and abs(shape.counted_parameters / declared - 1) > TOLERANCE:
         loaded = shape.counted_parameters
         note = (
@@ -188,7 +190,8 @@ def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedMo
     """
     if word := catalogue.quantisation_in_name(name):
         raise config.quantised_rejection(f"{path}.name {name!r} says {word}", path)
-    known, count = catalogue.lookup_shape(name), parameter_count(parameters) if parameters else 0
+    known = catalogue.lookup_shape(name)
+    count = parameter_count(parameters) if parameters else 0
     if known and (not count or abs(known.parameters / count - 1) <= TOLERANCE):
         return ResolvedModel(known, "Catalogue", "Catalogue", model_type=catalogue.model_type(name))
     if not count:

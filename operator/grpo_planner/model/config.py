@@ -59,7 +59,8 @@ def refuse_untrainable(config: Mapping[str, Any]) -> None:
 
 
 def _refuse_encoders(config: Mapping[str, Any]) -> None:
-    classes, kind = config.get("architectures"), config.get("model_type")
+    classes = config.get("architectures")
+    kind = config.get("model_type")
     named: list[str] = []
     if isinstance(classes, list):
         named = [str(name) for name in classes]
@@ -131,7 +132,8 @@ def _feed_forward(text: Mapping[str, Any], family: Family) -> dict[str, int]:
 
 def _window(text: Mapping[str, Any], family: Family) -> dict[str, int]:
     """The window of local attention and how many layers have none; empty when all layers attend to everything."""
-    window, layers = text.get("sliding_window"), int(text["num_hidden_layers"])
+    window = text.get("sliding_window")
+    layers = int(text["num_hidden_layers"])
     switched_off = family.window in ("switched", "late") and text.get("use_sliding_window") is not True
     if not window or family.window == "none" or switched_off:
         return {}

@@ -161,7 +161,10 @@ class Shape:
 
         Experts are one tensor; PEFT gives its fused gate and up projections twice the rank, and adapts the router too.
         """
-        hidden, query, kv, inner = self.hidden, self.query, self.key_value, self.intermediate
+        hidden = self.hidden
+        query = self.query
+        kv = self.key_value
+        inner = self.intermediate
         output = Linear("self_attn.o_proj", 1, query, hidden)
         if self.fused:
             qkv = Linear("self_attn.qkv_proj", 1, hidden, query + 2 * kv)

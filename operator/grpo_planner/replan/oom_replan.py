@@ -101,7 +101,8 @@ def _phase(run: Run, shortage: MemoryShortage) -> str:
 
 def _unfit(run: Run, phase: str) -> int:
     """The least peak of a phase with which the plan would not have been made: it can't have been less."""
-    static, world = run.prediction.static, run.plan.world_size
+    static = run.prediction.static
+    world = run.plan.world_size
     # What a device must have grows linearly with the peak, so two points give the peak that just fits.
     low = run.demand.device_bytes(Prediction({phase: 0}, static), world)
     high = run.demand.device_bytes(Prediction({phase: 2**40}, static), world)
@@ -150,7 +151,8 @@ def leaner_splits(run: Run) -> Iterator[dict[str, object]]:
 
 def _engines(run: Run) -> Iterator[EnginePlan | None]:
     """The plan's engine, asleep while the policy is trained, and none."""
-    engine, wanted = run.plan.engine, run.spec.generation
+    engine = run.plan.engine
+    wanted = run.spec.generation
     yield engine
     if engine and engine.kind == "Colocated" and run.plan.accelerator == "GPU":
         if not engine.sleep and wanted.sleep is None:
@@ -202,7 +204,8 @@ def _micro_batch_sizes(run: Run, step_share: int) -> list[int]:
 
     The bnpo loss averages over the tokens of a micro-batch, so another size would train something else.
     """
-    plan, training = run.plan, run.spec.training
+    plan = run.plan
+    training = run.spec.training
     if training.per_device_train_batch_size is not None or training.loss_type == "bnpo":
         return [plan.micro_batch]
     return [size for size in range(plan.micro_batch, 0, -1) if step_share % size == 0]
@@ -217,7 +220,8 @@ def _has_fixed_size(run: Run, engine: EnginePlan | None) -> bool:
 
 def _told(before: Run, after: Run) -> ExecutionPlan:
     """The new plan with its numbers, and what changed in words."""
-    plan, last = after.plan, after.learned.shortfalls[-1]
+    plan = after.plan
+    last = after.learned.shortfalls[-1]
     changes: dict[str, object] = {}
     raised = whole_mib(after.host_bytes * plan.processes_per_node)
     sentences = list(_differences(before.plan, plan))
@@ -275,9 +279,11 @@ def _engine_differences(old: EnginePlan | None, new: EnginePlan | None) -> Itera
 
 def split_name(plan: ExecutionPlan) -> str:
     """How a plan runs, in a few words."""
-    what, count = plan.gpu_product or plan.gpu_resource, plan.gpus
+    what = plan.gpu_product or plan.gpu_resource
+    count = plan.gpus
     if plan.accelerator == "CPU":
-        what, count = "CPUs", plan.world_size
+        what = "CPUs"
+        count = plan.world_size
     sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
     at_once = plan.generation_sub_batch or plan.micro_batch * plan.steps_per_generation
     sampled = f"{at_once} generated at a time"

@@ -57,7 +57,8 @@ class Run:
     @cached_property
     def setup(self) -> Setup:
         """The plan as the memory model sees it."""
-        plan, training = self.plan, self.spec.training
+        plan = self.plan
+        training = self.spec.training
         offloaded = plan.strategy == "Sharded" and self.spec.reference.offload
         reference: Strategy = "Offload" if offloaded else plan.strategy
         adapter = self.spec.adapter
@@ -106,7 +107,8 @@ class Run:
     @property
     def sized_engine(self) -> EnginePlan | None:
         """The plan's engine with the numbers that follow from the plan as it is; one with GPUs of its own stays."""
-        engine, setup = self.plan.engine, self.setup
+        engine = self.plan.engine
+        setup = self.setup
         if engine is None or setup.engine is None or engine.kind == "Servers":
             return engine
         if self.plan.accelerator == "CPU":
@@ -157,7 +159,8 @@ class Run:
 
     def _renumbered(self, before: Setup) -> "Run":
         """The same with the memory and the time that follow from its plan; `before` is what it was made of."""
-        plan, pods = self.plan, self.plan.processes_per_node
+        plan = self.plan
+        pods = self.plan.processes_per_node
         if plan.memory is None:
             host = self.demand.pod_memory or whole_mib(self.host_bytes * pods)
             return self.with_plan(host_memory_bytes=host)
@@ -198,7 +201,8 @@ class Run:
     @property
     def step_time(self) -> StepTime:
         """The same by its parts."""
-        plan, calls = self.plan, generate_calls(self.spec, self.setup)
+        plan = self.plan
+        calls = generate_calls(self.spec, self.setup)
         servers: Product | None = None
         if plan.engine and plan.engine.kind == "Servers":
             servers = self._hardware(plan.engine.gpu_product, plan.engine.gpu_resource)
@@ -271,7 +275,8 @@ def refit(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> Execu
 
 
 def _contradictions(plan: ExecutionPlan, spec: GRPOJobSpec) -> Iterator[str]:
-    placement, gpus = spec.placement, spec.placement.gpus
+    placement = spec.placement
+    gpus = spec.placement.gpus
     on_cpus = plan.accelerator == "CPU"
     if (spec.nodes or (1 if on_cpus else plan.nodes)) != plan.nodes:
         yield f"set spec.placement.nodes, which is {placement.nodes or 'unset'}, to {plan.nodes}"

@@ -104,7 +104,8 @@ def generation_seconds(shape: Shape, setup: Setup, hardware: Product, calls: flo
 
     The cache has the prompt and on average half of the completion.
     """
-    sequences, held = setup.generation_batch, setup.prompt + setup.completion / 2
+    sequences = setup.generation_batch
+    held = setup.prompt + setup.completion / 2
     cache = sequences * held * 2 * shape.layers * shape.key_value * setup.weight_bytes
     traffic = decoded_parameters(shape, sequences) * setup.compute_bytes + cache
     token = max(traffic / (hardware.bandwidth * GIGA * MEMORY_EFFICIENCY), shape.layers * LAUNCH_SECONDS)
@@ -113,7 +114,8 @@ def generation_seconds(shape: Shape, setup: Setup, hardware: Product, calls: flo
 
 def engine_seconds(shape: Shape, setup: Setup, hardware: Product, calls: float) -> float:
     """`calls` times as many completions as an engine samples at a time: their prompts' pass, then token by token."""
-    engine, at_once = terms.engine_of(setup), terms.sequences(setup)
+    engine = terms.engine_of(setup)
+    at_once = terms.sequences(setup)
     prefill = pass_seconds(shape, hardware, at_once * setup.prompt, setup.prompt) / engine.tensor_parallel
     return calls * (prefill + setup.completion * token_seconds(shape, setup, hardware))
 
@@ -182,12 +184,14 @@ def step_time(
         calls: calls of generate per optimizer step; below 1 where one batch feeds several steps.
         servers: the GPU of engines in pods of their own.
     """
-    link, latency = link_bytes_per_second(hardware, nodes, setup.world // nodes), GATHER_SECONDS[nodes > 1]
+    link = link_bytes_per_second(hardware, nodes, setup.world // nodes)
+    latency = GATHER_SECONDS[nodes > 1]
     if setup.engine:
         generation = engine_seconds(shape, setup, servers or hardware, calls)
         sync = setup.engine.syncs * sync_seconds(shape, setup, hardware, link)
     else:
-        generation, sync = generation_seconds(shape, setup, hardware, calls), 0.0
+        generation = generation_seconds(shape, setup, hardware, calls)
+        sync = 0.0
     return StepTime(
         compute_seconds(shape, setup, hardware),
         generation,
@@ -241,7 +245,8 @@ def token_seconds(shape: Shape, setup: Setup, hardware: Product) -> float:
 
     Read are the weights and the caches, which hold the prompt and on average half of the completion.
     """
-    engine, at_once = terms.engine_of(setup), terms.sequences(setup)
+    engine = terms.engine_of(setup)
+    at_once = terms.sequences(setup)
     cached = at_once * (setup.prompt + setup.completion / 2) * terms.token_bytes(shape, setup)
     read = (terms.weights(shape, setup) + cached) / (hardware.bandwidth * GIGA * READ_SHARE)
     flops = 2 * shape.parameters * at_once / engine.tensor_parallel
@@ -260,7 +265,8 @@ def sync_seconds(shape: Shape, setup: Setup, hardware: Product, link: float) -> 
         link: bytes per second between ranks.
     """
     engine = terms.engine_of(setup)
-    whole, memory = shape.parameters * setup.compute_bytes, hardware.bandwidth * GIGA
+    whole = shape.parameters * setup.compute_bytes
+    memory = hardware.bandwidth * GIGA
     gathered = 0.0
     if setup.zero == 3:
         gathered = shape.parameters * setup.weight_bytes * (setup.world - 1) / setup.world / link
