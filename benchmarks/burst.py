@@ -1,4 +1,4 @@
-"""What a GRPOJob costs more than the Indexed Job inside it: wall and CPU seconds until its pods exist.
+"""Compares a GRPOJob with the Indexed Job inside it: wall and CPU seconds until the pods exist.
 
     python -m benchmarks burst [--singles 20] [--bursts 3] [--jobs 200] [--fails] [--gpus]
 
@@ -211,7 +211,7 @@ async def ready(port: int) -> None:
 
 @contextlib.asynccontextmanager
 async def bench(arguments: list[str], gpus: int = 0) -> AsyncIterator[Bench]:
-    """A cluster with fake nodes, of so many GPUs each, and an operator, ready."""
+    """Start a cluster with fake nodes of `gpus` GPUs each and an operator, and yield both when they are ready."""
     settings = ClusterSettings(kwok_nodes=NODES, gpus=GpuSettings(gpus))
     with Cluster.create(f"burst-{os.getpid()}", settings) as cluster:
         serve_grpojobs(cluster)

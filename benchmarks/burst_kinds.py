@@ -1,4 +1,4 @@
-"""Ways to get the pods of a burst: GRPOJobs, and what they are held to.
+"""Ways to create the pods of a burst: GRPOJobs, and the objects that they are compared with.
 
 A bare Job with nothing but a container says what Kubernetes costs. One with the pods that a GRPOJob has says what our
 pods cost, and the floor (burst_floor.py) what our writes and watches cost. The operator's part is what is left. When

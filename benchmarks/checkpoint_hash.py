@@ -1,4 +1,4 @@
-"""How long two ranks hash a checkpoint: shares by bytes with XXH3 against whole files by name with SHA-256.
+"""Measures how long two ranks hash a checkpoint: shares by bytes with XXH3 against whole files by name with SHA-256.
 
 Training stands still meanwhile. The second is how checkpoints were hashed at first: one rank had all of optimizer.pt.
 

@@ -1,4 +1,4 @@
-"""What our colocated engine costs on top of TRL's own: CPU and wall seconds per step, and the proof's share told apart.
+"""Compares our colocated engine with TRL's own: CPU and wall seconds per step, and the proof's share of them.
 
 As trainer_overhead: both trainers in one process, in turns. Bare TRL syncs its engine and samples with it, without a
 proof and without a seed for every completion; ours is everything that a pod runs. Needs nothing beside the repository:
@@ -35,7 +35,7 @@ def make_plan(folder: Path, steps: int) -> TrainingPlan:
 
 
 def bare(folder: Path, plan: TrainingPlan, whole: Any) -> Any:
-    """TRL with its own engine, which is told what TRL has no setting for: the type and eager execution on CPUs."""
+    """TRL with its own engine, which gets two settings that TRL lacks: the dtype, and eager execution on CPUs."""
     import trl.generation.vllm_generation as own
 
     settings = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": ENGINE["cacheBytes"]}

@@ -1,4 +1,4 @@
-"""What a thousand running and ten thousand ended GRPOJobs cost the operator.
+"""Measures what a thousand running and ten thousand ended GRPOJobs cost the operator.
 
     python -m benchmarks many_jobs [--live 1000] [--ended 10000] [--checkout ../before --checkout .]
 

@@ -60,7 +60,7 @@ HARD: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def nodes(kinds: int, number: int, seed: int = 1) -> Inventory:
-    """So many nodes of so many products, each with its own free GPUs, memory and CPUs."""
+    """Return `number` nodes of `kinds` products, each with its own free GPUs, memory and CPUs."""
     choose = random.Random(seed)
     found = []
     for index in range(number):

@@ -1,4 +1,4 @@
-"""How long a gang is gone: from the moment when its end is known for certain until the pods of the next one exist.
+"""Measures how long a gang is gone: from the moment when its end is certain until the pods of the next one exist.
 
     python -m benchmarks restart [--rounds 20]
 

@@ -1,4 +1,4 @@
-"""What our trainer costs on top of TRL: CPU and wall seconds per step of bare TRL against ours, and telemetry's share.
+"""Compares our trainer with bare TRL: CPU and wall seconds per step of bare TRL against ours, and telemetry's share.
 
 Proofs, telemetry and the exchange of the ranks may cost 1 % of a step and no more. Both run in one process and take
 their steps in turns (turns.py). In four minutes:

@@ -130,7 +130,7 @@ def save_model(folder: Path) -> None:
 
 
 def asked(description: str, page: Path, processes: int) -> Namespace:
-    """The command line's options; so many processes unless it says otherwise."""
+    """Return the command line's options; `processes` is the default of --processes."""
     parser = ArgumentParser(description=description)
     parser.add_argument("--processes", type=int, default=processes)
     parser.add_argument("--steps", type=int, default=16, help="of each trainer in each process")
@@ -140,7 +140,7 @@ def asked(description: str, page: Path, processes: int) -> Namespace:
 
 
 def measure_all(scenario: str, options: Namespace) -> list[dict[str, Any]]:
-    """What the scenario returns, of so many processes after each other."""
+    """Run the scenario in `options.processes` processes, one after the other, and return their results."""
     os.environ |= KEEP_FREED_MEMORY
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

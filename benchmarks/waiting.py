@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[1]
 NAMESPACE, NODES = "default", 4
 GPUS = 8
 QUIET = 5.0
-"""Seconds without a write after which everybody has been told."""
+"""Seconds without a write after which every job has its verdict."""
 REQUESTS = "rest_client_requests_total{"
 
 
@@ -98,7 +98,7 @@ class Bench:
         return [item async for page, _ in self.client.pages(selection) for item in page]
 
     async def phases(self, phase: str, count: int) -> None:
-        """Waits until so many jobs are in a phase."""
+        """Wait until `count` jobs are in a phase."""
         while True:
             found = await self.all(Selection(GRPOJOBS, NAMESPACE))
             if sum(item.get("status", {}).get("phase") == phase for item in found) >= count:
@@ -251,7 +251,7 @@ def _record(number: int, product: str | None) -> GRPOJobRecord:
 
 
 def passes(count: int) -> None:
-    """A pass by itself: 320 jobs of as many specs on so many nodes of twelve products, at most one of them free."""
+    """Measure one scheduling cycle: 320 jobs of as many specs on `count` nodes of twelve products, at most one free."""
     products = [*PRODUCTS] * (count // len(PRODUCTS) + 1)
     nodes = tuple(_node(f"n{number}", product) for number, product in enumerate(products[:count]))
     for what, product, free in (

@@ -1,4 +1,4 @@
-"""Recording rules over what NVIDIA's DCGM exporter tells of each GPU: by job, and which GPUs are free or idle.
+"""Recording rules over what NVIDIA's DCGM exporter reports of each GPU: by job, and which GPUs are free or idle.
 
 The exporter names the pod that holds a GPU. A scrape may keep these labels or move them to `exported_…`, beside those
 of the exporter's own pod, which stand alone on a GPU that nobody holds. Without the exporter nothing is recorded.

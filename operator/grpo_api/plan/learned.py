@@ -80,5 +80,5 @@ class Learned(Model):
         return found.factor if found else 1.0
 
     def last_shortfall_of(self, attempt: int) -> Shortfall | None:
-        """How this attempt ran out of memory, if it is the last that did."""
+        """Return this attempt's shortfall if it is the latest one; None otherwise."""
         return next((one for one in self.shortfalls[-1:] if one.attempt == attempt), None)

@@ -318,7 +318,7 @@ class ConversionParameters(Record):
 
     @property
     def description(self) -> str:
-        """What was done, for people."""
+        """A phrase on what the conversion did, for messages."""
         return f"merged into its base, to {self.dtype}" if self.merge else f"to {self.dtype}"
 
 
@@ -352,7 +352,7 @@ class Conversion(Record):
 
     @property
     def consumed_digests(self) -> dict[str, str]:
-        """Name → sha256 of the export's files that went in."""
+        """Name → sha256 of the export's files that were converted."""
         dependencies = self.build_definition.resolved_dependencies
         named = {one.name.removeprefix(CONSUMED): one for one in dependencies if one.name.startswith(CONSUMED)}
         return {name: one.digest.get("sha256", "") for name, one in named.items()}
@@ -364,7 +364,7 @@ class Conversion(Record):
 
     @property
     def description(self) -> str:
-        """What was done to what, for people."""
+        """A phrase on what the conversion did and to which weights, for messages."""
         return f"{self.build_definition.external_parameters.description}, from weights {self.weights_hash}"
 
 

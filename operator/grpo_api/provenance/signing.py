@@ -89,7 +89,7 @@ def sign(payload: bytes, key: PrivateKey) -> Envelope:
 
 
 def is_signed_by(envelope: Envelope, key: PublicKey) -> bool:
-    """Whether any of the envelope's signatures is this key's over its payload; key ids are hints, and not believed."""
+    """Return True if any signature of the envelope is this key's over its payload. Key ids are hints only."""
     try:
         data = signed_bytes(envelope.content, envelope.payload_type)
         signatures = [base64.b64decode(one.sig, validate=True) for one in envelope.signatures]

@@ -148,7 +148,7 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def is_regular_file(path: Path) -> bool:
-    """Whether it is a file with content of its own: no link, which may point elsewhere tomorrow, and no pipe."""
+    """Return True for a regular file. A link may point elsewhere tomorrow, and a pipe has no content of its own."""
     return path.is_file() and not path.is_symlink()
 
 

@@ -42,7 +42,7 @@ _TIERS = {
 
 
 def cause_priority(result: Result, *, reported: bool = True, disrupted: bool = False) -> CausePriority:
-    """Where a failure stands in the search for the cause.
+    """Return how likely a failure is the cause of its peers' failures.
 
     Args:
         result: of the failure; for Succeeded the answer means nothing.

@@ -33,12 +33,12 @@ class Holder:
 
     @property
     def description(self) -> str:
-        """For messages."""
+        """The claim, its pod and its node, as a part of a message."""
         return f"claim {self.claim}, which pod {self.pod} has on node {self.node}"
 
 
 def pin_to_claims(options: Namespace, job: Manifest) -> tuple[Manifest, Holder | None]:
-    """A Job whose pod goes to the node where its claims are, and for whose sake; as it is where none binds it.
+    """Pin the Job to the node of its claims; return it with the pod that holds them, or unchanged without one.
 
     Raises:
         NotYet: there is no such node as long as others have the claims.
@@ -69,7 +69,7 @@ def claims_of_pod(pod: Manifest) -> set[str]:
 
 
 def pin_to_holder(pod: Manifest, holder: Holder) -> Manifest:
-    """A pod's spec that runs on the holder's node, and nowhere else, as what keeps others away lets the holder."""
+    """Return the pod's spec pinned to the holder's node, with the holder's tolerations."""
     made = deepcopy(pod)
     require_name(made.setdefault("affinity", {}).setdefault("nodeAffinity", {}), "In", [holder.node])
     own = made.setdefault("tolerations", [])
@@ -78,7 +78,7 @@ def pin_to_holder(pod: Manifest, holder: Holder) -> Manifest:
 
 
 def find_holders(options: Namespace, claims: Iterable[str]) -> list[Holder]:
-    """Who has those of the claims that one node at a time can mount, one per claim; none where that can't be read.
+    """Return the pods that hold claims which one node at a time can mount, one per claim; empty if pods can't be read.
 
     Raises:
         NotYet: one pod at a time can mount a claim, and another has it.

@@ -287,7 +287,7 @@ class Delivery:
 
     @contextmanager
     def deleted_afterwards(self) -> Iterator["Delivery"]:
-        """Surrounds its use: however that ends, nothing of it stays in the cluster."""
+        """Delete the Job from the cluster when the block ends, by whatever way it ends."""
         before = {number: signal.signal(number, _interrupt) for number in _ENDS}
         try:
             yield self

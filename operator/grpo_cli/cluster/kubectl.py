@@ -46,7 +46,7 @@ def command(options: Namespace, *arguments: str) -> list[str]:
 
 
 def get_json(options: Namespace, *arguments: str) -> dict[str, Any]:
-    """What `kubectl get … -o json` prints.
+    """Run `kubectl get … -o json` and return the parsed object.
 
     Raises:
         KubectlError: kubectl is missing, fails, or prints what is no object.
@@ -56,7 +56,7 @@ def get_json(options: Namespace, *arguments: str) -> dict[str, Any]:
 
 
 def newest_warning(options: Namespace, pod: str) -> str:
-    """What the cluster warned of about a pod, newest words; empty for nothing, or where events can't be read."""
+    """Return the message of the pod's newest Warning event; empty without one, or if events can't be read."""
     try:
         found = get_json(options, "events", f"--field-selector=involvedObject.name={pod},type=Warning")["items"]
     except KubectlError:
@@ -72,7 +72,7 @@ def _when(event: dict[str, Any]) -> str:
 
 
 def create_object(options: Namespace, manifest: dict[str, Any]) -> str:
-    """The name of an object that is created of this.
+    """Create the object and return its name.
 
     Raises:
         KubectlError: it is refused.

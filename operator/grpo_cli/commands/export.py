@@ -103,7 +103,7 @@ def exported_model(name: str, job: GRPOJob) -> Export:
 
 
 def is_conversion_requested(options: Namespace, export: Export) -> bool:
-    """True if the model is wanted otherwise than it is.
+    """Return True if the options ask for another form of the model than the export has.
 
     Raises:
         OptionError: it can't be had so.
@@ -156,7 +156,7 @@ def _pods(options: Namespace, last: Attempt) -> PodDefaults:
 
 
 def defaults_of_pod(pod: dict[str, Any]) -> PodDefaults:
-    """What a training pod was made with."""
+    """Return the operator's defaults that a training pod was created with."""
     images = [one["image"] for one in pod["containers"] if one["name"] == CONTAINER]
     pull_secrets = tuple(secret["name"] for secret in pod.get("imagePullSecrets", ()))
     return PodDefaults(

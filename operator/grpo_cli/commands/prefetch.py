@@ -229,7 +229,7 @@ def prefetch_name(job: str) -> str:
 
 
 def hub_names(spec: GRPOJobSpec) -> list[str]:
-    """What the job will fetch of the hub, by name; folders are there already."""
+    """Return the hub names of the models and the dataset that the job fetches; folders need no fetching."""
     named = [spec.model.name]
     named += [reward.model.name for reward in spec.rewards if reward.model]
     if spec.dataset.name:

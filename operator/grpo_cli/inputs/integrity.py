@@ -81,7 +81,7 @@ def read_original(folder: Path, conversion: ConversionStatement) -> tuple[Statem
 
 
 def unsigned_message(envelope: Envelope | None, key: Path) -> str:
-    """What a conversion that nobody signed has instead: its original's envelope, signed by the key or not.
+    """Return a sentence on an unsigned conversion: whether the key has signed the original's envelope.
 
     Raises:
         OptionError: the key can't be used, or cryptography isn't installed.

@@ -1,4 +1,4 @@
-"""Alerts on how a run learns: its KL, its rewards and numbers that are none.
+"""Alerts on how a run learns: its KL, its rewards and non-finite numbers.
 
 Nobody else looks at a run for hours, and GPUs work as hard for a model that nobody wants.
 """

@@ -30,7 +30,7 @@ UP = select(BUILD_INFO, CLUSTER)
 
 
 def zero_if_uncounted(number: str) -> str:
-    """A number, or 0 if nothing is counted; nothing where no operator answers, who would know."""
+    """Default a count to 0, but only while the operator is up."""
     return f"{number} or 0 * count({UP})"
 
 

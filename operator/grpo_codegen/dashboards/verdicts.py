@@ -1,4 +1,4 @@
-"""One job's verdicts: what a glance at the first row of Training health tells, each number with its colour."""
+"""One job's verdicts: the first row of Training health, where each number has a colour."""
 
 from grpo_api.report import metrics as operator
 from grpo_api.report import training_metrics as trainer

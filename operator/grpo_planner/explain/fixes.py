@@ -38,7 +38,7 @@ Planner = Callable[[GRPOJobSpec], Option | None]
 
 
 class Adjustment(NamedTuple):
-    """A field that may be turned, and how far."""
+    """A field of the spec that may change, and its new values."""
 
     path: str
     values: Sequence[Any]
@@ -47,7 +47,7 @@ class Adjustment(NamedTuple):
 
     @property
     def strongest(self) -> "Adjustment":
-        """Only as far as it goes."""
+        """The same adjustment with its strongest value only."""
         return self._replace(values=self.values[-1:])
 
 

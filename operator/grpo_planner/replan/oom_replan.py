@@ -111,7 +111,7 @@ def _unfit(run: Run, phase: str) -> int:
 
 
 def mildest_fitting_split(run: Run, *, last_resort: bool = True) -> ExecutionPlan | None:
-    """The plan with the mildest change with which it fits; None where no split of its batch helps a GPU.
+    """Return the plan with the mildest change that makes it fit; None if no split of its batch helps a GPU.
 
     Where by its numbers nothing fits, as a last resort the leanest is tried: they are a model's. Host memory that
     nothing lowers leaves the plan as it is, with a higher request where the spec allows one.
@@ -278,7 +278,7 @@ def _engine_differences(old: EnginePlan | None, new: EnginePlan | None) -> Itera
 
 
 def split_name(plan: ExecutionPlan) -> str:
-    """How a plan runs, in a few words."""
+    """Return a short description of the plan's split, for messages."""
     what = plan.gpu_product or plan.gpu_resource
     count = plan.gpus
     if plan.accelerator == "CPU":
@@ -297,7 +297,7 @@ def split_name(plan: ExecutionPlan) -> str:
 
 
 def shortage_message(run: Run) -> str:
-    """What was tried and what would do, as sentences: for a job that fails for want of memory."""
+    """Return sentences on the plans that ran out of memory and on the hardware that would be enough."""
     tried = "; ".join(map(_shortfall_message, run.learned.shortfalls))
     return f"ran out of memory with {plural(len(run.learned.shortfalls), 'plan')} ({tried}). {_would_do(run)}"
 

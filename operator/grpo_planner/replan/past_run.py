@@ -246,13 +246,13 @@ class Run:
         return (limit or 0) // self.plan.processes_per_node
 
     def may_fit(self, room: float = 1.0) -> bool:
-        """Whether it does by what was learned, in this share of the memory."""
+        """Return True if the plan fits into the share `room` of the memory, with what was learned."""
         if self.plan.accelerator == "CPU":
             return not self.host_limit or self.host_bytes <= self.host_limit * room
         return self.device_bytes <= self.usable_bytes * room
 
     def with_plan(self, **changes: object) -> "Run":
-        """The same job with a plan that differs in this."""
+        """Return the same job with these fields of the plan changed."""
         return replace(self, plan=self.plan.model_copy(update=changes))
 
 
