@@ -210,7 +210,8 @@ def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     result = _result(search, chosen, notes, fits_now)
     assert result.chosen is not None, "it was given"
     ranked = explain.candidates(demand, notable(options, chosen), chosen)
-    return result.model_copy(update={"candidates": [Candidate.from_plan(result.chosen), *ranked[1:]]})
+    chosen_candidate = Candidate.from_plan(result.chosen)
+    return result.model_copy(update={"candidates": [chosen_candidate, *ranked[1:]]})
 
 
 def _chosen(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
@@ -224,12 +225,14 @@ def _chosen(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
 def _result(search: Search, chosen: Option, notes: list[str], fits_now: bool) -> PlanResult:
     demand = search.demand
     reason = explain.reason_message(chosen, sampling_message(search, chosen))
-    sentences = [*explain.warnings(demand, chosen), *advice(search, chosen), *notes]
+    warnings = explain.warnings(demand, chosen)
+    sentences = [*warnings, *advice(search, chosen), *notes]
     plan = explain.as_plan(demand, chosen, ExecutionPlan, reason=reason, warnings=sentences)
     message = reason if fits_now else f"needs {chosen.place.name}, which are taken now; {reason}"
+    result_reason = PlanReason.PLANNED if fits_now else PlanReason.WAITING_FOR_GPUS
     return PlanResult(
-        feasible=True, fits_now=fits_now, reason=PlanReason.PLANNED if fits_now else PlanReason.WAITING_FOR_GPUS,
-        message=message, chosen=plan, changes=plan.changes, architecture=demand.model.source,
+        feasible=True, fits_now=fits_now, reason=result_reason, message=message, chosen=plan,
+        changes=plan.changes, architecture=demand.model.source,
     )  # fmt: skip
 
 

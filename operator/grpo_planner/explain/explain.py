@@ -222,7 +222,8 @@ def _beaten(option: Option, chosen: Option) -> tuple[Literal["NotNeeded", "Slowe
         return "NotNeeded", "not needed: all parameters fit" if lora else "not needed: 32-bit moments fit"
     if option.seconds > chosen.seconds:
         return "Slower", f"{option.seconds / chosen.seconds - 1:.1%} slower"
-    return "NoBetter", f"{1 - option.seconds / chosen.seconds:.1%} faster, but {_cost(option, chosen)}"
+    gain = 1 - option.seconds / chosen.seconds
+    return "NoBetter", f"{gain:.1%} faster, but {_cost(option, chosen)}"
 
 
 def _cost(option: Option, chosen: Option) -> str:
@@ -259,10 +260,10 @@ def decision_message(result: PlanResult) -> str:
         return f"nothing else fits: {_lacks(missed, f'the nearest, {plan_name(missed)},')}" if missed else ""
     rival = min(fitting, key=_step_seconds)
     assert rival.rejected is not None, "it was not chosen"
-    return (
-        f"{_step_seconds(chosen):.1f} s per step; {plan_name(rival)} would take {_step_seconds(rival):.1f} s: "
-        f"{rival.rejected.message}"
-    )
+    seconds = _step_seconds(chosen)
+    rival_seconds = _step_seconds(rival)
+    verdict = rival.rejected.message
+    return f"{seconds:.1f} s per step; {plan_name(rival)} would take {rival_seconds:.1f} s: {verdict}"
 
 
 def _step_seconds(plan: ExecutionPlan) -> float:

@@ -254,7 +254,8 @@ SPENT = {
 
 def advice(search: Search, chosen: Option) -> list[str]:
     """Sentences about a chosen plan."""
-    return [*_too_slow(search, chosen), *_idle(search.demand, chosen), *_too_long(search.demand)]
+    demand = search.demand
+    return [*_too_slow(search, chosen), *_idle(demand, chosen), *_too_long(demand)]
 
 
 def _too_slow(search: Search, chosen: Option) -> Iterator[str]:

@@ -184,7 +184,9 @@ def forward_transient(shape: Shape, setup: Setup) -> float:
         return max(gated, no_grad_transient(shape, setup) + layer_kinds.effective_weights(shape, setup))
     score = layer_kinds.score_bytes(shape, setup.precision)
     # At the scores the layer has not yet saved its feed-forward part, so that room is still free.
-    at_scores = (score.forward - score.saved_scores) * layer_kinds.scores(shape, setup) - not_yet_saved(shape, setup)
+    scores = layer_kinds.scores(shape, setup)
+    transient_scores = (score.forward - score.saved_scores) * scores
+    at_scores = transient_scores - not_yet_saved(shape, setup)
     return max(at_scores, feed_forward_transient(shape, setup))
 
 
@@ -263,7 +265,9 @@ def no_grad_transient(shape: Shape, setup: Setup) -> float:
 def backward_transient(shape: Shape, setup: Setup) -> float:
     """The largest temporaries of one layer's backward pass, beside what it has saved."""
     score = layer_kinds.score_bytes(shape, setup.precision)
-    at_scores = (score.backward - score.saved_scores) * layer_kinds.scores(shape, setup) - not_yet_saved(shape, setup)
+    scores = layer_kinds.scores(shape, setup)
+    transient_scores = (score.backward - score.saved_scores) * scores
+    at_scores = transient_scores - not_yet_saved(shape, setup)
     return max(at_scores, feed_forward_backward(shape, setup))
 
 

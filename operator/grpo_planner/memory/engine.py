@@ -117,14 +117,19 @@ def work(shape: Shape, setup: Setup) -> float:
 
 def awake_bytes(shape: Shape, setup: Setup) -> int:
     """All that an engine takes while it is awake: its share as vLLM counts it, or what is pinned."""
-    own = weights(shape, setup) + cache(shape, setup) + graphs(shape, setup) + work(shape, setup)
+    weight_bytes = weights(shape, setup)
+    cached = cache(shape, setup)
+    graph_bytes = graphs(shape, setup)
+    own = weight_bytes + cached + graph_bytes + work(shape, setup)
     return engine_of(setup).share or round(own)
 
 
 def cached_completions(shape: Shape, setup: Setup, share: int) -> int:
     """Number of completions whose cache fits at a time into `share` bytes of a GPU; 0 where not one does."""
     spare = engine_of(setup).block * token_bytes(shape, setup)
-    fixed = weights(shape, setup) + graphs(shape, setup) + work(shape, setup) + spare
+    weight_bytes = weights(shape, setup)
+    graph_bytes = graphs(shape, setup)
+    fixed = weight_bytes + graph_bytes + work(shape, setup) + spare
     each = sequence_bytes(shape, setup) + shape.vocab * SCORE_BYTES
     return max(0, int((share - fixed) // each))
 

@@ -56,7 +56,9 @@ def offloaded_state(shape: Shape, setup: Setup, *, rounded: bool = True) -> int:
     if not setup.offload:
         return 0
     size = pinned_bytes if rounded else int
-    return zero_3_state(shape, setup, size) if setup.zero == 3 else zero_2_state(shape, setup, size)
+    if setup.zero == 3:
+        return zero_3_state(shape, setup, size)
+    return zero_2_state(shape, setup, size)
 
 
 def zero_2_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:

@@ -193,13 +193,19 @@ def state_bytes(shape: Shape, setup: Setup) -> StateBytes:
     """The states of a setup."""
     static = states.static_bytes(shape, setup)
     gradients = states.gradients(shape, setup)
+    # The weights are loaded before there is an optimizer; ZeRO-3 makes its moments when all else is there.
+    loaded = states.loading_bytes(shape, setup)
+    first_gradients = states.first_gradients(shape, setup)
+    live_parameters = states.live_parameters(shape, setup)
+    gathering_buffers = states.gathering_buffers(shape, setup)
+    passing_buckets = states.passing_buckets(shape, setup)
+    passing_gradients = states.passing_gradients(shape, setup)
     return StateBytes(
         static=static,
-        # The weights are loaded before there is an optimizer; ZeRO-3 makes its moments when all else is there.
-        loading_extra=max(states.loading_bytes(shape, setup) - static, states.first_gradients(shape, setup)),
-        live_parameters=states.live_parameters(shape, setup) + states.gathering_buffers(shape, setup),
+        loading_extra=max(loaded - static, first_gradients),
+        live_parameters=live_parameters + gathering_buffers,
         gradients=gradients,
-        passing_gradients=states.passing_buckets(shape, setup) + states.passing_gradients(shape, setup),
+        passing_gradients=passing_buckets + passing_gradients,
         kept_gradients=states.kept_gradients(shape, setup),
         # ZeRO's own buffers include the gradients; without ZeRO fused AdamW works in place on all of them.
         step=states.step_buffers(shape, setup) if setup.zero else gradients,
@@ -221,11 +227,15 @@ def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     # A checkpointed layer is run again with all that it saves. Otherwise that is in `saved`, and only the temporaries
     # and the gradient of the residual stream are new.
     top = layer if setup.checkpointing else act.backward_transient(shape, setup) + stream
+    forward_transient = act.forward_transient(shape, setup)
+    no_grad_transient = act.no_grad_transient(shape, setup)
+    effective_weights = layer_kinds.effective_weights(shape, setup)
+    head_backward = activations.backward_peak(shape, setup)
     return PassBytes(
-        forward=saved + mask + max(head_forward, act.forward_transient(shape, setup)) + cached,
-        scoring=mask + max(act.no_grad_transient(shape, setup), stream + head_forward),
-        casts=casts + layer_kinds.effective_weights(shape, setup),
-        at_head=saved + mask + activations.backward_peak(shape, setup),
+        forward=saved + mask + max(head_forward, forward_transient) + cached,
+        scoring=mask + max(no_grad_transient, stream + head_forward),
+        casts=casts + effective_weights,
+        at_head=saved + mask + head_backward,
         at_top=down + mask + saved + top,
         # The layers above have given their activations back; a checkpoint of this one is still there while it runs.
         at_bottom=mask + layer + (stream if setup.checkpointing else 0),

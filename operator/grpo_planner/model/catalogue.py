@@ -86,7 +86,8 @@ def _begins_with_key(name: str, key: str) -> bool:
 
 def similar_names(model: str) -> list[str]:
     """Catalogued names like that of an unknown model, the most alike first."""
-    return get_close_matches(model.rstrip("/").rsplit("/", 1)[-1].lower(), shapes(), n=3, cutoff=_LIKENESS)
+    base_name = model.rstrip("/").rsplit("/", 1)[-1].lower()
+    return get_close_matches(base_name, shapes(), n=3, cutoff=_LIKENESS)
 
 
 def nearest_dense(parameters: int) -> tuple[str, Shape]:

@@ -175,8 +175,8 @@ class Run:
                 "device_bytes": self.device_bytes,
             }
         )
-        timed = {"memory": memory, "estimated_step_seconds": round(self.step_seconds, 2)}
-        return self.with_plan(**timed, engine=self.sized_engine)
+        seconds = round(self.step_seconds, 2)
+        return self.with_plan(memory=memory, estimated_step_seconds=seconds, engine=self.sized_engine)
 
     @property
     def _at_once(self) -> int:
@@ -233,7 +233,8 @@ class Run:
         """Bytes of host memory of one process."""
         if self.plan.accelerator == "CPU":
             return cpu_process_bytes(self.demand, self.setup)
-        return round(host_bytes(self.demand.shape, self.setup, 1) * self.learned.factor(HOST))
+        predicted = host_bytes(self.demand.shape, self.setup, 1)
+        return round(predicted * self.learned.factor(HOST))
 
     def needed_bytes(self, key: str) -> int:
         """Bytes of one GPU in that phase, or for HOST of one process."""
@@ -376,7 +377,9 @@ def _lacks(plan: ExecutionPlan, pool: Pool) -> str:
     if plan.memory and plan.memory.device_bytes > pool.usable_bytes:
         return f"has {gib(pool.usable_bytes)} per GPU, where {gib(plan.memory.device_bytes)} are needed"
     wide_nodes = sum(count for room, count in pool.rooms if room.gpus >= plan.gpus_per_node)
-    return "" if wide_nodes >= plan.nodes else f"has {plural(wide_nodes, 'node')} with {plan.gpus_per_node} GPUs"
+    if wide_nodes >= plan.nodes:
+        return ""
+    return f"has {plural(wide_nodes, 'node')} with {plan.gpus_per_node} GPUs"
 
 
 def _with_requests(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:

@@ -108,8 +108,10 @@ def generation_seconds(shape: Shape, setup: Setup, hardware: Product, calls: flo
     held = setup.prompt + setup.completion / 2
     cache = sequences * held * 2 * shape.layers * shape.key_value * setup.weight_bytes
     traffic = decoded_parameters(shape, sequences) * setup.compute_bytes + cache
-    token = max(traffic / (hardware.bandwidth * GIGA * MEMORY_EFFICIENCY), shape.layers * LAUNCH_SECONDS)
-    return calls * (pass_seconds(shape, hardware, sequences * setup.prompt, setup.prompt) + setup.completion * token)
+    bytes_per_second = hardware.bandwidth * GIGA * MEMORY_EFFICIENCY
+    token = max(traffic / bytes_per_second, shape.layers * LAUNCH_SECONDS)
+    prefill = pass_seconds(shape, hardware, sequences * setup.prompt, setup.prompt)
+    return calls * (prefill + setup.completion * token)
 
 
 def engine_seconds(shape: Shape, setup: Setup, hardware: Product, calls: float) -> float:
