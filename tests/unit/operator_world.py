@@ -99,8 +99,8 @@ def condition(kind: str, status: str = "True", reason: str = "Because", since: f
     return {"type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": at(since)}
 
 
-def make_job(spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None, **meta: Any) -> GRPOJobRecord:
-    """A GRPOJob; `spec` is merged into SPEC one level deep, `meta` into its metadata."""
+def job_object(spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
+    """A GRPOJob as the API server sends it; `spec` is merged into SPEC one level deep, `meta` into its metadata."""
     merged = {key: dict(value) if isinstance(value, dict) else value for key, value in SPEC.items()}
     for key, value in (spec or {}).items():
         merged[key] = {**merged[key], **value} if isinstance(merged.get(key), dict) else value
@@ -113,7 +113,12 @@ def make_job(spec: dict[str, Any] | None = None, status: dict[str, Any] | None =
         "creationTimestamp": at(-3600),
         **meta,
     }
-    return grpojob_record({"metadata": metadata, "spec": merged, "status": status or {}})
+    return {"metadata": metadata, "spec": merged, "status": status or {}}
+
+
+def make_job(spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None, **meta: Any) -> GRPOJobRecord:
+    """The record of job_object."""
+    return grpojob_record(job_object(spec, status, **meta))
 
 
 def active_status(attempt: int = 1, plan: ExecutionPlan = PLAN, running: bool = True, **more: Any) -> dict[str, Any]:
@@ -130,6 +135,11 @@ def active_status(attempt: int = 1, plan: ExecutionPlan = PLAN, running: bool = 
 
 
 def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
+    """The record of child_object."""
+    return job_record(child_object(attempt, owner, **more))
+
+
+def child_object(attempt: int = 1, owner: str = UID, **more: Any) -> dict[str, Any]:
     """The Indexed Job of an attempt; keywords: created, deleting, ended, ended_at, spent, uid, name."""
     ended = more.get("ended")
     status: dict[str, Any] = {"startTime": at(-50)} | ({"failedIndexes": more["spent"]} if "spent" in more else {})
@@ -148,7 +158,7 @@ def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
     }
     if more.get("deleting"):
         meta["deletionTimestamp"] = at(0)
-    return job_record({"metadata": meta, "spec": {}, "status": status})
+    return {"metadata": meta, "spec": {}, "status": status}
 
 
 def terminated(code: int, message: str = "", reason: str = "", clock: float = 0) -> dict[str, Any]:

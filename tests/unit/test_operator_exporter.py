@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.report import traces
-from grpo_operator.loop import span_exporter as module
-from grpo_operator.loop.span_exporter import BACKLOG, BATCH, SpanExporter
+from grpo_operator.process import span_exporter as module
+from grpo_operator.process.span_exporter import BACKLOG, BATCH, SpanExporter
 from grpo_operator.tracing.spans import MAX_TEXT, Span, Trace, export_request
 from harness.controlplane import free_port
 from tests.generated import cases

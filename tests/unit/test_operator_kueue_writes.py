@@ -9,18 +9,18 @@ import pytest
 
 from grpo_kube.objects.errors import AlreadyExists, Conflict, Denied, NotFound
 from grpo_kube.objects.resources import ObjectKey, Resource
-from grpo_kube.objects.times import Observed
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.loop.caches import Caches
-from grpo_operator.loop.workload_sync import MultiKueueDispatcher, Workloads, unseen
+from grpo_operator.loop.workload_sync import Workloads, sync_dispatched, unseen
 from grpo_operator.pods.manifests import attempt_of, indexed_job
 from grpo_operator.records.names import RESOURCE_FLAVORS, WORKLOAD_PRIORITIES, WORKLOADS
 from grpo_operator.records.records import GRPOJobRecord
 from tests.unit.kueue_world import QUEUED, admitted, evicted, make_item, make_queued, told
 from tests.unit.operator_world import KEY, NOW, PLAN, PODS, active_status, condition, make_job, make_seen
 from tests.unit.queue_world import cluster, queue
+from tests.unit.reconcile_world import make_observer
 
 Item = dict[str, Any]
 QUEUES = Decision(Action.QUEUE, "WaitingForKueue", plan=PLAN)
@@ -237,8 +237,9 @@ def dispatched(**more: Any) -> GRPOJobRecord:
 
 
 async def dispatch(world: World, job: GRPOJobRecord) -> None:
-    found = MultiKueueDispatcher(queue([job], cluster()), world.workloads, lambda: NOW, lambda: Observed(NOW))
-    await found(job)
+    observation = make_observer(world, world.caches, world.workloads).read_dispatched(job)
+    if observation:
+        await sync_dispatched(observation, queue([job], cluster()), world.workloads)
 
 
 async def test_on_multikueues_manager_the_workload_is_all_that_is_made() -> None:

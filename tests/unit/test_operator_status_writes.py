@@ -6,53 +6,102 @@ import pytest
 
 from grpo_kube.objects.errors import Conflict, Denied
 from grpo_kube.objects.resources import Object, Resource
-from grpo_operator.loop.reconcile import Reconciler
-from tests.unit.operator_world import make_job
+from grpo_kube.objects.times import Observed
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.loop.caches import Caches
+from grpo_operator.loop.status_writer import StatusWriter
+from grpo_operator.records.records import GRPOJobRecord
+from grpo_operator.report.status import StatusThrottle
+from tests.unit.operator_world import (
+    PLAN,
+    TRAINERS,
+    active_status,
+    job_object,
+    make_child,
+    make_job,
+    make_pull,
+    make_seen,
+)
 
-JOB = make_job(resourceVersion="41")
+COMMIT = Decision(Action.COMMIT, plan=PLAN)
+WAIT = Decision(Action.WAIT)
+RUNNING = make_seen(make_job(status=active_status()), *TRAINERS, pull=make_pull(step=3))
+"""Of a job of version 10."""
+STARTING = make_seen(make_job(status=active_status(running=False)), make_child())
 
 
 class Api:
     """Takes a status patch only on the version that stands, and denies what pods reported, if it is told to."""
 
-    def __init__(self, version: str, *, denies: str = "") -> None:
+    def __init__(self, version: str = "10", *, denies: str = "") -> None:
         self.version = version
         self.denies = denies
         self.taken: list[Object] = []
+        self.caches = Caches()
+        self.reported: list[str] = []
+        api: Any = self
+        self.writer = StatusWriter(api, self.caches.grpojobs, StatusThrottle(5.0), self._report)
+
+    def _report(self, job: GRPOJobRecord, *_: Any) -> None:
+        self.reported.append(job.name)
 
     async def patch(self, _kind: Resource, _namespace: str, _name: str, patch: Object, _subresource: str) -> Object:
         """As the API server does."""
-        if patch.get("metadata", {}).get("resourceVersion", self.version) != self.version:
+        if patch["metadata"]["resourceVersion"] != self.version:
             raise Conflict("the object has been modified", 409)
         if self.denies in patch["status"]:
             raise Denied(f"status.{self.denies}: Invalid value", 422)
         self.taken.append(patch)
-        return patch
+        return self._item(patch["status"])
 
+    async def get(self, *_: Any) -> Object:
+        return self._item({})
 
-async def written(api: Api, patch: Object) -> None:
-    """Write a status patch for JOB."""
-    reconciler = Reconciler.__new__(Reconciler)
-    reconciler._cluster = api  # type: ignore[assignment]
-    await reconciler._patch(JOB, patch)
+    def _item(self, status: Object) -> Object:
+        return job_object(status=status, resourceVersion=self.version)
 
 
 async def test_a_status_is_written_on_the_version_that_was_looked_at() -> None:
-    api = Api("41")
-    await written(api, {"attempt": 2})
-    assert api.taken == [{"metadata": {"resourceVersion": "41"}, "status": {"attempt": 2}}]
+    api = Api()
+    await api.writer.commit(RUNNING, COMMIT)
+    (patch,) = api.taken
+    assert patch["metadata"] == {"resourceVersion": "10"}
+    assert patch["status"]["attempt"] == 2
+    assert api.reported == ["run"]
 
 
-@pytest.mark.parametrize("denies", ["", "progress"])
+@pytest.mark.parametrize("denies", ["nothing", "progress"])
 async def test_a_status_is_not_written_over_what_came_since(denies: str) -> None:
-    api = Api("42", denies=denies or "nothing")
+    api = Api("42", denies=denies)
     with pytest.raises(Conflict):
-        await written(api, {"attempt": 2, "progress": {"step": 3}})
-    assert api.taken == []
+        await api.writer.publish(RUNNING, WAIT)
+    assert (api.taken, api.reported) == ([], [])
+    (job,) = api.caches.grpojobs
+    assert job.version == 42, "the next decision is made on what stands"
 
 
 async def test_what_pods_reported_is_left_out_where_it_is_denied_and_the_version_stays() -> None:
-    patch: dict[str, Any] = {"attempt": 2, "progress": {"step": 3}}
-    api = Api("41", denies="progress")
-    await written(api, patch)
-    assert api.taken == [{"metadata": {"resourceVersion": "41"}, "status": {"attempt": 2}}]
+    api = Api(denies="progress")
+    await api.writer.publish(RUNNING, WAIT)
+    (patch,) = api.taken
+    assert patch["metadata"] == {"resourceVersion": "10"}
+    assert "conditions" in patch["status"]
+    assert "progress" not in patch["status"]
+
+
+@pytest.mark.parametrize(
+    ("running", "patch", "seconds"),
+    [
+        (True, {"phase": "Running", "progress": {}}, 0.0),
+        (True, {"conditions": [], "progress": {}}, 0.0),
+        (True, {"progress": {}}, 3.0),
+        (False, {"phase": "Starting", "conditions": []}, 0.0),
+        (False, {"conditions": []}, 8.0),
+    ],
+)
+def test_what_is_not_urgent_waits_for_company(running: bool, patch: Object, seconds: float) -> None:
+    observation = RUNNING if running else STARTING
+    throttle = StatusThrottle(5.0)
+    assert throttle.seconds_left(observation, patch) <= 0.0, "nothing was written before"
+    throttle.record_write(observation.job.key, Observed(observation.at.at - 2.0), {})
+    assert throttle.seconds_left(observation, patch) == seconds

@@ -5,6 +5,7 @@ report (kubelets, trainers, whose clocks may be minutes off) stays text or unix 
 people. Unix seconds of the operator's own clock are for what is stored and must outlive the process.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NewType
@@ -23,6 +24,16 @@ class Observed:
     def __sub__(self, earlier: "Observed") -> float:
         """Seconds since an earlier moment."""
         return self.at - earlier.at
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessClock:
+    """The two clocks of this process."""
+
+    wall: Callable[[], float]
+    """Gives unix seconds, for what is stored."""
+    monotonic: Callable[[], Observed]
+    """Gives the moment at which something is observed, to order events and to measure waits."""
 
 
 def seconds(text: str | None) -> float | None:

@@ -6,7 +6,6 @@ only then. Without the right to list events the words are just unknown.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from grpo_kube.client import Cluster, listed
@@ -14,6 +13,10 @@ from grpo_kube.objects.errors import ClusterError
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import EVENTS, ObjectKey, Selection
 from grpo_kube.objects.times import Observed
+
+from ..decide.decisions import Limits
+from ..decide.observation import Observation
+from ..decide.start_checks import asks_about
 
 log = logging.getLogger(__name__)
 
@@ -28,18 +31,26 @@ class _NewestWarning:
 
 
 class PodStartEvents:
-    """The newest warning about an object, remembered for a moment."""
+    """The newest warning about an attempt that does not start, remembered for a moment."""
 
-    def __init__(self, cluster: Cluster, now: Callable[[], Observed]) -> None:
-        """Start without remembered events."""
+    def __init__(self, cluster: Cluster, limits: Limits) -> None:
+        """`limits` say how long an attempt may take to start before events are read."""
         self._cluster = cluster
-        self._now = now
+        self._limits = limits
         self._newest: dict[ObjectKey, _NewestWarning] = {}
 
-    async def newest_warning(self, key: ObjectKey, uid: str) -> str:
-        """`reason: message` of the newest warning about the GRPOJob's Job or pod with this uid; empty without one."""
+    async def newest_warning(self, observation: Observation) -> str:
+        """`reason: message` of the newest warning about the Job or pod that keeps the attempt from starting.
+
+        Empty while the attempt gets going, and where there is no warning.
+        """
+        key, now = observation.job.key, observation.at
+        uid = asks_about(observation, self._limits)
+        if not uid:
+            self.forget(key)
+            return ""
         # A gang that does not start is looked at often, and each question is a LIST of events.
-        known, now = self._newest.get(key), self._now()
+        known = self._newest.get(key)
         if known is None or known.uid != uid or now - known.at > FRESH_SECONDS:
             known = self._newest[key] = _NewestWarning(uid, now, await self._ask(key, uid))
         return known.message

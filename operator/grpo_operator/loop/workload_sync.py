@@ -17,7 +17,6 @@ from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import AlreadyExists, Conflict, Denied, NotFound
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import Object, ObjectKey
-from grpo_kube.objects.times import Observed
 
 from ..admission.queue import AdmissionQueue
 from ..admission.snapshot import SnapshotSource
@@ -36,7 +35,6 @@ from ..records.names import (
     WORKLOADS,
     workload_name,
 )
-from ..records.packed_job import content_without_status
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from ..records.workloads import Assignment, WorkloadRecord
@@ -242,38 +240,20 @@ def _flavor(name: str, item: Object) -> Flavor:
     return Flavor(name, spec.string_map("nodeLabels"), tolerations)
 
 
-class MultiKueueDispatcher:
-    """Keeps the Workloads of jobs that Kueue sends to another cluster."""
+async def sync_dispatched(observation: Observation, queue: AdmissionQueue, workloads: Workloads) -> float | None:
+    """Take the next step of the Workload of a job that Kueue sends to another cluster.
 
-    def __init__(
-        self,
-        queue: AdmissionQueue,
-        workloads: Workloads,
-        clock: Callable[[], float],
-        monotonic: Callable[[], Observed],
-    ) -> None:
-        """`clock` gives unix seconds."""
-        self._queue = queue
-        self._workloads = workloads
-        self._clock = clock
-        self._monotonic = monotonic
+    Return the seconds until time alone may change something; None if it can't.
 
-    async def __call__(self, job: GRPOJobRecord) -> float | None:
-        """One look and one step. Returns the seconds until time alone may change something.
-
-        Raises:
-            ClusterError: the API server refused or did not answer; nothing is lost by trying again.
-        """
-        if job.finished or job.deleting or not job.queue_name:
-            return None
-        here = replace(job, typed=content_without_status(job.spec))
-        seen = self._workloads.look(Observation(job=here, now=self._clock(), at=self._monotonic()))
-        decision = await self._workloads.step(seen, await self._decision(seen))
-        if decision.action in (Action.QUEUE, Action.REJECT):
-            log.info("%s: %s %s", job.key, decision.reason, decision.message)
-        return decision.look_again
-
-    async def _decision(self, seen: Observation) -> Decision:
-        if seen.job.suspended:
-            return Decision(Action.SUSPEND, Reason.SUSPENDED)
-        return await self._queue.answer(seen, Decision(Action.ADMIT)) or Decision(Action.WAIT)
+    Raises:
+        ClusterError: the API server refused or did not answer; nothing is lost by trying again.
+    """
+    job = observation.job
+    if job.suspended:
+        decision = Decision(Action.SUSPEND, Reason.SUSPENDED)
+    else:
+        decision = await queue.answer(observation, Decision(Action.ADMIT)) or Decision(Action.WAIT)
+    decision = await workloads.step(observation, decision)
+    if decision.action in (Action.QUEUE, Action.REJECT):
+        log.info("%s: %s %s", job.key, decision.reason, decision.message)
+    return decision.look_again

@@ -25,18 +25,23 @@ from grpo_kube.leader_election import Election
 from grpo_kube.objects.errors import ClusterError, NotFound
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import JOBS, NETWORK_POLICIES, PODS, SERVICES, Object, ObjectKey, Resource, Selection
-from grpo_kube.objects.times import Observed
+from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_kube.pacing import Backoff
 from grpo_kube.work_queue import BATCH_DELAY, ECHO_DELAY, WorkQueue, work
 
 from ..admission.queue import AdmissionQueue
 from ..loop import tokens
+from ..loop.attempt_starter import AttemptStarter
 from ..loop.caches import Caches
 from ..loop.cluster_state import ClusterState, ReservedGangs
+from ..loop.garbage_collector import GarbageCollector
+from ..loop.observer import Observer
+from ..loop.pod_start_events import PodStartEvents
 from ..loop.progress import ProgressPuller, http_fetch, targets
 from ..loop.quarantine_reporter import QuarantineReporter
 from ..loop.reconcile import Reconciler
-from ..loop.span_exporter import SpanExporter
+from ..loop.shared_objects import SharedObjects
+from ..loop.status_writer import StatusWriter
 from ..loop.tokens import Tokens
 from ..loop.workload_sync import Workloads, unseen
 from ..records.names import (
@@ -50,10 +55,12 @@ from ..records.names import (
 )
 from ..records.records import GRPOJobRecord
 from ..report.events import event, folded, telling_change
+from ..report.status import StatusThrottle
 from ..tracing.attempt_trace import AttemptTraces
 from . import handlers, metrics_server, settings
 from .job_metrics import Sample, standing
 from .metrics_server import VERSION, Metrics
+from .span_exporter import SpanExporter
 
 log = logging.getLogger(__name__)
 
@@ -106,21 +113,35 @@ class Operator:
         limits = chosen.limits
         gangs = ReservedGangs(caches, wall, limits.scheduling)
         self._admission = AdmissionQueue(gangs, self.facts, queue.add_all, limits=limits, clock=wall, pods=chosen.pods)
-        self._reconcile = Reconciler(
+        self._reconcile = self._reconciler()
+
+    def _reconciler(self) -> Reconciler:
+        """Build the parts of a reconcile, one for each of its steps."""
+        chosen, cluster, caches = self.settings, self._cluster, self._caches
+        limits, pods = chosen.limits, chosen.pods
+        workloads = Workloads(cluster, caches, self.facts, self._kueue_problem, pods=pods, clock=self._wall)
+        observer = Observer(
             cluster,
             caches,
-            self._admission,
-            self._wrote,
-            limits=limits,
-            clock=wall,
-            monotonic=lambda: Observed(self._clock()),
-            pods=chosen.pods,
-            tokens=self._tokens,
-            watchers=chosen.watchers,
+            ProcessClock(self._wall, lambda: Observed(self._clock())),
+            workloads=workloads,
             rank0=self._puller,
-            workloads=Workloads(cluster, caches, self.facts, self._kueue_problem, pods=chosen.pods, clock=wall),
+            pod_start_events=PodStartEvents(cluster, limits),
             traces=self._traces,
-            status_interval=chosen.status_interval,
+        )
+        shared = SharedObjects(cluster, caches, self._clock, chosen.watchers)
+        starter = AttemptStarter(
+            cluster, caches, shared, workloads, sightings=observer.first_seen, pods=pods, tokens=self._tokens
+        )
+        throttle = StatusThrottle(chosen.status_interval)
+        return Reconciler(
+            observer=observer,
+            queue=self._admission,
+            status=StatusWriter(cluster, caches.grpojobs, throttle, self._wrote),
+            starter=starter,
+            workloads=workloads,
+            garbage=GarbageCollector(cluster, caches, limits),
+            limits=limits,
         )
 
     def _rank0(self, session: aiohttp.ClientSession) -> ProgressPuller:

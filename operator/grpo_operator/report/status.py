@@ -198,12 +198,17 @@ def to_json(status: GRPOJobStatus) -> dict[str, Any]:
 log = logging.getLogger(__name__)
 
 
-class StatusThrottle:
-    """The last status write of each job."""
+STARTING_INTERVALS = 2
+"""Status intervals between two writes while a gang starts: there is little to tell, and in a burst each write delays
+the pods of other jobs."""
 
-    def __init__(self, longest: float) -> None:
-        """`longest`: the seconds after which it doesn't matter any more when a status was written."""
-        self._longest = longest
+
+class StatusThrottle:
+    """Says when each job's status may be written again."""
+
+    def __init__(self, interval: float) -> None:
+        """`interval`: seconds between two writes of a job's status that change nothing urgent."""
+        self._interval = interval
         self._written_at: dict[ObjectKey, Observed] = {}
         self._dropped: dict[ObjectKey, Mapping[str, Any]] = {}
 
@@ -216,10 +221,17 @@ class StatusThrottle:
         """True if the patch has nothing but what the API server did not keep when it was written last."""
         return patch == self._dropped.get(key, {})
 
-    def seconds_left(self, key: ObjectKey, now: Observed, pause: float) -> float:
-        """Seconds until such a pause after the last write is over; 0 and less when it is."""
-        last = self._written_at.get(key)
-        return pause - (now - last) if last else 0.0
+    def seconds_left(self, observation: Observation, patch: Mapping[str, Any]) -> float:
+        """Seconds until a patch of the status may be written; 0 and less for one that may be written now."""
+        last = self._written_at.get(observation.job.key)
+        if last is None or URGENT & patch.keys():
+            return 0.0
+        starting = observation.job.active and not observation.started
+        # A condition that changes is shown at once, except while the gang starts.
+        if "conditions" in patch and not starting:
+            return 0.0
+        pause = self._interval * (STARTING_INTERVALS if starting else 1)
+        return pause - (observation.at - last)
 
     def record_write(self, key: ObjectKey, now: Observed, dropped: Mapping[str, Any]) -> None:
         """A status was written, of which the API server did not keep this: an older definition drops new fields.
@@ -229,7 +241,7 @@ class StatusThrottle:
         self._written_at.pop(key, None)
         self._written_at[key] = now
         for oldest, at in list(itertools.islice(self._written_at.items(), 2)):
-            if now - at > self._longest:
+            if now - at > STARTING_INTERVALS * self._interval:
                 del self._written_at[oldest]
         if dropped and dropped != self._dropped.get(key):
             log.warning("%s: the API server did not keep %s of the status", key, ", ".join(dropped))

@@ -1,0 +1,60 @@
+"""Deletes what is left of attempts that are not to run, and GRPOJobs whose time to live is over."""
+
+import contextlib
+
+from grpo_kube.cache import Cache, R
+from grpo_kube.client import Cluster
+from grpo_kube.objects.errors import Conflict, NotFound
+from grpo_kube.objects.resources import LIVE_PODS, PODS, Selection
+
+from ..decide.cleanup import clean_up
+from ..decide.decisions import Limits
+from ..decide.observation import Observation
+from ..records.names import attempt_selector, engine_selector
+from ..records.records import GRPOJobRecord
+from .caches import Caches
+
+
+class GarbageCollector:
+    """Carries out decide/cleanup.py."""
+
+    def __init__(self, cluster: Cluster, caches: Caches, limits: Limits) -> None:
+        """Take what a deletion works with."""
+        self._cluster = cluster
+        self._caches = caches
+        self._limits = limits
+
+    async def collect(self, observation: Observation) -> None:
+        """Delete Jobs and pods of attempts that are not to run.
+
+        Raises:
+            Conflict: a Job changed meanwhile; the cache has been brought up to date.
+            ClusterError: the API server refused or did not answer.
+        """
+        garbage = clean_up(observation, self._limits)
+        for child in (*observation.earlier_jobs, observation.child, observation.engines):
+            if child and child.name in garbage.delete_jobs:
+                await self._delete(self._caches.jobs, child)
+        uid, namespace = observation.job.uid, observation.job.key.namespace
+        selectors = [attempt_selector(uid, attempt) for attempt in garbage.stop_attempts]
+        selectors += [engine_selector(uid, attempt) for attempt in garbage.stop_engines]
+        for selector in selectors:
+            await self._cluster.delete_all(Selection(PODS, namespace, selector, LIVE_PODS))
+
+    async def delete_job(self, job: GRPOJobRecord) -> None:
+        """Delete a GRPOJob, and with it all that it owns.
+
+        Raises:
+            Conflict: it changed meanwhile; the cache has been brought up to date.
+            ClusterError: the API server refused or did not answer.
+        """
+        await self._delete(self._caches.grpojobs, job)
+
+    async def _delete(self, cache: Cache[R], record: R) -> None:
+        """Delete an object only as it was observed: what has become of it since may have to stay."""
+        try:
+            await self._cluster.delete(cache.resource, *record.key, record)
+        except Conflict:
+            with contextlib.suppress(NotFound):
+                cache.put(await self._cluster.get(cache.resource, *record.key))
+            raise

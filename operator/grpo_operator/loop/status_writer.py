@@ -1,0 +1,105 @@
+"""Writes the status of GRPOJobs: at once for a commit, and otherwise as often as the throttle allows.
+
+Each write carries the resourceVersion that the decision was made on, so that no decision overwrites what it has not
+seen.
+"""
+
+import logging
+from collections.abc import Callable
+
+from grpo_api.status.status import GRPOJobStatus
+from grpo_kube.cache import Cache
+from grpo_kube.client import Cluster
+from grpo_kube.objects.errors import Conflict, Denied, NotFound
+from grpo_kube.objects.resources import Object, ObjectKey, merge_patch
+
+from ..decide.decisions import Decision
+from ..decide.observation import Observation
+from ..records.names import GRPOJOBS
+from ..records.records import GRPOJobRecord
+from ..report.status import REPORTED, StatusThrottle, build, to_json
+
+log = logging.getLogger(__name__)
+
+Written = Callable[[GRPOJobRecord, GRPOJobStatus, float], None]
+"""Takes the job before a status write, its new status, and the unix time in seconds."""
+
+
+class StatusWriter:
+    """Writes statuses, and keeps the cache of GRPOJobs up to date with the answers."""
+
+    def __init__(
+        self, cluster: Cluster, grpojobs: Cache[GRPOJobRecord], throttle: StatusThrottle, on_write: Written
+    ) -> None:
+        """`on_write` is called after each write."""
+        self._cluster = cluster
+        self._grpojobs = grpojobs
+        self._throttle = throttle
+        self._on_write = on_write
+
+    async def commit(self, observation: Observation, decision: Decision) -> None:
+        """Write the status that the decision leads to, at once.
+
+        Raises:
+            Conflict: the GRPOJob changed meanwhile; the cache has been brought up to date.
+            ClusterError: the API server refused or did not answer.
+        """
+        new = build(observation, decision)
+        patch = merge_patch(observation.job.raw_status, to_json(new))
+        await self._write(observation, decision, new, patch)
+
+    async def publish(self, observation: Observation, decision: Decision) -> float | None:
+        """Write the status if it differs. Return the seconds after which the throttle allows it; None if none is due.
+
+        Raises:
+            Conflict: the GRPOJob changed meanwhile; the cache has been brought up to date.
+            ClusterError: the API server refused or did not answer.
+        """
+        new = build(observation, decision)
+        patch = merge_patch(observation.job.raw_status, to_json(new))
+        if self._throttle.is_known(observation.job.key, patch):
+            return None
+        seconds_left = self._throttle.seconds_left(observation, patch)
+        if seconds_left > 0:
+            return seconds_left
+        await self._write(observation, decision, new, patch)
+        return None
+
+    def forget(self, key: ObjectKey) -> None:
+        """Drop what is remembered of a job that is gone."""
+        self._throttle.forget(key)
+
+    async def _write(self, observation: Observation, decision: Decision, new: GRPOJobStatus, patch: Object) -> None:
+        """Send the patch that leads to the new status, then report it to `on_write`."""
+        job = observation.job
+        log.debug("%s: %s writes %s", job.key, decision.action, ", ".join(patch))
+        try:
+            answer = await self._patch(job, patch)
+        except NotFound:
+            self._grpojobs.discard(job.key, job.uid)
+            return
+        except Conflict:
+            self._grpojobs.put(await self._cluster.get(GRPOJOBS, *job.key))
+            raise
+        self._grpojobs.put(answer)
+        dropped = merge_patch(answer.get("status") or {}, to_json(new))
+        self._throttle.record_write(job.key, observation.at, dropped)
+        if new.phase != job.status.phase:
+            log.info("%s: %s: %s %s", job.key, new.phase, decision.reason, decision.message)
+        self._on_write(job, new, observation.now)
+
+    async def _patch(self, job: GRPOJobRecord, patch: Object) -> Object:
+        """Patch the status. If the API server denies it, patch it without the fields that pods report."""
+        try:
+            return await self._send(job, patch)
+        except Denied as error:
+            # A decision must not wait for a number that somebody's program made up.
+            decided = {field: value for field, value in patch.items() if field not in REPORTED}
+            if len(decided) == len(patch):
+                raise
+            log.warning("%s: the status is written without what its pods reported: %s", job.key, error)
+            return await self._send(job, decided)
+
+    async def _send(self, job: GRPOJobRecord, patch: Object) -> Object:
+        body = {"metadata": {"resourceVersion": str(job.version)}, "status": patch}
+        return await self._cluster.patch(GRPOJOBS, *job.key, body, "status")

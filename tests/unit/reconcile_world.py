@@ -1,0 +1,158 @@
+"""A reconciler for unit tests, whose API server keeps objects in memory and records each request."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from grpo_kube.objects.errors import AlreadyExists, Conflict, NotFound
+from grpo_kube.objects.resources import JOBS, Object, ObjectKey, Resource, Selection
+from grpo_kube.objects.times import Observed, ProcessClock
+from grpo_operator.admission.snapshot import Snapshot
+from grpo_operator.decide.decisions import Limits
+from grpo_operator.loop.attempt_starter import AttemptStarter
+from grpo_operator.loop.caches import Caches
+from grpo_operator.loop.garbage_collector import GarbageCollector
+from grpo_operator.loop.observer import Observer
+from grpo_operator.loop.pod_start_events import PodStartEvents
+from grpo_operator.loop.reconcile import Reconciler
+from grpo_operator.loop.shared_objects import SharedObjects
+from grpo_operator.loop.status_writer import StatusWriter
+from grpo_operator.loop.tokens import Tokens
+from grpo_operator.loop.workload_sync import Workloads
+from grpo_operator.records.names import GRPOJOBS
+from grpo_operator.report.status import StatusThrottle
+from tests.unit.operator_world import KEY, LIMITS, NOW, PODS, job_object
+from tests.unit.queue_world import queue
+
+
+class NoRank0:
+    """No rank 0 has answered yet."""
+
+    def pull(self, _: ObjectKey) -> None:
+        """None answers."""
+
+    def silence(self, _: ObjectKey) -> None:
+        """None is silent for long."""
+
+
+def make_observer(api: Any, caches: Caches, workloads: Workloads, limits: Limits = LIMITS) -> Observer:
+    """An observer at NOW, to which no rank 0 answers."""
+    clock = ProcessClock(lambda: NOW, lambda: Observed(NOW))
+    events = PodStartEvents(api, limits)
+    return Observer(api, caches, clock, workloads=workloads, rank0=NoRank0(), pod_start_events=events)
+
+
+class Cluster:
+    """An API server with one GRPOJob, and an operator whose caches show each change of it at once."""
+
+    def __init__(self, spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None) -> None:
+        """`spec` is merged into that of a job on CPUs, with two pods."""
+        self.requests: list[str] = []
+        """Method, kind and name of each request so far."""
+        self.before_answer: Callable[[], None] = _do_nothing
+        """Called once, when the next write has been taken and its answer is on the way."""
+        self.caches = Caches()
+        self._objects: dict[str, Object] = {}
+        self._version = 10
+        self._reconciler = self._make_reconciler()
+        self.store(GRPOJOBS, job_object(spec, status))
+
+    def _make_reconciler(self) -> Reconciler:
+        api: Any = self
+        workloads = Workloads(api, self.caches, _NoFacts(), lambda _: "", pods=PODS, clock=lambda: NOW)
+        observer = make_observer(api, self.caches, workloads)
+        shared = SharedObjects(api, self.caches, lambda: NOW, None)
+        starter = AttemptStarter(
+            api, self.caches, shared, workloads, sightings=observer.first_seen, pods=PODS, tokens=Tokens()
+        )
+        return Reconciler(
+            observer=observer,
+            queue=queue([], Snapshot()),
+            status=StatusWriter(api, self.caches.grpojobs, StatusThrottle(5.0), lambda *_: None),
+            starter=starter,
+            workloads=workloads,
+            garbage=GarbageCollector(api, self.caches, LIMITS),
+            limits=LIMITS,
+        )
+
+    async def reconcile(self) -> float | None:
+        """Reconcile the job once. Return what the reconciler returns."""
+        return await self._reconciler(KEY)
+
+    @property
+    def job(self) -> Object:
+        """The GRPOJob as it is stored."""
+        return self._objects[GRPOJOBS.path(*KEY)]
+
+    def suspend(self, *, is_watched: bool = True) -> None:
+        """Set `spec.suspend`; without `is_watched` the operator hears nothing of it yet."""
+        self.store(GRPOJOBS, {**self.job, "spec": {**self.job["spec"], "suspend": True}}, is_watched=is_watched)
+
+    def store(self, resource: Resource, item: Object, *, is_watched: bool = True) -> Object:
+        """Store an object as a new version."""
+        self._version += 1
+        version = str(self._version)
+        metadata = {"uid": f"uid-{version}", **item["metadata"], "resourceVersion": version}
+        stored = {"status": {}, **item, "metadata": metadata}
+        self._objects[resource.path(metadata["namespace"], metadata["name"])] = stored
+        if resource is GRPOJOBS and is_watched:
+            self.caches.grpojobs.put(stored)
+        if resource is JOBS:
+            self.caches.jobs.put(stored)
+        return stored
+
+    def remove_job(self) -> None:
+        """Delete the GRPOJob."""
+        uid = self._objects.pop(GRPOJOBS.path(*KEY))["metadata"]["uid"]
+        self.caches.grpojobs.discard(KEY, uid)
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        self.requests.append(f"GET {resource.plural} {name}")
+        return self._known(resource, namespace, name)
+
+    async def create(self, resource: Resource, namespace: str, body: Object) -> Object:
+        name = body["metadata"]["name"]
+        self.requests.append(f"POST {resource.plural} {name}")
+        if resource.path(namespace, name) in self._objects:
+            raise AlreadyExists(f"{name} exists", 409)
+        return self.store(resource, body)
+
+    async def patch(self, resource: Resource, namespace: str, name: str, patch: Object, subresource: str) -> Object:
+        self.requests.append(f"PATCH {resource.plural}/{subresource} {name}")
+        known = self._known(resource, namespace, name)
+        if patch["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:
+            raise Conflict("the object has been modified", 409)
+        status = {**known["status"], **patch["status"]}
+        kept = {field: value for field, value in status.items() if value is not None}
+        answer = self.store(resource, {**known, "status": kept})
+        before_answer, self.before_answer = self.before_answer, _do_nothing
+        before_answer()
+        return answer
+
+    async def delete(self, resource: Resource, namespace: str, name: str, _: Any) -> None:
+        self.requests.append(f"DELETE {resource.plural} {name}")
+        del self._objects[resource.path(namespace, name)]
+
+    async def delete_all(self, selection: Selection) -> None:
+        self.requests.append(f"DELETE {selection}")
+
+    async def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
+        self.requests.append(f"LIST {selection}")
+        yield [], self._version
+
+    def _known(self, resource: Resource, namespace: str, name: str) -> Object:
+        try:
+            return self._objects[resource.path(namespace, name)]
+        except KeyError:
+            raise NotFound(f"{name} is not there", 404) from None
+
+
+def _do_nothing() -> None:
+    """Nobody does anything meanwhile."""
+
+
+class _NoFacts:
+    """Knows nothing of the cluster's nodes, quotas and priorities."""
+
+    def take(self) -> Snapshot:
+        """An empty snapshot."""
+        return Snapshot()
