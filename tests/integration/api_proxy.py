@@ -23,25 +23,47 @@ Spoil = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 """An answer of its own to a request, or None to let it pass."""
 Lost = Callable[[web.Request], bool]
 """Whether the API server's answer to a request gets lost; what it asked for is done all the same."""
+Delay = Callable[[web.Request], Awaitable[None]]
+"""Returns when a request may go on to the API server."""
+
+
+async def at_once(_: web.Request) -> None:
+    """A Delay of nothing."""
 
 
 class ApiProxy:
-    """Listens on loopback, without TLS, and asks the API server as an administrator."""
+    """Listens on loopback, without TLS, and asks the API server as an administrator, or as whose token a client has."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         """Writes the kubeconfig that leads here."""
         authority = cluster.control_plane.authority
         self._tls = ssl.create_default_context(cafile=str(authority.crt("ca")))
         self._tls.load_cert_chain(authority.crt("admin"), authority.key("admin"))
+        # A certificate goes before a token.
+        self._no_certificate = ssl.create_default_context(cafile=str(authority.crt("ca")))
+        self._clients: dict[str, str] = {}
         self._target, self._port = cluster.url, free_port()
-        self.kubeconfig = folder / "proxy.kubeconfig"
-        self.kubeconfig.write_text(_kubeconfig(f"http://127.0.0.1:{self._port}"))
+        self._folder = folder
+        self.kubeconfig = self.kubeconfig_of("proxy")
+        """For the administrator."""
         self.spoil: Spoil | None = None
+        self.delay: Delay = at_once
         self.lost: Lost = lambda _: False
         self._watches: list[web.Request] = []
         self._cut: Callable[[], object] = str
         self.seen: Counter[str] = Counter()
         """Requests so far: `WATCH pods`, `LIST grpojobs`, and the methods of all others."""
+
+    def kubeconfig_of(self, client: str, token: str = "") -> Path:
+        """Writes a kubeconfig that leads here; the API server is asked with the token, if there is one."""
+        self._clients[f"Bearer {token}"] = client
+        file = self._folder / f"{client}.kubeconfig"
+        file.write_text(_kubeconfig(f"http://127.0.0.1:{self._port}", token))
+        return file
+
+    def sender(self, request: web.Request) -> str:
+        """The client whose token comes with this request."""
+        return self._clients.get(request.headers.get("Authorization", ""), "")
 
     @contextmanager
     def running(self) -> Iterator["ApiProxy"]:
@@ -60,12 +82,14 @@ class ApiProxy:
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        connector = aiohttp.TCPConnector(ssl=self._tls, limit=0)
+        connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
 
             async def answer(request: web.Request) -> web.StreamResponse:
                 self.seen[_name(request)] += 1
                 spoiled = await self.spoil(request) if self.spoil else None
+                if spoiled is None:
+                    await self.delay(request)
                 return spoiled or await self._pass(session, request)
 
             async with listening(["127.0.0.1"], self._port, answer):
@@ -73,13 +97,17 @@ class ApiProxy:
                 yield
 
     async def _pass(self, session: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
-        headers = {name: request.headers[name] for name in ("Content-Type", "Accept") if name in request.headers}
+        passed = ("Content-Type", "Accept", "Authorization")
+        headers = {name: request.headers[name] for name in passed if name in request.headers}
         headers["Accept-Encoding"] = "identity"
         url, timeout = f"{self._target}{request.rel_url}", aiohttp.ClientTimeout(total=None)
+        tls = self._no_certificate if "Authorization" in headers else self._tls
         answer = web.StreamResponse()
         try:
             body = await request.read() or None
-            async with session.request(request.method, url, data=body, headers=headers, timeout=timeout) as found:
+            async with session.request(
+                request.method, url, data=body, headers=headers, timeout=timeout, ssl=tls
+            ) as found:
                 if self.lost(request):
                     hang_up(request)
                 answer = web.StreamResponse(status=found.status, headers={"Content-Type": found.content_type})
@@ -126,12 +154,12 @@ def _name(request: web.Request) -> str:
     return f"{'WATCH' if is_watch(request) else 'LIST'} {plural(request)}"
 
 
-def _kubeconfig(server: str) -> str:
+def _kubeconfig(server: str, token: str) -> str:
     return yaml.safe_dump({
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "proxy",
         "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "nobody"}}],
         "clusters": [{"name": "proxy", "cluster": {"server": server}}],
-        "users": [{"name": "nobody", "user": {}}],
+        "users": [{"name": "nobody", "user": {"token": token} if token else {}}],
     })  # fmt: skip

@@ -19,11 +19,11 @@ import yaml
 
 from grpo_api.text.contract import API_VERSION, GROUP, LEADER_KIND, LEADER_PLURAL
 from grpo_operator.records.names import FENCE, LABEL_MANAGED_BY, MANAGER
-from harness.access import CommandError
+from harness.access import Access, CommandError
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from harness.programs.processes import until
-from tests.integration.operator_bench import PODS, Bench
+from tests.integration.operator_bench import Bench
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/grpo-operator"
@@ -38,10 +38,13 @@ def named(namespace: str) -> str:
 
 
 @contextmanager
-def fenced(cluster: Cluster, namespace: str) -> Iterator[None]:
-    """The chart's policies for a release in that namespace, and its account with every right, while the block runs."""
+def fenced(cluster: Cluster, namespace: str, *, policies: bool = True) -> Iterator[None]:
+    """The chart's policies for a release in that namespace, and its account with every right, while the block runs.
+
+    Without `policies` there is all that they need, and nobody is refused.
+    """
     arguments = ("--namespace", namespace, "--show-only", "templates/fence.yaml", "--kube-version", "1.36.0")
-    policies = cluster.helm("template", namespace, str(CHART), *arguments)
+    rendered = cluster.helm("template", namespace, str(CHART), *arguments)
     account = f"{namespace}:{named(namespace)}"
     cluster.kubectl("create", "serviceaccount", named(namespace), "--namespace", namespace)
     cluster.kubectl(
@@ -52,12 +55,15 @@ def fenced(cluster: Cluster, namespace: str) -> Iterator[None]:
     cluster.kubectl("apply", *definition)
     cluster.kubectl("wait", "--for=condition=Established", f"crd/{LEADER_PLURAL}.{GROUP}")
     cluster.kubectl("create", "-f", "-", input=json.dumps({"apiVersion": API_VERSION, "kind": LEADER_KIND, **nobody}))
-    cluster.kubectl("apply", "-f", "-", input=policies)
+    if policies:
+        cluster.kubectl("apply", "-f", "-", input=rendered)
     try:
-        until("the fence to refuse strangers", lambda: refuses(cluster, namespace), SECONDS)
+        if policies:
+            until("the fence to refuse strangers", lambda: refuses(cluster, namespace), SECONDS)
         yield
     finally:
-        cluster.kubectl("delete", "-f", "-", input=policies)
+        if policies:
+            cluster.kubectl("delete", "-f", "-", input=rendered)
         cluster.kubectl("delete", "clusterrolebinding", namespace)
 
 
@@ -73,6 +79,16 @@ def refuses(cluster: Cluster, namespace: str) -> bool:
     return False
 
 
+def pod_token(cluster: Access, namespace: str, pod: str, hours: int = 1) -> str:
+    """Makes a pod of the release in that namespace, which no node takes; its token, by which the fence knows it."""
+    containers = [{"name": "c", "image": "x"}]
+    spec = {"serviceAccountName": named(namespace), "nodeSelector": {"no": "node"}, "containers": containers}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod, "namespace": namespace}, "spec": spec}
+    cluster.kubectl("create", "-f", "-", input=json.dumps(body))
+    token = ("create", "token", named(namespace), "--namespace", namespace, f"--duration={hours}h")
+    return cluster.kubectl(*token, "--bound-object-kind", "Pod", "--bound-object-name", pod).strip()
+
+
 class Seat:
     """A pod's name and token, and the process that stands in its place: one after the other, as a kubelet starts it."""
 
@@ -85,13 +101,8 @@ class Seat:
         self.log = folder / f"{name}.log"
         self._kubeconfig = folder / f"{name}.kubeconfig"
         self.process: subprocess.Popen[bytes] | None = None
-        containers = [{"name": "c", "image": "x"}]
-        spec = {"serviceAccountName": self._name, "nodeSelector": {"no": "node"}, "containers": containers}
-        bench.post(PODS, {"metadata": {"name": name}, "spec": spec})
-        token = ("create", "token", self._name, "--namespace", bench.namespace, "--duration=1h")
-        bound = ("--bound-object-kind", "Pod", "--bound-object-name", name)
         config = yaml.safe_load(bench.cluster.kubeconfig.read_text())
-        config["users"][0]["user"] = {"token": bench.cluster.kubectl(*token, *bound).strip()}
+        config["users"][0]["user"] = {"token": pod_token(bench.cluster, bench.namespace, name)}
         self._kubeconfig.write_text(json.dumps(config))
 
     def start(self, module: str = "grpo_operator") -> None:

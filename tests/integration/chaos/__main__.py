@@ -14,13 +14,18 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="a regular expression that the kinds of the faults must match")
+    parser.add_argument("--no-fence", action="store_true", help="let operators write that do not lead")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-    report = storm(given.faults, given.seed, folder, lambda text: print(text, flush=True), given.only)
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    report = storm(given.faults, given.seed, folder, say, given.only, fence=not given.no_fence)
     print(report.table())
     print(f"{report.faults} faults, seed {report.seed}, {report.seconds:.0f} s")
     print(f"{report.jobs} jobs in {report.attempts} attempts, {report.certain} of which had to be counted as failures")
-    print(f"{len(report.violations)} violations; the operator's log: {folder / 'operator.log'}")
+    print(f"{len(report.violations)} violations; the operators' logs: {folder}")
     for one in report.violations:
         print(f"- {one}")
     if report.violations:

@@ -25,8 +25,8 @@ def restore(world: World) -> None:
     world.proxy.spoil, world.proxy.lost = None, lambda _: False
     # their garbage collector may lose track of owners that were deleted just after an API server's end
     world.cluster.control_plane.restart_controllers()
-    world.operator.revive()
-    world.operator.wait_ready()
+    world.operators.revive()
+    world.operators.wait_ready()
     _until(lambda: _all_ready(world))
 
 

@@ -7,7 +7,8 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from harness.programs.processes import until
 from harness.settings import ClusterSettings
 
 from ..api_proxy import ApiProxy
+from ..leader_bench import fenced, pod_token
 from . import calm
 from .accounts import audit, events_tell_what_was, surely_failed
 from .faults import FAULTS
@@ -26,7 +28,7 @@ from .faults.base import Fault
 from .history import UNKNOWN_PHASE
 from .ledger import Ledger
 from .observer import Observer
-from .operator_process import ROOT, OperatorProcess
+from .operator_process import NAMES, NAMESPACE, ROOT, Replicas
 from .population import prepare, top_up
 from .progress_server import ProgressServer
 from .trainer import train
@@ -38,6 +40,8 @@ RECOVERY_SECONDS = 12.0
 """After a disturbance the operator and the controllers may pause so long between two tries."""
 LULL_EVERY = 100
 """Faults after which all of them end for once, so that what is only slow can be told from what is lost."""
+TOKEN_HOURS = 24
+"""Longer than any storm."""
 
 Say = Callable[[str], None]
 
@@ -73,28 +77,40 @@ class Report:
         return "\n".join(["| fault | times |", "|---|---|", *rows])
 
 
-def storm(faults: int, seed: int, folder: Path, say: Say, only: str = "") -> Report:
-    """So many faults on a cluster of its own; `folder` keeps the operator's log and the proxy's kubeconfig.
+def storm(faults: int, seed: int, folder: Path, say: Say, only: str = "", *, fence: bool = True) -> Report:
+    """So many faults on a cluster of its own; `folder` keeps the operators' logs and kubeconfigs.
 
     only: a regular expression that the kinds of the faults must match.
+    fence: the API server refuses what an operator writes that does not lead.
     """
     kinds = tuple(fault for fault in FAULTS if re.search(only, fault.kind))
     begun = time.monotonic()
-    with Cluster.create(f"chaos-{seed}-{time.time_ns() % 10**6}", ClusterSettings()) as cluster:
-        _define(cluster)
-        with ApiProxy(cluster, folder).running() as proxy, ProgressServer().running() as progress:
-            environment = cluster.processes.environment("operator")
-            operator = OperatorProcess(proxy.kubeconfig, folder / "operator.log", environment)
-            world = World(cluster, proxy, progress, operator, Ledger())
-            world.found()
-            prepare(world)
-            try:
-                with Observer(cluster).watching() as observer:
-                    report = Storm(world, observer, Report(seed, only), say, kinds).blow(faults)
-            finally:
-                operator.kill()
+    with standing(f"chaos-{seed}", folder, fence=fence) as (world, observer):
+        world.found()
+        prepare(world)
+        report = Storm(world, observer, Report(seed, only), say, kinds).blow(faults)
     report.seconds = time.monotonic() - begun
     return report
+
+
+@contextmanager
+def standing(name: str, folder: Path, *, fence: bool) -> Iterator[tuple[World, Observer]]:
+    """A cluster without nodes, for the time of the block; operators that are started in it are killed at the end."""
+    with Cluster.create(f"{name}-{time.time_ns() % 10**6}", ClusterSettings()) as cluster:
+        _define(cluster)
+        with (
+            fenced(cluster, NAMESPACE, policies=fence),
+            ApiProxy(cluster, folder).running() as proxy,
+            ProgressServer().running() as progress,
+        ):
+            tokens = {name: pod_token(cluster, NAMESPACE, name, TOKEN_HOURS) for name in NAMES}
+            kubeconfigs = {name: proxy.kubeconfig_of(name, token) for name, token in tokens.items()}
+            operators = Replicas(kubeconfigs, folder, cluster.processes.environment("operator"))
+            try:
+                with Observer(cluster).watching() as observer:
+                    yield World(cluster, proxy, progress, operators, Ledger()), observer
+            finally:
+                operators.kill()
 
 
 def _define(cluster: Cluster) -> None:
@@ -122,8 +138,8 @@ class Storm:
     def blow(self, faults: int) -> Report:
         """Strikes so many times, then lets the calm come."""
         world, report = self._world, self._report
-        world.operator.start()
-        world.operator.wait_ready()
+        world.operators.start()
+        world.operators.wait_ready()
         chance = random.Random(f"{report.seed}/world")
         while report.faults < faults:
             self._live_on(chance)
@@ -141,6 +157,7 @@ class Storm:
         return chance.choices(self._kinds, [fault.weight for fault in self._kinds])[0], chance
 
     def _live_on(self, chance: random.Random) -> None:
+        self._world.operators.revive()
         try:
             train(self._world, chance)
             top_up(self._world, chance)
@@ -186,9 +203,8 @@ class Storm:
             self._report.certain = sum(len(surely_failed(job, world.ledger)) for job in history.jobs.values())
             self._report.attempts = sum(job.last.attempt for job in history.jobs.values())
         self._judge(calm.deleted(world))
-        world.operator.terminate()
-        self._judge([*observer.news(), *world.operator.unexpected])
-        self._judge([f"the operator's log: {line}" for line in world.operator.complaints()])
+        world.operators.terminate()
+        self._judge([*observer.news(), *world.operators.complaints()])
 
     def _judge(self, violations: list[str]) -> None:
         for one in violations:

@@ -1,6 +1,6 @@
 """The cluster that chaos is let loose on: nodes of two GPU products and CPUs, three teams, and whoever acts in them.
 
-Everything here goes directly to the API server; only the operator's way leads through the proxy.
+Everything here goes directly to the API server; only the operators' way leads through the proxy.
 """
 
 import random
@@ -17,7 +17,7 @@ from harness.settings import GpuSettings
 
 from ..api_proxy import ApiProxy
 from .ledger import Ledger
-from .operator_process import OperatorProcess
+from .operator_process import Replicas
 from .progress_server import ProgressServer
 
 Object = dict[str, Any]
@@ -55,11 +55,11 @@ class World:
     """All that faults act on."""
 
     def __init__(
-        self, cluster: Cluster, proxy: ApiProxy, progress: ProgressServer, operator: OperatorProcess, ledger: Ledger
+        self, cluster: Cluster, proxy: ApiProxy, progress: ProgressServer, operators: Replicas, ledger: Ledger
     ) -> None:
         """The cluster knows GRPOJobs; nodes and namespaces are made by `found`."""
         self.cluster, self.proxy, self.progress = cluster, proxy, progress
-        self.operator, self.ledger = operator, ledger
+        self.operators, self.ledger = operators, ledger
         self.client: ApiClient = cluster.control_plane.client()
         self._undo: list[Undo] = []
 

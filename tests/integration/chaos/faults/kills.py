@@ -14,23 +14,23 @@ LONGEST_ABSENCE = 2.0
 
 
 def operator_killed(world: World, chance: random.Random) -> str:
-    """SIGKILL at any moment; the next one starts a moment later."""
-    world.operator.kill()
+    """SIGKILL of the one that leads at any moment; the next one starts a moment later."""
+    world.operators.leader_or_any().kill()
     return _operator_again(world, chance)
 
 
 def operator_told_to_end(world: World, chance: random.Random) -> str:
-    """SIGTERM, as by a rollout."""
-    world.operator.terminate()
+    """SIGTERM to the one that leads, as by a rollout."""
+    world.operators.leader_or_any().terminate()
     return _operator_again(world, chance)
 
 
 def _operator_again(world: World, chance: random.Random) -> str:
     pause = chance.choice((0.0, 0.0, chance.uniform(0, LONGEST_ABSENCE)))
     time.sleep(pause)
-    world.operator.start()
+    world.operators.start()
     if ready := chance.random() < 0.7:
-        world.operator.wait_ready()
+        world.operators.wait_ready()
     return f"away for {pause:.1f} s{'' if ready else ', not waited for'}"
 
 
