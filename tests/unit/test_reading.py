@@ -1,6 +1,7 @@
 """The product's statements ask one thing of their reader (style.md's measures, by `tests/reading.py`)."""
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,8 @@ PACKAGES = sorted(
 MOST_DENSE = 0.02
 """Share of simple statements with two or more decisions."""
 MOST_COMPLEX = 15
+MOST_WHOLE_PLANS = 40
+"""Functions of the trainer that may take all of the plan: those that lead a process, or hand the plan on whole."""
 
 
 @cache
@@ -66,3 +69,45 @@ def chosen(a, b):
     # the function, `if`, `and`, `or`, the comprehension and four conditional expressions
     assert found.complexities == {f"{tmp_path.name}/module.py:2 chosen": 9}
     assert reading.complexity(ast.parse("x = a and b and c")) == 3
+
+
+def whole_plan_takers(source: str) -> Iterator[str]:
+    """Yield the names of functions with a parameter of type TrainingPlan, and of classes with such a field."""
+    for node in ast.walk(ast.parse(source)):
+        annotations: list[ast.expr | None] = []
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = node.args
+            annotations += [
+                each.annotation for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+            ]
+        elif isinstance(node, ast.ClassDef):
+            annotations += [each.annotation for each in node.body if isinstance(each, ast.AnnAssign)]
+        else:
+            continue
+        if any(each and "TrainingPlan" in ast.unparse(each) for each in annotations):
+            yield node.name
+
+
+def test_few_functions_of_the_trainer_take_the_whole_plan() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "trainer_image").rglob("*.py"))
+        for name in whole_plan_takers(path.read_text())
+    ]
+    assert len(found) <= MOST_WHOLE_PLANS, "pass the sections of the plan that a function uses:\n" + "\n".join(found)
+
+
+def test_functions_and_classes_that_take_the_whole_plan_are_counted() -> None:
+    source = """
+class Setup:
+    plan: TrainingPlan
+    step: int
+
+class Run:
+    def __init__(self, *, plan: "TrainingPlan | None"): ...
+
+async def serve(plan: plans.TrainingPlan): ...
+def read(text: str) -> TrainingPlan: ...
+def save(execution: ExecutionPlan): plan: TrainingPlan = make(execution)
+"""
+    assert sorted(whole_plan_takers(source)) == ["Setup", "__init__", "serve"]

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import JobIdentity
 from grpo_api.report.artifacts import Listing
+from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import EXPORT_FOLDER
 from grpo_api.text.quantity import MIB
@@ -109,14 +110,22 @@ class StoreSource:
         return room
 
 
-def exported_model(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Source:
-    """The exported model of the plan's run.
+def exported_model(
+    job: JobIdentity, checkpoint: CheckpointSpec, directory: str | None, clock: Clock = SYSTEM_CLOCK
+) -> Source:
+    """The exported model of a job's run.
+
+    Args:
+        job: whose run.
+        checkpoint: says whether the run is on an object store.
+        directory: the run's folder.
+        clock: the time by which the store is waited for.
 
     Raises:
         BadInput: there is no exported model.
     """
-    root = run_folder(plan.checkpoint_directory)
-    run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job, clock=clock)
+    root = run_folder(directory)
+    run = run_store(checkpoint, directory, job, clock=clock)
     if run:
         key = run.exported()
         if key is None:
@@ -155,7 +164,10 @@ def served_source(state: Path, clock: Clock = SYSTEM_CLOCK) -> Source:
         BadInput: they are gone from the object store.
     """
     folder = state / _MODEL
-    return FolderSource(folder) if folder.is_symlink() else exported_model(read_plan(os.environ), clock)
+    if folder.is_symlink():
+        return FolderSource(folder)
+    plan = read_plan(os.environ)
+    return exported_model(plan.job, plan.checkpoint, plan.checkpoint_directory, clock)
 
 
 def record_request(state: Path) -> None:

@@ -45,7 +45,7 @@ def serve(
 def prepare_model(state: Path, dtype: str | None, *, merge: bool, clock: Clock = SYSTEM_CLOCK) -> Source:
     """What is handed out: the export itself, or its conversion below `state`."""
     plan = read_plan(os.environ)
-    export = exported_model(plan, clock)
+    export = exported_model(plan.job, plan.checkpoint, plan.checkpoint_directory, clock)
     if not (merge or dtype):
         return export
     from .converting import convert_export

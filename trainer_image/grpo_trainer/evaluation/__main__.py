@@ -15,6 +15,7 @@ from pathlib import Path
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.termination_message import truncate_to_fit
+from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import EXPORT_FOLDER
 
@@ -57,7 +58,9 @@ def evaluate(plan: TrainingPlan, given: argparse.Namespace) -> Outcome:
     place = placement(plan.execution, os.environ)
     if not place.is_main:
         return Outcome(result=Result.SUCCEEDED, rank=place.rank, message="evaluated by rank 0")
-    folder, job = (given.export, None) if given.export else await_export(plan, given.wait)
+    folder, job = given.export, None
+    if folder is None:
+        folder, job = await_export(plan.resume_from, plan.resume_store, given.wait)
     from .held_out import evaluate_held_out
 
     found = evaluate_held_out(plan, folder, given.completions, given.seed)
@@ -72,17 +75,19 @@ def score_metrics(found: Score) -> dict[str, float]:
     return {"reward": found.reward.mean}
 
 
-def await_export(plan: TrainingPlan, seconds: float, clock: Clock = SYSTEM_CLOCK) -> tuple[Path, Outcome]:
+def await_export(
+    resume_from: str | None, resume_store: ObjectStoreSpec | None, seconds: float, clock: Clock = SYSTEM_CLOCK
+) -> tuple[Path, Outcome]:
     """Wait for the exported model of spec.resumeFrom; return its folder and the Outcome of its job.
 
     Raises:
         BadInput: the spec names no other job.
         Transient: the job has not succeeded within `seconds`.
     """
-    if plan.resume_from is None:
+    if resume_from is None:
         raise BadInput("spec.resumeFrom: nothing to evaluate; name the job that trains in grpoJob, or give --export")
-    root, end = Path(plan.resume_from), clock.now() + seconds
-    stored = source_run(plan.resume_from, plan.resume_store)
+    root, end = Path(resume_from), clock.now() + seconds
+    stored = source_run(resume_from, resume_store)
     where = stored.store.url if stored else root / EXPORT_FOLDER
     print(f"waiting for the model in {where}", flush=True)
     while (outcome := _succeeded(root, stored)) is None:

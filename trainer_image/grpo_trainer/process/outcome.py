@@ -20,7 +20,7 @@ from grpo_api.text.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
 from ..runtime.durable_files import write_atomically
 from ..runtime.errors import TrainingError
 from ..runtime.paths import ATTEMPTS, attempt_folder
-from ..stores.run_store import run_store
+from ..stores.run_store import RunStore, run_store
 
 _OUTCOME = "outcome-rank-{}.json"
 _STACKS = "stacks-rank-{}.txt"
@@ -83,7 +83,9 @@ def keep_outcome(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None
     the outcome has room for a few frames. A disk that fails costs these files only. An object store gets the success
     alone, for a run that is started again although it has ended."""
     if outcome.rank == 0 and outcome.result is Result.SUCCEEDED:
-        _keep_on_store(plan, outcome)
+        run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
+        if run:
+            _keep_on_store(run, outcome)
     folder = attempt_folder(plan.checkpoint_directory, plan.job.attempt)
     if folder is None or not folder.is_dir():
         return
@@ -95,10 +97,7 @@ def keep_outcome(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None
         print(f"the outcome is in the termination message only: {error}", flush=True)
 
 
-def _keep_on_store(plan: TrainingPlan, outcome: Outcome) -> None:
-    run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
-    if run is None:
-        return
+def _keep_on_store(run: RunStore, outcome: Outcome) -> None:
     try:
         replace(run, store=run.store.within(KEEP_ON_STORE_SECONDS)).finish(outcome)
     except TrainingError as error:

@@ -86,7 +86,7 @@ def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: S
 
         rank0_task.run_on_rank0(lambda: require_target(hub, has_arrived, clock))
     built = build(plan, recorder, watchdog, observer, clock)
-    _announce_start(plan, recorder, built)
+    _announce_start(plan.job.attempt, recorder, built)
     checkpoint = built.beginning.checkpoint
     try:
         built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -100,7 +100,7 @@ def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: S
     return _finish(plan, built, recorder, clock)
 
 
-def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
+def _announce_start(attempt: int, recorder: Recorder, run: Run) -> None:
     """Say where this attempt begins and, in the log, what it leaves out."""
     checkpoint, adapter, skipped = run.beginning.checkpoint, run.beginning.adapter, run.trainer.skipped
     own = None
@@ -111,7 +111,7 @@ def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
         recorder.resumed(step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(run), own)
         left_out = [(one.first, one.last) for one in skipped]
         log_line(
-            attempt=plan.job.attempt,
+            attempt=attempt,
             resumedFromStep=step,
             checkpoint=run.address(checkpoint) if checkpoint else None,
             adapter=None if adapter is None else str(adapter),
