@@ -42,6 +42,7 @@ from grpo_api.provenance.provenance import (
 )
 from grpo_api.report.artifacts import SUMS, files_of, parse_sums
 from grpo_api.report.report import DATASET_FINGERPRINT, Progress
+from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV, IMAGE_ENV
 
 from ..process.outcome import kept_outcomes
@@ -158,7 +159,7 @@ def _made_of(run: Finished) -> Iterator[Dependency]:
     plan, commits = run.plan, dict(run.progress.revisions)
     rows = commits.pop(DATASET_FINGERPRINT, "")
     yield _model(run, commits.get("model", ""))
-    yield _dataset(plan, commits.get("dataset", ""))
+    yield _dataset(plan.dataset, commits.get("dataset", ""))
     yield Dependency(name="rows", digest={"sha256": rows} if rows else {})
     for position, reward in enumerate(plan.rewards):
         if reward.model:
@@ -175,9 +176,9 @@ def _model(run: Finished, commit: str) -> Dependency:
     return found.model_copy(update={"annotations": known})
 
 
-def _dataset(plan: TrainingPlan, commit: str) -> Dependency:
-    if plan.dataset.name:
-        return from_hub("dataset", f"datasets/{plan.dataset.name}", commit)
+def _dataset(dataset: DatasetSpec, commit: str) -> Dependency:
+    if dataset.name:
+        return from_hub("dataset", f"datasets/{dataset.name}", commit)
     return Dependency(name="dataset", uri=Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT)).as_uri())
 
 
@@ -214,18 +215,18 @@ def _record(run: Finished) -> RunRecord:
 
 def _attempts(run: Finished) -> list[AttemptRecord]:
     """All attempts; of the earlier ones what their processes left on the volume, and what the operator saw."""
-    own = run.plan.job.attempt
+    own, folder = run.plan.job.attempt, run.plan.checkpoint_directory
     reasons = {end.attempt: end.reason for end in run.plan.ends} if run.plan.ends else {}
     earlier = [
-        AttemptRecord(attempt=number, ends=_ends(run.plan, number), reason=reasons.get(number, ""))
+        AttemptRecord(attempt=number, ends=_ends(folder, number), reason=reasons.get(number, ""))
         for number in range(1, own)
     ]
     return [*earlier, AttemptRecord(attempt=own, resumed_from_step=run.progress.resumed_from_step)]
 
 
-def _ends(plan: TrainingPlan, attempt: int) -> list[End]:
+def _ends(checkpoint_directory: str | None, attempt: int) -> list[End]:
     """The ends of an attempt's processes; without their messages, which may quote anything."""
-    folder = attempt_folder(plan.checkpoint_directory, attempt)
+    folder = attempt_folder(checkpoint_directory, attempt)
     if folder is None:
         return []
     # A gang's processes mostly end alike, so equal ends are counted instead of listed.
