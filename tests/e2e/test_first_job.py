@@ -24,11 +24,11 @@ NAME = "first"
 STEPS = 12
 HELD = """
 import pathlib, time
-from grpo_trainer.__main__ import leave, main
+from grpo_trainer.__main__ import exit_process, main
 code = main()
 while not pathlib.Path("/tmp/looked-at").exists():
     time.sleep(0.1)
-leave(code)
+exit_process(code)
 """
 """The trainer's entry point, which ends its process when somebody has seen what it serves after the last step."""
 ASKS = """

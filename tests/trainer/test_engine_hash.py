@@ -94,14 +94,14 @@ def test_all_coefficients_are_odd_and_none_comes_twice() -> None:
 
 KERNEL = """
 import torch
-from grpo_trainer.engine_pod.hash_check import BLOCK, _block_sums, mix
+from grpo_trainer.engine_pod.hash_check import BLOCK, _block_sums, mix_bits
 from grpo_trainer.engine_pod.hash_kernel import block_sums
 for dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
     for size in (1, 4095, 4097, BLOCK, 2 * BLOCK + 5):
         for seed in (0, 1, 2**63 - 1, 6148914691236517205):
             lowest = torch.iinfo(dtype).min
             values = torch.randint(lowest, -lowest - 1, (size,), dtype=dtype)
-            assert torch.equal(block_sums(values, mix(seed << 1), BLOCK), _block_sums(values, seed)), (dtype, size)
+            assert torch.equal(block_sums(values, mix_bits(seed << 1), BLOCK), _block_sums(values, seed)), (dtype, size)
 print("equal")
 """
 
