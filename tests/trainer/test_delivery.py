@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ from grpo_api.provenance.provenance import ENVELOPE_FILE, STATEMENT_FILE, Conver
 from grpo_api.report.artifacts import SUMS, Listing, files_of, parse_sums, sums_text, weights_hash
 from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_trainer.checkpoints.hashing import list_files, sha256_sums
-from grpo_trainer.delivery import serving
+from grpo_trainer.delivery import served_files, serving
 from grpo_trainer.delivery.__main__ import main, send_file, send_listing
 from grpo_trainer.delivery.served_files import FolderSource
+from grpo_trainer.runtime.durable_files import write_atomically
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.models import load_policy
 from tests.exported_model import KEYS, describe, public, verify
+from tests.stepped_clock import SteppedClock
 from tests.support.ranks import demo_model, runs
 from tests.support.ranks.checkpoint_plans import claim_folder, export_model
 
@@ -188,3 +191,34 @@ def test_questions_are_answered_by_processes_without_torch(pod: Path) -> None:
     listing = Listing.model_validate_json(said)
     size = listing.files["config.json"].bytes
     assert subprocess.check_output([sys.executable, "-c", code, "send", "--", "config.json", str(size - 2)]) == b"}\n"
+
+
+def test_files_can_be_read_by_the_time_they_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    found: list[Path] = []
+
+    def write_listing(path: Path, text: str) -> None:
+        found.append(served_files.served_source(tmp_path / "state").local(tmp_path))
+        write_atomically(path, text)
+
+    monkeypatch.setattr(served_files, "write_atomically", write_listing)
+    (tmp_path / "state").mkdir()
+    served_files.publish_listing(tmp_path / "state", FolderSource(tmp_path / "model"), Listing(files={}))
+    assert [path.resolve() for path in found] == [tmp_path / "model"]
+
+
+def test_a_pod_that_has_prepared_for_long_does_not_end_as_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tmp_path / "state"
+    (tmp_path / "model").mkdir()
+
+    def let_time_pass() -> None:
+        os.utime(state / "asked", (0.0, 0.0))
+
+    def prepare_slowly(*_: object, **__: object) -> FolderSource:
+        let_time_pass()
+        return FolderSource(tmp_path / "model")
+
+    monkeypatch.setattr(serving, "prepare_model", prepare_slowly)
+    clock = SteppedClock(after_sleep=let_time_pass)
+    assert serving.serve(state, None, merge=False, clock=clock) == 0
+    assert len(clock.sleeps) == 1

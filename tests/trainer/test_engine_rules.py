@@ -169,14 +169,18 @@ class Serving(RuleBasedStateMachine):
 test_serving = Serving.TestCase
 
 
-def test_a_completion_during_which_a_sync_began_is_not_handed_out() -> None:
+@pytest.mark.parametrize("end", ["confirmed", "failed", "under way"])
+def test_a_completion_during_which_a_sync_began_is_not_handed_out(end: str) -> None:
     served = ServedWeights()
     served.begin()
     served.received(3)
     served.confirm(3)
     admitted = served.admit(3, served.incarnation)
     served.begin()
-    served.received(3)
-    served.confirm(3)
+    if end == "confirmed":
+        served.received(3)
+        served.confirm(3)
+    elif end == "failed":
+        served.failed()
     with pytest.raises(RequestRefused, match="while the completion was sampled"):
         served.still(admitted)

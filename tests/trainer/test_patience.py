@@ -1,5 +1,7 @@
 """What counts as a hang in which stage: long work that gets on is none, on this rank or another, and silence is one."""
 
+import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from grpo_api.report.report import Result, Stage
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process import heartbeat
 from grpo_trainer.process.heartbeat import LEAST_BYTES, Heartbeat
+from grpo_trainer.process.preemption import GRACE_MARGIN_SECONDS
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.runtime.errors import BadInput
@@ -163,6 +166,38 @@ def test_a_slow_step_that_was_foreseen_is_no_hang(clock: SteppedClock) -> None:
         require_patience(PLAN.guard, PLAN.execution, LIMIT + 1)
     clock.advance(2)
     assert watchdog.verdict() is not None
+
+
+def receive_sigterm(watchdog: Watchdog) -> None:
+    """Let the watchdog take in one SIGTERM, as the C handler writes it."""
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.send(bytes([signal.SIGTERM]))
+        writer.shutdown(socket.SHUT_WR)
+        watchdog._listen(reader, writer)
+
+
+def test_a_second_sigterm_does_not_begin_the_grace_period_anew(clock: SteppedClock) -> None:
+    _, watchdog = watched(clock)
+    receive_sigterm(watchdog)
+    clock.advance(20.0)
+    receive_sigterm(watchdog)
+    assert watchdog.seconds_since_sigterm == 20.0
+
+
+def test_sigterm_during_a_save_ends_nothing_before_its_time_and_is_not_forgotten(clock: SteppedClock) -> None:
+    known, watchdog = watched(clock)
+    known.begin(3, 10)
+    known.stage("Saving")
+    receive_sigterm(watchdog)
+    assert watchdog.verdict() is None
+    known.stage("Training")
+    assert watchdog.seconds_since_sigterm == 0.0
+    clock.advance(PLAN.grace_period_seconds - GRACE_MARGIN_SECONDS + 1.0)
+    known.finished_step(4, None, 1.0)
+    outcome = watchdog.verdict()
+    assert outcome is not None
+    assert outcome.result is Result.PREEMPTED
 
 
 def test_a_network_that_does_not_come_about_is_no_hang_of_half_an_hour(clock: SteppedClock) -> None:

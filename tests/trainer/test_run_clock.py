@@ -1,11 +1,14 @@
 """The time of a process belongs to one part at each moment, and what it says of it is what a restart can count on."""
 
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from grpo_api.report.artifacts import Checkpoint
-from grpo_api.report.report import Outcome, Result
+from grpo_api.report.report import Outcome, Progress, Result
+from grpo_api.report.training_metrics import CHECKPOINTS
 from grpo_api.text.timing import Account, Beginning, Clock
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.outcome import make_outcome
@@ -59,3 +62,27 @@ def test_an_attempt_that_finds_the_work_done_counts_all_of_it(clock: SteppedCloc
     done = Account(clock=Clock(loading=10, training=50))
     recorder.adopt(Outcome(result=Result.SUCCEEDED, attempt=4, account=done))
     assert recorder.progress.account == Account(clock=Clock(loading=3), began_at=Beginning(attempt=4, clock=done.clock))
+
+
+@pytest.mark.parametrize("first", ["event", "counted"])
+def test_an_update_that_comes_during_another_is_kept(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0)
+    other = threading.Thread(target=recorder.counted, args=(CHECKPOINTS.key,))
+    copy = Progress.model_copy
+
+    def interrupted(progress: Progress, **options: Any) -> Progress:
+        """Copy a state, and let the other thread run before the copy takes its place."""
+        made = copy(progress, **options)
+        if other.ident is None:
+            other.start()
+            other.join(0.2)  # it waits for the lock, unless there is none
+        return made
+
+    monkeypatch.setattr(Progress, "model_copy", interrupted)
+    if first == "event":
+        recorder.event()
+    else:
+        recorder.counted(CHECKPOINTS.key)
+    other.join()
+    assert recorder.progress.metrics[CHECKPOINTS.key] == (1.0 if first == "event" else 2.0)
+    assert recorder.own_events == recorder.progress.events == 2

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo_api.report.report import Outcome, Result, Standstill
@@ -87,7 +87,7 @@ def test_patience_is_for_ends_that_others_can_explain(outcome: Outcome | None, s
 
 ENDS = st.lists(
     st.tuples(
-        st.floats(0, 100),
+        st.floats(0, 2 * PATIENCE_SECONDS),
         st.none() | st.sampled_from(list(Result)).map(lambda result: Outcome(result=result)),
     ),
     min_size=1,
@@ -97,6 +97,7 @@ ENDS = st.lists(
 
 @settings(max_examples=cases(60))
 @given(ENDS, st.floats(0.1, 100))
+@example([(0.0, Outcome(result=Result.PREEMPTED)), (1.0, Outcome(result=Result.PREEMPTED))], 1.0)
 def test_the_first_bad_end_sets_the_deadline_and_no_later_one_puts_it_off(
     ends: list[tuple[float, Outcome | None]], last_words: float
 ) -> None:
