@@ -205,6 +205,18 @@ def test_an_object_that_was_deleted_after_the_list_began_does_not_come_back() ->
     assert (world.kept(), world.cache.ghosts) == ({}, 0)
 
 
+def test_a_list_that_is_older_than_an_event_does_not_undo_it() -> None:
+    world = World()
+    world.change("a", True)
+    world.hear()
+    world.begin_list(again=False)
+    world.change("a", True)
+    world.hear()
+    while world.listing:
+        world.show()
+    assert world.kept() == {"a": 2}
+
+
 class Counted(dict[str, Any]):
     """An object that counts how often its status is read."""
 
