@@ -43,22 +43,22 @@ class Rank0:
 
     def start(self, after: int) -> None:
         """Loads and proves, then goes on after so many steps."""
-        self.recorder.stage("Loading")
-        with self.recorder.part("load"):
+        self.recorder.enter_stage("Loading")
+        with self.recorder.measure_part("load"):
             time.sleep(0.1)
-        self.recorder.stage("Proving")
-        self.recorder.resumed(after, time.time(), Beginning(attempt=int(after > 0)))
+        self.recorder.enter_stage("Proving")
+        self.recorder.record_resume(after, time.time(), Beginning(attempt=int(after > 0)))
         time.sleep(0.05)
-        self.recorder.begin(after, 100)
+        self.recorder.begin_training(after, 100)
 
     def train(self, first: int, last: int) -> None:
         """Makes these steps."""
         for step in range(first, last + 1):
             for phase in ("generate", "reward", "forward"):
-                self.recorder.phase(phase)
+                self.recorder.enter_phase(phase)
                 time.sleep(PART)
-            self.recorder.finished_step(step, None, 3 * PART)
-        self.recorder.phase("generate")
+            self.recorder.record_step(step, None, 3 * PART)
+        self.recorder.enter_phase("generate")
 
 
 @pytest.fixture

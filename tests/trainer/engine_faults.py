@@ -47,13 +47,13 @@ class Faulty(ColocatedGeneration):
         self.times -= struck
         return struck
 
-    def load(self, name: str, tensor: torch.Tensor) -> None:
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         """The sync of one weight is lost, or brings an old one."""
         if name == NAME and self._strikes("skipped"):
             return
         if name == NAME and self._strikes("stale"):
             tensor = tensor * 1.001
-        super().load(name, tensor)
+        super().load_weight(name, tensor)
         if name == NAME and self._strikes("flipped in the sync"):
             self.flip()
 
@@ -101,7 +101,9 @@ class World:
     def __init__(self, folder: Path, **training: Any) -> None:
         self.logged: dict[str, float] = {}
         job = plan(folder, **training)
-        self.setup = EngineSetup(job, folder / "model", PhaseClock(lambda: 0.0), self.logged.update, event=lambda: None)
+        self.setup = EngineSetup(
+            job, folder / "model", PhaseClock(lambda: 0.0), self.logged.update, record_event=lambda: None
+        )
         self.trainer = self._trainer(job)
         engine = self.trainer.engine
         assert isinstance(engine, Faulty)
@@ -127,7 +129,7 @@ class World:
 
     def completions(self) -> tuple[list[list[int]], float]:
         """Tokens of a generation, and how far the engine's log-probabilities are from the policy's at most."""
-        self.engine.at(3, 0)
+        self.engine.set_position(3, 0)
         _, tokens, scores, _ = self.engine.generate(PROMPTS, None, 1)
         found = [[one[0] for one in row] for row in scores]
         return tokens, max(
@@ -153,12 +155,12 @@ def told(world: World, fault: str, times: int) -> dict[str, Any]:
             world.engine.sync_weights()
             tokens, apart = world.completions()
         except EngineWeightsDiffer as error:
-            return {"error": str(error), "proven": world.engine.proven}
+            return {"error": str(error), "proven": world.engine.proven_version}
     return {
         "apart": apart,
         "failures": world.engine.failures - before,
         "tokens": sum(map(len, tokens)),
-        "version": world.engine.proven,
+        "version": world.engine.proven_version,
     }
 
 

@@ -55,11 +55,11 @@ def restarted(pods: EnginePods, job: TrainingPlan) -> dict[str, Any]:
     """The only engine is killed after a sync and comes back, with no weights, while completions are waited for."""
     world = World(job)
     world.engine.sync_weights()
-    before = world.engine.proven
+    before = world.engine.proven_version
     pods.signal(0, signal.SIGKILL)
     again = threading.Timer(1.0, lambda: pods.start(0))
     again.start()
-    found = {"apart": world.sampled(), "before": before, "after": world.engine.proven}
+    found = {"apart": world.sampled(), "before": before, "after": world.engine.proven_version}
     world.close()
     return found
 
@@ -70,7 +70,7 @@ def blocked(pods: EnginePods, job: TrainingPlan) -> dict[str, Any]:
     world.engine.sync_weights()
     pods.signal(0, signal.SIGSTOP)
     found = {"sync": world.told()}
-    world.engine.proven = world.engine._last
+    world.engine.proven_version = world.engine._last
     try:
         world.sampled()
     except EngineLost as error:

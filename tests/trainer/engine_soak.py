@@ -103,13 +103,13 @@ class Struck(World):
 def told(folder: Path, seed: str, steps: int, kills: int) -> dict[str, Any]:
     """The undisturbed training and the other, with what struck it."""
     proven: list[int] = []
-    prove = EngineView.proven
+    prove = EngineView.record_proof
 
     def noted(view: EngineView, version: int) -> None:
         proven.append(version)
         prove(view, version)
 
-    EngineView.proven = noted  # type: ignore[method-assign,assignment]
+    EngineView.record_proof = noted  # type: ignore[method-assign,assignment]
     story = drawn(seed, steps, kills)
     port, own = free_port(), folder / "soak"
     own.mkdir()
@@ -123,7 +123,7 @@ def told(folder: Path, seed: str, steps: int, kills: int) -> dict[str, Any]:
         struck = Struck(job(), pods, story).told()
         armed = [index for index in (0, 1) if not (pods.struck(index, DIES) and pods.struck(index, DIES_RECEIVING))]
         restarts = [pods.starts(index) - 1 for index in (0, 1)]
-    EngineView.proven = prove  # type: ignore[method-assign]
+    EngineView.record_proof = prove  # type: ignore[method-assign]
     wanted = [sum(index in kill.engines for kill in story) for index in (0, 1)]
     losses = [struck["metrics"][f"{ENGINE_LOSSES.key}/{index}"] for index in (0, 1)]
     return {

@@ -75,7 +75,9 @@ class World:
     def __init__(self, job: TrainingPlan, kind: type[ServersGeneration] = ServersGeneration) -> None:
         self.logged: dict[str, float] = {}
         self.completions: list[str] = []
-        setup = EngineSetup(job, Path(job.model.name), PhaseClock(lambda: 0.0), self.logged.update, event=lambda: None)
+        setup = EngineSetup(
+            job, Path(job.model.name), PhaseClock(lambda: 0.0), self.logged.update, record_event=lambda: None
+        )
         self.logs = runs.Logs()
         self.trainer: ReferenceGRPOTrainer = runs.trainer(
             job,
@@ -111,7 +113,7 @@ class World:
 
     def sampled(self) -> float:
         """How far the engines' log-probabilities of a generation are from the policy's at most."""
-        self.engine.at(3, 0)
+        self.engine.set_position(3, 0)
         _, tokens, scores, _ = self.engine.generate(PROMPTS, None, 1)
         return max(
             float((torch.tensor([one[0] for one in row]) - self.scored(prompt, ids)).abs().max())
@@ -137,7 +139,7 @@ class World:
         return {
             "apart": apart,
             "failures": self.engine.failures - before,
-            "version": self.engine.proven,
+            "version": self.engine.proven_version,
             "metrics": dict(self.logged),
         }
 

@@ -139,7 +139,7 @@ def facts(folder: Path) -> dict[str, Any]:
     engine = Brought.__new__(Brought)
     super(ServersGeneration, engine).__init__(setup, cast(Any, None), [1])
     engine._main = cast(Any, FakeMain()) if rank == 0 else None
-    engine.proven = 5
+    engine.proven_version = 5
     prompts = [[10 * rank + number] for number in range(2)]
     samples = engine.sample(prompts, [7, 8])
     found |= failing_leaders() | stopped_leader()

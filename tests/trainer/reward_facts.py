@@ -60,7 +60,7 @@ def _trained(job: TrainingPlan, rewards: RewardSet, data: Path) -> dict[str, Any
     config = runs.configuration(job, reward_weights=rewards.weights)
     loaded = load_policy(job.model, job.execution, job.adapter)
     prompts = load_prompts(job.dataset, job.training, loaded.tokenizer, root=data)
-    rewards.check(prompts.rows)
+    rewards.check_dataset(prompts.rows)
     trainer = ReferenceGRPOTrainer(
         loaded=loaded,
         strategy=strategy_for(job.execution, job.reference, trust_remote_code=job.model.trust_remote_code),

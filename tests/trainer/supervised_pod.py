@@ -32,10 +32,10 @@ def train(plan, place, recorder):
     from grpo_trainer.process.watchdog import Watchdog
     # with another process in the pod it is that one's watchdog that finds who holds the GIL
     locked = 5.0 if place.world_size == 1 else 600.0
-    recorder.begin(3, 9)
+    recorder.begin_training(3, 9)
     end = lambda outcome, stacks: end_process(plan, outcome, stacks)
     limits = plan.guard, plan.execution, plan.grace_period_seconds
-    Watchdog(*limits, recorder, end, quiet=0.0, locked=locked).start()
+    Watchdog(*limits, recorder, end, quiet_seconds=0.0, locked_seconds=locked).start()
     acts = {acts}
     return globals()[acts[place.rank]](recorder, errors)
 
@@ -70,7 +70,7 @@ def is_busy(recorder, errors):
 
 def waits_in_a_collective(recorder, errors):
     after_the_other_began()
-    recorder.event()
+    recorder.record_event()
     exec(compile("import time; time.sleep(3600)", "/site-packages/torch/distributed/c10d.py", "exec"))
 
 def holds_the_gil(recorder, errors):

@@ -35,7 +35,7 @@ def test_text_prompts_stay_text_and_keep_the_other_columns(tmp_path: Path) -> No
     write_jsonl(tmp_path / "a.jsonl", [{"prompt": "1+1=", "answer": 2}, {"prompt": "2+2=", "answer": 4}])
     prompts = load_prompts(spec("a.jsonl"), TRAINING, tiny_tokenizer(), root=tmp_path)
     assert list(prompts.rows) == [{"answer": 2, "prompt": "1+1="}, {"answer": 4, "prompt": "2+2="}]
-    assert (prompts.dropped, prompts.duplicates) == (0, 0)
+    assert (prompts.num_dropped, prompts.num_duplicates) == (0, 0)
 
 
 def test_a_system_prompt_turns_text_into_a_chat(tmp_path: Path) -> None:
@@ -63,9 +63,11 @@ def test_prompts_over_the_limit_are_dropped_and_counted(tmp_path: Path, limit: i
     training = TrainingSpec(prompts_per_step=1, num_generations=2, max_prompt_length=limit)
     prompts = load_prompts(spec("a.jsonl"), training, tiny_tokenizer(), root=tmp_path)
     assert prompts.rows["prompt"][:] == kept
-    assert prompts.dropped == 3 - len(kept)
-    assert prompts.counts == {"prompts": len(kept), "prompts_dropped": prompts.dropped, "prompts_duplicate": 0}
-    assert prompts.left_out == (f"; {prompts.dropped} of 3 prompts were dropped as too long" if prompts.dropped else "")
+    assert prompts.num_dropped == 3 - len(kept)
+    assert prompts.counts == {"prompts": len(kept), "prompts_dropped": prompts.num_dropped, "prompts_duplicate": 0}
+    assert prompts.dropped_message == (
+        f"; {prompts.num_dropped} of 3 prompts were dropped as too long" if prompts.num_dropped else ""
+    )
 
 
 def test_the_chat_template_counts_towards_the_limit(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_duplicates_are_counted(tmp_path: Path, rule: str, left: list[str]) -> N
     write_jsonl(tmp_path / "a.jsonl", [{"prompt": text} for text in "abaa"])
     prompts = load_prompts(spec("a.jsonl", onDuplicatePrompt=rule), TRAINING, tiny_tokenizer(), root=tmp_path)
     assert prompts.rows["prompt"][:] == left
-    assert (prompts.duplicates, prompts.dropped) == (2, 0)
+    assert (prompts.num_duplicates, prompts.num_dropped) == (2, 0)
 
 
 def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_files_can_be_read_by_the_time_they_are_listed(tmp_path: Path, monkeypat
     found: list[Path] = []
 
     def write_listing(path: Path, text: str) -> None:
-        found.append(served_files.served_source(tmp_path / "state").local(tmp_path))
+        found.append(served_files.served_source(tmp_path / "state").local_folder(tmp_path))
         write_atomically(path, text)
 
     monkeypatch.setattr(served_files, "write_atomically", write_listing)

@@ -185,7 +185,7 @@ def test_sigterm_while_loading_ends_the_process_at_once() -> None:
         threading.Event().wait()  # os._exit doesn't return either
 
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0)
-    recorder.stage("Loading")
+    recorder.enter_stage("Loading")
     watchdog.Watchdog(PLAN.guard, PLAN.execution, PLAN.grace_period_seconds, recorder, end).start()
     os.kill(os.getpid(), signal.SIGTERM)
     assert ended.wait(60)

@@ -79,11 +79,11 @@ def test_what_is_cached_of_earlier_weights_is_forgotten_once_all_are_loaded(
         loads = [at for at, call in enumerate(engine.calls) if call == "weights_load"]
         assert len(loads) == len(engine.weights) > 10
         assert "reset" in engine.calls[loads[-1] :]
-    assert generation.changed() == []
+    assert generation.changed_weights() == []
 
 
 def test_an_engine_that_keeps_its_cache_is_not_sampled_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generation = made(tmp_path, monkeypatch, FakeEngine(forgets=False))
     with pytest.raises(TrainingError, match="did not reset its prefix cache"):
         generation.sync_weights()
-    assert generation.proven is None
+    assert generation.proven_version is None

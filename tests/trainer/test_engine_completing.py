@@ -62,8 +62,8 @@ def engine(index: int, failures: dict[int, EngineFailed]) -> Engine:
     """One that was proven to have the weights."""
     client: Any = FakeClient(failures)
     made = Engine(EngineView(index, f"host-{index}"), client)
-    made.view.seen(f"process-{index}")
-    made.view.proven(VERSION)
+    made.view.record_answer(f"process-{index}")
+    made.view.record_proof(VERSION)
     return made
 
 
@@ -76,14 +76,14 @@ PIECES = [CompletionRequest([number], [10 * number, 10 * number + 1]) for number
 @given(st.lists(FAILURES, min_size=1, max_size=3))
 def test_completions_are_the_same_whichever_engines_are_lost(failures: list[dict[int, EngineFailed]]) -> None:
     engines = [engine(index, one) for index, one in enumerate(failures)]
-    completing = CompletionDispatch(engines, sound, PIECES, {}, sequences=4, stall=60.0)
+    completing = CompletionDispatch(engines, sound, PIECES, {}, max_sequences=4, stall_seconds=60.0)
     version = VERSION
-    while not virtually(completing.go_on(version)):
-        assert not any(one.view.serves(version) for one in engines)
+    while not virtually(completing.sample_remaining(version)):
+        assert not any(one.view.is_serving(version) for one in engines)
         version += 1  # the same weights, brought again
         for one in engines:
-            one.view.seen(f"process-{one.view.index}")
-            one.view.proven(version)
+            one.view.record_answer(f"process-{one.view.index}")
+            one.view.record_proof(version)
     wanted = [sampled(piece.prompt, seed) for piece in PIECES for seed in piece.seeds]
     assert [sample.tokens for sample in completing.samples] == [one.tokens for one in wanted]
     assert {sample.version for sample in completing.samples} <= set(range(VERSION, version + 1))
@@ -98,8 +98,8 @@ def completed_although(failure: EngineFailed) -> list[Engine]:
         if one.view.index == 0:
             raise failure
 
-    completing = CompletionDispatch(engines, prove, PIECES, {}, sequences=4, stall=60.0)
-    assert virtually(completing.go_on(VERSION))
+    completing = CompletionDispatch(engines, prove, PIECES, {}, max_sequences=4, stall_seconds=60.0)
+    assert virtually(completing.sample_remaining(VERSION))
     return engines
 
 
@@ -107,19 +107,19 @@ def test_what_an_engine_sampled_that_has_other_weights_since_is_sampled_elsewher
     engines = completed_although(EngineFailed("has other weights than it was sent: k_proj"))
     asked: Any = engines[1].client
     assert asked.asked == len(PIECES), "whatever engine 0 had answered is asked of engine 1"
-    assert not engines[0].serves(VERSION)
-    assert engines[0].view.last == "has other weights than it was sent: k_proj, after it has sampled"
+    assert not engines[0].is_serving(VERSION)
+    assert engines[0].view.last_message == "has other weights than it was sent: k_proj, after it has sampled"
 
 
 def test_an_engine_that_is_gone_before_it_is_proven_again_has_failed_no_proof() -> None:
     view = completed_although(EngineUnreachable("can't be reached for /prove"))[0].view
-    assert (view.usable, view.strikes, view.losses) == (False, 0, 1)
+    assert (view.is_usable, view.strikes, view.losses) == (False, 0, 1)
 
 
 def test_both_engines_get_prompts_and_their_rates_are_told() -> None:
     engines = [engine(0, {}), engine(1, {})]
-    completing = CompletionDispatch(engines, sound, PIECES, {}, sequences=2, stall=60.0)
-    assert virtually(completing.go_on(VERSION))
+    completing = CompletionDispatch(engines, sound, PIECES, {}, max_sequences=2, stall_seconds=60.0)
+    assert virtually(completing.sample_remaining(VERSION))
     rates = completing.metrics()
     assert set(rates) == {"engine_tokens_per_second/0", "engine_tokens_per_second/1"}
     assert sum(rates.values()) == pytest.approx(12.0), "36 tokens, of which 4 pieces of 4 come in a second"
@@ -128,7 +128,11 @@ def test_both_engines_get_prompts_and_their_rates_are_told() -> None:
 def test_a_prompt_that_no_engine_takes_ends_the_run() -> None:
     engines = [engine(0, {1: RequestRejected("does not take it: too long")}), engine(1, {})]
     with pytest.raises(TrainingError, match="engine 0 at host-0 does not take it: too long"):
-        virtually(CompletionDispatch(engines, sound, PIECES, {}, sequences=2, stall=60.0).go_on(VERSION))
+        virtually(
+            CompletionDispatch(engines, sound, PIECES, {}, max_sequences=2, stall_seconds=60.0).sample_remaining(
+                VERSION
+            )
+        )
 
 
 def test_an_engine_that_samples_no_token_is_given_up_and_its_prompts_go_elsewhere() -> None:
@@ -139,10 +143,10 @@ def test_an_engine_that_samples_no_token_is_given_up_and_its_prompts_go_elsewher
 
     stuck, good = engine(0, {}), engine(1, {})
     stuck.client = Stuck({})  # type: ignore[assignment]
-    completing = CompletionDispatch([stuck, good], sound, PIECES, {}, sequences=2, stall=60.0)
-    assert virtually(completing.go_on(VERSION))
-    assert stuck.view.condemned
-    assert "sampled no token" in stuck.view.last
+    completing = CompletionDispatch([stuck, good], sound, PIECES, {}, max_sequences=2, stall_seconds=60.0)
+    assert virtually(completing.sample_remaining(VERSION))
+    assert stuck.view.is_condemned
+    assert "sampled no token" in stuck.view.last_message
 
 
 class Looked:
@@ -166,9 +170,9 @@ def looked(*answers: EngineState | EngineFailed, version: int | None = VERSION) 
     """An engine after it has been looked at as often as there are answers."""
     client: Any = Looked(*answers)
     made = Engine(EngineView(0, "host"), client)
-    made.view.seen("a")
+    made.view.record_answer("a")
     if version is not None:
-        made.view.proven(version)
+        made.view.record_proof(version)
     for _ in range(len(answers)):
         virtually(poll_engine(made))
     return made, client
@@ -176,15 +180,15 @@ def looked(*answers: EngineState | EngineFailed, version: int | None = VERSION) 
 
 def test_what_a_look_shows() -> None:
     as_proven = EngineState(incarnation="a", phase="Serving", version=VERSION)
-    assert looked(as_proven)[0].serves(VERSION)
-    assert not looked(EngineState(incarnation="b", phase="Waiting"))[0].serves(VERSION)
+    assert looked(as_proven)[0].is_serving(VERSION)
+    assert not looked(EngineState(incarnation="b", phase="Waiting"))[0].is_serving(VERSION)
     older = EngineState(incarnation="a", phase="Serving", version=VERSION - 1)
-    assert "proven to have" in looked(older)[0].view.last
-    late = EngineUnreachable("late", late=True)
-    assert looked(late, late, as_proven, late)[0].serves(VERSION)
-    assert not looked(late, late, late)[0].view.usable
-    assert not looked(EngineUnreachable("refused"))[0].view.usable
-    assert not looked(EngineFailed("belongs to another attempt"))[0].view.usable
+    assert "proven to have" in looked(older)[0].view.last_message
+    late = EngineUnreachable("late", is_timeout=True)
+    assert looked(late, late, as_proven, late)[0].is_serving(VERSION)
+    assert not looked(late, late, late)[0].view.is_usable
+    assert not looked(EngineUnreachable("refused"))[0].view.is_usable
+    assert not looked(EngineFailed("belongs to another attempt"))[0].view.is_usable
 
 
 def test_an_engine_that_was_given_up_is_told_to_end() -> None:

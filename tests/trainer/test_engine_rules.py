@@ -29,19 +29,19 @@ class Dividing(RuleBasedStateMachine):
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
         engine, prompt = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.division.answered(engine, prompt)
+        self.division.record_answer(engine, prompt)
         self.answered.append(prompt)
         self.unsettled.append((engine, prompt))
 
     @rule(engine=st.integers(0, 3))
     def settle(self, engine: int) -> None:
-        self.division.settled(engine)
+        self.division.record_proof(engine)
         self.unsettled = [(one, prompt) for one, prompt in self.unsettled if one != engine]
 
     @rule(engine=st.integers(0, 3))
     def lose(self, engine: int) -> None:
         again = [prompt for one, prompt in self.held + self.unsettled if one == engine]
-        assert self.division.lost(engine) == sorted(again)
+        assert self.division.take_back(engine) == sorted(again)
         self.held = [(one, prompt) for one, prompt in self.held if one != engine]
         self.unsettled = [(one, prompt) for one, prompt in self.unsettled if one != engine]
         self.answered = [prompt for prompt in self.answered if prompt not in again]
@@ -50,18 +50,18 @@ class Dividing(RuleBasedStateMachine):
     def each_prompt_is_in_one_place(self) -> None:
         out = [prompt for _, prompt in self.held] + self.answered
         assert len(out) == len(set(out))
-        assert all(len(held) <= 3 for held in self.division.held.values())
-        assert self.division.done == (len(self.answered) == 12)
-        assert set(self.division.unsettled) == {engine for engine, _ in self.unsettled}
+        assert all(len(held) <= 3 for held in self.division.prompts_by_engine.values())
+        assert self.division.is_done == (len(self.answered) == 12)
+        assert set(self.division.unproven_engines) == {engine for engine, _ in self.unsettled}
 
     def teardown(self) -> None:
         """Whatever happened, one engine that lives brings all to an end."""
         for engine in range(4):
             self.lose(engine)
-        assert not self.division.unsettled
+        assert not self.division.unproven_engines
         while given_out := self.division.assign([9]):
             for engine, prompt in given_out:
-                self.division.answered(engine, prompt)
+                self.division.record_answer(engine, prompt)
                 self.answered.append(prompt)
         assert sorted(self.answered) == list(range(12))
 
@@ -82,42 +82,42 @@ class Knowing(RuleBasedStateMachine):
     def seen(self, incarnation: str) -> None:
         if incarnation != self.view.incarnation:
             self.proof = None
-        self.view.seen(incarnation)
+        self.view.record_answer(incarnation)
 
     @rule()
     def gone(self) -> None:
-        self.view.gone("gone")
+        self.view.record_absence("gone")
         self.proof = None
 
     @rule()
     def stale(self) -> None:
-        self.view.stale("stale")
+        self.view.record_lost_weights("stale")
         self.proof = None
 
-    @precondition(lambda self: self.view.usable)
+    @precondition(lambda self: self.view.is_usable)
     @rule(version=st.integers(1, 3))
     def proven(self, version: int) -> None:
-        self.view.proven(version)
+        self.view.record_proof(version)
         self.proof = (self.view.incarnation or "", version)
 
-    @precondition(lambda self: self.view.usable)
+    @precondition(lambda self: self.view.is_usable)
     @rule()
     def failed(self) -> None:
         struck = self.view.strikes + 1
         incarnation = self.view.incarnation or ""
-        self.view.failed("failed")
+        self.view.record_failure("failed")
         self.proof = None
         if struck >= MAX_STRIKES:
             self.gave_up = {incarnation}
-            assert self.view.condemned
+            assert self.view.is_condemned
 
     @invariant()
     def it_serves_what_this_process_was_proven_to_have(self) -> None:
         for version in (1, 2, 3):
-            assert self.view.serves(version) == (self.proof == (self.view.incarnation, version))
+            assert self.view.is_serving(version) == (self.proof == (self.view.incarnation, version))
         if self.view.incarnation in self.gave_up:
-            assert not self.view.usable
-        assert self.view.last in engines_message([self.view])
+            assert not self.view.is_usable
+        assert self.view.last_message in engines_message([self.view])
 
 
 test_knowing = Knowing.TestCase
@@ -134,14 +134,14 @@ class Serving(RuleBasedStateMachine):
 
     @rule(version=st.integers(1, 3), ends=st.booleans())
     def sync(self, version: int, ends: bool) -> None:
-        self.served.begin()
+        self.served.begin_sync()
         self.serves, self.admitted = None, None
         with pytest.raises(RequestRefused, match="under way"):
-            self.served.begin()
+            self.served.begin_sync()
         if ends:
-            self.served.received(version)
+            self.served.record_received(version)
         else:
-            self.served.failed()
+            self.served.record_failure()
 
     @rule(version=st.integers(1, 3))
     def confirm(self, version: int) -> None:
@@ -163,7 +163,7 @@ class Serving(RuleBasedStateMachine):
     def it_tells_what_it_serves(self) -> None:
         assert self.served.version == self.serves == self.served.state().version
         if self.admitted is not None:
-            self.served.still(self.admitted)
+            self.served.require_no_sync_since(self.admitted)
 
 
 test_serving = Serving.TestCase
@@ -172,15 +172,15 @@ test_serving = Serving.TestCase
 @pytest.mark.parametrize("end", ["confirmed", "failed", "under way"])
 def test_a_completion_during_which_a_sync_began_is_not_handed_out(end: str) -> None:
     served = ServedWeights()
-    served.begin()
-    served.received(3)
+    served.begin_sync()
+    served.record_received(3)
     served.confirm(3)
     admitted = served.admit(3, served.incarnation)
-    served.begin()
+    served.begin_sync()
     if end == "confirmed":
-        served.received(3)
+        served.record_received(3)
         served.confirm(3)
     elif end == "failed":
-        served.failed()
+        served.record_failure()
     with pytest.raises(RequestRefused, match="while the completion was sampled"):
-        served.still(admitted)
+        served.require_no_sync_since(admitted)

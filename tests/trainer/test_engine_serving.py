@@ -154,12 +154,12 @@ async def test_only_its_own_attempt_is_answered(world: World) -> None:
     for ask in (world.stranger.state(), world.stranger.confirm(1), world.stranger.end("x")):
         with pytest.raises(EngineFailed, match="403: this engine belongs to attempt uid/1"):
             await ask
-    assert not world.server.ended.done()
+    assert not world.server.end_reason.done()
     for page in ("/healthz", "/metrics"):
         async with world.session.get(world.base + page) as answer:
             assert answer.status == 200
     await world.client.end("given up")
-    assert world.server.ended.result() == "given up"
+    assert world.server.end_reason.result() == "given up"
 
 
 async def test_what_nobody_learnt_or_vllm_does_not_know_is_no_failure_of_the_engine(world: World) -> None:
@@ -198,8 +198,8 @@ def test_an_engine_that_is_not_there_is_told_from_one_that_is_late() -> None:
         finally:
             silent.close()
 
-    assert not asyncio.run(asked_at(1, PATIENCE)).late
-    assert virtually(asked_in_vain()).late
+    assert not asyncio.run(asked_at(1, PATIENCE)).is_timeout
+    assert virtually(asked_in_vain()).is_timeout
 
 
 LIES = st.one_of(

@@ -103,8 +103,8 @@ class World:
         for index in range(2):
             client: Any = FakeClient((proves or {}).get(index, lambda: None))
             engine = Engine(EngineView(index, f"host-{index}"), client)
-            engine.view.seen(f"process-{index}")
-            engine.view.proven(VERSION - 1)
+            engine.view.record_answer(f"process-{index}")
+            engine.view.record_proof(VERSION - 1)
             lane = Lane(engine, f"process-{index}", self.clock)
             lane.workers = [{NAME: [WHOLE]}]
             self.lanes.append(lane)
@@ -115,7 +115,9 @@ class World:
 
     def meeting(self, lane: Lane) -> Meeting:
         """Of a lane with one worker."""
-        return Meeting("trainer-0", 29600, lane.name(), lane.engine.view.name, workers=1, seconds=SECONDS, gpu=False)
+        return Meeting(
+            "trainer-0", 29600, lane.group_name(), lane.engine.view.name, workers=1, seconds=SECONDS, gpu=False
+        )
 
     def group(self, index: int) -> FakeGroup:
         """An engine's."""
@@ -130,7 +132,7 @@ def test_engines_that_have_what_was_sent_serve_it(monkeypatch: pytest.MonkeyPatc
     world = World(monkeypatch)
     world.sending.send(NAME, SENT)
     assert [verdict.problem for verdict in world.finished()] == ["", ""]
-    assert all(lane.engine.serves(VERSION) and not lane.engine.syncing for lane in world.lanes)
+    assert all(lane.engine.is_serving(VERSION) and not lane.engine.is_syncing for lane in world.lanes)
 
 
 def test_a_tensor_may_change_once_every_engine_has_taken_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,17 +161,17 @@ def test_an_engine_with_another_bit_is_not_confirmed(monkeypatch: pytest.MonkeyP
     client: Any = world.lanes[1].engine.client
     client.received[2] += 1
     sound, other = world.finished()
-    assert (sound.problem, other.wrong) == ("", [NAME])
+    assert (sound.problem, other.differing_weights) == ("", [NAME])
     assert client.confirmed == []
-    assert not world.lanes[1].engine.serves(VERSION)
+    assert not world.lanes[1].engine.is_serving(VERSION)
 
 
 def test_an_engine_that_restarts_while_it_is_proven_serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, proves={0: lambda: world.lanes[0].engine.view.seen("another process")})
+    world = World(monkeypatch, proves={0: lambda: world.lanes[0].engine.view.record_answer("another process")})
     world.sending.send(NAME, SENT)
     restarted, sound = world.finished()
     assert (restarted.problem, sound.problem) == ("restarted during the sync", "")
-    assert not world.lanes[0].engine.serves(VERSION)
+    assert not world.lanes[0].engine.is_serving(VERSION)
 
 
 def test_a_pass_gives_each_engine_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,8 +179,8 @@ def test_a_pass_gives_each_engine_its_time_once(monkeypatch: pytest.MonkeyPatch)
     for _ in range(2):
         world.sending.send(NAME, SENT)
     assert world.group(0).limits == [SECONDS, SECONDS - 25.0]
-    assert world.lanes[0].left == SECONDS - 50.0
-    assert [verdict.blocked for verdict in world.finished()] == [False, False]
+    assert world.lanes[0].seconds_left == SECONDS - 50.0
+    assert [verdict.is_blocked for verdict in world.finished()] == [False, False]
 
 
 def test_an_engine_that_blocks_is_left_and_the_other_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,9 +194,9 @@ def test_an_engine_that_blocks_is_left_and_the_other_goes_on(monkeypatch: pytest
     assert len(world.group(0).limits) == 1, "what failed is sent nothing more"
     world.lanes[0].request = Future()  # it has not answered
     blocked, sound = world.finished()
-    assert (blocked.problem, blocked.blocked, sound.problem) == ("nobody took it", True, "")
+    assert (blocked.problem, blocked.is_blocked, sound.problem) == ("nobody took it", True, "")
     assert world.group(0).was_left
-    assert world.lanes[1].engine.serves(VERSION)
+    assert world.lanes[1].engine.is_serving(VERSION)
 
 
 def test_an_engine_that_is_gone_before_its_proof_is_told_from_one_that_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,4 +206,4 @@ def test_an_engine_that_is_gone_before_its_proof_is_told_from_one_that_blocks(mo
     world = World(monkeypatch, proves={0: die})
     world.sending.send(NAME, SENT)
     gone, sound = world.finished()
-    assert (gone.gone, gone.blocked, sound.problem) == (True, False, "")
+    assert (gone.is_gone, gone.is_blocked, sound.problem) == (True, False, "")

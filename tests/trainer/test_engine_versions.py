@@ -33,10 +33,10 @@ class Changing(EngineGeneration):
 
     def sample(self, prompts: list[list[int]], _: list[int]) -> list[Sample]:
         """Each prompt's first token."""
-        assert self.proven is not None
-        return [Sample(prompt[:1], [0.0], self.proven) for prompt in prompts]
+        assert self.proven_version is not None
+        return [Sample(prompt[:1], [0.0], self.proven_version) for prompt in prompts]
 
-    def changed(self) -> Sequence[str]:
+    def changed_weights(self) -> Sequence[str]:
         """Whether they are others by now."""
         self.losses -= 1
         return ["k_proj"] if self.losses >= 0 else []

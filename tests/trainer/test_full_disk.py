@@ -121,7 +121,7 @@ def test_what_stops_is_not_made_to_save(tmp_path: Path) -> None:
 def test_a_preempted_run_whose_checkpoint_failed_says_that_the_one_before_stands(tmp_path: Path) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
     recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0)
-    recorder.not_saved("the checkpoint of step 8 could not be written: rank 0: full")
+    recorder.record_checkpoint_failure("the checkpoint of step 8 could not be written: rank 0: full")
     run: Any = SimpleNamespace(
         trainer=SimpleNamespace(state=TrainerState(global_step=8)),
         step_exchange=SimpleNamespace(verdict="save"),

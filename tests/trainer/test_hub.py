@@ -137,7 +137,7 @@ def test_the_hub_says_how_long_to_wait(hub: HubServer) -> None:
     told: list[int] = []
     clock = SteppedClock()
     hub.faults = ["429 later"]
-    located(Hub(tell=told.append, clock=clock))
+    located(Hub(report=told.append, clock=clock))
     assert clock.now() == 2.0, "Retry-After: 2"
     assert told[-1] > 0
     hub.faults = ["", "429 in an hour"]

@@ -77,7 +77,7 @@ def push(
 ) -> str:
     tell = (lambda _: None) if told is None else told.append
     return pushing.push_folder(
-        folder, spec(private), "six steps", tell, only_copy=only_copy, clock=clock or SteppedClock()
+        folder, spec(private), "six steps", tell, is_only_copy=only_copy, clock=clock or SteppedClock()
     )
 
 

@@ -81,8 +81,8 @@ def test_a_checkpoint_is_outdated_once_it_was_trained_on_what_is_left_out(
         steps += [
             one_pass[start : start + cadence.accumulation] for start in range(0, len(one_pass), cadence.accumulation)
         ]
-    found = cadence.trained_on(step, skipped)
+    found = cadence.generations_of_step(step, skipped)
     assert (found.first, found.last) == (steps[step - 1][0], steps[step - 1][-1])
     trained = {number for one in steps[:step] for number in one}
     now_out = {number for one in (*skipped, *later) for number in range(one.first, one.last + 1)}
-    assert cadence.outdated(step, skipped, [*skipped, *later]) == bool(trained & now_out)
+    assert cadence.is_outdated(step, skipped, [*skipped, *later]) == bool(trained & now_out)

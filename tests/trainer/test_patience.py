@@ -51,22 +51,22 @@ def watched(clock: SteppedClock, plan: TrainingPlan = PLAN, rank: int = 0) -> tu
 
 def test_hours_of_fetching_are_no_hang(clock: SteppedClock) -> None:
     known, watchdog = watched(clock)
-    known.stage("Loading")
+    known.enter_stage("Loading")
     for arrived in range(20):
         clock.advance(LIMIT - 1)
         assert watchdog.verdict() is None
-        known.fetched(arrived)
+        known.record_fetched_bytes(arrived)
     assert known.progress.fetched_bytes == 19
 
 
 @pytest.mark.parametrize("stage", ["Loading", "Proving", "Exporting"])
 def test_hours_of_loading_that_gets_on_are_no_hang(clock: SteppedClock, stage: Stage) -> None:
     known, watchdog = watched(clock)
-    known.stage(stage)
+    known.enter_stage(stage)
     for _ in range(20):
         clock.advance(LIMIT - 1)
         assert watchdog.verdict() is None
-        known.event()
+        known.record_event()
     clock.advance(LIMIT + 1)
     outcome = watchdog.verdict()
     assert outcome is not None
@@ -78,7 +78,7 @@ def test_bytes_that_a_library_reads_without_a_word_are_progress(
     clock: SteppedClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, watchdog = watched(clock)
-    known.stage("Loading")
+    known.enter_stage("Loading")
     beat = Heartbeat(known, HashStore())
     (tmp_path / "weights").write_bytes(bytes(4 * LEAST_BYTES))
     clock.advance(LIMIT - 1)
@@ -99,11 +99,11 @@ def test_who_waits_for_a_peer_that_works_does_not_hang(clock: SteppedClock) -> N
     (worker, _), (waiter, watchdog) = watched(clock, rank=0), watched(clock, rank=1)
     beats = [Heartbeat(known, store) for known in (worker, waiter)]
     for known in (worker, waiter):
-        known.stage("Exporting")
+        known.enter_stage("Exporting")
     before = waiter.progress.events
     for _ in range(20):
         clock.advance(LIMIT - 1)
-        worker.event()
+        worker.record_event()
         for beat in beats:
             beat.beat()
         assert watchdog.verdict() is None
@@ -117,14 +117,14 @@ def test_who_waits_for_a_peer_that_works_does_not_hang(clock: SteppedClock) -> N
 
 def test_only_a_finished_step_counts_while_it_trains(clock: SteppedClock) -> None:
     known, watchdog = watched(clock)
-    known.begin(3, 10)
+    known.begin_training(3, 10)
     clock.advance(LIMIT + 1)
-    known.heard(7)
+    known.record_peer_events(7)
     Heartbeat(known, HashStore()).beat()
     outcome = watchdog.verdict()
     assert outcome is not None
     assert "no step finished" in outcome.message
-    known.finished_step(4, None, 1.0)
+    known.record_step(4, None, 1.0)
     assert watchdog.verdict() is None
 
 
@@ -143,7 +143,7 @@ def test_a_lost_store_costs_only_what_others_say(clock: SteppedClock, capsys: py
 @pytest.mark.realtime
 def test_the_pulse_beats_by_itself(clock: SteppedClock) -> None:
     known, _ = watched(clock)
-    known.event()
+    known.record_event()
     heard = threading.Event()
 
     class Heard:
@@ -158,7 +158,7 @@ def test_the_pulse_beats_by_itself(clock: SteppedClock) -> None:
 def test_a_slow_step_that_was_foreseen_is_no_hang(clock: SteppedClock) -> None:
     plan = estimated(LIMIT)
     known, watchdog = watched(clock, plan)
-    known.begin(0, 10)
+    known.begin_training(0, 10)
     clock.advance(STEP_ESTIMATES * LIMIT - 1)
     assert watchdog.verdict() is None
     require_patience(plan.guard, plan.execution, LIMIT + 1)
@@ -187,14 +187,14 @@ def test_a_second_sigterm_does_not_begin_the_grace_period_anew(clock: SteppedClo
 
 def test_sigterm_during_a_save_ends_nothing_before_its_time_and_is_not_forgotten(clock: SteppedClock) -> None:
     known, watchdog = watched(clock)
-    known.begin(3, 10)
-    known.stage("Saving")
+    known.begin_training(3, 10)
+    known.enter_stage("Saving")
     receive_sigterm(watchdog)
     assert watchdog.verdict() is None
-    known.stage("Training")
+    known.enter_stage("Training")
     assert watchdog.seconds_since_sigterm == 0.0
     clock.advance(PLAN.grace_period_seconds - GRACE_MARGIN_SECONDS + 1.0)
-    known.finished_step(4, None, 1.0)
+    known.record_step(4, None, 1.0)
     outcome = watchdog.verdict()
     assert outcome is not None
     assert outcome.result is Result.PREEMPTED
@@ -202,7 +202,7 @@ def test_sigterm_during_a_save_ends_nothing_before_its_time_and_is_not_forgotten
 
 def test_a_network_that_does_not_come_about_is_no_hang_of_half_an_hour(clock: SteppedClock) -> None:
     known, watchdog = watched(clock)
-    known.stage("Connecting")
+    known.enter_stage("Connecting")
     clock.advance(61)
     outcome = watchdog.verdict()
     assert outcome is not None
@@ -227,13 +227,13 @@ def test_a_verdict_falls_exactly_when_nothing_happened_for_longer_than_the_patie
     own = others = clock.now()
     for kind, stage, pause in steps:
         if kind == "stage":
-            known.stage(stage)
+            known.enter_stage(stage)
         elif kind == "step":
-            known.finished_step(1, None, 1.0)
+            known.record_step(1, None, 1.0)
         elif kind == "event":
-            known.event()
+            known.record_event()
         else:
-            known.heard(1)
+            known.record_peer_events(1)
         own, others = (own, clock.now()) if kind == "heard" else (clock.now(), others)
         clock.advance(pause)
         here = known.progress.stage

@@ -37,7 +37,7 @@ def test_each_phase_has_its_own_peak_and_loading_is_what_came_before(monkeypatch
             with clock.phase("reference"):
                 counters.use(90, left=42)
         counters.use(99, left=40)
-        clock.take()
+        clock.take_seconds()
     assert clock.peaks == {
         **{"load": 70, "sync": 0, "generate": 50, "reward": 0, "reference": 90, "forward": 60},
         **{"backward": 0, "step": 0},
@@ -51,7 +51,7 @@ def test_loading_is_no_part_of_a_step_s_time() -> None:
     clock = PhaseClock(lambda: next(now))
     with clock.phase("forward"):
         pass
-    taken = clock.take()
+    taken = clock.take_seconds()
     assert "load" not in taken
     assert taken["forward"] == 2.0
     assert (set(clock.peaks.values()), device_bytes()) == ({0}, 0)

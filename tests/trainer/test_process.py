@@ -141,7 +141,7 @@ def test_durable_success_is_found_by_the_next_attempt(tmp_path: Path) -> None:
     assert found is not None
     assert (found.result, found.step) == (Result.SUCCEEDED, 6)
     recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0)
-    recorder.adopt(found)
+    recorder.adopt_outcome(found)
     told = make_outcome(0, Result.SUCCEEDED, "done", recorder.progress, export=recorder.export)
     assert (told.export, told.checkpoint) == (export, kept)
     own_time = {"account": told.account}
@@ -182,7 +182,7 @@ def test_libraries_without_use_are_left_out(monkeypatch: pytest.MonkeyPatch) -> 
 def test_watchdog_ends_a_run_without_steps() -> None:
     clock = SteppedClock()
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0, clock.now)
-    recorder.begin(3, 10)
+    recorder.begin_training(3, 10)
     watchdog = Watchdog(PLAN.guard, PLAN.execution, PLAN.grace_period_seconds, recorder, lambda *_: None, now=clock.now)
     assert watchdog.verdict() is None
     clock.advance(PLAN.guard.hang_timeout_seconds + 5)

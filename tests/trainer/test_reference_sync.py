@@ -186,5 +186,5 @@ def test_a_share_is_the_parameters_own_memory() -> None:
     parameter = nn.Parameter(torch.zeros(2, 3))
     with parameters.local_share(parameter) as share:
         share.tensor.fill_(2.0)
-        assert (share.start, share.stop, share.shape, share.whole) == (0, 6, (2, 3), True)
+        assert (share.start, share.stop, share.shape, share.is_whole) == (0, 6, (2, 3), True)
     assert parameter.detach().eq(2.0).all()

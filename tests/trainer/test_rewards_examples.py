@@ -43,13 +43,13 @@ def test_the_gsm8k_job_rewards_right_answers_in_the_right_form(rows: Path) -> No
     spec, _ = example("02-gsm8k-llama.yaml")
     prompts = prompts_of(spec, rows)
     assert len(prompts.rows) == len(rows.read_text().splitlines())
-    assert prompts.dropped == 0
+    assert prompts.num_dropped == 0
     assert prompts.rows[0]["prompt"] == [
         {"role": "system", "content": spec.dataset.system_prompt},
         {"role": "user", "content": json.loads(rows.read_text().splitlines()[0])["question"]},
     ]
     rewards = build_rewards(spec.rewards)
-    rewards.check(prompts.rows)
+    rewards.check_dataset(prompts.rows)
     answers = prompts.rows["answer"][:]
     right = [expected_answer(answer) for answer in answers]
     for form, wrong, expected in (
@@ -120,7 +120,7 @@ def test_the_cpu_example_s_rows_load_and_score(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     prompts = load_prompts(spec.dataset, spec.training, tiny_tokenizer(), root=tmp_path)
     rewards = build_rewards(spec.rewards)
-    rewards.check(prompts.rows)
-    assert prompts.dropped == 0
+    rewards.check_dataset(prompts.rows)
+    assert prompts.num_dropped == 0
     answers = prompts.rows["answer"][:]
     assert rewards.functions[0](completions=[reply(text) for text in answers], answer=answers) == [1.0] * 4

@@ -48,7 +48,7 @@ async def score(function: HTTPFunction, texts: list[str] = TEXTS) -> list[float 
 def judge(counters: RewardCounters, share: float, asked: int = len(TEXTS)) -> None:
     """What the end of a run of one generation does with the counters of one process."""
     scored = ScoredCompletions(asked, {"judge": counters.failures + counters.timeouts})
-    FailureLimits({"judge": counters}, {"judge": share}).judge(5, scored, last=True)
+    FailureLimits({"judge": counters}, {"judge": share}).judge(5, scored, is_last=True)
 
 
 async def test_batches_go_out_with_prompts_and_columns_and_come_back_in_order() -> None:

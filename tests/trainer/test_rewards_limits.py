@@ -33,7 +33,7 @@ def ended_after(lost: list[int], limit: float, size: int = 8, steps: int | None 
     total = steps or len(lost)
     for step in range(1, len(lost) + 1):
         try:
-            limits.judge(step, ScoredCompletions(size * step, {"judge": sum(lost[:step])}), last=step == total)
+            limits.judge(step, ScoredCompletions(size * step, {"judge": sum(lost[:step])}), is_last=step == total)
         except RewardError:
             return step
     return None
@@ -78,9 +78,9 @@ def test_the_share_is_that_of_the_last_generations_of_all_ranks(
             scored = ScoredCompletions(len(made) * 8 * len(ranks), {"judge": missing, "format": 0})
             if exceeded:
                 with pytest.raises(RewardError, match=rf"reward 'judge', step {step}: .*The last failure: HTTP 500"):
-                    rank.judge(step, scored, last=step == steps)
+                    rank.judge(step, scored, is_last=step == steps)
             else:
-                rank.judge(step, scored, last=step == steps)
+                rank.judge(step, scored, is_last=step == steps)
         if exceeded:
             return
 
@@ -160,7 +160,7 @@ def test_a_reward_that_never_scores_ends_the_run_in_its_last_failure_s_words(tmp
     lost = counters.failures + counters.timeouts
     assert lost == 1
     with pytest.raises(RewardError, match=rf"reward 'mine', step 1: 1 of the 1 completions .*100.0%.*10.0%.*{words}"):
-        rewards.failure_limits.judge(1, ScoredCompletions(1, {"mine": lost}), last=True)
+        rewards.failure_limits.judge(1, ScoredCompletions(1, {"mine": lost}), is_last=True)
 
 
 @pytest.mark.realtime

@@ -85,13 +85,13 @@ def test_files_and_tokens_are_found_by_position(tmp_path: Path, monkeypatch: pyt
 )
 def test_answers_are_checked_before_training(accuracy: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        rewards_of({"accuracy": accuracy}).check(ROWS)
+        rewards_of({"accuracy": accuracy}).check_dataset(ROWS)
 
 
 def test_good_answers_pass_the_check() -> None:
-    rewards_of({"accuracy": {"compare": "Numeric"}}, {"accuracy": {"answerColumn": "word"}}).check(ROWS)
+    rewards_of({"accuracy": {"compare": "Numeric"}}, {"accuracy": {"answerColumn": "word"}}).check_dataset(ROWS)
     with pytest.raises(BadInput, match=r"row 2 of those that are trained on: the answer is empty"):
-        rewards_of({"accuracy": {}}).check(Dataset.from_list([{"answer": "1"}, {"answer": "so\n####"}]))
+        rewards_of({"accuracy": {}}).check_dataset(Dataset.from_list([{"answer": "1"}, {"answer": "so\n####"}]))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -132,11 +132,11 @@ def test_a_reward_model_must_be_able_to_read_the_prompts(tmp_path: Path) -> None
     tiny_tokenizer(None).save_pretrained(folder)
     (folder / "chat_template.jinja").unlink()
     rewards = rewards_of({"name": "judge", "model": {"name": str(folder)}})
-    rewards.check(ROWS)
+    rewards.check_dataset(ROWS)
     with pytest.raises(
         BadInput, match="'judge': the prompts are chats but the reward model's tokenizer has no chat templ"
     ):
-        rewards.check(Dataset.from_list([{"prompt": [{"role": "user", "content": "1+1="}]}]))
+        rewards.check_dataset(Dataset.from_list([{"prompt": [{"role": "user", "content": "1+1="}]}]))
 
 
 def test_a_reward_model_is_rejected_where_it_would_load_partitioned(tmp_path: Path) -> None:

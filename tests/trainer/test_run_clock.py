@@ -26,20 +26,20 @@ def clock() -> SteppedClock:
 def test_each_moment_belongs_to_one_part(clock: SteppedClock) -> None:
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0, clock.now)
     story: tuple[tuple[float, Callable[[], None]], ...] = (
-        (10, lambda: recorder.stage("Loading")),
-        (20, lambda: recorder.stage("Proving")),
-        (3, lambda: recorder.resumed(8, 0.0, Beginning(attempt=2, clock=Clock(training=4)))),
-        (2, lambda: recorder.begin(8, 20)),
-        (1, lambda: recorder.phase("generate")),
-        (7, lambda: recorder.phase("reward")),
-        (4, lambda: recorder.phase("forward")),
-        (6, lambda: recorder.phase(None)),
-        (1, lambda: recorder.stage("Saving")),
-        (5, lambda: recorder.phase("forward")),
-        (2, lambda: recorder.saved(Checkpoint(step=9, time=1.7e9, bytes=5, where="/checkpoints/run"), 7.0)),
-        (1, lambda: recorder.stage("Training")),
-        (9, lambda: recorder.stage("Exporting")),
-        (8, lambda: recorder.stage("Finished")),
+        (10, lambda: recorder.enter_stage("Loading")),
+        (20, lambda: recorder.enter_stage("Proving")),
+        (3, lambda: recorder.record_resume(8, 0.0, Beginning(attempt=2, clock=Clock(training=4)))),
+        (2, lambda: recorder.begin_training(8, 20)),
+        (1, lambda: recorder.enter_phase("generate")),
+        (7, lambda: recorder.enter_phase("reward")),
+        (4, lambda: recorder.enter_phase("forward")),
+        (6, lambda: recorder.enter_phase(None)),
+        (1, lambda: recorder.enter_stage("Saving")),
+        (5, lambda: recorder.enter_phase("forward")),
+        (2, lambda: recorder.record_checkpoint(Checkpoint(step=9, time=1.7e9, bytes=5, where="/checkpoints/run"), 7.0)),
+        (1, lambda: recorder.enter_stage("Training")),
+        (9, lambda: recorder.enter_stage("Exporting")),
+        (8, lambda: recorder.enter_stage("Finished")),
     )
     for seconds, then in story:
         clock.advance(seconds)
@@ -60,14 +60,14 @@ def test_an_attempt_that_finds_the_work_done_counts_all_of_it(clock: SteppedCloc
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0, clock.now)
     clock.advance(3)
     done = Account(clock=Clock(loading=10, training=50))
-    recorder.adopt(Outcome(result=Result.SUCCEEDED, attempt=4, account=done))
+    recorder.adopt_outcome(Outcome(result=Result.SUCCEEDED, attempt=4, account=done))
     assert recorder.progress.account == Account(clock=Clock(loading=3), began_at=Beginning(attempt=4, clock=done.clock))
 
 
 @pytest.mark.parametrize("first", ["event", "counted"])
 def test_an_update_that_comes_during_another_is_kept(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0)
-    other = threading.Thread(target=recorder.counted, args=(CHECKPOINTS.key,))
+    other = threading.Thread(target=recorder.add_to_counter, args=(CHECKPOINTS.key,))
     copy = Progress.model_copy
 
     def interrupted(progress: Progress, **options: Any) -> Progress:
@@ -80,9 +80,9 @@ def test_an_update_that_comes_during_another_is_kept(first: str, monkeypatch: py
 
     monkeypatch.setattr(Progress, "model_copy", interrupted)
     if first == "event":
-        recorder.event()
+        recorder.record_event()
     else:
-        recorder.counted(CHECKPOINTS.key)
+        recorder.add_to_counter(CHECKPOINTS.key)
     other.join()
     assert recorder.progress.metrics[CHECKPOINTS.key] == (1.0 if first == "event" else 2.0)
     assert recorder.own_events == recorder.progress.events == 2

@@ -26,7 +26,7 @@ def run_steps(folder: Path, steps: int, is_main: bool = True) -> None:
     keeper = KeepSamples(folder / "attempt-1", observer)
     arguments = TrainingArguments(str(folder), use_cpu=True, report_to="none")
     for step in range(1, steps + 1):
-        observer.completed(["say 1"], [f"answer {step}"], torch.ones(1, 1), ["digits"])
+        observer.record_completions(["say 1"], [f"answer {step}"], torch.ones(1, 1), ["digits"])
         keeper.on_step_end(arguments, TrainerState(global_step=step, is_world_process_zero=is_main), TrainerControl())
 
 

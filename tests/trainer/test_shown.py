@@ -33,7 +33,7 @@ def served(monkeypatch: pytest.MonkeyPatch, wanted: str) -> int:
     monkeypatch.setenv(PROGRESS_BIND_ENV, f"127.0.0.1:{port}")
     monkeypatch.setenv(TOKEN_DIGEST_ENV, wanted)
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
-    recorder.logged({"kl": 0.25}, [{"prompt": PROMPT, "completion": "4", "digits": math.nan}])
+    recorder.record_metrics({"kl": 0.25}, [{"prompt": PROMPT, "completion": "4", "digits": math.nan}])
     serve(limits_of(PLAN), recorder)
     return port
 

@@ -104,22 +104,22 @@ def test_the_first_bad_end_sets_the_deadline_and_no_later_one_puts_it_off(
     """`ends`: seconds since the end before, and what the process left. The others are asked once, and then killed."""
     countdown, now = Countdown(last_words), 0.0
     assert countdown.seconds_left(now) is None
-    assert countdown.due(now) is None
+    assert countdown.due_action(now) is None
     deadline = math.inf
     for pause, outcome in ends:
         if now + pause >= deadline:
             break
         now += pause
-        countdown.failed(now, outcome)
+        countdown.record_failure(now, outcome)
         deadline = min(deadline, now + patience_after(outcome))
         assert countdown.seconds_left(now) == max(0.0, deadline - now)
         if deadline > now:
-            assert countdown.due(now) is None
-    assert countdown.due(deadline) is ask_for_last_words
-    countdown.failed(deadline, Outcome(result=Result.ERROR))
+            assert countdown.due_action(now) is None
+    assert countdown.due_action(deadline) is ask_for_last_words
+    countdown.record_failure(deadline, Outcome(result=Result.ERROR))
     assert countdown.seconds_left(deadline) == pytest.approx(last_words)
-    assert countdown.due(math.nextafter(deadline + last_words, 0.0)) is None
-    assert countdown.due(deadline + last_words) is kill_workers
+    assert countdown.due_action(math.nextafter(deadline + last_words, 0.0)) is None
+    assert countdown.due_action(deadline + last_words) is kill_workers
 
 
 def test_a_process_tells_its_own_main_thread_s_frames(monkeypatch: pytest.MonkeyPatch) -> None:

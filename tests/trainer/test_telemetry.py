@@ -58,9 +58,9 @@ def test_all_that_several_threads_publish_at_once_is_kept() -> None:
     def publish(thread: int) -> None:
         began.wait()
         for number in range(200):
-            recorder.startup(f"{thread}-{number}", 1.0)
-            recorder.logged({f"{thread}-{number}": 1.0})
-            recorder.memory({f"{thread}-{number}": 1})
+            recorder.record_startup(f"{thread}-{number}", 1.0)
+            recorder.record_metrics({f"{thread}-{number}": 1.0})
+            recorder.record_memory_peaks({f"{thread}-{number}": 1})
 
     threads = [threading.Thread(target=publish, args=(thread,)) for thread in range(4)]
     interval = sys.getswitchinterval()
@@ -85,8 +85,8 @@ def test_server_answers_and_a_taken_port_costs_only_telemetry(
     serve(limits_of(PLAN), recorder)
     serve(limits_of(PLAN), recorder)
     assert "telemetry is off" in capsys.readouterr().out
-    recorder.logged({"kl": 0.25, "loss": 1.5, "reward_by_function/tall": 2.5})
-    recorder.logged({"loss": math.nan, "reward_by_function/tall": -math.inf})
+    recorder.record_metrics({"kl": 0.25, "loss": 1.5, "reward_by_function/tall": 2.5})
+    recorder.record_metrics({"loss": math.nan, "reward_by_function/tall": -math.inf})
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     assert "grpo_training_kl 0.25" in text
@@ -140,7 +140,7 @@ def test_a_scrape_has_limits_eta_process_and_build_beside_the_run() -> None:
 
 def test_a_step_that_is_not_finite_counts_once_whoever_finds_it() -> None:
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
-    recorder.begin(0, 9)
+    recorder.begin_training(0, 9)
     publish, guard = PublishLogs(recorder, StepObserver()), LossGuard()
     args: Any = SimpleNamespace(gradient_accumulation_steps=4)
     for step, loss in ((1, 0.5), (2, math.nan), (3, 0.4)):
@@ -149,23 +149,23 @@ def test_a_step_that_is_not_finite_counts_once_whoever_finds_it() -> None:
             try:
                 callback.on_log(args, TrainerState(global_step=step), None, logs=logs)
             except Diverged as error:
-                recorder.not_finite(error.step)
+                recorder.record_nonfinite_step(error.step)
     assert recorder.progress.metrics["nonfinite_steps"] == 1.0
-    recorder.not_finite(4)  # by its gradient, before anything of it is logged
+    recorder.record_nonfinite_step(4)  # by its gradient, before anything of it is logged
     assert recorder.progress.metrics["nonfinite_steps"] == 2.0
     assert recorder.progress.metrics["kl_overflow_tokens"] == 3.0, "one token a step, over four micro-batches"
 
 
 def test_checkpoints_count_from_zero_and_the_newest_has_its_time() -> None:
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
-    recorder.resumed(3, 1.7e9, Beginning())
-    recorder.begin(3, 9)
+    recorder.record_resume(3, 1.7e9, Beginning())
+    recorder.begin_training(3, 9)
     resumed = recorder.progress.metrics
     assert (resumed["checkpoint_step"], resumed["checkpoint_timestamp_seconds"]) == (3.0, 1.7e9)
     assert (resumed["checkpoints"], resumed["checkpoint_failures"]) == (0.0, 0.0)
-    recorder.not_saved("full")
-    recorder.not_saved("full")
-    recorder.saved(Checkpoint(step=6, time=1.8e9, bytes=5, where="/checkpoints/run"), 1.5)
+    recorder.record_checkpoint_failure("full")
+    recorder.record_checkpoint_failure("full")
+    recorder.record_checkpoint(Checkpoint(step=6, time=1.8e9, bytes=5, where="/checkpoints/run"), 1.5)
     saved = recorder.progress.metrics
     assert (saved["checkpoints"], saved["checkpoint_failures"], saved["checkpoint_step"]) == (1.0, 2.0, 6.0)
     assert saved["checkpoint_timestamp_seconds"] == 1.8e9
@@ -176,9 +176,9 @@ def test_phases_interrupt_each_other() -> None:
     clock = PhaseClock(lambda: next(now))
     with clock.phase("forward"), clock.phase("reference"):
         pass
-    taken = clock.take()
+    taken = clock.take_seconds()
     assert (taken["forward"], taken["reference"]) == (1.0 + 5.0, 3.0)
-    assert set(clock.take().values()) == {0.0}
+    assert set(clock.take_seconds().values()) == {0.0}
 
 
 def test_samples_and_steps_name_the_weights_that_an_engine_sampled_with(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,8 +187,8 @@ def test_samples_and_steps_name_the_weights_that_an_engine_sampled_with(capsys: 
     for number in (0, 1_000_000_007):
         if number:
             observer.weights_versions = [number - 1, number - 1, number]
-            recorder.logged({WEIGHTS_VERSION.key: float(number)})
-        observer.completed(["p"] * 3, ["c"] * 3, torch.ones(3, 1), ["a"])
+            recorder.record_metrics({WEIGHTS_VERSION.key: float(number)})
+        observer.record_completions(["p"] * 3, ["c"] * 3, torch.ones(3, 1), ["a"])
         publish.on_log(args, TrainerState(global_step=1), None, logs={"loss": 0.5})
     assert [one.get("weights_version") for one in observer.samples] == [1_000_000_006, 1_000_000_006, 1_000_000_007]
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -198,7 +198,7 @@ def test_samples_and_steps_name_the_weights_that_an_engine_sampled_with(capsys: 
 def test_samples_are_bounded_and_leave_out_missing_rewards() -> None:
     observer = StepObserver()
     rewards = torch.tensor([[1.0, math.nan]]).repeat(9, 1)
-    observer.completed(["p" * 5000] * 9, [[{"role": "assistant", "content": "c"}]] * 9, rewards, ["a", "b"])
+    observer.record_completions(["p" * 5000] * 9, [[{"role": "assistant", "content": "c"}]] * 9, rewards, ["a", "b"])
     assert len(observer.samples) == 3
     assert len(str(observer.samples[0]["prompt"])) < SAMPLE_CHARACTERS + 10
     assert observer.samples[0] | {"prompt": ""} == {"prompt": "", "completion": "c", "a": 1.0}

@@ -54,16 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_acceptance(given, where, world, begin + given.budget - given.used - CLOSING_SECONDS)
 
 
-def run_acceptance(given: argparse.Namespace, where: Surroundings, world: int, deadline: float) -> int:
+def run_acceptance(options: argparse.Namespace, where: Surroundings, world: int, deadline: float) -> int:
     """Run all checks until the deadline on SYSTEM_CLOCK, and write the report. Returns 1 if any failed."""
-    chosen = [check for check in CHECKS if not given.only or check.name in given.only]
-    checks = [replace(check, seconds=check.seconds * given.patience) for check in chosen]
-    progress = Progress(checks, where, given.output, deadline)
+    chosen = [check for check in CHECKS if not options.only or check.name in options.only]
+    checks = [replace(check, seconds=check.seconds * options.patience) for check in chosen]
+    progress = Progress(checks, where, options.output, deadline)
     with tempfile.TemporaryDirectory(prefix="acceptance-") as folder:
-        for one in run_checks(checks, Context(given.device, folder, world=world), deadline, progress.begin):
+        for one in run_checks(checks, Context(options.device, folder, world=world), deadline, progress.begin):
             progress.end(one)
     done = progress.done
-    print(f"\n{report.markdown_page(report.as_json(where, done))}\nwritten to {given.output}", flush=True)
+    print(f"\n{report.markdown_page(report.as_json(where, done))}\nwritten to {options.output}", flush=True)
     wrong = [f"{finding.what}: {finding.message}" for finding in report.failed_findings(done)]
     write_outcome(f"acceptance: {report.summary(done)}", wrong)
     return int(bool(wrong))

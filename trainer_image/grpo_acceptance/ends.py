@@ -29,11 +29,11 @@ def check_sigterm(context: Context) -> list[Finding]:
     training, execution = {"maxSteps": 100000}, {"saveEverySteps": 100000}
     plan = make_plan(context, training=training, execution=execution, folder=context.path / "stopped")
     with Pod(context, plan, "grpo_trainer", "sigterm") as pod:
-        if not pod.until(f'"step": {STOP_AFTER},'):
-            return [make_finding("SIGTERM", [f"no step {STOP_AFTER}"], pod.end())]
+        if not pod.wait_for_text(f'"step": {STOP_AFTER},'):
+            return [make_finding("SIGTERM", [f"no step {STOP_AFTER}"], pod.log_tail())]
         sent = time.monotonic()
         pod.process.send_signal(signal.SIGTERM)
-        problems = pod.problems(Result.PREEMPTED)
+        problems = pod.end_problems(Result.PREEMPTED)
         seconds = time.monotonic() - sent
     problems += [] if "a checkpoint was saved" in pod.message else ["no checkpoint was saved"]
     return [make_finding("SIGTERM", problems, f"{pod.message}, after {seconds:.1f} s", {"seconds": seconds})]
@@ -48,7 +48,7 @@ def check_out_of_memory(context: Context) -> list[Finding]:
         execution={"microBatch": 64},
     )
     with Pod(context, plan, f"{__package__}.starved", "out-of-memory") as pod:
-        problems = pod.problems(Result.OUT_OF_MEMORY)
+        problems = pod.end_problems(Result.OUT_OF_MEMORY)
     return [make_finding("injected CUDA out-of-memory", problems, pod.message[:400])]
 
 
@@ -79,7 +79,7 @@ class Pod:
         self.process.kill()
         self.process.wait()
 
-    def until(self, text: str) -> bool:
+    def wait_for_text(self, text: str) -> bool:
         """Whether the log has come to say this; false once the process has ended, or patience has."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
@@ -90,19 +90,19 @@ class Pod:
             time.sleep(POLL_SECONDS)
         return False
 
-    def problems(self, expected: Result) -> list[str]:
+    def end_problems(self, expected: Result) -> list[str]:
         """Wait for the end; how it differs from that result, its exit code included."""
         try:
             code = self.process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
-            return [f"it still runs after {PATIENCE_SECONDS} s", self.end()]
+            return [f"it still runs after {PATIENCE_SECONDS} s", self.log_tail()]
         if not self._outcome.exists():
-            return [f"exit code {code} without an outcome", self.end()]
+            return [f"exit code {code} without an outcome", self.log_tail()]
         outcome = Outcome.model_validate_json(self._outcome.read_text(encoding="utf-8"))
         self.message = outcome.message
         problems = [] if outcome.result is expected else [f"{outcome.result} instead of {expected}"]
         return problems + ([] if code == EXIT_CODES[expected] else [f"exit code {code}, not {EXIT_CODES[expected]}"])
 
-    def end(self) -> str:
+    def log_tail(self) -> str:
         """The end of its log."""
         return Path(self._log).read_text(encoding="utf-8", errors="replace")[-600:]

@@ -59,17 +59,17 @@ class Context:
         return Path(self.folder)
 
     @property
-    def gpu(self) -> bool:
+    def is_gpu(self) -> bool:
         """Whether this is about GPUs."""
         return self.device == "cuda"
 
 
 def make_finding(
-    what: str, problems: Sequence[str], seen: str, numbers: dict[str, float | str] | None = None
+    what: str, problems: Sequence[str], observation: str, numbers: dict[str, float | str] | None = None
 ) -> Finding:
     """Passed without problems, failed with them."""
     state = State.FAILED if problems else State.PASSED
-    return Finding(what, state, "; ".join([*problems, seen]), numbers or {})
+    return Finding(what, state, "; ".join([*problems, observation]), numbers or {})
 
 
 def skipped_finding(what: str, why: str) -> Finding:

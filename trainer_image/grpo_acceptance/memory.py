@@ -52,7 +52,7 @@ def measure_case(_: Context, number: int) -> list[Finding]:
     if case["device_bytes"] > total:
         why = f"needs {case['device_bytes'] / GIB:.1f} GiB, the GPU has {total / GIB:.1f}"
         return [skipped_finding(case_title(case), why)]
-    return [compare_with_prediction(case, Run(case, "cuda").measured(), _used())]
+    return [compare_with_prediction(case, Run(case, "cuda").measure_peaks(), _used())]
 
 
 def compare_with_prediction(case: Case, measured: dict[str, int], device: int) -> Finding:
@@ -84,7 +84,7 @@ class Run:
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=1e-6, fused=True)
 
-    def measured(self) -> dict[str, int]:
+    def measure_peaks(self) -> dict[str, int]:
         """Peak of allocated bytes by phase of the last step. Loading is left out: no trainer loads these models."""
         for step in range(STEPS):
             self.peaks.clear()

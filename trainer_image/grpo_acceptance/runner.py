@@ -117,11 +117,11 @@ def run_checks(
     checks: Sequence[Check],
     context: Context,
     deadline: float,
-    begins: Callable[[Check, float], None] = lambda *_: None,
+    on_begin: Callable[[Check, float], None] = lambda *_: None,
 ) -> Iterator[CheckResult]:
     """Run the checks in turn until the deadline on SYSTEM_CLOCK.
 
-    `begins` is called with each check that is begun and the seconds after which it will be ended.
+    `on_begin` is called with each check that is begun and the seconds after which it will be ended.
     """
     fit = [check for check in checks if not skip_message(check, context)]
     ready: CheckProcess | None = None
@@ -135,7 +135,7 @@ def run_checks(
             with ready or CheckProcess(check, _placed(check, context)) as current:
                 ready = CheckProcess(following[0], _placed(following[0], context)) if following else None
                 seconds = min(check.seconds, left)
-                begins(check, seconds)
+                on_begin(check, seconds)
                 yield current.run(seconds, "time" if left < check.seconds else "")
     finally:
         if ready:
@@ -144,7 +144,7 @@ def run_checks(
 
 def skip_message(check: Check, context: Context) -> str:
     """Why a check can't be run here; empty where it can. The context's world is the number of devices."""
-    if check.needs_gpu and not context.gpu:
+    if check.needs_gpu and not context.is_gpu:
         return "needs a GPU"
     if check.ranks and context.world < 2:
         return "one rank can't show it"

@@ -35,9 +35,9 @@ Tokens = list[list[int]]
 class Replay:
     """Stands in for a trainer's generation: keeps what it draws, or gives what another one has drawn."""
 
-    def __init__(self, drawn: list[Tokens] | None = None) -> None:
-        self.drawn: list[Tokens] = [] if drawn is None else list(drawn)
-        self._given = drawn is not None
+    def __init__(self, completions: list[Tokens] | None = None) -> None:
+        self.completions: list[Tokens] = [] if completions is None else list(completions)
+        self._given = completions is not None
 
     def install(self, trainer: ReferenceGRPOTrainer) -> None:
         """Take the generation's place."""
@@ -45,9 +45,9 @@ class Replay:
 
         def turn(prompts: Tokens, *arguments: Any, **named: Any) -> tuple[Tokens, None]:
             if self._given:
-                return self.drawn.pop(0), None
+                return self.completions.pop(0), None
             completions = generate(prompts, *arguments, **named)[0]
-            self.drawn.append([list(map(int, completion)) for completion in completions])
+            self.completions.append([list(map(int, completion)) for completion in completions])
             return completions, None
 
         setattr(trainer, "_generate_single_turn", turn)  # noqa: B010  # the engine's own method, on this trainer only
@@ -57,9 +57,9 @@ def record_cpu_step(context: Context) -> list[Finding]:
     """On the CPU, draw completions and take the steps, for `compare_with_cpu` to read."""
     replay = Replay()
     trial_runs.run_trial(context, _plan(context, "float32"), replay.install)
-    _write(context, "completions", replay.drawn)
+    _write(context, "completions", replay.completions)
     for dtype in LIMITS:
-        steps, way = _taken(context, dtype, replay.drawn)
+        steps, way = _taken(context, dtype, replay.completions)
         _write(context, dtype, {str(step): numbers for step, numbers in steps.items()})
         torch.save(way, _file(context, f"{dtype}.pt"))
     return [make_finding("step on the CPU", [], f"{STEPS} steps in {' and '.join(LIMITS)}, to compare with")]
@@ -86,7 +86,7 @@ def check_eight_bit(context: Context) -> list[Finding]:
     """One step with bitsandbytes' AdamW beside one with torch's."""
     replay = Replay()
     plain = _way(_one_step(context, "AdamW", replay))
-    ran = _one_step(context, "AdamW8bit", Replay(replay.drawn))
+    ran = _one_step(context, "AdamW8bit", Replay(replay.completions))
     kinds = {str(state.dtype) for state in _moments(ran.trainer) if state.numel() >= 4096}
     error = _apart(_way(ran), plain)
     seen = ", ".join(sorted(kinds)) or "none"
@@ -185,7 +185,7 @@ def _compared_head(context: Context, dtype: str) -> Finding:
         for (name, error), limit in zip(numbers.items(), (values, values, gradients, gradients), strict=True)
         if not float(error) <= limit
     ]
-    kernel = "Triton" if context.gpu else "torch operators, for Triton needs a GPU"
+    kernel = "Triton" if context.is_gpu else "torch operators, for Triton needs a GPU"
     return make_finding(f"fused head, {dtype}", problems, f"with {kernel}", numbers)
 
 

@@ -34,7 +34,7 @@ def make_plan(
     attempt: int = 1,
 ) -> TrainingPlan:
     """A plan for one pod with this context's processes; LoRA for strategy Adapter. `folder` takes checkpoints."""
-    accelerator, gpus = ("GPU", context.world) if context.gpu else ("CPU", 0)
+    accelerator, gpus = ("GPU", context.world) if context.is_gpu else ("CPU", 0)
     settings = {
         "strategy": strategy,
         "method": "LoRA" if strategy == "Adapter" else "Full",

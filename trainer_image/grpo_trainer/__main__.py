@@ -36,9 +36,9 @@ def require_signable(export: ExportSpec | None, place: Placement) -> None:
         require_key()
 
 
-def run_worker(plan: TrainingPlan, place: Placement, started: float) -> int:
+def run_worker(plan: TrainingPlan, place: Placement, started_at: float) -> int:
     """Run this process's worker to its end; returns the exit code of its Outcome."""
-    recorder = Recorder(plan.job.attempt, place, started)
+    recorder = Recorder(plan.job.attempt, place, started_at)
     try:
         hide_unused_libraries(plan.execution)
         from .training.worker import train

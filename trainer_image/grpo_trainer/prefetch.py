@@ -35,11 +35,11 @@ class Progress:
         """No download has begun."""
         self._clock, self._what, self._last = clock, "", float("-inf")
 
-    def begin(self, what: str) -> None:
+    def begin_repository(self, what: str) -> None:
         """Count later bytes for this repository."""
         self._what = what
 
-    def arrived(self, count: int) -> None:
+    def report_bytes(self, count: int) -> None:
         """Print that `count` bytes of the repository are in the cache, at most every TELL_SECONDS."""
         now = self._clock.now()
         if now - self._last >= REPORT_SECONDS:
@@ -59,14 +59,14 @@ def fetch_inputs(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
     from .weights.models import locate_model
 
     progress = Progress(clock)
-    hub, models = Hub(plan.revisions, progress.arrived, clock=clock), _models(plan.model, plan.rewards)
+    hub, models = Hub(plan.revisions, progress.report_bytes, clock=clock), _models(plan.model, plan.rewards)
     for repository in models:
-        progress.begin(repository.words)
+        progress.begin_repository(repository.description)
         locate_model(repository, plan.execution.dtype, hub)
-        print(f"{repository.words}: complete, commit {hub.commits.get(repository.path, 'unknown')}", flush=True)
+        print(f"{repository.description}: complete, commit {hub.commits.get(repository.path, 'unknown')}", flush=True)
     dataset, names = plan.dataset, [repository.name for repository in models]
     if dataset.name and not dataset.name.startswith("/"):
-        progress.begin(f"spec.dataset.name: {dataset.name}")
+        progress.begin_repository(f"spec.dataset.name: {dataset.name}")
         rows = read_hub(dataset, hub)
         print(f"spec.dataset.name: {dataset.name}: complete, {len(rows)} rows", flush=True)
         names.append(dataset.name)

@@ -46,7 +46,7 @@ def measure(folder: Path) -> dict[str, Any]:
     cases = [TINY | {"precision": precision, "lora_rank": rank} for precision, rank in MEMORY]
     return {
         "findings": {name: [asdict(one) for one in rows] for name, rows in found.items()},
-        "phases": [sorted(memory.Run(case, "cpu").measured()) for case in cases],
+        "phases": [sorted(memory.Run(case, "cpu").measure_peaks()) for case in cases],
     }
 
 

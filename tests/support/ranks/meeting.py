@@ -72,7 +72,7 @@ def main() -> None:
             plan.guard,
             plan.execution,
             place,
-            connecting=lambda: recorder.stage("Connecting"),
+            on_connecting=lambda: recorder.enter_stage("Connecting"),
         )
         rendezvous.leave_gang()
     except (TrainingError, RuntimeError) as error:

@@ -68,7 +68,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         target = self._target
         assert target is not None, "without a volume nothing is saved"
         checkpoint = checkpoint_folder(target.attempt_folder, step)
-        self._recorder.stage("Saving")
+        self._recorder.enter_stage("Saving")
         began = time.perf_counter()
         try:
             # Only a failure of a disk is one rank's alone. `write` raises other errors on all ranks alike.
@@ -78,7 +78,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
             self._failed(target, checkpoint, step, str(error))
         else:
             self._sealed(target.address(checkpoint), checkpoint, step, began, size)
-        self._recorder.stage("Training")
+        self._recorder.enter_stage("Training")
 
     def _seal(self, target: CheckpointTarget, checkpoint: Path, step: int) -> int:
         """Store the files of a checkpoint, then its manifest; returns its bytes. A collective.
@@ -107,7 +107,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
             # The run has its own checkpoint now, so the copy of the one that it began with only takes room.
             self._source.remove_copies()
         self._preemption.save_seconds = seconds
-        self._recorder.saved(Checkpoint(step=step, time=unix_time(), bytes=size, where=where), seconds)
+        self._recorder.record_checkpoint(Checkpoint(step=step, time=unix_time(), bytes=size, where=where), seconds)
 
     def _failed(self, target: CheckpointTarget, checkpoint: Path, step: int, why: str) -> None:
         """Each failure doubles the steps until the next try, which costs the time of writing until the disk is full."""
@@ -116,4 +116,4 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         target.discard(checkpoint)
         # No rank may begin the next try while rank 0 still deletes files of this one.
         ranks.gather(None)
-        self._recorder.not_saved(f"the checkpoint of step {step} could not be written: {why}")
+        self._recorder.record_checkpoint_failure(f"the checkpoint of step {step} could not be written: {why}")

@@ -87,9 +87,9 @@ class Prompts:
 
     rows: datasets.Dataset
     """Column `prompt` (text, or a list of chat messages) beside the dataset's own columns, in the dataset's order."""
-    dropped: int
+    num_dropped: int
     """Prompts left out because they are longer than training.maxPromptLength."""
-    duplicates: int
+    num_duplicates: int
     """Prompts that occurred before; still in `rows` under dataset.onDuplicatePrompt Keep."""
     fingerprint: str
     """sha256 of the rows, in hexadecimal: equal for the same content under the same mapping."""
@@ -99,16 +99,16 @@ class Prompts:
         """How many prompts became what, by the keys of grpo_api.report.training_metrics."""
         return {
             PROMPTS.key: len(self.rows),
-            PROMPTS_DROPPED.key: self.dropped,
-            PROMPTS_DUPLICATE.key: self.duplicates,
+            PROMPTS_DROPPED.key: self.num_dropped,
+            PROMPTS_DUPLICATE.key: self.num_duplicates,
         }
 
     @property
-    def left_out(self) -> str:
+    def dropped_message(self) -> str:
         """The rows that were left out, as the end of a sentence; empty if all are trained on."""
-        if not self.dropped:
+        if not self.num_dropped:
             return ""
-        return f"; {self.dropped} of {len(self.rows) + self.dropped} prompts were dropped as too long"
+        return f"; {self.num_dropped} of {len(self.rows) + self.num_dropped} prompts were dropped as too long"
 
 
 def load_prompts(

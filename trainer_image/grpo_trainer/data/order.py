@@ -102,7 +102,7 @@ class Cadence:
             accumulation=execution.gradient_accumulation,
         )
 
-    def trained_on(self, step: int, skipped: Iterable[Generations]) -> Generations:
+    def generations_of_step(self, step: int, skipped: Iterable[Generations]) -> Generations:
         """The generations that a step, from 1, trains on, in a run that leaves `skipped` out."""
         in_pass = self.per_pass * self.micro_batches
         passes, update = divmod(step - 1, -(-in_pass // self.accumulation))
@@ -113,9 +113,9 @@ class Cadence:
         last = begun + last_micro_batch // self.micro_batches
         return Generations(first=generation_number(first, left_out), last=generation_number(last, left_out))
 
-    def outdated(self, step: int, made_without: Iterable[Generations], skipped: Iterable[Generations]) -> bool:
+    def is_outdated(self, step: int, made_without: Iterable[Generations], skipped: Iterable[Generations]) -> bool:
         """Whether a checkpoint of that step was trained on something that is to be left out now."""
-        last, left_out = self.trained_on(step, made_without).last, merge_spans(made_without)
+        last, left_out = self.generations_of_step(step, made_without).last, merge_spans(made_without)
         for span in merge_spans(skipped):
             if span.first > last:
                 continue

@@ -50,7 +50,7 @@ def write_conversion(
     source: Source,
     folder: Path,
     *,
-    asked: ConversionParameters,
+    parameters: ConversionParameters,
     started: float,
 ) -> None:
     """Write the document about all files of a converted model into its folder.
@@ -60,14 +60,14 @@ def write_conversion(
         consumed: name → sha256 of the export's files.
         source: the base that an adapter was merged into, or the export itself.
         folder: the converted model, complete.
-        asked: what was asked for.
+        parameters: what was asked for.
         started: Unix time, in seconds.
 
     Raises:
         OSError: a file can't be read or written.
     """
     used = [Dependency(name=f"{CONSUMED}{name}", digest={"sha256": one}) for name, one in sorted(consumed.items())]
-    if asked.merge:
+    if parameters.merge:
         used.append(from_hub("base", source.name, source.revision))
     statement = ConversionStatement(
         type=STATEMENT_TYPE,
@@ -76,7 +76,7 @@ def write_conversion(
         predicate=Conversion(
             build_definition=ConversionDefinition(
                 build_type=CONVERSION_TYPE,
-                external_parameters=asked,
+                external_parameters=parameters,
                 resolved_dependencies=used,
             ),
             run_details=ConversionDetails(
@@ -122,7 +122,7 @@ def convert_export(plan: TrainingPlan, export: Path, folder: Path, dtype: str | 
     asked = ConversionParameters(merge=merge, dtype=target)
     _seal(folder, asked)
     if (export / STATEMENT_FILE).exists():
-        write_conversion(plan.job, consumed, source, folder, asked=asked, started=started)
+        write_conversion(plan.job, consumed, source, folder, parameters=asked, started=started)
     return folder
 
 

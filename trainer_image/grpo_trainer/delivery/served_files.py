@@ -35,7 +35,7 @@ class Source(Protocol):
     """The files of a model."""
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The place, for messages."""
 
     def sizes(self) -> dict[str, int]:
@@ -48,8 +48,8 @@ class Source(Protocol):
             OSError: it can't be read. StoreFailed: the store gave nothing for too long.
         """
 
-    def local(self, room: Path) -> Path:
-        """A folder on this node with the files; downloads them to `room` if they are not on this node.
+    def local_folder(self, download_folder: Path) -> Path:
+        """A folder on this node with the files; downloads them to `download_folder` if they are not on this node.
 
         Raises:
             OSError: the disk fails, or is full. StoreFailed: as read.
@@ -63,7 +63,7 @@ class FolderSource:
     path: Path
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The folder."""
         return str(self.path)
 
@@ -78,7 +78,7 @@ class FolderSource:
             while chunk := file.read(CHUNK):
                 yield chunk
 
-    def local(self, room: Path) -> Path:  # noqa: ARG002
+    def local_folder(self, download_folder: Path) -> Path:  # noqa: ARG002
         """As Source says."""
         return self.path
 
@@ -91,7 +91,7 @@ class StoreSource:
     key: str
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """Its URL."""
         return f"{self.store.url}/{self.key}"
 
@@ -104,10 +104,10 @@ class StoreSource:
         """As Source says."""
         yield from self.store.stream(f"{self.key}/{name}", offset)
 
-    def local(self, room: Path) -> Path:
+    def local_folder(self, download_folder: Path) -> Path:
         """As Source says."""
-        self.store.bring(self.key, room)
-        return room
+        self.store.bring(self.key, download_folder)
+        return download_folder
 
 
 def exported_model(

@@ -50,26 +50,28 @@ def prepare_model(state: Path, dtype: str | None, *, merge: bool, clock: Clock =
         return export
     from .converting import convert_export
 
-    return FolderSource(convert_export(plan, export.local(state / "brought"), state / "converted", dtype, merge=merge))
+    return FolderSource(
+        convert_export(plan, export.local_folder(state / "brought"), state / "converted", dtype, merge=merge)
+    )
 
 
-def make_listing(found: Source) -> Listing:
+def make_listing(model: Source) -> Listing:
     """The files of a model with their sizes and hashes: those that were recorded, and of other files those found now.
 
     Raises:
         BadInput: a recorded file is missing, or the record can't be read.
         OSError: a file can't be read. StoreFailed: the store gave nothing for too long.
     """
-    sizes = found.sizes()
+    sizes = model.sizes()
     try:
-        sums = parse_sums(b"".join(found.read(SUMS)).decode()) if SUMS in sizes else {}
+        sums = parse_sums(b"".join(model.read(SUMS)).decode()) if SUMS in sizes else {}
     except ValueError as error:
-        raise BadInput(f"{found.where}/{SUMS}: {error}") from error
+        raise BadInput(f"{model.location}/{SUMS}: {error}") from error
     if missing := sorted(sums.keys() - sizes.keys()):
-        raise BadInput(f"{found.where} lacks {', '.join(missing)}, which {SUMS} names")
+        raise BadInput(f"{model.location} lacks {', '.join(missing)}, which {SUMS} names")
     entries: dict[str, FileEntry] = {}
     for name, size in sizes.items():
-        digest = sums.get(name) or _sha256(found.read(name))
+        digest = sums.get(name) or _sha256(model.read(name))
         entries[name] = FileEntry(bytes=size, sha256=digest)
     return Listing(files=entries)
 

@@ -137,15 +137,15 @@ async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
     await serve_application(server.application(), host or None, port)
     # Rank 0 polls its engines also during long steps, so twice a step's patience of silence means that it is gone.
     limit = 2 * hang_timeout_seconds("Training", plan.guard, plan.execution)
-    while not server.ended.done():
-        await asyncio.wait([server.ended], timeout=CHECK_SECONDS)
+    while not server.end_reason.done():
+        await asyncio.wait([server.end_reason], timeout=CHECK_SECONDS)
         await sampler.check()
         silent = server.silent_seconds()
         if silent > limit:
             return Transient(
                 f"no word from rank 0 at {plan.rendezvous.address} for {silent:.0f} s: it is probably gone"
             )
-    return Transient(f"given up by rank 0: {server.ended.result()}")
+    return Transient(f"given up by rank 0: {server.end_reason.result()}")
 
 
 def _stop(_number: int, _frame: object) -> None:

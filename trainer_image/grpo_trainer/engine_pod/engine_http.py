@@ -49,13 +49,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class EngineServer:
     """Answers for one engine process."""
 
-    def __init__(self, sampler: "Sampler", attempt: str, served: ServedWeights | None = None) -> None:
+    def __init__(self, sampler: "Sampler", attempt: str, weights: ServedWeights | None = None) -> None:
         """`attempt` as the header names it."""
         self._sampler = sampler
         self._attempt = attempt
-        self._served = served or ServedWeights()
+        self._served = weights or ServedWeights()
         self._shapes: dict[str, list[int]] = {}
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.end_reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done, with the reason, once the trainer has given this process up."""
         self._heard_at = asyncio.get_running_loop().time()
 
@@ -120,7 +120,7 @@ class EngineServer:
         asked = await _body(request, Learn)
         self._shapes = asked.shapes
         # Learning overwrites the weights that were there.
-        self._served.failed()
+        self._served.record_failure()
         return web.json_response(await self._sampler.call("weights_learn", asked.shapes, asked.dtype))
 
     async def _sync(self, request: web.Request) -> web.Response:
@@ -129,17 +129,17 @@ class EngineServer:
         unknown = [name for name in asked.names if name not in self._shapes]
         if unknown:
             raise web.HTTPBadRequest(text=f"{len(unknown)} tensors were never learnt, the first is {unknown[0]}")
-        self._served.begin()
+        self._served.begin_sync()
         try:
             tensors = [(name, self._shapes[name]) for name in asked.names]
             await self._sampler.call("weights_receive", asked.meeting, asked.version, tensors)
             # The prefix cache has keys and values that the earlier weights computed.
-            await self._sampler.forget()
+            await self._sampler.reset_prefix_cache()
         # Also where the trainer gave the request up: some tensors are new by then, others old.
         except BaseException:
-            self._served.failed()
+            self._served.record_failure()
             raise
-        self._served.received(asked.version)
+        self._served.record_received(asked.version)
         return _json(self.state())
 
     async def _prove(self, request: web.Request) -> web.Response:
@@ -160,14 +160,14 @@ class EngineServer:
         except (ValueError, TypeError) as error:
             raise web.HTTPBadRequest(text=str(error)[:MAX_MESSAGE]) from error
         # If a sync began while tokens were sampled, some of them are of other weights.
-        self._served.still(admitted)
+        self._served.require_no_sync_since(admitted)
         answer = Generated(version=asked.version, incarnation=self._served.incarnation, completions=completions)
         return _json(answer)
 
     async def _end(self, request: web.Request) -> web.Response:
         reason = (await _body(request, End)).reason
-        if not self.ended.done():
-            self.ended.set_result(reason)
+        if not self.end_reason.done():
+            self.end_reason.set_result(reason)
         return web.Response(text="ok\n")
 
 

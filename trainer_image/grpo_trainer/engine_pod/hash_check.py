@@ -106,6 +106,6 @@ def expected_prints(tensor: torch.Tensor, sources: Sequence[Strided | None], see
     return [0 if source is None else multilinear_hash(source_part(tensor, source), seed) for source in sources]
 
 
-def differing_names(wanted: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> list[str]:
+def differing_names(expected: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> list[str]:
     """Names whose hashes are not the wanted ones, or are missing, or that nobody sent."""
-    return sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+    return sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))

@@ -63,7 +63,7 @@ class Sampler:
         answers: list[Any] = await self._engine.collective_rpc(method, args=arguments)
         return answers
 
-    async def forget(self) -> None:
+    async def reset_prefix_cache(self) -> None:
         """Drop what is cached of earlier prompts, which other weights have computed."""
         if not await self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not reset its prefix cache: requests are still running")

@@ -34,7 +34,7 @@ class ServedWeights:
         """The state for the trainer, without the load, which the caller adds."""
         return EngineState(incarnation=self.incarnation, phase=self.phase, version=self.version)
 
-    def begin(self) -> None:
+    def begin_sync(self) -> None:
         """Begin a sync: the weights have no version until it ends.
 
         Raises:
@@ -46,11 +46,11 @@ class ServedWeights:
         # Counted, since the version alone would not show a sync that failed.
         self._changes += 1
 
-    def received(self, version: int) -> None:
+    def record_received(self, version: int) -> None:
         """Note that all tensors of the version have arrived."""
         self.phase, self._version = "Unproven", version
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         """Note that the sync failed: the weights are a mixture of versions."""
         self.phase, self._version = "Waiting", None
 
@@ -73,7 +73,7 @@ class ServedWeights:
         self.phase = "Serving"
 
     def admit(self, version: int, incarnation: str) -> int:
-        """Admit a request to sample under a version; return the token for `still`.
+        """Admit a request to sample under a version; return the token for `require_no_sync_since`.
 
         Raises:
             Refused: this process doesn't serve it.
@@ -85,7 +85,7 @@ class ServedWeights:
             raise RequestRefused(f"version {version} is not served: {self._words()}")
         return self._changes
 
-    def still(self, admitted: int) -> None:
+    def require_no_sync_since(self, admitted: int) -> None:
         """Require that no sync has begun since the request was admitted.
 
         Raises:

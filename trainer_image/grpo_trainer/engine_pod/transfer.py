@@ -126,13 +126,13 @@ def open_store(address: str, port: int) -> Store:
 
 
 def form_group(
-    meeting: Meeting, abandoned: Callable[[], bool] = lambda: False, clock: Clock = SYSTEM_CLOCK
+    meeting: Meeting, is_abandoned: Callable[[], bool] = lambda: False, clock: Clock = SYSTEM_CLOCK
 ) -> WeightGroup:
     """Form the process group of a meeting on rank 0; return it once all of the engine's workers have joined.
 
     Args:
         meeting: where they meet; the caller sends it to the engine at the same time.
-        abandoned: polled while waiting; True ends the wait, since the engine has answered that it won't come.
+        is_abandoned: polled while waiting; True ends the wait, since the engine has answered that it won't come.
         clock: the clock that the wait is measured by.
 
     Raises:
@@ -140,7 +140,7 @@ def form_group(
     """
     with _named(meeting):
         store = _connected(meeting)
-        _await_workers(store, meeting, abandoned, clock)
+        _await_workers(store, meeting, is_abandoned, clock)
         return _formed(store, meeting, 0, clock)
 
 

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return announce_outcome(outcome.model_copy(update={"attempt": attempt}))
 
 
-def evaluate(plan: TrainingPlan, given: argparse.Namespace) -> Outcome:
+def evaluate(plan: TrainingPlan, options: argparse.Namespace) -> Outcome:
     """The Outcome of an evaluation, with the reward and its deviation as metrics.
 
     Raises:
@@ -58,21 +58,21 @@ def evaluate(plan: TrainingPlan, given: argparse.Namespace) -> Outcome:
     place = placement(plan.execution, os.environ)
     if not place.is_main:
         return Outcome(result=Result.SUCCEEDED, rank=place.rank, message="evaluated by rank 0")
-    folder, job = given.export, None
+    folder, job = options.export, None
     if folder is None:
-        folder, job = await_export(plan.resume_from, plan.resume_store, given.wait)
+        folder, job = await_export(plan.resume_from, plan.resume_store, options.wait)
     from .held_out import evaluate_held_out
 
-    found = evaluate_held_out(plan, folder, given.completions, given.seed)
+    found = evaluate_held_out(plan, folder, options.completions, options.seed)
     estimate = reported_reward(job, plan.training.prompts_per_step, found.spread) if job else None
     print(json.dumps(as_json(found, estimate)), flush=True)
     outcome = Outcome(result=Result.SUCCEEDED, metrics=score_metrics(found))
     return truncate_to_fit(outcome, score_message(found, estimate))
 
 
-def score_metrics(found: Score) -> dict[str, float]:
+def score_metrics(score: Score) -> dict[str, float]:
     """What `kubectl get` shows of it."""
-    return {"reward": found.reward.mean}
+    return {"reward": score.reward.mean}
 
 
 def await_export(

@@ -241,7 +241,7 @@ def _rows(
     root = Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
     few = training.model_copy(update={"prompts_per_step": 1, "generation_batch_size": None})  # no step to fill
     rows = load_prompts(dataset, few, tokenizer, root=root, hub=hub).rows
-    rewards.check(rows)
+    rewards.check_dataset(rows)
     repeated = rows.select([index for index in range(len(rows)) for _ in range(each)])
     columns = {name: list(repeated[name]) for name in repeated.column_names if name != "prompt"}
     return list(repeated["prompt"]), columns

@@ -88,29 +88,29 @@ def is_within_noise(one: Estimate, other: Estimate) -> bool:
     return abs(one.mean - other.mean) <= noise_of_difference(one, other)
 
 
-def as_json(found: Score, job: Estimate | None) -> dict[str, Any]:
+def as_json(score: Score, job: Estimate | None) -> dict[str, Any]:
     """All of it, for a line of JSON."""
     told: dict[str, Any] = {
-        "reward": found.reward.mean,
-        "interval": [found.reward.mean - found.reward.margin, found.reward.mean + found.reward.margin],
-        "rows": found.rows,
-        "completionsPerRow": found.completions,
-        "rewards": dict(found.by_function),
+        "reward": score.reward.mean,
+        "interval": [score.reward.mean - score.reward.margin, score.reward.mean + score.reward.margin],
+        "rows": score.rows,
+        "completionsPerRow": score.completions,
+        "rewards": dict(score.by_function),
     }
     if job:
         told["job"] = {
             "reward": job.mean,
-            "noise": noise_of_difference(found.reward, job),
-            "withinNoise": is_within_noise(found.reward, job),
+            "noise": noise_of_difference(score.reward, job),
+            "withinNoise": is_within_noise(score.reward, job),
         }
     return told
 
 
-def score_message(found: Score, job: Estimate | None) -> str:
+def score_message(score: Score, job: Estimate | None) -> str:
     """All of it in words."""
-    own = found.reward
+    own = score.reward
     text = (
-        f"held-out reward {own.mean:.3f} ± {own.margin:.3f} (95 %, {found.rows} rows, {found.completions} completions "
+        f"held-out reward {own.mean:.3f} ± {own.margin:.3f} (95 %, {score.rows} rows, {score.completions} completions "
         "each)"
     )
     if job is None:

@@ -28,18 +28,18 @@ def own_address(host: str, port: int, timeout: float) -> str:
         return str(connection.getsockname()[0])
 
 
-def choose_interface(routed: str, environment: MutableMapping[str, str], *, gpu: bool) -> tuple[str, str]:
+def choose_interface(routed_address: str, environment: MutableMapping[str, str], *, gpu: bool) -> tuple[str, str]:
     """Address and name of the interface to use. Sets NCCL's and gloo's variables to it unless the user set them.
 
     Args:
-        routed: this pod's address towards rank 0.
+        routed_address: this pod's address towards rank 0.
         environment: of this process.
         gpu: whether NCCL talks for the training, else gloo.
 
     Raises:
         RendezvousTimeout: the user names an interface that this pod has not, or that has no address.
     """
-    found = interfaces(socket.AF_INET6 if ":" in routed else socket.AF_INET)
+    found = interfaces(socket.AF_INET6 if ":" in routed_address else socket.AF_INET)
     variable = NCCL_INTERFACE if gpu else GLOO_INTERFACE
     wish = environment.get(variable, "")
     if wish:
@@ -47,11 +47,11 @@ def choose_interface(routed: str, environment: MutableMapping[str, str], *, gpu:
         if not name:
             raise RendezvousTimeout(f"{variable} is {wish!r}, but this pod's interfaces are {', '.join(sorted(found))}")
     else:
-        name = next((name for name, address in found.items() if address == routed), "")
+        name = next((name for name, address in found.items() if address == routed_address), "")
     if name:
         environment.setdefault(NCCL_INTERFACE, f"={name}")  # the sign stands for "exactly", not "beginning with"
         environment.setdefault(GLOO_INTERFACE, name)
-    return found.get(name, routed), name
+    return found.get(name, routed_address), name
 
 
 def interfaces_message(environment: Mapping[str, str]) -> str:

@@ -277,7 +277,7 @@ def join_gang(
     guard: GuardSpec,
     execution: ExecutionPlan,
     place: Placement,
-    connecting: Callable[[], None] = lambda: None,
+    on_connecting: Callable[[], None] = lambda: None,
 ) -> float | None:
     """Form the default process group (gloo on CPU, NCCL on GPU) of all ranks, and try it.
 
@@ -286,7 +286,7 @@ def join_gang(
         guard: says how long to wait for late ranks.
         execution: says what the processes run on.
         place: this process's place in the gang.
-        connecting: called once all ranks are there, and all pods reach each other: from there on it takes seconds, or
+        on_connecting: called once all ranks are there and all pods reach each other. What follows takes seconds, or
             the network is to blame.
 
     Returns:
@@ -303,12 +303,12 @@ def join_gang(
     store = _store(rendezvous, deadline, serves=place.is_main)
     store.set(_rank_key(place.rank), "here")
     _await_all(store, place, deadline)
-    connecting()
+    on_connecting()
     store.set_timeout(STORE_TIMEOUT)
     gpu = execution.accelerator == "GPU"
     if place.nodes > 1:
         _try_network(rendezvous, place, store, gpu)
-        connecting()
+        on_connecting()
     return _form_group(place, store, gpu)
 
 

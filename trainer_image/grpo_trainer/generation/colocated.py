@@ -49,7 +49,7 @@ class ColocatedGeneration(EngineGeneration):
         self._sources = ranks.run_on_all(self._learnt)
         self._wanted: dict[str, list[int]] = {}
         self._asleep = False
-        self.rest()
+        self.release_memory()
 
     def attempt_sync(self, version: int) -> Sequence[str]:
         """Load every weight as the policy has it now, and compare hashes on every rank."""
@@ -57,24 +57,24 @@ class ColocatedGeneration(EngineGeneration):
         began, proof = time.perf_counter(), 0.0
         self._wanted = wanted = {}
         for name, tensor in self.weights():
-            self.load(name, tensor)
+            self.load_weight(name, tensor)
             loaded = time.perf_counter()
             wanted[name] = expected_prints(tensor, self._sources[name], version)
             proof += time.perf_counter() - loaded
-            self.setup.event()
+            self.setup.record_event()
         sent = time.perf_counter()
         wrong = differing_names(wanted, self._call("weights_prints", version))
         # Keys and values of earlier weights would be taken for a prompt that comes again.
         if not self._llm.reset_prefix_cache():
             raise TrainingError("vLLM did not reset its prefix cache after a weight sync: requests are still running")
-        self.timed(sent - began - proof, time.perf_counter() - sent + proof)
+        self.record_seconds(sent - began - proof, time.perf_counter() - sent + proof)
         return sorted({name for names in ranks.gather(wrong) for name in names})
 
-    def changed(self) -> Sequence[str]:
+    def changed_weights(self) -> Sequence[str]:
         """Names of the weights whose hashes differ from those of the last sync."""
-        return differing_names(self._wanted, self._call("weights_prints", self.proven))
+        return differing_names(self._wanted, self._call("weights_prints", self.proven_version))
 
-    def load(self, name: str, tensor: torch.Tensor) -> None:
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         """Load one weight into the live model."""
         self._call("weights_load", name, tensor)
 
@@ -82,20 +82,20 @@ class ColocatedGeneration(EngineGeneration):
         """All prompts in one call of vLLM; with neighbours theirs too, of which each keeps its own."""
         from vllm import SamplingParams
 
-        assert self.proven is not None
+        assert self.proven_version is not None
         wanted, own = _shared(list(zip(prompts, seeds, strict=True)), self._neighbours)
         arguments = sampling_arguments(self.setup.plan.training, self.stop_tokens)
         token_prompts = [{"prompt_token_ids": prompt} for prompt, _ in wanted]
         parameters = [SamplingParams(**arguments, seed=seed) for _, seed in wanted]
         answers = self._llm.generate(token_prompts, parameters, use_tqdm=False)
-        return [Sample(*tokens_and_logprobs(answer.outputs[0]), self.proven) for answer in answers[own]]
+        return [Sample(*tokens_and_logprobs(answer.outputs[0]), self.proven_version) for answer in answers[own]]
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Give the memory back, where the plan says so; the weights are lost with it."""
         if self.setup.engine.sleep and torch.cuda.is_available():
             self._llm.sleep(level=2)
             # Level 2 forgets the weights, so nothing may be sampled before the next sync.
-            self._asleep, self.proven = True, None
+            self._asleep, self.proven_version = True, None
 
     def _wake(self) -> None:
         if self._asleep:

@@ -33,17 +33,17 @@ class PromptAssignment:
         """Answered prompts by engine, as long as it was not proven again."""
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether every prompt has been answered."""
         return not self._waiting and not any(self._held.values())
 
     @property
-    def held(self) -> Mapping[int, set[int]]:
+    def prompts_by_engine(self) -> Mapping[int, set[int]]:
         """The prompts that each engine holds."""
         return self._held
 
     @property
-    def unsettled(self) -> list[int]:
+    def unproven_engines(self) -> list[int]:
         """The engines that have answered prompts and were not proven since."""
         return [engine for engine, prompts in self._unsettled.items() if prompts]
 
@@ -62,16 +62,16 @@ class PromptAssignment:
             given.append((engine, prompt))
         return given
 
-    def answered(self, engine: int, prompt: int) -> None:
+    def record_answer(self, engine: int, prompt: int) -> None:
         """An engine has completed a prompt."""
         self._held[engine].remove(prompt)
         self._unsettled.setdefault(engine, set()).add(prompt)
 
-    def settled(self, engine: int) -> None:
+    def record_proof(self, engine: int) -> None:
         """An engine was proven again: what it has answered stands."""
         self._unsettled.pop(engine, None)
 
-    def lost(self, engine: int) -> list[int]:
+    def take_back(self, engine: int) -> list[int]:
         """An engine is lost: its prompts wait again, before all others; returns them."""
         prompts = sorted(self._held.pop(engine, set()) | self._unsettled.pop(engine, set()))
         self._waiting.extendleft(reversed(prompts))
@@ -102,28 +102,28 @@ class CompletionDispatch:
         self,
         engines: Sequence[Engine],
         prove: Prove,
-        pieces: Sequence[CompletionRequest],
+        requests: Sequence[CompletionRequest],
         sampling: Mapping[str, Any],
         *,
-        sequences: int,
-        stall: float,
+        max_sequences: int,
+        stall_seconds: float,
     ) -> None:
         """
         Args:
             engines: all of the attempt.
             prove: raises EngineFailed where an engine has no longer the weights that it was proven to have.
-            pieces: what is wanted.
+            requests: what is wanted.
             sampling: of every completion.
-            sequences: completions that an engine samples at a time.
-            stall: seconds without a token after which an engine that holds prompts is lost.
+            max_sequences: completions that an engine samples at a time.
+            stall_seconds: seconds without a token after which an engine that holds prompts is lost.
         """
         self._engines = {engine.view.index: engine for engine in engines}
-        self._pieces = pieces
+        self._pieces = requests
         self._prove = prove
         self._sampling = dict(sampling)
-        self._stall = stall
+        self._stall = stall_seconds
         self._division = PromptAssignment(
-            range(len(pieces)), prompts_per_engine(sequences, max(len(one.seeds) for one in pieces))
+            range(len(requests)), prompts_per_engine(max_sequences, max(len(one.seeds) for one in requests))
         )
         self._samples: dict[int, list[Sample]] = {}
         self._tasks: dict[asyncio.Task[Generated], tuple[int, int]] = {}
@@ -143,7 +143,7 @@ class CompletionDispatch:
             return {}
         return {f"{ENGINE_TOKENS.key}/{index}": count / self._seconds for index, count in self._tokens.items()}
 
-    async def go_on(self, version: int) -> bool:
+    async def sample_remaining(self, version: int) -> bool:
         """Sample what is still wanted under this version; False where no engine is left that has it.
 
         Raises:
@@ -151,10 +151,10 @@ class CompletionDispatch:
         """
         begun = asyncio.get_running_loop().time()
         try:
-            while not (self._division.done and await self._settled()):
-                live = [index for index, engine in self._engines.items() if engine.serves(version)]
+            while not (self._division.is_done and await self._settled()):
+                live = [index for index, engine in self._engines.items() if engine.is_serving(version)]
                 # What a lost engine has answered in this generation is wanted again too: it was not proven afterwards.
-                concerned = set(self._division.held) | set(self._division.unsettled)
+                concerned = set(self._division.prompts_by_engine) | set(self._division.unproven_engines)
                 self._drop(concerned - set(live))
                 if not live:
                     return False
@@ -162,7 +162,7 @@ class CompletionDispatch:
             return True
         finally:
             # After an exception nobody takes the answers of open requests.
-            self._drop(set(self._division.held))
+            self._drop(set(self._division.prompts_by_engine))
             self._seconds += asyncio.get_running_loop().time() - begun
 
     async def _advance(self, live: list[int], version: int) -> None:
@@ -177,18 +177,18 @@ class CompletionDispatch:
 
     async def _settled(self) -> bool:
         """Whether every engine that has answered is proven once more; what others have answered is wanted again."""
-        await asyncio.gather(*(self._settle(index) for index in self._division.unsettled))
-        return self._division.done
+        await asyncio.gather(*(self._settle(index) for index in self._division.unproven_engines))
+        return self._division.is_done
 
     async def _settle(self, index: int) -> None:
         engine = self._engines[index]
         try:
             await self._prove(engine)
         except EngineFailed as error:
-            engine.failed(error, ", after it has sampled")
+            engine.record_failure(error, ", after it has sampled")
             self._drop({index})
         else:
-            self._division.settled(index)
+            self._division.record_proof(index)
 
     def _hand_out(self, live: list[int], version: int) -> None:
         for index, number in self._division.assign(live):
@@ -217,28 +217,28 @@ class CompletionDispatch:
         except RequestRejected as error:
             raise TrainingError(f"{engine.view.name} {error}") from error
         except EngineFailed as error:
-            lost = engine.view.stale if isinstance(error, WeightsLost) else engine.view.gone
+            lost = engine.view.record_lost_weights if isinstance(error, WeightsLost) else engine.view.record_absence
             lost(str(error))
             self._drop({index})
             return
-        self._division.answered(index, number)
+        self._division.record_answer(index, number)
         self._begun[index] = asyncio.get_running_loop().time()
         self._samples[number] = [Sample(one.tokens, one.logprobs, answer.version) for one in answer.completions]
         self._tokens[index] = self._tokens.get(index, 0) + sum(len(one.tokens) for one in answer.completions)
 
     def _lose_stalled(self) -> None:
         now = asyncio.get_running_loop().time()
-        for index in [index for index, held in self._division.held.items() if held]:
+        for index in [index for index, held in self._division.prompts_by_engine.items() if held]:
             engine = self._engines[index]
             # A new prompt restarts the count: an engine without prompts samples nothing and is not stalled.
-            if now - max(engine.moved_at, self._begun[index]) > self._stall:
+            if now - max(engine.tokens_changed_at, self._begun[index]) > self._stall:
                 engine.view.give_up(f"sampled no token for {self._stall:.0f} s, although it holds prompts")
                 self._drop({index})
 
     def _drop(self, lost: set[int]) -> None:
         """These engines answer no more: what they hold is wanted again."""
         for index in lost:
-            self._division.lost(index)
+            self._division.take_back(index)
         for task in [task for task, (index, _) in self._tasks.items() if index in lost]:
             del self._tasks[task]
             task.cancel()
@@ -252,16 +252,16 @@ def _ended(task: "asyncio.Task[Generated]") -> None:
         task.exception()
 
 
-def split_requests(wanted: Sequence[tuple[list[int], int]], most: int) -> list[CompletionRequest]:
+def split_requests(wanted: Sequence[tuple[list[int], int]], limit: int) -> list[CompletionRequest]:
     """Group neighbours with the same prompt into pieces, each a request to one engine.
 
     Args:
         wanted: a prompt and a seed for every completion.
-        most: most completions of one piece, which an engine can sample at a time.
+        limit: most completions of one piece, which an engine can sample at a time.
     """
     pieces: list[CompletionRequest] = []
     for prompt, seed in wanted:
-        if pieces and pieces[-1].prompt == prompt and len(pieces[-1].seeds) < most:
+        if pieces and pieces[-1].prompt == prompt and len(pieces[-1].seeds) < limit:
             pieces[-1].seeds.append(seed)
         else:
             pieces.append(CompletionRequest(prompt, [seed]))

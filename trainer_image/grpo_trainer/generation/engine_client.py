@@ -34,18 +34,18 @@ _LEARNT: TypeAdapter[list[LearntLayout]] = TypeAdapter(list[LearntLayout])
 class EngineFailed(Exception):
     """An engine can't be used as it is; the message says why, after its name."""
 
-    gone = False
+    is_gone = False
     """Whether there is nobody who could answer."""
 
 
 class EngineUnreachable(EngineFailed):
     """The engine gave no answer, or one that broke off: its process or its network is gone."""
 
-    def __init__(self, message: str, *, late: bool = False) -> None:
-        """`late`: it may still come; otherwise there is nobody who could answer."""
+    def __init__(self, message: str, *, is_timeout: bool = False) -> None:
+        """`is_timeout`: it may still come; otherwise there is nobody who could answer."""
         super().__init__(message)
-        self.late = late
-        self.gone = not late
+        self.is_timeout = is_timeout
+        self.is_gone = not is_timeout
 
 
 class WeightsLost(EngineFailed):
@@ -133,7 +133,7 @@ class EngineClient:
                 text = await _bounded(answer.content)
         except TimeoutError as error:
             raise EngineUnreachable(
-                f"did not answer {path} within {seconds or STATE_SECONDS:.0f} s", late=True
+                f"did not answer {path} within {seconds or STATE_SECONDS:.0f} s", is_timeout=True
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise EngineUnreachable(f"can't be reached for {path}: {error or type(error).__name__}") from error

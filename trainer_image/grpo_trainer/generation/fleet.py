@@ -39,13 +39,13 @@ class EngineView:
     """The process that last answered; None while it doesn't answer."""
     version: int | None = None
     """What that process was proven to have."""
-    given_up: str | None = None
+    given_up_incarnation: str | None = None
     """The process that gets no further chance."""
     losses: int = 0
     """Times that it was given up or lost while it had weights."""
     strikes: int = 0
     """Syncs in a row that this process failed."""
-    last: str = "has not answered yet"
+    last_message: str = "has not answered yet"
     """What is known of it, for messages."""
 
     @property
@@ -54,43 +54,43 @@ class EngineView:
         return f"engine {self.index} at {self.host}"
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether the engine may be sent weights."""
-        return self.incarnation is not None and self.incarnation != self.given_up
+        return self.incarnation is not None and self.incarnation != self.given_up_incarnation
 
     @property
-    def condemned(self) -> bool:
+    def is_condemned(self) -> bool:
         """Whether the process that answers has been given up, and should make room for another."""
-        return self.incarnation is not None and self.incarnation == self.given_up
+        return self.incarnation is not None and self.incarnation == self.given_up_incarnation
 
-    def serves(self, version: int | None) -> bool:
+    def is_serving(self, version: int | None) -> bool:
         """Whether the engine may sample completions of this version."""
-        return self.usable and version is not None and self.version == version
+        return self.is_usable and version is not None and self.version == version
 
-    def seen(self, incarnation: str) -> None:
+    def record_answer(self, incarnation: str) -> None:
         """Note that the engine answered as this process."""
         if incarnation != self.incarnation:
             # The new process has random weights until a sync.
             self._lose("has restarted")
             self.incarnation, self.strikes = incarnation, 0
-        if self.version is None and self.usable:
-            self.last = "is up and waits for weights"
+        if self.version is None and self.is_usable:
+            self.last_message = "is up and waits for weights"
 
-    def gone(self, reason: str) -> None:
+    def record_absence(self, reason: str) -> None:
         """Note that the engine does not answer, or answers wrongly."""
         self._lose(reason)
         self.incarnation = None
 
-    def stale(self, reason: str) -> None:
+    def record_lost_weights(self, reason: str) -> None:
         """Note that the engine lives but lost its proven weights; it may be sent weights again."""
         self._lose(reason)
 
-    def proven(self, version: int) -> None:
+    def record_proof(self, version: int) -> None:
         """Note that the engine was proven to have this version."""
         self.version, self.strikes = version, 0
-        self.last = f"serves version {version}"
+        self.last_message = f"serves version {version}"
 
-    def failed(self, reason: str) -> None:
+    def record_failure(self, reason: str) -> None:
         """Note a failed sync or proof. After MAX_STRIKES in a row the process is given up."""
         # The first failure may be one of the transfer, so the weights are sent once more.
         self.strikes += 1
@@ -105,18 +105,18 @@ class EngineView:
         self._lose(reason)
         # `_lose` has counted a process that had weights.
         self.losses += 0 if had else 1
-        self.given_up = self.incarnation
+        self.given_up_incarnation = self.incarnation
 
     def _lose(self, reason: str) -> None:
         if self.version is not None:
             self.losses += 1
         self.version = None
-        self.last = reason
+        self.last_message = reason
 
 
 def engines_message(engines: Iterable[EngineView]) -> str:
     """The names and states of all engines, for messages."""
-    return "; ".join(f"{engine.name} {engine.last}" for engine in engines)
+    return "; ".join(f"{engine.name} {engine.last_message}" for engine in engines)
 
 
 T = TypeVar("T")
@@ -134,19 +134,19 @@ class Engine:
     client: EngineClient
     state: EngineState | None = None
     """The state that the engine last reported; None before the first answer."""
-    moved_at: float = 0.0
+    tokens_changed_at: float = 0.0
     """When its count of tokens was last seen to change, by the time of the engines' event loop."""
-    syncing: bool = False
+    is_syncing: bool = False
     """Whether a sync is under way, in which it may say of itself what it likes."""
     misses: int = 0
 
-    def serves(self, version: int) -> bool:
+    def is_serving(self, version: int) -> bool:
         """Whether the engine may sample completions of this version."""
-        return self.view.serves(version)
+        return self.view.is_serving(version)
 
-    def failed(self, error: EngineFailed, when: str = "") -> None:
+    def record_failure(self, error: EngineFailed, when: str = "") -> None:
         """Note how a sync or a proof failed: a live process gets a strike, a dead one may come back as another."""
-        lost = self.view.gone if error.gone else self.view.failed
+        lost = self.view.record_absence if error.is_gone else self.view.record_failure
         lost(f"{error}{when}")
 
 
@@ -175,19 +175,19 @@ class Fleet:
         self.call(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def told(self) -> str:
+    def engines_message(self) -> str:
         """The names and states of all engines, for messages."""
         return engines_message(engine.view for engine in self.engines)
 
-    def usable(self) -> list[Engine]:
+    def usable_engines(self) -> list[Engine]:
         """The engines that may be sent weights."""
-        return [engine for engine in self.engines if engine.view.usable]
+        return [engine for engine in self.engines if engine.view.is_usable]
 
-    async def await_usable(self, wanted: int, seconds: float) -> bool:
-        """Wait until `wanted` engines are usable; return False if they are not within `seconds`."""
+    async def await_engines(self, count: int, seconds: float) -> bool:
+        """Wait until `count` engines are usable; return False if they are not within `seconds`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while len(self.usable()) < wanted:
+        while len(self.usable_engines()) < count:
             if loop.time() > deadline:
                 return False
             await asyncio.sleep(POLL_SECONDS / 4)
@@ -198,7 +198,7 @@ class Fleet:
         found: dict[str, float] = {}
         for engine in self.engines:
             view, state, index = engine.view, engine.state, engine.view.index
-            found[f"{ENGINE_UP.key}/{index}"] = float(view.serves(version))
+            found[f"{ENGINE_UP.key}/{index}"] = float(view.is_serving(version))
             found[f"{ENGINE_LOSSES.key}/{index}"] = float(view.losses)
             if view.version is not None:
                 found[f"{ENGINE_VERSION.key}/{index}"] = float(view.version)
@@ -228,20 +228,20 @@ class Fleet:
 
 async def poll_engine(engine: Engine) -> None:
     """Poll an engine and update its view; send a condemned engine the request to end."""
-    view, before, syncing = engine.view, engine.view.version, engine.syncing
+    view, before, syncing = engine.view, engine.view.version, engine.is_syncing
     try:
         state = await engine.client.state()
         # An answer that was on its way during a sync may be of the weights before it.
-        _note(engine, state, settled=not syncing and not engine.syncing and before == view.version)
-        if view.condemned:
-            await engine.client.end(view.last)
+        _note(engine, state, settled=not syncing and not engine.is_syncing and before == view.version)
+        if view.is_condemned:
+            await engine.client.end(view.last_message)
     except EngineUnreachable as error:
         engine.misses += 1
         # A refused connection means that there is no process. A late answer may come from a busy one.
-        if not error.late or engine.misses >= MISSES:
-            view.gone(str(error))
+        if not error.is_timeout or engine.misses >= MISSES:
+            view.record_absence(str(error))
     except EngineFailed as error:
-        view.gone(str(error))
+        view.record_absence(str(error))
 
 
 def _note(engine: Engine, state: EngineState, *, settled: bool) -> None:
@@ -249,8 +249,10 @@ def _note(engine: Engine, state: EngineState, *, settled: bool) -> None:
     view = engine.view
     engine.misses = 0
     if engine.state is None or state.tokens != engine.state.tokens:
-        engine.moved_at = asyncio.get_running_loop().time()
+        engine.tokens_changed_at = asyncio.get_running_loop().time()
     engine.state = state
-    view.seen(state.incarnation)
+    view.record_answer(state.incarnation)
     if settled and view.version is not None and state.version != view.version:
-        view.stale(f"says that it has version {state.version}, where it was proven to have {view.version}")
+        view.record_lost_weights(
+            f"says that it has version {state.version}, where it was proven to have {view.version}"
+        )

@@ -135,9 +135,9 @@ class EngineSetup:
     folder: Path
     """The model's configuration; weights in it aren't read."""
     clock: PhaseClock
-    logged: Metrics
+    record_metrics: Metrics
     """Takes what telemetry publishes, by key."""
-    event: Callable[[], None]
+    record_event: Callable[[], None]
     """Called at every sign of progress."""
 
     @property
@@ -165,7 +165,7 @@ class EngineGeneration(ABC):
         self.setup = setup
         self.model = model
         self.stop_tokens = stop_tokens
-        self.proven: int | None = None
+        self.proven_version: int | None = None
         """Number of the weights that the engine was proven to have; None while it has none."""
         self.versions: list[int] = []
         """Numbers of the weights that the last completions were sampled with, one for each."""
@@ -177,7 +177,7 @@ class EngineGeneration(ABC):
         self.sync_seconds = self.proof_seconds = 0.0
         """What the last sync took, and its proof."""
 
-    def at(self, generation: int, place: int) -> None:
+    def set_position(self, generation: int, place: int) -> None:
         """Set which completions are sampled next: those of this generation, from this place among all ranks' on."""
         self._generation, self._place = generation, place
 
@@ -192,15 +192,15 @@ class EngineGeneration(ABC):
             # A skipped tensor or a flipped bit is repaired by sending the weights once more, under a new number.
             wrong: Sequence[str] = ()
             for _ in range(TRIES):
-                self.proven = None
+                self.proven_version = None
                 self._last += 1
                 wrong = self.attempt_sync(self._last)
                 if not wrong:
-                    self.proven = self._last
+                    self.proven_version = self._last
                     break
                 self.failures += 1
             self._tell()
-        if self.proven is None:
+        if self.proven_version is None:
             raise EngineWeightsDiffer(
                 f"after {TRIES} syncs the engine's weights are not the trainer's: {_listed(wrong)}. No completion was "
                 "sampled with them; where it happens again, set spec.generation.engine to Transformers"
@@ -222,16 +222,18 @@ class EngineGeneration(ABC):
         places = range(self._place, self._place + len(prompts))
         seeds = [completion_seed(self.setup.plan.training.seed, self._generation, place) for place in places]
         for _ in range(TRIES):
-            if self.proven is None:
+            if self.proven_version is None:
                 self.sync_weights()
             samples = self.sample(prompts, seeds)
             # All ranks agree, since the sync that would follow is a collective.
-            if not ranks.any_rank(bool(self.changed()) or any(one.version != self.proven for one in samples)):
+            if not ranks.any_rank(
+                bool(self.changed_weights()) or any(one.version != self.proven_version for one in samples)
+            ):
                 break
             self.failures += 1
-            self.proven = None
+            self.proven_version = None
         self._tell()
-        if self.proven is None:
+        if self.proven_version is None:
             raise EngineWeightsDiffer(
                 f"{TRIES} times the engine's weights were no longer those that it was proven to have when it had "
                 "sampled; no completion of it was used"
@@ -251,24 +253,24 @@ class EngineGeneration(ABC):
         """One completion for each prompt with its seed, under the proven weights, in the prompts' order."""
 
     @abstractmethod
-    def changed(self) -> Sequence[str]:
+    def changed_weights(self) -> Sequence[str]:
         """Names of weights that are no longer what they were proven to be, as far as this rank has a part of them."""
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy's weights in the engine's type, one at a time; see policy_weights."""
         return policy_weights(self.model, getattr(torch, engine_dtype(self.setup.plan.execution)))
 
-    def rest(self) -> None:  # noqa: B027 - most engines have nothing to do then
+    def release_memory(self) -> None:  # noqa: B027 - most engines have nothing to do then
         """Called once a generation's completions are all there, before the policy is trained on them."""
 
-    def timed(self, sync: float, proof: float) -> None:
+    def record_seconds(self, sync: float, proof: float) -> None:
         """Publish what a sync and its proof took, in seconds."""
         self.sync_seconds, self.proof_seconds = sync, proof
-        self.setup.logged({WEIGHT_SYNC_SECONDS.key: sync, WEIGHT_PROOF_SECONDS.key: proof})
+        self.setup.record_metrics({WEIGHT_SYNC_SECONDS.key: sync, WEIGHT_PROOF_SECONDS.key: proof})
 
     def _tell(self) -> None:
-        version = {WEIGHTS_VERSION.key: float(self.proven)} if self.proven is not None else {}
-        self.setup.logged({ENGINE_PROOF_FAILURES.key: float(self.failures), **version})
+        version = {WEIGHTS_VERSION.key: float(self.proven_version)} if self.proven_version is not None else {}
+        self.setup.record_metrics({ENGINE_PROOF_FAILURES.key: float(self.failures), **version})
 
 
 def _listed(names: Sequence[str]) -> str:

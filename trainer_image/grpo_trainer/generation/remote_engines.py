@@ -55,7 +55,7 @@ class EnginesMain:
         """By incarnation."""
         self._passes = 0
         self._completing: CompletionDispatch | None = None
-        self.sending: SyncPass | None = None
+        self.sync_pass: SyncPass | None = None
         self._proof = 0.0
         self._failures = 0
 
@@ -66,70 +66,71 @@ class EnginesMain:
             RendezvousTimeout: none is.
         """
         seconds = float(self._setup.plan.guard.rendezvous_timeout_seconds)
-        if self._fleet.call(self._fleet.await_usable(len(self._addresses.hosts), seconds)):
+        if self._fleet.call(self._fleet.await_engines(len(self._addresses.hosts), seconds)):
             return
-        if not self._fleet.usable():
+        if not self._fleet.usable_engines():
             raise RendezvousTimeout(
-                f"no engine came within guard.rendezvousTimeoutSeconds = {seconds:.0f}: {self._fleet.told()}. Do their "
-                f"pods run, and does a NetworkPolicy allow port {self._addresses.port} between the job's pods?"
+                f"no engine came within guard.rendezvousTimeoutSeconds = {seconds:.0f}: "
+                f"{self._fleet.engines_message()}. Do their pods run, and does a NetworkPolicy allow port "
+                f"{self._addresses.port} between the job's pods?"
             )
         # Those that come later join at the next sync.
-        print(f"begins without some engines: {self._fleet.told()}", flush=True)
+        print(f"begins without some engines: {self._fleet.engines_message()}", flush=True)
 
-    def begin(self, version: int, began: float) -> bool:
+    def begin_sync(self, version: int, began_at: float) -> bool:
         """Start to send `version` to the usable engines that lack it; return False if none of them lacks it.
 
         Args:
             version: number of the weights.
-            began: time of the clock from which the limit for the sync counts.
+            began_at: time of the clock from which the limit for the sync counts.
 
         Raises:
             WeightSyncTimeout: no engine was usable within the limit.
         """
-        targets = [engine for engine in self._fleet.usable() if not engine.serves(version)]
-        if not targets and any(engine.serves(version) for engine in self._fleet.engines):
+        targets = [engine for engine in self._fleet.usable_engines() if not engine.is_serving(version)]
+        if not targets and any(engine.is_serving(version) for engine in self._fleet.engines):
             return False
         # The Job of a lost engine replaces its pod, so one may come back within the limit.
         while not (lanes := self._learnt(targets)):
-            seconds_left = max(0.0, began + self._limit - self._clock.now())
-            if not self._fleet.call(self._fleet.await_usable(1, seconds_left)):
+            seconds_left = max(0.0, began_at + self._limit - self._clock.now())
+            if not self._fleet.call(self._fleet.await_engines(1, seconds_left)):
                 raise WeightSyncTimeout(self._none(f"took version {version} of the weights"))
-            targets = self._fleet.usable()
+            targets = self._fleet.usable_engines()
         self._passes += 1
         # The seed is new for every pass, also for another pass with the same version: no earlier answer can pass.
-        self.sending = SyncPass(self._fleet, lanes, version, mix_bits(version ^ mix_bits(self._passes)) % SEEDS)
-        self.sending.begin([self._meeting(lane) for lane in lanes], list(self._shapes))
+        self.sync_pass = SyncPass(self._fleet, lanes, version, mix_bits(version ^ mix_bits(self._passes)) % SEEDS)
+        self.sync_pass.begin([self._meeting(lane) for lane in lanes], list(self._shapes))
         return True
 
-    def finish(self) -> list[str]:
+    def finish_sync(self) -> list[str]:
         """Prove the engines of the pass; the names that differ, where no engine at all could be proven for it."""
-        assert self.sending is not None
-        verdicts = self.sending.finish()
-        self._proof += self.sending.proof_seconds
+        assert self.sync_pass is not None
+        verdicts = self.sync_pass.finish()
+        self._proof += self.sync_pass.proof_seconds
         for verdict in verdicts:
             self._follow(verdict)
         # One proven engine is enough to go on. The others are sent the weights again at the next sync.
-        if any(engine.serves(self.sending.version) for engine in self._fleet.engines):
-            self._failures += sum(bool(verdict.wrong) for verdict in verdicts)
+        if any(engine.is_serving(self.sync_pass.version) for engine in self._fleet.engines):
+            self._failures += sum(bool(verdict.differing_weights) for verdict in verdicts)
             return []
-        return sorted({name for verdict in verdicts for name in verdict.wrong})
+        return sorted({name for verdict in verdicts for name in verdict.differing_weights})
 
-    def taken_failures(self) -> int:
+    def take_failures(self) -> int:
         """Proofs that failed, beside those that failed for all engines, since the last call."""
         failures, self._failures = self._failures, 0
         return failures
 
-    def seconds(self, total: float) -> tuple[float, float]:
+    def take_sync_seconds(self, total: float) -> tuple[float, float]:
         """Time of a sync without its proof, and of the proof."""
         proof, self._proof = self._proof, 0.0
         return max(0.0, total - proof), proof
 
-    def want(self, wanted: list[tuple[list[int], int]], sampling: dict[str, Any]) -> None:
+    def begin_generation(self, wanted: list[tuple[list[int], int]], sampling: dict[str, Any]) -> None:
         """Begin a generation: a prompt and a seed for every completion."""
         sequences = self._setup.engine.max_sequences
         pieces: list[CompletionRequest] = split_requests(wanted, sequences)
         self._completing = CompletionDispatch(
-            self._fleet.engines, self._prove_again, pieces, sampling, sequences=sequences, stall=self._limit
+            self._fleet.engines, self._prove_again, pieces, sampling, max_sequences=sequences, stall_seconds=self._limit
         )
 
     async def _prove_again(self, engine: Engine) -> None:
@@ -142,24 +143,24 @@ class EnginesMain:
             self._failures += 1
             raise
 
-    def complete(self, version: int | None) -> bool:
+    def continue_generation(self, version: int | None) -> bool:
         """Continue the generation; return False if no engine is left that has the weights."""
         assert self._completing is not None
         assert version is not None
-        return self._fleet.call(self._completing.go_on(version))
+        return self._fleet.call(self._completing.sample_remaining(version))
 
     def samples(self) -> list[Sample]:
         """All completions of the generation."""
         assert self._completing is not None
         return self._completing.samples
 
-    def await_another(self) -> None:
+    def await_engine(self) -> None:
         """Wait until an engine can be sent the weights.
 
         Raises:
             EngineLost: none comes.
         """
-        if not self._fleet.call(self._fleet.await_usable(1, self._limit)):
+        if not self._fleet.call(self._fleet.await_engines(1, self._limit)):
             raise EngineLost(self._none("was left to sample from"))
 
     def close(self) -> None:
@@ -178,7 +179,7 @@ class EnginesMain:
         return (
             f"no engine {what} within {self._limit:.0f} s (guard.weightSyncTimeoutSeconds = "
             f"{self._setup.plan.guard.weight_sync_timeout_seconds}, at most half of the time that a step may take): "
-            f"rank 0 at {self._setup.plan.rendezvous.address}; {self._fleet.told()}"
+            f"rank 0 at {self._setup.plan.rendezvous.address}; {self._fleet.engines_message()}"
         )
 
     def _learnt(self, targets: Sequence[Engine]) -> list[Lane]:
@@ -195,7 +196,7 @@ class EnginesMain:
                     self._learn(lane)
                 lanes.append(lane)
             except EngineFailed as error:
-                engine.failed(error)
+                engine.record_failure(error)
         return lanes
 
     def _lane(self, engine: Engine, incarnation: str) -> Lane:
@@ -218,7 +219,7 @@ class EnginesMain:
         return Meeting(
             address=plan.rendezvous.address,
             port=self._addresses.weights_port,
-            name=lane.name(),
+            name=lane.group_name(),
             engine=lane.engine.view.name,
             workers=len(lane.workers),
             seconds=self._limit,
@@ -232,12 +233,12 @@ class EnginesMain:
             return
         print(f"{view.name}: {verdict.problem}", flush=True)
         # A blocked process would take the whole limit again at the next sync, and all ranks would wait for it.
-        if verdict.blocked:
+        if verdict.is_blocked:
             view.give_up(verdict.problem)
-        elif verdict.gone:
-            view.gone(verdict.problem)
+        elif verdict.is_gone:
+            view.record_absence(verdict.problem)
         else:
-            view.failed(verdict.problem)
+            view.record_failure(verdict.problem)
 
 
 class ServersGeneration(EngineGeneration):
@@ -266,17 +267,17 @@ class ServersGeneration(EngineGeneration):
         wrong: list[str] = []
         began = self._clock.now()
         # Engines that came during a pass get a pass of their own, until none lacks this version.
-        while self._led(lambda main: main.begin(version, began)):
-            sending = self._main.sending if self._main else None
+        while self._led(lambda main: main.begin_sync(version, began)):
+            sending = self._main.sync_pass if self._main else None
             # On every rank: under ZeRO-3 each tensor is gathered from all of them.
             for name, tensor in self.weights():
                 if sending:
                     sending.send(name, tensor)
-            wrong = self._led(lambda main: main.finish())
+            wrong = self._led(lambda main: main.finish_sync())
             if wrong:
                 break
         if self._main:
-            self.timed(*self._main.seconds(self._clock.now() - began))
+            self.record_seconds(*self._main.take_sync_seconds(self._clock.now() - began))
         return wrong
 
     def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
@@ -288,16 +289,16 @@ class ServersGeneration(EngineGeneration):
         wanted = ranks.gather(list(zip(prompts, seeds, strict=True)))
         arguments = sampling_arguments(self.setup.plan.training, self.stop_tokens)
         of_all_ranks = [one for part in wanted for one in part]
-        self._led(lambda main: main.want(of_all_ranks, arguments))
-        while not self._led(lambda main: main.complete(self.proven)):
-            self._led(lambda main: main.await_another())
+        self._led(lambda main: main.begin_generation(of_all_ranks, arguments))
+        while not self._led(lambda main: main.continue_generation(self.proven_version)):
+            self._led(lambda main: main.await_engine())
             # An engine that comes has random weights, so it is sent the policy's under a new number.
             self.sync_weights()
         if self._main:
-            self.failures += self._main.taken_failures()
+            self.failures += self._main.take_failures()
         return self._own([len(part) for part in wanted])
 
-    def changed(self) -> Sequence[str]:
+    def changed_weights(self) -> Sequence[str]:
         """None: `sample` has proven every engine once more, and sampled again elsewhere what others had."""
         return ()
 
@@ -327,6 +328,6 @@ class ServersGeneration(EngineGeneration):
         return run_on_rank0(on_main, self._sign)
 
     def _sign(self) -> None:
-        self.setup.event()
+        self.setup.record_event()
         if self._main:
-            self.setup.logged(self._main.metrics(self.proven))
+            self.setup.record_metrics(self._main.metrics(self.proven_version))

@@ -36,15 +36,15 @@ class Proof:
     seed: int
     prints: Prints
 
-    def wrong(self, found: Prints) -> list[str]:
+    def differing_weights(self, prints: Prints) -> list[str]:
         """Names of the weights that differ.
 
         Raises:
             EngineFailed: the engine has another number of workers.
         """
-        if len(found) != len(self.prints):
-            raise EngineFailed(f"has {len(found)} workers, where {len(self.prints)} were learnt")
-        pairs = zip(self.prints, found, strict=True)
+        if len(prints) != len(self.prints):
+            raise EngineFailed(f"has {len(prints)} workers, where {len(self.prints)} were learnt")
+        pairs = zip(self.prints, prints, strict=True)
         return sorted({name for wanted, has in pairs for name in differing_names(wanted, has)})
 
 
@@ -55,11 +55,11 @@ class Verdict:
     engine: Engine
     problem: str = ""
     """Why it can't be used; empty where it was proven."""
-    wrong: Sequence[str] = ()
+    differing_weights: Sequence[str] = ()
     """Names of the weights that differ."""
-    blocked: bool = False
+    is_blocked: bool = False
     """Whether its time ran out."""
-    gone: bool = False
+    is_gone: bool = False
     """Whether its process is gone."""
 
 
@@ -76,8 +76,8 @@ class Lane:
         self._groups = 0
         self._thread = ThreadPoolExecutor(1, f"weights-{engine.view.index}")
         self.request: Future[None] | None = None
-        self.failed = ""
-        self.left = 0.0
+        self.failure = ""
+        self.seconds_left = 0.0
         """Seconds that it may still take in this pass."""
         self.pending: Future[None] | None = None
         self.proof: Proof | None = None
@@ -85,14 +85,14 @@ class Lane:
 
     def begin(self, meeting: Meeting, request: "Future[None]") -> None:
         """Begin a pass: meet the engine, which has been asked to come, unless the group still exists."""
-        self.failed, self.left, self.request = "", meeting.seconds, request
+        self.failure, self.seconds_left, self.request = "", meeting.seconds, request
         self.pending = self._thread.submit(self._meet, meeting)
 
     def send(self, tensor: torch.Tensor, what: str) -> None:
         """Send a tensor; `pending` is done when it has been taken, or the lane has failed."""
         self.pending = self._thread.submit(self._send, tensor, what)
 
-    def name(self) -> str:
+    def group_name(self) -> str:
         """Name of the weight group: unchanged until a new group has to be formed."""
         if self._group is None:
             self._groups += 1
@@ -119,21 +119,21 @@ class Lane:
 
     def _send(self, tensor: torch.Tensor, what: str) -> None:
         group = self._group
-        if group is not None and not self.failed:
+        if group is not None and not self.failure:
             if tensor.is_cuda:
                 # The current device belongs to a thread, and a lane's thread begins with device 0.
                 torch.cuda.set_device(tensor.device)
-            self._timed(lambda: group.broadcast(tensor, what, self.left))
+            self._timed(lambda: group.broadcast(tensor, what, self.seconds_left))
 
     def _timed(self, action: Any) -> None:
         begun = self._clock.now()
         try:
             action()
         except TransferFailed as error:
-            self.failed = str(error)
+            self.failure = str(error)
         finally:
             # Only transfers use up the lane's time, not the gathering of tensors between them.
-            self.left -= self._clock.now() - begun
+            self.seconds_left -= self._clock.now() - begun
 
 
 class SyncPass:
@@ -152,7 +152,7 @@ class SyncPass:
     def begin(self, meetings: Sequence[Meeting], names: list[str]) -> None:
         """Ask every lane's engine to come."""
         for lane, meeting in zip(self.lanes, meetings, strict=True):
-            lane.engine.syncing = True
+            lane.engine.is_syncing = True
             asked = Sync(version=self.version, meeting=asdict(meeting), names=names)
             # beyond the lane's own time, which is the one that counts while tensors are on their way
             request = self._fleet.start(lane.engine.client.sync(asked, None))
@@ -186,20 +186,22 @@ class SyncPass:
             return await self._proven(lane)
         except (EngineFailed, TimeoutError) as error:
             lane.leave()
-            blocked = lane.left - (loop.time() - begun) <= 0.0
+            blocked = lane.seconds_left - (loop.time() - begun) <= 0.0
             said = str(error) or f"did not take version {self.version} within the time that it has"
-            return Verdict(lane.engine, said, blocked=blocked, gone=isinstance(error, EngineFailed) and error.gone)
+            return Verdict(
+                lane.engine, said, is_blocked=blocked, is_gone=isinstance(error, EngineFailed) and error.is_gone
+            )
         finally:
-            lane.engine.syncing = False
+            lane.engine.is_syncing = False
 
     async def _proven(self, lane: Lane) -> Verdict:
         client, view = lane.engine.client, lane.engine.view
         # At least a moment: an answer that is already there counts although the time is up.
-        async with asyncio.timeout(max(lane.left, 0.1)):
+        async with asyncio.timeout(max(lane.seconds_left, 0.1)):
             await self._received(lane)
             begun = time.perf_counter()
             proof = self._proof(lane)
-            wrong = proof.wrong(await client.prints(self.version, self._seed, None))
+            wrong = proof.differing_weights(await client.prints(self.version, self._seed, None))
             self.proof_seconds += time.perf_counter() - begun
             if wrong:
                 return Verdict(lane.engine, f"{OTHER_WEIGHTS}: {', '.join(wrong[:3])}", wrong)
@@ -208,22 +210,22 @@ class SyncPass:
         if view.incarnation != lane.incarnation:
             return Verdict(lane.engine, "restarted during the sync")
         lane.proof = proof
-        view.proven(self.version)
+        view.record_proof(self.version)
         return Verdict(lane.engine)
 
     async def _received(self, lane: Lane) -> None:
         """The engine's own answer, which says more than the group's error where there are both."""
         assert lane.request is not None
-        if lane.failed:
+        if lane.failure:
             lane.leave()
             if not lane.request.done():
                 lane.request.cancel()
-                raise EngineFailed(lane.failed)
+                raise EngineFailed(lane.failure)
         try:
             await asyncio.wrap_future(lane.request)
         except EngineFailed as error:
-            if lane.failed:
-                error.args = (f"{error}; {lane.failed}",)
+            if lane.failure:
+                error.args = (f"{error}; {lane.failure}",)
             raise
 
     def _proof(self, lane: Lane) -> Proof:
@@ -240,5 +242,5 @@ async def prove_again(lane: Lane, seconds: float) -> None:
     """
     assert lane.proof is not None  # it has served
     proof = lane.proof
-    if wrong := proof.wrong(await lane.engine.client.prints(proof.version, proof.seed, seconds)):
+    if wrong := proof.differing_weights(await lane.engine.client.prints(proof.version, proof.seed, seconds)):
         raise WeightsChanged(f"{OTHER_WEIGHTS}: {', '.join(wrong[:3])}")

@@ -41,10 +41,10 @@ class _Counted(httpx2.SyncByteStream):
 class Client(httpx2.Client):
     """An HTTP client that raises NotNow instead of returning what says so."""
 
-    def __init__(self, sent: Callable[[int], None] | None = None, **options: Any) -> None:
-        """`sent` is called with the bytes of each part of a body that goes out, in the thread that sends it."""
+    def __init__(self, on_sent: Callable[[int], None] | None = None, **options: Any) -> None:
+        """`on_sent` is called with the bytes of each part of a body that goes out, in the thread that sends it."""
         super().__init__(**options)
-        self._sent = sent
+        self._sent = on_sent
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """One request with its redirects.
@@ -104,14 +104,14 @@ def _retry_after(response: httpx2.Response) -> float:
 
 
 @contextmanager
-def use_client(sent: Callable[[int], None] | None = None, seconds: float = ANSWER_SECONDS) -> Iterator[None]:
+def use_client(on_sent: Callable[[int], None] | None = None, answer_seconds: float = ANSWER_SECONDS) -> Iterator[None]:
     """Make huggingface_hub, and with it datasets, use our client while the body runs. Restores the default afterwards.
 
     Args:
-        sent: called with the bytes of each part of a body that goes out.
-        seconds: longest wait for one answer where huggingface_hub sets none.
+        on_sent: called with the bytes of each part of a body that goes out.
+        answer_seconds: longest wait for one answer where huggingface_hub sets none.
     """
-    set_client_factory(lambda: _client(sent, seconds))
+    set_client_factory(lambda: _client(on_sent, answer_seconds))
     try:
         yield
     finally:

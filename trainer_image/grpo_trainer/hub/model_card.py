@@ -55,7 +55,7 @@ class TrainedModel:
     """What it is loaded by."""
 
     @property
-    def adapter(self) -> bool:
+    def is_adapter(self) -> bool:
         """Whether the export is an adapter that needs its base."""
         return self.plan.execution.method == "LoRA" and not self.plan.adapter.merge_on_export
 
@@ -69,8 +69,8 @@ def write_card(trained: TrainedModel, folder: Path) -> None:
     (folder / CARD).write_text(model_card(trained, _hash_of_weights(folder)), encoding="utf-8")
 
 
-def converted_card(page: str, hash_of_weights: str, done: str) -> str:
-    """The page of an export, as it is true of the whole model that a conversion made of it; `done` says how."""
+def converted_card(page: str, hash_of_weights: str, conversion: str) -> str:
+    """The page of an export, as it is true of the whole model that a conversion made of it; `conversion` says how."""
     (peft, adapter), (library, whole) = LOADERS[True], LOADERS[False]
     beginnings = {
         "base_model_relation: adapter": "base_model_relation: finetune",
@@ -84,7 +84,7 @@ def converted_card(page: str, hash_of_weights: str, done: str) -> str:
         begun = next((old for old in beginnings if line.startswith(old)), "")
         lines.append(beginnings.get(begun, "") + line.removeprefix(begun))
         if line.startswith(HASH):
-            lines[-1:] = [f"{HASH} {_code(hash_of_weights)}", f"- converted: {done}"]
+            lines[-1:] = [f"{HASH} {_code(hash_of_weights)}", f"- converted: {conversion}"]
     return "\n".join(lines)
 
 
@@ -104,12 +104,12 @@ def model_card(trained: TrainedModel, hash_of_weights: str) -> str:
 def _front_matter(trained: TrainedModel) -> ModelCardData:
     plan, datasets = trained.plan, _on_the_hub(trained.plan.dataset.name)
     base = _on_the_hub(plan.model.name)
-    relation = "adapter" if trained.adapter else "finetune"
+    relation = "adapter" if trained.is_adapter else "finetune"
     return ModelCardData(
         base_model=base,
         base_model_relation=relation if base else None,
         datasets=[datasets] if datasets else None,
-        library_name=LOADERS[trained.adapter][0],
+        library_name=LOADERS[trained.is_adapter][0],
         pipeline_tag="text-generation",
         tags=TAGS,
     )
@@ -126,7 +126,7 @@ def _on_the_hub(name: str | None) -> str | None:
 
 def _body(trained: TrainedModel, hash_of_weights: str) -> Iterator[str]:
     plan = trained.plan
-    kind = "adapter" if trained.adapter else "model"
+    kind = "adapter" if trained.is_adapter else "model"
     yield f"# {_code(plan.job.name)}"
     yield f"\nThis {kind} was trained by GRPO with grpo-operator for {trained.steps} steps.\n"
     yield from _facts(trained, hash_of_weights)
@@ -151,7 +151,7 @@ def _named(name: str, commit: str | None) -> str:
 
 
 def _loading(trained: TrainedModel) -> str:
-    library, loader = LOADERS[trained.adapter]
+    library, loader = LOADERS[trained.is_adapter]
     lines = (
         f"from {library} import {loader}",
         "from transformers import AutoTokenizer",

@@ -78,7 +78,7 @@ class Target:
         return cls(spec, token)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The repository, for messages."""
         return f"spec.export.hub.repository: {self.spec.repository}"
 
@@ -90,12 +90,12 @@ class Target:
 class Sending(Arrivals):
     """What the hub was sent."""
 
-    def __init__(self, tell: ReportBytes, clock: Clock, longest_wait: float | None = None) -> None:
-        super().__init__([Path(constants.HF_HOME)], tell, clock)  # where hf_xet would keep what it needs room for
+    def __init__(self, report: ReportBytes, clock: Clock, longest_wait: float | None = None) -> None:
+        super().__init__([Path(constants.HF_HOME)], report, clock)  # where hf_xet would keep what it needs room for
         self._bytes = 0
         self._longest_wait = longest_wait
 
-    def sent(self, count: int) -> None:
+    def count_sent(self, count: int) -> None:
         """Add sent bytes. Two threads at once may lose a part of the count, which serves only as a sign of life."""
         self._bytes += count
 
@@ -117,10 +117,10 @@ class Files:
     hashes: Mapping[str, str]
 
     @classmethod
-    def of(cls, folder: Path, read: Callable[[], None]) -> "Files":
-        """Those of a folder; `read` is called as they are read."""
+    def of(cls, folder: Path, on_read: Callable[[], None]) -> "Files":
+        """Those of a folder; `on_read` is called as they are read."""
         paths = {name: path for name, path in files_of(folder).items() if path.is_file()}
-        return cls(paths, dict(zip(paths, digests(list(paths.values()), lambda _: read()), strict=True)))
+        return cls(paths, dict(zip(paths, digests(list(paths.values()), lambda _: on_read()), strict=True)))
 
     def additions(self) -> list[CommitOperationAdd]:
         """What is to be in the commit; new ones each time, since they remember what was in the repository."""
@@ -130,9 +130,9 @@ class Files:
             made[-1].upload_info.sha256 = bytes.fromhex(self.hashes[name])
         return made
 
-    def differing(self, there: Mapping[str, RepoFile]) -> list[str]:
+    def differing_names(self, remote_files: Mapping[str, RepoFile]) -> list[str]:
         """Names of files that the repository has not, or has with other content."""
-        return [name for name in self.paths if not self._same(name, there.get(name))]
+        return [name for name in self.paths if not self._same(name, remote_files.get(name))]
 
     def _same(self, name: str, file: RepoFile | None) -> bool:
         if file is None:
@@ -144,7 +144,7 @@ class Files:
         return file.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def require_target(spec: HubExportSpec, tell: ReportBytes, clock: Clock = SYSTEM_CLOCK) -> None:
+def require_target(spec: HubExportSpec, report: ReportBytes, clock: Clock = SYSTEM_CLOCK) -> None:
     """Make sure, before anything is trained, that the model can be pushed; a repository that is missing is created.
 
     Raises:
@@ -154,17 +154,23 @@ def require_target(spec: HubExportSpec, tell: ReportBytes, clock: Clock = SYSTEM
     # As in `push_folder`: only a run that pushes needs the hub's client.
     from .hub_client import use_client
 
-    target, sending = Target.of(spec), Sending(tell, clock)
+    target, sending = Target.of(spec), Sending(report, clock)
     with use_client(), watch_arrivals(sending):
 
         def prepare() -> None:
-            retry_passing_errors(lambda: _prepared(target), target.words, sending)
+            retry_passing_errors(lambda: _prepared(target), target.description, sending)
 
         _refused(target, prepare)
 
 
 def push_folder(
-    folder: Path, spec: HubExportSpec, message: str, tell: ReportBytes, *, only_copy: bool, clock: Clock = SYSTEM_CLOCK
+    folder: Path,
+    spec: HubExportSpec,
+    message: str,
+    report: ReportBytes,
+    *,
+    is_only_copy: bool,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> str:
     """Push the files of a folder; return the commit that contains each of them with its local hash.
 
@@ -172,8 +178,8 @@ def push_folder(
         folder: the exported model.
         spec: where it goes.
         message: the commit's first line.
-        tell: called with the bytes that went out, as a sign of work.
-        only_copy: whether the model is nowhere else, so that the hub is waited for much longer.
+        report: called with the bytes that went out, as a sign of work.
+        is_only_copy: whether the model is nowhere else, so that the hub is waited for much longer.
         clock: the time that it waits by.
 
     Raises:
@@ -182,12 +188,12 @@ def push_folder(
     """
     from .hub_client import use_client
 
-    target, sending = Target.of(spec), Sending(tell, clock, ONLY_COPY_SECONDS if only_copy else None)
-    files = Files.of(folder, sending.still_there)
-    with use_client(sending.sent, ANSWER_SECONDS), watch_arrivals(sending):
+    target, sending = Target.of(spec), Sending(report, clock, ONLY_COPY_SECONDS if is_only_copy else None)
+    files = Files.of(folder, sending.report_again)
+    with use_client(sending.count_sent, ANSWER_SECONDS), watch_arrivals(sending):
 
         def push_files() -> str:
-            return retry_passing_errors(lambda: _pushed(target, files, message), target.words, sending)
+            return retry_passing_errors(lambda: _pushed(target, files, message), target.description, sending)
 
         return _refused(target, push_files)
 
@@ -197,9 +203,9 @@ def _refused(target: Target, action: Callable[[], T]) -> T:
     try:
         return action()
     except HfHubHTTPError as error:
-        raise BadInput(f"{target.words} can't be written: {_reason(error)}") from error
+        raise BadInput(f"{target.description} can't be written: {_reason(error)}") from error
     except HFValidationError as error:
-        raise BadInput(f"{target.words} is no name of a repository: {error}") from error
+        raise BadInput(f"{target.description} is no name of a repository: {error}") from error
 
 
 def _reason(error: HfHubHTTPError) -> str:
@@ -225,8 +231,8 @@ def _prepared(target: Target) -> ModelInfo:
         info = api.model_info(spec.repository)
     if spec.private and not info.private:
         raise BadInput(
-            f"{target.words} is public on the hub, and export.hub.private is true: make the repository private, name "
-            "another one, or set private to false"
+            f"{target.description} is public on the hub, and export.hub.private is true: make the repository private, "
+            "name another one, or set private to false"
         )
     api.auth_check(spec.repository, write=True)
     return info
@@ -237,7 +243,7 @@ def _pushed(target: Target, files: Files, message: str) -> str:
     api, head = target.api(), _prepared(target).sha
     there = _tree(target, head)
     left = [CommitOperationDelete(name) for name in _outdated(files, there)]
-    if head and not left and not files.differing(there):
+    if head and not left and not files.differing_names(there):
         return head
     additions = files.additions()
     with _next_time_better():
@@ -247,10 +253,10 @@ def _pushed(target: Target, files: Files, message: str) -> str:
         made = api.create_commit(
             target.spec.repository, [*left, *additions], commit_message=message, parent_commit=head or None
         )
-    differing = files.differing(_tree(target, made.oid))
+    differing = files.differing_names(_tree(target, made.oid))
     if differing:
         raise BadInput(
-            f"{target.words}: commit {made.oid} has not the exported {', '.join(differing)}; a .gitignore in the "
+            f"{target.description}: commit {made.oid} has not the exported {', '.join(differing)}; a .gitignore in the "
             "repository may leave files out: remove it, or name another repository"
         )
     return made.oid

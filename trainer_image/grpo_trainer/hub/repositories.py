@@ -48,11 +48,11 @@ class Lease:
         self._beats = 0
         self._lock = threading.Lock()  # a beat that ends after the release would leave a lease that nobody holds
 
-    def take(self, heard: Callable[[], None]) -> bool:
+    def take(self, on_sign_of_life: Callable[[], None]) -> bool:
         """Wait for the lease and take it. Return True if an earlier holder died with it.
 
         Args:
-            heard: called whenever the present holder has shown that it lives.
+            on_sign_of_life: called whenever the present holder has shown that it lives.
 
         Raises:
             OSError: the folder can't be written.
@@ -63,7 +63,7 @@ class Lease:
             text = _lease_text(self.path)
             if text != seen:
                 seen, since = text, self._clock.now()
-                heard()
+                on_sign_of_life()
             elif self._clock.now() - since >= STALE_SECONDS:
                 self._end(seen)
                 died = True
@@ -140,7 +140,7 @@ class Repository:
     """Hub token; None for the environment's (HF_TOKEN)."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The repository, for messages."""
         return f"spec.{self.path}.name: {self.name} (revision {self.revision or 'default'})"
 
@@ -154,9 +154,9 @@ class Repository:
 class Hub:
     """The way to the hub of one attempt."""
 
-    recorded: Mapping[str, str] = field(default_factory=dict)
+    recorded_commits: Mapping[str, str] = field(default_factory=dict)
     """Commits that earlier attempts found, by `Repository.path`."""
-    tell: ReportBytes = lambda _: None
+    report: ReportBytes = lambda _: None
     """Called with the bytes that have arrived during a download."""
     commits: dict[str, str] = field(default_factory=dict)
     """The commits that were found, by `Repository.path`."""
@@ -171,7 +171,7 @@ class Hub:
             BadInput: there is no such repository or revision, or no right to it.
             HubUnavailable: the hub can't be asked.
         """
-        found = self.recorded.get(repository.path, "")
+        found = self.recorded_commits.get(repository.path, "")
         if not found:
             found = rank0_task.run_on_rank0(lambda: _resolved(repository, self))
         if found:
@@ -284,12 +284,12 @@ def run_under_lease(repository: Repository, action: Callable[[], T], hub: Hub, *
         # Needed here only: a run with a local model has no use for the hub's client.
         from .hub_client import use_client
 
-        with use_client(), watch_arrivals(Arrivals([storage, *more], hub.tell, hub.clock), lease.beat) as arrivals:
-            died = retry_passing_errors(lambda: lease.take(arrivals.still_there), repository.words, arrivals)
+        with use_client(), watch_arrivals(Arrivals([storage, *more], hub.report, hub.clock), lease.beat) as arrivals:
+            died = retry_passing_errors(lambda: lease.take(arrivals.report_again), repository.description, arrivals)
             try:
                 if died:
                     _sweep(storage)
-                return retry_passing_errors(action, repository.words, arrivals)
+                return retry_passing_errors(action, repository.description, arrivals)
             finally:
                 lease.release()
 
@@ -308,10 +308,11 @@ def _refused(repository: Repository, action: Callable[[], T]) -> T:
         return action()
     except PermissionError as error:
         raise BadInput(
-            f"{repository.words} can't be kept: {error}. The cache must be writable for the pods' user (docs/data.md)"
+            f"{repository.description} can't be kept: {error}. The cache must be writable for the pods' user "
+            "(docs/data.md)"
         ) from error
     except (OSError, HFValidationError) as error:
         raise BadInput(
-            f"{repository.words} can't be fetched: {error}. Check the name, the revision, spec.{repository.kind}"
+            f"{repository.description} can't be fetched: {error}. Check the name, the revision, spec.{repository.kind}"
             ".tokenSecretRef for a gated one, and what the environment says (HF_HUB_OFFLINE, HF_ENDPOINT)"
         ) from error

@@ -36,8 +36,8 @@ class TryLater(Exception):
 class Arrivals:
     """What has arrived on the disk, however it was fetched."""
 
-    def __init__(self, folders: Sequence[Path], tell: ReportBytes, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.folders, self._tell, self._clock = folders, tell, clock
+    def __init__(self, folders: Sequence[Path], report: ReportBytes, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.folders, self._tell, self._clock = folders, report, clock
         self._last = self._most = 0
         self._grew_at = clock.now()
 
@@ -50,7 +50,7 @@ class Arrivals:
         """Bytes that have arrived."""
         return sum(map(_bytes_in, self.folders))
 
-    def look(self) -> None:
+    def report_change(self) -> None:
         """Measure the bytes that have arrived and report a change."""
         found = self.measure()
         if found != self._last:
@@ -59,7 +59,7 @@ class Arrivals:
         if found > self._most:
             self._most, self._grew_at = found, self._clock.now()
 
-    def still_there(self) -> None:
+    def report_again(self) -> None:
         """Report the last measurement again: a sign of work although nothing has arrived."""
         self._tell(self._last)
 
@@ -67,11 +67,11 @@ class Arrivals:
         """A pause between two tries, in which others hear that somebody is there."""
         end = self._clock.now() + seconds
         while (left := end - self._clock.now()) > 0:
-            self.still_there()
+            self.report_again()
             self._clock.sleep(min(left, POLL_SECONDS))
 
     @property
-    def silence(self) -> float:
+    def silent_seconds(self) -> float:
         """Seconds since there was more than ever before."""
         return self._clock.now() - self._grew_at
 
@@ -94,7 +94,7 @@ def watch_arrivals(arrivals: A, beat: Callable[[], None] = lambda: None) -> Iter
 
     def watch() -> None:
         while not over.wait(POLL_SECONDS):
-            arrivals.look()
+            arrivals.report_change()
             beat()
 
     thread = threading.Thread(target=watch, name="arrivals", daemon=True)
@@ -104,7 +104,7 @@ def watch_arrivals(arrivals: A, beat: Callable[[], None] = lambda: None) -> Iter
     finally:
         over.set()
         thread.join()
-    arrivals.look()  # what came after the thread's last look
+    arrivals.report_change()  # what came after the thread's last look
 
 
 def retry_passing_errors(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
@@ -124,11 +124,11 @@ def retry_passing_errors(action: Callable[[], T], what: str, arrivals: Arrivals)
             problem = passing_error(error)
             if problem is None:
                 raise
-            arrivals.look()
+            arrivals.report_change()
             wait = max(pause, problem.retry_after)
-            if arrivals.silence + wait > arrivals.longest_wait:
+            if arrivals.silent_seconds + wait > arrivals.longest_wait:
                 raise HubUnavailable(
-                    f"{what}: nothing arrived for {arrivals.silence:.0f} s, the last try failed with: {problem}"
+                    f"{what}: nothing arrived for {arrivals.silent_seconds:.0f} s, the last try failed with: {problem}"
                 ) from error
         print(f"{what}: {problem}; again in {wait:.0f} s", flush=True)
         arrivals.wait(wait)

@@ -52,7 +52,7 @@ class Heartbeat:
             return
         moved = moved_bytes()
         if moved - self._moved >= LEAST_BYTES:
-            self._recorder.event()
+            self._recorder.record_event()
         self._moved = moved
         if self._store is not None:
             self._share(self._store)
@@ -67,7 +67,7 @@ class Heartbeat:
             return
         self._told = own
         if others > self._others:
-            self._recorder.heard(others - self._others)
+            self._recorder.record_peer_events(others - self._others)
         self._others = others
 
 

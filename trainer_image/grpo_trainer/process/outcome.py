@@ -33,29 +33,29 @@ def make_outcome(
     rank: int,
     result: Result,
     message: str,
-    reached: Progress,
+    progress: Progress,
     *,
     diverged_on: Generations | None = None,
     shortage: MemoryShortage | None = None,
     checkpoint_step: int | None = None,
     export: Export | None = None,
 ) -> Outcome:
-    """The Outcome of a process that came as far as `reached`, with what else it knows for that result."""
-    metrics = {key: reached.metrics[key] for key in OUTCOME_KEYS if key in reached.metrics}
+    """The Outcome of a process that came as far as `progress`, with what else it knows for that result."""
+    metrics = {key: progress.metrics[key] for key in OUTCOME_KEYS if key in progress.metrics}
     outcome = Outcome(
         result=result,
         rank=rank,
-        step=reached.step,
-        total_steps=reached.total_steps,
-        attempt=reached.attempt,
+        step=progress.step,
+        total_steps=progress.total_steps,
+        attempt=progress.attempt,
         diverged_on=diverged_on,
         shortage=shortage,
         checkpoint_step=checkpoint_step if result is Result.OUT_OF_MEMORY else None,
         metrics=metrics,
-        revisions=reached.revisions,
-        account=reached.account,
+        revisions=progress.revisions,
+        account=progress.account,
         export=export,
-        checkpoint=reached.checkpoint,
+        checkpoint=progress.checkpoint,
     )
     return truncate_to_fit(outcome, message)
 

@@ -21,14 +21,14 @@ class Preemption:
     save_seconds: float | None = None
     """Duration of the last checkpoint."""
 
-    def decide(self, waited: float, step_seconds: float) -> str:
+    def decide(self, seconds_since_sigterm: float, step_seconds: float) -> str:
         """`save` and stop, or `stop` without saving.
 
         Args:
-            waited: seconds since the first rank got SIGTERM.
+            seconds_since_sigterm: seconds since the first rank got SIGTERM.
             step_seconds: mean duration of a step.
         """
-        left = self.grace_seconds - GRACE_MARGIN_SECONDS - waited
+        left = self.grace_seconds - GRACE_MARGIN_SECONDS - seconds_since_sigterm
         saving = SAVE_STEPS * step_seconds if self.save_seconds is None else self.save_seconds
         if self.can_save and left >= saving:
             return "save"

@@ -57,11 +57,11 @@ class RunClock:
         self._part: RunPart = "loading"
         self._since = now()
 
-    def stage(self, name: Stage) -> None:
+    def enter_stage(self, name: Stage) -> None:
         """Note that the run enters a stage."""
         self._switch(_OF_STAGE[name])
 
-    def phase(self, name: str | None) -> None:
+    def enter_phase(self, name: str | None) -> None:
         """Note that a step enters a phase, or none."""
         self._switch(_OF_PHASE.get(name, "training"))
 
@@ -96,17 +96,17 @@ class StepTimes:
         self._began = clock
 
     @property
-    def waits(self) -> bool:
+    def is_open(self) -> bool:
         """Whether the newest finished step still lasts: the next one has not begun to work."""
         return self._open is not None
 
-    def finished(self, step: int, clock: Clock) -> None:
+    def finish_step(self, step: int, clock: Clock) -> None:
         """Note that this optimizer step is finished; it lasts until the next one begins to work."""
         if self._open:
-            self.over(self._open[1])
+            self.close_step(self._open[1])
         self._open = step, clock
 
-    def over(self, clock: Clock) -> None:
+    def close_step(self, clock: Clock) -> None:
         """Note that the finished step is over. Does nothing without such a step."""
         if self._open is None:
             return
@@ -115,12 +115,12 @@ class StepTimes:
         self._newest.append(made)
         self._began, self._open = clock, None
 
-    def told(self, every: int) -> list[StepTime]:
+    def every_nth(self, interval: int) -> list[StepTime]:
         """The first step and the newest of every Nth, oldest first."""
         if self._first is None:
             return []
         later = [one for one in self._newest if one.step > self._first.step]
-        every_nth = [one for one in later if one.step % every == 0]
+        every_nth = [one for one in later if one.step % interval == 0]
         return [self._first, *every_nth[-MAX_STEPS:]]
 
 
@@ -135,7 +135,7 @@ class Recorder:
         self,
         attempt: int,
         place: Placement,
-        started: float,
+        started_at: float,
         now: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         """`now` is a clock that never goes back, in seconds."""
@@ -148,7 +148,7 @@ class Recorder:
         self._steps = StepTimes()
         self._account = Account()
         """Its `clock` is read when it is asked for."""
-        self.started = started
+        self.started_at = started_at
         """Unix time of the process's start, in seconds."""
         self._last_event = self._last_heard = now()
         self._last_sign = self._last_event
@@ -169,12 +169,12 @@ class Recorder:
             self._own_events += 1
             if stage:
                 changes["stage"] = stage
-                self._clock.stage(stage)
+                self._clock.enter_stage(stage)
             changes["events"] = self._progress.events + 1
             self._progress = self._progress.model_copy(update=changes)
             self._last_event = self._last_sign = self._now()
 
-    def phase(self, name: str | None) -> None:
+    def enter_phase(self, name: str | None) -> None:
         """Note that this rank has entered another phase of its step.
 
         It is no progress, but it shows which ranks stand still and which have come as far as the others.
@@ -182,15 +182,15 @@ class Recorder:
         with self._lock:
             self._last_sign = self._now()
             if self._progress.stage == "Training":
-                if name and self._steps.waits:
-                    self._steps.over(self._clock.read())
-                self._clock.phase(name)
+                if name and self._steps.is_open:
+                    self._steps.close_step(self._clock.read())
+                self._clock.enter_phase(name)
 
-    def event(self) -> None:
+    def record_event(self) -> None:
         """A part of long work is done: bytes of a download, a file, a batch of rows. It puts off the verdict Hang."""
         self._update()
 
-    def heard(self, events: int) -> None:
+    def record_peer_events(self, events: int) -> None:
         """Count events of other ranks: a rank that waits for a working peer does not hang."""
         with self._lock:
             self._progress = self._progress.model_copy(update={"events": self._progress.events + events})
@@ -214,10 +214,10 @@ class Recorder:
         with self._lock:
             return self._clock.read()
 
-    def steps(self, every: int) -> list[StepTime]:
+    def step_times(self, interval: int) -> list[StepTime]:
         """When the attempt's first step was, and the newest of every Nth, as far as they are over."""
         with self._lock:
-            return self._steps.told(every)
+            return self._steps.every_nth(interval)
 
     @property
     def step(self) -> int:
@@ -250,60 +250,62 @@ class Recorder:
             return self._now() - self._last_sign
 
     @property
-    def seconds_since_any(self) -> float:
+    def seconds_since_any_event(self) -> float:
         """Seconds since the last event of any rank that this rank knows of."""
         with self._lock:
             return self._now() - max(self._last_event, self._last_heard)
 
-    def stage(self, name: Stage) -> None:
+    def enter_stage(self, name: Stage) -> None:
         """Enter a stage."""
         with self._lock:
             if name in ("Exporting", "Finished"):
-                self._steps.over(self._clock.read())
+                self._steps.close_step(self._clock.read())
             self._update(stage=name)
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def measure_part(self, name: str) -> Iterator[None]:
         """Measure one part of the start-up."""
         begin = time.perf_counter()
         try:
             yield
         finally:
-            self.startup(name, time.perf_counter() - begin)
+            self.record_startup(name, time.perf_counter() - begin)
 
-    def startup(self, name: str, seconds: float) -> None:
+    def record_startup(self, name: str, seconds: float) -> None:
         """Publish the time of one part of the start-up."""
         with self._lock:
             self._update(startup_seconds={**self._progress.startup_seconds, name: round(seconds, 3)})
 
-    def reached(self, name: str) -> None:
+    def record_startup_point(self, name: str) -> None:
         """Publish how long after the process's start the start-up came to this point."""
-        self.startup(name, unix_time() - self.started)
+        self.record_startup(name, unix_time() - self.started_at)
 
-    def fetched(self, arrived: int) -> None:
-        """Something is being fetched of the hub; `arrived` bytes of it are there."""
-        self._update(fetched_bytes=min(arrived, MAX_COUNT))
+    def record_fetched_bytes(self, num_bytes: int) -> None:
+        """Something is being fetched of the hub; `num_bytes` bytes of it are there."""
+        self._update(fetched_bytes=min(num_bytes, MAX_COUNT))
 
-    def resolved(self, revisions: dict[str, str]) -> None:
+    def record_revisions(self, revisions: dict[str, str]) -> None:
         """These commits and this data are what is trained."""
         self._update(revisions=revisions)
 
-    def loaded(self, architecture: Architecture | None) -> None:
+    def record_architecture(self, architecture: Architecture | None) -> None:
         """The policy is loaded, and has this shape."""
         self._update(architecture=architecture)
 
-    def resumed(self, step: int, sealed_at: float, began_at: Beginning, own: Checkpoint | None = None) -> None:
+    def record_resume(
+        self, step: int, sealed_at: float, began_at: Beginning, own_checkpoint: Checkpoint | None = None
+    ) -> None:
         """The run continues from a checkpoint of this step that was sealed then, in unix seconds; step 0 for none.
 
-        `own` is that checkpoint if it is one of this job.
+        `own_checkpoint` is that checkpoint if it is one of this job.
         """
         with self._lock:
             self._account = self._account.model_copy(update={"began_at": began_at})
-            self._update(resumed_from_step=step, step=step, checkpoint=own)
+            self._update(resumed_from_step=step, step=step, checkpoint=own_checkpoint)
         if step:
-            self.logged({CHECKPOINT_STEP.key: float(step), CHECKPOINT_TIME.key: sealed_at})
+            self.record_metrics({CHECKPOINT_STEP.key: float(step), CHECKPOINT_TIME.key: sealed_at})
 
-    def adopt(self, earlier: Outcome) -> None:
+    def adopt_outcome(self, earlier: Outcome) -> None:
         """An earlier attempt had reached the end: its numbers are the run's, and nothing of its time is lost."""
         with self._lock:
             clock = earlier.account.clock if earlier.account else Clock()
@@ -316,39 +318,39 @@ class Recorder:
             checkpoint=earlier.checkpoint,
         )
 
-    def saved(self, checkpoint: Checkpoint, seconds: float) -> None:
+    def record_checkpoint(self, checkpoint: Checkpoint, seconds: float) -> None:
         """A checkpoint is complete, and training stood still for `seconds`."""
         self.checkpoint_step = checkpoint.step
         with self._lock:
             self._account = self._account.model_copy(update={"sealed": self._clock.read()})
-        self.counted(CHECKPOINTS.key)
+        self.add_to_counter(CHECKPOINTS.key)
         times = {CHECKPOINT_SECONDS.key: seconds, CHECKPOINT_TIME.key: checkpoint.time}
-        self.logged({CHECKPOINT_STEP.key: float(checkpoint.step), **times})
+        self.record_metrics({CHECKPOINT_STEP.key: float(checkpoint.step), **times})
         self._update(checkpoint_problem="", checkpoint=checkpoint)
 
-    def not_saved(self, problem: str) -> None:
+    def record_checkpoint_failure(self, problem: str) -> None:
         """A checkpoint could not be written, for this reason."""
-        self.counted(CHECKPOINT_FAILURES.key)
+        self.add_to_counter(CHECKPOINT_FAILURES.key)
         self._update(checkpoint_problem=problem[:MAX_PROBLEM])
 
-    def begin(self, step: int, total_steps: int) -> None:
+    def begin_training(self, step: int, total_steps: int) -> None:
         """Training starts after `step` finished steps of `total_steps`."""
         with self._lock:
             self._update(step=step, total_steps=total_steps, stage="Training")
             self._steps.begin(self._clock.read())
-        self.logged({metric.key: 0.0 for metric in FROM_ZERO})
+        self.record_metrics({metric.key: 0.0 for metric in FROM_ZERO})
 
-    def finished_step(self, step: int, epoch: float | None, seconds: float) -> None:
+    def record_step(self, step: int, epoch: float | None, seconds: float) -> None:
         """An optimizer step finished after `seconds`."""
         if "total" not in self._progress.startup_seconds:
-            self.reached("total")
+            self.record_startup_point("total")
         self._durations.append(seconds)
         mean = sum(self._durations) / len(self._durations)
         with self._lock:
-            self._steps.finished(step, self._clock.read())
+            self._steps.finish_step(step, self._clock.read())
             self._update(step=step, epoch=epoch, last_step_time=unix_time(), seconds_per_step=mean)
 
-    def logged(self, metrics: dict[str, float], samples: list[dict[str, str | float]] | None = None) -> None:
+    def record_metrics(self, metrics: dict[str, float], samples: list[dict[str, str | float]] | None = None) -> None:
         """Merge the values of a step: keys that it didn't log keep their last value. NaN and infinity are values, too:
         the last finite one in their place would hide them."""
         with self._lock:
@@ -357,19 +359,19 @@ class Recorder:
                 self._samples = samples
             self._update(None, **changes)
 
-    def counted(self, key: str, more: float = 1.0) -> None:
-        """Add `more` to the counter `key`, which starts at 0 with the attempt."""
+    def add_to_counter(self, key: str, amount: float = 1.0) -> None:
+        """Add `amount` to the counter `key`, which starts at 0 with the attempt."""
         with self._lock:
-            self.logged({key: self._progress.metrics.get(key, 0.0) + more})
+            self.record_metrics({key: self._progress.metrics.get(key, 0.0) + amount})
 
-    def not_finite(self, step: int) -> None:
+    def record_nonfinite_step(self, step: int) -> None:
         """Count the step as one with a number that is not finite. A second call for the same step counts nothing."""
         with self._lock:
             if step != self._not_finite_step:
                 self._not_finite_step = step
-                self.counted(NONFINITE_STEPS.key)
+                self.add_to_counter(NONFINITE_STEPS.key)
 
-    def memory(self, peaks: dict[str, int]) -> None:
+    def record_memory_peaks(self, peaks: dict[str, int]) -> None:
         """Peak bytes per phase, largest of all ranks."""
         with self._lock:
             self._update(memory={**self._progress.memory, **peaks})

@@ -69,7 +69,7 @@ class End:
     """The end of one process."""
 
     outcome: Outcome
-    kept: bool
+    is_stored: bool
     """Whether the process had the time to write it to the volume itself."""
     stacks: str
     """What it has written of its stacks."""
@@ -87,7 +87,7 @@ class Countdown:
         self._deadline = math.inf
         self._asked = False
 
-    def failed(self, now: float, outcome: Outcome | None) -> None:
+    def record_failure(self, now: float, outcome: Outcome | None) -> None:
         """A process ended badly, with this outcome if it left one. It never puts a deadline off."""
         if not self._asked:
             self._deadline = min(self._deadline, now + patience_after(outcome))
@@ -96,7 +96,7 @@ class Countdown:
         """Return the seconds until something is due; None if nothing ever is."""
         return None if self._deadline == math.inf else max(0.0, self._deadline - now)
 
-    def due(self, now: float) -> Callable[[list[Worker]], None] | None:
+    def due_action(self, now: float) -> Callable[[list[Worker]], None] | None:
         """Return what is to be done to the processes that are left, once per deadline; None before it."""
         if now < self._deadline:
             return None
@@ -118,7 +118,7 @@ def supervise(plan: TrainingPlan, place: Placement, last_words: float = LAST_WOR
     def keep_missing() -> None:
         """Write the durable outcomes of those who could not."""
         for end in ends:
-            if not end.kept:
+            if not end.is_stored:
                 keep_outcome(plan, end.outcome, end.stacks)
 
     write_in_time(keep_missing)
@@ -161,8 +161,8 @@ def _wait(workers: list[Worker], countdown: Countdown) -> list[Worker]:
                 selector.unregister(key.fileobj)
                 ended.append(key.data)
                 if key.data.process.wait():
-                    countdown.failed(SYSTEM_CLOCK.now(), key.data.outcome())
-            if action := countdown.due(SYSTEM_CLOCK.now()):
+                    countdown.record_failure(SYSTEM_CLOCK.now(), key.data.outcome())
+            if action := countdown.due_action(SYSTEM_CLOCK.now()):
                 action([worker for worker in workers if worker.process.poll() is None])
     return ended
 

@@ -101,10 +101,10 @@ def main_frames(stacks: str) -> list[str]:
     return frames
 
 
-def select_frames(frames: list[str], most: int) -> list[str]:
-    """At most `most` of the frames, in their order: prefers the innermost, then those of our own and TRL's code."""
+def select_frames(frames: list[str], limit: int) -> list[str]:
+    """At most `limit` of the frames, in their order: prefers the innermost, then those of our own and TRL's code."""
     order = sorted(range(len(frames)), key=lambda at: (at > 0, not frames[at].startswith(OWN_CODE), at))
-    return [frames[at] for at in sorted(order[:most])]
+    return [frames[at] for at in sorted(order[:limit])]
 
 
 POLL_SECONDS = 1.0
@@ -125,24 +125,24 @@ class Watchdog:
         execution: ExecutionPlan,
         grace_period_seconds: float,
         recorder: Recorder,
-        end: Callable[[Outcome, str], None],
+        end_process: Callable[[Outcome, str], None],
         *,
         now: Callable[[], float] = SYSTEM_CLOCK.now,
-        quiet: float = QUIET_SECONDS,
-        locked: float = LOCKED_SECONDS,
+        quiet_seconds: float = QUIET_SECONDS,
+        locked_seconds: float = LOCKED_SECONDS,
     ) -> None:
-        """`end` is given the outcome and the stacks of all threads; it doesn't return.
+        """`end_process` is given the outcome and the stacks of all threads; it doesn't return.
 
-        `now` is the recorder's clock; `quiet` and `locked` are in seconds, as QUIET_SECONDS and LOCKED_SECONDS say.
+        `now` is the recorder's clock. `quiet_seconds` and `locked_seconds`: see QUIET_SECONDS and LOCKED_SECONDS.
         """
         self._guard = guard
         self._execution = execution
         self._grace_period_seconds = grace_period_seconds
         self._recorder = recorder
-        self._end = end
+        self._end = end_process
         self._now = now
-        self._quiet = quiet
-        self._locked = locked
+        self._quiet = quiet_seconds
+        self._locked = locked_seconds
         self._stacks = Stacks()
         self._terminated_at: float | None = None
         self._peer_failed = False
@@ -203,7 +203,7 @@ class Watchdog:
     def _waits(self) -> tuple[str, float, float]:
         """The stage, for how long it has had no progress, and how long it may."""
         recorder, stage = self._recorder, self._recorder.current_stage
-        idle = recorder.seconds_since_event if stage == "Training" else recorder.seconds_since_any
+        idle = recorder.seconds_since_event if stage == "Training" else recorder.seconds_since_any_event
         return stage, idle, hang_timeout_seconds(stage, self._guard, self._execution)
 
     def _stuck(self, stage: str, idle: float, limit: float) -> tuple[Result, str]:

@@ -97,7 +97,7 @@ class NoReference(ReferenceStrategy):
 
     name: ClassVar[str] = "None"
     zero_stages: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
-    own_model: ClassVar[bool] = False
+    has_own_model: ClassVar[bool] = False
 
     def check(self, zero_stage: int, adapter: bool, beta: float) -> None:  # noqa: ARG002  # fits all stages and methods
         """Only beta 0 fits."""
@@ -113,7 +113,7 @@ class Adapter(ReferenceStrategy):
 
     name: ClassVar[str] = "Adapter"
     zero_stages: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
-    own_model: ClassVar[bool] = False
+    has_own_model: ClassVar[bool] = False
 
     def check(self, zero_stage: int, adapter: bool, beta: float) -> None:
         """Fits every parallelism, but only LoRA.

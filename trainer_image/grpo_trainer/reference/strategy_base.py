@@ -82,11 +82,11 @@ class ReferenceStrategy(ABC):
     """Name in the plan."""
     zero_stages: ClassVar[tuple[int, ...]] = (0, 1, 2)
     """ZeRO stages that it works under; 0 is one process or DDP."""
-    own_model: ClassVar[bool] = True
+    has_own_model: ClassVar[bool] = True
     """Whether the reference is a model of its own."""
 
     def __init__(self, sync: ReferenceSync | None = None) -> None:
-        if sync and not self.own_model:
+        if sync and not self.has_own_model:
             raise BadInput(
                 f"spec.reference.sync: strategy {self.name} has no reference model of its own that could move; remove "
                 "sync, or choose strategy Clone, Offload or Sharded"
@@ -102,7 +102,7 @@ class ReferenceStrategy(ABC):
         if zero_stage not in self.zero_stages:
             why = "a partitioned policy can't be copied; use Sharded" if zero_stage == 3 else "nothing is partitioned"
             raise BadInput(f"reference strategy {self.name} does not work under ZeRO stage {zero_stage}: {why}")
-        if adapter and self.own_model:
+        if adapter and self.has_own_model:
             raise BadInput(f"reference strategy {self.name} needs all parameters trained; LoRA's reference is Adapter")
         if (beta == 0.0) != (self.name == "None"):
             raise BadInput(f"spec.training.beta {beta} does not fit reference strategy {self.name}; beta 0 needs None")

@@ -80,7 +80,7 @@ class AccuracyFunction:
             return 0.0
         same = self._same(given, expected, deadline)
         if same is None:
-            self._counters.timed_out(1, f"math-verify: {deadline.missed(self._spec)}")
+            self._counters.count_timeouts(1, f"math-verify: {deadline.timeout_message(self._spec)}")
             return None
         return self._spec.score if same else 0.0
 
@@ -93,7 +93,7 @@ class AccuracyFunction:
 
     def _same_math(self, given: str, expected: str, deadline: Deadline) -> bool | None:
         assert self._math is not None, "only called when comparing by math-verify"
-        seconds = min(self._spec.timeout_seconds, deadline.left())
+        seconds = min(self._spec.timeout_seconds, deadline.seconds_left())
         if seconds <= 0:
             return None
         try:
@@ -133,10 +133,10 @@ class FormatFunction:
         return [self._score(completion_text(completion).strip(), deadline) for completion in completions]
 
     def _score(self, text: str, deadline: Deadline) -> float | None:
-        seconds = max(0.0, min(self._spec.timeout_seconds, deadline.left()))
+        seconds = max(0.0, min(self._spec.timeout_seconds, deadline.seconds_left()))
         try:
             matched = self._pattern.fullmatch(text, timeout=seconds, concurrent=True)
         except TimeoutError:
-            self._counters.timed_out(1, deadline.missed(self._spec))
+            self._counters.count_timeouts(1, deadline.timeout_message(self._spec))
             return None
         return self._spec.score if matched else 0.0

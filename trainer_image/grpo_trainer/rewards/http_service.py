@@ -103,11 +103,11 @@ class HTTPFunction:
     def _count(self, missing: int, late: int) -> None:
         """Count the completions without a score, of which those that are late could still have got one."""
         if missing > late:
-            self._counters.failed(missing - late, f"{self._shown}: {self._last_try}")
+            self._counters.count_failures(missing - late, f"{self._shown}: {self._last_try}")
         if late:
             limit = f"batchTimeoutSeconds = {self._spec.batch_timeout_seconds}"
             last = f"; the last try: {self._last_try}" if self._last_try else ""
-            self._counters.timed_out(late, f"{self._shown}: no answer within {limit}{last}")
+            self._counters.count_timeouts(late, f"{self._shown}: no answer within {limit}{last}")
 
     async def _chunk(
         self, session: aiohttp.ClientSession, gate: asyncio.Semaphore, chunk: Body, step: int

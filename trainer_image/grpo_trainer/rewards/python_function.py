@@ -193,7 +193,7 @@ class PythonFunction:
             return self._process.call(picklable_arguments(arguments), self._spec.timeout_seconds)
         except TimeoutError:
             problem = f"{self._spec.function} did not return within timeoutSeconds = {self._spec.timeout_seconds}"
-            self._counters.timed_out(len(arguments["completions"]), problem)
+            self._counters.count_timeouts(len(arguments["completions"]), problem)
             return None
         except FunctionFailed as failure:
             problem = f"{self._spec.function} failed: {failure}"

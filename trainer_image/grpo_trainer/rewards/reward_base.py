@@ -31,12 +31,12 @@ class RewardCounters:
     last_problem: str = field(default="", compare=False)
     """Why the last of them got none."""
 
-    def timed_out(self, completions: int, problem: str) -> None:
+    def count_timeouts(self, completions: int, problem: str) -> None:
         """Count completions without a reward because their time was up; `problem` is for messages."""
         self.timeouts += completions
         self.last_problem = problem
 
-    def failed(self, completions: int, problem: str) -> None:
+    def count_failures(self, completions: int, problem: str) -> None:
         """Count completions without a reward because scoring them failed; `problem` is for messages."""
         self.failures += completions
         self.last_problem = problem
@@ -50,13 +50,13 @@ class Deadline:
         self._clock = clock
         self._end = clock.now() + seconds
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds left; 0 or less when the budget is spent."""
         return self._end - self._clock.now()
 
-    def missed(self, spec: FormatReward | AccuracyReward) -> str:
+    def timeout_message(self, spec: FormatReward | AccuracyReward) -> str:
         """Which of a reward's two budgets a completion exceeded, in words."""
-        if self.left() <= 0:
+        if self.seconds_left() <= 0:
             return f"the batch took longer than batchTimeoutSeconds = {spec.batch_timeout_seconds}"
         return f"a completion took longer than timeoutSeconds = {spec.timeout_seconds}"
 

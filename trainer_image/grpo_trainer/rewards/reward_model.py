@@ -52,7 +52,7 @@ class RewardModel(nn.Module):
         logits = torch.cat([self.model(input_ids=ids, attention_mask=mask).logits.float() for ids, mask in batches])
         broken = logits[~logits.isfinite()]
         if len(broken):
-            self._counters.failed(len(broken), f"a logit of {self.loaded.source.name} is {broken[-1].item()}")
+            self._counters.count_failures(len(broken), f"a logit of {self.loaded.source.name} is {broken[-1].item()}")
         return SimpleNamespace(logits=logits.where(logits.isfinite(), torch.nan))
 
 

@@ -59,11 +59,11 @@ class FailureLimits:
     )
     """After each of the last generations, and before them."""
 
-    def judge(self, step: int, scored: ScoredCompletions, *, last: bool) -> None:
-        """To be called after every step, with `last` after the run's. A collective where a share is exceeded.
+    def judge(self, step: int, scored: ScoredCompletions, *, is_last: bool) -> None:
+        """To be called after every step, with `is_last` after the run's. A collective where a share is exceeded.
 
         A run that has made fewer than ten generations is judged as if those to come lost nothing, until it has made its
-        last: so a failure at its beginning may pass, and a reward that never answers ends it after the second.
+        is_last: so a failure at its beginning may pass, and a reward that never answers ends it after the second.
 
         Raises:
             RewardError: a share is exceeded; on all ranks alike.
@@ -73,7 +73,7 @@ class FailureLimits:
         before, generations = self._sums[0], len(self._sums) - 1
         asked = scored.completions - before.completions
         # As many completions as JUDGED_GENERATIONS generations ask for; after the last step, as many as there were.
-        is_final = last or not generations
+        is_final = is_last or not generations
         judged = asked if is_final else asked / generations * JUDGED_GENERATIONS
         for name, limit in self.shares.items():
             missing = scored.missing[name] - before.missing.get(name, 0.0)
@@ -84,7 +84,7 @@ class FailureLimits:
                     name, step, f"{missing:.0f} of the {asked:.0f} completions of {generations} generations", share
                 )
 
-    def unscored(self) -> dict[str, float]:
+    def unscored_shares(self) -> dict[str, float]:
         """Share of the judged generations' completions that got no reward, by reward; as of the last `judge`."""
         first, last = self._sums[0], self._sums[-1]
         asked = last.completions - first.completions
@@ -142,7 +142,7 @@ class RewardSet:
         named = zip(self.names, self.specs, strict=True)
         return FailureLimits(self.counters, {name: spec.max_failure_share for name, spec in named})
 
-    def check(self, rows: datasets.Dataset) -> None:
+    def check_dataset(self, rows: datasets.Dataset) -> None:
         """Whether the dataset has what the rewards need, before anything is trained.
 
         Raises:

@@ -43,10 +43,10 @@ class StepObserver:
         self.weights_versions: Sequence[int] = ()
         """Numbers of the weights that an engine sampled the last generation's completions with, one for each; none
         where the policy samples."""
-        self.scored = 0
+        self.num_scored = 0
         """Completions of this process that were put to the reward functions since it started."""
 
-    def completed(
+    def record_completions(
         self, prompts: Sequence[Any], completions: Sequence[Any], rewards: torch.Tensor, names: Sequence[str]
     ) -> None:
         """Count the completions of a generation, and keep a few, of different prompts where there are any.
@@ -57,7 +57,7 @@ class StepObserver:
             rewards: shape (completions, reward functions), NaN where a function gave none.
             names: of the reward functions.
         """
-        self.scored += len(completions)
+        self.num_scored += len(completions)
         chosen = spread_positions(len(completions), SAMPLES)
         scores = rewards[chosen].tolist() if chosen else []
         samples: list[dict[str, str | float]] = []
@@ -72,11 +72,11 @@ class StepObserver:
         self.samples = samples
 
 
-def spread_positions(count: int, wanted: int) -> list[int]:
-    """At most `wanted` positions spread over `count`: completions of one prompt stand together."""
-    if count < wanted:
+def spread_positions(count: int, limit: int) -> list[int]:
+    """At most `limit` positions spread over `count`: completions of one prompt stand together."""
+    if count < limit:
         return list(range(count))
-    return [index * count // wanted for index in range(wanted)]
+    return [index * count // limit for index in range(limit)]
 
 
 def bounded_text(text: Any) -> str:
@@ -178,12 +178,12 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         logs = logs or {}
         values = translate_logs(logs) | self._tokens_per_second(logs)
         if not all(math.isfinite(values.get(key, 0.0)) for key in catalogue.MUST_BE_FINITE):
-            self._recorder.not_finite(state.global_step)
+            self._recorder.record_nonfinite_step(state.global_step)
         overflow = catalogue.KL_OVERFLOW.key
         if overflow in values:  # TRL logs the mean over the step's micro-batches
             before = self._recorder.progress.metrics.get(overflow, 0.0)
             values[overflow] = before + values[overflow] * args.gradient_accumulation_steps
-        self._recorder.logged(values, self._observer.samples)
+        self._recorder.record_metrics(values, self._observer.samples)
         if state.is_world_process_zero and "loss" in logs:
             version = catalogue.WEIGHTS_VERSION.key  # of an engine, which TRL knows nothing of
             sampled = {version: self._recorder.progress.metrics.get(version)}

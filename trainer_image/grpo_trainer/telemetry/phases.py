@@ -21,13 +21,13 @@ class PhaseClock:
     def __init__(self, now: Callable[[], float]) -> None:
         """Starts in the phase of loading; `now` is a clock that never goes back, in seconds."""
         self._now = now
-        self.entered: Callable[[str | None], None] = lambda _: None
+        self.on_phase_change: Callable[[str | None], None] = lambda _: None
         """Called at every change of phase with the new one."""
         self.seconds = dict.fromkeys(STEP_PHASES, 0.0)
         self.peaks = dict.fromkeys(MEMORY, 0)
         self.reserved = 0
         """Most bytes that the caching allocator held of the device."""
-        self.short: tuple[str, int] | None = None
+        self.shortage: tuple[str, int] | None = None
         """The phase that device memory did not suffice for, and the peak of allocated bytes in it by then."""
         self._current: str | None = LOAD
         self._last = LOAD
@@ -36,7 +36,7 @@ class PhaseClock:
     def enter(self, phase: str | None) -> str | None:
         """End the current phase and begin another, or none; returns the one that ended, which loading does for good."""
         now = self._now()
-        self.entered(phase)
+        self.on_phase_change(phase)
         ended = self._current
         self._last = ended or self._last
         if ended in self.seconds:
@@ -56,20 +56,20 @@ class PhaseClock:
         try:
             yield
         except torch.OutOfMemoryError:
-            self.ran_short()
+            self.record_shortage()
             raise
         finally:
             self.enter(interrupted)
 
-    def ran_short(self) -> tuple[str, int]:
+    def record_shortage(self) -> tuple[str, int]:
         """Remember that device memory did not suffice for what runs now: the innermost phase, which says so first."""
         peak = torch.cuda.max_memory_allocated() if _on_gpu() else 0
-        if not self.short:
+        if not self.shortage:
             phase = self._current or self._last
-            self.short = phase, peak
-        return self.short
+            self.shortage = phase, peak
+        return self.shortage
 
-    def take(self) -> dict[str, float]:
+    def take_seconds(self) -> dict[str, float]:
         """Return the seconds of each phase since the last call, and reset them to 0."""
         self.enter(self._current)
         taken, self.seconds = self.seconds, dict.fromkeys(STEP_PHASES, 0.0)

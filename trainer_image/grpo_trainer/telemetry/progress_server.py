@@ -150,7 +150,7 @@ def _progress(recorder: Recorder, query: str) -> Progress:
     asked = parse_qs(query).get(TRACE_QUERY, [""])[-1]
     if not (asked.isascii() and asked.isdecimal() and 0 < len(asked) < 10 and int(asked)):
         return recorder.progress
-    return recorder.progress.model_copy(update={"steps": recorder.steps(int(asked))})
+    return recorder.progress.model_copy(update={"steps": recorder.step_times(int(asked))})
 
 
 def _on(bound: socket.socket, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:

@@ -68,7 +68,7 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
 
     def on_train_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         """Training starts, at the step of a checkpoint when resumed."""
-        self._recorder.begin(state.global_step, state.max_steps)
+        self._recorder.begin_training(state.global_step, state.max_steps)
         self._began = time.perf_counter()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
@@ -90,17 +90,17 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         rows = exchange_rows(self._row(seconds - self._saving))
         self._saving = 0.0
         worst = dict(zip(FIELDS, rows.amax(dim=0).tolist(), strict=False))
-        self._recorder.finished_step(state.global_step, state.epoch, seconds)
+        self._recorder.record_step(state.global_step, state.epoch, seconds)
         counted = self._counted(rows)
         self._publish(rows, worst, counted)
         completions = rows[:, FIELDS.index("scored")].sum().item()
         missing = {name: sum(failures_and_timeouts) for name, failures_and_timeouts in counted.items()}
         scored = ScoredCompletions(completions, missing)
         try:
-            self._failure_limits.judge(state.global_step, scored, last=state.global_step >= state.max_steps)
+            self._failure_limits.judge(state.global_step, scored, is_last=state.global_step >= state.max_steps)
         finally:  # what ends a run is seen, too
-            shares = {f"{UNSCORED.key}/{name}": share for name, share in self._failure_limits.unscored().items()}
-            self._recorder.logged({COMPLETIONS.key: scored.completions, **shares})
+            shares = {f"{UNSCORED.key}/{name}": share for name, share in self._failure_limits.unscored_shares().items()}
+            self._recorder.record_metrics({COMPLETIONS.key: scored.completions, **shares})
         if worst["sigterm"] >= 0:
             self._stop(worst, control)
 
@@ -110,12 +110,12 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
 
     def _row(self, seconds: float) -> list[float]:
         waited = self._watchdog.seconds_since_sigterm
-        phases = self._clock.take()
+        phases = self._clock.take_seconds()
         row = [-1.0 if waited is None else waited, seconds]
         row += [phases[name] for name in STEP_PHASES]
         sizes = [*self._clock.peaks.values(), self._clock.reserved, device_bytes(), resident_bytes()]
         row += map(float, sizes)
-        row.append(float(self._observer.scored))
+        row.append(float(self._observer.num_scored))
         for counter in self._counters.values():
             row += (float(counter.failures), float(counter.timeouts))
         return row
@@ -126,9 +126,9 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         values["straggler_ratio"] = (own.max() / own.mean().clamp_min(1e-9)).item()
         for name, (failures, timeouts) in counted.items():
             values |= {f"{REWARD_FAILURES.key}/{name}": failures, f"{REWARD_TIMEOUTS.key}/{name}": timeouts}
-        self._recorder.logged(values)
+        self._recorder.record_metrics(values)
         sizes = {name: int(worst[f"memory/{name}"]) for name in SIZES}
-        self._recorder.memory({name: size for name, size in sizes.items() if size})
+        self._recorder.record_memory_peaks({name: size for name, size in sizes.items() if size})
 
     def _counted(self, rows: torch.Tensor) -> dict[str, list[float]]:
         """Failures and time-outs of all ranks since the start, by reward."""

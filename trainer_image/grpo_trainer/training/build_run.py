@@ -72,7 +72,7 @@ def engine_maker(
     """Makes the plan's engine of the policy and the tokens that end a completion; None for Transformers."""
     if plan.execution.engine is None:
         return None
-    setup = EngineSetup(plan, source.folder, observer.clock, recorder.logged, recorder.event)
+    setup = EngineSetup(plan, source.folder, observer.clock, recorder.record_metrics, recorder.record_event)
     kind = ServersGeneration if plan.execution.engine.kind == "Servers" else ColocatedGeneration
     return lambda model, stop_tokens: kind(setup, model, stop_tokens)
 
@@ -153,33 +153,33 @@ def build(
     Raises:
         TrainingError: the plan, the model, the data, a reward or the checkpoint can't be used.
     """
-    recorder.stage("Loading")
-    hub = Hub(plan.revisions, recorder.fetched, clock=clock)
+    recorder.enter_stage("Loading")
+    hub = Hub(plan.revisions, recorder.record_fetched_bytes, clock=clock)
     rewards = build_rewards(plan.rewards, device=device(plan.execution), hub=hub)
     require_patience(plan.guard, plan.execution, rewards.longest_seconds)
     if uses_deepspeed(plan.execution):
         rendezvous.prepare_deepspeed(plan.execution)
     config = GRPOConfig(**config_arguments(plan), reward_weights=rewards.weights)
-    with recorder.part("load"):
+    with recorder.measure_part("load"):
         loaded = load_policy(plan.model, plan.execution, plan.adapter, hub)
-    recorder.loaded(architecture_of(loaded.model))
-    with recorder.part("data"):
+    recorder.record_architecture(architecture_of(loaded.model))
+    with recorder.measure_part("data"):
         prompts = _load_data(plan.dataset, plan.training, loaded.tokenizer, hub)
-        rewards.check(prompts.rows)
-    recorder.resolved({**hub.commits, DATASET_FINGERPRINT: prompts.fingerprint})
+        rewards.check_dataset(prompts.rows)
+    recorder.record_revisions({**hub.commits, DATASET_FINGERPRINT: prompts.fingerprint})
     _tell_prompts(prompts, recorder)
     run_identity = identity(plan, prompts.fingerprint)
     cadence = Cadence.of(plan.execution, plan.training, len(prompts.rows))
 
     def outdated(made: Manifest) -> bool:
-        return cadence.outdated(made.step, made.skipped, plan.skipped)
+        return cadence.is_outdated(made.step, made.skipped, plan.skipped)
 
     target, source = _open_places(plan, recorder)
-    with recorder.part("verify"):
+    with recorder.measure_part("verify"):
         beginning = begin(target, source, run_identity, plan.execution.method, outdated)
     skipped = _skipped(plan.skipped, beginning.checkpoint)
     preemption = Preemption(plan.grace_period_seconds, can_save=plan.checkpoint_directory is not None)
-    observer.clock.entered = recorder.phase
+    observer.clock.on_phase_change = recorder.enter_phase
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(target, source, run_identity, recorder, preemption, skipped=skipped)
     samples = KeepSamples(attempt_folder(plan.checkpoint_directory, plan.job.attempt), observer)
@@ -187,21 +187,21 @@ def build(
     callbacks += [LossGuard(), KLGuard(plan.guard), EngineGuard(plan.guard), FollowPlan()]
     make_engine = engine_maker(plan, loaded.source, observer, recorder)
     parts = TrainerParts(replace(loaded, adapter=beginning.adapter), config, prompts, rewards, skipped, make_engine)
-    recorder.stage("Proving")
-    with recorder.part("trainer"):
+    recorder.enter_stage("Proving")
+    with recorder.measure_part("trainer"):
         strategy = strategy_for(plan.execution, plan.reference, trust_remote_code=plan.model.trust_remote_code)
         trainer = make_trainer(
             parts, strategy, observer, callbacks, seal.save, generation_sub_batch=plan.execution.generation_sub_batch
         )
-    recorder.startup("proof", sum(proof.seconds for proof in trainer.proofs))
+    recorder.record_startup("proof", sum(proof.seconds for proof in trainer.proofs))
     return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence, target, source)
 
 
 def _open_places(plan: TrainingPlan, recorder: Recorder) -> tuple[CheckpointTarget | None, CheckpointSource | None]:
     """Where the run keeps its checkpoints, and where spec.resumeFrom has those that it may begin with."""
     processes = plan.execution.processes_per_node
-    target = open_target(plan.checkpoint, plan.checkpoint_directory, plan.job, processes, tell=recorder.event)
-    return target, open_source(plan.resume_from, plan.resume_store, processes, recorder.event)
+    target = open_target(plan.checkpoint, plan.checkpoint_directory, plan.job, processes, tell=recorder.record_event)
+    return target, open_source(plan.resume_from, plan.resume_store, processes, recorder.record_event)
 
 
 def _skipped(skipped: Sequence[Generations], checkpoint: Path | None) -> Sequence[Generations]:
@@ -231,7 +231,7 @@ def require_patience(guard: GuardSpec, execution: ExecutionPlan, longest_seconds
 
 def _tell_prompts(prompts: Prompts, recorder: Recorder) -> None:
     """Publish what became of the dataset: nobody notices from its results that half of it is not trained on."""
-    recorder.logged({key: float(count) for key, count in prompts.counts.items()})
+    recorder.record_metrics({key: float(count) for key, count in prompts.counts.items()})
     if recorder.place.is_main:
         log_line(**prompts.counts)
 

@@ -190,7 +190,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             for start in range(0, len(prompt_ids), size):
                 if self.engine:
                     generation = self._step // (self.args.steps_per_generation * self.num_iterations)
-                    self.engine.at(generation, first + start)
+                    self.engine.set_position(generation, first + start)
                 part = prompt_ids[start : start + size]
                 done, scored = super()._generate_single_turn(part, *args, **kwargs)
                 completions += done
@@ -198,7 +198,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
                 versions += self.engine.versions if self.engine else []
             self.observer.weights_versions = versions
             if self.engine:
-                self.engine.rest()
+                self.engine.release_memory()
         return completions, logprobs or None
 
     def _calculate_rewards(self, inputs: Any, prompts: list[Any], completions: list[Any], *args: Any) -> torch.Tensor:
@@ -208,7 +208,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             )
         first = self.accelerator.process_index * len(prompts)
         own = rewards[first : first + len(prompts)]
-        self.observer.completed(prompts, completions, own, self.reward_func_names)
+        self.observer.record_completions(prompts, completions, own, self.reward_func_names)
         return rewards
 
     def _get_per_token_logps_and_entropies(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:

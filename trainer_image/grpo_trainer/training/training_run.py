@@ -45,7 +45,7 @@ def shortage_of(error: BaseException, clock: PhaseClock) -> MemoryShortage | Non
     """The memory shortage that ended the run; None for another kind of end."""
     if classify_error(error)[0] is not Result.OUT_OF_MEMORY:
         return None
-    phase, peak = clock.ran_short()
+    phase, peak = clock.record_shortage()
     found = {"phase": phase, "requested_bytes": requested_bytes(str(error))}
     if isinstance(error, torch.OutOfMemoryError):
         found |= {"memory": "Device", "allocated_bytes": peak}
@@ -82,7 +82,7 @@ def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: S
     if hub:
 
         def has_arrived(_: int) -> None:
-            recorder.event()
+            recorder.record_event()
 
         rank0_task.run_on_rank0(lambda: require_target(hub, has_arrived, clock))
     built = build(plan, recorder, watchdog, observer, clock)
@@ -93,7 +93,7 @@ def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: S
         built.trainer.require_finite()  # what the last step made is exported, whether a checkpoint has it or not
     except Diverged as error:
         if not isinstance(error, DivergedKL):
-            recorder.not_finite(error.step)
+            recorder.record_nonfinite_step(error.step)
         raise _explained(error, built) from error
     finally:
         built.rewards.close()
@@ -108,7 +108,7 @@ def _announce_start(attempt: int, recorder: Recorder, run: Run) -> None:
         own = told(checkpoint, run.address(checkpoint))
     recorder.checkpoint_step = step = number_in_name(checkpoint) if checkpoint else 0
     if recorder.place.is_main:
-        recorder.resumed(step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(run), own)
+        recorder.record_resume(step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(run), own)
         left_out = [(one.first, one.last) for one in skipped]
         log_line(
             attempt=attempt,
@@ -132,7 +132,7 @@ def _explained(error: Diverged, run: Run) -> Diverged:
     """The same end with what a rollback needs: the last checkpoint, and what the run diverged on."""
     told = type(error)(f"{error}. {_last_good(run)}", error.step)
     if error.step:
-        told.diverged_on = run.cadence.trained_on(error.step, run.trainer.skipped)
+        told.diverged_on = run.cadence.generations_of_step(error.step, run.trainer.skipped)
     return told
 
 
@@ -153,17 +153,17 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
         raise Preempted(f"SIGTERM; stopped at step {state.global_step}, the checkpoint before stands, for {problem}")
     if run.step_exchange.verdict == "stop":
         raise Preempted(f"SIGTERM; stopped at step {state.global_step}, the last periodic checkpoint stands")
-    recorder.stage("Exporting")
+    recorder.enter_stage("Exporting")
     describe = partial(write_card, _trained(plan, run, recorder))
     attest = partial(write_provenance, _finished(plan, run, recorder))
     folder = export_model(
         plan, run.target, run.trainer.source, run.trainer.write_model,
-        describe=describe, attest=attest, read=lambda _: recorder.event(),
+        describe=describe, attest=attest, read=lambda _: recorder.record_event(),
     )  # fmt: skip
     where = _place(plan, run.target, folder, recorder, clock) if folder else "spec.export keeps no model"
     rendezvous.leave_gang()
-    recorder.stage("Finished")
-    return f"trained {state.global_step} steps; {where}{run.prompts.left_out}"
+    recorder.enter_stage("Finished")
+    return f"trained {state.global_step} steps; {where}{run.prompts.dropped_message}"
 
 
 def _trained(plan: TrainingPlan, run: Run, recorder: Recorder) -> TrainedModel:
@@ -206,11 +206,11 @@ def _pushed(base: str, folder: Path, hub: HubExportSpec, kept: str, recorder: Re
     message = f"GRPO of {base}, {recorder.step} steps"
 
     def has_gone_out(_: int) -> None:
-        recorder.event()
+        recorder.record_event()
 
     try:
         commit = rank0_task.run_on_rank0(
-            lambda: push_folder(folder, hub, message, has_gone_out, only_copy=not kept, clock=clock)
+            lambda: push_folder(folder, hub, message, has_gone_out, is_only_copy=not kept, clock=clock)
         )
     except (BadInput, HubUnavailable) as error:
         raise type(error)(f"{error}; the model is in {kept}" if kept else str(error)) from error
@@ -224,5 +224,5 @@ def _finished(plan: TrainingPlan, run: Run, recorder: Recorder) -> Finished:
         source=run.trainer.source,
         proofs=run.trainer.proofs,
         progress=recorder.progress,
-        started=recorder.started,
+        started=recorder.started_at,
     )

@@ -40,7 +40,7 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
         target.claim()
     earlier = target.find_success() if target else None
     if earlier is not None:
-        recorder.adopt(earlier)
+        recorder.adopt_outcome(earlier)
         return f"attempt {earlier.attempt} had finished already: {earlier.message}"
     from .training_run import run
 
@@ -49,25 +49,25 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
 
 def _open_target(plan: TrainingPlan, recorder: Recorder) -> CheckpointTarget | None:
     processes = plan.execution.processes_per_node
-    return open_target(plan.checkpoint, plan.checkpoint_directory, plan.job, processes, tell=recorder.event)
+    return open_target(plan.checkpoint, plan.checkpoint_directory, plan.job, processes, tell=recorder.record_event)
 
 
 def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -> None:
     """Both at once; the rendezvous stays in the main thread, whose CUDA device it sets."""
     with ThreadPoolExecutor(1, "imports") as pool:
         libraries = pool.submit(_import_libraries, plan.execution)
-        libraries.add_done_callback(lambda _: recorder.reached("imports"))
-        with recorder.part("rendezvous"):
+        libraries.add_done_callback(lambda _: recorder.record_startup_point("imports"))
+        with recorder.measure_part("rendezvous"):
             bandwidth = rendezvous.join_gang(
                 plan.rendezvous,
                 plan.guard,
                 plan.execution,
                 place,
-                connecting=lambda: recorder.stage("Connecting"),
+                on_connecting=lambda: recorder.enter_stage("Connecting"),
             )
-        recorder.stage("Loading")
+        recorder.enter_stage("Loading")
         if bandwidth is not None:
-            recorder.logged({ALLREDUCE.key: bandwidth})
+            recorder.record_metrics({ALLREDUCE.key: bandwidth})
         Heartbeat(recorder, rendezvous.store_client(plan.rendezvous)).start()
         libraries.result()
 

@@ -40,7 +40,7 @@ class Share:
         return self.start + self.tensor.numel()
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         """Whether these are all elements of the parameter."""
         return self.tensor.numel() == torch.Size(self.shape).numel()
 

@@ -169,7 +169,7 @@ def _compare(parameter: _Parameter, files: WeightFiles, finding: _Finding) -> No
         name, digest = parameter.name, fingerprint(share.tensor)
         finding.held[name] = digest
         finding.bytes += share.tensor.nbytes
-        if share.whole:
+        if share.is_whole:
             finding.whole[name] = digest
         if finding.different or parameter.key.form == "absent":
             return
