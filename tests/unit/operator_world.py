@@ -179,6 +179,11 @@ def said(result: str, **more: Any) -> str:
 
 
 def make_pod(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any) -> PodRecord:
+    """The record of pod_object."""
+    return pod_record(pod_object(index, attempt, state, **more))
+
+
+def pod_object(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """A pod; without `state` it runs. Keywords: phase, node, deleted, conditions, reason, owner, by, arrived
     (at its kubelet, by that one's clock)."""
     state = {"running": {}} if state is None else state
@@ -211,7 +216,7 @@ def make_pod(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = No
     if "reason" in more:
         status["reason"] = more["reason"]
     node = more.get("node", f"node-{index}")
-    return pod_record({"metadata": meta, "spec": {"nodeName": node}, "status": status})
+    return {"metadata": meta, "spec": {"nodeName": node}, "status": status}
 
 
 def make_engines(attempt: int = 1, **more: Any) -> JobRecord:

@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from grpo_kube.objects.errors import AlreadyExists, Conflict, NotFound
-from grpo_kube.objects.resources import JOBS, Object, ObjectKey, Resource, Selection
+from grpo_kube.objects.resources import Object, ObjectKey, Resource, Selection
 from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Limits
+from grpo_operator.decide.observation import Pull
 from grpo_operator.loop.attempt_starter import AttemptStarter
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.garbage_collector import GarbageCollector
@@ -24,25 +25,33 @@ from tests.unit.operator_world import KEY, LIMITS, NOW, PODS, job_object
 from tests.unit.queue_world import queue
 
 
-class NoRank0:
-    """No rank 0 has answered yet."""
+class Rank0:
+    """The rank 0 of one job, which has not answered yet."""
 
-    def pull(self, _: ObjectKey) -> None:
-        """None answers."""
+    def __init__(self) -> None:
+        """Start without an answer."""
+        self.answer: Pull | None = None
+        """Its last answer."""
+
+    def pull(self, _: ObjectKey) -> Pull | None:
+        """Return the last answer."""
+        return self.answer
 
     def silence(self, _: ObjectKey) -> None:
         """None is silent for long."""
 
 
-def make_observer(api: Any, caches: Caches, workloads: Workloads, limits: Limits = LIMITS) -> Observer:
-    """An observer at NOW, to which no rank 0 answers."""
+def make_observer(
+    api: Any, caches: Caches, workloads: Workloads, limits: Limits = LIMITS, rank0: Rank0 | None = None
+) -> Observer:
+    """An observer at NOW; without `rank0` no rank 0 answers."""
     clock = ProcessClock(lambda: NOW, lambda: Observed(NOW))
     events = PodStartEvents(api, limits)
-    return Observer(api, caches, clock, workloads=workloads, rank0=NoRank0(), pod_start_events=events)
+    return Observer(api, caches, clock, workloads=workloads, rank0=rank0 or Rank0(), pod_start_events=events)
 
 
 class Cluster:
-    """An API server with one GRPOJob, and an operator whose caches show each change of it at once."""
+    """An API server with one GRPOJob, and an operator whose caches show each change at once."""
 
     def __init__(self, spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None) -> None:
         """`spec` is merged into that of a job on CPUs, with two pods."""
@@ -50,6 +59,9 @@ class Cluster:
         """Method, kind and name of each request so far."""
         self.before_answer: Callable[[], None] = _do_nothing
         """Called once, when the next write has been taken and its answer is on the way."""
+        self.watch_is_late = False
+        """True while the operator learns of changes only by the answers to its own requests."""
+        self.rank0 = Rank0()
         self.caches = Caches()
         self._objects: dict[str, Object] = {}
         self._version = 10
@@ -59,7 +71,7 @@ class Cluster:
     def _make_reconciler(self) -> Reconciler:
         api: Any = self
         workloads = Workloads(api, self.caches, _NoFacts(), lambda _: "", pods=PODS, clock=lambda: NOW)
-        observer = make_observer(api, self.caches, workloads)
+        observer = make_observer(api, self.caches, workloads, rank0=self.rank0)
         shared = SharedObjects(api, self.caches, lambda: NOW, None)
         starter = AttemptStarter(
             api, self.caches, shared, workloads, sightings=observer.first_seen, pods=PODS, tokens=Tokens()
@@ -83,22 +95,25 @@ class Cluster:
         """The GRPOJob as it is stored."""
         return self._objects[GRPOJOBS.path(*KEY)]
 
-    def suspend(self, *, is_watched: bool = True) -> None:
-        """Set `spec.suspend`; without `is_watched` the operator hears nothing of it yet."""
-        self.store(GRPOJOBS, {**self.job, "spec": {**self.job["spec"], "suspend": True}}, is_watched=is_watched)
+    def suspend(self) -> None:
+        """Set `spec.suspend`."""
+        self.store(GRPOJOBS, {**self.job, "spec": {**self.job["spec"], "suspend": True}})
 
-    def store(self, resource: Resource, item: Object, *, is_watched: bool = True) -> Object:
+    def store(self, resource: Resource, item: Object) -> Object:
         """Store an object as a new version."""
         self._version += 1
         version = str(self._version)
         metadata = {"uid": f"uid-{version}", **item["metadata"], "resourceVersion": version}
         stored = {"status": {}, **item, "metadata": metadata}
         self._objects[resource.path(metadata["namespace"], metadata["name"])] = stored
-        if resource is GRPOJOBS and is_watched:
-            self.caches.grpojobs.put(stored)
-        if resource is JOBS:
-            self.caches.jobs.put(stored)
+        if not self.watch_is_late:
+            self._watch(resource, stored)
         return stored
+
+    def _watch(self, resource: Resource, stored: Object) -> None:
+        for cache in (self.caches.grpojobs, self.caches.jobs, self.caches.pods):
+            if cache.resource is resource:
+                cache.put(stored)
 
     def remove_job(self) -> None:
         """Delete the GRPOJob."""
@@ -121,9 +136,7 @@ class Cluster:
         known = self._known(resource, namespace, name)
         if patch["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:
             raise Conflict("the object has been modified", 409)
-        status = {**known["status"], **patch["status"]}
-        kept = {field: value for field, value in status.items() if value is not None}
-        answer = self.store(resource, {**known, "status": kept})
+        answer = self.store(resource, apply_merge_patch(known, patch))
         before_answer, self.before_answer = self.before_answer, _do_nothing
         before_answer()
         return answer
@@ -137,13 +150,27 @@ class Cluster:
 
     async def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
         self.requests.append(f"LIST {selection}")
-        yield [], self._version
+        folder = selection.resource.path(selection.namespace)
+        yield [item for path, item in self._objects.items() if path.startswith(f"{folder}/")], self._version
 
     def _known(self, resource: Resource, namespace: str, name: str) -> Object:
         try:
             return self._objects[resource.path(namespace, name)]
         except KeyError:
             raise NotFound(f"{name} is not there", 404) from None
+
+
+def apply_merge_patch(item: Object, patch: Object) -> Object:
+    """Return the object as the API server patches it (RFC 7396)."""
+    patched = dict(item)
+    for field, value in patch.items():
+        if value is None:
+            patched.pop(field, None)
+        elif isinstance(value, dict):
+            patched[field] = apply_merge_patch(patched.get(field) or {}, value)
+        else:
+            patched[field] = value
+    return patched
 
 
 def _do_nothing() -> None:

@@ -20,7 +20,7 @@ from grpo_operator.records.records import GRPOJobRecord
 from tests.unit.kueue_world import QUEUED, admitted, evicted, make_item, make_queued, told
 from tests.unit.operator_world import KEY, NOW, PLAN, PODS, active_status, condition, make_job, make_seen
 from tests.unit.queue_world import cluster, queue
-from tests.unit.reconcile_world import make_observer
+from tests.unit.reconcile_world import apply_merge_patch, make_observer
 
 Item = dict[str, Any]
 QUEUES = Decision(Action.QUEUE, "WaitingForKueue", plan=PLAN)
@@ -72,7 +72,7 @@ class World:
         if patch["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
             raise Conflict("it has changed", 409)
         fields = {key: value for key, value in patch.items() if key in ("metadata", "spec", "status")}
-        found = merged(item, fields)
+        found = apply_merge_patch(item, fields)
         found["metadata"]["resourceVersion"] = str(int(item["metadata"]["resourceVersion"]) + 1)
         self.objects[resource.path(namespace, name)] = found
         return found
@@ -89,17 +89,6 @@ class World:
         return found
 
 
-def merged(item: Item, patch: Item) -> Item:
-    """RFC 7396."""
-    found = dict(item)
-    for key, value in patch.items():
-        if value is None:
-            found.pop(key, None)
-        else:
-            found[key] = merged(found.get(key) or {}, value) if isinstance(value, dict) else value
-    return found
-
-
 def states(item: Item) -> dict[str, str]:
     return {one["type"]: one["status"] for one in item["status"]["conditions"]}
 
@@ -108,7 +97,7 @@ def states(item: Item) -> dict[str, str]:
 def changed_meanwhile(world: World) -> Iterator[None]:
     """Somebody writes to the Workload after it was looked at."""
     ((path, item),) = world.objects.items()
-    world.objects[path] = merged(item, {"metadata": {"resourceVersion": "99"}})
+    world.objects[path] = apply_merge_patch(item, {"metadata": {"resourceVersion": "99"}})
     yield
 
 

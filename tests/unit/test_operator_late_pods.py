@@ -10,7 +10,18 @@ from grpo_kube.objects.resources import PODS, Object, Selection
 from grpo_operator.decide.observation import Observation
 from grpo_operator.loop.caches import Caches, fetch_missing_pods
 from grpo_operator.records.records import JobRecord, PodRecord
-from tests.unit.operator_world import KEY, UID, active_status, at, judged, make_child, make_job, make_pod, make_seen
+from tests.unit.operator_world import (
+    KEY,
+    UID,
+    active_status,
+    judged,
+    make_child,
+    make_job,
+    make_pod,
+    make_seen,
+    pod_object,
+    terminated,
+)
 
 ENDED = make_child(ended="Failed", reason="BackoffLimitExceeded")
 
@@ -29,28 +40,12 @@ class Listed:
             yield [item], 20
 
 
-def failed_pod() -> Object:
-    """A pod of the first attempt whose trainer failed, as the API server gives it."""
-    state = {"terminated": {"exitCode": 1, "reason": "Error", "message": "", "finishedAt": at(0)}}
-    labels = {"grpo.dev/job-name": KEY.name, "grpo.dev/job-uid": UID, "grpo.dev/attempt": "1"}
-    meta = {
-        "namespace": KEY.namespace,
-        "name": f"{KEY.name}-1-0-abcde",
-        "uid": "pod-1-0",
-        "resourceVersion": "12",
-        "labels": {**labels, "batch.kubernetes.io/job-completion-index": "0"},
-        "ownerReferences": [{"controller": True, "uid": "job-1"}],
-    }
-    status = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": state}]}
-    return {"metadata": meta, "spec": {"nodeName": "node-0"}, "status": status}
-
-
 def seen(*things: JobRecord | PodRecord) -> Observation:
     return make_seen(make_job(status=active_status()), *things, ago=0)
 
 
 async def test_what_ended_a_job_is_asked_of_its_pods_before_it_passes_for_a_disruption() -> None:
-    cluster, caches = Listed(failed_pod()), Caches()
+    cluster, caches = Listed(pod_object(state=terminated(1))), Caches()
     before = seen(ENDED)
     assert (judged(before).reason, judged(before).counted) == ("Preempted", False)
     assert await fetch_missing_pods(cluster, caches, before)  # type: ignore[arg-type]

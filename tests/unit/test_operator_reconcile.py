@@ -3,8 +3,17 @@
 import pytest
 
 from grpo_kube.objects.errors import Conflict
-from grpo_kube.objects.resources import JOBS
-from tests.unit.operator_world import SERVED_GPU_PLAN, active_status, at, child_object, condition
+from grpo_kube.objects.resources import JOBS, PODS
+from tests.unit.operator_world import (
+    SERVED_GPU_PLAN,
+    active_status,
+    at,
+    child_object,
+    condition,
+    make_pull,
+    pod_object,
+    terminated,
+)
 from tests.unit.reconcile_world import Cluster
 
 STATUS = "PATCH grpojobs/status run"
@@ -13,6 +22,15 @@ STATUS = "PATCH grpojobs/status run"
 async def test_a_new_job_is_committed_before_it_is_started() -> None:
     cluster = Cluster()
     assert await cluster.reconcile() == 5.0, "when the pods of the new Job must be there"
+    assert cluster.requests == [STATUS, "POST services grpo-rendezvous", "POST jobs run-1"]
+    assert cluster.job["status"]["attempt"] == 1
+
+
+async def test_a_job_whose_watch_is_late_is_committed_and_started_once() -> None:
+    cluster = Cluster()
+    cluster.watch_is_late = True
+    await cluster.reconcile()
+    await cluster.reconcile()
     assert cluster.requests == [STATUS, "POST services grpo-rendezvous", "POST jobs run-1"]
     assert cluster.job["status"]["attempt"] == 1
 
@@ -27,7 +45,8 @@ async def test_the_status_after_the_start_waits_for_company() -> None:
 
 async def test_a_job_that_changed_since_it_was_read_is_not_committed() -> None:
     cluster = Cluster()
-    cluster.suspend(is_watched=False)
+    cluster.watch_is_late = True
+    cluster.suspend()
     with pytest.raises(Conflict):
         await cluster.reconcile()
     assert cluster.requests == [STATUS, "GET grpojobs run"]
@@ -73,3 +92,27 @@ async def test_a_job_that_was_suspended_loses_its_gang_after_the_status_says_so(
     cluster.store(JOBS, child_object())
     assert await cluster.reconcile() is None
     assert cluster.requests[-2:] == [STATUS, "DELETE jobs run-1"]
+
+
+@pytest.mark.parametrize(("attempt", "step"), [(1, None), (2, 7)])
+async def test_progress_is_that_of_the_current_attempt(attempt: int, step: int | None) -> None:
+    cluster = Cluster(status=active_status(attempt=2))
+    cluster.store(JOBS, child_object(attempt=2))
+    for index in range(2):
+        cluster.store(PODS, pod_object(index, attempt=2))
+    # The answer of the first attempt's rank 0 is kept until the puller next looks at the pods.
+    cluster.rank0.answer = make_pull(attempt=attempt, step=7)
+    await cluster.reconcile()
+    assert cluster.requests[-1] == STATUS
+    assert cluster.job["status"].get("progress", {}).get("step") == step
+
+
+async def test_a_job_that_ends_before_its_pods_are_watched_is_judged_by_their_ends() -> None:
+    cluster = Cluster(status=active_status())
+    cluster.store(JOBS, child_object(ended="Failed", reason="BackoffLimitExceeded"))
+    cluster.watch_is_late = True
+    cluster.store(PODS, pod_object(state=terminated(1)))
+    await cluster.reconcile()
+    assert cluster.job["status"]["restarts"] == 1
+    (end,) = cluster.job["status"]["ends"]
+    assert (end["reason"], end["counted"]) == ("Error", True)
