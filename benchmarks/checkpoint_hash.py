@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo_api.text.quantity import GIB, MIB
-from grpo_trainer.checkpoints.hashing import cut, damage, digests, list_files, records, share
+from grpo_trainer.checkpoints.hashing import damage, digests, list_files, records, share, split_into_parts
 from grpo_trainer.checkpoints.manifest import FileRecord
 
 WORLD = 2
@@ -37,7 +37,7 @@ def write(folder: Path, size: int) -> None:
 
 def by_bytes(folder: Path, rank: int) -> None:
     """What a rank does for the manifest."""
-    digests(folder, share(cut(list_files(folder)), rank, WORLD))
+    digests(folder, share(split_into_parts(list_files(folder)), rank, WORLD))
 
 
 def by_name(folder: Path, rank: int) -> None:
@@ -86,7 +86,7 @@ def main() -> None:
         folder = Path(name)
         write(folder, int(arguments.gib * GIB))
         sizes = list_files(folder)
-        files = records(sizes, digests(folder, cut(sizes)))
+        files = records(sizes, digests(folder, split_into_parts(sizes)))
         ways = {"by bytes, XXH3": by_bytes, "by name, SHA-256": by_name, "verified on resume": verified(files)}
         times: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(arguments.rounds):

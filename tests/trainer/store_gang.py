@@ -7,7 +7,7 @@ from typing import Any
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV
-from grpo_trainer.checkpoints.hashing import hash_of, recorded
+from grpo_trainer.checkpoints.hashing import hash_of, recorded_parts
 from grpo_trainer.checkpoints.manifest import Manifest
 from grpo_trainer.checkpoints.store_checkpoints import part_key
 from grpo_trainer.runtime.paths import MANIFEST
@@ -92,7 +92,7 @@ class Run:
             part_key("", part, files[part.name].chunk_bytes)[1:]: (
                 lambda data, part=part, digest=digest: hash_of(part, data) == digest
             )
-            for part, digest in recorded(files)
+            for part, digest in recorded_parts(files)
         }
 
     def require_exact(self, whole: Whole) -> None:
@@ -116,7 +116,7 @@ class Run:
         for made in head.checkpoints:
             key = checkpoint_key(made.attempt, made.step)
             named |= {f"{key}/{name}" for name in (MANIFEST, *self._parts(made))}
-        left = set(self.store.listed()) - named
+        left = set(self.store.object_sizes()) - named
         assert {key for key in left if not key.startswith(f"{export_key(head.export or 0)}/")} == set()
 
 

@@ -17,8 +17,8 @@ import pytest
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.rewards import RewardSpec
 from grpo_trainer.checkpoints import volume_checkpoints
-from grpo_trainer.checkpoints.export import described
-from grpo_trainer.checkpoints.hashing import cut, damage, digests, list_files, records
+from grpo_trainer.checkpoints.export import describe_export
+from grpo_trainer.checkpoints.hashing import damage, digests, list_files, records, split_into_parts
 from grpo_trainer.checkpoints.manifest import Manifest, identity, require_same_run
 from grpo_trainer.checkpoints.volume_checkpoints import complete, read_manifest
 from grpo_trainer.runtime.errors import BadInput, Preempted
@@ -44,7 +44,7 @@ def save(plan: TrainingPlan, step: int, run: dict[str, str] | None = None, weigh
     (folder / "model.safetensors").write_bytes(weights)
     (folder / "global_step" / "rank_0.pt").write_bytes(bytes([step]) * 50)
     sizes = list_files(folder)
-    files = records(sizes, digests(folder, cut(sizes)))
+    files = records(sizes, digests(folder, split_into_parts(sizes)))
     commit(plan, folder, Manifest(attempt=plan.job.attempt, step=step, identity=run or {}, files=files))
     return folder
 
@@ -132,7 +132,7 @@ def test_an_export_is_durable_before_it_has_its_name(tmp_path: Path, monkeypatch
     assert sorted(list_files(exported)) == ["SHA256SUMS", "model.safetensors", "tokenizer/vocabulary"]
     checked = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=exported, capture_output=True, check=False)
     assert (checked.returncode, len(checked.stdout.splitlines())) == (0, 2)
-    told = described(exported)
+    told = describe_export(exported)
     one_hash = subprocess.check_output("sha256sum *.safetensors | sha256sum", shell=True, cwd=exported, text=True)
     assert told.weights_hash == f"sha256:{one_hash.split()[0]}"
     assert (told.format, told.bytes) == ("Model", sum(list_files(exported).values()))

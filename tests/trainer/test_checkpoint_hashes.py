@@ -12,7 +12,15 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_trainer.checkpoints.hashing import CHUNK_BYTES, cut, damage, digests, recorded, records, share
+from grpo_trainer.checkpoints.hashing import (
+    CHUNK_BYTES,
+    damage,
+    digests,
+    recorded_parts,
+    records,
+    share,
+    split_into_parts,
+)
 from grpo_trainer.checkpoints.manifest import FileRecord, Manifest
 from tests.generated import cases
 
@@ -34,7 +42,7 @@ def written(folder: Path, contents: dict[str, bytes]) -> None:
 
 def record(folder: Path, sizes: dict[str, int], world: int, chunk: int) -> dict[str, FileRecord]:
     """What the ranks record together."""
-    parts = cut(sizes, chunk)
+    parts = split_into_parts(sizes, chunk)
     hashes = [one for rank in range(world) for one in digests(folder, share(parts, rank, world))]
     return records(sizes, hashes, chunk)
 
@@ -48,7 +56,7 @@ def all_damage(folder: Path, files: dict[str, FileRecord], world: int) -> list[s
 @settings(max_examples=cases(100))
 def test_shares_are_disjoint_complete_and_balanced_within_a_chunk(sizes: dict[str, int], world: int) -> None:
     chunk = max(CHUNK_BYTES, sum(sizes.values()) // 5000)
-    parts = cut(sizes, chunk)
+    parts = split_into_parts(sizes, chunk)
     for name, size in sizes.items():
         own = [part for part in parts if part.name == name]
         assert [part.begin for part in own] == [0, *(part.end for part in own[:-1])]
@@ -155,7 +163,7 @@ def test_a_hash_too_few_or_a_size_that_changed_is_no_manifest_entry() -> None:
 def test_a_file_that_another_rank_sees_shorter_is_not_recorded(tmp_path: Path) -> None:
     (tmp_path / "late").write_bytes(b"seen")
     with pytest.raises(OSError, match=r"ends 2 bytes before byte 6: .*late"):
-        digests(tmp_path, cut({"late": 6}))
+        digests(tmp_path, split_into_parts({"late": 6}))
 
 
 def test_a_file_that_can_not_be_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,4 +172,4 @@ def test_a_file_that_can_not_be_read_is_damage(tmp_path: Path, monkeypatch: pyte
     os.truncate(tmp_path / "file", 6)
     monkeypatch.setattr(Path, "stat", lambda _: os.stat_result((0o100644, 0, 0, 0, 0, 0, 7, 0, 0, 0)))
     assert damage(tmp_path, files) == ["file can't be read: ends 1 bytes before byte 7"]
-    assert [part.end for part, _ in recorded(files)] == [7]
+    assert [part.end for part, _ in recorded_parts(files)] == [7]

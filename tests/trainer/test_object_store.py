@@ -38,14 +38,14 @@ def test_what_is_committed_stays_and_what_is_not_goes(world: World, tmp_path: Pa
     first.store.put(f"{checkpoint_key(1, 4)}/model.000000", b"killed amid this")
     second = world.run(folder, 2)
     second.claim()
-    assert set(second.store.listed()) == named(second)
+    assert set(second.store.object_sizes()) == named(second)
     head = second.head()
     assert head is not None
     assert [(one.attempt, one.step) for one in head.checkpoints] == [(1, 2), (1, 3)]
     (tmp_path / "model.safetensors").write_bytes(b"w" * (PART_BYTES + 1))
     assert second.export(tmp_path) == f"s3://{BUCKET}/runs/{folder}/attempt-2/export"
     second.finish(Outcome(result=Result.SUCCEEDED, attempt=2))
-    assert set(second.store.listed()) == named(second)
+    assert set(second.store.object_sizes()) == named(second)
     found = second.store.get("attempt-2/export/model.safetensors")
     assert found is not None
     assert found[0] == (tmp_path / "model.safetensors").read_bytes()
@@ -67,7 +67,7 @@ def test_an_old_attempt_that_lives_on_commits_nothing_and_leaves_nothing(world: 
         with pytest.raises(Preempted, match="attempt 1 is superseded by attempt 2"):
             act()
     assert new.store.get(HEAD) == before
-    assert set(new.store.listed()) == named(new)
+    assert set(new.store.object_sizes()) == named(new)
     save(new, 2)
     assert [one.attempt for one in (new.head() or Head(uid="", attempt=1)).checkpoints] == [1, 2]
 
@@ -91,7 +91,7 @@ def test_what_passes_costs_nothing(world: World, fault: str) -> None:
     finally:
         world.proxy.reset()
     assert [one.step for one in (run.head() or Head(uid="", attempt=1)).checkpoints] == [1]
-    assert set(run.store.listed()) == named(run)
+    assert set(run.store.object_sizes()) == named(run)
 
 
 def test_what_counts_does_so_although_the_rest_can_not_be_deleted(
@@ -106,9 +106,9 @@ def test_what_counts_does_so_although_the_rest_can_not_be_deleted(
     finally:
         world.proxy.reset()
     assert "what counts no more stays until the next checkpoint" in capsys.readouterr().out
-    assert f"{checkpoint_key(1, 1)}/manifest.json" in run.store.listed()
+    assert f"{checkpoint_key(1, 1)}/manifest.json" in run.store.object_sizes()
     save(run, KEEP + 2)
-    assert set(run.store.listed()) == named(run)
+    assert set(run.store.object_sizes()) == named(run)
 
 
 def test_a_store_that_stays_away_is_given_up(world: World) -> None:
@@ -144,7 +144,7 @@ def test_a_store_that_ignores_conditions_is_refused(world: World, condition: str
     finally:
         world.proxy.reset()
     assert run.head() is None
-    assert run.store.listed() == {}
+    assert run.store.object_sizes() == {}
 
 
 def test_settings_that_no_client_knows_are_told() -> None:

@@ -66,7 +66,7 @@ def test_a_storm_costs_a_checkpoint_and_no_step(proxy: StoreProxy, tmp_path: Pat
     proxy.reset()
     save(seal, made, 3)
     assert recorder.progress.checkpoint_problem == ""
-    assert {key.split("/")[1] for key in of(made).run.store.listed("attempt-1")} == {"checkpoint-3"}
+    assert {key.split("/")[1] for key in of(made).run.store.object_sizes("attempt-1")} == {"checkpoint-3"}
 
 
 def test_a_slow_store_takes_its_time_and_nothing_is_given_up(
@@ -136,7 +136,7 @@ def test_a_run_goes_back_behind_what_it_diverged_on(proxy: StoreProxy, tmp_path:
     head = of(first).run.head()
     assert head is not None
     assert [one.step for one in head.checkpoints] == [4]
-    assert {key.split("/")[1] for key in of(first).run.store.listed("attempt-1")} == {"checkpoint-4"}
+    assert {key.split("/")[1] for key in of(first).run.store.object_sizes("attempt-1")} == {"checkpoint-4"}
     with pytest.raises(Diverged):
         brought(plan(proxy.url, tmp_path, 3), lambda _: True)
 

@@ -79,7 +79,7 @@ def live(made: TrainingPlan, model: Path, steps: tuple[int, ...], saved: list[in
 def require_whole(made: TrainingPlan) -> None:
     """Every checkpoint that counts has its manifest, and each file's parts are there."""
     run = of(made).run
-    head, there = run.head(), run.store.listed()
+    head, there = run.head(), run.store.object_sizes()
     for one in head.checkpoints if head else ():
         manifest = run.manifest(one)
         assert manifest is not None, one
@@ -104,5 +104,5 @@ def test_wherever_it_dies_the_next_one_goes_on_whole(
     last = plan(endpoint, folder, 9, keep=2, name=folder.name)
     live(last, folder / "export", (90, 95), saved)
     run = of(last).run
-    left = {"/".join(key.split("/")[:2]) for key in run.store.listed()}
+    left = {"/".join(key.split("/")[:2]) for key in run.store.object_sizes()}
     assert left == {HEAD, "attempt-9/checkpoint-90", "attempt-9/checkpoint-95", "attempt-9/export"}

@@ -13,7 +13,7 @@ from grpo_api.provenance.provenance import STATEMENT_FILE
 from grpo_api.report.artifacts import SUMS
 from grpo_api.report.report import Result
 from grpo_api.text.contract import DATA_MOUNT_ENV
-from grpo_trainer.checkpoints.store_checkpoints import needed
+from grpo_trainer.checkpoints.store_checkpoints import is_read_by_ranks
 from grpo_trainer.stores.run_store import read_head
 from harness.programs.object_stores import BUCKET, serving
 from tests.trainer.store_crashes import Strike, drawn, story
@@ -73,7 +73,7 @@ def test_two_pods_without_a_volume_go_on_exactly_and_leave_a_model(endpoint: str
     head = read_head(run.store)
     assert head is not None
     assert [(one.attempt, one.step) for one in head.checkpoints] == [(2, CASE.steps)]
-    names = {key.removeprefix("attempt-2/export/") for key in run.store.listed("attempt-2/export")}
+    names = {key.removeprefix("attempt-2/export/") for key in run.store.object_sizes("attempt-2/export")}
     assert {"README.md", SUMS, STATEMENT_FILE} <= names, "what is told of the model is beside it"
     brought_once(asked)
     assert not list(place.glob("demo-0-2/disk-*/**/*.pt")), "a pod's disk has a checkpoint only on its way"
@@ -87,9 +87,12 @@ def brought_once(asked: list[str]) -> None:
     assert parts
     for words in set(parts):
         name = re.sub(r"^GET .*/checkpoint-\d+/|\.\d{6}$", "", words)
-        nodes = sum(needed(name, range(node, node + 1)) for node in range(2))
+        nodes = sum(is_read_by_ranks(name, range(node, node + 1)) for node in range(2))
         assert parts.count(words) == nodes, words
-    assert {needed(re.sub(r"^GET .*/checkpoint-\d+/|\.\d{6}$", "", one), range(1)) for one in parts} == {True, False}
+    assert {is_read_by_ranks(re.sub(r"^GET .*/checkpoint-\d+/|\.\d{6}$", "", one), range(1)) for one in parts} == {
+        True,
+        False,
+    }
 
 
 @pytest.mark.slow

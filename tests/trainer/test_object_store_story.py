@@ -75,7 +75,7 @@ def test_whatever_happens_the_head_only_goes_forward(
         alive |= {act.attempt}
         _judge(direct, act, before, ended)
     direct.claim()
-    assert set(direct.store.listed()) == named(direct)
+    assert set(direct.store.object_sizes()) == named(direct)
 
 
 def _tried(world: World, folder: str, act: Act, step: int, model: Path) -> type[Exception] | None:
@@ -117,4 +117,4 @@ def _judge(direct: RunStore, act: Act, before: Head | None, ended: type[Exceptio
         manifest = direct.manifest(one)
         assert manifest is not None
         assert hashlib.sha256(manifest).hexdigest() == one.manifest
-    assert named(direct) <= set(direct.store.listed())
+    assert named(direct) <= set(direct.store.object_sizes())

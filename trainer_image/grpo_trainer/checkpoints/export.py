@@ -73,7 +73,7 @@ def export_model(
     return folder
 
 
-def described(folder: Path, url: str | None = None) -> Export:
+def describe_export(folder: Path, url: str | None = None) -> Export:
     """The Export entry of the Outcome for a published export; `url` is its address on an object store."""
     is_adapter = (folder / ADAPTER_CONFIG).is_file()
     size = sum(list_files(folder).values())

@@ -50,12 +50,12 @@ class Part:
     algorithm: Algorithm = "xxh3_128"
 
 
-def cut(sizes: Mapping[str, int], chunk: int = CHUNK_BYTES) -> list[Part]:
+def split_into_parts(sizes: Mapping[str, int], chunk: int = CHUNK_BYTES) -> list[Part]:
     """The parts of files of these sizes in bytes, in order; an empty file is one empty part."""
     return [part for name, size in sizes.items() for part in _cut_one(name, size, chunk, "xxh3_128")]
 
 
-def recorded(files: Mapping[str, FileRecord]) -> list[tuple[Part, str]]:
+def recorded_parts(files: Mapping[str, FileRecord]) -> list[tuple[Part, str]]:
     """The parts that a manifest has hashes of, in order, each with its hash."""
     pairs: list[tuple[Part, str]] = []
     for name, file in files.items():
@@ -186,7 +186,7 @@ def list_files(checkpoint: Path) -> dict[str, int]:
 
 def damage(folder: Path, files: Mapping[str, FileRecord], rank: int = 0, world_size: int = 1) -> list[str]:
     """What is wrong with this rank's share of a checkpoint's files, as sentences; empty when all is as recorded."""
-    expected = dict(recorded(files))
+    expected = dict(recorded_parts(files))
     problems: dict[str, None] = {}  # a missing file is named once, however many parts it has
     for part in share(list(expected), rank, world_size):
         problem = _problem(folder, part, files[part.name].bytes, expected[part])

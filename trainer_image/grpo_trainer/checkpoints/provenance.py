@@ -52,7 +52,7 @@ from ..weights.models import Source
 from ..weights.proof import Proof
 from .environment import environment, packages
 from .hashing import sha256_sums
-from .signing_key import signed
+from .signing_key import sign_payload
 
 SECTIONS = sorted((GRPOJobSpec.model_fields.keys() & TrainingPlan.model_fields.keys()) - {"resume_from"})
 """Sections of the spec that the plan carries unchanged. It carries resumeFrom as a folder, so that is not one."""
@@ -83,7 +83,7 @@ def write_provenance(run: Finished, folder: Path) -> None:
     text = _statement(run, subjects(folder)).model_dump_json(exclude_none=True, indent=2).encode()
     (folder / STATEMENT_FILE).write_bytes(text)
     if run.plan.export and run.plan.export.signing_key_secret_ref:
-        (folder / ENVELOPE_FILE).write_bytes(signed(text))
+        (folder / ENVELOPE_FILE).write_bytes(sign_payload(text))
 
 
 def subjects(folder: Path) -> list[Subject]:

@@ -33,7 +33,7 @@ def require_key() -> str:
     return _run("try", b"").decode()
 
 
-def signed(payload: bytes) -> bytes:
+def sign_payload(payload: bytes) -> bytes:
     """The envelope around the payload, as one line of JSON.
 
     Raises:

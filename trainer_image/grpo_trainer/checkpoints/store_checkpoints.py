@@ -24,7 +24,7 @@ from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_folder_name
 from ..stores.run_store import SAVE_WAIT, Committed, RunStore, StoredRun, checkpoint_key
 from ..stores.store_base import PART_BYTES
 from .checkpoint_target import CheckpointSource, CheckpointTarget
-from .hashing import Part, cut, hash_of, list_files, read_part, recorded, records, share
+from .hashing import Part, hash_of, list_files, read_part, recorded_parts, records, share, split_into_parts
 from .manifest import FileRecord, Manifest, Owner
 from .volume_checkpoints import checkpoints_of, claim, read_manifest, require_owner
 
@@ -95,8 +95,12 @@ class StoreSource(CheckpointSource):
     def bring(self, checkpoint: Path) -> list[str]:
         """Download this rank's share of what its node needs."""
         # A pod's disk is small, and each rank reads only its own partition of the optimizer.
-        files = {name: file for name, file in read_manifest(checkpoint).files.items() if needed(name, self.node_ranks)}
-        expected = dict(recorded(files))
+        files = {
+            name: file
+            for name, file in read_manifest(checkpoint).files.items()
+            if is_read_by_ranks(name, self.node_ranks)
+        }
+        expected = dict(recorded_parts(files))
         own = share(list(expected), self.local_rank, self.processes_per_node)
         key, store = self._key(checkpoint), self.run.store
 
@@ -114,7 +118,7 @@ class StoreSource(CheckpointSource):
 
     def bring_export(self) -> None:
         """Put the finished model where it would be on a volume, on every node."""
-        key = rank0_task.run_on_rank0(self.run.exported)
+        key = rank0_task.run_on_rank0(self.run.export_folder)
         if key:
             rank0_task.run_on_node_leader(disk_errors()(lambda: self.run.store.bring(key, self.folder / EXPORT_FOLDER)))
 
@@ -169,11 +173,11 @@ class StoreTarget(StoreSource, CheckpointTarget):
 
         listed = ranks.run_on_all(list_disk)
         sizes, own = _merged(ranks.gather(listed), self.node_ranks[0])
-        parts = share(cut(own, PART_BYTES), self.local_rank, self.processes_per_node)
+        parts = share(split_into_parts(own, PART_BYTES), self.local_rank, self.processes_per_node)
         key, store = self._key(checkpoint), self.run.store.within(SAVE_WAIT)
         sent = ranks.gather(ranks.run_on_all(disk_errors()(lambda: _send(store, key, checkpoint, parts))))
         hashes = {part: digest for found in sent for part, digest in found.items()}
-        return records(sizes, [hashes[part] for part in cut(sizes, PART_BYTES)], PART_BYTES)
+        return records(sizes, [hashes[part] for part in split_into_parts(sizes, PART_BYTES)], PART_BYTES)
 
     def commit(self, checkpoint: Path, manifest: Manifest) -> None:  # noqa: ARG002  # the manifest names it
         """Move the run's head; then remove this node's copies."""
@@ -203,7 +207,7 @@ class StoreTarget(StoreSource, CheckpointTarget):
         return rank0_task.run_on_rank0(disk_errors()(lambda: self.run.export(folder)))
 
 
-def needed(name: str, node_ranks: range) -> bool:
+def is_read_by_ranks(name: str, node_ranks: range) -> bool:
     """Whether the ranks of a node read a checkpoint's file."""
     of = _OF_ONE_RANK.search(name)
     return of is None or int(of[1]) in node_ranks

@@ -28,7 +28,7 @@ from ..runtime.durable_files import disk_errors, retry_disk_errors, sync_folder,
 from ..runtime.errors import BadInput, Preempted
 from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_folder_name, number_in_name
 from .checkpoint_target import CheckpointSource, CheckpointTarget
-from .hashing import cut, damage, digests, list_files, records, share
+from .hashing import damage, digests, list_files, records, share, split_into_parts
 from .manifest import OWNER, FileRecord, Manifest, Owner
 
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -114,7 +114,7 @@ def sealed_at(checkpoint: Path) -> float:
     return (checkpoint / MANIFEST).stat().st_mtime
 
 
-def told(checkpoint: Path, where: str) -> Checkpoint:
+def describe_checkpoint(checkpoint: Path, where: str) -> Checkpoint:
     """The Checkpoint entry of the progress report for a complete checkpoint; `where` is its path for users.
 
     Raises:
@@ -250,7 +250,7 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
             return list_files(checkpoint) if ranks.rank() == 0 else {}
 
         sizes = ranks.gather(ranks.run_on_all(list_volume))[0]
-        own = share(cut(sizes), ranks.rank(), ranks.world_size())
+        own = share(split_into_parts(sizes), ranks.rank(), ranks.world_size())
         hashed = ranks.gather(ranks.run_on_all(disk_errors()(lambda: digests(checkpoint, own))))
         return records(sizes, [one for part in hashed for one in part])
 

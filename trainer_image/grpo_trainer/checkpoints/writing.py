@@ -95,7 +95,7 @@ class WritingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type info
         if not self.is_deepspeed_enabled:
             self.write(super()._save_optimizer_and_scheduler, output_dir)
             return
-        with replaced(self.model_wrapped, "save_checkpoint", self._deepspeed_part(self.model_wrapped)):
+        with replace_attribute(self.model_wrapped, "save_checkpoint", self._deepspeed_part(self.model_wrapped)):
             super()._save_optimizer_and_scheduler(output_dir)
 
     def _deepspeed_part(self, engine: Any) -> Callable[..., None]:
@@ -119,12 +119,12 @@ class WritingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type info
 
     @contextmanager
     def _writes_of(self, owner: Any, name: str) -> Iterator[None]:
-        with replaced(owner, name, partial(self.write, getattr(owner, name))):
+        with replace_attribute(owner, name, partial(self.write, getattr(owner, name))):
             yield
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     """A name of a module or an object means something else inside."""
     original = getattr(owner, name)
     setattr(owner, name, value)

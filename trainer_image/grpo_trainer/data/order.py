@@ -92,7 +92,7 @@ class Cadence:
     """Micro-batches of a step; the last step of a pass may have fewer."""
 
     @classmethod
-    def of(cls, execution: ExecutionPlan, training: TrainingSpec, prompts: int) -> "Cadence":
+    def from_plan(cls, execution: ExecutionPlan, training: TrainingSpec, prompts: int) -> "Cadence":
         """The cadence of a plan with `prompts` prompts per epoch."""
         completions = execution.micro_batch * execution.world_size * execution.steps_per_generation
         prompts_per_generation = completions // training.num_generations

@@ -97,7 +97,7 @@ class StoreSource:
 
     def sizes(self) -> dict[str, int]:
         """As Source says."""
-        found = self.store.listed(self.key)
+        found = self.store.object_sizes(self.key)
         return {name.removeprefix(f"{self.key}/"): found[name] for name in sorted(found)}
 
     def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
@@ -127,7 +127,7 @@ def exported_model(
     root = run_folder(directory)
     run = run_store(checkpoint, directory, job, clock=clock)
     if run:
-        key = run.exported()
+        key = run.export_folder()
         if key is None:
             raise BadInput(f"{run.store.url} has no exported model")
         return StoreSource(run.store, key)

@@ -101,7 +101,7 @@ def _succeeded(root: Path, stored: StoredRun | None) -> Outcome | None:
     """How the job ended whose model is in its folder by now; None before."""
     if stored is None:
         return last_success(root) if (root / EXPORT_FOLDER).is_dir() else None
-    head, model = stored.head(), stored.exported()
+    head, model = stored.head(), stored.export_folder()
     if head is None or head.outcome is None or model is None:
         return None
     stored.store.bring(model, root / EXPORT_FOLDER)

@@ -59,7 +59,7 @@ class Target:
     token: str
 
     @classmethod
-    def of(cls, spec: HubExportSpec) -> "Target":
+    def from_spec(cls, spec: HubExportSpec) -> "Target":
         """The target of `spec`, with the token from the environment.
 
         Raises:
@@ -117,7 +117,7 @@ class Files:
     hashes: Mapping[str, str]
 
     @classmethod
-    def of(cls, folder: Path, on_read: Callable[[], None]) -> "Files":
+    def from_folder(cls, folder: Path, on_read: Callable[[], None]) -> "Files":
         """Those of a folder; `on_read` is called as they are read."""
         paths = {name: path for name, path in files_of(folder).items() if path.is_file()}
         return cls(paths, dict(zip(paths, digests(list(paths.values()), lambda _: on_read()), strict=True)))
@@ -154,7 +154,7 @@ def require_target(spec: HubExportSpec, report: ReportBytes, clock: Clock = SYST
     # As in `push_folder`: only a run that pushes needs the hub's client.
     from .hub_client import use_client
 
-    target, sending = Target.of(spec), Sending(report, clock)
+    target, sending = Target.from_spec(spec), Sending(report, clock)
     with use_client(), watch_arrivals(sending):
 
         def prepare() -> None:
@@ -188,8 +188,8 @@ def push_folder(
     """
     from .hub_client import use_client
 
-    target, sending = Target.of(spec), Sending(report, clock, ONLY_COPY_SECONDS if is_only_copy else None)
-    files = Files.of(folder, sending.report_again)
+    target, sending = Target.from_spec(spec), Sending(report, clock, ONLY_COPY_SECONDS if is_only_copy else None)
+    files = Files.from_folder(folder, sending.report_again)
     with use_client(sending.count_sent, ANSWER_SECONDS), watch_arrivals(sending):
 
         def push_files() -> str:

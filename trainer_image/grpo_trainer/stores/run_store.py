@@ -152,7 +152,7 @@ def _move_head(store: "Store", changed: HeadChange, first: Head | None) -> Head:
             raise StoreFailed(f"{store.url}/{HEAD} is gone; somebody deleted it while the run was going on")
         new = (changed(head) if head else first).model_copy(update={"nonce": uuid.uuid4().hex})  # type: ignore[union-attr]
         written.add(new.nonce)
-        if store.put_if(HEAD, new.model_dump_json().encode(), found[1] if found else None):
+        if store.put_if_unchanged(HEAD, new.model_dump_json().encode(), found[1] if found else None):
             return new
     raise StoreFailed(f"{store.url}/{HEAD}: {HEAD_TRIES} writes were refused, although nobody else made one")
 
@@ -173,13 +173,13 @@ def require_conditions(store: "Store", folder: str) -> None:
     """
     key = f"{folder}/probe-{uuid.uuid4().hex}"
     try:
-        store.put_if(key, b"first", None)
-        if store.put_if(key, b"second", None):
+        store.put_if_unchanged(key, b"first", None)
+        if store.put_if_unchanged(key, b"second", None):
             raise _useless(store, "If-None-Match: *", "twice for one object")
         found = store.get(key)
         stale = found[1] if found else None
-        store.put_if(key, b"third", stale)
-        if store.put_if(key, b"fourth", stale):
+        store.put_if_unchanged(key, b"third", stale)
+        if store.put_if_unchanged(key, b"fourth", stale):
             raise _useless(store, "If-Match", "with the ETag of an earlier version")
     finally:
         store.delete([key])
@@ -216,7 +216,7 @@ class StoredRun:
         is_committed = hashlib.sha256(content).hexdigest() == made.manifest
         return content if is_committed else None
 
-    def exported(self) -> str | None:
+    def export_folder(self) -> str | None:
         """Folder of the finished model; None before there is one."""
         now = self.head()
         if now is None or not now.export:
@@ -307,7 +307,7 @@ class RunStore(StoredRun):
         """
         kept = {checkpoint_key(one.attempt, one.step) for one in now.checkpoints}
         kept |= {export_key(now.export)} if now.export else set()
-        self.store.delete([key for key in self.store.listed() if self._is_left(key, kept)])
+        self.store.delete([key for key in self.store.object_sizes() if self._is_left(key, kept)])
 
     def _tidy(self, now: Head | None = None) -> None:
         """Sweep once something counts, or is in vain: neither must depend on what is left being deleted."""

@@ -100,7 +100,7 @@ class Store:
         Raises:
             OSError: the disk fails, or is full.
         """
-        for name in self.listed(key):
+        for name in self.object_sizes(key):
             path = folder / name.removeprefix(f"{key}/")
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
@@ -121,7 +121,7 @@ class Store:
 
         self._ask(f"put {key}", put)
 
-    def put_if(self, key: str, data: bytes, version: Version | None) -> bool:
+    def put_if_unchanged(self, key: str, data: bytes, version: Version | None) -> bool:
         """Write an object if it still has `version`, or does not exist if that is None; return whether it was written.
 
         False may also mean that an earlier try of this write succeeded and its answer was lost.
@@ -136,7 +136,7 @@ class Store:
 
         return self._ask(f"put {key} if it is unchanged", put)
 
-    def listed(self, folder: str = "") -> dict[str, int]:
+    def object_sizes(self, folder: str = "") -> dict[str, int]:
         """Keys of all objects of a folder, with their sizes in bytes."""
 
         def found() -> dict[str, int]:

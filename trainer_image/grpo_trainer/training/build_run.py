@@ -169,7 +169,7 @@ def build(
     recorder.record_revisions({**hub.commits, DATASET_FINGERPRINT: prompts.fingerprint})
     _tell_prompts(prompts, recorder)
     run_identity = identity(plan, prompts.fingerprint)
-    cadence = Cadence.of(plan.execution, plan.training, len(prompts.rows))
+    cadence = Cadence.from_plan(plan.execution, plan.training, len(prompts.rows))
 
     def outdated(made: Manifest) -> bool:
         return cadence.is_outdated(made.step, made.skipped, plan.skipped)

@@ -39,7 +39,7 @@ from trl.trainer import grpo_trainer
 from grpo_api.report.report import Generations
 
 from ..checkpoints import writing
-from ..checkpoints.writing import replaced
+from ..checkpoints.writing import replace_attribute
 from ..data.dataset import restore_columns
 from ..data.order import PromptOrder
 from ..generation.generation_base import EngineGeneration
@@ -275,7 +275,7 @@ def _own_parts(trainer: ReferenceGRPOTrainer, make_engine: MakeEngine | None) ->
         assert make_engine is not None
         return make_engine(trainer.model, trainer.eos_token_ids)
 
-    loader = replaced(grpo_trainer, "create_model_from_path", build)
-    client = replaced(grpo_trainer, "VLLMGeneration", engine)
-    with loader, client, replaced(grpo_trainer, "prepare_deepspeed", prepare):
+    loader = replace_attribute(grpo_trainer, "create_model_from_path", build)
+    client = replace_attribute(grpo_trainer, "VLLMGeneration", engine)
+    with loader, client, replace_attribute(grpo_trainer, "prepare_deepspeed", prepare):
         yield

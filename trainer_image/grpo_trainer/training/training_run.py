@@ -21,9 +21,9 @@ from grpo_api.text.quantity import MAX_COUNT
 from grpo_api.text.timing import Beginning
 
 from ..checkpoints.checkpoint_target import CheckpointTarget
-from ..checkpoints.export import described, export_model
+from ..checkpoints.export import describe_export, export_model
 from ..checkpoints.provenance import Finished, write_provenance
-from ..checkpoints.volume_checkpoints import read_manifest, sealed_at, told
+from ..checkpoints.volume_checkpoints import describe_checkpoint, read_manifest, sealed_at
 from ..gang import rank0_task, rendezvous
 from ..hub.model_card import HERE, TrainedModel, write_card
 from ..hub.push import push_folder, require_target
@@ -105,7 +105,7 @@ def _announce_start(attempt: int, recorder: Recorder, run: Run) -> None:
     checkpoint, adapter, skipped = run.beginning.checkpoint, run.beginning.adapter, run.trainer.skipped
     own = None
     if checkpoint and run.is_own(checkpoint):
-        own = told(checkpoint, run.address(checkpoint))
+        own = describe_checkpoint(checkpoint, run.address(checkpoint))
     recorder.checkpoint_step = step = number_in_name(checkpoint) if checkpoint else 0
     if recorder.place.is_main:
         recorder.record_resume(step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(run), own)
@@ -193,7 +193,7 @@ def _place(plan: TrainingPlan, target: CheckpointTarget | None, folder: Path, re
     kept = url or local_copy
     address = _pushed(plan.model.name, folder, hub, kept, recorder, clock=clock) if hub else ""
     if recorder.place.is_main:
-        export = described(folder, url)
+        export = describe_export(folder, url)
         recorder.export = export.model_copy(update={"to": "Hub", "path": address}) if hub else export
     return "the model is in " + " and in ".join(filter(None, (address, kept)))
 
