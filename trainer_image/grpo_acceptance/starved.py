@@ -8,11 +8,11 @@ import torch
 from grpo_trainer.__main__ import exit_process, main
 
 FREE_BYTES = 2 << 30
-"""Bytes that stay free: enough for the model and its communicator, too few for a step of ends.out_of_memory."""
+"""Bytes that stay free: enough for the model and its communicator, too few for a step of ends.check_out_of_memory."""
 
 
 def fill_gpu() -> torch.Tensor:
-    """Take all but LEFT."""
+    """Allocate the free memory of the GPU but for FREE_BYTES; return it, shape (bytes,), uint8."""
     free, _ = torch.cuda.mem_get_info()
     return torch.empty(max(0, free - FREE_BYTES), dtype=torch.uint8, device="cuda")
 

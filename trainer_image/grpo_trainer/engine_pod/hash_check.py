@@ -99,7 +99,7 @@ def expected_prints(tensor: torch.Tensor, sources: Sequence[Strided | None], see
     """Hashes of the parts of a sent tensor that the engine writes somewhere; zeros, which it writes itself, hash to 0.
 
     Args:
-        tensor: as it was sent, contiguous.
+        tensor: as it was sent: contiguous, of any shape, in the engine's dtype.
         sources: its parts by `weights_learn`.
         seed: the one that the engine is asked with.
     """

@@ -80,13 +80,13 @@ def _refusal(load: Load, name: str, tensor: torch.Tensor) -> list[str]:
 
 
 def live_part(model: nn.Module, write: Write) -> torch.Tensor:
-    """The elements that a write fills, as they are now."""
+    """The elements that a write fills: a view of the live parameter in its dtype, of the shape of `write.target`."""
     offset, size, stride = write.target
     return torch.as_strided(model.get_parameter(write.parameter).detach(), size, stride, offset)
 
 
 def source_part(tensor: torch.Tensor, source: Strided) -> torch.Tensor:
-    """The elements of a contiguous tensor that a write takes."""
+    """The elements of a contiguous tensor that a write takes: a view in its dtype, of the shape of `source`."""
     offset, size, stride = source
     return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 

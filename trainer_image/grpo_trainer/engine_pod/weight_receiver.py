@@ -40,7 +40,12 @@ class WeightsWorker:
         return sources, layout.problems
 
     def weights_load(self, name: str, tensor: torch.Tensor) -> None:
-        """Load one tensor into the live model, by the model's own code."""
+        """Load one tensor into the live model, by the model's own code.
+
+        Args:
+            name: of the policy's weight.
+            tensor: of that weight's whole shape, contiguous, in the engine's dtype.
+        """
         self.model_runner.model.load_weights([(name, tensor)])
 
     def weights_prints(self, seed: int) -> dict[str, list[int]]:

@@ -75,7 +75,7 @@ class ColocatedGeneration(EngineGeneration):
         return differing_names(self._wanted, self._call("weights_prints", self.proven_version))
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        """Load one weight into the live model."""
+        """Load one weight, contiguous and in the engine's dtype, into the live model."""
         self._call("weights_load", name, tensor)
 
     def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:

@@ -52,7 +52,8 @@ def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 def policy_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and tensor of every weight of the policy, one at a time. A collective under ZeRO-3: all ranks iterate.
 
-    A tensor is contiguous and of `dtype`, and may be the policy's own memory: it is good until the next one.
+    A tensor has the shape that `weight_shapes` says, is contiguous and of `dtype`. It may be the policy's own memory,
+    so it is good until the next one.
     """
     layers = _adapted(model)
     for name, parameter in _own(model):

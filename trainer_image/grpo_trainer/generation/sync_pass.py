@@ -89,7 +89,10 @@ class Lane:
         self.pending = self._thread.submit(self._meet, meeting)
 
     def send(self, tensor: torch.Tensor, what: str) -> None:
-        """Send a tensor; `pending` is done when it has been taken, or the lane has failed."""
+        """Send a tensor, contiguous and in the engine's dtype.
+
+        `pending` is done when the engine has taken it, or the lane has failed.
+        """
         self.pending = self._thread.submit(self._send, tensor, what)
 
     def group_name(self) -> str:

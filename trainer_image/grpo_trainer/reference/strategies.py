@@ -186,7 +186,10 @@ def on_device(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def pinned_copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The host tensor in page-locked memory if `device` is a GPU, so that copies to it can overlap."""
+    """The host tensor in page-locked memory if `device` is a GPU, so that copies to it can overlap.
+
+    Shape and dtype stay. If `device` is no GPU, it is `tensor` itself.
+    """
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 

@@ -54,7 +54,7 @@ class StepObserver:
         Args:
             prompts: texts or chats of this process.
             completions: texts or chats, one per prompt.
-            rewards: shape (completions, reward functions), NaN where a function gave none.
+            rewards: shape (completions, reward functions), float32, NaN where a function gave none.
             names: of the reward functions.
         """
         self.num_scored += len(completions)

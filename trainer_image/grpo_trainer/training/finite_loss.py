@@ -33,9 +33,9 @@ KL_OVERFLOW_METRIC = "kl_overflow_tokens"
 
 
 def limited_reference(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Reference log-probabilities whose log-ratio to the policy's is within the limit; shapes (batch, tokens).
+    """Reference log-probabilities whose log-ratio to the policy's is within the limit.
 
-    Values within it are the same bits as before.
+    All shapes are (batch, tokens); arguments of one dtype give a result of it. Values within the limit keep their bits.
     """
     log_ratio = reference - policy
     bounded = policy + log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -43,7 +43,10 @@ def limited_reference(policy: torch.Tensor, reference: torch.Tensor) -> torch.Te
 
 
 def tokens_beyond_limit(policy: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """How many of the masked tokens `limited` changes; a scalar."""
+    """How many of the masked tokens `limited_reference` changes; a scalar, int64.
+
+    All arguments have the shape (batch, tokens); the mask counts a token where it is not 0.
+    """
     return (((reference - policy).abs() > LOG_RATIO_LIMIT) & mask.bool()).sum()
 
 

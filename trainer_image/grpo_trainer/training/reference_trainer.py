@@ -170,7 +170,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         return self.proofs[0].fingerprint
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """One micro-batch; what follows the loss in it is the backward pass."""
+        """Run one micro-batch: the loss, then the backward pass. Return the loss, a scalar without gradient."""
         loss: torch.Tensor = super().training_step(*args, **kwargs)
         self.observer.clock.enter(None)
         return loss
