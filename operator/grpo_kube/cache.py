@@ -254,7 +254,7 @@ class Relist(Generic[R]):
                 self.changed.add(cache.index(known))
 
 
-def same(before: R | None, now: R) -> bool:
+def has_same_content(before: R | None, now: R) -> bool:
     """True if two records of an object differ in nothing but its version: what has changed of it is read by nobody."""
     if before is None:
         return False

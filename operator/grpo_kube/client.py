@@ -109,7 +109,9 @@ def _drain(items: list[Object]) -> Iterator[Object]:
         yield items.pop()
 
 
-async def listed(cluster: Cluster, selection: Selection, read: Callable[[Object], T | None]) -> tuple[list[T], int]:
+async def list_and_parse(
+    cluster: Cluster, selection: Selection, read: Callable[[Object], T | None]
+) -> tuple[list[T], int]:
     """What `read` makes of every object of a full LIST (None leaves one out), and the list's resourceVersion.
 
     Raises:
@@ -257,7 +259,7 @@ class HttpCluster:
         path = selection.resource.path(selection.namespace)
         await self._call("DELETE", selection.resource, path, query=selection.query(), seconds=LIST_SECONDS)
 
-    async def discovers(self, resource: Resource) -> bool:
+    async def is_discovered(self, resource: Resource) -> bool:
         """True if the API server's discovery names the resource of an API group; it learns of a new one last.
 
         Raises:

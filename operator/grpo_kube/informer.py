@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Generic
 
-from .cache import Cache, R, same, version_of
+from .cache import Cache, R, has_same_content, version_of
 from .client import Cluster, each_listed
 from .objects.errors import ClusterError, Denied, Forbidden, NotFound, Stale, Unavailable
 from .objects.resources import Object, ObjectKey, Selection, identity
@@ -160,7 +160,7 @@ class Informer(Generic[R]):
         kept = self._cache.put(item)
         if kept is None:
             return (self._cache.index(before),) if before else ()
-        return () if same(before, kept) else (self._cache.index(kept),)
+        return () if has_same_content(before, kept) else (self._cache.index(kept),)
 
     def _served(self) -> None:
         if self.not_served:

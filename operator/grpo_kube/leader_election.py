@@ -76,7 +76,7 @@ class Lease:
     acquired: str
     renewed: str
 
-    def same_record(self, other: "Lease | None") -> bool:
+    def is_same_record(self, other: "Lease | None") -> bool:
         """True if nobody has renewed, taken or released it in between."""
         return other is not None and replace(self, version=other.version) == other
 
@@ -154,10 +154,10 @@ class Leadership:
         """When its record was first seen as it is now."""
         return self._changed_at
 
-    def saw(self, lease: Lease | None, now: float) -> None:
+    def record_lease(self, lease: Lease | None, now: float) -> None:
         """Record the Lease as it was read at this moment; None if it does not exist."""
         known = self._lease
-        same = lease.same_record(known) if lease else known is None
+        same = lease.is_same_record(known) if lease else known is None
         if self._changed_at == -math.inf or not same:
             self._changed_at = now
         if known and lease and lease.version != known.version:
@@ -205,9 +205,9 @@ class Leadership:
     def _seconds(self) -> int:
         return math.ceil(self.terms.duration)
 
-    def wrote(self, lease: Lease, sent_at: float, now: float) -> None:
+    def record_write(self, lease: Lease, sent_at: float, now: float) -> None:
         """A proposal sent then was taken as this."""
-        self.saw(lease, now)
+        self.record_lease(lease, now)
         if not self._lost:
             self._led = True
             self._renewed_at = max(self._renewed_at, sent_at)
@@ -221,7 +221,7 @@ class Leadership:
             return None
         return replace(lease, holder="", renewed=timestamp)
 
-    def leads(self, now: float) -> bool:
+    def is_leader(self, now: float) -> bool:
         """True if writes may be sent at this moment."""
         return self._led and not self._lost and now - self._renewed_at < self.terms.deadline
 
@@ -231,7 +231,7 @@ class Leadership:
         Raises:
             NotLeading: none may be sent.
         """
-        if not self.leads(now):
+        if not self.is_leader(now):
             raise NotLeading(self._lost or "the Lease is not held, or was not renewed in time")
         return self._renewed_at + self.terms.duration - now
 
@@ -283,7 +283,7 @@ class Elector:
             if step.turn is not Turn.WAIT:
                 await self._write()
             # The Lease alone is not enough: work begins only after what must be recorded before the first write.
-            elif self.leads() and not self.leading.is_set():
+            elif self.is_leader() and not self.leading.is_set():
                 await self._begin()
             else:
                 await asyncio.sleep(step.seconds)
@@ -295,9 +295,9 @@ class Elector:
         """The gate of everybody's writes: see Leadership.answer_within."""
         return self._leadership.answer_within(self._clock())
 
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """True if writes may be sent now."""
-        return self._leadership.leads(self._clock())
+        return self._leadership.is_leader(self._clock())
 
     def free_since(self) -> float | None:
         """Return the loop's time of the last sign of the leader before, or of the own start; None for a follower."""
@@ -324,13 +324,13 @@ class Elector:
             log.warning("%s; trying again", error)
             await asyncio.sleep(self._leadership.terms.look)
             return
-        self._leadership.saw(lease_of(found) if found else None, self._clock())
+        self._leadership.record_lease(lease_of(found) if found else None, self._clock())
 
     async def _write(self) -> None:
         """Takes or renews the Lease; where somebody was faster, looks what is there now."""
         # Taken before the request: others count from when they see the renewal, which is later.
         sent_at = self._clock()
-        if not self.leads():
+        if not self.is_leader():
             self._free_since = max(self._leadership.changed_at, self._began)
         lease = self._leadership.proposal(sent_at, self._timestamp())
         try:
@@ -343,7 +343,7 @@ class Elector:
         except ClusterError as error:
             log.warning("%s; trying again", error)
             return
-        self._leadership.wrote(lease_of(answer), sent_at, self._clock())
+        self._leadership.record_write(lease_of(answer), sent_at, self._clock())
 
     async def _begin(self) -> None:
         """Lets the work begin, once what has to come before it is done."""

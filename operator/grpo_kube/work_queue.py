@@ -130,10 +130,10 @@ class WorkQueue:
 class Observer:
     """Receives the workers' waiting times and results; the metrics implement it."""
 
-    def waited(self, seconds: float) -> None:
+    def record_wait(self, seconds: float) -> None:
         """A key waited this long for a worker."""
 
-    def worked(self, seconds: float, result: str) -> None:
+    def record_reconcile(self, seconds: float, result: str) -> None:
         """A reconcile took this long and ended as success, requeue, requeue_after or error."""
 
 
@@ -141,14 +141,14 @@ async def work(queue: WorkQueue, reconcile: Reconcile, observer: Observer) -> No
     """One worker: takes keys until it is cancelled. A reconcile's errors are retried, never fatal."""
     while True:
         key, waited = await queue.get()
-        observer.waited(waited)
+        observer.record_wait(waited)
         began = time.perf_counter()
         result = "success"
         try:
             result = await _once(queue, reconcile, key)
         finally:
             queue.done(key)
-            observer.worked(time.perf_counter() - began, result)
+            observer.record_reconcile(time.perf_counter() - began, result)
         # neither a full queue nor a look without a request would let anybody else run
         await asyncio.sleep(0)
 

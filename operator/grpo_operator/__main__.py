@@ -28,7 +28,7 @@ from grpo_kube.work_queue import WorkQueue
 from .loop.caches import Caches
 from .process import handlers, metrics_server, settings
 from .process.job_metrics import JobMetrics
-from .process.metrics_server import Metrics, application, served
+from .process.metrics_server import Metrics, application, serve_pages
 from .process.wiring import Operator, tell_fence, until_one_ends
 from .records.names import FENCE, MANAGER
 
@@ -63,16 +63,18 @@ async def run(
             chosen, cluster, caches=caches, queue=queue, metrics=metrics, session=session, leading=leading, wall=wall
         )
         unreadables = caches.quarantine, operator.facts.quarantine
-        metrics.read({HEARD: operator.heard, UNREADABLE_OBJECTS: lambda: metrics_server.unreadable(*unreadables)})
+        metrics.read(
+            {HEARD: operator.last_update_times, UNREADABLE_OBJECTS: lambda: metrics_server.unreadable(*unreadables)}
+        )
         taken = elector.free_since if elector else lambda: None
-        metrics.read({LEADER: operator.leads, TAKEOVER: lambda: operator.took(taken())})
-        jobs = JobMetrics(operator.own_jobs, wall, operator.standing)
+        metrics.read({LEADER: operator.leads, TAKEOVER: lambda: operator.failover_seconds(taken())})
+        jobs = JobMetrics(operator.own_jobs, wall, operator.progress_samples)
         pages = application(metrics.registry, jobs.text, operator.unhealthy, operator.unready, operator.not_served)
-        async with served(pages, chosen.metrics_address, chosen.metrics_port):
+        async with serve_pages(pages, chosen.metrics_address, chosen.metrics_port):
             log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
             tasks = [asyncio.create_task(elector.run(), name="elector")] if elector else []
             tasks.append(asyncio.create_task(operator.run(filled), name="operator"))
-            watched = handlers.registry(caches, operator.add, configuration, operator.listed(), ending)
+            watched = handlers.registry(caches, operator.add, configuration, operator.relist_callbacks(), ending)
             handlers.listen(ending)
             tasks.append(asyncio.create_task(operator.watch(watched, stop), name="kopf"))
             await until_one_ends(*tasks, asyncio.create_task(ending.wait(), name="signals"))
@@ -84,7 +86,7 @@ def _client(configuration: Configuration, metrics: Metrics, **chosen: Any) -> Ht
     """The operator's client of the API server, with what is special to `chosen` as HttpCluster takes it."""
     # the fence hears of a new leader a moment after the Lease, and what an old one asks for is nobody's decision
     return HttpCluster(
-        configuration, metrics.requested, try_again=lambda said: FENCE in said, user_agent=MANAGER, **chosen
+        configuration, metrics.record_request, try_again=lambda said: FENCE in said, user_agent=MANAGER, **chosen
     )
 
 

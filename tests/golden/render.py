@@ -32,9 +32,18 @@ from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import FirstSeen, Observation, Silence, observe
 from grpo_operator.decide.policies import decide
-from grpo_operator.kueue.pod_sets import Flavor, placed
+from grpo_operator.kueue.pod_sets import Flavor, place_job
 from grpo_operator.kueue.steps import Write, step
-from grpo_operator.kueue.workload_manifest import Priority, adopted, amended, cleared, finished, paused, ready, workload
+from grpo_operator.kueue.workload_manifest import (
+    Priority,
+    adoption_patch,
+    finished_status,
+    pause_patch,
+    queue_patch,
+    ready_status,
+    status_without_admission,
+    workload,
+)
 from grpo_operator.pods.manifests import Attempt, attempt_of, checkpoint_volume_claim, engines_job, indexed_job
 from grpo_operator.pods.namespace_objects import engine_service, network_policy, rendezvous_service
 from grpo_operator.pods.pod_spec import PodDefaults
@@ -136,7 +145,7 @@ def placed_by_kueue(item: Json, found: GRPOJobRecord, plan: ExecutionPlan, label
     """Return the gang's pod where Kueue's flavor with these node labels and a toleration puts it."""
     tolerations = ({"key": "spot", "operator": "Exists"},)
     body = indexed_job(_attempt(found, plan, 1), PODS)
-    made = placed(body, workload_record(item), [Flavor("spot", labels, tolerations)])
+    made = place_job(body, workload_record(item), [Flavor("spot", labels, tolerations)])
     template = made["spec"]["template"]
     template["metadata"]["annotations"].pop(PLAN_ANNOTATION)
     kept = ("nodeSelector", "tolerations", "schedulingGates", "affinity")
@@ -235,17 +244,19 @@ def write_to_workload(seen: Observation, item: Json | None, snapshot: Snapshot |
 def _body(write: Write, seen: Observation, item: Json | None) -> Json | str:
     """Return the body of the write; a new Workload is recorded elsewhere."""
     if write is Write.AMEND:
-        return amended(seen.job, Priority())
+        return queue_patch(seen.job, Priority())
     if write in (Write.PAUSE, Write.RESUME):
-        return paused(write is Write.PAUSE)
+        return pause_patch(write is Write.PAUSE)
     if write is Write.ADOPT:
-        return adopted(seen.job)
+        return adoption_patch(seen.job)
     if item is None or write in (Write.CREATE, Write.DELETE):
         return "(recorded as a Workload)" if write is Write.CREATE else ""
     if write is Write.CLEAR:
-        status = cleared(item, NOW)
+        status = status_without_admission(item, NOW)
     else:
-        status = ready(item, NOW) if write is Write.READY else finished(item, True, "training is done", NOW)
+        status = (
+            ready_status(item, NOW) if write is Write.READY else finished_status(item, True, "training is done", NOW)
+        )
     return {**status, "conditions": [condition(one) for one in status["conditions"]]}
 
 

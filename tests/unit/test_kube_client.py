@@ -15,7 +15,7 @@ from kubernetes.aio.client import Configuration
 
 from grpo_kube import client as cluster_module
 from grpo_kube import transport
-from grpo_kube.client import HttpCluster, listed
+from grpo_kube.client import HttpCluster, list_and_parse
 from grpo_kube.objects.errors import (
     AlreadyExists,
     ConfigurationError,
@@ -137,7 +137,7 @@ async def test_a_success_that_is_no_list_is_an_outage(text: str) -> None:
 
     async with talking(confused) as (client, _):
         with pytest.raises(Unavailable, match=r"no list|no JSON object"):
-            await listed(client, ALL_PODS, lambda item: item)
+            await list_and_parse(client, ALL_PODS, lambda item: item)
 
 
 @pytest.mark.parametrize("line", ["<html>", "[]", "7", '{"type": "ADDED"}', '{"type": "ADDED", "object": 3}'])
@@ -270,7 +270,7 @@ async def test_a_kind_is_discovered_when_its_group_and_its_version_name_it(
         return web.json_response({"resources": [{"name": name} for name in resources]})
 
     async with talking(discovery) as (client, _):
-        assert await client.discovers(GRPOJOBS) is named
+        assert await client.is_discovered(GRPOJOBS) is named
 
 
 @pytest.mark.parametrize("document", [{"groups": "none"}, {"groups": ["x"]}, {"groups": [{"name": 7}]}])
@@ -280,4 +280,4 @@ async def test_what_is_no_discovery_is_an_outage(document: Any) -> None:
 
     async with talking(confused) as (client, _):
         with pytest.raises(Unavailable, match="no discovery document"):
-            await client.discovers(GRPOJOBS)
+            await client.is_discovered(GRPOJOBS)

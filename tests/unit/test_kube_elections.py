@@ -87,7 +87,7 @@ class Candidate:
         return real + self.offset
 
     def leads(self, real: float) -> bool:
-        return self.one.leads(self.now(real))
+        return self.one.is_leader(self.now(real))
 
     async def turn(self, real: float, late: float) -> None:
         """What the elector does in one round, an answer coming `late` seconds after it was asked for."""
@@ -109,9 +109,9 @@ class Candidate:
     async def look(self, now: float) -> None:
         with contextlib.suppress(Unavailable):  # lost, as drawn: the candidate goes on knowing what it knew
             try:
-                self.one.saw(lease_of(await self.store.get(None, "", "")), now)  # type: ignore[arg-type]
+                self.one.record_lease(lease_of(await self.store.get(None, "", "")), now)  # type: ignore[arg-type]
             except NotFound:
-                self.one.saw(None, now)
+                self.one.record_lease(None, now)
 
     async def _write(self, now: float, late: float, stamp: str) -> None:
         lease = self.one.proposal(now, stamp)
@@ -119,7 +119,7 @@ class Candidate:
         with contextlib.suppress(Unavailable):  # lost, as drawn: whether it was written shows in a later look
             try:
                 send = self.store.replace(None, "", "", body) if lease.version else self.store.create(None, "", body)  # type: ignore[arg-type]
-                self.one.wrote(lease_of(await send), now, now + late)
+                self.one.record_write(lease_of(await send), now, now + late)
             except (Conflict, AlreadyExists, NotFound):
                 await self.look(now)
 
@@ -186,12 +186,12 @@ def test_a_follower_takes_over_after_the_duration_or_soon_after_a_release() -> N
         await first.leading.wait()
         follower = asyncio.create_task(second.run())
         await asyncio.sleep(31.0)
-        assert (first.leads(), second.leads()) == (True, False)
+        assert (first.is_leader(), second.is_leader()) == (True, False)
         running.cancel()
         killed_at = clock()
         await second.leading.wait()
         taken_after = clock() - killed_at
-        assert not first.leads()
+        assert not first.is_leader()
         others = asyncio.create_task(third.run())
         await asyncio.sleep(5.0)
         follower.cancel()
@@ -232,10 +232,10 @@ def test_a_lost_answer_or_a_deleted_lease_costs_no_leadership() -> None:
         one = elector(store, "a")
         running = asyncio.create_task(one.run())
         await asyncio.sleep(9.0)
-        assert one.leads()
+        assert one.is_leader()
         store.item = None
         await asyncio.sleep(9.0)
-        assert one.leads()
+        assert one.is_leader()
         assert not running.done()
         running.cancel()
         item: Any = store.item

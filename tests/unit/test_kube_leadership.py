@@ -15,13 +15,13 @@ def held(holder: str, renewed: str = "then", seconds: int = 10, version: str = "
 
 def standing(lease: Lease | None, now: float = 100.0, identity: str = "me") -> Leadership:
     one = Leadership(identity, TERMS)
-    one.saw(lease, now)
+    one.record_lease(lease, now)
     return one
 
 
 def leading(at: float = 100.0) -> Leadership:
     one = standing(EMPTY, at)
-    one.wrote(one.proposal(at, "now"), at, at)
+    one.record_write(one.proposal(at, "now"), at, at)
     return one
 
 
@@ -37,9 +37,9 @@ def test_a_lease_that_nobody_else_holds_is_taken_at_once(lease: Lease | None) ->
 def test_one_that_is_held_is_free_once_its_record_has_not_changed_for_its_duration_here() -> None:
     one = standing(held("other", "2099-01-01T00:00:00Z"))
     assert one.step(100.0).seconds == TERMS.look
-    one.saw(held("other", "2099-01-01T00:00:00Z", version="7"), 105.0)  # somebody's label, no renewal
+    one.record_lease(held("other", "2099-01-01T00:00:00Z", version="7"), 105.0)  # somebody's label, no renewal
     assert one.step(109.5).seconds == pytest.approx(0.5)
-    one.saw(held("other", "1970-01-01T00:00:00Z"), 109.9)
+    one.record_lease(held("other", "1970-01-01T00:00:00Z"), 109.9)
     assert one.step(119.8).turn is Turn.WAIT
     assert one.step(119.9).turn is Turn.ACQUIRE
 
@@ -59,27 +59,27 @@ def test_a_leader_renews_and_stops_writing_at_its_deadline() -> None:
     assert one.step(102.1).turn is Turn.WAIT
     assert one.step(104.0).turn is Turn.RENEW
     assert one.answer_within(105.9) == pytest.approx(4.1)
-    assert not one.leads(106.0)
+    assert not one.is_leader(106.0)
     with pytest.raises(NotLeading):
         one.answer_within(106.0)
     lost = one.step(106.0)
     assert (lost.turn, lost.why) == (Turn.LOST, "the Lease was not renewed for 6.0 s")
-    one.wrote(one.proposal(106.1, "late"), 106.1, 106.2)
+    one.record_write(one.proposal(106.1, "late"), 106.1, 106.2)
     assert one.step(106.2).turn is Turn.LOST, "what is lost stays lost"
 
 
 def test_an_answer_counts_from_when_it_was_asked_for() -> None:
     one = leading()
     proposal = one.proposal(102.0, "now")
-    one.wrote(proposal, 102.0, 105.5)
-    assert one.leads(107.9)
-    assert not one.leads(108.0)
+    one.record_write(proposal, 102.0, 105.5)
+    assert one.is_leader(107.9)
+    assert not one.is_leader(108.0)
 
 
 def test_a_leader_that_sees_another_in_its_lease_stops_at_once() -> None:
     one = leading()
-    one.saw(held("other"), 101.0)
-    assert not one.leads(101.0)
+    one.record_lease(held("other"), 101.0)
+    assert not one.is_leader(101.0)
     assert one.step(101.0).why == "other holds the Lease now"
 
 
@@ -97,6 +97,6 @@ def test_a_released_lease_names_nobody_and_nothing_is_written_any_more() -> None
     assert released
     assert "holderIdentity" not in released.spec
     assert released.transitions == 4
-    assert not one.leads(100.1)
+    assert not one.is_leader(100.1)
     assert one.resign("again") is None
     assert standing(held("other")).resign("later") is None

@@ -45,7 +45,7 @@ async def test_a_cpu_job_needs_no_inventory() -> None:
     assert answer.action is Action.COMMIT
     assert answer.plan is not None
     assert answer.plan.nodes == 2
-    assert not one.competes
+    assert not one.is_competing
 
 
 async def test_a_spec_too_big_for_an_annotation_is_refused() -> None:
@@ -70,7 +70,7 @@ async def test_kueue_jobs_are_planned_on_the_whole_cluster() -> None:
 
 async def test_a_gang_whose_spec_is_no_longer_one_is_refused_its_next_attempt() -> None:
     one = make_job({"placement": {"accelerator": "TPU"}}, active_status())
-    assert (one.spec, one.active) == (None, True)
+    assert (one.spec, one.is_active) == (None, True)
     answer = await queue([one], cluster(8)).answer(make_seen(one), ASKED)
     assert answer is not None
     assert (answer.action, answer.reason) == (Action.REJECT, "InvalidSpec")

@@ -156,10 +156,10 @@ def test_a_plan_is_kept_once_a_step_was_done() -> None:
 
 def test_fits_counts_whole_nodes() -> None:
     capacity, one = Capacity(cluster(8, 8), ()), job("a", gang(1, 4))
-    assert capacity.fits(one, gang(2, 8))
-    assert not capacity.fits(one, gang(3, 4))
-    assert not capacity.fits(one, gang(1, 4).model_copy(update={"gpu_product": "NVIDIA-A10"}))
-    assert not capacity.fits(one, gang(1, 4).model_copy(update={"host_memory_bytes": 2**41}))
+    assert capacity.has_room_now(one, gang(2, 8))
+    assert not capacity.has_room_now(one, gang(3, 4))
+    assert not capacity.has_room_now(one, gang(1, 4).model_copy(update={"gpu_product": "NVIDIA-A10"}))
+    assert not capacity.has_room_now(one, gang(1, 4).model_copy(update={"host_memory_bytes": 2**41}))
 
 
 def test_a_strangers_pod_with_a_gangs_labels_takes_nothing_of_its_place() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from grpo_kube.objects.json_reader import Unreadable
 from grpo_operator.admission.scheduler import CycleInput, Plans, schedule
-from grpo_operator.admission.snapshot import QuotaFacts, counts, quota_facts
+from grpo_operator.admission.snapshot import QuotaFacts, is_in_scope, quota_facts
 from tests.unit.operator_world import LIMITS, NOW, at
 from tests.unit.queue_world import answered, cluster, gang, job, judged
 
@@ -73,7 +73,7 @@ def test_each_resource_of_a_quota_is_held_against_the_whole_gang(
     ],
 )
 def test_a_quota_counts_only_pods_of_its_scopes(spec: dict[str, Any], priority: str, counted: bool) -> None:
-    assert counts(quota({"pods": "0"}, **spec), priority) is counted
+    assert is_in_scope(quota({"pods": "0"}, **spec), priority) is counted
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_scope_selector_chooses_by_priority_class(
 ) -> None:
     selector = {"matchExpressions": [{"scopeName": "PriorityClass", "operator": operator, "values": values}]}
     found = quota({"pods": "0"}, scopeSelector=selector)
-    assert {name: counts(found, name) for name in by_priority} == by_priority
+    assert {name: is_in_scope(found, name) for name in by_priority} == by_priority
 
 
 def test_a_job_without_a_class_counts_as_of_the_clusters_default() -> None:

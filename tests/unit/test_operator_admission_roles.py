@@ -176,7 +176,7 @@ def _pods(one: GRPOJobRecord, product: str) -> list[tuple[str, int]]:
     plan = one.status.plan
     assert plan
     own = [role for role in gpu_roles(one, plan) if role.plan.gpu_product == product]
-    return [("" if r.engines else one.uid, r.plan.gpus_per_node) for r in own for _ in range(r.plan.nodes)]
+    return [("" if r.is_engines else one.uid, r.plan.gpus_per_node) for r in own for _ in range(r.plan.nodes)]
 
 
 @settings(max_examples=cases(200), deadline=None)
@@ -184,7 +184,7 @@ def _pods(one: GRPOJobRecord, product: str) -> list[tuple[str, int]]:
 def test_what_a_claim_reserves_is_what_its_gang_needs(sizes: list[tuple[str, int]], plan: ExecutionPlan) -> None:
     """A gang that fits and was admitted leaves as much as it does not need, and is no obstacle to itself."""
     one, there = job("a", plan, active=True), of(*sizes)
-    if not Capacity(there, ()).fits(one, plan):
+    if not Capacity(there, ()).has_room_now(one, plan):
         return
     claimed = Capacity(there, [Claim(job=one, plan=plan, attempt=1)])
     other = job("b", gang(1, 1))

@@ -98,29 +98,29 @@ class World:
 
     def lacking(self) -> list[tuple[GRPOJobRecord, Role]]:
         """Each pod that an admitted gang still lacks, by its role, the widest first."""
-        active = [(one, one.status.plan) for one in self.truth if one.active]
+        active = [(one, one.status.plan) for one in self.truth if one.is_active]
         pods = [
             (one, role)
             for one, plan in active
             if plan
             for role in gpu_roles(one, plan)
-            for _ in range(role.plan.nodes - sum(pod.engine == role.engines for pod in self.own(one)))
+            for _ in range(role.plan.nodes - sum(pod.engine == role.is_engines for pod in self.own(one)))
         ]
         return sorted(pods, key=lambda pair: -pair[1].plan.gpus_per_node)
 
     def avoided(self, one: GRPOJobRecord, role: Role) -> set[str]:
         """Nodes that a pod of the role can't go to, for its gang's ranks keep apart."""
-        return set() if role.engines else {pod.node for pod in self.own(one) if not pod.engine}
+        return set() if role.is_engines else {pod.node for pod in self.own(one) if not pod.engine}
 
     def placeable(self) -> bool:
         """Whether all that admitted gangs lack can be bound once the pods of their earlier attempts have ended."""
-        live = {one.uid: str(one.status.attempt) for one in self.truth if one.active}
+        live = {one.uid: str(one.status.attempt) for one in self.truth if one.is_active}
         room = self.free()
         for pod in self.pods:
             if pod.node in room and live.get(pod.grpojob_uid, pod.attempt) != pod.attempt:
                 room[pod.node] += int(pod.takes[GPU])
         avoid = {one.uid: {pod.node for pod in self.own(one) if not pod.engine} for one in self.truth}
-        lacking = [("" if role.engines else one.uid, role.plan.gpus_per_node) for one, role in self.lacking()]
+        lacking = [("" if role.is_engines else one.uid, role.plan.gpus_per_node) for one, role in self.lacking()]
         return packs(lacking, room, avoid)
 
     # what happens
@@ -148,7 +148,7 @@ class World:
             self.gone(self.chance.choice(sorted(self.jobs)))
 
     def is_edited(self) -> None:
-        waiting = [one for one in self.jobs.values() if one.wants_admission and one.key not in self.unseen]
+        waiting = [one for one in self.jobs.values() if one.is_waiting_for_admission and one.key not in self.unseen]
         if waiting:
             one = self.chance.choice(waiting)
             self.store(one, generation=one.generation + 1)
@@ -160,7 +160,7 @@ class World:
             avoid, width = self.avoided(one, role), role.plan.gpus_per_node
             rooms = [name for name, free in self.free().items() if free >= width and name not in avoid]
             if rooms:
-                self.bind(self.chance.choice(rooms), width, one, engine=role.engines)
+                self.bind(self.chance.choice(rooms), width, one, engine=role.is_engines)
                 return
 
     def bind(self, where: str, gpus: int, by: GRPOJobRecord | None = None, *, engine: bool = False) -> None:
@@ -186,14 +186,14 @@ class World:
 
     def pod_ends(self) -> None:
         """Of a stranger, of an earlier attempt, or of a job that is gone."""
-        live = {(one.uid, str(one.status.attempt)) for one in self.truth if one.active}
+        live = {(one.uid, str(one.status.attempt)) for one in self.truth if one.is_active}
         over = [pod for pod in self.pods if (pod.grpojob_uid, pod.attempt) not in live]
         if over:
             self.pods.remove(self.chance.choice(over))
             self.queue.wake()
 
     def succeeds(self) -> None:
-        active = [one for one in self.jobs.values() if one.active]
+        active = [one for one in self.jobs.values() if one.is_active]
         if active:
             one = self.chance.choice(active)
             self.pods = [pod for pod in self.pods if pod.grpojob_uid != one.uid]
@@ -256,7 +256,9 @@ class World:
                 things[number]()
             return
         restarts = number < len(things) + 3
-        if asking := [one for one in self.jobs.values() if (one.active if restarts else one.wants_admission)]:
+        if asking := [
+            one for one in self.jobs.values() if (one.is_active if restarts else one.is_waiting_for_admission)
+        ]:
             await self.is_looked_at(asking)
 
 

@@ -8,7 +8,7 @@ from grpo_api.status.usage import AttemptUsage, EngineUsage, GPUSeconds, PodTime
 from grpo_api.text.timing import Clock
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.usage.account import looked_at
-from grpo_operator.usage.gpu_time import SUCCEEDED, apportion, divided, merged, sum_states
+from grpo_operator.usage.gpu_time import SUCCEEDED, apportion, divide_by_state, merge_oldest, sum_states
 from tests.generated import cases
 from tests.unit.operator_world import (
     GPU_PLAN,
@@ -58,8 +58,8 @@ def test_engines_share_the_states_of_their_gang_and_have_a_price_of_their_own() 
 
 def test_sums_of_attempts_without_a_record_have_their_engines_too() -> None:
     usage = Usage(as_of=at(100), attempts=[record(engines(90.0, 30.0), training=100.0)])
-    assert merged(usage, 1).earlier.gpu_seconds == sum_states(usage).gpu_seconds
-    assert merged(usage, 1).earlier.cost == sum_states(usage).cost
+    assert merge_oldest(usage, 1).earlier.gpu_seconds == sum_states(usage).gpu_seconds
+    assert merge_oldest(usage, 1).earlier.cost == sum_states(usage).cost
 
 
 @settings(max_examples=cases(100))
@@ -139,7 +139,9 @@ def test_engines_gpus_are_told_by_their_product(product: str | None, told: dict[
 
 def test_a_gang_without_engines_is_divided_as_ever() -> None:
     one = record(None, training=60.0)
-    assert divided(one, one.sealed, at(100)) == divided(record(engines(5.0), training=60.0), one.sealed, at(100))
+    assert divide_by_state(one, one.sealed, at(100)) == divide_by_state(
+        record(engines(5.0), training=60.0), one.sealed, at(100)
+    )
 
 
 def _json(usage: Usage) -> object:

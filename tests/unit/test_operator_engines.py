@@ -7,7 +7,7 @@ import pytest
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
-from grpo_operator.decide.start_checks import asks_about, shown
+from grpo_operator.decide.start_checks import asks_about, current_engine_pods
 from grpo_operator.records.records import PodRecord
 from grpo_operator.report.events import telling_change
 from tests.unit.operator_world import (
@@ -228,5 +228,5 @@ def test_strangers_with_an_engines_labels_are_nobodys() -> None:
 
 def test_of_an_engine_that_was_made_again_the_last_pod_counts() -> None:
     old, new = make_engine(0, state=KILLED), engine_waits(0, life="again")
-    assert shown([new, old]) == [new]
-    assert shown([old]) == [old]
+    assert current_engine_pods([new, old]) == [new]
+    assert current_engine_pods([old]) == [old]

@@ -13,7 +13,7 @@ from grpo_api.status.status import Condition, GRPOJobStatus
 from grpo_api.status.usage import GPUSeconds, Usage
 from grpo_kube.event_sender import BACKLOG, PATIENCE, SENDERS, EventRecorder
 from grpo_kube.objects.errors import Denied, Unavailable
-from grpo_operator.report.events import MAX_MESSAGE, event, folded, telling_change
+from grpo_operator.report.events import MAX_MESSAGE, event, merge_start_event, telling_change
 from tests.generated import cases
 from tests.unit.operator_world import KEY, NOW, at, make_job
 from tests.virtual_time import virtually
@@ -55,7 +55,7 @@ async def sent(
 ) -> tuple[Server, Counter[str]]:
     """Records an event of each of these jobs in turn, so many seconds apart, and gives them time to arrive."""
     counts: Counter[str] = Counter()
-    recorder = EventRecorder(server, folded, lambda: busy, lambda result: counts.update([result]))  # type: ignore[arg-type]
+    recorder = EventRecorder(server, merge_start_event, lambda: busy, lambda result: counts.update([result]))  # type: ignore[arg-type]
     running = asyncio.create_task(recorder.run())
     for number, job in enumerate(jobs):
         told(recorder, f"job-{job}", number)
@@ -121,7 +121,7 @@ class Kept:
 async def started(*, busy: bool, gap: float) -> tuple[list[Any], Counter[str]]:
     """What arrives of a job that is admitted, runs so many seconds later, and then fails."""
     server, counts = Kept(), Counter[str]()
-    recorder = EventRecorder(server, folded, lambda: busy, lambda result: counts.update([result]))  # type: ignore[arg-type]
+    recorder = EventRecorder(server, merge_start_event, lambda: busy, lambda result: counts.update([result]))  # type: ignore[arg-type]
     running, job = asyncio.create_task(recorder.run()), make_job()
     for number, (kind, reason) in enumerate(
         [("Admitted", "Admitted"), ("Running", "AllPodsRunning"), ("Failed", "BadInput")]
@@ -154,9 +154,14 @@ def test_no_words_are_lost_by_folding() -> None:
     one = event(make_job(), stated(Admitted=("True", "Admitted"))[0], NOW)
     runs = {**one, "reason": "AllPodsRunning"}
     for length in (MAX_MESSAGE, MAX_MESSAGE - len(one["message"])):
-        assert folded(one, {**runs, "message": "x" * length}) is None
-    assert folded(one, {**runs, "message": "x" * 500}) is not None
-    assert folded(one, one) is folded(runs, one) is folded(one, {**runs, "reason": "BadInput"}) is None
+        assert merge_start_event(one, {**runs, "message": "x" * length}) is None
+    assert merge_start_event(one, {**runs, "message": "x" * 500}) is not None
+    assert (
+        merge_start_event(one, one)
+        is merge_start_event(runs, one)
+        is merge_start_event(one, {**runs, "reason": "BadInput"})
+        is None
+    )
 
 
 def stated(**types: tuple[str, str]) -> list[Condition]:

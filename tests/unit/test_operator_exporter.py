@@ -25,7 +25,7 @@ from tests.unit.test_kube_client import serving
 
 pytestmark = pytest.mark.realtime
 
-TRACE = Trace.of(make_job(), 2, "1.2")
+TRACE = Trace.of_attempt(make_job(), 2, "1.2")
 
 
 def span(number: int = 0, trace: Trace = TRACE) -> Span:
@@ -164,7 +164,7 @@ texts = st.text(st.characters(), max_size=40) | st.just("x" * (2 * MAX_TEXT)) | 
 def test_any_span_is_valid_by_the_schema(
     times: tuple[float, float], attributes: Any, failure: str | None, attempt: int
 ) -> None:
-    trace = Trace.of(make_job(), attempt, "1.2")
+    trace = Trace.of_attempt(make_job(), attempt, "1.2")
     made = trace.span(traces.ATTEMPT, *times, parent="", attributes=list(attributes.items()))
     made = Span(**{name: getattr(made, name) for name in made.__slots__} | _failure(failure))
     body = export_request([made, span()])

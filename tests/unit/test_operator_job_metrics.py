@@ -16,7 +16,7 @@ from grpo_api.status.usage import GPUSeconds
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.observation import Pull, Silence
 from grpo_operator.process import job_metrics
-from grpo_operator.process.job_metrics import JobMetrics, standing
+from grpo_operator.process.job_metrics import JobMetrics, progress_samples
 from grpo_operator.records.parsing import grpojob_record
 from grpo_operator.records.records import GRPOJobRecord
 from tests.generated import cases
@@ -70,7 +70,7 @@ def test_a_running_job_tells_since_when_it_has_not_got_on_and_how_long_its_stage
     job = live(conditions=[condition("Admitted"), condition("Running")])
 
     def told(pull: Pull | None, silence: Silence | None = None, of_job: GRPOJobRecord = job) -> list[Any]:
-        return [(labels, value) for _, labels, value in standing(of_job, pull, silence, lambda at: NOW - at.at)]
+        return [(labels, value) for _, labels, value in progress_samples(of_job, pull, silence, lambda at: NOW - at.at)]
 
     assert told(None) == [], "not asked yet"
     assert told(make_pull(stage="Exporting", ago=30)) == [((), NOW - 30), (("Exporting",), 1800.0)]
@@ -114,7 +114,9 @@ def test_two_thousand_jobs_of_the_chattiest_kind_fit_into_two_megabytes() -> Non
     jobs = [make_job(status=status, name=f"gsm8k-llama-{number}", uid=f"uid-{number}") for number in range(1000)]
     jobs += [over(f"gsm8k-llama-{number}", ago=1, usage=usage) for number in range(1000, 2000)]
     pull = make_pull(ago=1)
-    metrics = JobMetrics(lambda: jobs, lambda: NOW, lambda job: standing(job, pull, None, lambda at: NOW - at.at))
+    metrics = JobMetrics(
+        lambda: jobs, lambda: NOW, lambda job: progress_samples(job, pull, None, lambda at: NOW - at.at)
+    )
     text = virtually(metrics.text())
     assert text.count("grpo_job_gpu_seconds{") == 1300 * len(GPUSeconds.model_fields)
     assert text.count("grpo_job_patience_seconds{") == 1000

@@ -262,4 +262,4 @@ def test_whatever_kueue_says_pods_run_only_while_it_admits_them(
         assert not seen.pods_left, "quota goes back when no pod is left"
         assert write is Write.FINISH or not seen.gang_left
     if write in (Write.CREATE, Write.AMEND):
-        assert not seen.job.active
+        assert not seen.job.is_active

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from grpo_operator.admission.checks import queue_problem
-from grpo_operator.kueue.pod_sets import Contradiction, Flavor, placed, planned, pod_sets, shape
-from grpo_operator.kueue.workload_manifest import Priority, amended, workload
+from grpo_operator.kueue.pod_sets import Contradiction, Flavor, place_job, plan_of_workload, pod_sets, shape
+from grpo_operator.kueue.workload_manifest import Priority, queue_patch, workload
 from grpo_operator.pods.manifests import attempt_of, engines_job, indexed_job
 from grpo_operator.records.names import workload_name
 from tests.unit.kueue_world import QUEUED, admitted, make_workload
@@ -40,13 +40,13 @@ def test_one_workload_of_the_grpojob_has_a_pod_set_for_each_role() -> None:
 
 def test_a_priority_of_no_class_is_a_number_alone() -> None:
     assert "priorityClassRef" not in workload(make_job(QUEUED), PLAN, Priority(), PODS)["spec"]
-    assert amended(make_job(QUEUED), Priority())["spec"]["priorityClassRef"] is None
-    of_pods = amended(make_job(QUEUED), Priority(3, "PriorityClass", "low"))["spec"]["priorityClassRef"]
+    assert queue_patch(make_job(QUEUED), Priority())["spec"]["priorityClassRef"] is None
+    of_pods = queue_patch(make_job(QUEUED), Priority(3, "PriorityClass", "low"))["spec"]["priorityClassRef"]
     assert of_pods["group"] == "scheduling.k8s.io"
 
 
 def test_a_workload_remembers_its_plan() -> None:
-    found = planned(make_workload(plan=GPU_PLAN, job=make_job(GPU_QUEUED, {"attempt": 3}, generation=5)))
+    found = plan_of_workload(make_workload(plan=GPU_PLAN, job=make_job(GPU_QUEUED, {"attempt": 3}, generation=5)))
     assert found
     assert (found.plan, found.attempt, found.generation) == (GPU_PLAN, 3, 5)
 
@@ -103,7 +103,7 @@ def template(status: dict[str, Any], *flavors: Flavor, engines: bool = False) ->
     body = engines_job(attempt, PODS) if engines else indexed_job(attempt, PODS)
     assert body
     before = json.dumps(body)
-    found: dict[str, Any] = placed(body, make_workload(status, plan=plan), flavors)["spec"]["template"]
+    found: dict[str, Any] = place_job(body, make_workload(status, plan=plan), flavors)["spec"]["template"]
     assert json.dumps(body) == before
     return found
 
@@ -180,5 +180,5 @@ def test_the_queue_is_the_labels_or_the_placements(label: str, placed_in: str | 
     assert job.queue_name == "a"
     assert job.spec
     assert job.spec.placement.queue_name == "a"
-    assert not job.competes
+    assert not job.is_competing
     assert job.key == KEY

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_kube.objects.json_reader import Unreadable
-from grpo_operator.kueue.workload_manifest import cleared
+from grpo_operator.kueue.workload_manifest import status_without_admission
 from grpo_operator.records.workloads import MAX_UPDATES, workload_record
 from tests.generated import cases
 from tests.unit.kueue_world import admitted, evicted, make_item, make_workload, told
@@ -21,7 +21,7 @@ def test_what_an_eviction_gives_back() -> None:
     for reason, comes_back in (("Preempted", "True"), ("NodeFailures", "True"), ("Deactivated", "False")):
         item = make_item(evicted(reason) | {"requeueState": {"count": 1}})
         before = {one["type"]: one for one in item["status"]["conditions"]}
-        found = cleared(item, NOW)
+        found = status_without_admission(item, NOW)
         assert found["admission"] is None
         after = {one["type"]: one for one in found["conditions"]}
         assert {kind: one["status"] for kind, one in after.items()} == {
@@ -30,7 +30,7 @@ def test_what_an_eviction_gives_back() -> None:
         }  # fmt: skip
         assert after["Evicted"] == before["Evicted"], "Kueue's own stays as it is"
         assert after["Requeued"]["reason"] == reason
-    found = cleared(make_item(evicted("DeactivatedDueToAdmissionCheck")), NOW)
+    found = status_without_admission(make_item(evicted("DeactivatedDueToAdmissionCheck")), NOW)
     assert "Deactivated" in [one["reason"] for one in found["conditions"] if one["type"] == "Requeued"]
 
 
@@ -38,7 +38,7 @@ def test_what_others_say_gives_way_where_there_is_no_room() -> None:
     others = [told(f"example.com/Says{number}") for number in range(13)]
     item = make_item(evicted())
     item["status"]["conditions"] = [*others, *item["status"]["conditions"]]
-    found = [one["type"] for one in cleared(item, NOW)["conditions"]]
+    found = [one["type"] for one in status_without_admission(item, NOW)["conditions"]]
     assert len(found) == 16
     assert {"QuotaReserved", "Admitted", "Evicted", "PodsReady", "Requeued"} <= set(found)
 

@@ -13,7 +13,7 @@ from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.loop.caches import Caches
-from grpo_operator.loop.workload_sync import Workloads, sync_dispatched, unseen
+from grpo_operator.loop.workload_sync import Workloads, sync_dispatched, unseen_message
 from grpo_operator.pods.manifests import attempt_of, indexed_job
 from grpo_operator.records.names import RESOURCE_FLAVORS, WORKLOAD_PRIORITIES, WORKLOADS
 from grpo_operator.records.records import GRPOJobRecord
@@ -255,14 +255,14 @@ async def test_the_pods_go_where_the_flavors_are_and_a_missing_one_starts_none()
     assert seen.job.spec
     body = indexed_job(attempt_of(seen.job, seen.job.spec, PLAN, 1), PODS)
     with pytest.raises(NotFound, match="resourceflavors/default"):
-        await world.workloads.placed(seen, body)
+        await world.workloads.place_job(seen, body)
     spec = {"nodeLabels": {"pool": "a"}, "tolerations": [{"key": "a"}], "nodeTaints": [{"key": "b"}]}
     world.keep(RESOURCE_FLAVORS, {"metadata": {"name": "default"}, "spec": spec})
-    found = (await world.workloads.placed(seen, body))["spec"]["template"]["spec"]
+    found = (await world.workloads.place_job(seen, body))["spec"]["template"]["spec"]
     assert (found["nodeSelector"], found["tolerations"]) == ({"pool": "a"}, [{"key": "a"}])
 
 
 def test_why_workloads_can_not_be_seen() -> None:
-    assert unseen("", forbidden=False) == ""
-    assert "has no Kueue" in unseen("404", forbidden=False)
-    assert "may not see" in unseen("403", forbidden=True)
+    assert unseen_message("", forbidden=False) == ""
+    assert "has no Kueue" in unseen_message("404", forbidden=False)
+    assert "may not see" in unseen_message("403", forbidden=True)

@@ -8,7 +8,14 @@ from grpo_api.job import parse_spec
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_operator.pods.manifests import Attempt, attempt_of, checkpoint_volume_claim, indexed_job, training_plan
 from grpo_operator.pods.namespace_objects import rendezvous_service
-from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_JOB, LABEL_UID, MANAGER, inherited
+from grpo_operator.records.names import (
+    LABEL_ATTEMPT,
+    LABEL_COMPONENT,
+    LABEL_JOB,
+    LABEL_UID,
+    MANAGER,
+    inheritable_metadata,
+)
 from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, PODS, SPEC, UID, make_job
 
 
@@ -77,8 +84,8 @@ def test_metadata_that_means_something_else_on_a_child_stays_on_the_grpojob() ->
                "kueue.x-k8s.io/priority-class", "kueue.x-k8s.io/prebuilt-workload-name",
                "container.apparmor.security.beta.kubernetes.io/trainer", "batch.kubernetes.io/job-name", "job-name",
                "controller-uid")  # fmt: skip
-    assert inherited(kept | dict.fromkeys(dropped, "x")) == kept
-    assert inherited(None) == {}
+    assert inheritable_metadata(kept | dict.fromkeys(dropped, "x")) == kept
+    assert inheritable_metadata(None) == {}
 
 
 def test_the_plan_reaches_the_pod_as_a_file_and_reads_back_the_same() -> None:

@@ -64,7 +64,7 @@ async def test_the_metrics_hold_no_series_of_a_job_whatever_comes_and_goes() -> 
     families = {one.name: len(one.samples) for one in metrics.registry.collect()}
     for number in range(1000):
         before = make_job(status=active_status(conditions=[]), name=f"job-{number}", uid=f"uid-{number}")
-        metrics.wrote(before, after(number), NOW)
+        metrics.record_status_write(before, after(number), NOW)
     assert {one.name: len(one.samples) for one in metrics.registry.collect()} == families
     assert metrics.registry.get_sample_value(RESTARTS.name, {"reason": "Hang"}) == 500
     assert metrics.registry.get_sample_value(RESTARTS.name, {"reason": "OutOfMemory"}) == 0

@@ -24,7 +24,7 @@ from grpo_operator.loop.progress import Target, http_fetch
 from grpo_operator.loop.tokens import Tokens
 from grpo_operator.process import settings
 from grpo_operator.process.job_metrics import JobMetrics
-from grpo_operator.process.metrics_server import Metrics, application, served
+from grpo_operator.process.metrics_server import Metrics, application, serve_pages
 from grpo_operator.records.records import PodRecord
 from harness.controlplane import free_port
 from tests.unit.operator_world import GPU_PLAN, NOW, active_status, make_job
@@ -139,10 +139,10 @@ async def test_the_pages_tell_health_and_metrics() -> None:
     metrics, jobs = Metrics(queue, 4), JobMetrics(lambda: [job], lambda: NOW)
     metrics.read({UNREADABLE_OBJECTS: lambda: {"pods": 2}, HEARD: lambda: {"pods": 1.7e9}})
     metrics.read({LEADER: lambda: {"": 1.0}, TAKEOVER: lambda: {"": 2.5}})
-    metrics.waited(0.2)
-    metrics.worked(0.01, "success")
-    metrics.requested("PATCH", "grpojobs", 200)
-    metrics.pulled("error")
+    metrics.record_wait(0.2)
+    metrics.record_reconcile(0.01, "success")
+    metrics.record_request("PATCH", "grpojobs", 200)
+    metrics.record_pull("error")
     problems = ["", "not listed yet: pods"]
     pages = application(
         metrics.registry, jobs.text, lambda: problems[0], lambda: problems[1], lambda: "not served now: pods/b"
@@ -275,7 +275,7 @@ async def test_the_pages_are_served_over_ipv4_and_ipv6(address: str, asked: str)
     metrics, jobs = Metrics(WorkQueue(), 4), JobMetrics(list, lambda: NOW)
     pages = application(metrics.registry, jobs.text, str, str, str)
     port = free_port()
-    async with served(pages, address, port), ClientSession() as session:
+    async with serve_pages(pages, address, port), ClientSession() as session:
         answer = await session.get(f"http://{asked}:{port}/healthz")
         assert answer.status == 200
 

@@ -11,7 +11,7 @@ from grpo_api.report.report import Progress
 from grpo_api.text.contract import HEADER, is_shown
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed
-from grpo_operator.loop.progress import MAX_ANSWER, ProgressPuller, PullFailed, Target, http_fetch, pulled
+from grpo_operator.loop.progress import MAX_ANSWER, ProgressPuller, PullFailed, Target, http_fetch, next_pull
 from grpo_operator.loop.tokens import Tokens
 from tests.unit.test_kube_client import Handler, serving
 
@@ -132,7 +132,7 @@ def test_events_are_progress_except_while_it_trains(stage: str, advances: bool) 
     def answer(events: int) -> Progress:
         return Progress(attempt=1, stage=stage, step=2, events=events)
 
-    first = pulled(None, answer(4), Observed(10.0))
-    same, later = pulled(first, answer(4), Observed(20.0)), pulled(first, answer(5), Observed(20.0))
+    first = next_pull(None, answer(4), Observed(10.0))
+    same, later = next_pull(first, answer(4), Observed(20.0)), next_pull(first, answer(5), Observed(20.0))
     assert same.advanced_at == Observed(10.0)
     assert later.advanced_at == Observed(20.0 if advances else 10.0)

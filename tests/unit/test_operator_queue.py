@@ -117,10 +117,10 @@ class Notes(Observer):
     def __init__(self) -> None:
         self.results: list[str] = []
 
-    def waited(self, seconds: float) -> None:
+    def record_wait(self, seconds: float) -> None:
         assert seconds >= 0
 
-    def worked(self, seconds: float, result: str) -> None:
+    def record_reconcile(self, seconds: float, result: str) -> None:
         assert seconds >= 0
         self.results.append(result)
 

@@ -10,7 +10,7 @@ from grpo_api.plan.learned import MAX_REPLANS, Learned
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.status.status import GRPOJobStatus
 from grpo_operator.admission.inventory import node_facts
-from grpo_operator.admission.resume_plan import anew, learning, resumed
+from grpo_operator.admission.resume_plan import learning, plan_again, reuse_plan
 from grpo_operator.admission.scheduler import CycleInput, restart
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action, Decision
@@ -69,7 +69,7 @@ def committed(seen: Observation) -> GRPOJobStatus:
     decision = judged(seen)
     assert decision.action is Action.ADMIT, decision
     assert decision.learned is not None
-    answer = resumed(learning(seen.job, decision.learned), THERE)
+    answer = reuse_plan(learning(seen.job, decision.learned), THERE)
     assert answer is not None
     assert answer.chosen is not None, answer.message
     return build(seen, replace(decision, action=Action.COMMIT, plan=answer.chosen))
@@ -117,7 +117,7 @@ def test_the_queue_gives_a_gang_that_starts_again_its_new_plan() -> None:
 def test_a_plan_that_answers_a_shortfall_is_kept_for_other_ends() -> None:
     status = committed(ran_out())
     second = make_job(SPEC, to_json(status))
-    again = resumed(second, THERE)
+    again = reuse_plan(second, THERE)
     assert again is not None
     assert again.chosen == status.plan
 
@@ -127,7 +127,7 @@ def test_a_gang_that_queues_meanwhile_remembers_it() -> None:
     queued = build(seen, replace(judged(seen), action=Action.QUEUE, reason="WaitingForGPUs", plan=None))
     assert queued.learned is not None
     waiting = make_job(SPEC, to_json(queued))
-    answer = resumed(waiting, THERE)
+    answer = reuse_plan(waiting, THERE)
     assert answer is not None
     assert answer.chosen is not None
     assert answer.chosen.gradient_checkpointing
@@ -205,7 +205,7 @@ def undone(seen: Observation, checkpoint: int | None) -> GRPOJobRecord:
 def answered(job: GRPOJobRecord, there: Inventory) -> PlanResult:
     """As the queue does: what goes on, else what is planned anew."""
     assert job.spec is not None
-    return resumed(job, there) or anew(job, job.spec, lambda spec, known: plan_job(spec, there, learned=known))
+    return reuse_plan(job, there) or plan_again(job, job.spec, lambda spec, known: plan_job(spec, there, learned=known))
 
 
 def test_only_without_a_checkpoint_may_sharding_and_gpus_change() -> None:
@@ -232,7 +232,7 @@ def test_an_adapter_never_takes_the_place_of_all_parameters() -> None:
     plans = ((one_of, plan_job(seen.job.spec, one, learned=one_of)) for one_of in known)
     learned_so = next(one_of for one_of, plan in plans if plan.chosen and plan.chosen.method == "LoRA")
     job = learning(seen.job, learned_so)
-    found = anew(job, seen.job.spec, lambda spec, known: plan_job(spec, one, learned=known))
+    found = plan_again(job, seen.job.spec, lambda spec, known: plan_job(spec, one, learned=known))
     assert found.chosen is None
     assert "The job ran out of memory with 1 plan" in found.message
 

@@ -67,7 +67,7 @@ def test_a_job_waits_for_checkpoints_that_can_not_be_named(other: GRPOJobRecord 
     assert decision.look_again
     status, reason, _ = of_type(after(look, decision), "Admitted")
     assert (status, reason) == ("False", "WaitingForCheckpoint")
-    assert not look.job.wants_admission
+    assert not look.job.is_waiting_for_admission
 
 
 @pytest.mark.parametrize("more", [{}, FAILED])

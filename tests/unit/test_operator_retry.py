@@ -62,8 +62,8 @@ def test_a_retried_job_counts_anew_and_queues_as_any() -> None:
     for kind in ("Failed", "Admitted", "Running"):
         assert of_type(status, kind)[:2] == ("False", "Retrying")
     job = stored(seen.job, status)
-    assert not job.finished
-    assert not job.active
+    assert not job.is_finished
+    assert not job.is_active
     assert judged(make_seen(job)).action is Action.ADMIT
 
 

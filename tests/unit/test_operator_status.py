@@ -168,7 +168,7 @@ def test_failure_is_the_opposite_of_success() -> None:
 def test_suspension_stops_the_clock() -> None:
     status = after(running(activeSeconds=30), Decision(Action.SUSPEND, "Suspended", "spec.suspend is true"))
     assert (status.phase, status.active_seconds, status.attempt_start_time) == ("Suspended", 90, None)
-    assert not stored(make_job(), status).active
+    assert not stored(make_job(), status).is_active
 
 
 def test_a_job_that_resumes_into_the_line_is_no_longer_suspended() -> None:

@@ -46,11 +46,11 @@ class Story:
         self.traces = AttemptTraces(self.spans.append, every=10, version="1")
 
     def wrote(self, before: GRPOJobRecord, after: GRPOJobRecord, now: float) -> None:
-        self.traces.wrote(before, after.status, NOW + now)
+        self.traces.record_status(before, after.status, NOW + now)
 
     def looked(self, job: GRPOJobRecord, *things: Any, now: float, pull: Progress | None = None) -> None:
         heard = Pull(pull, Observed(NOW), Observed(NOW)) if pull else None  # just now
-        self.traces.looked(make_seen(job, *things, pull=heard, now=NOW + now))
+        self.traces.record_observation(make_seen(job, *things, pull=heard, now=NOW + now))
 
     def take(self) -> list[tuple[str, float, float]]:
         """What was told since: name, begin, end."""
@@ -97,7 +97,7 @@ def test_an_attempt_s_spans_follow_each_other_and_lie_in_it() -> None:
         ("scoring", -45.0, -44.0), ("training", -44.0, -42.0),
     ]  # fmt: skip
     story.looked(job(), *PODS, now=20, pull=told(10, clock(generating=40, training=22, saving=4), FIRST, TENTH))
-    root = Trace.of(job(), 1, "1").span_id(traces.ATTEMPT)
+    root = Trace.of_attempt(job(), 1, "1").span_id(traces.ATTEMPT)
     assert [one.parent == root for one in story.spans] == [True, False, False, False]
     assert [name for name, *_ in story.take()] == ["step", "generating", "training", "saving"]
 
@@ -176,7 +176,7 @@ def test_a_new_operator_goes_on_where_the_status_says_that_the_old_one_was() -> 
     pull = Progress(attempt=2, step=11, resumed_from_step=10, account=Account(clock=clock(generating=1)))
     story.looked(of_attempt_2, make_child(2), make_pod(0, 2), make_pod(1, 2), now=0, pull=pull)
     assert [name for name, *_ in story.take()] == ["loaded", "proven"], "those numbers were the first attempt's"
-    story.traces.gone(KEY, NOW + 1)
+    story.traces.end_job(KEY, NOW + 1)
     assert [(one.name, one.attributes) for one in story.spans] == [("attempt", {"grpo.result": "Deleted"})]
 
 
@@ -221,7 +221,7 @@ def test_traces_tell_the_truth_over_losses_and_restarts_of_the_operator(chance: 
 
 def test_ids_follow_from_job_attempt_name_and_number_alone() -> None:
     def ids(uid: str = UID, attempt: int = 1, name: traces.SpanName = traces.STEP, number: int = 0) -> tuple[str, str]:
-        trace = Trace.of(make_job(uid=uid), attempt, "1")
+        trace = Trace.of_attempt(make_job(uid=uid), attempt, "1")
         return trace.id, trace.span_id(name, number)
 
     other = [ids("other"), ids(attempt=2), ids(name=traces.QUEUED), ids(number=1)]
@@ -240,7 +240,9 @@ def test_a_trace_has_so_many_steps_and_no_more(every: int, total: int) -> None:
     liar, spans = Rank0Spans(every), 0
     for number in range(1, 2 * traces.MAX_STEPS):
         told_ = replace_step(TENTH, number * stride)
-        spans += len(list(liar.told(Trace.of(make_job(), 1, "1"), told(1, clock(generating=1), told_), NOW, NOW)))
+        spans += len(
+            list(liar.report_spans(Trace.of_attempt(make_job(), 1, "1"), told(1, clock(generating=1), told_), NOW, NOW))
+        )
     assert spans <= 2 + traces.MAX_STEPS * 5
 
 

@@ -68,18 +68,18 @@ def test_whatever_comes_spans_are_once_in_order_and_in_their_attempt(news: list[
     for number, (passed, status, progress, pods, what) in enumerate(news):
         now += passed
         if what == "gone":
-            following.gone(KEY, now)
+            following.end_job(KEY, now)
             uid = f"uid-{number}"
             known = make_job(uid=uid)
         elif what == "write":
-            following.wrote(known, GRPOJobStatus.model_validate(status), now)
+            following.record_status(known, GRPOJobStatus.model_validate(status), now)
             known = make_job(status=status, uid=uid)
         else:
             n = known.status.attempt
             things: list[JobRecord | PodRecord] = [make_child(n, uid)] if n else []
             things += [make_pod(index, n, owner=uid) for index in range(pods)] if n else []
             pull = Pull(progress, Observed(NOW - 1), Observed(NOW - 1))
-            following.looked(make_seen(known, *things, pull=pull, now=now))
+            following.record_observation(make_seen(known, *things, pull=pull, now=now))
     assert all(one.begin <= one.end for one in spans)
     told: dict[str, dict[str, Span]] = {}
     for one in spans:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_api.status.usage import AttemptUsage, GPUSeconds, PodTime, Usage
 from grpo_api.text.timing import LAST_TIME, Beginning, Clock
-from grpo_operator.usage.gpu_time import SUCCEEDED, divided, kept_clocks, sum_states
+from grpo_operator.usage.gpu_time import SUCCEEDED, divide_by_state, kept_clocks, sum_states
 from tests.generated import cases
 from tests.unit.operator_world import at
 from tests.unit.usage_world import LOSSES, World
@@ -57,7 +57,7 @@ RECORDS = st.builds(
 @given(st.lists(RECORDS, max_size=4))
 def test_whatever_a_trainer_says_of_its_time_it_divides_no_more_than_was_held(records: list[AttemptUsage]) -> None:
     for record, kept in zip(records, kept_clocks(records), strict=True):
-        part = divided(record, kept, at(100))
+        part = divide_by_state(record, kept, at(100))
         held = (record.gone_seconds + sum(pod.seconds or 0.0 for pod in record.pods)) / record.nodes * record.gpus
         assert part.total == pytest.approx(held, rel=1e-6, abs=0.1)
         assert min(part.model_dump().values()) >= 0.0
@@ -77,16 +77,16 @@ def test_what_a_rollback_goes_back_behind_is_lost_too() -> None:
     earlier = Beginning(attempt=1, clock=Clock(loading=20, training=30, saving=5))
     after = [*before, record(3, began_at=earlier)]
     assert [clock.training for clock in kept_clocks(after)] == [30, 0, 0]
-    first = divided(after[0], kept_clocks(after)[0], at(200))
+    first = divide_by_state(after[0], kept_clocks(after)[0], at(200))
     # 30 s of training and 5 of saving are done again, and the 5 s after the last word are gone with them
     assert (first.training, first.saving, first.lost, first.loading, first.other) == (30, 5, 40, 20, 5)
 
 
 def test_work_of_an_attempt_that_succeeded_is_kept_without_a_checkpoint() -> None:
-    part = divided(record(1, ended=SUCCEEDED), Clock(), at(200))
+    part = divide_by_state(record(1, ended=SUCCEEDED), Clock(), at(200))
     assert (part.training, part.lost, part.other) == (60, 0, 10)
 
 
 def test_an_attempt_that_dies_while_it_loads_loses_no_training() -> None:
-    part = divided(record(1, ended="Preempted", clock=Clock(loading=30)), Clock(), at(200))
+    part = divide_by_state(record(1, ended="Preempted", clock=Clock(loading=30)), Clock(), at(200))
     assert (part.loading, part.lost, part.other) == (95, 0, 5)

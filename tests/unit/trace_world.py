@@ -49,8 +49,8 @@ class TracedWorld(World):
             self.told += [[] for _ in range(self.restarts + 1 - len(self.told))]
             self._traces = AttemptTraces(self.told[-1].append, every=EVERY, version="1")
             self.attempts_over_restarts |= {seen.job.status.attempt, status.attempt}
-        self._traces.looked(seen)
-        self._traces.wrote(seen.job, status, seen.now)
+        self._traces.record_observation(seen)
+        self._traces.record_status(seen.job, status, seen.now)
         super()._act(seen, decision)
 
     def _pull(self, attempt: int) -> Pull | None:

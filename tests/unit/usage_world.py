@@ -99,7 +99,7 @@ class World:
         seen = replace(
             seen, deleted_pods=tuple(self._pod(pod) for gang in self.gangs for pod in gang.pods if self._left(pod))
         )
-        if job.active:
+        if job.is_active:
             seen = replace(seen, pull=self._pull(job.status.attempt))
         decision = decide(seen, Limits())
         if decision.action is Action.ADMIT:

@@ -7,7 +7,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.status.status import ResumeSource
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods.manifests import Attempt
-from grpo_operator.records.names import inherited
+from grpo_operator.records.names import inheritable_metadata
 
 TRAINER_IMAGE = "grpo-trainer"
 """Stands for the image that the operator was installed with, where no flag says it."""
@@ -23,7 +23,7 @@ def build_attempt(
         spec=spec,
         plan=plan,
         number=number,
-        labels=inherited(metadata.get("labels")),
-        annotations=inherited(metadata.get("annotations")),
+        labels=inheritable_metadata(metadata.get("labels")),
+        annotations=inheritable_metadata(metadata.get("annotations")),
         source=source,
     )

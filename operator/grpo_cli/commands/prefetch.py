@@ -83,7 +83,7 @@ def _one(options: Namespace, name: str, spec: GRPOJobSpec) -> int:
     if not hub_names(spec):
         print(f"{name}: nothing to fetch: its models and its dataset are folders")
         return 0
-    body = prefetch_job(ObjectKey(options.namespace or "", name), spec, pod_defaults.given(options))
+    body = prefetch_job(ObjectKey(options.namespace or "", name), spec, pod_defaults.defaults_from_flags(options))
     holder = _start(options, body)
     return _followed(options, prefetch_name(name), holder)
 

@@ -40,7 +40,7 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Prints YAML documents in the order in which the operator creates the objects."""
     attempts = _planned(options) if options.filename else [_committed(options)]
-    objects = [item for one in attempts for item in _objects(one, pod_spec.given(options))]
+    objects = [item for one in attempts for item in _objects(one, pod_spec.defaults_from_flags(options))]
     print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
     return 0
 

@@ -123,7 +123,7 @@ class JsonObject:
     def reason_and_message(self) -> str:
         """`reason: message`, as far as they are there, cut to what a status takes."""
         texts = (self.text("reason", MAX_OBJECT), self.text("message", MAX_OBJECT))
-        return cut(": ".join(text for text in texts if text), MAX_SENTENCE)
+        return truncate(": ".join(text for text in texts if text), MAX_SENTENCE)
 
     def condition(self, kind: str) -> "JsonObject":
         """Return the condition of this type from the list `conditions`; an empty object if it is absent."""
@@ -136,7 +136,7 @@ class JsonObject:
         if not name or not above:
             return name or above
         if "/" in name or "." in name:
-            return f"{above}[{cut(name, 80)}]"
+            return f"{above}[{truncate(name, 80)}]"
         return f"{above}.{name}"
 
     def _raise(self, name: str, wanted: str) -> str:
@@ -146,7 +146,7 @@ class JsonObject:
         return Unreadable(f"{self._path(name)}: {_shown(self._fields.get(name))} is not {wanted}")
 
 
-def reported(part: JsonObject, name: str) -> Reported | None:
+def reported_time(part: JsonObject, name: str) -> Reported | None:
     """A timestamp of another's clock that is only counted with: None when it is absent or can't be read."""
     try:
         found = part.time(name)
@@ -156,9 +156,9 @@ def reported(part: JsonObject, name: str) -> Reported | None:
 
 
 def _shown(value: object) -> str:
-    return cut(repr(value), 80)
+    return truncate(repr(value), 80)
 
 
-def cut(text: str, most: int) -> str:
+def truncate(text: str, most: int) -> str:
     """The text, its end replaced by an ellipsis when it has more characters than that."""
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -17,7 +17,7 @@ from grpo_planner.hardware.inventory import Inventory, Node
 from ..pods.roles import Role, roles
 from ..records.records import GRPOJobRecord
 from .inventory import Amounts, Cards, NodeFacts, PodFacts, planner_node, takers
-from .node_fit import Suitability, Suitable, lacks, pod_amounts
+from .node_fit import Suitability, Suitable, is_short_of, pod_amounts
 from .snapshot import Snapshot
 
 MOST_HOLDERS = 3
@@ -36,7 +36,7 @@ class Claim:
 
 def claim_of(job: GRPOJobRecord) -> Claim | None:
     """The claim of a job whose attempt was committed."""
-    if not job.active or not job.competes:
+    if not job.is_active or not job.is_competing:
         return None
     plan = job.status.plan
     if plan is None or not plan.gpus:
@@ -84,9 +84,9 @@ class Capacity:
         """Reserves nodes for the pods of a role that an admitted gang still lacks."""
         job, attempt = claim.job, str(claim.attempt)
         own = [pod for pod in self._pods.get(job.uid, ()) if pod.attempt == attempt]
-        bound = [pod.node for pod in own if pod.engine == role.engines]
+        bound = [pod.node for pod in own if pod.engine == role.is_engines]
         # pods that are bound take their node already; ranks will each go to a node without one of them
-        if role.engines:
+        if role.is_engines:
             there, missing = set[str](), role.plan.nodes - len(bound)
         else:
             there = set(bound)
@@ -104,11 +104,11 @@ class Capacity:
                 grpojob=job.name,
                 grpojob_uid=job.uid,
                 attempt=attempt,
-                engine=role.engines,
+                engine=role.is_engines,
             )
             self._reserved.append(reserved)
 
-    def bound(self, job: GRPOJobRecord) -> bool:
+    def has_bound_pod(self, job: GRPOJobRecord) -> bool:
         """True if any pod of the job has a node."""
         return job.uid in self._pods
 
@@ -158,7 +158,7 @@ class Capacity:
         for node, found in suitable.nodes:
             seen = self._planner_nodes(node, found)
             # cards that no pod can be given, since the RDMA beside them is taken, are not free
-            if suitable.extra and lacks(node, self._taken[node.name], suitable.extra):
+            if suitable.extra and is_short_of(node, self._taken[node.name], suitable.extra):
                 seen = tuple(replace(one, gpus_free=0) for one in seen)
             yield from seen
 
@@ -208,7 +208,7 @@ class Capacity:
     def _most(self, role: Role) -> int:
         """How many pods of the role may be on one node: ranks keep apart, and of engines that ask for more than GPUs,
         memory and cores nobody counts here how many a node has room for."""
-        if not role.engines or self._suitable_for(role).extra:
+        if not role.is_engines or self._suitable_for(role).extra:
             return 1
         return role.plan.nodes
 
@@ -228,18 +228,18 @@ class Capacity:
 
     def _suitable_for(self, role: Role, avoided: Sequence[str] = ()) -> Suitable:
         """Nodes that pods of the role may be bound to."""
-        return self._suitability.suitable_nodes(role.spec, avoided, disk=not role.engines)
+        return self._suitability.suitable_nodes(role.spec, avoided, disk=not role.is_engines)
 
     def _matching(self, job: GRPOJobRecord, role: Role) -> list[Node]:
         """The job's nodes that have the role's GPUs, as they are now."""
         there = self._inventory(self._suitable_for(role, job.status.avoided_nodes))
-        return [node for node in there.nodes if matches(node, role.plan)]
+        return [node for node in there.nodes if has_gpus_for(node, role.plan)]
 
     def _wide(self, job: GRPOJobRecord, role: Role) -> list[Node]:
         """Those of them that are large enough for one of its pods, whatever runs there."""
         return [node for node in self._matching(job, role) if node.gpus_total >= role.plan.gpus_per_node]
 
-    def fits(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
+    def has_room_now(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
         """True if a plan that is fixed already fits what is free, all of its roles together; where that can't be seen,
         the scheduler decides."""
         if job.spec is None:
@@ -268,7 +268,7 @@ class Capacity:
             for name, amounts in taken:
                 self._take(name, amounts, -1.0)
 
-    def possible(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
+    def has_nodes_for(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
         """True if a plan that is fixed already fits the nodes that there are, whatever runs on them."""
         return all(self._could_hold(job, role) >= role.plan.nodes for role in gpu_roles(job, plan))
 
@@ -292,7 +292,7 @@ class Capacity:
         if others:
             total = sum(count for _, count in others)
             parts.append(f"{total} by {len(others)} others")
-        preposition, noun = ("for", "engine") if role.engines else ("on", "node")
+        preposition, noun = ("for", "engine") if role.is_engines else ("on", "node")
         plural = "" if plan.nodes == 1 else "s"
         product = plan.gpu_product or plan.gpu_resource
         return f"needs {plan.gpus} × {product} {preposition} {plan.nodes} {noun}{plural}; {', '.join(parts)}"
@@ -302,7 +302,7 @@ class Capacity:
         suitable = self._suitable_for(role, job.status.avoided_nodes)
         key = (suitable, role.plan.gpu_resource, role.plan.gpu_product)
         if key not in self._holders:
-            names = {node.name for node in self._inventory(suitable).nodes if matches(node, role.plan)}
+            names = {node.name for node in self._inventory(suitable).nodes if has_gpus_for(node, role.plan)}
             pods = (pod for pod in (*self._snapshot.gpu_pods, *self._reserved) if pod.node in names)
             self._holders[key] = takers(pods, role.plan.gpu_resource)
         return {holder: count for holder, count in self._holders[key].items() if holder != str(job.key)}
@@ -323,7 +323,7 @@ def widest_first(role: Role) -> tuple[int, int]:
     return -role.plan.gpus_per_node, -role.plan.nodes
 
 
-def matches(node: Node, plan: ExecutionPlan) -> bool:
+def has_gpus_for(node: Node, plan: ExecutionPlan) -> bool:
     """True if the node has the plan's GPUs."""
     return node.gpu_resource == plan.gpu_resource and node.gpu_product == plan.gpu_product
 

@@ -49,7 +49,7 @@ def _amounts(spec: GRPOJobSpec, trainer: Mapping[str, Any], kind: str = "request
     return pod_requests(JsonObject({"containers": [{"resources": trainer}], "initContainers": others}), kind)
 
 
-def reports_disk(nodes: Iterable[NodeFacts]) -> bool:
+def has_disk_report(nodes: Iterable[NodeFacts]) -> bool:
     """True if any of the nodes reports its ephemeral storage; a kubelet can be configured not to."""
     return any(EPHEMERAL_STORAGE in node.offers for node in nodes)
 
@@ -86,7 +86,7 @@ def _way_out(spec: GRPOJobSpec) -> str:
     return ways + split if spec.checkpoint.store else ways
 
 
-def lacks(node: NodeFacts, taken: Amounts, extra: Amounts) -> bool:
+def is_short_of(node: NodeFacts, taken: Amounts, extra: Amounts) -> bool:
     """True if too little of the extra resources is free on the node now."""
     return any(node.offers.get(name, 0.0) - taken.get(name, 0.0) < value for name, value in extra.items())
 
@@ -151,7 +151,7 @@ class Suitability:
             if usable or warnings:
                 self._gpu_nodes.append((node, tuple(usable), warnings))
         self._cache: dict[str, Suitable] = {}
-        self._reports_disk = reports_disk(node for node, _, _ in self._gpu_nodes)
+        self._reports_disk = has_disk_report(node for node, _, _ in self._gpu_nodes)
 
     def suitable_nodes(self, spec: GRPOJobSpec, avoided: Sequence[str] = (), *, disk: bool = True) -> Suitable:
         """The nodes for a spec, without those that its pods are kept away from.

@@ -38,7 +38,7 @@ from ..pods.pod_spec import PodDefaults
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from .checks import plan_problem, queue_problem, spec_problem
-from .node_fit import reports_disk
+from .node_fit import has_disk_report
 from .resume_plan import WANT_OF_MEMORY, learning
 from .scheduler import Cycle, CycleInput, Plans, Verdict, empty_nodes, plan_without_queue, refusal, restart, schedule
 from .snapshot import Snapshot, SnapshotSource
@@ -101,7 +101,7 @@ class AdmissionQueue:
         """Record a job after a reconcile (None: gone or unreadable); wake a pass if the queue's view of it changed."""
         job = job or self._jobs.get(key)
         mark: _Mark | None = None
-        if job and not job.finished and job.competes:
+        if job and not job.is_finished and job.is_competing:
             mark = self._mark(job)
         if mark == self._marks.get(key):
             return
@@ -113,7 +113,7 @@ class AdmissionQueue:
 
     def _mark(self, job: GRPOJobRecord) -> _Mark:
         pauses = pausing(job, self._clock(), self._limits) > 0
-        return _Mark(job.uid, job.generation, job.wants_admission, job.active, job.status.attempt, pauses)
+        return _Mark(job.uid, job.generation, job.is_waiting_for_admission, job.is_active, job.status.attempt, pauses)
 
     async def run(self) -> None:
         """Runs passes when they are due, until cancelled."""
@@ -208,10 +208,10 @@ class AdmissionQueue:
             return _decision(asked, refusal(job, problem))
         if job.queue_name:
             return await self._queued(seen, asked, job)
-        if not job.competes:
+        if not job.is_competing:
             return _decision(asked, plan_without_queue(self._cpus(), job, job.spec))
         # A gang that restarts is answered at once, ahead of the queue: its GPUs stand still until then.
-        if job.active:
+        if job.is_active:
             avoided = asked.avoided_nodes
             return _decision(asked, self._restart(job if avoided is None else job.avoiding(avoided)))
         verdict = self._publisher.verdict_for(job.uid)
@@ -245,7 +245,7 @@ class AdmissionQueue:
     def _cpus(self) -> Inventory:
         """What a job on CPUs is planned on: no nodes, only whether they report their disks, as far as that is known."""
         try:
-            return Inventory(reports_disk=reports_disk(self._facts.take().nodes))
+            return Inventory(reports_disk=has_disk_report(self._facts.take().nodes))
         except ClusterError:
             return Inventory()
 

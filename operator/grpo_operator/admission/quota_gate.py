@@ -14,7 +14,7 @@ from ..records.records import GRPOJobRecord
 from .checks import Problem
 from .inventory import Amounts
 from .node_fit import pod_amounts, pod_limits
-from .snapshot import QuotaFacts, Snapshot, counts
+from .snapshot import QuotaFacts, Snapshot, is_in_scope
 
 PODS = ("pods", "count/pods")
 JOBS = "count/jobs.batch"
@@ -94,7 +94,7 @@ class Allowance:
 
     def _quotas(self, job: GRPOJobRecord, spec: GRPOJobSpec) -> list[QuotaFacts]:
         name = spec.placement.priority_class_name or self._snapshot.default_priority
-        return [quota for quota in self._snapshot.quotas.get(job.key.namespace, ()) if counts(quota, name)]
+        return [quota for quota in self._snapshot.quotas.get(job.key.namespace, ()) if is_in_scope(quota, name)]
 
 
 def _shown(amount: float) -> str:

@@ -37,9 +37,9 @@ def next_plan(
     plan: Callable[[GRPOJobSpec, Learned | None], PlanResult],
 ) -> NextPlan:
     """The plan by which the run goes on, and where none binds it what the planner answers."""
-    if kept := resumed(job, inventory):
+    if kept := reuse_plan(job, inventory):
         return NextPlan(kept, kept=True)
-    return NextPlan(anew(job, spec, plan), kept=False)
+    return NextPlan(plan_again(job, spec, plan), kept=False)
 
 
 def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
@@ -56,7 +56,7 @@ def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
     return None
 
 
-def resumed(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
+def reuse_plan(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
     """Return the kept plan, or why the current spec excludes it; None for a job that is to be planned from its spec."""
     plan = kept_plan(job)
     if plan is None or job.spec is None:
@@ -100,7 +100,7 @@ def _may_be_anew(job: GRPOJobRecord, short: Shortfall) -> bool:
     return not (job.status.progress and job.status.progress.step)
 
 
-def anew(
+def plan_again(
     job: GRPOJobRecord, spec: GRPOJobSpec, plan: Callable[[GRPOJobSpec, Learned | None], PlanResult]
 ) -> PlanResult:
     """What a planner answers on a job; after a shortfall of memory with what was learned, and never by an adapter

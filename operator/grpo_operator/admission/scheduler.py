@@ -149,7 +149,7 @@ def schedule(asked: CycleInput, plans: Plans) -> Cycle:
     look_again: float | None = None
     for job in asked.jobs:
         # an assumed job has its place already, although its status still says that it waits
-        if job.uid in asked.assumed or not job.wants_admission:
+        if job.uid in asked.assumed or not job.is_waiting_for_admission:
             continue
         pause = pausing(job, asked.now, asked.limits)
         if pause:
@@ -182,9 +182,9 @@ def restart(job: GRPOJobRecord, asked: CycleInput) -> Verdict:
             return verdict_of(job, result)
         plan = result.chosen
     # A node that two attempts ended on is avoided only while there are enough nodes without it.
-    avoids = job.creates_pods or capacity.possible(job, plan)
+    avoids = job.should_create_pods or capacity.has_nodes_for(job, plan)
     job = job if avoids else job.avoiding(())
-    admitted = job.creates_pods or capacity.fits(job, plan)
+    admitted = job.should_create_pods or capacity.has_room_now(job, plan)
     return Verdict(
         generation=job.generation,
         plan=plan,
@@ -253,7 +253,7 @@ class _CycleRun:
         # quota.used follows the pods, which the Job controller creates a moment after the commit
         began = seconds(claim.job.status.attempt_start_time)
         left = UNCOUNTED_SECONDS - (self._input.now - began) if began is not None else 0.0
-        if left <= 0 or self._remaining.bound(claim.job):
+        if left <= 0 or self._remaining.has_bound_pod(claim.job):
             return False
         self.seconds_until_counted = max(left, self.seconds_until_counted or 0.0)
         return True
@@ -269,9 +269,9 @@ class _CycleRun:
         """The verdict on one job. A spec that the planner stumbles over must not keep everybody behind it waiting."""
         try:
             verdict = self._plan_job(job)
-            if not job.status.avoided_nodes or job.creates_pods:
+            if not job.status.avoided_nodes or job.should_create_pods:
                 return verdict
-            if verdict.plan and self._remaining.possible(job, verdict.plan):
+            if verdict.plan and self._remaining.has_nodes_for(job, verdict.plan):
                 return verdict
             return replace(self._plan_job(job.avoiding(())), avoids=False)
         except Exception as error:
@@ -294,12 +294,12 @@ class _CycleRun:
         # the planner has looked for the nodes of one role alone
         fits = result.fits_now
         if kept or replicas(plan):
-            fits = self._remaining.fits(job, plan)
+            fits = self._remaining.has_room_now(job, plan)
         if problem := plan_problem(job, plan):
             return refusal(job, problem)
         if problem := self._allowance.problem(job, plan):
             return Verdict(generation=job.generation, plan=plan, blocked=True, reason=problem[0], message=problem[1])
-        if job.creates_pods:
+        if job.should_create_pods:
             # its pods take whatever GPU gets free on their nodes, so nobody ahead may be waiting for those
             fits = self._reserved_nodes.isdisjoint(node.name for node in inventory.nodes)
         if fits:
@@ -308,7 +308,7 @@ class _CycleRun:
 
     def _wait(self, job: GRPOJobRecord, plan: ExecutionPlan) -> Verdict:
         """It fits but for those ahead, or not even without them."""
-        reason = Reason.WAITING_IN_QUEUE if self._without_queue.fits(job, plan) else Reason.WAITING_FOR_GPUS
+        reason = Reason.WAITING_IN_QUEUE if self._without_queue.has_room_now(job, plan) else Reason.WAITING_FOR_GPUS
         message = self._without_queue.shortage(job, plan)
         return Verdict(generation=job.generation, plan=plan, reason=reason, message=message)
 
@@ -358,7 +358,7 @@ def plan_without_queue(there: Inventory, job: GRPOJobRecord, spec: GRPOJobSpec) 
 
 def empty_nodes(job: GRPOJobRecord, spec: GRPOJobSpec, snapshot: Callable[[], Snapshot]) -> Inventory:
     """The nodes on which a job that Kueue admits is planned; those of another cluster are as the spec declares them."""
-    if job.dispatched and (gpus := _declared_per_node(spec.placement)):
+    if job.is_dispatched and (gpus := _declared_per_node(spec.placement)):
         return declared_inventory(spec.placement.model_copy(update={"gpus_per_node": gpus}))
     return Capacity(snapshot(), ()).inventory(job).without_usage
 

@@ -47,7 +47,7 @@ def quota_facts(item: object) -> QuotaFacts:
     )
 
 
-def counts(quota: QuotaFacts, priority_class: str) -> bool:
+def is_in_scope(quota: QuotaFacts, priority_class: str) -> bool:
     """True if the quota counts a gang's pods, whose PriorityClass is this (empty: none)."""
     return all(_meets(name, operator, values, priority_class) for name, operator, values in quota.scopes)
 

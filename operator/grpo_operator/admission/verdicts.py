@@ -142,7 +142,7 @@ class Assumptions:
         # A changed spec has another plan, and a job made again under the name is another one: both are judged again.
         if job is None or (job.uid, job.generation) != (claim.job.uid, claim.job.generation):
             return False
-        may_commit = job.wants_admission or job.active
+        may_commit = job.is_waiting_for_admission or job.is_active
         return may_commit and job.status.attempt + 1 == claim.attempt
 
     def drop_denied(self, uid: str, now: float) -> bool:

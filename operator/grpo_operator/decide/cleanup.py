@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from grpo_api.status.status import ConditionType
 
-from ..records.names import runs_engines
+from ..records.names import is_engines_job
 from ..records.records import GRPOJobRecord, JobRecord, PodRecord
 from .decisions import Limits
 from .observation import Observation
@@ -43,9 +43,9 @@ def _jobs_to_delete(seen: Observation) -> Iterator[str]:
         if holds_nothing or not _keeps_last_logs(earlier, seen):
             yield earlier.name
     # Engines never exit by themselves: their Job is deleted as soon as a training pod of their attempt has ended.
-    if seen.engines and (seen.sighting.over or not job.active):
+    if seen.engines and (seen.sighting.over or not job.is_active):
         yield seen.engines.name
-    if current and not job.active and not job.finished:
+    if current and not job.is_active and not job.is_finished:
         has_logs = bool(seen.terminations or current.ended)
         if holds_nothing or not has_logs:
             yield current.name
@@ -53,12 +53,12 @@ def _jobs_to_delete(seen: Observation) -> Iterator[str]:
 
 def _holds_nothing_for_kueue(job: GRPOJobRecord) -> bool:
     """True if Kueue has revoked the job's admission or not given it: then no Job may stay, not even for its logs."""
-    return bool(job.queue_name) and not job.active and not job.finished
+    return bool(job.queue_name) and not job.is_active and not job.is_finished
 
 
 def _keeps_last_logs(earlier: JobRecord, seen: Observation) -> bool:
     """True for the gang's Job of the attempt before the current one, unless it was made again after that."""
-    if earlier.attempt < seen.job.status.attempt - 1 or runs_engines(earlier.name):
+    if earlier.attempt < seen.job.status.attempt - 1 or is_engines_job(earlier.name):
         return False
     # An operator that led once, and didn't know yet that it leads no more, may have made it again: that Job has no logs
     # worth keeping.
@@ -72,7 +72,7 @@ def _pods_to_end(seen: Observation, limits: Limits) -> list[PodRecord]:
     succeeded = seen.job.is_true(ConditionType.SUCCEEDED)
     # Peers of a rank 0 that is done get a moment to end by themselves.
     may_end_alone = succeeded and seen.since(ConditionType.SUCCEEDED) < limits.survivors
-    if not seen.job.active and not may_end_alone:
+    if not seen.job.is_active and not may_end_alone:
         pods += seen.pods
     return pods
 
@@ -84,7 +84,7 @@ def _attempts_to_stop(pods: list[PodRecord]) -> tuple[int, ...]:
     for pod in pods:
         if pod.engine:
             continue
-        if pod.live:
+        if pod.is_live:
             live.add(pod.attempt)
         # The Job controller itself ends the survivors of a Job with a failed pod, a second later. A pod whose container
         # has just ended is not Failed yet for a moment, and deleting it then would take its logs. Nobody else ends the
@@ -103,5 +103,5 @@ def _has_failed(pod: PodRecord) -> bool:
 
 def _attempts_with_orphaned_engines(pods: list[PodRecord]) -> tuple[int, ...]:
     """Return the attempts with live engine pods that no Job controls any more."""
-    engines = (pod for pod in pods if pod.engine and pod.live)
+    engines = (pod for pod in pods if pod.engine and pod.is_live)
     return tuple(sorted({pod.attempt for pod in engines if not pod.controller_uid}))

@@ -21,7 +21,7 @@ from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, seconds
 
 from ..pods.roles import replicas
-from ..records.names import runs_engines
+from ..records.names import is_engines_job
 from ..records.records import ENDED_PHASES, GRPOJobRecord, JobRecord, PodRecord
 from ..records.terminations import PodTermination
 from ..records.workloads import WorkloadRecord
@@ -177,7 +177,7 @@ class Observation:
     """What an event says of the Job or pod that is not getting on, such as `FailedMount: …`; empty when unknown."""
 
     @property
-    def retry_asked(self) -> bool:
+    def is_retry_requested(self) -> bool:
         """True if the job has failed, and the user has raised spec.retry since."""
         job = self.job
         if not job.ended or job.spec is None or not job.is_true(ConditionType.FAILED):
@@ -190,7 +190,7 @@ class Observation:
         return replicas(self.job.status.plan)
 
     @property
-    def ran(self) -> bool:
+    def has_gang_run(self) -> bool:
         """True if the whole gang has run, so that a missing pod has ended, and engines are created again.
 
         Also true if it trains without engines that did not come in guard.rendezvousTimeoutSeconds.
@@ -201,7 +201,7 @@ class Observation:
         return has_begun and bool(self.replicas)
 
     @cached_property
-    def pods_bound(self) -> bool:
+    def is_training_bound(self) -> bool:
         """True if every training pod has a node."""
         return self._has_all_pods and all(pod.node for pod in self.pods)
 
@@ -210,11 +210,11 @@ class Observation:
         return len(self.pods) >= self.job.nodes
 
     @cached_property
-    def bound(self) -> bool:
+    def is_gang_bound(self) -> bool:
         """True if every pod of the gang has a node, before it runs its engines among them."""
-        if not self.pods_bound:
+        if not self.is_training_bound:
             return False
-        return self.ran or len(self.engines_bound) >= self.replicas
+        return self.has_gang_run or len(self.engines_bound) >= self.replicas
 
     @cached_property
     def engines_bound(self) -> frozenset[int]:
@@ -222,16 +222,16 @@ class Observation:
         return frozenset(pod.index for pod in self.engine_pods if pod.node)
 
     @cached_property
-    def pods_started(self) -> bool:
+    def has_training_started(self) -> bool:
         """True if every training pod runs or has run."""
         return self._has_all_pods and all(pod.phase in _STARTED_PHASES for pod in self.pods)
 
     @cached_property
-    def started(self) -> bool:
+    def has_gang_started(self) -> bool:
         """True if every pod of the gang runs or has run, before that its engines among them."""
-        if not self.pods_started:
+        if not self.has_training_started:
             return False
-        return self.ran or len(self.engines_up) >= self.replicas
+        return self.has_gang_run or len(self.engines_up) >= self.replicas
 
     @cached_property
     def engines_up(self) -> frozenset[int]:
@@ -240,7 +240,7 @@ class Observation:
 
     def _is_up(self, engine: PodRecord) -> bool:
         """True if an engine's pod runs, and it is one of those that the plan has."""
-        if engine.phase != "Running" or not engine.live or engine.termination:
+        if engine.phase != "Running" or not engine.is_live or engine.termination:
             return False
         return not engine.node_lost and engine.index < self.replicas
 
@@ -273,7 +273,7 @@ class Observation:
     def _failed_by_itself(self, pod: PodRecord) -> bool:
         """True if a pod failed, and not because it was deleted: that ends a program too, mostly without a report."""
         end = pod.termination
-        if end is None or not end.own_failure:
+        if end is None or not end.is_own_failure:
             return False
         if not pod.deleting:
             return True
@@ -281,13 +281,13 @@ class Observation:
         return ended < deleted or (end.reported and ended == deleted)
 
     @cached_property
-    def succeeded(self) -> Outcome | None:
+    def success_outcome(self) -> Outcome | None:
         """Rank 0's word that training is done, or that of all ranks together."""
         outcomes: list[Outcome] = []
         rank0_is_done = False
         for pod in self.pods:
             end = pod.termination
-            if end and end.succeeded:
+            if end and end.has_succeeded:
                 outcomes.append(end.outcome)
                 rank0_is_done |= pod.index == 0
         if not rank0_is_done and len(outcomes) < self.job.nodes:
@@ -303,7 +303,7 @@ class Observation:
         """
         failed: list[tuple[CausePriority, Observed, int, str]] = []
         for uid, end in self._ends.items():
-            if not end.succeeded:
+            if not end.has_succeeded:
                 first_seen = self.sighting.ended.get(uid, self.at)
                 failed.append((end.tier, first_seen, end.outcome.rank, uid))
         if not failed:
@@ -317,14 +317,14 @@ class Observation:
         return self.at - self.sighting.over if self.sighting.over else float("inf")
 
     @cached_property
-    def settled(self) -> bool:
+    def is_cause_final(self) -> bool:
         """True once no later event can change the cause of the failure."""
         if self.cause is None:
             return False
-        return self.cause.certain or len(self.terminations) >= self.job.nodes
+        return self.cause.is_certain_cause or len(self.terminations) >= self.job.nodes
 
     @property
-    def elapsed(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Seconds that count for spec.activeDeadlineSeconds."""
         before = float(self.job.status.active_seconds)
         since = seconds(self.job.status.attempt_start_time)
@@ -384,19 +384,19 @@ def observe(
     labelled = [pod for pod in pods if pod.grpojob_uid == job.uid]
     labelled.sort(key=lambda pod: (pod.index, pod.name))
     current = [child for child in own_jobs if child.attempt == attempt]
-    gang_jobs = [child for child in current if not runs_engines(child.name)]
+    gang_jobs = [child for child in current if not is_engines_job(child.name)]
     child = _current_child(gang_jobs, job.status.job_uid)
     engines = _current_engines(current)
     controllers = {job.status.job_uid, *(gang_job.uid for gang_job in gang_jobs)}
     of_roles = _by_role(labelled, attempt, controllers, engines)
     orphaned = any(pod.controller_uid for pod in of_roles.stray)
-    if job.active:
+    if job.is_active:
         expected = bool(job.status.job_uid) or orphaned
         sighting = sightings.update(job.key, attempt, child, of_roles.trainers, at, expected=expected)
     else:
         sighting = sightings.forget(job.key)
     pods_left = any(pod.phase not in ENDED_PHASES for pod in labelled)
-    to_end = () if job.active else of_roles.stray
+    to_end = () if job.is_active else of_roles.stray
     return Observation(
         job=job,
         now=now,
@@ -452,7 +452,7 @@ def _current_child(gang_jobs: Collection[JobRecord], expected: str | None) -> Jo
 
 def _current_engines(current: Collection[JobRecord]) -> JobRecord | None:
     """Return the Job of the current attempt's engines, if it is there and not being deleted."""
-    engines = (child for child in current if runs_engines(child.name))
+    engines = (child for child in current if is_engines_job(child.name))
     return next((child for child in engines if not child.deleting), None)
 
 

@@ -27,17 +27,17 @@ from ..records.terminations import PodTermination
 from .decisions import Action, Check, Decision, Due, Limits
 from .observation import Observation
 from .oom_feedback import record_shortage
-from .restarts import again, pausing, rollback_of, rule_for
+from .restarts import pausing, restart_or_fail, rollback_of, rule_for
 from .start_checks import engines_not_started, never_bound, never_started, not_started, pods_missing
 
 UNKNOWN_PAUSE = 15.0
 """Seconds until it is looked again whether Kueue's objects can be seen."""
 
 
-def evicted(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+def release_evicted(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Release an attempt whose Workload isn't admitted any more. While that is not known, start none and end none."""
     job, workload = seen.job, seen.workload
-    if not job.active or not job.queue_name:
+    if not job.is_active or not job.queue_name:
         return None
     if seen.kueue_problem:
         message = f"not started while its Workload is not known: {seen.kueue_problem}"
@@ -60,7 +60,7 @@ LOOK_AGAIN = 10.0
 """Seconds until the other job is looked at again: nobody tells when it comes, or has made a step."""
 
 
-def resolved(job: GRPOJobRecord) -> bool:
+def is_resolved(job: GRPOJobRecord) -> bool:
     """True if there is nothing to find out, or it has been found out."""
     wanted, found = job.resume_job, job.status.resume_from
     if wanted is None:
@@ -70,7 +70,7 @@ def resolved(job: GRPOJobRecord) -> bool:
 
 def source_unresolved(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """A job that begins with another's checkpoints waits until they can be named."""
-    if seen.job.active or resolved(seen.job):
+    if seen.job.is_active or is_resolved(seen.job):
         return None
     found = _source(seen.job, seen.source)
     if isinstance(found, str):
@@ -126,17 +126,17 @@ def _source(job: GRPOJobRecord, source: GRPOJobRecord | None) -> ResumeSource | 
     )
 
 
-def retried(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+def retry_failed(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Start a failed job again after the user has raised `spec.retry`."""
-    if not seen.retry_asked or seen.job.spec is None:
+    if not seen.is_retry_requested or seen.job.spec is None:
         return None
     message = f"spec.retry was raised to {seen.job.spec.retry}: the job starts again from its last checkpoint"
     return Decision(Action.RETRY, Reason.RETRYING, message)
 
 
-def finished(seen: Observation, limits: Limits) -> Decision | None:
+def leave_finished(seen: Observation, limits: Limits) -> Decision | None:
     """Leave a finished job as it is, and delete it after its time to live. Its last pods get a moment to end."""
-    if not seen.job.finished:
+    if not seen.job.is_finished:
         return None
     due = []
     if (ttl := seen.job.time_to_live) is not None:
@@ -145,23 +145,23 @@ def finished(seen: Observation, limits: Limits) -> Decision | None:
         if left <= 0:
             return Decision(Action.DELETE)
         due.append(left)
-    if any(pod.live for pod in seen.pods) and (left := limits.survivors - seen.since(ConditionType.SUCCEEDED)) > 0:
+    if any(pod.is_live for pod in seen.pods) and (left := limits.survivors - seen.since(ConditionType.SUCCEEDED)) > 0:
         due.append(left)
     return Decision(Action.WAIT, look_again=min(due, default=None))
 
 
-def succeeded(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+def succeed_job(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Succeed once an Outcome says so, whatever else has happened to the gang."""
-    if not seen.job.active or seen.succeeded is None:
+    if not seen.job.is_active or seen.success_outcome is None:
         return None
-    message = seen.succeeded.message or f"finished after step {seen.succeeded.step}"
-    return Decision(Action.SUCCEED, Reason.SUCCEEDED, message, ended=seen.succeeded)
+    message = seen.success_outcome.message or f"finished after step {seen.success_outcome.step}"
+    return Decision(Action.SUCCEED, Reason.SUCCEEDED, message, ended=seen.success_outcome)
 
 
 def failed_for_good(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Fail the job after an end that the same input would cause again."""
     cause = seen.cause
-    if not seen.job.active or cause is None or not cause.reported or cause.outcome.result not in PERMANENT:
+    if not seen.job.is_active or cause is None or not cause.reported or cause.outcome.result not in PERMANENT:
         return None
     if rule_for(seen.job, cause) or rollback_of(seen.job, cause):
         return None
@@ -179,7 +179,7 @@ def invalid_spec(seen: Observation, limits: Limits) -> Decision | None:  # noqa:
     if seen.job.spec is not None:
         return None
     problems = "; ".join(seen.job.problems)
-    if not (seen.job.active and seen.child):
+    if not (seen.job.is_active and seen.child):
         return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
     if seen.cause is None and not seen.child.ended:
         return Decision(Action.WAIT)
@@ -188,9 +188,9 @@ def invalid_spec(seen: Observation, limits: Limits) -> Decision | None:  # noqa:
     return Decision(Action.WAIT, Reason.INVALID_SPEC, message)
 
 
-def suspended(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+def suspend_job(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Suspend the attempt when `spec.suspend` is true. A suspension does not count as a failure."""
-    if not seen.job.suspended:
+    if not seen.job.is_suspended:
         return None
     return Decision(Action.SUSPEND, Reason.SUSPENDED, "spec.suspend is true; set it to false to go on")
 
@@ -198,17 +198,17 @@ def suspended(seen: Observation, limits: Limits) -> Decision | None:  # noqa: AR
 def deadline_exceeded(seen: Observation, limits: Limits) -> Decision | Due | None:  # noqa: ARG001
     """Fail the job after `spec.activeDeadlineSeconds`, by the operator's clock: a suspension resets the Job's own."""
     limit = seen.job.active_deadline
-    if not seen.job.active or limit is None:
+    if not seen.job.is_active or limit is None:
         return None
-    if seen.elapsed < limit:
-        return Due(limit - seen.elapsed)
-    message = f"ran for {seen.elapsed:.0f} s; spec.activeDeadlineSeconds allows {limit} s"
+    if seen.elapsed_seconds < limit:
+        return Due(limit - seen.elapsed_seconds)
+    message = f"ran for {seen.elapsed_seconds:.0f} s; spec.activeDeadlineSeconds allows {limit} s"
     return Decision(Action.FAIL, Reason.DEADLINE_EXCEEDED, message)
 
 
 def not_admitted(seen: Observation, limits: Limits) -> Decision | None:
     """Ask for an attempt if none is active; after a release, only when the pause is over."""
-    if seen.job.active:
+    if seen.job.is_active:
         return None
     if left := pausing(seen.job, seen.now, limits):
         return Decision(Action.WAIT, look_again=left)
@@ -221,7 +221,7 @@ def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
     if cause is None:
         return None
     longest = limits.settle_hang if cause.outcome.result is Result.HANG else limits.settle
-    if not seen.settled and seen.over_for < longest:
+    if not seen.is_cause_final and seen.over_for < longest:
         return Decision(Action.WAIT, look_again=longest - seen.over_for)
     outcome = _named(cause, seen)
     counted = not (cause.disrupted or cause.outcome.result is Result.PREEMPTED)
@@ -234,8 +234,8 @@ def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
         counted = rule.action == "Restart"
     if not matching_rule and (rollback := rollback_of(seen.job, cause)):
         # it has a limit of its own, which is stricter
-        return replace(again(seen, limits, outcome, counted=False), rollback=rollback)
-    decision = again(seen, limits, outcome, counted=counted, node=_suspect(cause))
+        return replace(restart_or_fail(seen, limits, outcome, counted=False), rollback=rollback)
+    decision = restart_or_fail(seen, limits, outcome, counted=counted, node=_suspect(cause))
     return record_shortage(seen, outcome, decision) if outcome.result is Result.OUT_OF_MEMORY else decision
 
 
@@ -261,7 +261,7 @@ def job_gone(seen: Observation, limits: Limits) -> Decision | None:
     if seen.child is not None or not (seen.job.status.job_uid or seen.sighting.child_uid or seen.orphaned):
         return None
     message = f"the Job of attempt {seen.job.status.attempt} was deleted"
-    return again(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
+    return restart_or_fail(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
 
 
 def job_ended(seen: Observation, limits: Limits) -> Decision | None:
@@ -275,7 +275,7 @@ def job_ended(seen: Observation, limits: Limits) -> Decision | None:
     if seen.pods and seen.over_for < limits.late_pods:
         return Decision(Action.WAIT, look_again=limits.late_pods - seen.over_for)
     message = f"Job {seen.child.name} ended ({seen.child.ended}) and no pod is left that says why"
-    return again(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
+    return restart_or_fail(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
 
 
 def hangs(seen: Observation, limits: Limits) -> Decision | Due | None:
@@ -295,7 +295,9 @@ def hangs(seen: Observation, limits: Limits) -> Decision | Due | None:
         f"no progress for {age:.0f} s in stage {pull.progress.stage} after step {pull.progress.step}; the operator "
         f"allows {allowed:.0f} s"
     )
-    return again(seen, limits, Outcome(result=Result.HANG, step=pull.progress.step, message=message), counted=True)
+    return restart_or_fail(
+        seen, limits, Outcome(result=Result.HANG, step=pull.progress.step, message=message), counted=True
+    )
 
 
 def silent(seen: Observation, limits: Limits) -> Decision | Due | None:
@@ -315,15 +317,15 @@ def goes_on(seen: Observation, limits: Limits) -> Decision:  # noqa: ARG001
 
 
 CHECKS: tuple[Check, ...] = (
-    retried,
-    finished,
-    succeeded,
+    retry_failed,
+    leave_finished,
+    succeed_job,
     invalid_spec,
     failed_for_good,
-    suspended,
+    suspend_job,
     deadline_exceeded,
     source_unresolved,
-    evicted,
+    release_evicted,
     not_admitted,
     attempt_ended,
     job_gone,

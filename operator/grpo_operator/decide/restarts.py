@@ -34,7 +34,7 @@ def _matches(rule: RestartRule, end: PodTermination) -> bool:
     return not set(rule.on_reasons or ()).isdisjoint(end.reasons)
 
 
-def again(seen: Observation, limits: Limits, outcome: Outcome, *, counted: bool, node: str = "") -> Decision:
+def restart_or_fail(seen: Observation, limits: Limits, outcome: Outcome, *, counted: bool, node: str = "") -> Decision:
     """The next attempt, after a pause if the last ones ended soon too; the end when a limit is reached."""
     status, job = seen.job.status, seen.job
     done, limit = (status.restarts, job.restart_limit) if counted else (status.uncounted_restarts, job.uncounted_limit)
@@ -82,7 +82,7 @@ def restart_pause(seen: Observation, limits: Limits) -> float:
 def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
     """Seconds that a released gang still stays out of the queue; 0 when it is in."""
     releases = releases_in_a_row(job.status.ends)
-    if not releases or not job.released:
+    if not releases or not job.is_released:
         return 0.0
     pause = min(limits.longest_release_pause, limits.release_pause * 2.0 ** (releases - 1))
     released_at = seconds(job.status.ends[-1].end_time) or now

@@ -23,14 +23,14 @@ from .restarts import releases_in_a_row
 
 def asks_about(seen: Observation, limits: Limits) -> str:
     """uid of the Job or pod whose events may say why the attempt doesn't get going; empty while it is too early."""
-    if seen.child is None or seen.sighting.child is None or seen.started:
+    if seen.child is None or seen.sighting.child is None or seen.has_gang_started:
         return ""
     waited = seen.at - seen.sighting.child
     if len(seen.pods) < seen.job.nodes:
         return seen.child.uid if waited >= limits.pods else ""
     if seen.engines and len(_made(seen)) < seen.replicas:
         return seen.engines.uid if waited >= limits.pods else ""
-    if not seen.bound or waited < limits.words:
+    if not seen.is_gang_bound or waited < limits.words:
         return ""
     return next((pod.uid for pod in (*seen.pods, *seen.engine_pods) if pod.phase == "Pending"), "")
 
@@ -40,7 +40,7 @@ def pods_missing(seen: Observation, limits: Limits) -> Decision | Due | None:
 
     Only a refusal in words counts: in a burst the Job controller may just be busy.
     """
-    if seen.child is None or seen.ran:
+    if seen.child is None or seen.has_gang_run:
         return None
     created, wanted, what = len(seen.pods), seen.job.nodes, "pods"
     if created >= wanted and seen.engines:
@@ -67,10 +67,10 @@ def _until_asked(seen: Observation, first: float) -> float:
 
 def never_bound(seen: Observation, limits: Limits) -> Decision | Due | None:
     """Release a gang that was not bound whole in time."""
-    if seen.bound or seen.ran or seen.job.queue_name:
+    if seen.is_gang_bound or seen.has_gang_run or seen.job.queue_name:
         return None
     spec, timeout = seen.job.spec, limits.scheduling
-    if spec and seen.job.creates_pods:
+    if spec and seen.job.should_create_pods:
         timeout = float(spec.placement.provisioning_timeout_seconds)
     left = timeout - admitted_for(seen.job, seen.now)
     if left > 0:
@@ -99,9 +99,9 @@ def engines_not_started(seen: Observation, limits: Limits) -> Decision | None:
     of engines that is gone is made again."""
     if seen.child is None or seen.engines or not seen.replicas or seen.sighting.over or seen.job.spec is None:
         return None
-    if seen.ran or seen.job.creates_pods or seen.job.queue_name:
+    if seen.has_gang_run or seen.job.should_create_pods or seen.job.queue_name:
         return Decision(Action.START)
-    if seen.pods_bound and admitted_for(seen.job, seen.now) < limits.scheduling:
+    if seen.is_training_bound and admitted_for(seen.job, seen.now) < limits.scheduling:
         return Decision(Action.START)
     return None
 
@@ -126,7 +126,7 @@ def not_started(seen: Observation, limits: Limits) -> Decision | None:
 
 def never_started(seen: Observation, limits: Limits) -> Decision | Due | None:
     """Report after a while why a gang that has its nodes doesn't run, and release it after `startTimeoutSeconds`."""
-    if not seen.bound or seen.started or seen.ran:
+    if not seen.is_gang_bound or seen.has_gang_started or seen.has_gang_run:
         return None
     timeout = seen.job.start_timeout
     waited = seen.since(ConditionType.SCHEDULED) if seen.job.is_true(ConditionType.SCHEDULED) else 0.0
@@ -134,7 +134,7 @@ def never_started(seen: Observation, limits: Limits) -> Decision | Due | None:
     if waited < timeout:
         look_again = min(timeout - waited, _until_asked(seen, limits.words))
         return Decision(Action.WAIT, Reason.POD_WAITING, why, look_again=look_again) if why else Due(look_again)
-    what = f"{seen.replicas} engines" if seen.pods_started else f"{seen.job.nodes} pods"
+    what = f"{seen.replicas} engines" if seen.has_training_started else f"{seen.job.nodes} pods"
     message = f"not all of {what} ran within {timeout:.0f} s (spec.restarts.startTimeoutSeconds)"
     message += f": {why}" if why else ""
     before = releases_in_a_row(seen.job.status.ends, frozenset({Reason.START_TIMEOUT}))
@@ -216,14 +216,14 @@ def _spent(spans: str) -> set[int]:
 
 def engine_ends(seen: Observation) -> str:
     """How those that don't run ended, such as `engine 1 ended with OOMKilled, exit code 137`; empty when none has."""
-    ended = shown(pod for pod in seen.engine_pods if pod.termination)
+    ended = current_engine_pods(pod for pod in seen.engine_pods if pod.termination)
     ends = [_end(pod) for pod in ended if pod.index not in seen.engines_up]
     return "; ".join(ends[:MOST_ENDS])
 
 
 def _engine_waits(seen: Observation) -> str:
     """The first one whose container or pod waits, such as `engine 1 waits: ImagePullBackOff`; empty where none does."""
-    for pod in shown(seen.engine_pods):
+    for pod in current_engine_pods(seen.engine_pods):
         if why := pod.waiting or pod.unschedulable:
             return f"engine {pod.index} waits: {why}"
     return ""
@@ -238,7 +238,7 @@ def _end(pod: PodRecord) -> str:
     return f"engine {pod.index} ended with {how}" + (f", exit code {end.exit_code}" if end.exit_code else "")
 
 
-def shown(pods: Iterable[PodRecord]) -> list[PodRecord]:
+def current_engine_pods(pods: Iterable[PodRecord]) -> list[PodRecord]:
     """One pod for each engine, by index: the one that lives, else the last that was bound."""
     newest = {pod.index: pod for pod in sorted(pods, key=_last_bound)}
     return [newest[index] for index in sorted(newest)]
@@ -246,4 +246,4 @@ def shown(pods: Iterable[PodRecord]) -> list[PodRecord]:
 
 def _last_bound(pod: PodRecord) -> tuple[bool, float, str]:
     """Sort key: pods that live come last, then those that were bound last."""
-    return pod.live, pod.bound_at or 0.0, pod.name
+    return pod.is_live, pod.bound_at or 0.0, pod.name

@@ -10,7 +10,7 @@ from ..decide.policies import UNKNOWN_PAUSE
 from ..pods.pod_spec import PodDefaults
 from ..records.reasons import Reason
 from ..records.workloads import EVICTED, QUOTA_RESERVED, WorkloadRecord
-from .pod_sets import planned, pod_sets, stands_for
+from .pod_sets import is_made_for, plan_of_workload, pod_sets
 
 
 def gate_by_workload(seen: Observation, decision: Decision, pods: PodDefaults) -> Decision:
@@ -32,10 +32,10 @@ def gate_by_workload(seen: Observation, decision: Decision, pods: PodDefaults) -
 
 def is_for_plan(seen: Observation, workload: WorkloadRecord, plan: ExecutionPlan, pods: PodDefaults) -> bool:
     """True if a Workload asks for the pods of a plan."""
-    spec, known = seen.job.spec, planned(workload)
+    spec, known = seen.job.spec, plan_of_workload(workload)
     if spec is None:
         return False
-    return stands_for(workload, pod_sets(seen.job.key, spec, plan, pods), known.shape if known else "")
+    return is_made_for(workload, pod_sets(seen.job.key, spec, plan, pods), known.shape if known else "")
 
 
 def _of_another_shape(seen: Observation, queued: Decision, workload: WorkloadRecord) -> Decision:

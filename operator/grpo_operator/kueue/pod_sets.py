@@ -93,7 +93,7 @@ def _counted(one: Manifest) -> list[Any]:
     return [one["name"], one["count"], one["topologyRequest"], requests, *(pod.get(field) for field in _COUNTED)]
 
 
-def stands_for(workload: WorkloadRecord, sets: list[Manifest], known_shape: str) -> bool:
+def is_made_for(workload: WorkloadRecord, sets: list[Manifest], known_shape: str) -> bool:
     """True if a Workload, made for podSets of that shape (empty: not known), asks for these ones."""
     if workload.counts != {one["name"]: one["count"] for one in sets}:
         return False
@@ -114,7 +114,7 @@ class Planned(BaseModel):
     plan: ExecutionPlan
 
 
-def planned(workload: WorkloadRecord | None) -> Planned | None:
+def plan_of_workload(workload: WorkloadRecord | None) -> Planned | None:
     """Return the plan that a Workload was made for; None if the annotation is missing or can't be read."""
     if workload is None or not workload.plan_annotation:
         return None
@@ -132,7 +132,7 @@ def annotation(job: GRPOJobRecord, plan: ExecutionPlan, shape: str) -> str:
 
 def planned_for(job: GRPOJobRecord, workload: WorkloadRecord | None) -> ExecutionPlan | None:
     """The plan by which the job waits, or ran last since its Workload was made, if it needs no other one."""
-    found, learned, status = planned(workload), job.status.learned, job.status
+    found, learned, status = plan_of_workload(workload), job.status.learned, job.status
     # what MultiKueue made is of the other cluster's object, whose generation is another
     if found is None or not (job.kueue.prebuilt or found.generation == job.generation):
         return None
@@ -156,7 +156,7 @@ class Flavor:
     tolerations: tuple[Mapping[str, Any], ...]
 
 
-def placed(job: Manifest, workload: WorkloadRecord, flavors: Iterable[Flavor]) -> Manifest:
+def place_job(job: Manifest, workload: WorkloadRecord, flavors: Iterable[Flavor]) -> Manifest:
     """The Job of a role as Kueue wants it; `flavors` are those of its assignment.
 
     Raises:

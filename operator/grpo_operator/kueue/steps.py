@@ -53,7 +53,7 @@ def step(seen: Observation, decision: Decision, pods: PodDefaults) -> Step | Non
         return _without(seen, decision)
     if workload.deleting:
         return None
-    if seen.job.finished:
+    if seen.job.is_finished:
         may_finish = not workload.is_true(FINISHED) and not seen.pods_left
         return Step(Write.FINISH) if may_finish else None
     return _of_the_living(seen, decision, workload, pods)
@@ -62,7 +62,7 @@ def step(seen: Observation, decision: Decision, pods: PodDefaults) -> Step | Non
 def _without(seen: Observation, decision: Decision) -> Step | None:
     """No Workload: one is made for a job that waits with a plan."""
     has_plan = decision.action is Action.QUEUE and decision.plan is not None
-    if not has_plan or seen.job.active or not seen.job.queue_name:
+    if not has_plan or seen.job.is_active or not seen.job.queue_name:
         return None
     return Step(Write.ADOPT) if seen.job.kueue.prebuilt else Step(Write.CREATE, decision.plan)
 
@@ -77,12 +77,12 @@ def _of_the_living(seen: Observation, decision: Decision, workload: WorkloadReco
         return _once_idle(seen, Write.DELETE)
     if workload.is_true(EVICTED) and workload.has_reservation:
         return _once_idle(seen, Write.CLEAR)
-    if job.suspended:
+    if job.is_suspended:
         pauses = workload.active and not is_prebuilt
         return Step(Write.PAUSE) if pauses else None
     if workload.paused:
         return Step(Write.RESUME)
-    if job.active:
+    if job.is_active:
         return Step(Write.READY) if _becomes_ready(seen, workload) else None
     if is_prebuilt:
         return None
@@ -93,12 +93,12 @@ def _of_the_living(seen: Observation, decision: Decision, workload: WorkloadReco
 
 def _becomes_ready(seen: Observation, workload: WorkloadRecord) -> bool:
     """True once the whole gang runs and the Workload does not say so yet."""
-    return seen.started and workload.may_continue and not workload.is_true(PODS_READY)
+    return seen.has_gang_started and workload.may_continue and not workload.is_true(PODS_READY)
 
 
 def _once_idle(seen: Observation, write: Write) -> Step | None:
     """Return the write once no pod of the gang is left: until then Kueue must go on counting its quota."""
-    is_idle = not seen.job.active and not seen.gang_left
+    is_idle = not seen.job.is_active and not seen.gang_left
     return Step(write) if is_idle else None
 
 

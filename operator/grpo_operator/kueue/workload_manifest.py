@@ -79,18 +79,18 @@ def workload(job: GRPOJobRecord, plan: ExecutionPlan, priority: Priority, pods: 
     }
 
 
-def amended(job: GRPOJobRecord, priority: Priority) -> Manifest:
+def queue_patch(job: GRPOJobRecord, priority: Priority) -> Manifest:
     """The patch that brings queue and priority up to date."""
     return {"spec": {"queueName": job.queue_name, **priority.fields()}}
 
 
-def paused(pauses: bool) -> Manifest:
+def pause_patch(pauses: bool) -> Manifest:
     """The patch that takes it out of its queue, or back in."""
     mark = {ANNOTATION_PAUSED: "true" if pauses else None}
     return {"metadata": {"annotations": mark}, "spec": {"active": not pauses}}
 
 
-def adopted(job: GRPOJobRecord) -> Manifest:
+def adoption_patch(job: GRPOJobRecord) -> Manifest:
     """The patch by which a Workload that MultiKueue made becomes this GRPOJob's."""
     return {"metadata": {"labels": labels(job), "ownerReferences": [owner_reference(job.name, job.uid)]}}
 
@@ -107,7 +107,7 @@ MOST_CONDITIONS = 16
 """The definition takes no more."""
 
 
-def cleared(workload: Fields, now: float) -> Fields:
+def status_without_admission(workload: Fields, now: float) -> Fields:
     """Return the status without its admission, after an eviction."""
     evicted = _condition(workload, EVICTED)
     why = str(evicted.get("reason") or EVICTED)
@@ -121,13 +121,13 @@ def cleared(workload: Fields, now: float) -> Fields:
     return {"admission": None, "conditions": _with(workload, states, now)}
 
 
-def ready(workload: Fields, now: float) -> Fields:
+def ready_status(workload: Fields, now: float) -> Fields:
     """Return the status with all pods ready."""
     message = "All pods were ready or succeeded since the workload admission"
     return {"conditions": _with(workload, [(PODS_READY, True, "Started", message)], now)}
 
 
-def finished(workload: Fields, succeeded: bool, message: str, now: float) -> Fields:
+def finished_status(workload: Fields, succeeded: bool, message: str, now: float) -> Fields:
     """Return the status of a Workload that is done, so that its quota is free."""
     why = "Succeeded" if succeeded else "Failed"
     return {"conditions": _with(workload, [(FINISHED, True, why, message)], now)}

@@ -93,14 +93,14 @@ class AttemptStarter:
                 return _waits_for_name(*taken)
             await self._shared.ensure_policy(job.key.namespace)  # before there are pods that strangers could reach
             if job.queue_name:
-                body = await self._workloads.placed(seen, body)
+                body = await self._workloads.place_job(seen, body)
             answer = await self._create(seen, body)
         except Contradiction as error:
             return Decision(Action.WAIT, Reason.FAILED_CREATE, str(error), look_again=DENIED_PAUSE)
         except (Denied, NotFound) as error:
             log.warning("%s: attempt %d can't be created: %s", job.key, status.attempt, error)
             message = f"the API server denies what attempt {status.attempt} needs: {error}{images_need(job.spec)}"
-            if job.competes and not seen.ran:
+            if job.is_competing and not seen.has_gang_run:
                 # it must not keep GPUs that others could use
                 return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
             return Decision(Action.WAIT, Reason.FAILED_CREATE, message, look_again=DENIED_PAUSE)

@@ -86,12 +86,12 @@ class Caches:
         job = self.grpojobs.get(key)
         if job is None:
             return False
-        if job.finished:
+        if job.is_finished:
             return job.generation == job.observed_generation
-        if not job.active or not self.jobs.owned_by(key):
+        if not job.is_active or not self.jobs.owned_by(key):
             return False
         current = (pod for pod in self.pods.owned_by(key) if pod.attempt == job.status.attempt)
-        return all(pod.live or pod.engine for pod in current)
+        return all(pod.is_live or pod.engine for pod in current)
 
 
 async def fetch_missing_pods(cluster: Cluster, caches: Caches, seen: Observation) -> bool:
@@ -103,7 +103,7 @@ async def fetch_missing_pods(cluster: Cluster, caches: Caches, seen: Observation
         ClusterError: the API server did not answer, so the cause of the Job's end is not known.
     """
     job = seen.job
-    if not job.active or seen.child is None or not seen.child.ended or seen.pods:
+    if not job.is_active or seen.child is None or not seen.child.ended or seen.pods:
         return False
     # Labels are hints that anybody can set: of what is listed, observe counts only the pods of the attempt's own Job.
     own = attempt_selector(job.uid, job.status.attempt)

@@ -43,7 +43,7 @@ from grpo_kube.quarantine import Quarantine
 from ..admission.inventory import Amounts, PodFacts, node_facts, pod_facts
 from ..admission.snapshot import Snapshot, quota_facts
 from ..decide.start_checks import admitted_for
-from ..records.names import runs_engines
+from ..records.names import is_engines_job
 from ..records.records import GRPOJobRecord, JobRecord
 from .caches import Caches
 
@@ -307,16 +307,16 @@ class ReservedGangs:
         begun = self._begun(job)
         if not begun:
             return self._starts_within(job) > 0
-        return job.active and any(not child.ended for child in begun)
+        return job.is_active and any(not child.ended for child in begun)
 
     def _begun(self, job: GRPOJobRecord) -> list[JobRecord]:
         """The Job of the attempt, if there is one; not that of its engines, which lives on after it for a moment."""
         own = (job.uid, job.status.attempt)
-        found = (child for child in self._caches.jobs.owned_by(job.key) if not runs_engines(child.name))
+        found = (child for child in self._caches.jobs.owned_by(job.key) if not is_engines_job(child.name))
         return [child for child in found if (child.grpojob_uid, child.attempt) == own]
 
     def _starts_within(self, job: GRPOJobRecord) -> float:
         """Seconds for which the attempt may still be started; 0 for one that has been, or isn't committed."""
-        if not job.active or job.status.job_uid:
+        if not job.is_active or job.status.job_uid:
             return 0.0
         return self._scheduling - admitted_for(job, self._clock())

@@ -71,7 +71,7 @@ class Observer:
         if observation is None or observation.job.deleting:
             return None
         if self._traces:
-            self._traces.looked(observation)
+            self._traces.record_observation(observation)
         if await fetch_missing_pods(self._cluster, self._caches, observation):
             observation = self.read_caches(key) or observation
         warning = await self._pod_start_events.newest_warning(observation)
@@ -80,7 +80,7 @@ class Observer:
     def read_caches(self, key: ObjectKey) -> Observation | None:
         """Return an observation without any request; None for a job that is gone, or another controller's."""
         job = self.job(key)
-        if job is None or not job.ours:
+        if job is None or not job.is_ours:
             return None
         observation = observe(
             job,
@@ -92,14 +92,14 @@ class Observer:
         )
         observation = self._workloads.look(observation)
         observation = replace(observation, deleted_pods=self._caches.deleted_pods.of_job(key, job.uid))
-        return self._with_progress(observation) if job.active else self._with_source(observation)
+        return self._with_progress(observation) if job.is_active else self._with_source(observation)
 
     def read_dispatched(self, job: GRPOJobRecord) -> Observation | None:
         """Return a job that Kueue sends to another cluster, with its Workload; None if nothing is to be asked of Kueue.
 
         Its status is copied from the other cluster, so the observation has an empty one.
         """
-        if job.finished or job.deleting or not job.queue_name:
+        if job.is_finished or job.deleting or not job.queue_name:
             return None
         here = replace(job, typed=content_without_status(job.spec))
         observation = Observation(job=here, now=self._clock.wall(), at=self._clock.monotonic())
@@ -126,4 +126,4 @@ class Observer:
         self._pod_start_events.forget(key)
         # A job that can't be read is set aside and may come back: its trace is not over.
         if self._traces and key not in self._caches.grpojobs.quarantined_records:
-            self._traces.gone(key, self._clock.wall())
+            self._traces.end_job(key, self._clock.wall())

@@ -8,7 +8,7 @@ only then. Without the right to list events the words are just unknown.
 import logging
 from dataclasses import dataclass
 
-from grpo_kube.client import Cluster, listed
+from grpo_kube.client import Cluster, list_and_parse
 from grpo_kube.objects.errors import ClusterError
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import EVENTS, ObjectKey, Selection
@@ -62,7 +62,7 @@ class PodStartEvents:
     async def _ask(self, key: ObjectKey, uid: str) -> str:
         selection = Selection(EVENTS, key.namespace, fields=f"involvedObject.uid={uid},type=Warning")
         try:
-            found, _ = await listed(self._cluster, selection, _warning)
+            found, _ = await list_and_parse(self._cluster, selection, _warning)
         except ClusterError as error:
             log.info("%s: events about %s can't be listed: %s", key, uid, error)
             return ""

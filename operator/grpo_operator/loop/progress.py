@@ -53,7 +53,7 @@ class Target:
 def targets(jobs: Iterable[GRPOJobRecord], pods: Callable[[ObjectKey], Iterable[PodRecord]]) -> Iterator[Target]:
     """Yield rank 0 of every gang that runs, and of starting gangs with engines, which may begin without some."""
     for job in jobs:
-        if job.active and (job.is_true(ConditionType.RUNNING) or replicas(job.status.plan)):
+        if job.is_active and (job.is_true(ConditionType.RUNNING) or replicas(job.status.plan)):
             for pod in pods(job.key):
                 rank0 = pod.index == 0 and not pod.engine
                 if rank0 and pod.attempt == job.status.attempt and pod.phase == "Running" and pod.ip:
@@ -161,7 +161,7 @@ class ProgressPuller:
         else:
             state.failures = 0
             state.heard_at = Observed(asyncio.get_running_loop().time())
-            state.pull = pulled(state.pull, progress, state.heard_at)
+            state.pull = next_pull(state.pull, progress, state.heard_at)
             self._count("success")
             self._changed(target.key)
         # Targets that can't be reached are asked less and less, so that any number of them costs little.
@@ -201,7 +201,7 @@ class ProgressPuller:
             return progress
 
 
-def pulled(last: Pull | None, progress: Progress, at: Observed) -> Pull:
+def next_pull(last: Pull | None, progress: Progress, at: Observed) -> Pull:
     """A new answer after the last: it has advanced when its step, its stage or its number of events has changed.
 
     While it trains, only a step counts: what else happens, happens within a step.

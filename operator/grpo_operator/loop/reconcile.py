@@ -66,7 +66,7 @@ class Reconciler:
 
     async def _reconcile(self, key: ObjectKey) -> float | None:
         job = self._observer.job(key)
-        if job and job.dispatched:
+        if job and job.is_dispatched:
             dispatched = self._observer.read_dispatched(job)
             return await sync_dispatched(dispatched, self._queue, self._workloads) if dispatched else None
         self._queue.record_job(key, job)
@@ -97,7 +97,7 @@ class Reconciler:
                 # The new Job is gone again. The next reconcile asks for another attempt, on an observation of its own.
                 return 0.0
 
-        if observation.job.active:
+        if observation.job.is_active:
             decision = await self._keep_shared_objects(observation, decision)
         decision = await self._workloads.step(observation, decision)
         seconds_to_write = await self._status.publish(observation, decision)

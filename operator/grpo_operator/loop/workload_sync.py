@@ -22,9 +22,18 @@ from ..admission.queue import AdmissionQueue
 from ..admission.snapshot import SnapshotSource
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
-from ..kueue.pod_sets import Contradiction, Flavor, placed
+from ..kueue.pod_sets import Contradiction, Flavor, place_job
 from ..kueue.steps import WORKLOAD_PRIORITY, Step, Write, step, wanted_class
-from ..kueue.workload_manifest import Priority, adopted, amended, cleared, finished, paused, ready, workload
+from ..kueue.workload_manifest import (
+    Priority,
+    adoption_patch,
+    finished_status,
+    pause_patch,
+    queue_patch,
+    ready_status,
+    status_without_admission,
+    workload,
+)
 from ..pods.pod_spec import PodDefaults
 from ..pods.pod_volumes import Manifest
 from ..records.names import (
@@ -123,9 +132,9 @@ class Workloads:
         elif due.write is Write.DELETE:
             await self._guarded(known, lambda: self._cluster.delete(WORKLOADS, *known.key, known))
         elif due.write is Write.AMEND:
-            await self._patch(known, amended(job, await self._priority(job)))
+            await self._patch(known, queue_patch(job, await self._priority(job)))
         elif due.write in (Write.PAUSE, Write.RESUME):
-            await self._patch(known, paused(due.write is Write.PAUSE))
+            await self._patch(known, pause_patch(due.write is Write.PAUSE))
         else:
             await self._tell(due.write, seen, known)
 
@@ -148,7 +157,7 @@ class Workloads:
         # MultiKueue's Workload has no controller yet; one that has another is not for this job.
         if found is None or found.grpojob_uid not in ("", job.uid):
             raise Refused(Reason.NAME_TAKEN, f"Workload {key.name} is another object's, or can't be read")
-        await self._patch(found, adopted(job))
+        await self._patch(found, adoption_patch(job))
 
     async def _tell(self, write: Write, seen: Observation, known: WorkloadRecord) -> None:
         """One write of the status; what others have in it stays."""
@@ -159,13 +168,13 @@ class Workloads:
             raise Conflict(f"Workload {known.key} has changed")
         now, job = self._clock(), seen.job
         if write is Write.CLEAR:
-            status = cleared(item, now)
+            status = status_without_admission(item, now)
         elif write is Write.READY:
-            status = ready(item, now)
+            status = ready_status(item, now)
         else:
             final = next((job.condition(one) for one in _ENDS if job.is_true(one)), None)
             succeeded = job.is_true(ConditionType.SUCCEEDED)
-            status = finished(item, succeeded, final.message if final else "", now)
+            status = finished_status(item, succeeded, final.message if final else "", now)
         await self._patch(known, {"status": status}, "status")
 
     async def _patch(self, known: WorkloadRecord, patch: Object, subresource: str = "") -> None:
@@ -200,7 +209,7 @@ class Workloads:
             raise Refused(Reason.PRIORITY_CLASS_NOT_FOUND, message)
         return Priority(known.priorities.get(name, 0), "PriorityClass", name)
 
-    async def placed(self, seen: Observation, job: Manifest) -> Manifest:
+    async def place_job(self, seen: Observation, job: Manifest) -> Manifest:
         """The Job of a role where Kueue wants it.
 
         Raises:
@@ -212,10 +221,10 @@ class Workloads:
         role = job["spec"]["template"]["metadata"]["labels"][LABEL_COMPONENT]
         names = seen.workload.assignments.get(role, Assignment()).flavors
         items = [await self._cluster.get(RESOURCE_FLAVORS, "", name) for name in names]
-        return placed(job, seen.workload, [_flavor(name, item) for name, item in zip(names, items, strict=True)])
+        return place_job(job, seen.workload, [_flavor(name, item) for name, item in zip(names, items, strict=True)])
 
 
-def unseen(not_served: str, *, forbidden: bool) -> str:
+def unseen_message(not_served: str, *, forbidden: bool) -> str:
     """Why Workloads can't be seen, by what the API server says of a LIST of them; empty when they can."""
     if not not_served:
         return ""
@@ -249,7 +258,7 @@ async def sync_dispatched(observation: Observation, queue: AdmissionQueue, workl
         ClusterError: the API server refused or did not answer; nothing is lost by trying again.
     """
     job = observation.job
-    if job.suspended:
+    if job.is_suspended:
         decision = Decision(Action.SUSPEND, Reason.SUSPENDED)
     else:
         decision = await queue.answer(observation, Decision(Action.ADMIT)) or Decision(Action.WAIT)

@@ -62,7 +62,7 @@ class Attempt:
     number: int
     """From 1, over the job's whole life."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """The GRPOJob's labels for its Job and pods; see names.inherited."""
+    """The GRPOJob's labels for its Job and pods; see names.inheritable_metadata."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """The GRPOJob's annotations for its Job and pods."""
     source: ResumeSource | None = None

@@ -86,7 +86,7 @@ def add_arguments(parser: ArgumentParser, image: str) -> None:
     )
 
 
-def given(options: Namespace) -> PodDefaults:
+def defaults_from_flags(options: Namespace) -> PodDefaults:
     """What the flags say."""
     secrets = tuple(dict.fromkeys(options.pod_pull_secret))
     return PodDefaults(image=options.trainer_image, user=options.pod_user, pull_secrets=secrets)
@@ -133,23 +133,23 @@ def pod_spec(
     """
     spec, plan = role.spec, role.plan
     image = spec.image or pods.image
-    source = None if role.engines else source
+    source = None if role.is_engines else source
     volumes, mounts = pod_volumes(name, spec, source)
     settings = spec.pod_template.spec
     pod: Manifest = {
         "restartPolicy": "Never",
-        "subdomain": ENGINE_SERVICE if role.engines else RENDEZVOUS_SERVICE,
+        "subdomain": ENGINE_SERVICE if role.is_engines else RENDEZVOUS_SERVICE,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": settings.termination_grace_period_seconds,
         "securityContext": _pod_security(pods.user),
         "tolerations": _tolerations(spec, plan),
-        "containers": [_container(role, image, mounts, source, "" if role.engines else token_digest)],
+        "containers": [_container(role, image, mounts, source, "" if role.is_engines else token_digest)],
         "volumes": volumes + [_given(volume) for volume in settings.volumes],
     }
     optional: Manifest = {
         "initContainers": [init_container(one, image) for one in settings.init_containers],
-        "affinity": _affinity(settings.affinity, own if plan.nodes > 1 and not role.engines else {}, avoided),
+        "affinity": _affinity(settings.affinity, own if plan.nodes > 1 and not role.is_engines else {}, avoided),
         "nodeSelector": {**plan.node_selector, **spec.placement.node_selector},
         "priorityClassName": spec.placement.priority_class_name,
         "serviceAccountName": settings.service_account_name,
@@ -243,7 +243,7 @@ def _container(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts + [_given(mount) for mount in spec.volume_mounts],
     }
-    if role.engines:
+    if role.is_engines:
         container["readinessProbe"] = {"httpGet": {"path": "/healthz", "port": ENGINE_PORT}, "periodSeconds": 5}
     own = _store_settings(CHECKPOINT_STORE_ENV, spec.checkpoint.store)
     theirs = _store_settings(RESUME_STORE_ENV, source.store if source else None)
@@ -253,7 +253,7 @@ def _container(
 
 
 def _port(role: Role) -> Manifest:
-    if role.engines:
+    if role.is_engines:
         return {"name": "engine", "containerPort": ENGINE_PORT}
     return {"name": "progress", "containerPort": PROGRESS_PORT}
 

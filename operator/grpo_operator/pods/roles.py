@@ -26,7 +26,7 @@ class Role:
     plan: ExecutionPlan
 
     @property
-    def engines(self) -> bool:
+    def is_engines(self) -> bool:
         """True if these are engines: several may share a node, and they keep nothing on its disk."""
         return self.component == COMPONENT_ENGINE
 

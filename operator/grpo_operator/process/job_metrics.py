@@ -127,7 +127,7 @@ def _family(metric: Metric, lines: str) -> str:
     return f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n{lines}"
 
 
-def standing(
+def progress_samples(
     job: GRPOJobRecord, pull: Pull | None, silence: Silence | None, unix: Callable[[Observed], float]
 ) -> Iterator[Sample]:
     """Since when a running job has not got on, and how long it may; nothing of one whose rank 0 was not asked yet.
@@ -135,7 +135,7 @@ def standing(
     `unix` gives the unix time of what was observed. A rank 0 that falls silent doesn't get on as far as anybody knows.
     """
     plan, spec = job.status.plan, job.spec
-    if not (job.active and job.is_true(ConditionType.RUNNING) and plan and spec):
+    if not (job.is_active and job.is_true(ConditionType.RUNNING) and plan and spec):
         return
     if pull and pull.progress.attempt == job.status.attempt:
         reported_stage, since = pull.progress.stage, pull.advanced_at

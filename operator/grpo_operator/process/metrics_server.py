@@ -136,35 +136,35 @@ class Metrics(Observer):
         """Exports these, too: what their functions give at the time of each scrape."""
         self.registry.register(NowCollector(families))
 
-    def waited(self, seconds: float) -> None:
+    def record_wait(self, seconds: float) -> None:
         """See Observer."""
         self._waited.observe(seconds)
 
-    def worked(self, seconds: float, result: str) -> None:
+    def record_reconcile(self, seconds: float, result: str) -> None:
         """See Observer."""
         self._seconds.observe(seconds)
         self._reconciles.labels(CONTROLLER, result).inc()
 
-    def wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
+    def record_status_write(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
         """Counts what a status write means, once the API server has taken it; `now` in unix seconds."""
         for metric, seconds in milestones(job, new, now):
             self._times_to[metric].observe(seconds)
         if reason := restart_reason(job, new):
             self._restarts.labels(reason).inc()
 
-    def requested(self, verb: str, resource: str, code: int) -> None:
+    def record_request(self, verb: str, resource: str, code: int) -> None:
         """Counts a request to the API server."""
         self._requests.labels(verb, resource, str(code)).inc()
 
-    def pulled(self, result: str) -> None:
+    def record_pull(self, result: str) -> None:
         """Counts a pull of a job's progress."""
         self._pulls.labels(result).inc()
 
-    def told(self, result: str) -> None:
+    def record_event(self, result: str) -> None:
         """Counts an event on a GRPOJob."""
         self._events.labels(result).inc()
 
-    def exported(self, result: str, spans: int) -> None:
+    def record_spans(self, result: str, spans: int) -> None:
         """Counts spans of traces."""
         self._spans.labels(result).inc(spans)
 
@@ -213,7 +213,7 @@ def application(
 
 
 @contextlib.asynccontextmanager
-async def served(pages: web.Application, address: str, port: int) -> AsyncIterator[None]:
+async def serve_pages(pages: web.Application, address: str, port: int) -> AsyncIterator[None]:
     """Serves the pages while the block runs; without an address on every one of the machine, of both families.
 
     Raises:
@@ -245,7 +245,7 @@ def not_served(mirrors: Mirrors) -> str:
     return "\n".join(lines)
 
 
-def deaf(mirrors: Mirrors, now: float, limit: float) -> str:
+def silent_watches_message(mirrors: Mirrors, now: float, limit: float) -> str:
     """Return a sentence that names the watches without a LIST, event or bookmark for `limit` seconds; empty if none.
 
     A watch that is not served is left out: it is being retried, and a restart would not help. `now` is the event loop's
@@ -258,7 +258,7 @@ def deaf(mirrors: Mirrors, now: float, limit: float) -> str:
     return f"nothing heard for {limit:.0f} s from: {', '.join(names)}" if names else ""
 
 
-def heard(mirrors: Mirrors, now: float, unix: float) -> dict[str, float]:
+def last_update_times(mirrors: Mirrors, now: float, unix: float) -> dict[str, float]:
     """Return, by kind, the unix time in seconds of the last LIST, event or bookmark.
 
     Of several namespaces the oldest time counts. `now` and `unix` are the same moment on the two clocks.

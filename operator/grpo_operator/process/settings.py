@@ -95,7 +95,7 @@ def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str]
         parser.error(str(error))
     return Settings(
         namespaces=tuple(dict.fromkeys(given.namespace)),
-        pods=pod_spec.given(given),
+        pods=pod_spec.defaults_from_flags(given),
         watchers=given.network_policy_from,
         token_secret=given.token_secret,
         metrics_address=given.metrics_address,

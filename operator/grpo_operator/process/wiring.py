@@ -43,7 +43,7 @@ from ..loop.reconcile import Reconciler
 from ..loop.shared_objects import SharedObjects
 from ..loop.status_writer import StatusWriter
 from ..loop.tokens import Tokens
-from ..loop.workload_sync import Workloads, unseen
+from ..loop.workload_sync import Workloads, unseen_message
 from ..records.names import (
     COMPONENT_RENDEZVOUS,
     GRPOJOBS,
@@ -54,11 +54,11 @@ from ..records.names import (
     WORKLOADS,
 )
 from ..records.records import GRPOJobRecord
-from ..report.events import event, folded, telling_change
+from ..report.events import event, merge_start_event, telling_change
 from ..report.status import StatusThrottle
 from ..tracing.attempt_trace import AttemptTraces
 from . import handlers, metrics_server, settings
-from .job_metrics import Sample, standing
+from .job_metrics import Sample, progress_samples
 from .metrics_server import VERSION, Metrics
 from .span_exporter import SpanExporter
 
@@ -91,7 +91,9 @@ class Operator:
         self._caches = caches
         self._queue = queue
         self._metrics = metrics
-        self._recorder = EventRecorder(cluster, folded, lambda: len(queue) + queue.active > 0, metrics.told)
+        self._recorder = EventRecorder(
+            cluster, merge_start_event, lambda: len(queue) + queue.active > 0, metrics.record_event
+        )
         self._quarantine_reporter = QuarantineReporter(cluster, caches.quarantine, wall)
         self.mirrors = self._mirrors(cluster)
         self._leading = leading
@@ -104,7 +106,7 @@ class Operator:
         self._exporter: SpanExporter | None = None
         self._traces: AttemptTraces | None = None
         if tracing := chosen.tracing:
-            self._exporter = SpanExporter(session, tracing.endpoint, tracing.headers, metrics.exported)
+            self._exporter = SpanExporter(session, tracing.endpoint, tracing.headers, metrics.record_spans)
             self._traces = AttemptTraces(self._exporter.put, every=tracing.every, version=VERSION)
         self._tokens = Tokens()
         self._puller = self._rank0(session)
@@ -149,7 +151,7 @@ class Operator:
         caches, chosen = self._caches, self.settings
         fetch = http_fetch(session, self._tokens, trace_every=chosen.tracing.every if chosen.tracing else None)
         asked = partial(targets, caches.grpojobs, caches.pods.owned_by)
-        return ProgressPuller(asked, fetch, self._progressed, chosen.progress_interval, self._metrics.pulled)
+        return ProgressPuller(asked, fetch, self._progressed, chosen.progress_interval, self._metrics.record_pull)
 
     def _mirrors(self, cluster: HttpCluster) -> dict[str, Informer[Any]]:
         served, isolates = self.settings.namespaces, self.settings.watchers is not None
@@ -180,9 +182,9 @@ class Operator:
         change = telling_change(job.status.conditions, new.conditions)
         if change:
             self._recorder.record(job.key, event(job, change, now, new))
-        self._metrics.wrote(job, new, now)
+        self._metrics.record_status_write(job, new, now)
         if self._traces:
-            self._traces.wrote(job, new, now)
+            self._traces.record_status(job, new, now)
 
     def _facts_changed(self) -> None:
         self._admission.wake()
@@ -193,7 +195,7 @@ class Operator:
     def _add_namespaces(self, keys: Iterable[ObjectKey]) -> None:
         """A Service or NetworkPolicy came or went: its namespace's active jobs need it."""
         namespaces = {key.namespace for key in keys}
-        self._add(job.key for job in self._caches.grpojobs if job.active and job.key.namespace in namespaces)
+        self._add(job.key for job in self._caches.grpojobs if job.is_active and job.key.namespace in namespaces)
 
     def _kueue_problem(self, namespace: str) -> str:
         """Why Workloads of a namespace can't be seen now; empty when they can."""
@@ -201,7 +203,7 @@ class Operator:
         mirror = self.mirrors[f"{WORKLOADS.plural}/{served}"]
         if mirror.not_served:
             mirror.want_list()
-        return unseen(mirror.not_served, forbidden=mirror.forbidden)
+        return unseen_message(mirror.not_served, forbidden=mirror.forbidden)
 
     async def run(self, filled: Callable[[], None]) -> None:
         """Fills the caches by full LISTs, says so, then works as soon as it leads, until cancelled."""
@@ -254,7 +256,7 @@ class Operator:
         self.working.set()
         self._add(job.key for job in self._caches.grpojobs)
 
-    def listed(self) -> dict[str, Callable[[], None]]:
+    def relist_callbacks(self) -> dict[str, Callable[[], None]]:
         """What makes the GRPOJobs of a URL path be listed again."""
         return {
             GRPOJOBS.path(namespace): self.mirrors[f"{GRPOJOBS.plural}/{namespace or '*'}"].want_list
@@ -275,7 +277,7 @@ class Operator:
 
     async def _discovered(self) -> bool:
         try:
-            return await self._cluster.discovers(GRPOJOBS)
+            return await self._cluster.is_discovered(GRPOJOBS)
         except ClusterError as error:
             log.info("%s; trying again", error)
             return False
@@ -304,11 +306,13 @@ class Operator:
 
     def unhealthy(self) -> str:
         """Which watch has gone deaf."""
-        return metrics_server.deaf(self._watched(), self._clock(), max(DEAF_SECONDS, 2 * self.settings.resync))
+        return metrics_server.silent_watches_message(
+            self._watched(), self._clock(), max(DEAF_SECONDS, 2 * self.settings.resync)
+        )
 
-    def heard(self) -> dict[str, float]:
+    def last_update_times(self) -> dict[str, float]:
         """Return, by kind of object, the unix time in seconds of the last LIST, event or bookmark."""
-        return metrics_server.heard(self._watched(), self._clock(), self._wall())
+        return metrics_server.last_update_times(self._watched(), self._clock(), self._wall())
 
     def _watched(self) -> dict[str, Informer[Any]]:
         return self.mirrors | self.facts.informers()
@@ -317,7 +321,7 @@ class Operator:
         """Return 1 if this operator works, else 0, as a metric without labels."""
         return {"": float(self.working.is_set())}
 
-    def took(self, free_since: float | None) -> dict[str, float]:
+    def failover_seconds(self, free_since: float | None) -> dict[str, float]:
         """How long after that moment it took the place of the one before; nothing before it has."""
         if self._works_since is None or free_since is None:
             return {}
@@ -327,10 +331,10 @@ class Operator:
         """The jobs of which this operator tells: none of a follower's, for the leader tells of all."""
         return self._caches.grpojobs if self.working.is_set() else ()
 
-    def standing(self, job: GRPOJobRecord) -> Iterable[Sample]:
-        """See job_metrics.standing."""
+    def progress_samples(self, job: GRPOJobRecord) -> Iterable[Sample]:
+        """See job_metrics.progress_samples."""
         pull, silence = self._puller.pull(job.key), self._puller.silence(job.key)
-        return standing(job, pull, silence, lambda at: self._wall() - (self._clock() - at.at))
+        return progress_samples(job, pull, silence, lambda at: self._wall() - (self._clock() - at.at))
 
 
 async def tell_fence(cluster: HttpCluster, election: Election) -> None:

@@ -81,7 +81,7 @@ NETWORK_POLICY = "grpo-pods"
 """The NetworkPolicy of a namespace: what may reach the pods of its jobs."""
 
 
-def inherited(found: Mapping[str, str] | None) -> dict[str, str]:
+def inheritable_metadata(found: Mapping[str, str] | None) -> dict[str, str]:
     """Those of a GRPOJob's labels or annotations that its Jobs and pods get too."""
     if found is None:
         return {}
@@ -107,7 +107,7 @@ def workload_name(name: str, uid: str) -> str:
     return f"grpojob-{name[:49]}-{hashlib.sha256(uid.encode()).hexdigest()[:5]}"
 
 
-def runs_engines(job: str) -> bool:
+def is_engines_job(job: str) -> bool:
     """True if a Job of an attempt is that of its engines, by its name."""
     return job.endswith(ENGINE_SUFFIX)
 

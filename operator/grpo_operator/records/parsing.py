@@ -3,10 +3,18 @@
 import sys
 from typing import Any
 
-from grpo_kube.objects.json_reader import MAX_OBJECT, MAX_SENTENCE, JsonObject, cut, reported
+from grpo_kube.objects.json_reader import MAX_OBJECT, MAX_SENTENCE, JsonObject, reported_time, truncate
 from grpo_kube.objects.resources import ObjectKey
 
-from .names import COMPONENT_ENGINE, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_INDEX, LABEL_JOB, LABEL_UID, inherited
+from .names import (
+    COMPONENT_ENGINE,
+    LABEL_ATTEMPT,
+    LABEL_COMPONENT,
+    LABEL_INDEX,
+    LABEL_JOB,
+    LABEL_UID,
+    inheritable_metadata,
+)
 from .packed_job import has_ended, job_content, pack_job, typed_status, with_queue_name
 from .records import ClaimRecord, GRPOJobRecord, JobRecord, PodRecord, PolicyRecord, ServiceRecord
 from .terminations import pack_termination as pack_end
@@ -45,8 +53,8 @@ def grpojob_record(item: object) -> GRPOJobRecord:
         generation=meta.integer("generation"),
         created=meta.time("creationTimestamp") or 0.0,
         deleting="deletionTimestamp" in meta,
-        labels=inherited(meta.string_map("labels")),
-        annotations=inherited(meta.string_map("annotations")),
+        labels=inheritable_metadata(meta.string_map("labels")),
+        annotations=inheritable_metadata(meta.string_map("annotations")),
         managed_by=whole.part("spec").text("managedBy"),
         kueue=words,
         phase=known.phase or "",
@@ -94,7 +102,7 @@ def job_record(item: object) -> JobRecord:
         created=meta.time("creationTimestamp") or 0.0,
         deleting="deletionTimestamp" in meta,
         ended=_ended_reason(ended) if ended else "",
-        ended_at=reported(ended, "lastTransitionTime") if ended else None,
+        ended_at=reported_time(ended, "lastTransitionTime") if ended else None,
         spent=whole.part("status").text("failedIndexes", MAX_SENTENCE),
     )
 
@@ -107,7 +115,7 @@ def _unschedulable(bound: JsonObject) -> str:
     """Return the scheduler's message in the condition PodScheduled; empty unless that is False."""
     if bound.text("status") != "False":
         return ""
-    return cut(bound.text("message", MAX_OBJECT), MAX_SENTENCE)
+    return truncate(bound.text("message", MAX_OBJECT), MAX_SENTENCE)
 
 
 def _marked_not_ready(status: JsonObject) -> bool:
@@ -145,7 +153,7 @@ def pod_record(item: object) -> PodRecord:
         phase=sys.intern(status.text("phase") or "Pending"),
         waiting=state.part("waiting").reason_and_message(),
         unschedulable=_unschedulable(bound),
-        bound_at=reported(bound, "lastTransitionTime") if bound.text("status") == "True" else None,
+        bound_at=reported_time(bound, "lastTransitionTime") if bound.text("status") == "True" else None,
         node_lost="running" in state and _marked_not_ready(status),
         deleting="deletionTimestamp" in meta,
         end=pack_end(end) if end else None,

@@ -97,12 +97,12 @@ class GRPOJobRecord:
         return self.key.name
 
     @property
-    def ours(self) -> bool:
+    def is_ours(self) -> bool:
         """True if this operator, and no other controller, brings the job about."""
         return self.managed_by in ("", MANAGED_BY)
 
     @property
-    def dispatched(self) -> bool:
+    def is_dispatched(self) -> bool:
         """True if Kueue sends the job to another cluster, whose operator brings it about."""
         return self.managed_by == MULTIKUEUE
 
@@ -114,12 +114,12 @@ class GRPOJobRecord:
         return self.spec.placement.queue_name if self.spec else None
 
     @property
-    def competes(self) -> bool:
+    def is_competing(self) -> bool:
         """True if the job wants GPUs that the operator itself hands out."""
         return self.spec is not None and self.spec.placement.accelerator == "GPU" and not self.queue_name
 
     @property
-    def suspended(self) -> bool:
+    def is_suspended(self) -> bool:
         """True if the user has paused the job."""
         return self.spec is not None and self.spec.suspend
 
@@ -151,7 +151,7 @@ class GRPOJobRecord:
         return (self.spec.restarts if self.spec else RestartsSpec()).uncounted_limit
 
     @property
-    def creates_pods(self) -> bool:
+    def should_create_pods(self) -> bool:
         """True if its pods are created at its turn although nothing is free; see spec.placement.provisioning."""
         return self.spec is not None and self.spec.placement.provisioning == "CreatePods"
 
@@ -182,28 +182,28 @@ class GRPOJobRecord:
         return self.status.is_true(kind)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """True if the job has succeeded or failed for good."""
         return self.ended
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """True if the attempt that status.attempt counts was admitted and has not ended."""
-        return not self.finished and self.ours and is_under_way(self.status)
+        return not self.is_finished and self.is_ours and is_under_way(self.status)
 
     @property
-    def released(self) -> bool:
+    def is_released(self) -> bool:
         """True if its gang gave its place back, having never run."""
         found = self.condition(ConditionType.ADMITTED)
         return found is not None and found.status == "False" and found.reason in RELEASES
 
     @property
-    def wants_admission(self) -> bool:
+    def is_waiting_for_admission(self) -> bool:
         """True if the job waits for GPUs that the operator hands out. One that was refused does: it may have been by an
         older operator, or by one that had no default image."""
-        if self.finished or self.deleting or not self.ours or (self.resume_job and not self.status.resume_from):
+        if self.is_finished or self.deleting or not self.is_ours or (self.resume_job and not self.status.resume_from):
             return False
-        return self.competes and not self.active and not self.suspended
+        return self.is_competing and not self.is_active and not self.is_suspended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +273,7 @@ class PodRecord:
         return self.key.name
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         """True while the pod has not ended and is not being deleted."""
         return self.phase not in ENDED_PHASES and not self.deleting
 

@@ -14,7 +14,7 @@ from grpo_api.report.report import EXIT_CODES, MemoryShortage, Outcome, Result
 from grpo_api.report.root_cause import CausePriority, cause_priority
 from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.text.contract import CONTAINER
-from grpo_kube.objects.json_reader import MAX_OBJECT, JsonObject, cut, reported
+from grpo_kube.objects.json_reader import MAX_OBJECT, JsonObject, reported_time, truncate
 from grpo_kube.objects.times import Reported
 
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
@@ -48,7 +48,7 @@ class PodTermination:
     """The container's part of it."""
 
     @property
-    def succeeded(self) -> bool:
+    def has_succeeded(self) -> bool:
         """True if the trainer's own Outcome says Succeeded."""
         return self.reported and self.outcome.result is Result.SUCCEEDED
 
@@ -58,7 +58,7 @@ class PodTermination:
         return cause_priority(self.outcome.result, reported=self.reported, disrupted=self.disrupted)
 
     @property
-    def certain(self) -> bool:
+    def is_certain_cause(self) -> bool:
         """True if no later end of a peer can be the cause of this one.
 
         A trainer that lost a peer reports Error, Hang or RendezvousTimeout, and one that received SIGTERM reports
@@ -69,9 +69,9 @@ class PodTermination:
         return not self.reported and self.tier is not CausePriority.TERMINATED
 
     @property
-    def own_failure(self) -> bool:
+    def is_own_failure(self) -> bool:
         """True if the program failed by itself: it did not succeed, and neither the cluster nor SIGTERM ended it."""
-        return not (self.succeeded or self.disrupted or self.tier is CausePriority.TERMINATED)
+        return not (self.has_succeeded or self.disrupted or self.tier is CausePriority.TERMINATED)
 
 
 _PACKED = TypeAdapter(PodTermination)
@@ -128,9 +128,9 @@ def _reasons(*parts: JsonObject) -> tuple[str, ...]:
 
 def _durations(status: JsonObject, terminated: JsonObject) -> tuple[float | None, float | None]:
     """How long the pod was held and how long its container ran; None for what makes no duration."""
-    end = reported(terminated, "finishedAt")
-    held = _duration(reported(status, "startTime"), end)
-    ran = _duration(reported(terminated, "startedAt"), end)
+    end = reported_time(terminated, "finishedAt")
+    held = _duration(reported_time(status, "startTime"), end)
+    ran = _duration(reported_time(terminated, "startedAt"), end)
     return held, ran
 
 
@@ -171,7 +171,7 @@ def _concluded(terminated: JsonObject, detail: str) -> Outcome:
     else:
         result = _RESULTS.get(code, Result.ERROR)
         message = f"the container ended with exit code {code} and left no outcome"
-    return truncate_to_fit(Outcome(result=result), f"{message}: {cut(detail, MAX_DETAIL)}" if detail else message)
+    return truncate_to_fit(Outcome(result=result), f"{message}: {truncate(detail, MAX_DETAIL)}" if detail else message)
 
 
 def _reported(message: str, attempt: int) -> Outcome | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_kube.objects.json_reader import MAX_OBJECT, MAX_SENTENCE, JsonObject, Unreadable, cut
+from grpo_kube.objects.json_reader import MAX_OBJECT, MAX_SENTENCE, JsonObject, Unreadable, truncate
 from grpo_kube.objects.resources import ObjectKey
 
 from .names import (
@@ -197,7 +197,7 @@ def _conditions(status: JsonObject) -> dict[str, WorkloadCondition]:
 
 def _condition(one: JsonObject) -> WorkloadCondition:
     reason, message = one.text("reason", MAX_OBJECT), one.text("message", MAX_OBJECT)
-    return WorkloadCondition(one.text("status"), cut(reason, MAX_SENTENCE), cut(message, MAX_SENTENCE))
+    return WorkloadCondition(one.text("status"), truncate(reason, MAX_SENTENCE), truncate(message, MAX_SENTENCE))
 
 
 def _assignments(status: JsonObject) -> dict[str, Assignment]:
@@ -226,7 +226,7 @@ def _update(one: JsonObject) -> PodSetUpdate:
 
 def _checks(status: JsonObject) -> str:
     waiting = [check for check in status.parts("admissionChecks") if check.text("state") != "Ready"]
-    return cut("; ".join(map(_check_message, waiting)), MAX_SENTENCE)
+    return truncate("; ".join(map(_check_message, waiting)), MAX_SENTENCE)
 
 
 def _check_message(check: JsonObject) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from grpo_api.report.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
 from grpo_api.status.status import Condition, ConditionType
 from grpo_api.text.quantity import MAX_COUNT
-from grpo_kube.objects.json_reader import cut
+from grpo_kube.objects.json_reader import truncate
 from grpo_kube.objects.times import timestamp
 
 from ..decide.decisions import Action, Decision
@@ -40,7 +40,7 @@ def conditions(seen: Observation, decision: Decision) -> list[Condition]:
             observed_generation=seen.job.generation,
             last_transition_time=timestamp(seen.now),
             reason=reason,
-            message=cut(message, MAX_MESSAGE),
+            message=truncate(message, MAX_MESSAGE),
         )
         found.append(condition)
     return found
@@ -171,7 +171,7 @@ def _retry(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noq
 
 def _going_on(seen: Observation, decision: Decision) -> Iterator[Statement]:
     """WAIT and START: nothing is decided, the pods tell how far the attempt is."""
-    if not seen.job.active:
+    if not seen.job.is_active:
         yield from _unchanged(seen)
         return
     yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {seen.job.status.attempt} was admitted"
@@ -195,7 +195,7 @@ def _unchanged(seen: Observation) -> Iterator[Statement]:
 
 
 def _scheduled(seen: Observation, decision: Decision) -> Statement:
-    if seen.bound:
+    if seen.is_gang_bound:
         engines = f" and {seen.replicas} of {seen.replicas} engines" if seen.replicas else ""
         message = f"{seen.job.nodes} of {seen.job.nodes} pods{engines} have a node"
         return C.SCHEDULED, True, Reason.ALL_PODS_BOUND, message
@@ -215,7 +215,7 @@ def _running(seen: Observation, decision: Decision) -> Iterator[Statement]:
     number, known = seen.job.status.attempt, seen.job.condition(C.DEGRADED)
     taken = decision.reason == Reason.NAME_TAKEN and seen.child is not None
     troubled = taken or decision.reason in (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN, Reason.INVALID_SPEC)
-    if seen.started:
+    if seen.has_gang_started:
         engines = f" and {len(seen.engines_up)} of {seen.replicas} engines" if seen.replicas else ""
         yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, f"attempt {number} runs with {seen.job.nodes} pods{engines}"
         # a new operator process has not heard of rank 0 yet either

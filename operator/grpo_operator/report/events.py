@@ -5,7 +5,7 @@ from typing import Any
 
 from grpo_api.status.status import Condition, ConditionType, GRPOJobStatus
 from grpo_api.text.contract import API_VERSION, KIND
-from grpo_kube.objects.json_reader import cut
+from grpo_kube.objects.json_reader import truncate
 from grpo_kube.objects.times import timestamp
 
 from ..records.names import MANAGER
@@ -62,12 +62,12 @@ def event(job: GRPOJobRecord, condition: Condition, now: float, status: GRPOJobS
     message = f"{condition.type}={condition.status}: {condition.message}"
     if status and condition.type in _ENDS and condition.status == "True":
         sums = [one.description for one in (status.export, status.usage) if one]
-        words = cut("".join(f"; {one}" for one in sums), MAX_MESSAGE - MIN_REASON)
-        message = cut(message, MAX_MESSAGE - len(words)) + words
+        words = truncate("".join(f"; {one}" for one in sums), MAX_MESSAGE - MIN_REASON)
+        message = truncate(message, MAX_MESSAGE - len(words)) + words
     return _event(about, "Warning" if warns else "Normal", condition.reason, message, now)
 
 
-def folded(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any] | None:
+def merge_start_event(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any] | None:
     """Merge an admission event and the start event that follows it into one.
 
     Return None for other pairs, or if the merged message would be longer than MAX_MESSAGE.

@@ -23,13 +23,13 @@ from grpo_api.status.status import (
 )
 from grpo_api.text.contract import CHECKPOINT_MOUNT
 from grpo_api.text.quantity import MAX_COUNT
-from grpo_kube.objects.json_reader import cut
+from grpo_kube.objects.json_reader import truncate
 from grpo_kube.objects.times import timestamp
 
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
 from ..decide.oom_feedback import learned_with_progress
-from ..decide.start_checks import shown
+from ..decide.start_checks import current_engine_pods
 from ..records.names import checkpoint_volume
 from ..records.records import ENDED_PHASES, GRPOJobRecord, PodRecord
 
@@ -39,14 +39,14 @@ MAX_ETA = 10 * 365 * 86400
 
 def report(seen: Observation, decision: Decision) -> dict[str, Any]:
     """Return the status fields that rank 0 and the pods reported. The last values stay when the pods are gone."""
-    if seen.job.finished:
+    if seen.job.is_finished:
         return _final_pods(seen)
     fields: dict[str, Any] = _revisions(seen) | _learned(seen, decision) | _checkpoint(seen)
-    if not seen.job.active or decision.action is Action.COMMIT:
+    if not seen.job.is_active or decision.action is Action.COMMIT:
         return fields
     fields |= {"pods": _pods(seen)} if seen.pods else {}
     if seen.pull:
-        fields |= reported(seen.pull.progress, seen)
+        fields |= progress_fields(seen.pull.progress, seen)
     if decision.action in (Action.SUCCEED, Action.FAIL) and decision.ended:
         fields |= _last_words(fields, seen, decision.ended)
     if decision.action is Action.SUCCEED:
@@ -93,7 +93,7 @@ def _export(seen: Observation) -> dict[str, Any]:
     """The exported model, of which one rank tells."""
     for end in seen.terminations:
         exported = end.outcome.export
-        if end.succeeded and exported:
+        if end.has_succeeded and exported:
             path = _lasting(exported.path, seen.job)
             return {"export": exported.model_copy(update={"path": path})}
     return {}
@@ -105,7 +105,7 @@ def _lasting(path: str, job: GRPOJobRecord) -> str:
     below = path.removeprefix(f"{CHECKPOINT_MOUNT}/")
     if volume is None or below == path:
         return path
-    return cut("pvc://" + "/".join(filter(None, (volume.claim_name, volume.sub_path, below))), MAX_WHERE)
+    return truncate("pvc://" + "/".join(filter(None, (volume.claim_name, volume.sub_path, below))), MAX_WHERE)
 
 
 def _last_words(fields: dict[str, Any], seen: Observation, ended: Outcome) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _gone(pod: PodStatus) -> PodStatus:
     return pod if pod.phase in ENDED_PHASES else pod.model_copy(update={"phase": "Deleted"})
 
 
-def reported(progress: Progress, seen: Observation) -> dict[str, Any]:
+def progress_fields(progress: Progress, seen: Observation) -> dict[str, Any]:
     """status.progress, .metrics and .memory from rank 0's progress."""
     fields: dict[str, Any] = {"progress": _progress(progress)}
     if metrics := _metrics(progress.metrics):
@@ -247,7 +247,7 @@ def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStat
 
 def _pods(seen: Observation) -> list[PodStatus]:
     """The training pods, and of each engine the pod that counts."""
-    return [*map(_pod, seen.pods), *map(_engine, shown(seen.engine_pods))][:MAX_SHOWN_PODS]
+    return [*map(_pod, seen.pods), *map(_engine, current_engine_pods(seen.engine_pods))][:MAX_SHOWN_PODS]
 
 
 def _engine(pod: PodRecord) -> PodStatus:

@@ -100,7 +100,7 @@ def _end(seen: Observation, decision: Decision) -> dict[str, Any]:
 def _retry(seen: Observation, decision: Decision) -> dict[str, Any]:
     """A retried job counts anew; a spec.retry that was raised when there was nothing to retry is only taken note of."""
     job = seen.job
-    if job.spec is None or (seen.retry_asked and decision.action is not Action.RETRY):
+    if job.spec is None or (seen.is_retry_requested and decision.action is not Action.RETRY):
         return {}
     fields: dict[str, Any] = {"retry": job.spec.retry}
     if decision.action is Action.RETRY:
@@ -123,15 +123,15 @@ def _attempt(seen: Observation, decision: Decision) -> dict[str, Any]:
             "job_uid": None,
             "start_time": old.start_time or timestamp(seen.now),
             "attempt_start_time": timestamp(seen.now),
-            "active_seconds": int(seen.elapsed),
+            "active_seconds": int(seen.elapsed_seconds),
             "pods": [],
         }
     if action in _ENDS_ATTEMPT:
-        fields: dict[str, Any] = {"active_seconds": int(seen.elapsed), "attempt_start_time": None}
+        fields: dict[str, Any] = {"active_seconds": int(seen.elapsed_seconds), "attempt_start_time": None}
         if action is Action.QUEUE:
             fields["passed_over"] = decision.passed_over or None
         return fields
-    if seen.child is None or not seen.job.active:
+    if seen.child is None or not seen.job.is_active:
         return {}
     return {"job_uid": seen.child.uid}
 
@@ -226,7 +226,7 @@ class StatusThrottle:
         last = self._written_at.get(observation.job.key)
         if last is None or URGENT & patch.keys():
             return 0.0
-        starting = observation.job.active and not observation.started
+        starting = observation.job.is_active and not observation.has_gang_started
         # A condition that changes is shown at once, except while the gang starts.
         if "conditions" in patch and not starting:
             return 0.0

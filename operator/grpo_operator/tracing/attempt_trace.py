@@ -14,7 +14,7 @@ from grpo_api.report import traces
 from grpo_api.report.report import Progress, Result, StepTime
 from grpo_api.status.status import Condition, ConditionType, GRPOJobStatus
 from grpo_api.text.timing import Clock
-from grpo_kube.objects.json_reader import cut
+from grpo_kube.objects.json_reader import truncate
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import seconds
 
@@ -45,7 +45,7 @@ class Rank0Spans:
         """Record the step in a former operator process's status. Its span may be missing, so it is made again."""
         self._heard, self._through = step, max(0, step - 1)
 
-    def told(self, trace: Trace, progress: Progress, at: float, earliest: float) -> Iterator[Span]:
+    def report_spans(self, trace: Trace, progress: Progress, at: float, earliest: float) -> Iterator[Span]:
         """Yield the spans that this report adds. `at` is its time; no span begins before `earliest` (unix seconds)."""
         if progress.account is None:
             return
@@ -141,27 +141,27 @@ class AttemptTraces:
         self._version = version
         self._attempts: dict[ObjectKey, _Attempt] = {}
 
-    def looked(self, seen: Observation) -> None:
+    def record_observation(self, seen: Observation) -> None:
         """What a look shows of an attempt."""
         job = seen.job
-        if not job.active:
+        if not job.is_active:
             return
         attempt = self._of(job)
         number = attempt.admission
-        if attempt.bound is None and seen.bound:
+        if attempt.bound is None and seen.is_gang_bound:
             attempt.bound = max(attempt.admitted, seen.now)
             self._tell(attempt, attempt.trace.span(traces.BOUND, attempt.admitted, attempt.bound, number=number))
-        if attempt.started is None and attempt.bound is not None and seen.started:
+        if attempt.started is None and attempt.bound is not None and seen.has_gang_started:
             attempt.started = max(attempt.bound, seen.now)
             self._tell(attempt, attempt.trace.span(traces.STARTED, attempt.bound, attempt.started, number=number))
         at = pull_time(seen)
         if seen.pull and at is not None:
-            for span in attempt.rank0.told(attempt.trace, seen.pull.progress, at, attempt.admitted):
+            for span in attempt.rank0.report_spans(attempt.trace, seen.pull.progress, at, attempt.admitted):
                 self._tell(attempt, span)
 
-    def wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
+    def record_status(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
         """The API server has taken this status of the job."""
-        before = job.active
+        before = job.is_active
         after = is_under_way(new)
         if before and (not after or new.attempt != job.status.attempt):
             self._end(self._of(job), job, new, now)
@@ -173,7 +173,7 @@ class AttemptTraces:
         admitted = new.condition(C.ADMITTED)
         self._admit(attempt, int(_since(admitted)), now)
 
-    def gone(self, key: ObjectKey, now: float) -> None:
+    def end_job(self, key: ObjectKey, now: float) -> None:
         """The job was deleted, or is another controller's."""
         attempt = self._attempts.pop(key, None)
         if attempt:
@@ -188,13 +188,13 @@ class AttemptTraces:
         return found
 
     def _fresh(self, job: GRPOJobRecord, number: int, begin: float) -> _Attempt:
-        trace = Trace.of(job, number, self._version)
+        trace = Trace.of_attempt(job, number, self._version)
         return _Attempt(trace, begin, Rank0Spans(self._every), job.spec.model.name if job.spec else "")
 
     def _begun(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> _Attempt:
         """An attempt that this write begins."""
         begin = now
-        if not job.active and not job.is_true(C.SUSPENDED):
+        if not job.is_active and not job.is_true(C.SUSPENDED):
             begin = min(now, _waiting_since(job.created, job.status))
         fresh = self._fresh(job, new.attempt, begin)
         fresh.waits_since = begin
@@ -247,7 +247,7 @@ class AttemptTraces:
     ) -> None:
         end = max(now, attempt.latest)
         root = attempt.trace.span(traces.ATTEMPT, attempt.begin, end, parent="")
-        why = cut(failure or "", MAX_MESSAGE)
+        why = truncate(failure or "", MAX_MESSAGE)
         self._put(replace(root, attributes=attributes, failed=failure is not None, message=why))
 
     def _tell(self, attempt: _Attempt, span: Span) -> None:

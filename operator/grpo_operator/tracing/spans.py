@@ -50,7 +50,7 @@ class Trace:
     """What all of its spans are about."""
 
     @classmethod
-    def of(cls, job: GRPOJobRecord, attempt: int, version: str) -> "Trace":
+    def of_attempt(cls, job: GRPOJobRecord, attempt: int, version: str) -> "Trace":
         """Return the trace of a job's attempt, with this version of the operator as an attribute."""
         resource: dict[Attribute, Value] = {
             traces.SERVICE_NAME: "grpo-operator",

@@ -18,10 +18,10 @@ from grpo_kube.objects.times import Reported, seconds, timestamp
 
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
-from ..records.names import runs_engines
+from ..records.names import is_engines_job
 from ..records.records import ENDED_PHASES, PodRecord
 from ..records.terminations import PodTermination
-from .gpu_time import merged, pod_seconds, sum_states
+from .gpu_time import merge_oldest, pod_seconds, sum_states
 
 _ENDS_ATTEMPT = (Action.COMMIT, Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
 _RESTS = (Action.SUSPEND, Action.SUCCEED, Action.FAIL, Action.REJECT)
@@ -34,8 +34,8 @@ def account(seen: Observation, decision: Decision, new: GRPOJobStatus) -> Usage 
     if job.spec is None or job.spec.placement.accelerator != "GPU":
         return old
     starts_again = decision.action is Action.RETRY
-    still_holds = old is not None and any(map(holds, old.attempts))
-    if job.finished and not starts_again and not still_holds:
+    still_holds = old is not None and any(map(has_gpus, old.attempts))
+    if job.is_finished and not starts_again and not still_holds:
         return old
     before = old or Usage(as_of=timestamp(seen.now))
     records = _ended(looked_at(seen, before.attempts, before.as_of), seen, decision)
@@ -50,7 +50,7 @@ def account(seen: Observation, decision: Decision, new: GRPOJobStatus) -> Usage 
 
 def _ended(records: list[AttemptUsage], seen: Observation, decision: Decision) -> list[AttemptUsage]:
     """The records; that of the current attempt with how it ended, if this decision ends it."""
-    if not records or records[-1].ended or not seen.job.active or decision.action not in _ENDS_ATTEMPT:
+    if not records or records[-1].ended or not seen.job.is_active or decision.action not in _ENDS_ATTEMPT:
         return records
     reason = str(decision.reason or decision.action)
     if decision.ended:
@@ -65,7 +65,7 @@ def _committed(
     plan = new.plan
     if plan is None or not plan.gpus or (records and records[-1].attempt >= new.attempt):
         return records
-    if decision.action is not Action.COMMIT and not seen.job.active:
+    if decision.action is not Action.COMMIT and not seen.job.is_active:
         return records
     fresh = AttemptUsage(
         attempt=new.attempt,
@@ -93,7 +93,7 @@ def _of_engines(engine: EnginePlan | None) -> EngineUsage | None:
 
 def _as_of(seen: Observation, before: Usage) -> str:
     """Return the time of rank 0's last answer, since its report divides the time until then; without one, now."""
-    answers = seen.job.active and not seen.silence
+    answers = seen.job.is_active and not seen.silence
     answered_at = pull_time(seen) if answers else None
     at = seen.now if answered_at is None else answered_at
     return max(before.as_of, timestamp(at), key=_unix_seconds)
@@ -113,7 +113,7 @@ def _waiting(before: Usage, records: list[AttemptUsage], seen: Observation, deci
     if since is not None and first_bound is not None:
         queued += max(0.0, first_bound - since)
         since = None
-    waits = _to_run(seen, decision) and not any(map(holds, records))
+    waits = _to_run(seen, decision) and not any(map(has_gpus, records))
     if since is not None and not waits:
         queued += max(0.0, seen.now - since)
         since = None
@@ -155,7 +155,7 @@ def _to_run(seen: Observation, decision: Decision) -> bool:
     """True if the job is to run, now or as soon as it can."""
     if decision.action in _RESTS:
         return False
-    return not seen.job.finished or decision.action is Action.RETRY
+    return not seen.job.is_finished or decision.action is Action.RETRY
 
 
 def _end(pod: PodTime) -> float:
@@ -170,12 +170,12 @@ def _bounded(usage: Usage) -> Usage:
     excess = len(usage.attempts) - MAX_RECORDS
     count = 0
     for record in usage.attempts[: max(0, excess)]:
-        if holds(record):
+        if has_gpus(record):
             break
         count += 1
     # A pod that never ends must not let the status grow without bound.
     count = max(count, excess - MAX_RECORDS)
-    return merged(usage, count) if count > 0 else usage
+    return merge_oldest(usage, count) if count > 0 else usage
 
 
 def _news(usage: Usage) -> object:
@@ -210,7 +210,7 @@ def _looked_at(seen: Observation, record: AttemptUsage, pods: Collection[PodReco
     return found.model_copy(update={"engines": _timed(seen, record, record.engines, serves, as_of)})
 
 
-def holds(record: AttemptUsage) -> bool:
+def has_gpus(record: AttemptUsage) -> bool:
     """True if a pod of the attempt holds GPUs."""
     return any(pod.seconds is None for pod in record.all_pods)
 
@@ -287,7 +287,7 @@ def _job_end(seen: Observation, attempt: int) -> Reported | None:
     if seen.child:
         jobs.append(seen.child)
     for job in jobs:
-        if job.attempt == attempt and not runs_engines(job.name):
+        if job.attempt == attempt and not is_engines_job(job.name):
             return job.ended_at
     return None
 

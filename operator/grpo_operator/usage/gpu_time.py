@@ -30,7 +30,7 @@ def sum_states(usage: Usage) -> Usage:
     return usage.model_copy(update=found)
 
 
-def merged(usage: Usage, count: int) -> Usage:
+def merge_oldest(usage: Usage, count: int) -> Usage:
     """The usage with its oldest records in the sum of those that have none."""
     earlier = usage.earlier
     for record, clock in zip(usage.attempts[:count], kept_clocks(usage.attempts), strict=False):
@@ -40,7 +40,7 @@ def merged(usage: Usage, count: int) -> Usage:
 
 def _added(sums: UsageSum, record: AttemptUsage, kept: Clock, as_of: str) -> UsageSum:
     """The sums with one attempt: its gang's GPUs and its engines', each at their price."""
-    part = divided(record, kept, as_of)
+    part = divide_by_state(record, kept, as_of)
     total, cost = sums.gpu_seconds.plus(part), _added_cost(sums.cost, record, part)
     if record.engines:
         theirs = apportion(record.engines, part, as_of)
@@ -85,7 +85,7 @@ def kept_clocks(records: Sequence[AttemptUsage]) -> list[Clock]:
     return kept
 
 
-def divided(record: AttemptUsage, kept: Clock, as_of: str) -> GPUSeconds:
+def divide_by_state(record: AttemptUsage, kept: Clock, as_of: str) -> GPUSeconds:
     """One attempt's GPU-seconds by state. Rank 0's clock divides the time that its gang held GPUs, and no more."""
     wall = held_seconds(record, as_of) / record.nodes
     spent_on = _parts(record.clock)
