@@ -13,6 +13,7 @@ from tests.container_samples import BAD_CONTAINERS, GOOD_CONTAINERS
 from tests.generation_samples import BAD_GENERATION, GOOD_GENERATION
 from tests.pod_samples import BAD_PODS, GOOD_PODS
 from tests.running_samples import BAD_RUNNING, GOOD_RUNNING
+from tests.training_samples import CPU, GOOD_TRAINING
 
 REMOVE = object()
 """As the value of a change: the field is taken out."""
@@ -62,67 +63,16 @@ class Bad:
         return changed(self.changes, self.base)
 
 
-_CPU = {"placement.accelerator": "CPU"}
-
 GOOD: dict[str, dict[str, Any]] = {
-    "smallest": {},
-    "no-reference": {"training.beta": 0, "reference.strategy": "None"},
-    "whole-numbers": {"training.beta": 1, "training.learningRate": 1},
-    "pinned-batch": {"training.perDeviceTrainBatchSize": 16, "training.generationBatchSize": 128},
-    "files": {
-        "dataset": {"files": {"volume": {"claimName": "data", "subPath": "a/b"}, "paths": ["*.jsonl"]}},
-    },
-    "config-map-files": {
-        "dataset": {
-            "files": {"configMap": {"name": "data"}, "paths": ["train.jsonl"]},
-            "columns": {"prompt": "question"},
-        },
-    },
-    "every-reward": {
-        "rewards": [
-            {"format": {"pattern": r"^\w+$", "score": -1}, "weight": 0.5, "name": "shape"},
-            {"accuracy": {"compare": "Numeric", "extract": "Hash"}},
-            {"python": {"function": "my_rewards.length:score", "configMap": {"name": "rewards"}}},
-            {"http": {"url": "http://judge.svc:8000/score", "tokenSecretRef": {"name": "judge", "key": "token"}}},
-            {"model": {"name": "some/reward-model", "parameters": "335M"}},
-        ],
-    },
-    "moving-reference": {"reference.sync": {"everySteps": 64, "mixup": 0.5}, "adapter.use": "Never"},
-    "offloaded": {"reference": {"strategy": "Offload", "offload": {"target": "CPU"}}},
-    "adapter": {"adapter": {"use": "Always", "rank": 8, "targetModules": ["q_proj"]}, "reference.strategy": "Adapter"},
-    "cpu": {**_CPU, "placement.nodes": 2, "placement.processesPerNode": 2, "resources.limits.memory": "2Gi"},
-    "gpu-limits": {"placement": {"gpus": {"min": 2, "max": 16}, "nodes": 2, "gpuMemory": "80Gi"}},
-    "tolerant": {
-        "placement": {
-            "nodeSelector": {"example.com/pool": "a100"},
-            "tolerations": [{"operator": "Exists"}, {"key": "gpu", "value": "yes", "effect": "NoSchedule"}],
-        },
-    },
-    "claim-template": {"checkpoint": {"volumeClaimTemplate": {"size": "100Gi"}, "everySteps": 10}},
-    "claim-on-one-node": {
-        "placement.nodes": 1,
-        "checkpoint.volumeClaimTemplate": {"size": "1Gi", "accessMode": "ReadWriteOnce"},
-    },
-    "guarded": {"guard": {"maxKL": 10, "maxKLSteps": 3, "hangTimeoutSeconds": 600}},
-    "unicode-prompt": {"dataset.systemPrompt": "Réponds ✓ 数学"},
-    "unicode-at-the-limit": {"dataset.systemPrompt": "数" * 16384},
-    "managed-by-another": {"managedBy": "example.com/dispatcher"},
-    "retried": {"retry": 3},
-    "hub-cache": {"model.cache": {"claimName": "hub", "subPath": "team/a"}},
-    "model-from-image": {"model.image": {"reference": "registry.example/models/tiny:1", "pullPolicy": "Always"}},
-    "from-a-job": {"resumeFrom": {"grpoJob": "earlier"}},
-    "from-a-folder": {"resumeFrom": {"path": "run-1/attempt-2"}, "checkpoint.volume": {"claimName": "c"}},
-    "model-beside-checkpoints": {"export": REMOVE, "checkpoint.volume": {"claimName": "c"}},
-    "model-on-the-volume": {"export.to": "Volume", "checkpoint.volumeClaimTemplate": {"size": "1Gi"}},
-    "model-on-the-store": {"export.to": "ObjectStore", "checkpoint.store": {"url": "s3://bucket/runs"}},
-    "model-thrown-away": {"export.to": "None", "checkpoint.volume": {"claimName": "c"}},
-    "suspended": {"suspend": True, "activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 0},
+    **GOOD_TRAINING,
     **GOOD_CONTAINERS,
     **GOOD_PODS,
     **GOOD_RUNNING,
     **GOOD_GENERATION,
+    "model-beside-checkpoints": {"export": REMOVE, "checkpoint.volume": {"claimName": "c"}},
 }
 """Changes of SPEC that must be accepted."""
+
 
 BAD: tuple[Bad, ...] = (
     Bad("unknown-field", {"modell": {"name": "x"}}, "spec.modell", "unknown field"),
@@ -230,7 +180,7 @@ BAD: tuple[Bad, ...] = (
     Bad("offload-to-a-disk", {"reference.offload.target": "NVMe"}, "spec.reference.offload", "set target to CPU"),
     Bad("max-below-min", {"placement.gpus": {"min": 4, "max": 2}}, "spec.placement.gpus", "at least min"),
     Bad("nodes-without-gpus", {"placement": {"nodes": 4, "gpus": {"max": 2}}}, "spec.placement", "at least nodes"),
-    Bad("gpus-on-cpu", {**_CPU, "placement.gpus": {}}, "spec.placement", "belong to accelerator GPU"),
+    Bad("gpus-on-cpu", {**CPU, "placement.gpus": {}}, "spec.placement", "belong to accelerator GPU"),
     Bad("processes-on-gpu", {"placement.processesPerNode": 2}, "spec.placement", "belongs to accelerator CPU"),
     Bad("zero-gpu-memory", {"placement.gpuMemory": "0"}, "spec.placement.gpuMemory", "match"),
     Bad("no-gpu-memory", {"placement.gpuMemory": 0}, "spec.placement.gpuMemory", "match|greater than or equal to 1"),

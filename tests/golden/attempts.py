@@ -191,18 +191,20 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
+FAILED_ATTEMPT = {
+    "attempt": 1,
+    "reason": "Error",
+    "counted": True,
+    "runningSeconds": 5,
+    "node": "node-0",
+    "endTime": at(-90),
+}
+
+
 def ends() -> Group:
     """Attempts that ended in other ways."""
     ruled = make_job({"restarts": {"rules": RULES}}, active_status())
-    ended = {
-        "attempt": 1,
-        "reason": "Error",
-        "counted": True,
-        "runningSeconds": 5,
-        "node": "node-0",
-        "endTime": at(-90),
-    }
-    again = active_status(3, ends=[ended, {**ended, "attempt": 2}], restarts=2)
+    again = active_status(3, ends=[FAILED_ATTEMPT, {**FAILED_ATTEMPT, "attempt": 2}], restarts=2)
     rollback = {"guard": {"onDivergence": "Rollback"}}
     diverged = _that("Diverged", diverged_on={"first": 7, "last": 7}, message="the loss is nan")
     killed = make_pod(0, state=terminated(137, reason="OOMKilled"))

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from grpo_api.job import ALWAYS, NEVER, WHILE_STOPPED, GRPOJobSpec
+from grpo_api.job import GRPOJobSpec
+from grpo_api.spec.immutability import ALWAYS, NEVER, WHILE_STOPPED
 from harness.access import CommandError
 from harness.client import ApiClient, ApiStatusError
 from harness.fixtures import AnyCluster

@@ -160,9 +160,10 @@ class Suitability:
         """
         extra = extra_amounts(spec, reports_disk=self._reports_disk and disk)
         affinity = spec.pod_template.spec.affinity
-        placement = spec.placement.model_dump_json(include={"node_selector", "tolerations"})
+        affinity_key = affinity.model_dump_json() if affinity else ""
+        placement_key = spec.placement.model_dump_json(include={"node_selector", "tolerations"})
         # All that the answer depends on: jobs that ask the same of nodes share one, and its identity keys other caches.
-        key = f"{placement}{affinity.model_dump_json() if affinity else ''}{sorted(extra.items())}{sorted(avoided)}"
+        key = f"{placement_key}{affinity_key}{sorted(extra.items())}{sorted(avoided)}"
         if key not in self._cache:
             self._cache[key] = self._suitable(spec, extra, avoided)
         return self._cache[key]

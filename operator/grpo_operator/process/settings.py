@@ -141,6 +141,13 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
         metavar="PRODUCT=PRICE",
         help="price of one GPU of a product for an hour, such as NVIDIA-H100-80GB-HBM3=2.49 (may be repeated)",
     )
+    _add_tracing(parser, environment)
+    _add_leader_election(parser)
+    return parser
+
+
+def _add_tracing(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    """Add the options of traces."""
     parser.add_argument(
         "--tracing-endpoint",
         default=environment.get(ENDPOINT_ENV, ""),
@@ -150,6 +157,10 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
     parser.add_argument(
         "--trace-every-nth-step", type=_count, default=EVERY, metavar="N", help="steps with a span of their own"
     )
+
+
+def _add_leader_election(parser: argparse.ArgumentParser) -> None:
+    """Add the options of several operators, of which one leads."""
     parser.add_argument(
         "--leader-elect",
         type=_object,
@@ -162,7 +173,6 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
     parser.add_argument(
         "--lease-seconds", type=_positive, default=Terms().duration, help="others wait so long for a leader's renewal"
     )
-    return parser
 
 
 def _add_tenancy(parser: argparse.ArgumentParser) -> None:
