@@ -1,0 +1,203 @@
+"""The order of a run's requests to its object store: what counts is whole after each, and old attempts change nothing.
+
+The store is in memory, so that each request of an attempt can be looked at, and another attempt can come before it.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+from obstore.store import MemoryStore
+
+from grpo_trainer.runtime.clock import FIRST_PAUSE, LONGEST_PAUSE
+from grpo_trainer.runtime.errors import BadInput, Preempted, StoreFailed
+from grpo_trainer.runtime.paths import MANIFEST
+from grpo_trainer.stores.run_store import Head, RunStore, checkpoint_key, claim_head
+from grpo_trainer.stores.store_client import Store
+from tests.stepped_clock import SteppedClock
+from tests.trainer.store_world import KEEP, UID, named, save
+
+PART = f"{checkpoint_key(2, 7)}/model.000000"
+"""A part of the second attempt's checkpoint."""
+
+
+def nothing() -> None:
+    """Nobody does anything meanwhile."""
+
+
+class WatchedStore(Store):
+    """A store in memory that lets others act before and after its requests."""
+
+    def __init__(self, backend: MemoryStore) -> None:
+        """Start without others."""
+        super().__init__("memory:///runs/demo-0", backend, clock=SteppedClock())
+        self.after_request: Callable[[], None] = nothing
+        """Called after each request."""
+        self.requests = 0
+        """How many were made, since `interrupt` if that was called."""
+        self._interrupted_at = -1
+        self._interruption: Callable[[], None] = nothing
+
+    def interrupt(self, number: int, act: Callable[[], None]) -> None:
+        """Let somebody act before one of the next requests, which are counted from 0."""
+        self.requests = 0
+        self._interrupted_at, self._interruption = number, act
+
+    def _ask(self, what: str, action: Callable[[], Any]) -> Any:
+        if self.requests == self._interrupted_at:
+            self._interruption()
+        self.requests += 1
+        answer = super()._ask(what, action)
+        self.after_request()
+        return answer
+
+
+def run_of(attempt: int, store: Store) -> RunStore:
+    return RunStore(store, UID, attempt, KEEP)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The folder of a finished model."""
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    return tmp_path
+
+
+def test_what_counts_is_whole_after_every_request(model: Path) -> None:
+    backend = MemoryStore()
+    reader = run_of(9, WatchedStore(backend))
+
+    def require_whole() -> None:
+        head = reader.head()
+        if head is None:
+            return
+        assert named(reader) <= set(reader.store.object_sizes())
+        for made in head.checkpoints:
+            assert reader.manifest(made) is not None
+
+    for attempt in (1, 2):
+        store = WatchedStore(backend)
+        store.after_request = require_whole
+        run = run_of(attempt, store)
+        run.claim()
+        for step in range(1, KEEP + 2):
+            save(run, step)
+        run.export(model)
+        head = run.head()
+        assert head is not None
+        run.withdraw(head.checkpoints[:1])
+    assert set(reader.store.object_sizes()) == named(reader)
+
+
+@pytest.mark.parametrize("act", ["claim", "save", "export"])
+def test_an_attempt_that_is_superseded_before_any_request_changes_nothing_after_it(act: str, model: Path) -> None:
+    for number in count():
+        backend = MemoryStore()
+        store = WatchedStore(backend)
+        old, new = run_of(1, store), run_of(2, WatchedStore(backend))
+        if act != "claim":
+            old.claim()
+            save(old, 1)
+        acts: dict[str, Callable[[], object]] = {
+            "claim": partial(claim_head, store, UID, old.attempt),
+            "save": partial(save, old, 2),
+            "export": partial(old.export, model),
+        }
+        heads = list[Head | None]()
+        store.interrupt(number, partial(begin_checkpoint, new, heads))
+        with suppress(Preempted):
+            acts[act]()
+        if store.requests <= number:
+            assert number > 1, "an act makes several requests"
+            return
+        assert heads == [new.head()]
+        assert set(new.store.object_sizes()) == named(new) | {PART}
+
+
+def begin_checkpoint(new: RunStore, heads: list[Head | None]) -> None:
+    """Claim the run, upload a part of a checkpoint, and note the head as it is then."""
+    new.claim()
+    new.store.put(PART, b"its checkpoint is not committed yet")
+    heads.append(new.head())
+
+
+def test_a_checkpoint_that_is_committed_while_the_next_attempt_claims_the_run_stays_whole() -> None:
+    for number in count():
+        backend = MemoryStore()
+        store = WatchedStore(backend)
+        old, new = run_of(1, WatchedStore(backend)), run_of(2, store)
+        old.claim()
+        save(old, 1)
+        store.interrupt(number, partial(save_unless_superseded, old))
+        new.claim()
+        if store.requests <= number:
+            assert number > 1, "a claim makes several requests"
+            return
+        assert named(new) <= set(new.store.object_sizes())
+
+
+def save_unless_superseded(old: RunStore) -> None:
+    """Save a second checkpoint, which fails once the next attempt has the run."""
+    with suppress(Preempted):
+        save(old, 2)
+
+
+def test_another_job_that_takes_the_folder_of_a_run_deletes_nothing() -> None:
+    backend = MemoryStore()
+    run = run_of(1, WatchedStore(backend))
+    run.claim()
+    run.store.put(f"{checkpoint_key(1, 1)}/model.000000", b"not committed yet")
+    before = run.store.object_sizes()
+    with pytest.raises(BadInput, match="belongs to the job with uid"):
+        replace(run_of(2, WatchedStore(backend)), uid="other").claim()
+    assert run.store.object_sizes() == before
+
+
+def test_a_manifest_that_was_changed_after_its_commit_is_not_used() -> None:
+    run = run_of(1, WatchedStore(MemoryStore()))
+    run.claim()
+    save(run, 1)
+    head = run.head()
+    assert head is not None
+    (made,) = head.checkpoints
+    run.store.put(f"{checkpoint_key(1, 1)}/{MANIFEST}", b"{}")
+    assert run.manifest(made) is None
+
+
+def test_a_write_counts_although_no_answer_to_one_ever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, put_if_unchanged = run_of(1, WatchedStore(MemoryStore())), Store.put_if_unchanged
+
+    def carried_out_and_refused(*arguments: Any) -> bool:
+        """The client sent it again by itself, and met its own first write."""
+        put_if_unchanged(*arguments)
+        return False
+
+    monkeypatch.setattr(Store, "put_if_unchanged", carried_out_and_refused)
+    run.claim()
+    save(run, 1)
+    head = run.head()
+    assert head is not None
+    assert [made.step for made in head.checkpoints] == [1]
+
+
+def test_a_request_that_fails_is_sent_again_after_pauses_that_double_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, tries = SteppedClock(), list[float]()
+
+    def fail(*_: Any) -> None:
+        tries.append(clock.now())
+        raise OSError("connection reset")
+
+    monkeypatch.setattr(obstore, "get", fail)
+    with pytest.raises(StoreFailed, match="connection reset"):
+        Store("memory:///runs/demo-0", MemoryStore(), longest_wait=20 * LONGEST_PAUSE, clock=clock).get("head.json")
+    pauses = [later - earlier for earlier, later in pairwise(tries)]
+    assert pauses == pytest.approx([min(FIRST_PAUSE * 2**number, LONGEST_PAUSE) for number in range(len(pauses))])
+    assert pauses[-1] == pytest.approx(LONGEST_PAUSE)
