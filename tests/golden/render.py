@@ -219,7 +219,7 @@ def _looked_again(seen: Observation, job: GRPOJobRecord) -> Observation:
     """Return the next look, at the job with its new status and at the same children."""
     children = [child for child in (seen.child, seen.engines, *seen.earlier_jobs) if child]
     pods = [*seen.pods, *seen.engine_pods, *seen.earlier_pods]
-    return observe(job, children, pods, now=seen.now, at=seen.at, sightings=FirstSeen())
+    return observe(job, children, pods, now=seen.now, at=seen.at, first_seen=FirstSeen())
 
 
 def _decision(decision: Decision) -> Json:

@@ -255,11 +255,11 @@ def make_story(
     now: float = NOW,
 ) -> Observation:
     """What is seen now, after looks so many seconds ago; the last look's things are those of now, too."""
-    sightings = FirstSeen()
+    first_seen = FirstSeen()
     for ago, things in (*looks, (0.0, looks[-1][1])):
         children = [thing for thing in things if isinstance(thing, JobRecord)]
         pods = [thing for thing in things if isinstance(thing, PodRecord)]
-        seen = observe(job, children, pods, now=now - ago, at=Observed(NOW - ago), sightings=sightings)
+        seen = observe(job, children, pods, now=now - ago, at=Observed(NOW - ago), first_seen=first_seen)
     current = pull if pull and pull.progress.attempt == job.status.attempt else None
     return replace(seen, pull=current, silence=silence)
 

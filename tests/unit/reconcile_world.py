@@ -74,7 +74,7 @@ class Cluster:
         observer = make_observer(api, self.caches, workloads, rank0=self.rank0)
         shared = SharedObjects(api, self.caches, lambda: NOW, None)
         starter = AttemptStarter(
-            api, self.caches, shared, workloads, sightings=observer.first_seen, pods=PODS, tokens=Tokens()
+            api, self.caches, shared, workloads, first_seen=observer.first_seen, pods=PODS, tokens=Tokens()
         )
         return Reconciler(
             observer=observer,

@@ -225,7 +225,7 @@ async def test_a_pass_that_fails_is_tried_again(
     with monkeypatch.context() as patched:
         patched.setattr(queue_module, "schedule", stumble)
         assert await bench.queue._run_cycle_safely() == queue_module.NOT_KNOWN_PAUSE
-    assert "a pass over the queue failed" in caplog.text
+    assert "a cycle over the queue failed" in caplog.text
     await bench.news()
     assert await bench.action(bench.jobs[0]) is Action.COMMIT
 

@@ -92,7 +92,7 @@ def decided(job: Any, child: Any, pods: list[Any]) -> None:
         for item in items:
             cache.put(item)
     for record in caches.grpojobs:
-        seen = observe(record, list(caches.jobs), list(caches.pods), now=NOW, at=Observed(NOW), sightings=FirstSeen())
+        seen = observe(record, list(caches.jobs), list(caches.pods), now=NOW, at=Observed(NOW), first_seen=FirstSeen())
         to_json(build(seen, decide(seen, LIMITS)))
 
 

@@ -69,10 +69,10 @@ class World:
     def starts(self) -> AttemptStarter:
         return self.noting(FirstSeen())
 
-    def noting(self, sightings: FirstSeen) -> AttemptStarter:
+    def noting(self, first_seen: FirstSeen) -> AttemptStarter:
         """What starts attempts, and notes the Jobs that it made."""
         found: Any = self
-        return AttemptStarter(found, Caches(), found, found, sightings=sightings, pods=PODS, tokens=TOKENS)
+        return AttemptStarter(found, Caches(), found, found, first_seen=first_seen, pods=PODS, tokens=TOKENS)
 
     async def start(self, seen: Observation) -> Decision | None:
         return await self.starts.start(seen)
@@ -91,11 +91,11 @@ async def test_the_gang_is_created_first_and_its_engines_then() -> None:
 
 
 async def test_a_job_that_is_deleted_before_its_event_came_counts_as_deleted() -> None:
-    sightings, job = FirstSeen(), make_job(GPU_JOB, active_status(plan=SERVED_GPU_PLAN, jobUid=None))
-    seen = observe(job, (), (), now=NOW, at=Observed(NOW), sightings=sightings)
+    first_seen, job = FirstSeen(), make_job(GPU_JOB, active_status(plan=SERVED_GPU_PLAN, jobUid=None))
+    seen = observe(job, (), (), now=NOW, at=Observed(NOW), first_seen=first_seen)
     assert judged(seen).action is Action.START
-    assert await World().noting(sightings).start(seen) is None
-    seen = observe(job, (), (), now=NOW + 1, at=Observed(NOW + 1), sightings=sightings)
+    assert await World().noting(first_seen).start(seen) is None
+    seen = observe(job, (), (), now=NOW + 1, at=Observed(NOW + 1), first_seen=first_seen)
     assert (judged(seen).action, judged(seen).reason) == (Action.ADMIT, "Preempted")
 
 

@@ -40,7 +40,7 @@ class World:
     now: float = 0.0
     status: dict[str, Any] = field(default_factory=dict)
     gangs: list[Gang] = field(default_factory=list)
-    sightings: FirstSeen = field(default_factory=FirstSeen)
+    first_seen: FirstSeen = field(default_factory=FirstSeen)
     queued: float = 0.0
     suspended: tuple[float, float] = (NEVER, NEVER)
     """From when till when the user has suspended the job."""
@@ -61,7 +61,7 @@ class World:
         while self.now < end + 120.0:
             if self.chance.random() < 0.02:
                 self.restarts += 1
-                before, self.sightings = self.now, FirstSeen()
+                before, self.first_seen = self.now, FirstSeen()
                 self._pass(self.chance.uniform(5.0, 400.0))
                 self.up_since, self.away = self.now, self.away + self.now - before
             yield self._look()
@@ -95,7 +95,7 @@ class World:
         children = [self._child(gang) for gang in self.gangs if self.now < gang.job_gone]
         pods = [self._pod(pod) for gang in self.gangs for pod in gang.pods if self._visible(gang, pod)]
         now, moment = NOW + self.now, Observed(self.now)
-        seen = observe(job, children, pods, now=now, at=moment, sightings=self.sightings)
+        seen = observe(job, children, pods, now=now, at=moment, first_seen=self.first_seen)
         seen = replace(
             seen, deleted_pods=tuple(self._pod(pod) for gang in self.gangs for pod in gang.pods if self._left(pod))
         )

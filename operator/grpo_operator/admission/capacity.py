@@ -1,8 +1,8 @@
 """Computes which GPUs are free: a snapshot of the cluster, minus what admitted gangs and jobs ahead still need.
 
 Admission plays the queue through: each job ahead reserves its nodes before the next job is considered. A Capacity is
-made for one pass of the queue and changes only within it. How many pods a node has room for follows from what the roles
-of a gang request. Pure.
+made for one cycle of the queue and changes only within it. How many pods a node has room for follows from what the
+roles of a gang request. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -156,11 +156,11 @@ class Capacity:
     def _seen(self, suitable: Suitable) -> Iterator[Node]:
         """What the planner sees of each node."""
         for node, found in suitable.nodes:
-            seen = self._planner_nodes(node, found)
+            planner_nodes = self._planner_nodes(node, found)
             # cards that no pod can be given, since the RDMA beside them is taken, are not free
             if suitable.extra and is_short_of(node, self._taken[node.name], suitable.extra):
-                seen = tuple(replace(one, gpus_free=0) for one in seen)
-            yield from seen
+                planner_nodes = tuple(replace(one, gpus_free=0) for one in planner_nodes)
+            yield from planner_nodes
 
     def _planner_nodes(self, node: NodeFacts, found: tuple[Cards, ...]) -> tuple[Node, ...]:
         known = self._nodes.get(node.name)

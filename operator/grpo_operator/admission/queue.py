@@ -1,16 +1,16 @@
-"""Decides which jobs may start: runs one pass over the queue per change, and answers each job that asks for an attempt.
+"""Decides which jobs may start: runs a cycle over the queue per change, and answers each job that asks for an attempt.
 
-A pass is due after a change of the cluster's facts, after a job comes, changes, starts, ends or is released, and at the
-earliest deadline of the last pass. It runs in a thread, on immutable input. Only jobs whose verdict changed are queued
-for a reconcile, which reads the last verdict.
+A cycle is due after a change of the cluster's facts, after a job comes, changes, starts, ends or is released, and at
+the earliest deadline of the last cycle. It runs in a thread, on immutable input. Only jobs whose verdict changed are
+queued for a reconcile, which reads the last verdict.
 
-GPUs are never given twice, although a pass takes time and a commit does, too:
+GPUs are never given twice, although a cycle takes time and a commit does, too:
 
-- A job that a pass admits is assumed to be there from then on (verdicts.py): later passes and restarts count its
+- A job that a cycle admits is assumed to be there from then on (verdicts.py): later cycles and restarts count its
   plan as taken until its commit is in the cache, or it no longer wants the attempt, or the commit was denied.
 - A commit is made only while the job's assumption holds. It carries the resourceVersion that was looked at, so that a
   change of the job meanwhile makes it fail.
-- A gang that restarts is answered at once, on the newest facts and all assumptions. A pass that was in its thread then
+- A gang that restarts is answered at once, on the newest facts and all assumptions. A cycle that was in its thread then
   knew nothing of the places that it takes: its verdicts are thrown away, and it runs again.
 
 Nothing here must survive a restart of the operator: committed attempts are read from the jobs' status, and all other
@@ -47,14 +47,14 @@ from .verdicts import Assumptions, JobSource, Notify, VerdictPublisher
 log = logging.getLogger(__name__)
 
 GATHER = 0.02
-"""Seconds that a pass waits for company after the first thing that calls for it, or as long as the last pass took:
-however much changes, passes take at most half of a core."""
+"""Seconds that a cycle waits for company after the first thing that calls for it, or as long as the last cycle took:
+however much changes, cycles take at most half of a core."""
 NOT_KNOWN_PAUSE = 2.0
 """Seconds until the next try while no snapshot of the cluster can be made."""
 
 
 class _Mark(NamedTuple):
-    """What of a job concerns the queue: when it changes, a pass is due."""
+    """What of a job concerns the queue: when it changes, a cycle is due."""
 
     uid: str
     generation: int
@@ -65,7 +65,7 @@ class _Mark(NamedTuple):
 
 
 class AdmissionQueue:
-    """Runs the passes and answers ADMIT decisions."""
+    """Runs the cycles and answers ADMIT decisions."""
 
     def __init__(
         self,
@@ -88,17 +88,17 @@ class AdmissionQueue:
         self._publisher = VerdictPublisher(tell)
         self._is_due = asyncio.Event()
         self._epoch = 0
-        """Rises when a restart takes places that a pass in its thread doesn't know of."""
+        """Rises when a restart takes places that a cycle in its thread doesn't know of."""
         self._marks: dict[ObjectKey, _Mark] = {}
         self._passed_over: dict[str, int] = {}
         """By uid; a job's status may be behind."""
 
     def wake(self) -> None:
-        """Make a pass due."""
+        """Make a cycle due."""
         self._is_due.set()
 
     def record_job(self, key: ObjectKey, job: GRPOJobRecord | None) -> None:
-        """Record a job after a reconcile (None: gone or unreadable); wake a pass if the queue's view of it changed."""
+        """Record a job after a reconcile (None: gone or unreadable); wake a cycle if the queue's view of it changed."""
         job = job or self._jobs.get(key)
         mark: _Mark | None = None
         if job and not job.is_finished and job.is_competing:
@@ -116,7 +116,7 @@ class AdmissionQueue:
         return _Mark(job.uid, job.generation, job.is_waiting_for_admission, job.is_active, job.status.attempt, pauses)
 
     async def run(self) -> None:
-        """Runs passes when they are due, until cancelled."""
+        """Runs cycles when they are due, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._publisher.run(), name="queue-notices")
             pause: float = GATHER
@@ -130,11 +130,11 @@ class AdmissionQueue:
                 pause = min(max(GATHER, asyncio.get_running_loop().time() - began), NOT_KNOWN_PAUSE)
 
     async def _run_cycle_safely(self) -> float | None:
-        """One pass; a mistake in it must not end the process, which has gangs to look after."""
+        """One cycle; a mistake in it must not end the process, which has gangs to look after."""
         try:
             return await self.run_cycle()
         except Exception:
-            log.exception("a pass over the queue failed; trying again in %.0f s", NOT_KNOWN_PAUSE)
+            log.exception("a cycle over the queue failed; trying again in %.0f s", NOT_KNOWN_PAUSE)
             return NOT_KNOWN_PAUSE
 
     async def run_cycle(self) -> float | None:
@@ -150,11 +150,11 @@ class AdmissionQueue:
         except ClusterError as error:
             log.info("nobody is admitted for now: %s", error)
             return NOT_KNOWN_PAUSE
-        # Work that changes places while the pass is in its thread raises the epoch, and its verdicts are thrown away.
+        # Work that changes places while the cycle is in its thread raises the epoch, and its verdicts are thrown away.
         epoch = self._epoch
         # planning a whole queue may take a while; watches and probes must not wait for it
         found = await asyncio.to_thread(schedule, asked, self._plans)
-        # A restart took places that the pass did not know of: its verdicts could give the same GPUs twice.
+        # A restart took places that the cycle did not know of: its verdicts could give the same GPUs twice.
         if epoch != self._epoch:
             self.wake()
             return None
@@ -175,16 +175,16 @@ class AdmissionQueue:
             default_image=self._pods.image,
         )
 
-    def _accept(self, asked: CycleInput, found: Cycle) -> None:
-        """Assumes whom the pass admitted, and tells everybody."""
-        verdicts = found.verdicts
-        jobs = {job.uid: job for job in asked.jobs if job.uid in verdicts}
+    def _accept(self, cycle_input: CycleInput, cycle: Cycle) -> None:
+        """Assumes whom the cycle admitted, and tells everybody."""
+        verdicts = cycle.verdicts
+        jobs = {job.uid: job for job in cycle_input.jobs if job.uid in verdicts}
         for uid, verdict in verdicts.items():
             if verdict.admitted and verdict.plan:
                 self._assumptions.add(verdict.apply_to(jobs[uid]), verdict.plan)
         self._passed_over |= {uid: verdict.passed_over for uid, verdict in verdicts.items()}
-        # Jobs that this pass did not come to, or whose place is taken already, keep the verdict that they have.
-        others = found.not_reached | self._assumptions.claims().keys()
+        # Jobs that this cycle did not come to, or whose place is taken already, keep the verdict that they have.
+        others = cycle.not_reached | self._assumptions.claims().keys()
         self._publisher.publish(verdicts, {uid: job.key for uid, job in jobs.items()}, others)
 
     def release_denied(self, job: GRPOJobRecord) -> None:
@@ -192,28 +192,28 @@ class AdmissionQueue:
         if self._assumptions.drop_denied(job.uid, self._clock()):
             self.wake()
 
-    async def answer(self, seen: Observation, asked: Decision) -> Decision | None:
-        """COMMIT with a plan, QUEUE with what the gang waits for, or REJECT; None until a pass has looked at the job.
+    async def answer(self, observation: Observation, decision: Decision) -> Decision | None:
+        """COMMIT with a plan, QUEUE with what the gang waits for, or REJECT; None until a cycle has looked at the job.
 
         Between a COMMIT and the write that it asks for, the caller may not wait for anything.
 
         Raises:
             ClusterError: nobody knows what the cluster has.
         """
-        job = seen.job if asked.learned is None else learning(seen.job, asked.learned)
+        job = observation.job if decision.learned is None else learning(observation.job, decision.learned)
         if job.spec is None:
             # a gang that was started under an older definition may ask for its next attempt
             return Decision(Action.REJECT, Reason.INVALID_SPEC, "; ".join(job.problems))
         if problem := spec_problem(job.spec, self._pods.image) or queue_problem(job):
-            return _decision(asked, refusal(job, problem))
+            return _decision(decision, refusal(job, problem))
         if job.queue_name:
-            return await self._queued(seen, asked, job)
+            return await self._queued(observation, decision, job)
         if not job.is_competing:
-            return _decision(asked, plan_without_queue(self._cpus(), job, job.spec))
+            return _decision(decision, plan_without_queue(self._cpus(), job, job.spec))
         # A gang that restarts is answered at once, ahead of the queue: its GPUs stand still until then.
         if job.is_active:
-            avoided = asked.avoided_nodes
-            return _decision(asked, self._restart(job if avoided is None else job.avoiding(avoided)))
+            avoided = decision.avoided_nodes
+            return _decision(decision, self._restart(job if avoided is None else job.avoiding(avoided)))
         verdict = self._publisher.verdict_for(job.uid)
         if (
             verdict is None
@@ -222,16 +222,16 @@ class AdmissionQueue:
         ):
             self.wake()
             return None
-        return _decision(asked, verdict)
+        return _decision(decision, verdict)
 
-    async def _queued(self, seen: Observation, asked: Decision, job: GRPOJobRecord) -> Decision:
+    async def _queued(self, observation: Observation, decision: Decision, job: GRPOJobRecord) -> Decision:
         """A job that Kueue admits: it keeps the plan that its Workload was made for, as long as it can run by it."""
-        plan = None if asked.learned else planned_for(job, seen.workload)
+        plan = None if decision.learned else planned_for(job, observation.workload)
         if plan and not plan_problem(job, plan):
             verdict = Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
         else:
             verdict = await self._anywhere(job)
-        return gate_by_workload(seen, _decision(asked, verdict), self._pods)
+        return gate_by_workload(observation, _decision(decision, verdict), self._pods)
 
     async def _anywhere(self, job: GRPOJobRecord) -> Verdict:
         """A plan on the whole cluster as if it were empty: who gets what of it is Kueue's to say."""
@@ -250,7 +250,7 @@ class AdmissionQueue:
             return Inventory()
 
     def _restart(self, job: GRPOJobRecord) -> Verdict:
-        """At once and on the newest facts: GPUs that stand still for a pass are of no use to anybody."""
+        """At once and on the newest facts: GPUs that stand still for a cycle are of no use to anybody."""
         verdict = restart(job, self._cycle_input(self._facts.take()))
         if verdict.admitted and verdict.plan:
             self._assumptions.add(verdict.apply_to(job), verdict.plan)

@@ -30,7 +30,7 @@ def priority(job: GRPOJobRecord, priorities: Mapping[str, int]) -> int:
 def sort_queue(
     waiting: Iterable[GRPOJobRecord],
     priorities: Mapping[str, int],
-    held: Mapping[str, int],
+    gpus_held: Mapping[str, int],
     passed_over: Mapping[str, int],
 ) -> Iterator[GRPOJobRecord]:
     """The waiting jobs, each as its turn comes.
@@ -48,21 +48,21 @@ def sort_queue(
         overdue = [job for job in jobs if passed_over.get(job.uid, 0) >= MOST_PASSED_OVER]
         yield from overdue
         late = {job.uid for job in overdue}
-        yield from _sharing([job for job in jobs if job.uid not in late], held)
+        yield from _sharing([job for job in jobs if job.uid not in late], gpus_held)
 
 
-def _sharing(jobs: list[GRPOJobRecord], held: Mapping[str, int]) -> Iterator[GRPOJobRecord]:
+def _sharing(jobs: list[GRPOJobRecord], gpus_held: Mapping[str, int]) -> Iterator[GRPOJobRecord]:
     """Jobs of one priority, oldest first within a namespace, from the namespace with the smallest share."""
     lines: dict[str, list[GRPOJobRecord]] = {}
     for job in reversed(jobs):
         lines.setdefault(job.key.namespace, []).append(job)
     # A heap of the oldest job of each namespace. Only the namespace whose job was just yielded can hold more GPUs now,
-    # so the other entries stay valid while the caller adds to `held`.
-    heads = [(held.get(namespace, 0), age(line[-1]), namespace) for namespace, line in lines.items()]
+    # so the other entries stay valid while the caller adds to `gpus_held`.
+    heads = [(gpus_held.get(namespace, 0), age(line[-1]), namespace) for namespace, line in lines.items()]
     heapq.heapify(heads)
     while heads:
         _, _, namespace = heapq.heappop(heads)
         line = lines[namespace]
         yield line.pop()
         if line:
-            heapq.heappush(heads, (held.get(namespace, 0), age(line[-1]), namespace))
+            heapq.heappush(heads, (gpus_held.get(namespace, 0), age(line[-1]), namespace))

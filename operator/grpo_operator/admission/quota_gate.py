@@ -39,7 +39,7 @@ def _needs(spec: GRPOJobSpec, plan: ExecutionPlan, wanted: str) -> float:
 
 
 class Allowance:
-    """What quotas leave, while a pass gives places out."""
+    """What quotas leave, while a cycle gives places out."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         """Start with what the snapshot's quotas leave."""

@@ -77,7 +77,7 @@ class Plans:
 log = logging.getLogger(__name__)
 
 MOST_NEW_SPECS = 64
-"""Specs that a pass plans for the first time, at some ten milliseconds each. It ends there: those ahead need not wait
+"""Specs that a cycle plans for the first time, at some ten milliseconds each. It ends there: those ahead need not wait
 until everybody behind them has been planned, too."""
 UNCOUNTED_SECONDS = 10.0
 """Until so long after its commit, a gang without a bound pod is taken for one that no quota counts yet."""
@@ -113,7 +113,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleInput:
-    """The input of a pass."""
+    """The input of a cycle."""
 
     jobs: tuple[GRPOJobRecord, ...]
     snapshot: Snapshot
@@ -122,7 +122,7 @@ class CycleInput:
     assumed: Mapping[str, Claim] = field(default_factory=dict)
     """By uid, attempts that were admitted and are not in their jobs' status yet."""
     passed_over: Mapping[str, int] = field(default_factory=dict)
-    """By uid, as counted by earlier passes; a job's status may be behind."""
+    """By uid, as counted by earlier cycles; a job's status may be behind."""
     denied_recently: frozenset[str] = frozenset()
     """uids of jobs whose commit the API server has just denied."""
     default_image: str = ""
@@ -135,46 +135,46 @@ class CycleInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """The verdicts of a pass by uid, and the seconds until time alone may change them."""
+    """The verdicts of a cycle by uid, and the seconds until time alone may change them."""
 
     verdicts: Mapping[str, Verdict]
     look_again: float | None = None
     not_reached: frozenset[str] = frozenset()
-    """uids of jobs that the pass did not come to: the next goes on from what this one has planned."""
+    """uids of jobs that the cycle did not come to: the next goes on from what this one has planned."""
 
 
-def schedule(asked: CycleInput, plans: Plans) -> Cycle:
+def schedule(cycle_input: CycleInput, plans: Plans) -> Cycle:
     """Judge all waiting jobs in the order of the queue."""
     waiting: list[GRPOJobRecord] = []
     look_again: float | None = None
-    for job in asked.jobs:
+    for job in cycle_input.jobs:
         # an assumed job has its place already, although its status still says that it waits
-        if job.uid in asked.assumed or not job.is_waiting_for_admission:
+        if job.uid in cycle_input.assumed or not job.is_waiting_for_admission:
             continue
-        pause = pausing(job, asked.now, asked.limits)
+        pause = pausing(job, cycle_input.now, cycle_input.limits)
         if pause:
             look_again = pause if look_again is None else min(look_again, pause)
-        elif job.uid not in asked.denied_recently:
+        elif job.uid not in cycle_input.denied_recently:
             waiting.append(job)
     plans.expect(len(waiting))
     if not waiting:
         return Cycle(verdicts={}, look_again=look_again)
-    one = _CycleRun(asked, plans)
+    one = _CycleRun(cycle_input, plans)
     verdicts = one.run(waiting)
     unjudged = frozenset(job.uid for job in waiting if job.uid not in verdicts)
     due = [pause for pause in (look_again, one.seconds_until_counted) if pause is not None]
     return Cycle(verdicts=verdicts, look_again=0.0 if unjudged else min(due, default=None), not_reached=unjudged)
 
 
-def restart(job: GRPOJobRecord, asked: CycleInput) -> Verdict:
+def restart(job: GRPOJobRecord, cycle_input: CycleInput) -> Verdict:
     """A gang that ended takes its own place again, with its own plan, ahead of all who wait.
 
     Where that plan ran out of memory it takes the one that answers that.
     """
-    others, plan = [claim for claim in asked.claims() if claim.job.uid != job.uid], job.status.plan
+    others, plan = [claim for claim in cycle_input.claims() if claim.job.uid != job.uid], job.status.plan
     if plan is None:
         raise ValueError(f"{job.key} is active without a plan")
-    capacity = Capacity(asked.snapshot, others)
+    capacity = Capacity(cycle_input.snapshot, others)
     if shortfall(job) and job.spec is not None:
         there = capacity.inventory(job)
         result, _ = next_plan(job, job.spec, there, lambda spec, known: plan_job(spec, there, learned=known))
@@ -198,20 +198,20 @@ def restart(job: GRPOJobRecord, asked: CycleInput) -> Verdict:
 class _CycleRun:
     """What changes while the queue is played through."""
 
-    def __init__(self, asked: CycleInput, plans: Plans) -> None:
+    def __init__(self, cycle_input: CycleInput, plans: Plans) -> None:
         """Reserve the places of attempts that were admitted before."""
-        claims, suitability = asked.claims(), Suitability(asked.snapshot.nodes)
-        self._input, self._plans = asked, plans
+        claims, suitability = cycle_input.claims(), Suitability(cycle_input.snapshot.nodes)
+        self._input, self._plans = cycle_input, plans
         # what is left after those ahead decides; what would be left without them tells each job whom it waits for
-        self._remaining = Capacity(asked.snapshot, claims, suitability)
-        self._without_queue = Capacity(asked.snapshot, claims, suitability)
+        self._remaining = Capacity(cycle_input.snapshot, claims, suitability)
+        self._without_queue = Capacity(cycle_input.snapshot, claims, suitability)
         self._gpus_by_namespace: dict[str, int] = {}
         for claim in claims:
             self._count_gpus(claim.job, claim.plan)
         self.seconds_until_counted: float | None = None
         """Seconds until quotas surely show the pods of all who have been admitted; None if they do."""
-        self._allowance = Allowance(asked.snapshot)
-        for claim in filter(self._is_uncounted, claims if asked.snapshot.quotas else ()):
+        self._allowance = Allowance(cycle_input.snapshot)
+        for claim in filter(self._is_uncounted, claims if cycle_input.snapshot.quotas else ()):
             self._allowance.take(claim.job, claim.plan)
         self._placed_jobs: list[tuple[GRPOJobRecord, Verdict]] = []
         self._reserved_nodes: set[str] = set()
@@ -221,7 +221,7 @@ class _CycleRun:
         """Return the verdicts by uid."""
         passed_over = {job.uid: self._passed_over(job) for job in waiting}
         found: dict[str, Verdict] = {}
-        # A queue of new specs is judged over several passes, so that those ahead start before the last is planned.
+        # A queue of new specs is judged over several cycles, so that those ahead start before the last is planned.
         enough = self._plans.made + MOST_NEW_SPECS
         priorities = self._input.snapshot.priorities
         for job in sort_queue(waiting, priorities, self._gpus_by_namespace, dict(passed_over)):

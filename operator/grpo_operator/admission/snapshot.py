@@ -64,7 +64,7 @@ def _meets(scope: str, operator: str, values: tuple[str, ...], priority_class: s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The cluster at one moment. Immutable: a pass in a thread of its own may look at it for as long as it likes."""
+    """The cluster at one moment. Immutable: a cycle in a thread of its own may look at it for as long as it likes."""
 
     nodes: tuple[NodeFacts, ...] = ()
     gpu_pods: tuple[PodFacts, ...] = ()

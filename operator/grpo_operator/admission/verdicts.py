@@ -48,7 +48,7 @@ class VerdictPublisher:
         return self._published.get(uid)
 
     def publish(self, verdicts: Mapping[str, Verdict], keys: Mapping[str, ObjectKey], others: Collection[str]) -> None:
-        """Store the verdicts of a pass and queue jobs with news.
+        """Store the verdicts of a cycle and queue jobs with news.
 
         The uids in `others` keep their last verdict; all remaining ones lose theirs.
         """
@@ -149,7 +149,7 @@ class Assumptions:
         """Drop the assumption of a job whose commit the API server denied; return False if it had none."""
         if self._claims.pop(uid, None) is None:
             return False
-        # Else the next pass would admit it again at once, and its denial would keep the place from all behind it.
+        # Else the next cycle would admit it again at once, and its denial would keep the place from all behind it.
         self._denied_until[uid] = now + DENIED_PAUSE
         return True
 

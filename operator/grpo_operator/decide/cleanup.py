@@ -25,28 +25,28 @@ class CleanUp:
     """Attempts with live engine pods that no Job has any more."""
 
 
-def clean_up(seen: Observation, limits: Limits) -> CleanUp:
+def clean_up(observation: Observation, limits: Limits) -> CleanUp:
     """Return what to delete or stop so that only the current attempt and the last failed attempt's logs remain."""
-    pods = _pods_to_end(seen, limits)
+    pods = _pods_to_end(observation, limits)
     return CleanUp(
-        delete_jobs=tuple(_jobs_to_delete(seen)),
+        delete_jobs=tuple(_jobs_to_delete(observation)),
         stop_attempts=_attempts_to_stop(pods),
         stop_engines=_attempts_with_orphaned_engines(pods),
     )
 
 
-def _jobs_to_delete(seen: Observation) -> Iterator[str]:
+def _jobs_to_delete(observation: Observation) -> Iterator[str]:
     """Yield the names of Jobs that run no current attempt and keep no logs worth having."""
-    job, current = seen.job, seen.child
+    job, current = observation.job, observation.child
     holds_nothing = _holds_nothing_for_kueue(job)
-    for earlier in seen.earlier_jobs:
-        if holds_nothing or not _keeps_last_logs(earlier, seen):
+    for earlier in observation.earlier_jobs:
+        if holds_nothing or not _keeps_last_logs(earlier, observation):
             yield earlier.name
     # Engines never exit by themselves: their Job is deleted as soon as a training pod of their attempt has ended.
-    if seen.engines and (seen.sighting.over or not job.is_active):
-        yield seen.engines.name
+    if observation.engines and (observation.sighting.over or not job.is_active):
+        yield observation.engines.name
     if current and not job.is_active and not job.is_finished:
-        has_logs = bool(seen.terminations or current.ended)
+        has_logs = bool(observation.terminations or current.ended)
         if holds_nothing or not has_logs:
             yield current.name
 
@@ -56,24 +56,24 @@ def _holds_nothing_for_kueue(job: GRPOJobRecord) -> bool:
     return bool(job.queue_name) and not job.is_active and not job.is_finished
 
 
-def _keeps_last_logs(earlier: JobRecord, seen: Observation) -> bool:
+def _keeps_last_logs(earlier: JobRecord, observation: Observation) -> bool:
     """True for the gang's Job of the attempt before the current one, unless it was made again after that."""
-    if earlier.attempt < seen.job.status.attempt - 1 or is_engines_job(earlier.name):
+    if earlier.attempt < observation.job.status.attempt - 1 or is_engines_job(earlier.name):
         return False
     # An operator that led once, and didn't know yet that it leads no more, may have made it again: that Job has no logs
     # worth keeping.
-    made_again = seen.child is not None and earlier.created > seen.child.created
+    made_again = observation.child is not None and earlier.created > observation.child.created
     return not made_again
 
 
-def _pods_to_end(seen: Observation, limits: Limits) -> list[PodRecord]:
+def _pods_to_end(observation: Observation, limits: Limits) -> list[PodRecord]:
     """Return the pods of attempts that are not to run: earlier ones, and the current one if the job is not active."""
-    pods = list(seen.earlier_pods)
-    succeeded = seen.job.is_true(ConditionType.SUCCEEDED)
+    pods = list(observation.earlier_pods)
+    succeeded = observation.job.is_true(ConditionType.SUCCEEDED)
     # Peers of a rank 0 that is done get a moment to end by themselves.
-    may_end_alone = succeeded and seen.since(ConditionType.SUCCEEDED) < limits.survivors
-    if not seen.job.is_active and not may_end_alone:
-        pods += seen.pods
+    may_end_alone = succeeded and observation.since(ConditionType.SUCCEEDED) < limits.survivors
+    if not observation.job.is_active and not may_end_alone:
+        pods += observation.pods
     return pods
 
 

@@ -73,7 +73,7 @@ class FirstSeen:
         *,
         expected: bool,
     ) -> Sighting:
-        """A job's sightings after a look at its current attempt's Job and pods at this moment.
+        """A job's sighting after a look at its current attempt's Job and pods at this moment.
 
         `expected`: the Job was started, so that it is gone if it isn't there.
         """
@@ -99,7 +99,7 @@ class FirstSeen:
         return found
 
     def forget(self, key: ObjectKey) -> Sighting:
-        """Drop the sightings of a job that is gone or has no attempt; return an empty Sighting."""
+        """Drop the sighting of a job that is gone or has no attempt; return an empty Sighting."""
         self._jobs.pop(key, None)
         return Sighting()
 
@@ -370,7 +370,7 @@ def observe(
     *,
     now: float,
     at: Observed,
-    sightings: FirstSeen,
+    first_seen: FirstSeen,
 ) -> Observation:
     """Sorts a GRPOJob's children into the current attempt and earlier ones; strangers' are left out.
 
@@ -392,9 +392,9 @@ def observe(
     orphaned = any(pod.controller_uid for pod in of_roles.stray)
     if job.is_active:
         expected = bool(job.status.job_uid) or orphaned
-        sighting = sightings.update(job.key, attempt, child, of_roles.trainers, at, expected=expected)
+        sighting = first_seen.update(job.key, attempt, child, of_roles.trainers, at, expected=expected)
     else:
-        sighting = sightings.forget(job.key)
+        sighting = first_seen.forget(job.key)
     pods_left = any(pod.phase not in ENDED_PHASES for pod in labelled)
     to_end = () if job.is_active else of_roles.stray
     return Observation(

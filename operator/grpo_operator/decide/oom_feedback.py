@@ -20,17 +20,17 @@ from .decisions import Action, Decision
 from .observation import Observation
 
 
-def learned_with_progress(seen: Observation) -> Learned:
+def learned_with_progress(observation: Observation) -> Learned:
     """What the job has learned, with what the current attempt says of its model and its links."""
-    plan, learned = seen.job.status.plan, seen.job.status.learned or Learned()
-    if seen.pull is None or seen.job.spec is None or plan is None:
+    plan, learned = observation.job.status.plan, observation.job.status.learned or Learned()
+    if observation.pull is None or observation.job.spec is None or plan is None:
         return learned
-    progress = seen.pull.progress
+    progress = observation.pull.progress
     if links := _links(plan, progress.metrics.get(ALLREDUCE.key)):
         learned = learned.model_copy(update={"links": links})
     if progress.architecture is None:
         return learned
-    return learned_with_architecture(Run(plan, seen.job.spec, learned), progress.architecture)
+    return learned_with_architecture(Run(plan, observation.job.spec, learned), progress.architecture)
 
 
 def _links(plan: ExecutionPlan, measured: float | None) -> MeasuredLinks | None:
@@ -40,28 +40,28 @@ def _links(plan: ExecutionPlan, measured: float | None) -> MeasuredLinks | None:
     return MeasuredLinks(gpu_product=plan.gpu_product, nodes=plan.nodes, bytes_per_second=round(measured))
 
 
-def record_shortage(seen: Observation, ended: Outcome, decision: Decision) -> Decision:
+def record_shortage(observation: Observation, outcome: Outcome, decision: Decision) -> Decision:
     """The decision on an end as OutOfMemory, with what it teaches; the end where no further plan is made."""
     if decision.action not in (Action.ADMIT, Action.FAIL):
         return decision
-    run = run_with_shortage(seen, ended)
+    run = run_with_shortage(observation, outcome)
     if run is None:
         return decision
     if decision.action is Action.FAIL:
         return replace(decision, message=f"{decision.message}. The job {shortage_message(run)}", learned=run.learned)
     if len(run.learned.shortfalls) > MAX_REPLANS:
-        message = f"out of memory after {MAX_REPLANS} new plans: {ended.message}. The job {shortage_message(run)}"
+        message = f"out of memory after {MAX_REPLANS} new plans: {outcome.message}. The job {shortage_message(run)}"
         return replace(decision, action=Action.FAIL, reason=Result.OUT_OF_MEMORY, message=message, learned=run.learned)
     return replace(decision, learned=run.learned)
 
 
-def run_with_shortage(seen: Observation, ended: Outcome) -> Run | None:
+def run_with_shortage(observation: Observation, outcome: Outcome) -> Run | None:
     """The attempt's plan beside what is known since it ended; None where nothing is known of the model's size."""
-    job = seen.job
+    job = observation.job
     if job.spec is None or job.status.plan is None:
         return None
     try:
-        run = Run(job.status.plan, job.spec, learned_with_progress(seen))
-        return replace(run, learned=learned_with_shortage(run, job.status.attempt, ended))
+        run = Run(job.status.plan, job.spec, learned_with_progress(observation))
+        return replace(run, learned=learned_with_shortage(run, job.status.attempt, outcome))
     except SpecRejected:
         return None

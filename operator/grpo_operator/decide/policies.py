@@ -34,15 +34,15 @@ UNKNOWN_PAUSE = 15.0
 """Seconds until it is looked again whether Kueue's objects can be seen."""
 
 
-def release_evicted(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+def release_evicted(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Release an attempt whose Workload isn't admitted any more. While that is not known, start none and end none."""
-    job, workload = seen.job, seen.workload
+    job, workload = observation.job, observation.workload
     if not job.is_active or not job.queue_name:
         return None
-    if seen.kueue_problem:
-        message = f"not started while its Workload is not known: {seen.kueue_problem}"
+    if observation.kueue_problem:
+        message = f"not started while its Workload is not known: {observation.kueue_problem}"
         wait = Decision(Action.WAIT, Reason.FAILED_CREATE, message, look_again=UNKNOWN_PAUSE)
-        return None if seen.child else wait
+        return None if observation.child else wait
     if workload is None:
         return _taken_back("its Workload is gone")
     if workload.may_continue:
@@ -68,17 +68,17 @@ def is_resolved(job: GRPOJobRecord) -> bool:
     return found is not None and found.grpo_job == wanted
 
 
-def source_unresolved(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+def source_unresolved(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """A job that begins with another's checkpoints waits until they can be named."""
-    if seen.job.is_active or is_resolved(seen.job):
+    if observation.job.is_active or is_resolved(observation.job):
         return None
-    found = _source(seen.job, seen.source)
+    found = _source(observation.job, observation.source)
     if isinstance(found, str):
         message = f"spec.resumeFrom.grpoJob: {found}"
         return Decision(Action.REJECT, Reason.WAITING_FOR_CHECKPOINT, message, look_again=LOOK_AGAIN)
-    plan = seen.source.status.plan if seen.source else None
+    plan = observation.source.status.plan if observation.source else None
     message = f"begins with the checkpoints of {found.grpo_job}"
-    commits = _commits(seen.job.spec, seen.source)
+    commits = _commits(observation.job.spec, observation.source)
     return Decision(Action.RESOLVE, Reason.RESOLVED, message, plan=plan, resume_from=found, revisions=commits)
 
 
@@ -126,124 +126,127 @@ def _source(job: GRPOJobRecord, source: GRPOJobRecord | None) -> ResumeSource | 
     )
 
 
-def retry_failed(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+def retry_failed(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Start a failed job again after the user has raised `spec.retry`."""
-    if not seen.is_retry_requested or seen.job.spec is None:
+    if not observation.is_retry_requested or observation.job.spec is None:
         return None
-    message = f"spec.retry was raised to {seen.job.spec.retry}: the job starts again from its last checkpoint"
+    message = f"spec.retry was raised to {observation.job.spec.retry}: the job starts again from its last checkpoint"
     return Decision(Action.RETRY, Reason.RETRYING, message)
 
 
-def leave_finished(seen: Observation, limits: Limits) -> Decision | None:
+def leave_finished(observation: Observation, limits: Limits) -> Decision | None:
     """Leave a finished job as it is, and delete it after its time to live. Its last pods get a moment to end."""
-    if not seen.job.is_finished:
+    if not observation.job.is_finished:
         return None
     due = []
-    if (ttl := seen.job.time_to_live) is not None:
-        completed_at = seconds(seen.job.status.completion_time) or seen.now
-        left = ttl - (seen.now - completed_at)
+    if (ttl := observation.job.time_to_live) is not None:
+        completed_at = seconds(observation.job.status.completion_time) or observation.now
+        left = ttl - (observation.now - completed_at)
         if left <= 0:
             return Decision(Action.DELETE)
         due.append(left)
-    if any(pod.is_live for pod in seen.pods) and (left := limits.survivors - seen.since(ConditionType.SUCCEEDED)) > 0:
+    if (
+        any(pod.is_live for pod in observation.pods)
+        and (left := limits.survivors - observation.since(ConditionType.SUCCEEDED)) > 0
+    ):
         due.append(left)
     return Decision(Action.WAIT, look_again=min(due, default=None))
 
 
-def succeed_job(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+def succeed_job(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Succeed once an Outcome says so, whatever else has happened to the gang."""
-    if not seen.job.is_active or seen.success_outcome is None:
+    if not observation.job.is_active or observation.success_outcome is None:
         return None
-    message = seen.success_outcome.message or f"finished after step {seen.success_outcome.step}"
-    return Decision(Action.SUCCEED, Reason.SUCCEEDED, message, ended=seen.success_outcome)
+    message = observation.success_outcome.message or f"finished after step {observation.success_outcome.step}"
+    return Decision(Action.SUCCEED, Reason.SUCCEEDED, message, ended=observation.success_outcome)
 
 
-def failed_for_good(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+def failed_for_good(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Fail the job after an end that the same input would cause again."""
-    cause = seen.cause
-    if not seen.job.is_active or cause is None or not cause.reported or cause.outcome.result not in PERMANENT:
+    cause = observation.cause
+    if not observation.job.is_active or cause is None or not cause.reported or cause.outcome.result not in PERMANENT:
         return None
-    if rule_for(seen.job, cause) or rollback_of(seen.job, cause):
+    if rule_for(observation.job, cause) or rollback_of(observation.job, cause):
         return None
-    message, rollbacks = cause.outcome.message, seen.job.status.rollbacks
+    message, rollbacks = cause.outcome.message, observation.job.status.rollbacks
     if rollbacks and cause.outcome.result in DIVERGED:
         message = f"diverged again after {len(rollbacks)} of {MAX_ROLLBACKS} rollbacks: {message}"
     return Decision(Action.FAIL, cause.outcome.result, message, ended=cause.outcome)
 
 
-def invalid_spec(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Start nothing for a spec that the types reject, and leave an attempt alone that runs already.
 
     So is its end: the rules for it stand in the spec, and in an upgrade one that can read them is about to lead.
     """
-    if seen.job.spec is not None:
+    if observation.job.spec is not None:
         return None
-    problems = "; ".join(seen.job.problems)
-    if not (seen.job.is_active and seen.child):
+    problems = "; ".join(observation.job.problems)
+    if not (observation.job.is_active and observation.child):
         return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
-    if seen.cause is None and not seen.child.ended:
+    if observation.cause is None and not observation.child.ended:
         return Decision(Action.WAIT)
-    number = seen.job.status.attempt
+    number = observation.job.status.attempt
     message = f"attempt {number} has ended; how it goes on stands in the spec, which can't be read: {problems}"
     return Decision(Action.WAIT, Reason.INVALID_SPEC, message)
 
 
-def suspend_job(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+def suspend_job(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Suspend the attempt when `spec.suspend` is true. A suspension does not count as a failure."""
-    if not seen.job.is_suspended:
+    if not observation.job.is_suspended:
         return None
     return Decision(Action.SUSPEND, Reason.SUSPENDED, "spec.suspend is true; set it to false to go on")
 
 
-def deadline_exceeded(seen: Observation, limits: Limits) -> Decision | Due | None:  # noqa: ARG001
+def deadline_exceeded(observation: Observation, limits: Limits) -> Decision | Due | None:  # noqa: ARG001
     """Fail the job after `spec.activeDeadlineSeconds`, by the operator's clock: a suspension resets the Job's own."""
-    limit = seen.job.active_deadline
-    if not seen.job.is_active or limit is None:
+    limit = observation.job.active_deadline
+    if not observation.job.is_active or limit is None:
         return None
-    if seen.elapsed_seconds < limit:
-        return Due(limit - seen.elapsed_seconds)
-    message = f"ran for {seen.elapsed_seconds:.0f} s; spec.activeDeadlineSeconds allows {limit} s"
+    if observation.elapsed_seconds < limit:
+        return Due(limit - observation.elapsed_seconds)
+    message = f"ran for {observation.elapsed_seconds:.0f} s; spec.activeDeadlineSeconds allows {limit} s"
     return Decision(Action.FAIL, Reason.DEADLINE_EXCEEDED, message)
 
 
-def not_admitted(seen: Observation, limits: Limits) -> Decision | None:
+def not_admitted(observation: Observation, limits: Limits) -> Decision | None:
     """Ask for an attempt if none is active; after a release, only when the pause is over."""
-    if seen.job.is_active:
+    if observation.job.is_active:
         return None
-    if left := pausing(seen.job, seen.now, limits):
+    if left := pausing(observation.job, observation.now, limits):
         return Decision(Action.WAIT, look_again=left)
     return Decision(Action.ADMIT)
 
 
-def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
+def attempt_ended(observation: Observation, limits: Limits) -> Decision | None:
     """Answer the cause of a failure, after a moment if the failed pod may be only a symptom."""
-    cause = seen.cause
+    cause = observation.cause
     if cause is None:
         return None
     longest = limits.settle_hang if cause.outcome.result is Result.HANG else limits.settle
-    if not seen.is_cause_final and seen.over_for < longest:
-        return Decision(Action.WAIT, look_again=longest - seen.over_for)
-    outcome = _named(cause, seen)
+    if not observation.is_cause_final and observation.over_for < longest:
+        return Decision(Action.WAIT, look_again=longest - observation.over_for)
+    outcome = _named(cause, observation)
     counted = not (cause.disrupted or cause.outcome.result is Result.PREEMPTED)
-    matching_rule = rule_for(seen.job, cause)
+    matching_rule = rule_for(observation.job, cause)
     if matching_rule:
         path, rule = matching_rule
         if rule.action == "Fail":
             message = f"{path} says Fail for this end: {outcome.message}"
             return Decision(Action.FAIL, outcome.result, message, ended=outcome)
         counted = rule.action == "Restart"
-    if not matching_rule and (rollback := rollback_of(seen.job, cause)):
+    if not matching_rule and (rollback := rollback_of(observation.job, cause)):
         # it has a limit of its own, which is stricter
-        return replace(restart_or_fail(seen, limits, outcome, counted=False), rollback=rollback)
-    decision = restart_or_fail(seen, limits, outcome, counted=counted, node=_suspect(cause))
-    return record_shortage(seen, outcome, decision) if outcome.result is Result.OUT_OF_MEMORY else decision
+        return replace(restart_or_fail(observation, limits, outcome, counted=False), rollback=rollback)
+    decision = restart_or_fail(observation, limits, outcome, counted=counted, node=_suspect(cause))
+    return record_shortage(observation, outcome, decision) if outcome.result is Result.OUT_OF_MEMORY else decision
 
 
-def _named(cause: PodTermination, seen: Observation) -> Outcome:
+def _named(cause: PodTermination, observation: Observation) -> Outcome:
     """The cause's outcome; of a hang, with the rank that the others waited for and where that one stood."""
     if cause.outcome.result is not Result.HANG:
         return cause.outcome
-    return attribute_hang(cause.outcome, [end.outcome for end in seen.terminations if end.reported])
+    return attribute_hang(cause.outcome, [end.outcome for end in observation.terminations if end.reported])
 
 
 def _suspect(cause: PodTermination) -> str:
@@ -253,65 +256,68 @@ def _suspect(cause: PodTermination) -> str:
     return cause.node
 
 
-def job_gone(seen: Observation, limits: Limits) -> Decision | None:
+def job_gone(observation: Observation, limits: Limits) -> Decision | None:
     """Restart after somebody has deleted the attempt's Job. This is no failure of the training, so it doesn't count.
 
     Its name is not used again: pods of it may still write, and checkpoints are fenced by the attempt.
     """
-    if seen.child is not None or not (seen.job.status.job_uid or seen.sighting.child_uid or seen.orphaned):
+    if observation.child is not None or not (
+        observation.job.status.job_uid or observation.sighting.child_uid or observation.orphaned
+    ):
         return None
-    message = f"the Job of attempt {seen.job.status.attempt} was deleted"
-    return restart_or_fail(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
+    message = f"the Job of attempt {observation.job.status.attempt} was deleted"
+    return restart_or_fail(observation, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
 
 
-def job_ended(seen: Observation, limits: Limits) -> Decision | None:
+def job_ended(observation: Observation, limits: Limits) -> Decision | None:
     """Restart after a Job has ended while no pod shows why: its pods were deleted, or left no outcome.
 
     A pod fails before its Job does, so while pods of it still seem to run, they are only seen late: after an outage the
     watch of Jobs may be back before that of pods.
     """
-    if seen.child is None or not seen.child.ended:
+    if observation.child is None or not observation.child.ended:
         return None
-    if seen.pods and seen.over_for < limits.late_pods:
-        return Decision(Action.WAIT, look_again=limits.late_pods - seen.over_for)
-    message = f"Job {seen.child.name} ended ({seen.child.ended}) and no pod is left that says why"
-    return restart_or_fail(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
+    if observation.pods and observation.over_for < limits.late_pods:
+        return Decision(Action.WAIT, look_again=limits.late_pods - observation.over_for)
+    message = f"Job {observation.child.name} ended ({observation.child.ended}) and no pod is left that says why"
+    return restart_or_fail(observation, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
 
 
-def hangs(seen: Observation, limits: Limits) -> Decision | Due | None:
+def hangs(observation: Observation, limits: Limits) -> Decision | Due | None:
     """Restart a gang whose rank 0 answers but makes no progress: the second line behind the trainer's own watchdog.
 
     A pull that fails is no evidence of a hang, so only a rank 0 that answers is judged. How long it stands still is
     measured by what it was seen to say, for its own clock may be off.
     """
-    pull = seen.pull
-    allowed = seen.job.hang_allowance(pull.progress.stage) if pull else None
-    if pull is None or allowed is None or seen.silence:
+    pull = observation.pull
+    allowed = observation.job.hang_allowance(pull.progress.stage) if pull else None
+    if pull is None or allowed is None or observation.silence:
         return None
     age = pull.at - pull.advanced_at
     if age < allowed:
-        return Due(allowed - (seen.at - pull.advanced_at)) if seen.at - pull.advanced_at < allowed else None
+        seconds_left = allowed - (observation.at - pull.advanced_at)
+        return Due(seconds_left) if seconds_left > 0 else None
     message = (
         f"no progress for {age:.0f} s in stage {pull.progress.stage} after step {pull.progress.step}; the operator "
         f"allows {allowed:.0f} s"
     )
     return restart_or_fail(
-        seen, limits, Outcome(result=Result.HANG, step=pull.progress.step, message=message), counted=True
+        observation, limits, Outcome(result=Result.HANG, step=pull.progress.step, message=message), counted=True
     )
 
 
-def silent(seen: Observation, limits: Limits) -> Decision | Due | None:
+def silent(observation: Observation, limits: Limits) -> Decision | Due | None:
     """Report rank 0's silence as Degraded and leave the gang alone: training may continue without its answers."""
-    if seen.silence is None:
+    if observation.silence is None:
         return None
-    silence = seen.at - seen.silence.since
+    silence = observation.at - observation.silence.since
     if silence < limits.silence:
         return Due(limits.silence - silence)
-    message = f"rank 0 has not answered for minutes, so its progress is unknown: {seen.silence.problem}"
+    message = f"rank 0 has not answered for minutes, so its progress is unknown: {observation.silence.problem}"
     return Decision(Action.WAIT, Reason.PROGRESS_UNKNOWN, message)
 
 
-def goes_on(seen: Observation, limits: Limits) -> Decision:  # noqa: ARG001
+def goes_on(observation: Observation, limits: Limits) -> Decision:  # noqa: ARG001
     """Wait: the attempt runs, and only its progress is published."""
     return Decision(Action.WAIT)
 
@@ -342,11 +348,11 @@ CHECKS: tuple[Check, ...] = (
 """The policy, in order."""
 
 
-def decide(seen: Observation, limits: Limits) -> Decision:
+def decide(observation: Observation, limits: Limits) -> Decision:
     """Return the first check's answer, with the earliest deadline of the checks before it as `look_again`."""
     deadlines: list[float] = []
     for check in CHECKS:
-        answer = check(seen, limits)
+        answer = check(observation, limits)
         if isinstance(answer, Due):
             deadlines.append(answer.seconds)
         elif answer:

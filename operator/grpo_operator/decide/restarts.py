@@ -34,15 +34,17 @@ def _matches(rule: RestartRule, end: PodTermination) -> bool:
     return not set(rule.on_reasons or ()).isdisjoint(end.reasons)
 
 
-def restart_or_fail(seen: Observation, limits: Limits, outcome: Outcome, *, counted: bool, node: str = "") -> Decision:
+def restart_or_fail(
+    observation: Observation, limits: Limits, outcome: Outcome, *, counted: bool, node: str = ""
+) -> Decision:
     """The next attempt, after a pause if the last ones ended soon too; the end when a limit is reached."""
-    status, job = seen.job.status, seen.job
+    status, job = observation.job.status, observation.job
     done, limit = (status.restarts, job.restart_limit) if counted else (status.uncounted_restarts, job.uncounted_limit)
     if done >= limit:
         kind = "restarts" if counted else "uncounted restarts"
         message = f"{outcome.result} after {done} of {limit} {kind}: {outcome.message}"
         return Decision(Action.FAIL, Reason.RESTART_LIMIT, message, ended=outcome, counted=counted, node=node)
-    left = restart_pause(seen, limits) - seen.over_for
+    left = restart_pause(observation, limits) - observation.over_for
     if left > 0:
         message = f"attempt {status.attempt} ended with {outcome.result}: {outcome.message}"
         return Decision(Action.WAIT, Reason.RESTART_BACKOFF, message, look_again=left)
@@ -67,15 +69,15 @@ def rollback_of(job: GRPOJobRecord, end: PodTermination) -> Rollback | None:
     return Rollback(attempt=job.status.attempt, reason=outcome.result, skipped=outcome.diverged_on)
 
 
-def restart_pause(seen: Observation, limits: Limits) -> float:
+def restart_pause(observation: Observation, limits: Limits) -> float:
     """Seconds between the end of the current attempt and the next: none after a gang that ran well for a while."""
-    if seen.running_seconds >= limits.healthy:
+    if observation.running_seconds >= limits.healthy:
         return 0.0
 
     def soon(end: AttemptEnd) -> bool:
         return end.reason not in (*RELEASES, Reason.EVICTED) and end.running_seconds < limits.healthy
 
-    before = sum(1 for _ in takewhile(soon, reversed(seen.job.status.ends)))
+    before = sum(1 for _ in takewhile(soon, reversed(observation.job.status.ends)))
     return min(limits.longest_restart_pause, limits.restart_pause * 2.0 ** (before - 1)) if before else 0.0
 
 

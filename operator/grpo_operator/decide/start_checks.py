@@ -21,102 +21,110 @@ from .observation import Observation
 from .restarts import releases_in_a_row
 
 
-def asks_about(seen: Observation, limits: Limits) -> str:
+def asks_about(observation: Observation, limits: Limits) -> str:
     """uid of the Job or pod whose events may say why the attempt doesn't get going; empty while it is too early."""
-    if seen.child is None or seen.sighting.child is None or seen.has_gang_started:
+    if observation.child is None or observation.sighting.child is None or observation.has_gang_started:
         return ""
-    waited = seen.at - seen.sighting.child
-    if len(seen.pods) < seen.job.nodes:
-        return seen.child.uid if waited >= limits.pods else ""
-    if seen.engines and len(_made(seen)) < seen.replicas:
-        return seen.engines.uid if waited >= limits.pods else ""
-    if not seen.is_gang_bound or waited < limits.words:
+    waited = observation.at - observation.sighting.child
+    if len(observation.pods) < observation.job.nodes:
+        return observation.child.uid if waited >= limits.pods else ""
+    if observation.engines and len(_made(observation)) < observation.replicas:
+        return observation.engines.uid if waited >= limits.pods else ""
+    if not observation.is_gang_bound or waited < limits.words:
         return ""
-    return next((pod.uid for pod in (*seen.pods, *seen.engine_pods) if pod.phase == "Pending"), "")
+    return next((pod.uid for pod in (*observation.pods, *observation.engine_pods) if pod.phase == "Pending"), "")
 
 
-def pods_missing(seen: Observation, limits: Limits) -> Decision | Due | None:
+def pods_missing(observation: Observation, limits: Limits) -> Decision | Due | None:
     """Release a gang whose pods the API server refuses to create.
 
     Only a refusal in words counts: in a burst the Job controller may just be busy.
     """
-    if seen.child is None or seen.has_gang_run:
+    if observation.child is None or observation.has_gang_run:
         return None
-    created, wanted, what = len(seen.pods), seen.job.nodes, "pods"
-    if created >= wanted and seen.engines:
-        created, wanted, what = len(_made(seen)), seen.replicas, "engines"
+    created, wanted, what = len(observation.pods), observation.job.nodes, "pods"
+    if created >= wanted and observation.engines:
+        created, wanted, what = len(_made(observation)), observation.replicas, "engines"
     if created >= wanted:
         return None
     # what its predecessor still takes of a quota is free in a moment
-    if seen.start_warning and not any(pod.phase not in ENDED_PHASES for pod in seen.earlier_pods):
-        message = f"{created} of {wanted} {what} were created: {seen.start_warning}"
+    if observation.start_warning and not any(pod.phase not in ENDED_PHASES for pod in observation.earlier_pods):
+        message = f"{created} of {wanted} {what} were created: {observation.start_warning}"
         return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
-    return Due(_until_asked(seen, limits.pods))
+    return Due(_until_asked(observation, limits.pods))
 
 
-def _made(seen: Observation) -> set[int]:
+def _made(observation: Observation) -> set[int]:
     """Indices of the engines that have a pod, or had one."""
-    return {pod.index for pod in seen.engine_pods}
+    return {pod.index for pod in observation.engine_pods}
 
 
-def _until_asked(seen: Observation, first: float) -> float:
+def _until_asked(observation: Observation, first: float) -> float:
     """Seconds until events may tell more: first after that time, then every time that it has doubled."""
-    waited = seen.at - (seen.sighting.child or seen.at)
+    waited = observation.at - (observation.sighting.child or observation.at)
     return first - waited if waited < first else waited
 
 
-def never_bound(seen: Observation, limits: Limits) -> Decision | Due | None:
+def never_bound(observation: Observation, limits: Limits) -> Decision | Due | None:
     """Release a gang that was not bound whole in time."""
-    if seen.is_gang_bound or seen.has_gang_run or seen.job.queue_name:
+    if observation.is_gang_bound or observation.has_gang_run or observation.job.queue_name:
         return None
-    spec, timeout = seen.job.spec, limits.scheduling
-    if spec and seen.job.should_create_pods:
+    spec, timeout = observation.job.spec, limits.scheduling
+    if spec and observation.job.should_create_pods:
         timeout = float(spec.placement.provisioning_timeout_seconds)
-    left = timeout - admitted_for(seen.job, seen.now)
+    left = timeout - admitted_for(observation.job, observation.now)
     if left > 0:
         return Due(left)
-    waiting = unschedulable(seen) or "no node took them in time"
-    message = f"{count_bound(seen)} were bound within {timeout:.0f} s: {waiting}"
+    waiting = unschedulable(observation) or "no node took them in time"
+    message = f"{count_bound(observation)} were bound within {timeout:.0f} s: {waiting}"
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
 
 
-def unschedulable(seen: Observation) -> str:
+def unschedulable(observation: Observation) -> str:
     """Why the scheduler finds no node for a pod of the gang; empty while it does."""
-    return next((pod.unschedulable for pod in (*seen.pods, *seen.engine_pods) if pod.unschedulable), "")
+    return next((pod.unschedulable for pod in (*observation.pods, *observation.engine_pods) if pod.unschedulable), "")
 
 
-def count_bound(seen: Observation) -> str:
+def count_bound(observation: Observation) -> str:
     """`2 of 2 pods`, and with engines of their own `2 of 2 pods and 1 of 2 engines`."""
-    pods = f"{sum(bool(pod.node) for pod in seen.pods)} of {seen.job.nodes} pods"
-    if not seen.replicas:
+    pods = f"{sum(bool(pod.node) for pod in observation.pods)} of {observation.job.nodes} pods"
+    if not observation.replicas:
         return pods
-    return f"{pods} and {len(seen.engines_bound)} of {seen.replicas} engines"
+    return f"{pods} and {len(observation.engines_bound)} of {observation.replicas} engines"
 
 
-def engines_not_started(seen: Observation, limits: Limits) -> Decision | None:
+def engines_not_started(observation: Observation, limits: Limits) -> Decision | None:
     """Engines without a Job: they follow as soon as the training pods have their nodes, so that the scheduler gives
     these to whom admission gave them; where Kueue gives both roles their places, at once. While the gang trains, a Job
     of engines that is gone is made again."""
-    if seen.child is None or seen.engines or not seen.replicas or seen.sighting.over or seen.job.spec is None:
+    if (
+        observation.child is None
+        or observation.engines
+        or not observation.replicas
+        or observation.sighting.over
+        or observation.job.spec is None
+    ):
         return None
-    if seen.has_gang_run or seen.job.should_create_pods or seen.job.queue_name:
+    if observation.has_gang_run or observation.job.should_create_pods or observation.job.queue_name:
         return Decision(Action.START)
-    if seen.is_training_bound and admitted_for(seen.job, seen.now) < limits.scheduling:
+    if observation.is_training_bound and admitted_for(observation.job, observation.now) < limits.scheduling:
         return Decision(Action.START)
     return None
 
 
-def not_started(seen: Observation, limits: Limits) -> Decision | None:
+def not_started(observation: Observation, limits: Limits) -> Decision | None:
     """Start an attempt that has no Job yet, and release it after the time that a gang may wait for nodes.
 
     What is promised to it is nobody else's meanwhile, and no longer (loop/cluster_state.py counts so, too): whatever
     kept it from being started, it doesn't start after that. The next attempt's Job has another name.
     """
-    if seen.child is not None:
+    if observation.child is not None:
         return None
-    scheduled = seen.job.condition(ConditionType.SCHEDULED)
+    scheduled = observation.job.condition(ConditionType.SCHEDULED)
     # one that waits for the API server's leave keeps nothing from others
-    if admitted_for(seen.job, seen.now) < limits.scheduling or (scheduled and scheduled.reason == Reason.FAILED_CREATE):
+    if admitted_for(observation.job, observation.now) < limits.scheduling or (
+        scheduled and scheduled.reason == Reason.FAILED_CREATE
+    ):
         return Decision(Action.START)
     why = "its Job could not be created"
     if scheduled and scheduled.reason == Reason.NAME_TAKEN:
@@ -124,37 +132,37 @@ def not_started(seen: Observation, limits: Limits) -> Decision | None:
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, f"not started in {limits.scheduling:.0f} s: {why}")
 
 
-def never_started(seen: Observation, limits: Limits) -> Decision | Due | None:
+def never_started(observation: Observation, limits: Limits) -> Decision | Due | None:
     """Report after a while why a gang that has its nodes doesn't run, and release it after `startTimeoutSeconds`."""
-    if not seen.is_gang_bound or seen.has_gang_started or seen.has_gang_run:
+    if not observation.is_gang_bound or observation.has_gang_started or observation.has_gang_run:
         return None
-    timeout = seen.job.start_timeout
-    waited = seen.since(ConditionType.SCHEDULED) if seen.job.is_true(ConditionType.SCHEDULED) else 0.0
-    why = _kubelets_words(seen)
+    timeout = observation.job.start_timeout
+    waited = observation.since(ConditionType.SCHEDULED) if observation.job.is_true(ConditionType.SCHEDULED) else 0.0
+    why = _kubelets_words(observation)
     if waited < timeout:
-        look_again = min(timeout - waited, _until_asked(seen, limits.words))
+        look_again = min(timeout - waited, _until_asked(observation, limits.words))
         return Decision(Action.WAIT, Reason.POD_WAITING, why, look_again=look_again) if why else Due(look_again)
-    what = f"{seen.replicas} engines" if seen.has_training_started else f"{seen.job.nodes} pods"
+    what = f"{observation.replicas} engines" if observation.has_training_started else f"{observation.job.nodes} pods"
     message = f"not all of {what} ran within {timeout:.0f} s (spec.restarts.startTimeoutSeconds)"
     message += f": {why}" if why else ""
-    before = releases_in_a_row(seen.job.status.ends, frozenset({Reason.START_TIMEOUT}))
-    if before >= seen.job.restart_limit:
+    before = releases_in_a_row(observation.job.status.ends, frozenset({Reason.START_TIMEOUT}))
+    if before >= observation.job.restart_limit:
         return Decision(Action.FAIL, Reason.START_TIMEOUT, f"{message}; for the {before + 1}. time in a row")
     return Decision(Action.RELEASE, Reason.START_TIMEOUT, message)
 
 
-def _kubelets_words(seen: Observation) -> str:
+def _kubelets_words(observation: Observation) -> str:
     """Which pod doesn't start and why, by its container's state or, for what only events tell, by an event."""
-    pods = (*seen.pods, *seen.engine_pods)
+    pods = (*observation.pods, *observation.engine_pods)
     stuck = next((pod for pod in pods if _stuck(pod.waiting)), None)
     if stuck:
         return f"pod {stuck.name} waits: {stuck.waiting}"
-    if ended := engine_ends(seen):
+    if ended := engine_ends(observation):
         return ended
     silent = next((pod for pod in pods if pod.phase == "Pending"), None)
-    if silent is None or not seen.start_warning:
+    if silent is None or not observation.start_warning:
         return ""
-    return f"pod {silent.name} waits on node {silent.node}: {seen.start_warning}"
+    return f"pod {silent.name} waits on node {silent.node}: {observation.start_warning}"
 
 
 def _stuck(waiting: str) -> bool:
@@ -174,25 +182,25 @@ _SPAN = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
 """Of engines there are at most 512 (EngineServersSpec.replicas)."""
 
 
-def lost_engines(seen: Observation) -> str:
+def lost_engines(observation: Observation) -> str:
     """What is wrong with the engines of a gang that runs, as a sentence; empty when all of them do."""
-    up = len(seen.engines_up)
-    if up >= seen.replicas:
+    up = len(observation.engines_up)
+    if up >= observation.replicas:
         return ""
-    why = "; ".join(filter(None, (engine_ends(seen), _engine_waits(seen))))
+    why = "; ".join(filter(None, (engine_ends(observation), _engine_waits(observation))))
     reason = f": {why}" if why else ""
-    return f"{up} of {seen.replicas} engines run{reason}; {_what_follows(seen)}"
+    return f"{up} of {observation.replicas} engines run{reason}; {_what_follows(observation)}"
 
 
-def _what_follows(seen: Observation) -> str:
+def _what_follows(observation: Observation) -> str:
     """What becomes of those that don't run."""
     goes_on = "training goes on with those that are proven to have its weights"
     spent: list[int] = []
     job_has_ended = False
-    if seen.engines:
-        spent = sorted(_spent(seen.engines.spent) - seen.engines_up)
-        job_has_ended = bool(seen.engines.ended)
-    if job_has_ended or len(spent) >= seen.replicas:
+    if observation.engines:
+        spent = sorted(_spent(observation.engines.spent) - observation.engines_up)
+        job_has_ended = bool(observation.engines.ended)
+    if job_has_ended or len(spent) >= observation.replicas:
         return (
             "all have used up their retries, so none comes back in this attempt: it ends when training has waited for "
             "one as long as guard.weightSyncTimeoutSeconds allows, and the next has new engines"
@@ -214,16 +222,16 @@ def _spent(spans: str) -> set[int]:
     return numbers
 
 
-def engine_ends(seen: Observation) -> str:
+def engine_ends(observation: Observation) -> str:
     """How those that don't run ended, such as `engine 1 ended with OOMKilled, exit code 137`; empty when none has."""
-    ended = current_engine_pods(pod for pod in seen.engine_pods if pod.termination)
-    ends = [_end(pod) for pod in ended if pod.index not in seen.engines_up]
+    ended = current_engine_pods(pod for pod in observation.engine_pods if pod.termination)
+    ends = [_end(pod) for pod in ended if pod.index not in observation.engines_up]
     return "; ".join(ends[:MOST_ENDS])
 
 
-def _engine_waits(seen: Observation) -> str:
+def _engine_waits(observation: Observation) -> str:
     """The first one whose container or pod waits, such as `engine 1 waits: ImagePullBackOff`; empty where none does."""
-    for pod in current_engine_pods(seen.engine_pods):
+    for pod in current_engine_pods(observation.engine_pods):
         if why := pod.waiting or pod.unschedulable:
             return f"engine {pod.index} waits: {why}"
     return ""

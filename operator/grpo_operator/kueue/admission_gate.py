@@ -13,33 +13,33 @@ from ..records.workloads import EVICTED, QUOTA_RESERVED, WorkloadRecord
 from .pod_sets import is_made_for, plan_of_workload, pod_sets
 
 
-def gate_by_workload(seen: Observation, decision: Decision, pods: PodDefaults) -> Decision:
+def gate_by_workload(observation: Observation, decision: Decision, pods: PodDefaults) -> Decision:
     """The decision to commit an attempt, as long as Kueue has admitted it; else to queue the job, and why."""
     if decision.action is not Action.COMMIT or decision.plan is None:
         return decision
     queued = replace(decision, action=Action.QUEUE, reason=Reason.WAITING_FOR_KUEUE)
-    workload = seen.workload
-    if seen.kueue_problem:
-        return replace(queued, reason=Reason.NO_KUEUE, message=seen.kueue_problem, look_again=UNKNOWN_PAUSE)
+    workload = observation.workload
+    if observation.kueue_problem:
+        return replace(queued, reason=Reason.NO_KUEUE, message=observation.kueue_problem, look_again=UNKNOWN_PAUSE)
     if workload is None:
-        return replace(queued, message=f"waits for Kueue's LocalQueue {seen.job.queue_name}")
-    if not is_for_plan(seen, workload, decision.plan, pods):
-        return _of_another_shape(seen, queued, workload)
+        return replace(queued, message=f"waits for Kueue's LocalQueue {observation.job.queue_name}")
+    if not is_for_plan(observation, workload, decision.plan, pods):
+        return _of_another_shape(observation, queued, workload)
     if workload.may_start:
         return decision
-    return replace(queued, message=_waits(seen, workload))
+    return replace(queued, message=_waits(observation, workload))
 
 
-def is_for_plan(seen: Observation, workload: WorkloadRecord, plan: ExecutionPlan, pods: PodDefaults) -> bool:
+def is_for_plan(observation: Observation, workload: WorkloadRecord, plan: ExecutionPlan, pods: PodDefaults) -> bool:
     """True if a Workload asks for the pods of a plan."""
-    spec, known = seen.job.spec, plan_of_workload(workload)
+    spec, known = observation.job.spec, plan_of_workload(workload)
     if spec is None:
         return False
-    return is_made_for(workload, pod_sets(seen.job.key, spec, plan, pods), known.shape if known else "")
+    return is_made_for(workload, pod_sets(observation.job.key, spec, plan, pods), known.shape if known else "")
 
 
-def _of_another_shape(seen: Observation, queued: Decision, workload: WorkloadRecord) -> Decision:
-    if seen.job.kueue.prebuilt:
+def _of_another_shape(observation: Observation, queued: Decision, workload: WorkloadRecord) -> Decision:
+    if observation.job.kueue.prebuilt:
         message = (
             f"Workload {workload.name}, which MultiKueue made, is for other pods than those of this cluster's plan: "
             "declare placement.gpuProduct, gpus and nodes, so that both clusters plan alike"
@@ -47,14 +47,14 @@ def _of_another_shape(seen: Observation, queued: Decision, workload: WorkloadRec
         return replace(queued, message=message)
     message = (
         f"the plan has other pods than Workload {workload.name}, which is given up with its quota; a new one waits for "
-        f"Kueue's LocalQueue {seen.job.queue_name}"
+        f"Kueue's LocalQueue {observation.job.queue_name}"
     )
     return replace(queued, reason=Reason.WORKLOAD_REPLACED, message=message)
 
 
-def _waits(seen: Observation, workload: WorkloadRecord) -> str:
+def _waits(observation: Observation, workload: WorkloadRecord) -> str:
     """What keeps it, in Kueue's words."""
-    found = f"Workload {workload.name} waits for Kueue's LocalQueue {seen.job.queue_name}"
+    found = f"Workload {workload.name} waits for Kueue's LocalQueue {observation.job.queue_name}"
     if not workload.active:
         return f"{found}: its spec.active is false, so Kueue admits it when somebody sets that to true"
     if workload.is_true(EVICTED):

@@ -64,19 +64,19 @@ def _pod_set(key: ObjectKey, role: Role, pods: PodDefaults) -> Manifest:
     }
 
 
-def _topology_request(asked: dict[str, str]) -> Manifest:
+def _topology_request(annotations: dict[str, str]) -> Manifest:
     """What the annotations ask for, as Kueue reads them of Jobs: the first that is there, and slices beside it."""
     found: Manifest = {}
-    if _REQUIRED in asked:
-        found["required"] = asked[_REQUIRED]
-    elif _PREFERRED in asked:
-        found["preferred"] = asked[_PREFERRED]
-    elif _UNCONSTRAINED in asked:
-        found["unconstrained"] = asked[_UNCONSTRAINED] == "true"
-    if _SLICE in asked and asked.get(_SLICE_SIZE, "").isdecimal():
-        found |= {"podSetSliceRequiredTopology": asked[_SLICE], "podSetSliceSize": int(asked[_SLICE_SIZE])}
-    if _GROUP in asked and {"required", "preferred"} & found.keys():
-        found["podSetGroupName"] = asked[_GROUP]
+    if _REQUIRED in annotations:
+        found["required"] = annotations[_REQUIRED]
+    elif _PREFERRED in annotations:
+        found["preferred"] = annotations[_PREFERRED]
+    elif _UNCONSTRAINED in annotations:
+        found["unconstrained"] = annotations[_UNCONSTRAINED] == "true"
+    if _SLICE in annotations and annotations.get(_SLICE_SIZE, "").isdecimal():
+        found |= {"podSetSliceRequiredTopology": annotations[_SLICE], "podSetSliceSize": int(annotations[_SLICE_SIZE])}
+    if _GROUP in annotations and {"required", "preferred"} & found.keys():
+        found["podSetGroupName"] = annotations[_GROUP]
     return found
 
 

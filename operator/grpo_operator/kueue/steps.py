@@ -44,69 +44,71 @@ class Step:
     plan: ExecutionPlan | None = None
 
 
-def step(seen: Observation, decision: Decision, pods: PodDefaults) -> Step | None:
+def step(observation: Observation, decision: Decision, pods: PodDefaults) -> Step | None:
     """The next write; None where there is nothing to do, or only to wait."""
-    workload = seen.workload
-    if seen.kueue_problem or seen.job.deleting:
+    workload = observation.workload
+    if observation.kueue_problem or observation.job.deleting:
         return None
     if workload is None:
-        return _without(seen, decision)
+        return _without(observation, decision)
     if workload.deleting:
         return None
-    if seen.job.is_finished:
-        may_finish = not workload.is_true(FINISHED) and not seen.pods_left
+    if observation.job.is_finished:
+        may_finish = not workload.is_true(FINISHED) and not observation.pods_left
         return Step(Write.FINISH) if may_finish else None
-    return _of_the_living(seen, decision, workload, pods)
+    return _of_the_living(observation, decision, workload, pods)
 
 
-def _without(seen: Observation, decision: Decision) -> Step | None:
+def _without(observation: Observation, decision: Decision) -> Step | None:
     """No Workload: one is made for a job that waits with a plan."""
     has_plan = decision.action is Action.QUEUE and decision.plan is not None
-    if not has_plan or seen.job.is_active or not seen.job.queue_name:
+    if not has_plan or observation.job.is_active or not observation.job.queue_name:
         return None
-    return Step(Write.ADOPT) if seen.job.kueue.prebuilt else Step(Write.CREATE, decision.plan)
+    return Step(Write.ADOPT) if observation.job.kueue.prebuilt else Step(Write.CREATE, decision.plan)
 
 
-def _of_the_living(seen: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults) -> Step | None:
+def _of_the_living(
+    observation: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults
+) -> Step | None:
     """A job that goes on, or is to go on."""
-    job = seen.job
+    job = observation.job
     is_prebuilt = bool(job.kueue.prebuilt)
     if not job.queue_name:
         return Step(Write.DELETE)
     if workload.is_true(FINISHED) and not is_prebuilt:
-        return _once_idle(seen, Write.DELETE)
+        return _once_idle(observation, Write.DELETE)
     if workload.is_true(EVICTED) and workload.has_reservation:
-        return _once_idle(seen, Write.CLEAR)
+        return _once_idle(observation, Write.CLEAR)
     if job.is_suspended:
         pauses = workload.active and not is_prebuilt
         return Step(Write.PAUSE) if pauses else None
     if workload.paused:
         return Step(Write.RESUME)
     if job.is_active:
-        return Step(Write.READY) if _becomes_ready(seen, workload) else None
+        return Step(Write.READY) if _becomes_ready(observation, workload) else None
     if is_prebuilt:
         return None
-    if _outdated(seen, decision, workload, pods):
-        return _once_idle(seen, Write.DELETE)
+    if _outdated(observation, decision, workload, pods):
+        return _once_idle(observation, Write.DELETE)
     return Step(Write.AMEND) if _amends(job, workload) else None
 
 
-def _becomes_ready(seen: Observation, workload: WorkloadRecord) -> bool:
+def _becomes_ready(observation: Observation, workload: WorkloadRecord) -> bool:
     """True once the whole gang runs and the Workload does not say so yet."""
-    return seen.has_gang_started and workload.may_continue and not workload.is_true(PODS_READY)
+    return observation.has_gang_started and workload.may_continue and not workload.is_true(PODS_READY)
 
 
-def _once_idle(seen: Observation, write: Write) -> Step | None:
+def _once_idle(observation: Observation, write: Write) -> Step | None:
     """Return the write once no pod of the gang is left: until then Kueue must go on counting its quota."""
-    is_idle = not seen.job.is_active and not seen.gang_left
+    is_idle = not observation.job.is_active and not observation.gang_left
     return Step(write) if is_idle else None
 
 
-def _outdated(seen: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults) -> bool:
+def _outdated(observation: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults) -> bool:
     """True if nobody will run what it stands for: the job has another plan by now, or none."""
     if decision.action not in (Action.QUEUE, Action.REJECT):
         return False
-    return decision.plan is None or not is_for_plan(seen, workload, decision.plan, pods)
+    return decision.plan is None or not is_for_plan(observation, workload, decision.plan, pods)
 
 
 def _amends(job: GRPOJobRecord, workload: WorkloadRecord) -> bool:

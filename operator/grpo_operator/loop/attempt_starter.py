@@ -34,10 +34,10 @@ class AttemptStarter:
         self,
         cluster: Cluster,
         caches: Caches,
-        shared: SharedObjects,
+        shared_objects: SharedObjects,
         workloads: Workloads,
         *,
-        sightings: FirstSeen,
+        first_seen: FirstSeen,
         pods: PodDefaults,
         tokens: Tokens,
     ) -> None:
@@ -45,19 +45,19 @@ class AttemptStarter:
 
         Args:
             pods: defaults of all jobs' pods.
-            sightings: receives each Job of a gang that was created.
+            first_seen: receives each Job of a gang that was created.
             workloads: gives Kueue's assignment of pods to nodes.
             tokens: make the tokens that open what pods report.
         """
         self._cluster = cluster
         self._caches = caches
-        self._shared = shared
+        self._shared = shared_objects
         self._workloads = workloads
-        self._first_seen = sightings
+        self._first_seen = first_seen
         self._pods = pods
         self._tokens = tokens
 
-    async def repair_shared_objects(self, seen: Observation) -> NameConflict | None:
+    async def repair_shared_objects(self, observation: Observation) -> NameConflict | None:
         """Repair the objects that the pods of a running attempt share. Return why a Service can't be had, else None.
 
         A denied NetworkPolicy ends no gang; SharedObjects logs it.
@@ -66,41 +66,41 @@ class AttemptStarter:
             ClusterError: the API server refused or did not answer.
         """
         with contextlib.suppress(Denied, NotFound):
-            await self._shared.ensure_policy(seen.job.key.namespace)
-        return await self._services(seen)
+            await self._shared.ensure_policy(observation.job.key.namespace)
+        return await self._services(observation)
 
-    async def _services(self, seen: Observation) -> NameConflict | None:
+    async def _services(self, observation: Observation) -> NameConflict | None:
         # Without the Services the pods' DNS names don't resolve, so the ranks and engines can't find each other.
-        namespace = seen.job.key.namespace
+        namespace = observation.job.key.namespace
         taken = await self._shared.ensure_service(namespace)
-        if taken or not seen.replicas:
+        if taken or not observation.replicas:
             return taken
         return await self._shared.ensure_service(namespace, ENGINE_SERVICE)
 
-    async def start(self, seen: Observation) -> Decision | None:
+    async def start(self, observation: Observation) -> Decision | None:
         """POSTs the Job that the attempt lacks, that of its gang first; None once it is there, else what to do.
 
         Raises:
             ClusterError: the API server did not answer.
         """
-        job, status = seen.job, seen.job.status
-        if job.spec is None or status.plan is None or not _leave(seen):
+        job, status = observation.job, observation.job.status
+        if job.spec is None or status.plan is None or not _leave(observation):
             return Decision(Action.WAIT)
         digest = self._tokens.digest(job.uid, status.attempt)
-        body = self._missing_job(attempt_of(job, job.spec, status.plan, status.attempt, digest), seen)
+        body = self._missing_job(attempt_of(job, job.spec, status.plan, status.attempt, digest), observation)
         try:
-            if taken := await self._services(seen) or await self._shared.create_claim(job):
+            if taken := await self._services(observation) or await self._shared.create_claim(job):
                 return _waits_for_name(*taken)
             await self._shared.ensure_policy(job.key.namespace)  # before there are pods that strangers could reach
             if job.queue_name:
-                body = await self._workloads.place_job(seen, body)
-            answer = await self._create(seen, body)
+                body = await self._workloads.place_job(observation, body)
+            answer = await self._create(observation, body)
         except Contradiction as error:
             return Decision(Action.WAIT, Reason.FAILED_CREATE, str(error), look_again=DENIED_PAUSE)
         except (Denied, NotFound) as error:
             log.warning("%s: attempt %d can't be created: %s", job.key, status.attempt, error)
             message = f"the API server denies what attempt {status.attempt} needs: {error}{images_need(job.spec)}"
-            if job.is_competing and not seen.has_gang_run:
+            if job.is_competing and not observation.has_gang_run:
                 # it must not keep GPUs that others could use
                 return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
             return Decision(Action.WAIT, Reason.FAILED_CREATE, message, look_again=DENIED_PAUSE)
@@ -111,19 +111,19 @@ class AttemptStarter:
         log.info("%s: Job %s started", job.key, name)
         self._caches.jobs.put(answer)
         # From now on a Job that is not there was deleted: the event of its creation may come later, or never.
-        if seen.child is None:
-            self._first_seen.record_created(job.key, status.attempt, version_of(answer)[0], seen.at)
+        if observation.child is None:
+            self._first_seen.record_created(job.key, status.attempt, version_of(answer)[0], observation.at)
         return None
 
-    def _missing_job(self, attempt: Attempt, seen: Observation) -> Manifest:
+    def _missing_job(self, attempt: Attempt, observation: Observation) -> Manifest:
         """The Job that is not there yet."""
         # The gang's Job first: engines without a gang would only hold GPUs.
-        engines = engines_job(attempt, self._pods) if seen.child else None
+        engines = engines_job(attempt, self._pods) if observation.child else None
         return engines or indexed_job(attempt, self._pods)
 
-    async def _create(self, seen: Observation, body: Manifest) -> Object | None:
+    async def _create(self, observation: Observation, body: Manifest) -> Object | None:
         """The Job as the API server has it, made now or before; None where its name is another's."""
-        job, name = seen.job, body["metadata"]["name"]
+        job, name = observation.job, body["metadata"]["name"]
         try:
             return await self._cluster.create(JOBS, job.key.namespace, body)
         except AlreadyExists:
@@ -135,11 +135,11 @@ class AttemptStarter:
         return answer if is_ours else None
 
 
-def _leave(seen: Observation) -> bool:
+def _leave(observation: Observation) -> bool:
     """True if Kueue, where it has a say, lets pods start now."""
-    if not seen.job.queue_name:
+    if not observation.job.queue_name:
         return True
-    return seen.workload is not None and seen.workload.may_start
+    return observation.workload is not None and observation.workload.may_start
 
 
 def _waits_for_name(message: str, look_again: float) -> Decision:

@@ -94,7 +94,7 @@ class Caches:
         return all(pod.is_live or pod.engine for pod in current)
 
 
-async def fetch_missing_pods(cluster: Cluster, caches: Caches, seen: Observation) -> bool:
+async def fetch_missing_pods(cluster: Cluster, caches: Caches, observation: Observation) -> bool:
     """List the current attempt's pods into the cache if its Job has ended and no pod is known.
 
     Return True if pods were listed.
@@ -102,8 +102,8 @@ async def fetch_missing_pods(cluster: Cluster, caches: Caches, seen: Observation
     Raises:
         ClusterError: the API server did not answer, so the cause of the Job's end is not known.
     """
-    job = seen.job
-    if not job.is_active or seen.child is None or not seen.child.ended or seen.pods:
+    job = observation.job
+    if not job.is_active or observation.child is None or not observation.child.ended or observation.pods:
         return False
     # Labels are hints that anybody can set: of what is listed, observe counts only the pods of the attempt's own Job.
     own = attempt_selector(job.uid, job.status.attempt)

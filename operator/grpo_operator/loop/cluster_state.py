@@ -109,7 +109,7 @@ class Lister(Generic[F]):
         self._was_forbidden = self.is_forbidden
         for key in keys:
             fact = self._cache.get(key)
-            # A kubelet's heartbeat changes the Node, but none of these facts: it wakes no pass.
+            # A kubelet's heartbeat changes the Node, but none of these facts: it wakes no cycle.
             if fact is None:
                 news |= self._values.pop(key, None) is not None
             elif self._values.get(key) != fact.value:

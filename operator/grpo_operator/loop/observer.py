@@ -88,7 +88,7 @@ class Observer:
             self._caches.pods.owned_by(key),
             now=self._clock.wall(),
             at=self._clock.monotonic(),
-            sightings=self.first_seen,
+            first_seen=self.first_seen,
         )
         observation = self._workloads.look(observation)
         observation = replace(observation, deleted_pods=self._caches.deleted_pods.of_job(key, job.uid))

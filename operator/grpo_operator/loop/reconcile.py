@@ -84,7 +84,7 @@ class Reconciler:
         if decision.action is Action.ADMIT:
             answer = await self._queue.answer(observation, decision)
             if answer is None:
-                # The queue's next pass gives the answer, and has the job reconciled again.
+                # The queue's next cycle gives the answer, and has the job reconciled again.
                 await self._collect_garbage(key)
                 return None
             decision = answer

@@ -86,9 +86,9 @@ class Workloads:
         self._pods = pods
         self._clock = clock
 
-    def look(self, seen: Observation) -> Observation:
+    def look(self, observation: Observation) -> Observation:
         """Return the observation with the job's Workload."""
-        job = seen.job
+        job = observation.job
         key = _key(job)
         found = self._cache.get(key)
         problem = self._problem(key.namespace) if job.queue_name else ""
@@ -96,22 +96,22 @@ class Workloads:
             problem = problem or f"Workload {key.name} can't be read; the operator's log says why"
         if found and found.grpojob_uid != job.uid:
             found = None
-        return replace(seen, workload=found, kueue_problem=problem)
+        return replace(observation, workload=found, kueue_problem=problem)
 
-    async def step(self, seen: Observation, decision: Decision) -> Decision:
+    async def step(self, observation: Observation, decision: Decision) -> Decision:
         """Takes the next step; returns the decision, with what keeps a Workload from being made.
 
         Raises:
             Conflict: the Workload changed meanwhile; the cache has been brought up to date.
             ClusterError: the API server did not answer.
         """
-        due = step(seen, decision, self._pods)
+        due = step(observation, decision, self._pods)
         if due is None:
             return decision
         try:
-            await self._take(due, seen)
+            await self._take(due, observation)
         except (Refused, Denied, NotFound) as error:
-            log.warning("%s: %s of its Workload: %s", seen.job.key, due.write, error)
+            log.warning("%s: %s of its Workload: %s", observation.job.key, due.write, error)
             # What is decided on a gang that runs or has ended must not wait for its Workload.
             if decision.action is not Action.QUEUE:
                 return decision
@@ -120,8 +120,8 @@ class Workloads:
             return replace(decision, reason=reason, message=message, look_again=DENIED_PAUSE)
         return decision
 
-    async def _take(self, due: Step, seen: Observation) -> None:
-        job, known = seen.job, seen.workload
+    async def _take(self, due: Step, observation: Observation) -> None:
+        job, known = observation.job, observation.workload
         log.info("%s: %s Workload %s", job.key, due.write, _key(job).name)
         if due.write is Write.CREATE and due.plan:
             await self._create(job, workload(job, due.plan, await self._priority(job), self._pods))
@@ -136,7 +136,7 @@ class Workloads:
         elif due.write in (Write.PAUSE, Write.RESUME):
             await self._patch(known, pause_patch(due.write is Write.PAUSE))
         else:
-            await self._tell(due.write, seen, known)
+            await self._tell(due.write, observation, known)
 
     async def _create(self, job: GRPOJobRecord, body: Manifest) -> None:
         key = _key(job)
@@ -159,14 +159,14 @@ class Workloads:
             raise Refused(Reason.NAME_TAKEN, f"Workload {key.name} is another object's, or can't be read")
         await self._patch(found, adoption_patch(job))
 
-    async def _tell(self, write: Write, seen: Observation, known: WorkloadRecord) -> None:
+    async def _tell(self, write: Write, observation: Observation, known: WorkloadRecord) -> None:
         """One write of the status; what others have in it stays."""
         # The cache keeps records only, and the write needs all conditions, those of others too.
         item = await self._cluster.get(WORKLOADS, *known.key)
         self._cache.put(item)
         if JsonObject(item).part("metadata").digits("resourceVersion") != known.version:
             raise Conflict(f"Workload {known.key} has changed")
-        now, job = self._clock(), seen.job
+        now, job = self._clock(), observation.job
         if write is Write.CLEAR:
             status = status_without_admission(item, now)
         elif write is Write.READY:
@@ -209,19 +209,21 @@ class Workloads:
             raise Refused(Reason.PRIORITY_CLASS_NOT_FOUND, message)
         return Priority(known.priorities.get(name, 0), "PriorityClass", name)
 
-    async def place_job(self, seen: Observation, job: Manifest) -> Manifest:
+    async def place_job(self, observation: Observation, job: Manifest) -> Manifest:
         """The Job of a role where Kueue wants it.
 
         Raises:
             Contradiction: Kueue's words contradict each other.
             ClusterError: a ResourceFlavor can't be had.
         """
-        if seen.workload is None:
+        if observation.workload is None:
             raise Contradiction("there is no Workload")
         role = job["spec"]["template"]["metadata"]["labels"][LABEL_COMPONENT]
-        names = seen.workload.assignments.get(role, Assignment()).flavors
+        names = observation.workload.assignments.get(role, Assignment()).flavors
         items = [await self._cluster.get(RESOURCE_FLAVORS, "", name) for name in names]
-        return place_job(job, seen.workload, [_flavor(name, item) for name, item in zip(names, items, strict=True)])
+        return place_job(
+            job, observation.workload, [_flavor(name, item) for name, item in zip(names, items, strict=True)]
+        )
 
 
 def unseen_message(not_served: str, *, forbidden: bool) -> str:

@@ -119,7 +119,7 @@ GPU_TAINTS = ("nvidia.com/gpu", "amd.com/gpu")
 def pod_spec(
     name: str,
     role: Role,
-    own: dict[str, str],
+    pod_labels: dict[str, str],
     pods: PodDefaults,
     *,
     source: ResumeSource | None = None,
@@ -128,8 +128,8 @@ def pod_spec(
 ) -> Manifest:
     """The pod template's spec for a role; it passes the `restricted` pod security standard.
 
-    `own` are the labels of the pods, `avoided` nodes that they must not go to. `token_digest` tells the training pods
-    which token opens what they say.
+    `pod_labels` are the labels of the pods, `avoided` nodes that they must not go to. `token_digest` tells the training
+    pods which token opens what they say.
     """
     spec, plan = role.spec, role.plan
     image = spec.image or pods.image
@@ -149,7 +149,7 @@ def pod_spec(
     }
     optional: Manifest = {
         "initContainers": [init_container(one, image) for one in settings.init_containers],
-        "affinity": _affinity(settings.affinity, own if plan.nodes > 1 and not role.is_engines else {}, avoided),
+        "affinity": _affinity(settings.affinity, pod_labels if plan.nodes > 1 and not role.is_engines else {}, avoided),
         "nodeSelector": {**plan.node_selector, **spec.placement.node_selector},
         "priorityClassName": spec.placement.priority_class_name,
         "serviceAccountName": settings.service_account_name,
@@ -185,11 +185,11 @@ def _pull_secrets(spec: GRPOJobSpec, pods: PodDefaults) -> list[Manifest]:
     return own + [secret for secret in others if secret not in own]
 
 
-def _affinity(given: Affinity | None, own: dict[str, str], avoided_nodes: Sequence[str]) -> Manifest:
+def _affinity(given: Affinity | None, pod_labels: dict[str, str], avoided_nodes: Sequence[str]) -> Manifest:
     """The user's affinity, that the pods of a gang keep apart, and nodes that they keep away from."""
     affinity = _given(given)
-    if own:  # a topology spread would allow two on a node when nodes are few
-        selector = {"matchLabels": {label: own[label] for label in (LABEL_UID, LABEL_ATTEMPT, LABEL_COMPONENT)}}
+    if pod_labels:  # a topology spread would allow two on a node when nodes are few
+        selector = {"matchLabels": {label: pod_labels[label] for label in (LABEL_UID, LABEL_ATTEMPT, LABEL_COMPONENT)}}
         apart = affinity.setdefault("podAntiAffinity", {})
         apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", []).append(
             {"labelSelector": selector, "topologyKey": LABEL_HOSTNAME}

@@ -230,44 +230,44 @@ async def serve_pages(pages: web.Application, address: str, port: int) -> AsyncI
         await runner.cleanup()
 
 
-Mirrors = Mapping[str, Informer[Any]]
+Informers = Mapping[str, Informer[Any]]
 """By kind and namespace, such as `pods/*`."""
 
 
-def not_served(mirrors: Mirrors) -> str:
+def not_served(informers: Informers) -> str:
     """What the API server does not serve now; all else goes on, so it is a detail and no reason to be unready."""
     lines: list[str] = []
-    for name, mirror in mirrors.items():
+    for name, informer in informers.items():
         # a cluster may well lack an optional kind, but a missing right to see it is a mistake
-        matters = mirror.forbidden or not mirror.optional
-        if mirror.not_served and matters:
-            lines.append(f"not served now: {name}: {mirror.not_served}")
+        matters = informer.forbidden or not informer.optional
+        if informer.not_served and matters:
+            lines.append(f"not served now: {name}: {informer.not_served}")
     return "\n".join(lines)
 
 
-def silent_watches_message(mirrors: Mirrors, now: float, limit: float) -> str:
+def silent_watches_message(informers: Informers, now: float, limit: float) -> str:
     """Return a sentence that names the watches without a LIST, event or bookmark for `limit` seconds; empty if none.
 
     A watch that is not served is left out: it is being retried, and a restart would not help. `now` is the event loop's
-    time, as are the mirrors' times.
+    time, as are the informers' times.
     """
     names: list[str] = []
-    for name, mirror in mirrors.items():
-        if mirror.heard_at is not None and now - mirror.heard_at > limit:
+    for name, informer in informers.items():
+        if informer.heard_at is not None and now - informer.heard_at > limit:
             names.append(name)
     return f"nothing heard for {limit:.0f} s from: {', '.join(names)}" if names else ""
 
 
-def last_update_times(mirrors: Mirrors, now: float, unix: float) -> dict[str, float]:
+def last_update_times(informers: Informers, now: float, unix: float) -> dict[str, float]:
     """Return, by kind, the unix time in seconds of the last LIST, event or bookmark.
 
     Of several namespaces the oldest time counts. `now` and `unix` are the same moment on the two clocks.
     """
     times: dict[str, float] = {}
-    for name, mirror in mirrors.items():
+    for name, informer in informers.items():
         kind = name.partition("/")[0]
-        if mirror.heard_at is not None:
-            times[kind] = min(times.get(kind, unix), unix - (now - mirror.heard_at))
+        if informer.heard_at is not None:
+            times[kind] = min(times.get(kind, unix), unix - (now - informer.heard_at))
     return times
 
 

@@ -73,7 +73,7 @@ class Operator:
 
     def __init__(
         self,
-        chosen: settings.Settings,
+        settings: settings.Settings,
         cluster: HttpCluster,
         *,
         caches: Caches,
@@ -84,7 +84,7 @@ class Operator:
         wall: Callable[[], float],
     ) -> None:
         """Puts the parts together. `leading` is set once this process leads; `wall` gives unix seconds."""
-        self.settings = chosen
+        self.settings = settings
         self._wall = wall
         self._clock = asyncio.get_running_loop().time
         self._cluster = cluster
@@ -95,7 +95,7 @@ class Operator:
             cluster, merge_start_event, lambda: len(queue) + queue.active > 0, metrics.record_event
         )
         self._quarantine_reporter = QuarantineReporter(cluster, caches.quarantine, wall)
-        self.mirrors = self._mirrors(cluster)
+        self.informers = self._informers(cluster)
         self._leading = leading
         self.warm = asyncio.Event()
         """Set once the caches are full."""
@@ -105,16 +105,20 @@ class Operator:
         self.kopf_ready = asyncio.Event()
         self._exporter: SpanExporter | None = None
         self._traces: AttemptTraces | None = None
-        if tracing := chosen.tracing:
+        if tracing := settings.tracing:
             self._exporter = SpanExporter(session, tracing.endpoint, tracing.headers, metrics.record_spans)
             self._traces = AttemptTraces(self._exporter.put, every=tracing.every, version=VERSION)
         self._tokens = Tokens()
         self._puller = self._rank0(session)
-        served, prices = chosen.namespaces, chosen.gpu_hour_prices
-        self.facts = ClusterState(cluster, self._facts_changed, namespaces=served, prices=prices, resync=chosen.resync)
-        limits = chosen.limits
+        served, prices = settings.namespaces, settings.gpu_hour_prices
+        self.facts = ClusterState(
+            cluster, self._facts_changed, namespaces=served, prices=prices, resync=settings.resync
+        )
+        limits = settings.limits
         gangs = ReservedGangs(caches, wall, limits.scheduling)
-        self._admission = AdmissionQueue(gangs, self.facts, queue.add_all, limits=limits, clock=wall, pods=chosen.pods)
+        self._admission = AdmissionQueue(
+            gangs, self.facts, queue.add_all, limits=limits, clock=wall, pods=settings.pods
+        )
         self._reconcile = self._reconciler()
 
     def _reconciler(self) -> Reconciler:
@@ -133,7 +137,7 @@ class Operator:
         )
         shared = SharedObjects(cluster, caches, self._clock, chosen.watchers)
         starter = AttemptStarter(
-            cluster, caches, shared, workloads, sightings=observer.first_seen, pods=pods, tokens=self._tokens
+            cluster, caches, shared, workloads, first_seen=observer.first_seen, pods=pods, tokens=self._tokens
         )
         throttle = StatusThrottle(chosen.status_interval)
         return Reconciler(
@@ -153,11 +157,11 @@ class Operator:
         asked = partial(targets, caches.grpojobs, caches.pods.owned_by)
         return ProgressPuller(asked, fetch, self._progressed, chosen.progress_interval, self._metrics.record_pull)
 
-    def _mirrors(self, cluster: HttpCluster) -> dict[str, Informer[Any]]:
+    def _informers(self, cluster: HttpCluster) -> dict[str, Informer[Any]]:
         served, isolates = self.settings.namespaces, self.settings.watchers is not None
         changed = self._add, self._add_namespaces
         resync = self.settings.resync
-        return mirrors(cluster, self._caches, *changed, namespaces=served, isolates=isolates, resync=resync)
+        return informers(cluster, self._caches, *changed, namespaces=served, isolates=isolates, resync=resync)
 
     def add(self, key: ObjectKey, news: bool = True) -> None:
         """Queue a job for a reconcile; a follower queues nothing.
@@ -200,22 +204,22 @@ class Operator:
     def _kueue_problem(self, namespace: str) -> str:
         """Why Workloads of a namespace can't be seen now; empty when they can."""
         served = namespace if self.settings.namespaces else "*"
-        mirror = self.mirrors[f"{WORKLOADS.plural}/{served}"]
-        if mirror.not_served:
-            mirror.want_list()
-        return unseen_message(mirror.not_served, forbidden=mirror.forbidden)
+        informer = self.informers[f"{WORKLOADS.plural}/{served}"]
+        if informer.not_served:
+            informer.want_list()
+        return unseen_message(informer.not_served, forbidden=informer.forbidden)
 
-    async def run(self, filled: Callable[[], None]) -> None:
+    async def run(self, on_filled: Callable[[], None]) -> None:
         """Fills the caches by full LISTs, says so, then works as soon as it leads, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for name, mirror in self.mirrors.items():
+            for name, informer in self.informers.items():
                 # kopf delivers the events of GRPOJobs
-                follow = mirror.relist_forever() if name.startswith(GRPOJOBS.plural) else mirror.follow()
+                follow = informer.relist_forever() if name.startswith(GRPOJOBS.plural) else informer.follow()
                 tasks.create_task(follow, name=name)
             tasks.create_task(self.facts.run(), name="facts")
-            for mirror in self.mirrors.values():
-                await mirror.settled.wait()
-            filled()
+            for informer in self.informers.values():
+                await informer.settled.wait()
+            on_filled()
             tasks.create_task(self._metrics.follow_lag(), name="lag")
             for name, part in self._parts().items():
                 # a task of a follower's, too: kopf at its end cancels all that are younger than itself
@@ -248,8 +252,8 @@ class Operator:
         if not self._leading.is_set():
             await self._leading.wait()
             # a kind that is not there is no reason to wait
-            known = [mirror for mirror in self.mirrors.values() if not mirror.is_missing_kind]
-            await asyncio.gather(*(mirror.list_if_served() for mirror in known))
+            known = [informer for informer in self.informers.values() if not informer.is_missing_kind]
+            await asyncio.gather(*(informer.list_if_served() for informer in known))
         if secret := self.settings.token_secret:
             self._tokens.keys = await tokens.load(self._cluster, secret)
         self._works_since = self._clock()
@@ -259,7 +263,7 @@ class Operator:
     def relist_callbacks(self) -> dict[str, Callable[[], None]]:
         """What makes the GRPOJobs of a URL path be listed again."""
         return {
-            GRPOJOBS.path(namespace): self.mirrors[f"{GRPOJOBS.plural}/{namespace or '*'}"].want_list
+            GRPOJOBS.path(namespace): self.informers[f"{GRPOJOBS.plural}/{namespace or '*'}"].want_list
             for namespace in self.settings.namespaces or (None,)
         }
 
@@ -268,9 +272,9 @@ class Operator:
 
         The last LIST that was tried counts, unless it is `doubted`. kopf finds kinds by discovery, once.
         """
-        mirrors = [mirror for name, mirror in self.mirrors.items() if name.startswith(GRPOJOBS.plural)]
-        if doubted or all(mirror.not_served for mirror in mirrors):
-            await until_one_ends(*(asyncio.create_task(mirror.list_until_served()) for mirror in mirrors))
+        informers = [informer for name, informer in self.informers.items() if name.startswith(GRPOJOBS.plural)]
+        if doubted or all(informer.not_served for informer in informers):
+            await until_one_ends(*(asyncio.create_task(informer.list_until_served()) for informer in informers))
         backoff = Backoff()
         while not await self._discovered():
             await backoff.wait()
@@ -295,7 +299,7 @@ class Operator:
 
     def unready(self) -> str:
         """What is still missing before the first job can be worked on."""
-        waiting = [name for name, mirror in self.mirrors.items() if not mirror.settled.is_set()]
+        waiting = [name for name, informer in self.informers.items() if not informer.settled.is_set()]
         if waiting:
             return f"not listed yet: {', '.join(waiting)}"
         return "" if self.kopf_ready.is_set() else "kopf is starting"
@@ -315,7 +319,7 @@ class Operator:
         return metrics_server.last_update_times(self._watched(), self._clock(), self._wall())
 
     def _watched(self) -> dict[str, Informer[Any]]:
-        return self.mirrors | self.facts.informers()
+        return self.informers | self.facts.informers()
 
     def leads(self) -> dict[str, float]:
         """Return 1 if this operator works, else 0, as a metric without labels."""
@@ -361,28 +365,28 @@ async def tell_fence(cluster: HttpCluster, election: Election) -> None:
 Changed = Callable[[Iterable[ObjectKey]], None]
 
 
-def mirrors(
+def informers(
     cluster: Cluster,
     caches: Caches,
-    changed: Changed,
+    on_change: Changed,
     shared_changed: Changed,
     *,
     namespaces: Sequence[str],
     isolates: bool,
     resync: float,
 ) -> dict[str, Informer[Any]]:
-    """A mirror per kind and namespace, by `plural/namespace`; without namespaces of all as one, `*`.
+    """An informer per kind and namespace, by `plural/namespace`; without namespaces of all as one, `*`.
 
-    `changed` hears the GRPOJobs that a change concerns, `shared_changed` the namespaces whose jobs share what changed.
-    NetworkPolicies are mirrored by an operator that `isolates`.
+    `on_change` hears the GRPOJobs that a change concerns, `shared_changed` the namespaces whose jobs share what
+    changed. NetworkPolicies are mirrored by an operator that `isolates`.
     """
     by_name = f"metadata.name={NETWORK_POLICY}"
     kinds: list[tuple[Resource, str, Cache[Any], Changed]] = [
-        (JOBS, LABEL_JOB, caches.jobs, changed),
-        (PODS, LABEL_JOB, caches.pods, changed),
+        (JOBS, LABEL_JOB, caches.jobs, on_change),
+        (PODS, LABEL_JOB, caches.pods, on_change),
         (SERVICES, f"{LABEL_COMPONENT}={COMPONENT_RENDEZVOUS}", caches.services, shared_changed),
-        (WORKLOADS, LABEL_JOB, caches.workloads, changed),
-        (GRPOJOBS, "", caches.grpojobs, changed),
+        (WORKLOADS, LABEL_JOB, caches.workloads, on_change),
+        (GRPOJOBS, "", caches.grpojobs, on_change),
     ]
     if isolates:
         kinds.append((NETWORK_POLICIES, "", caches.network_policies, shared_changed))
@@ -393,8 +397,8 @@ def mirrors(
             fields = by_name if resource is NETWORK_POLICIES else ""
             selection = Selection(resource, namespace, labels, fields)
             optional = resource is WORKLOADS
-            mirror = Informer(cluster, selection, cache, hears, resync=resync, optional=optional)
-            made[f"{resource.plural}/{namespace or '*'}"] = mirror
+            informer = Informer(cluster, selection, cache, hears, resync=resync, optional=optional)
+            made[f"{resource.plural}/{namespace or '*'}"] = informer
     return made
 
 

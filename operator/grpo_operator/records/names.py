@@ -81,11 +81,11 @@ NETWORK_POLICY = "grpo-pods"
 """The NetworkPolicy of a namespace: what may reach the pods of its jobs."""
 
 
-def inheritable_metadata(found: Mapping[str, str] | None) -> dict[str, str]:
+def inheritable_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """Those of a GRPOJob's labels or annotations that its Jobs and pods get too."""
-    if found is None:
+    if metadata is None:
         return {}
-    return {key: value for key, value in found.items() if _is_inherited(key)}
+    return {key: value for key, value in metadata.items() if _is_inherited(key)}
 
 
 def _is_inherited(key: str) -> bool:

@@ -35,13 +35,13 @@ def content_without_status(spec: GRPOJobSpec | None) -> JobContent:
     return JobContent(spec, (), GRPOJobStatus())
 
 
-def with_queue_name(found: JobContent, queue: str) -> JobContent:
+def with_queue_name(content: JobContent, queue: str) -> JobContent:
     """The content with the LocalQueue that the label names where the spec names none: one place says it to all."""
-    spec = found.spec
+    spec = content.spec
     if spec is None or not queue or spec.placement.queue_name:
-        return found
+        return content
     placement = spec.placement.model_copy(update={"queue_name": queue})
-    return replace(found, spec=spec.model_copy(update={"placement": placement}))
+    return replace(content, spec=spec.model_copy(update={"placement": placement}))
 
 
 def typed_status(status: Fields) -> GRPOJobStatus:

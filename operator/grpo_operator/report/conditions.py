@@ -29,16 +29,20 @@ _TYPES = frozenset(ConditionType)
 """Others, which a newer version or somebody else wrote, stay as they are."""
 
 
-def conditions(seen: Observation, decision: Decision) -> list[Condition]:
+def conditions(observation: Observation, decision: Decision) -> list[Condition]:
     """What the decision states, observed now; the caller keeps the transition times of what does not change."""
-    stated = [*_STATEMENTS.get(decision.action, _going_on)(seen, decision), *_dropped(seen), *_readable(seen)]
+    stated = [
+        *_STATEMENTS.get(decision.action, _going_on)(observation, decision),
+        *_dropped(observation),
+        *_readable(observation),
+    ]
     found: list[Condition] = []
     for kind, true, reason, message in stated:
         condition = Condition(
             type=kind,
             status="True" if true else "False",
-            observed_generation=seen.job.generation,
-            last_transition_time=timestamp(seen.now),
+            observed_generation=observation.job.generation,
+            last_transition_time=timestamp(observation.now),
             reason=reason,
             message=truncate(message, MAX_MESSAGE),
         )
@@ -46,21 +50,21 @@ def conditions(seen: Observation, decision: Decision) -> list[Condition]:
     return found
 
 
-def _readable(seen: Observation) -> Iterator[Statement]:
+def _readable(observation: Observation) -> Iterator[Statement]:
     """An object that was set aside and can be read again, by a newer operator or after a change."""
-    if seen.job.condition(C.READABLE):
+    if observation.job.condition(C.READABLE):
         yield C.READABLE, True, Reason.READABLE, "this version of the operator can read the object"
 
 
-def _dropped(seen: Observation) -> Iterator[Statement]:
+def _dropped(observation: Observation) -> Iterator[Statement]:
     """What the run leaves out of its dataset, as rank 0 counted it. It stays true for the job's other attempts."""
-    metrics = seen.pull.progress.metrics if seen.pull else {}
+    metrics = observation.pull.progress.metrics if observation.pull else {}
     dropped = metrics.get(PROMPTS_DROPPED.key, 0.0)
     total = dropped + metrics.get(PROMPTS.key, 0.0)
     share = dropped / total if 0 < total <= MAX_COUNT else 0.0
-    if seen.job.spec is None or not WORTH_TELLING < share <= 1:
+    if observation.job.spec is None or not WORTH_TELLING < share <= 1:
         return
-    limit = seen.job.spec.training.max_prompt_length
+    limit = observation.job.spec.training.max_prompt_length
     message = (
         f"{dropped:.0f} of {total:.0f} prompts ({share:.1%}) have more than training.maxPromptLength {limit} "
         "tokens, chat template included, and are not trained on; if they matter, start a new job with a higher limit"
@@ -68,11 +72,11 @@ def _dropped(seen: Observation) -> Iterator[Statement]:
     yield C.PROMPTS_DROPPED, True, Reason.PROMPTS_TOO_LONG, message
 
 
-def _reject(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+def _reject(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
     yield C.ADMITTED, False, decision.reason, decision.message
 
 
-def _queue(seen: Observation, decision: Decision) -> Iterator[Statement]:
+def _queue(observation: Observation, decision: Decision) -> Iterator[Statement]:
     yield C.ADMITTED, False, decision.reason, decision.message
     if decision.plan:
         yield C.PLANNED, True, Reason.PLANNED, decision.plan.reason or "the plan is ready"
@@ -80,16 +84,16 @@ def _queue(seen: Observation, decision: Decision) -> Iterator[Statement]:
         yield C.PLANNED, False, decision.reason, decision.message
     yield C.SCHEDULED, False, decision.reason, decision.message
     yield C.RUNNING, False, decision.reason, decision.message
-    if seen.job.is_true(C.SUSPENDED):
+    if observation.job.is_true(C.SUSPENDED):
         yield C.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false again"
 
 
-def _commit(seen: Observation, decision: Decision) -> Iterator[Statement]:
-    number, plan = seen.job.status.attempt + 1, decision.plan
+def _commit(observation: Observation, decision: Decision) -> Iterator[Statement]:
+    number, plan = observation.job.status.attempt + 1, decision.plan
     plan_reason = plan.reason if plan else ""
     yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {number} was admitted"
     yield C.PLANNED, True, Reason.PLANNED, plan_reason or "the plan is ready"
-    yield C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.name, number)
+    yield C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(observation.job.name, number)
     if decision.ended:
         why = (
             f"attempt {number - 1} ended with {decision.ended.result}: {decision.ended.message}{_rolled_back(decision)}"
@@ -100,9 +104,9 @@ def _commit(seen: Observation, decision: Decision) -> Iterator[Statement]:
     else:
         yield C.RUNNING, False, Reason.STARTING, f"attempt {number} starts"
     yield C.SUSPENDED, False, Reason.NOT_SUSPENDED, "spec.suspend is false"
-    yield from _recovery(seen)
+    yield from _recovery(observation)
     # asked for is not fallen back to: an Adapter reference is a request, too
-    if plan and plan.method == "LoRA" and seen.job.spec and not seen.job.spec.is_adapter_requested:
+    if plan and plan.method == "LoRA" and observation.job.spec and not observation.job.spec.is_adapter_requested:
         message = "; ".join(plan.changes) or "no plan that trains all parameters fits, so a LoRA adapter is trained"
         yield C.TRAINS_ADAPTER_ONLY, True, Reason.ADAPTER_IF_NEEDED, message
 
@@ -123,8 +127,8 @@ def _replanned(decision: Decision) -> str:
     return f". Planned anew {decision.plan.changes[-1]}"
 
 
-def _recovery(seen: Observation) -> Iterator[Statement]:
-    spec = seen.job.spec
+def _recovery(observation: Observation) -> Iterator[Statement]:
+    spec = observation.job.spec
     if spec and spec.checkpoint.is_lasting:
         text = f"a restart resumes from the newest checkpoint, at most {spec.checkpoint.every_steps} steps back"
         yield C.RECOVERABLE, True, Reason.OBJECT_STORE if spec.checkpoint.store else Reason.SHARED_VOLUME, text
@@ -133,7 +137,7 @@ def _recovery(seen: Observation) -> Iterator[Statement]:
         yield C.RECOVERABLE, False, Reason.NO_CHECKPOINT_VOLUME, text
 
 
-def _suspend(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+def _suspend(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
     yield C.ADMITTED, False, decision.reason, decision.message
     yield C.SCHEDULED, False, decision.reason, decision.message
     yield C.RUNNING, False, decision.reason, decision.message
@@ -141,45 +145,45 @@ def _suspend(seen: Observation, decision: Decision) -> Iterator[Statement]:  # n
     yield C.SUSPENDED, True, decision.reason, decision.message
 
 
-def _release(seen: Observation, decision: Decision) -> Iterator[Statement]:
+def _release(observation: Observation, decision: Decision) -> Iterator[Statement]:
     yield C.ADMITTED, False, decision.reason, f"{decision.message}; the gang is queued again"
     yield C.SCHEDULED, False, decision.reason, decision.message
-    yield C.RUNNING, False, decision.reason, f"attempt {seen.job.status.attempt} was released"
+    yield C.RUNNING, False, decision.reason, f"attempt {observation.job.status.attempt} was released"
 
 
-def _succeed(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+def _succeed(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
     yield C.RUNNING, False, Reason.FINISHED, "training is done"
     yield C.DEGRADED, False, Reason.AS_EXPECTED, "training is done"
     yield C.SUCCEEDED, True, decision.reason, decision.message
 
 
-def _fail(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+def _fail(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
     yield C.RUNNING, False, Reason.FINISHED, "the job has failed"
     yield C.SUCCEEDED, False, decision.reason, decision.message
     yield C.FAILED, True, decision.reason, decision.message
 
 
-def _resolve(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+def _resolve(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
     yield C.ADMITTED, False, decision.reason, decision.message
 
 
-def _retry(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+def _retry(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
     for kind in (C.FAILED, C.SUCCEEDED, C.ADMITTED, C.SCHEDULED, C.RUNNING):
         yield kind, False, decision.reason, decision.message
     yield C.DEGRADED, False, Reason.AS_EXPECTED, decision.message
 
 
-def _going_on(seen: Observation, decision: Decision) -> Iterator[Statement]:
+def _going_on(observation: Observation, decision: Decision) -> Iterator[Statement]:
     """WAIT and START: nothing is decided, the pods tell how far the attempt is."""
-    if not seen.job.is_active:
-        yield from _unchanged(seen)
+    if not observation.job.is_active:
+        yield from _unchanged(observation)
         return
-    yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {seen.job.status.attempt} was admitted"
-    yield _scheduled(seen, decision)
+    yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {observation.job.status.attempt} was admitted"
+    yield _scheduled(observation, decision)
     if decision.reason == Reason.RESTART_BACKOFF:
         yield from _backing_off(decision)
     else:
-        yield from _running(seen, decision)
+        yield from _running(observation, decision)
 
 
 def _backing_off(decision: Decision) -> Iterator[Statement]:
@@ -188,22 +192,22 @@ def _backing_off(decision: Decision) -> Iterator[Statement]:
     yield C.DEGRADED, True, decision.reason, message
 
 
-def _unchanged(seen: Observation) -> Iterator[Statement]:
-    for known in seen.job.status.conditions:
+def _unchanged(observation: Observation) -> Iterator[Statement]:
+    for known in observation.job.status.conditions:
         if known.type in _TYPES:
             yield C(known.type), known.status == "True", known.reason, known.message
 
 
-def _scheduled(seen: Observation, decision: Decision) -> Statement:
-    if seen.is_gang_bound:
-        engines = f" and {seen.replicas} of {seen.replicas} engines" if seen.replicas else ""
-        message = f"{seen.job.nodes} of {seen.job.nodes} pods{engines} have a node"
+def _scheduled(observation: Observation, decision: Decision) -> Statement:
+    if observation.is_gang_bound:
+        engines = f" and {observation.replicas} of {observation.replicas} engines" if observation.replicas else ""
+        message = f"{observation.job.nodes} of {observation.job.nodes} pods{engines} have a node"
         return C.SCHEDULED, True, Reason.ALL_PODS_BOUND, message
     if decision.reason in (Reason.NAME_TAKEN, Reason.FAILED_CREATE):
         return C.SCHEDULED, False, decision.reason, decision.message
-    if why := unschedulable(seen):
-        return C.SCHEDULED, False, Reason.UNSCHEDULABLE, f"{count_bound(seen)} have a node: {why}"
-    return C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.name, seen.job.status.attempt)
+    if why := unschedulable(observation):
+        return C.SCHEDULED, False, Reason.UNSCHEDULABLE, f"{count_bound(observation)} have a node: {why}"
+    return C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(observation.job.name, observation.job.status.attempt)
 
 
 def _being_created(job: str, number: int) -> str:
@@ -211,19 +215,26 @@ def _being_created(job: str, number: int) -> str:
     return f"the pods of attempt {number} are being created (`kubectl describe job {child}` says what keeps them)"
 
 
-def _running(seen: Observation, decision: Decision) -> Iterator[Statement]:
-    number, known = seen.job.status.attempt, seen.job.condition(C.DEGRADED)
-    taken = decision.reason == Reason.NAME_TAKEN and seen.child is not None
+def _running(observation: Observation, decision: Decision) -> Iterator[Statement]:
+    number, known = observation.job.status.attempt, observation.job.condition(C.DEGRADED)
+    taken = decision.reason == Reason.NAME_TAKEN and observation.child is not None
     troubled = taken or decision.reason in (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN, Reason.INVALID_SPEC)
-    if seen.has_gang_started:
-        engines = f" and {len(seen.engines_up)} of {seen.replicas} engines" if seen.replicas else ""
-        yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, f"attempt {number} runs with {seen.job.nodes} pods{engines}"
+    if observation.has_gang_started:
+        engines = (
+            f" and {len(observation.engines_up)} of {observation.replicas} engines" if observation.replicas else ""
+        )
+        yield (
+            C.RUNNING,
+            True,
+            Reason.ALL_PODS_RUNNING,
+            f"attempt {number} runs with {observation.job.nodes} pods{engines}",
+        )
         # a new operator process has not heard of rank 0 yet either
-        unheard = seen.pull is None and known is not None and known.reason in _TOLD_BY_RANK_0
+        unheard = observation.pull is None and known is not None and known.reason in _TOLD_BY_RANK_0
         if not troubled and not unheard:
-            yield _as_told(seen)
+            yield _as_told(observation)
     else:
-        before = seen.job.condition(C.RUNNING)
+        before = observation.job.condition(C.RUNNING)
         if before and before.status == "False":
             yield C.RUNNING, False, before.reason, before.message
         else:
@@ -238,11 +249,11 @@ _TOLD_BY_RANK_0 = (Reason.PROGRESS_UNKNOWN, Reason.CHECKPOINT_NOT_WRITTEN)
 """Reasons of Degraded that only its answer, or its silence, can change."""
 
 
-def _as_told(seen: Observation) -> Statement:
+def _as_told(observation: Observation) -> Statement:
     """What rank 0 says of a gang whose training pods are all well, and what became of its engines."""
-    progress = seen.pull.progress if seen.pull else None
+    progress = observation.pull.progress if observation.pull else None
     if progress is None or not progress.checkpoint_problem:
-        if lost := lost_engines(seen):
+        if lost := lost_engines(observation):
             return C.DEGRADED, True, Reason.ENGINES_LOST, lost
         return C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
     back = progress.metrics.get(CHECKPOINT_STEP.key, 0.0)

@@ -79,9 +79,9 @@ def merge_start_event(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> d
     return {**later, "message": message, "firstTimestamp": earlier["firstTimestamp"]}
 
 
-def unreadable_event(about: Mapping[str, str], problem: str, now: float) -> dict[str, Any]:
+def unreadable_event(involved_object: Mapping[str, str], problem: str, now: float) -> dict[str, Any]:
     """A core/v1 Event on a GRPOJob (namespace, name, uid) whose conditions can't be written."""
-    return _event(about, "Warning", Reason.STATUS_UNREADABLE, unreadable_message(problem), now)
+    return _event(involved_object, "Warning", Reason.STATUS_UNREADABLE, unreadable_message(problem), now)
 
 
 def unreadable_message(problem: str) -> str:
@@ -89,12 +89,12 @@ def unreadable_message(problem: str) -> str:
     return f"this version of the operator can't read the object and leaves it alone: {problem}"
 
 
-def _event(about: Mapping[str, str], kind: str, reason: str, message: str, now: float) -> dict[str, Any]:
+def _event(involved_object: Mapping[str, str], kind: str, reason: str, message: str, now: float) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{about['name']}.", "namespace": about["namespace"]},
-        "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, **about},
+        "metadata": {"generateName": f"{involved_object['name']}.", "namespace": involved_object["namespace"]},
+        "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, **involved_object},
         "type": kind,
         "reason": reason,
         "message": message[:MAX_MESSAGE],

@@ -37,64 +37,64 @@ MAX_ETA = 10 * 365 * 86400
 """Seconds of the longest time to the end that is worth telling."""
 
 
-def report(seen: Observation, decision: Decision) -> dict[str, Any]:
+def report(observation: Observation, decision: Decision) -> dict[str, Any]:
     """Return the status fields that rank 0 and the pods reported. The last values stay when the pods are gone."""
-    if seen.job.is_finished:
-        return _final_pods(seen)
-    fields: dict[str, Any] = _revisions(seen) | _learned(seen, decision) | _checkpoint(seen)
-    if not seen.job.is_active or decision.action is Action.COMMIT:
+    if observation.job.is_finished:
+        return _final_pods(observation)
+    fields: dict[str, Any] = _revisions(observation) | _learned(observation, decision) | _checkpoint(observation)
+    if not observation.job.is_active or decision.action is Action.COMMIT:
         return fields
-    fields |= {"pods": _pods(seen)} if seen.pods else {}
-    if seen.pull:
-        fields |= progress_fields(seen.pull.progress, seen)
+    fields |= {"pods": _pods(observation)} if observation.pods else {}
+    if observation.pull:
+        fields |= progress_fields(observation.pull.progress, observation)
     if decision.action in (Action.SUCCEED, Action.FAIL) and decision.ended:
-        fields |= _last_words(fields, seen, decision.ended)
+        fields |= _last_words(fields, observation, decision.ended)
     if decision.action is Action.SUCCEED:
-        fields |= _export(seen)
+        fields |= _export(observation)
     return fields
 
 
-def _revisions(seen: Observation) -> dict[str, Any]:
+def _revisions(observation: Observation) -> dict[str, Any]:
     """What the attempt says that it is made of. A commit stays what the first attempt found: later ones are told it."""
-    revisions = dict(seen.pull.progress.revisions) if seen.pull else {}
-    for end in seen.terminations:
+    revisions = dict(observation.pull.progress.revisions) if observation.pull else {}
+    for end in observation.terminations:
         revisions |= end.outcome.revisions
     if not revisions:
         return {}
     data = {DATASET_FINGERPRINT: revisions[DATASET_FINGERPRINT]} if DATASET_FINGERPRINT in revisions else {}
-    return {"revisions": {**revisions, **(seen.job.status.revisions or {}), **data}}
+    return {"revisions": {**revisions, **(observation.job.status.revisions or {}), **data}}
 
 
-def _learned(seen: Observation, decision: Decision) -> dict[str, Any]:
+def _learned(observation: Observation, decision: Decision) -> dict[str, Any]:
     """What the attempt says of its model and links; a decision that answers want of memory tells of it, too."""
-    learned = learned_with_progress(seen)
-    before = seen.job.status.learned or Learned()
+    learned = learned_with_progress(observation)
+    before = observation.job.status.learned or Learned()
     if decision.learned or learned == before:
         return {}
     return {"learned": learned}
 
 
-def _checkpoint(seen: Observation) -> dict[str, Any]:
+def _checkpoint(observation: Observation) -> dict[str, Any]:
     """The newest checkpoint that the attempt reports. An attempt that trains without one began before the last."""
-    reported_checkpoints = [end.outcome.checkpoint for end in seen.terminations if end.reported]
-    if seen.pull:
-        reported_checkpoints.append(seen.pull.progress.checkpoint)
+    reported_checkpoints = [end.outcome.checkpoint for end in observation.terminations if end.reported]
+    if observation.pull:
+        reported_checkpoints.append(observation.pull.progress.checkpoint)
     checkpoints = [checkpoint for checkpoint in reported_checkpoints if checkpoint]
     if not checkpoints:
-        trains_without = seen.pull is not None and seen.pull.progress.stage == "Training"
-        return {"checkpoint": None} if trains_without and seen.job.status.checkpoint else {}
+        trains_without = observation.pull is not None and observation.pull.progress.stage == "Training"
+        return {"checkpoint": None} if trains_without and observation.job.status.checkpoint else {}
     newest = max(checkpoints, key=lambda checkpoint: checkpoint.step)
-    where = _lasting(newest.where, seen.job)
+    where = _lasting(newest.where, observation.job)
     kept = CheckpointStatus(step=newest.step, time=timestamp(newest.time), bytes=newest.bytes, where=where)
     return {"checkpoint": kept}
 
 
-def _export(seen: Observation) -> dict[str, Any]:
+def _export(observation: Observation) -> dict[str, Any]:
     """The exported model, of which one rank tells."""
-    for end in seen.terminations:
+    for end in observation.terminations:
         exported = end.outcome.export
         if end.has_succeeded and exported:
-            path = _lasting(exported.path, seen.job)
+            path = _lasting(exported.path, observation.job)
             return {"export": exported.model_copy(update={"path": path})}
     return {}
 
@@ -108,10 +108,10 @@ def _lasting(path: str, job: GRPOJobRecord) -> str:
     return truncate("pvc://" + "/".join(filter(None, (volume.claim_name, volume.sub_path, below))), MAX_WHERE)
 
 
-def _last_words(fields: dict[str, Any], seen: Observation, ended: Outcome) -> dict[str, Any]:
+def _last_words(fields: dict[str, Any], observation: Observation, outcome: Outcome) -> dict[str, Any]:
     """Progress and metrics as they are told with the end: newer than any pull."""
-    old = seen.job.status
-    outcomes = [ended, *(one.outcome for one in seen.terminations if one.reported)]
+    old = observation.job.status
+    outcomes = [outcome, *(one.outcome for one in observation.terminations if one.reported)]
     last = max(outcomes, key=lambda outcome: (outcome.step, bool(outcome.metrics), -outcome.rank))
     words: dict[str, Any] = {"progress": _complete(fields.get("progress") or old.progress, last)}
     if metrics := _metrics(last.metrics):
@@ -121,24 +121,24 @@ def _last_words(fields: dict[str, Any], seen: Observation, ended: Outcome) -> di
     return words
 
 
-def _final_pods(seen: Observation) -> dict[str, Any]:
+def _final_pods(observation: Observation) -> dict[str, Any]:
     """The pods of a finished job, until each has ended or is gone: nothing runs in a status that is final."""
-    now = {pod.name: _pod(pod) for pod in seen.pods}
-    now |= {pod.name: _engine(pod) for pod in seen.engine_pods}
-    final = [now.get(known.name, _gone(known)) for known in seen.job.status.pods]
-    return {"pods": final} if final != seen.job.status.pods else {}
+    now = {pod.name: _pod(pod) for pod in observation.pods}
+    now |= {pod.name: _engine(pod) for pod in observation.engine_pods}
+    final = [now.get(known.name, _gone(known)) for known in observation.job.status.pods]
+    return {"pods": final} if final != observation.job.status.pods else {}
 
 
 def _gone(pod: PodStatus) -> PodStatus:
     return pod if pod.phase in ENDED_PHASES else pod.model_copy(update={"phase": "Deleted"})
 
 
-def progress_fields(progress: Progress, seen: Observation) -> dict[str, Any]:
+def progress_fields(progress: Progress, observation: Observation) -> dict[str, Any]:
     """status.progress, .metrics and .memory from rank 0's progress."""
     fields: dict[str, Any] = {"progress": _progress(progress)}
     if metrics := _metrics(progress.metrics):
         fields["metrics"] = metrics
-    plan = seen.job.status.plan
+    plan = observation.job.status.plan
     if plan and plan.memory and (memory := memory_measurement(plan.memory, progress.memory)):
         fields["memory"] = memory
     return fields
@@ -245,9 +245,9 @@ def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStat
     )
 
 
-def _pods(seen: Observation) -> list[PodStatus]:
+def _pods(observation: Observation) -> list[PodStatus]:
     """The training pods, and of each engine the pod that counts."""
-    return [*map(_pod, seen.pods), *map(_engine, current_engine_pods(seen.engine_pods))][:MAX_SHOWN_PODS]
+    return [*map(_pod, observation.pods), *map(_engine, current_engine_pods(observation.engine_pods))][:MAX_SHOWN_PODS]
 
 
 def _engine(pod: PodRecord) -> PodStatus:

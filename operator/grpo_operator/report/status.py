@@ -46,27 +46,27 @@ _WAITING = RELEASES | {
 _RESTARTING = (Reason.RESTARTING, Reason.RESTART_BACKOFF)
 
 
-def build(seen: Observation, decision: Decision) -> GRPOJobStatus:
+def build(observation: Observation, decision: Decision) -> GRPOJobStatus:
     """The status after the decision has been carried out."""
-    old, action = seen.job.status, decision.action
-    fields: dict[str, Any] = {"observed_generation": seen.job.generation}
-    fields |= _attempt(seen, decision)
-    fields |= _end(seen, decision)
+    old, action = observation.job.status, decision.action
+    fields: dict[str, Any] = {"observed_generation": observation.job.generation}
+    fields |= _attempt(observation, decision)
+    fields |= _end(observation, decision)
     if action in (Action.SUCCEED, Action.FAIL):
-        fields["completion_time"] = timestamp(seen.now)
-    fields |= report(seen, decision)
-    fields |= _retry(seen, decision)
+        fields["completion_time"] = timestamp(observation.now)
+    fields |= report(observation, decision)
+    fields |= _retry(observation, decision)
     if action is Action.RESOLVE:
         fields |= {"resume_from": decision.resume_from, "plan": decision.plan, "revisions": decision.revisions}
-    found = _kept_times(old.conditions, conditions(seen, decision), seen.now)
+    found = _kept_times(old.conditions, conditions(observation, decision), observation.now)
     fields |= {"conditions": found, "phase": phase(found)}
     new = old.model_copy(update=fields)
-    return new.model_copy(update={"usage": account(seen, decision, new)})
+    return new.model_copy(update={"usage": account(observation, decision, new)})
 
 
-def _end(seen: Observation, decision: Decision) -> dict[str, Any]:
+def _end(observation: Observation, decision: Decision) -> dict[str, Any]:
     """How the current attempt ended, and what that means for those after it."""
-    old, action, outcome = seen.job.status, decision.action, decision.ended
+    old, action, outcome = observation.job.status, decision.action, decision.ended
     ends_attempt = outcome is not None or action is Action.RELEASE
     fields: dict[str, Any] = {}
     if action in (Action.SUSPEND, Action.RELEASE):
@@ -80,15 +80,15 @@ def _end(seen: Observation, decision: Decision) -> dict[str, Any]:
         attempt=old.attempt,
         reason=outcome.result if outcome else decision.reason,
         counted=decision.counted,
-        running_seconds=int(seen.running_seconds),
+        running_seconds=int(observation.running_seconds),
         node=decision.node,
-        end_time=timestamp(seen.now),
+        end_time=timestamp(observation.now),
     )
     fields["ends"] = [*old.ends, end][-MAX_ENDS:]
     if decision.learned:
         fields["learned"] = decision.learned
     if outcome:
-        fields["outcome"] = _kept(outcome, seen)
+        fields["outcome"] = _kept(outcome, observation)
     if outcome and action in (Action.COMMIT, Action.QUEUE):
         counter = "restarts" if decision.counted else "uncounted_restarts"
         fields[counter] = getattr(old, counter) + 1
@@ -97,10 +97,10 @@ def _end(seen: Observation, decision: Decision) -> dict[str, Any]:
     return fields
 
 
-def _retry(seen: Observation, decision: Decision) -> dict[str, Any]:
+def _retry(observation: Observation, decision: Decision) -> dict[str, Any]:
     """A retried job counts anew; a spec.retry that was raised when there was nothing to retry is only taken note of."""
-    job = seen.job
-    if job.spec is None or (seen.is_retry_requested and decision.action is not Action.RETRY):
+    job = observation.job
+    if job.spec is None or (observation.is_retry_requested and decision.action is not Action.RETRY):
         return {}
     fields: dict[str, Any] = {"retry": job.spec.retry}
     if decision.action is Action.RETRY:
@@ -112,39 +112,43 @@ def _retry(seen: Observation, decision: Decision) -> dict[str, Any]:
     return fields
 
 
-def _attempt(seen: Observation, decision: Decision) -> dict[str, Any]:
+def _attempt(observation: Observation, decision: Decision) -> dict[str, Any]:
     """Counter, plan and clock of the attempt."""
-    old, action = seen.job.status, decision.action
+    old, action = observation.job.status, decision.action
     if action is Action.COMMIT:
         return {
             "attempt": old.attempt + 1,
             "passed_over": None,
             "plan": decision.plan,
             "job_uid": None,
-            "start_time": old.start_time or timestamp(seen.now),
-            "attempt_start_time": timestamp(seen.now),
-            "active_seconds": int(seen.elapsed_seconds),
+            "start_time": old.start_time or timestamp(observation.now),
+            "attempt_start_time": timestamp(observation.now),
+            "active_seconds": int(observation.elapsed_seconds),
             "pods": [],
         }
     if action in _ENDS_ATTEMPT:
-        fields: dict[str, Any] = {"active_seconds": int(seen.elapsed_seconds), "attempt_start_time": None}
+        fields: dict[str, Any] = {"active_seconds": int(observation.elapsed_seconds), "attempt_start_time": None}
         if action is Action.QUEUE:
             fields["passed_over"] = decision.passed_over or None
         return fields
-    if seen.child is None or not seen.job.is_active:
+    if observation.child is None or not observation.job.is_active:
         return {}
-    return {"job_uid": seen.child.uid}
+    return {"job_uid": observation.child.uid}
 
 
-def _kept(outcome: Outcome, seen: Observation) -> Outcome:
+def _kept(outcome: Outcome, observation: Observation) -> Outcome:
     """The outcome with the attempt that it ended, if the trainer did not say it, and without what has no place here.
 
     Of a job on GPUs, status.usage has the account. JSON has no word for NaN and infinity: status.metrics tells them.
     status.export and status.checkpoint have these.
     """
-    fields: dict[str, Any] = {"attempt": outcome.attempt or seen.job.status.attempt, "export": None, "checkpoint": None}
+    fields: dict[str, Any] = {
+        "attempt": outcome.attempt or observation.job.status.attempt,
+        "export": None,
+        "checkpoint": None,
+    }
     fields["metrics"] = {key: value for key, value in outcome.metrics.items() if math.isfinite(value)}
-    if seen.job.spec and seen.job.spec.placement.accelerator == "GPU":
+    if observation.job.spec and observation.job.spec.placement.accelerator == "GPU":
         fields["account"] = None
     return outcome.model_copy(update=fields)
 
@@ -161,9 +165,9 @@ def _kept_times(old: list[Condition], new: list[Condition], now: float) -> list[
     return list(before.values())
 
 
-def phase(found: list[Condition]) -> Phase:
+def phase(conditions: list[Condition]) -> Phase:
     """One word for the printer column, from the conditions."""
-    by_type = {condition.type: condition for condition in found}
+    by_type = {condition.type: condition for condition in conditions}
 
     def true(kind: ConditionType) -> bool:
         return kind in by_type and by_type[kind].status == "True"

@@ -141,22 +141,22 @@ class AttemptTraces:
         self._version = version
         self._attempts: dict[ObjectKey, _Attempt] = {}
 
-    def record_observation(self, seen: Observation) -> None:
+    def record_observation(self, observation: Observation) -> None:
         """What a look shows of an attempt."""
-        job = seen.job
+        job = observation.job
         if not job.is_active:
             return
         attempt = self._of(job)
         number = attempt.admission
-        if attempt.bound is None and seen.is_gang_bound:
-            attempt.bound = max(attempt.admitted, seen.now)
+        if attempt.bound is None and observation.is_gang_bound:
+            attempt.bound = max(attempt.admitted, observation.now)
             self._tell(attempt, attempt.trace.span(traces.BOUND, attempt.admitted, attempt.bound, number=number))
-        if attempt.started is None and attempt.bound is not None and seen.has_gang_started:
-            attempt.started = max(attempt.bound, seen.now)
+        if attempt.started is None and attempt.bound is not None and observation.has_gang_started:
+            attempt.started = max(attempt.bound, observation.now)
             self._tell(attempt, attempt.trace.span(traces.STARTED, attempt.bound, attempt.started, number=number))
-        at = pull_time(seen)
-        if seen.pull and at is not None:
-            for span in attempt.rank0.report_spans(attempt.trace, seen.pull.progress, at, attempt.admitted):
+        at = pull_time(observation)
+        if observation.pull and at is not None:
+            for span in attempt.rank0.report_spans(attempt.trace, observation.pull.progress, at, attempt.admitted):
                 self._tell(attempt, span)
 
     def record_status(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:

@@ -28,29 +28,29 @@ _RESTS = (Action.SUSPEND, Action.SUCCEED, Action.FAIL, Action.REJECT)
 """After these the job is not to run."""
 
 
-def account(seen: Observation, decision: Decision, new: GRPOJobStatus) -> Usage | None:
+def account(observation: Observation, decision: Decision, new: GRPOJobStatus) -> Usage | None:
     """The usage of a job whose status is otherwise `new`; None for a job on CPUs."""
-    job, old = seen.job, seen.job.status.usage
+    job, old = observation.job, observation.job.status.usage
     if job.spec is None or job.spec.placement.accelerator != "GPU":
         return old
     starts_again = decision.action is Action.RETRY
     still_holds = old is not None and any(map(has_gpus, old.attempts))
     if job.is_finished and not starts_again and not still_holds:
         return old
-    before = old or Usage(as_of=timestamp(seen.now))
-    records = _ended(looked_at(seen, before.attempts, before.as_of), seen, decision)
-    fields: dict[str, Any] = {"as_of": _as_of(seen, before), "attempts": records}
-    fields |= _waiting(before, records, seen, decision)
-    fields["attempts"] = _committed(records, seen, decision, new)
+    before = old or Usage(as_of=timestamp(observation.now))
+    records = _ended(looked_at(observation, before.attempts, before.as_of), observation, decision)
+    fields: dict[str, Any] = {"as_of": _as_of(observation, before), "attempts": records}
+    fields |= _waiting(before, records, observation, decision)
+    fields["attempts"] = _committed(records, observation, decision, new)
     usage = _bounded(before.model_copy(update=fields))
     if old is not None and _news(old) == _news(usage) and new == job.status:
         return old
     return sum_states(usage)
 
 
-def _ended(records: list[AttemptUsage], seen: Observation, decision: Decision) -> list[AttemptUsage]:
+def _ended(records: list[AttemptUsage], observation: Observation, decision: Decision) -> list[AttemptUsage]:
     """The records; that of the current attempt with how it ended, if this decision ends it."""
-    if not records or records[-1].ended or not seen.job.is_active or decision.action not in _ENDS_ATTEMPT:
+    if not records or records[-1].ended or not observation.job.is_active or decision.action not in _ENDS_ATTEMPT:
         return records
     reason = str(decision.reason or decision.action)
     if decision.ended:
@@ -59,13 +59,13 @@ def _ended(records: list[AttemptUsage], seen: Observation, decision: Decision) -
 
 
 def _committed(
-    records: list[AttemptUsage], seen: Observation, decision: Decision, new: GRPOJobStatus
+    records: list[AttemptUsage], observation: Observation, decision: Decision, new: GRPOJobStatus
 ) -> list[AttemptUsage]:
     """The records, with one of the attempt that this decision commits, or that a former operator has."""
     plan = new.plan
     if plan is None or not plan.gpus or (records and records[-1].attempt >= new.attempt):
         return records
-    if decision.action is not Action.COMMIT and not seen.job.is_active:
+    if decision.action is not Action.COMMIT and not observation.job.is_active:
         return records
     fresh = AttemptUsage(
         attempt=new.attempt,
@@ -74,7 +74,7 @@ def _committed(
         gpu_product=plan.gpu_product,
         gpu_hour_price=plan.gpu_hour_price,
         engines=_of_engines(plan.engine),
-        start_time=new.attempt_start_time or timestamp(seen.now),
+        start_time=new.attempt_start_time or timestamp(observation.now),
     )
     return [*records, fresh]
 
@@ -91,11 +91,11 @@ def _of_engines(engine: EnginePlan | None) -> EngineUsage | None:
     )
 
 
-def _as_of(seen: Observation, before: Usage) -> str:
+def _as_of(observation: Observation, before: Usage) -> str:
     """Return the time of rank 0's last answer, since its report divides the time until then; without one, now."""
-    answers = seen.job.is_active and not seen.silence
-    answered_at = pull_time(seen) if answers else None
-    at = seen.now if answered_at is None else answered_at
+    answers = observation.job.is_active and not observation.silence
+    answered_at = pull_time(observation) if answers else None
+    at = observation.now if answered_at is None else answered_at
     return max(before.as_of, timestamp(at), key=_unix_seconds)
 
 
@@ -103,22 +103,24 @@ def _unix_seconds(text: str) -> float:
     return seconds(text) or 0.0
 
 
-def _waiting(before: Usage, records: list[AttemptUsage], seen: Observation, decision: Decision) -> dict[str, Any]:
+def _waiting(
+    before: Usage, records: list[AttemptUsage], observation: Observation, decision: Decision
+) -> dict[str, Any]:
     """Return how long the job has waited, and since when it waits."""
     queued, since = before.queued_seconds, seconds(before.waiting_since)
     known = _pods_by_name(before.attempts)
     pods = [pod for record in records for pod in record.all_pods]
-    first_bound = _first_bound(pods, known, seen.now)
+    first_bound = _first_bound(pods, known, observation.now)
     # The wait ends when the first pod gets its node, which may be before this observation.
     if since is not None and first_bound is not None:
         queued += max(0.0, first_bound - since)
         since = None
-    waits = _to_run(seen, decision) and not any(map(has_gpus, records))
+    waits = _to_run(observation, decision) and not any(map(has_gpus, records))
     if since is not None and not waits:
-        queued += max(0.0, seen.now - since)
+        queued += max(0.0, observation.now - since)
         since = None
     if since is None and waits:
-        since = min(seen.now, _last_end(pods, known, seen.now))
+        since = min(observation.now, _last_end(pods, known, observation.now))
     return {"queued_seconds": round(queued, 3), "waiting_since": None if since is None else timestamp(since)}
 
 
@@ -151,11 +153,11 @@ def _last_end(pods: Sequence[PodTime], known: Mapping[str, PodTime], now: float)
     return max(ends, default=now)
 
 
-def _to_run(seen: Observation, decision: Decision) -> bool:
+def _to_run(observation: Observation, decision: Decision) -> bool:
     """True if the job is to run, now or as soon as it can."""
     if decision.action in _RESTS:
         return False
-    return not seen.job.is_finished or decision.action is Action.RETRY
+    return not observation.job.is_finished or decision.action is Action.RETRY
 
 
 def _end(pod: PodTime) -> float:
@@ -194,20 +196,20 @@ LATE_SECONDS = 10.0
 """Longest time from a container's end until its kubelet reports it; until then the pod counts as holding its GPUs."""
 
 
-def looked_at(seen: Observation, records: Sequence[AttemptUsage], as_of: str) -> list[AttemptUsage]:
+def looked_at(observation: Observation, records: Sequence[AttemptUsage], as_of: str) -> list[AttemptUsage]:
     """The records after a look; `as_of` is the moment until which they were counted."""
-    mine = _sorted(seen, records)
-    return [_looked_at(seen, record, pods, as_of) for record, pods in zip(records, mine, strict=True)]
+    mine = _sorted(observation, records)
+    return [_looked_at(observation, record, pods, as_of) for record, pods in zip(records, mine, strict=True)]
 
 
-def _looked_at(seen: Observation, record: AttemptUsage, pods: Collection[PodRecord], as_of: str) -> AttemptUsage:
+def _looked_at(observation: Observation, record: AttemptUsage, pods: Collection[PodRecord], as_of: str) -> AttemptUsage:
     """One record after a look at these of its pods, those of its engines among them."""
     trains = [pod for pod in pods if not pod.engine]
-    found = _heard(seen, _timed(seen, record, record, trains, as_of), trains)
+    found = _heard(observation, _timed(observation, record, record, trains, as_of), trains)
     if record.engines is None:
         return found
     serves = [pod for pod in pods if pod.engine]
-    return found.model_copy(update={"engines": _timed(seen, record, record.engines, serves, as_of)})
+    return found.model_copy(update={"engines": _timed(observation, record, record.engines, serves, as_of)})
 
 
 def has_gpus(record: AttemptUsage) -> bool:
@@ -215,17 +217,17 @@ def has_gpus(record: AttemptUsage) -> bool:
     return any(pod.seconds is None for pod in record.all_pods)
 
 
-def _sorted(seen: Observation, records: Sequence[AttemptUsage]) -> list[list[PodRecord]]:
+def _sorted(observation: Observation, records: Sequence[AttemptUsage]) -> list[list[PodRecord]]:
     """The bound pods of each record. Labels are hints: a pod that was not known counts only as its Job's."""
     by_name: dict[str, int] = {}
     latest: dict[int, int] = {}
     for index, record in enumerate(records):
         latest[record.attempt] = index
         by_name.update({pod.name: index for pod in record.all_pods})
-    current = (*seen.pods, *seen.engine_pods)
-    own = {child.uid for child in seen.earlier_jobs} | {pod.controller_uid for pod in current}
+    current = (*observation.pods, *observation.engine_pods)
+    own = {child.uid for child in observation.earlier_jobs} | {pod.controller_uid for pod in current}
     found: list[list[PodRecord]] = [[] for _ in records]
-    for pod in (*current, *seen.earlier_pods, *seen.deleted_pods):
+    for pod in (*current, *observation.earlier_pods, *observation.deleted_pods):
         known = pod.name in by_name or pod.controller_uid in own
         place = by_name.get(pod.name, latest.get(pod.attempt))
         if pod.node and known and place is not None and len(found[place]) < MAX_PODS:
@@ -233,47 +235,49 @@ def _sorted(seen: Observation, records: Sequence[AttemptUsage]) -> list[list[Pod
     return found
 
 
-def _timed(seen: Observation, record: AttemptUsage, held: Held, pods: Collection[PodRecord], as_of: str) -> Held:
+def _timed(observation: Observation, record: AttemptUsage, held: Held, pods: Collection[PodRecord], as_of: str) -> Held:
     """What a role of the record's attempt held, with the times of its pods; of those that have ended and are gone only
     their sum is left."""
     before = {pod.name: pod for pod in held.pods}
     visible = {pod.name for pod in pods}
     lost = [pod for name, pod in before.items() if name not in visible]
     gone = held.gone_seconds + sum(pod.seconds for pod in lost if pod.seconds is not None)
-    now = [_pod_time(seen, record, pod, before.get(pod.name), as_of) for pod in pods]
-    now += [_closed(seen, record, pod, as_of) for pod in lost if pod.seconds is None]
+    now = [_pod_time(observation, record, pod, before.get(pod.name), as_of) for pod in pods]
+    now += [_closed(observation, record, pod, as_of) for pod in lost if pod.seconds is None]
     return held.model_copy(update={"pods": sorted(now, key=lambda pod: pod.name), "gone_seconds": round(gone, 3)})
 
 
-def _pod_time(seen: Observation, record: AttemptUsage, pod: PodRecord, known: PodTime | None, as_of: str) -> PodTime:
+def _pod_time(
+    observation: Observation, record: AttemptUsage, pod: PodRecord, known: PodTime | None, as_of: str
+) -> PodTime:
     if known and known.seconds is not None:
         return known
-    start = seconds(record.start_time) or seen.now
+    start = seconds(record.start_time) or observation.now
     found = known
     if found is None:
-        bound_at = _within(pod.bound_at or seen.now, start, seen.now)
+        bound_at = _within(pod.bound_at or observation.now, start, observation.now)
         found = PodTime(name=pod.name, bound_time=timestamp(bound_at))
     if pod.end is None and pod.phase not in ENDED_PHASES:
         return found
     held = pod.termination.held_seconds if pod.termination else None
     if held is None:
-        return _closed(seen, record, found, as_of if known else found.bound_time)
+        return _closed(observation, record, found, as_of if known else found.bound_time)
     # A duration below what was counted until now is implausible, unless the kubelet's delay explains it.
     least = pod_seconds(known, as_of) if known else 0.0
     if held < least - LATE_SECONDS:
         held = least
-    return _lasted(found, min(held, max(least, seen.now - start)))
+    return _lasted(found, min(held, max(least, observation.now - start)))
 
 
-def _closed(seen: Observation, record: AttemptUsage, pod: PodTime, as_of: str) -> PodTime:
+def _closed(observation: Observation, record: AttemptUsage, pod: PodTime, as_of: str) -> PodTime:
     """Return a pod's time up to the end of its Job, since its own end is not known.
 
     That end is clipped to the time between `as_of`, until which the pod was counted, and now.
     """
-    bound_at = seconds(pod.bound_time) or seen.now
-    job_ended_at = _job_end(seen, record.attempt) or seen.now
+    bound_at = seconds(pod.bound_time) or observation.now
+    job_ended_at = _job_end(observation, record.attempt) or observation.now
     counted_until = seconds(as_of) or 0.0
-    ended_at = _within(job_ended_at, counted_until, seen.now)
+    ended_at = _within(job_ended_at, counted_until, observation.now)
     return _lasted(pod, max(0.0, ended_at - bound_at))
 
 
@@ -281,18 +285,18 @@ def _lasted(pod: PodTime, spent: float) -> PodTime:
     return pod.model_copy(update={"seconds": round(spent, 3)})
 
 
-def _job_end(seen: Observation, attempt: int) -> Reported | None:
+def _job_end(observation: Observation, attempt: int) -> Reported | None:
     """Return when the attempt's Job ended, which its pods did before; None while that is not known."""
-    jobs = list(seen.earlier_jobs)
-    if seen.child:
-        jobs.append(seen.child)
+    jobs = list(observation.earlier_jobs)
+    if observation.child:
+        jobs.append(observation.child)
     for job in jobs:
         if job.attempt == attempt and not is_engines_job(job.name):
             return job.ended_at
     return None
 
 
-def _heard(seen: Observation, record: AttemptUsage, pods: Collection[PodRecord]) -> AttemptUsage:
+def _heard(observation: Observation, record: AttemptUsage, pods: Collection[PodRecord]) -> AttemptUsage:
     """Return the record with the times that rank 0 reported; of several reports the longest counts as the latest."""
     ranks0 = [pod for pod in pods if pod.index == 0]
     for rank0 in ranks0:
@@ -300,7 +304,7 @@ def _heard(seen: Observation, record: AttemptUsage, pods: Collection[PodRecord])
             record = _with_end(record, rank0.termination)
     names = {rank0.name for rank0 in ranks0}
     known = next((pod for pod in record.pods if pod.name in names), None)
-    return record if known is None else _with_pull(seen, record, known)
+    return record if known is None else _with_pull(observation, record, known)
 
 
 def _with_end(record: AttemptUsage, end: PodTermination) -> AttemptUsage:
@@ -312,11 +316,11 @@ def _with_end(record: AttemptUsage, end: PodTermination) -> AttemptUsage:
     return record.model_copy(update={"lead_seconds": round(end.held_seconds - end.ran_seconds, 3)})
 
 
-def _with_pull(seen: Observation, record: AttemptUsage, rank0: PodTime) -> AttemptUsage:
+def _with_pull(observation: Observation, record: AttemptUsage, rank0: PodTime) -> AttemptUsage:
     """Return the record with the times of rank 0's last answer, if that is of this attempt."""
-    at = pull_time(seen)
-    account = seen.pull.progress.account if seen.pull else None
-    is_current = record.attempt == seen.job.status.attempt and not record.ended
+    at = pull_time(observation)
+    account = observation.pull.progress.account if observation.pull else None
+    is_current = record.attempt == observation.job.status.attempt and not record.ended
     if at is None or account is None or not is_current:
         return record
     begun_at = seconds(record.start_time) or 0.0
@@ -333,9 +337,9 @@ def _with_pull(seen: Observation, record: AttemptUsage, rank0: PodTime) -> Attem
     return record.model_copy(update={"lead_seconds": round(lead, 3)})
 
 
-def pull_time(seen: Observation) -> float | None:
+def pull_time(observation: Observation) -> float | None:
     """Return the unix time of rank 0's last answer, by the operator's clock; None before the first answer."""
-    return seen.now - max(0.0, seen.at - seen.pull.at) if seen.pull else None
+    return observation.now - max(0.0, observation.at - observation.pull.at) if observation.pull else None
 
 
 def _with_account(record: AttemptUsage, account: Account) -> AttemptUsage:

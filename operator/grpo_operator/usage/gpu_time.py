@@ -38,9 +38,9 @@ def merge_oldest(usage: Usage, count: int) -> Usage:
     return usage.model_copy(update={"attempts": usage.attempts[count:], "earlier": earlier})
 
 
-def _added(sums: UsageSum, record: AttemptUsage, kept: Clock, as_of: str) -> UsageSum:
+def _added(sums: UsageSum, record: AttemptUsage, clock: Clock, as_of: str) -> UsageSum:
     """The sums with one attempt: its gang's GPUs and its engines', each at their price."""
-    part = divide_by_state(record, kept, as_of)
+    part = divide_by_state(record, clock, as_of)
     total, cost = sums.gpu_seconds.plus(part), _added_cost(sums.cost, record, part)
     if record.engines:
         theirs = apportion(record.engines, part, as_of)
@@ -85,11 +85,11 @@ def kept_clocks(records: Sequence[AttemptUsage]) -> list[Clock]:
     return kept
 
 
-def divide_by_state(record: AttemptUsage, kept: Clock, as_of: str) -> GPUSeconds:
+def divide_by_state(record: AttemptUsage, clock: Clock, as_of: str) -> GPUSeconds:
     """One attempt's GPU-seconds by state. Rank 0's clock divides the time that its gang held GPUs, and no more."""
     wall = held_seconds(record, as_of) / record.nodes
     spent_on = _parts(record.clock)
-    safe = _parts(kept)
+    safe = _parts(clock)
     spent_on = {part: max(spent, safe[part]) for part, spent in spent_on.items()}
     spent = sum(spent_on.values())
     if spent > wall:  # nobody can have worked longer than that: an impossible clock is taken as proportions
