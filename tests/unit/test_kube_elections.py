@@ -23,6 +23,9 @@ from tests.virtual_time import virtually
 
 TERMS = Terms(10.0)
 
+LEASES: Any = None
+"""The store holds one object, so it does not look at the resource."""
+
 
 class Store:
     """The API server's Lease; what happens to a request is drawn: it arrives late or never, its answer gets lost."""
@@ -109,7 +112,7 @@ class Candidate:
     async def look(self, now: float) -> None:
         with contextlib.suppress(Unavailable):  # lost, as drawn: the candidate goes on knowing what it knew
             try:
-                self.one.record_lease(lease_of(await self.store.get(None, "", "")), now)  # type: ignore[arg-type]
+                self.one.record_lease(lease_of(await self.store.get(LEASES, "", "")), now)
             except NotFound:
                 self.one.record_lease(None, now)
 
@@ -118,7 +121,8 @@ class Candidate:
         body = {"metadata": {"resourceVersion": lease.version}, "spec": lease.spec}
         with contextlib.suppress(Unavailable):  # lost, as drawn: whether it was written shows in a later look
             try:
-                send = self.store.replace(None, "", "", body) if lease.version else self.store.create(None, "", body)  # type: ignore[arg-type]
+                create, replace = self.store.create, self.store.replace
+                send = replace(LEASES, "", "", body) if lease.version else create(LEASES, "", body)
                 self.one.record_write(lease_of(await send), now, now + late)
             except (Conflict, AlreadyExists, NotFound):
                 await self.look(now)

@@ -134,7 +134,8 @@ async def _watched(listed: list[Any], events: list[Any]) -> None:
     caches = Caches()
     script = Stream([*listed, clean(1)], [*events, ("ADDED", clean(2))])
     told: list[ObjectKey] = []
-    mirror = Informer(script, Selection(PODS), caches.pods, told.extend, resync=60, backoff=Backoff(0.01, 0.02))  # type: ignore[arg-type]
+    backoff, selection = Backoff(0.01, 0.02), Selection(PODS)
+    mirror = Informer(script, selection, caches.pods, told.extend, resync=60, backoff=backoff)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     await asyncio.wait_for(script.shown.wait(), 20)
     assert not task.done()
@@ -252,7 +253,8 @@ class Torn:
 async def test_a_list_that_breaks_off_begins_anew_and_is_never_half(times: int, error: Exception) -> None:
     caches, torn = Caches(), Torn(times, error)
     told: set[ObjectKey] = set()
-    mirror = Informer(torn, Selection(PODS), caches.pods, told.update, resync=60, backoff=Backoff(0.001, 0.002))  # type: ignore[arg-type]
+    backoff, selection = Backoff(0.001, 0.002), Selection(PODS)
+    mirror = Informer(torn, selection, caches.pods, told.update, resync=60, backoff=backoff)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     await asyncio.wait_for(mirror.settled.wait(), 20)
     task.cancel()
@@ -263,7 +265,8 @@ async def test_a_list_that_breaks_off_begins_anew_and_is_never_half(times: int, 
 async def test_a_refusal_settles_a_mirror_and_is_told_until_it_is_over() -> None:
     caches, torn = Caches(), Torn(2, Denied("403 forbidden"))
     backoff, selection = Backoff(0.05, 0.1), Selection(GRPOJOBS, KEY.namespace)
-    mirror = Informer(torn, selection, caches.pods, lambda _: None, resync=60, backoff=backoff)  # type: ignore[arg-type]
+    changed: set[ObjectKey] = set()
+    mirror = Informer(torn, selection, caches.pods, changed.update, resync=60, backoff=backoff)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     await asyncio.wait_for(mirror.settled.wait(), 20)
     assert "forbidden" in mirror.not_served

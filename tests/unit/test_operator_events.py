@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,6 +44,11 @@ class Server:
         return body
 
 
+def _counting(counts: Counter[str]) -> Callable[[str], None]:
+    """Return a function that counts results."""
+    return lambda result: counts.update([result])
+
+
 def told(recorder: EventRecorder, name: str, number: int) -> None:
     """Records that a condition of the job has changed."""
     new = Condition(type="Running", status="True", reason=f"Number{number}", last_transition_time=at(0))
@@ -55,7 +61,8 @@ async def sent(
 ) -> tuple[Server, Counter[str]]:
     """Records an event of each of these jobs in turn, so many seconds apart, and gives them time to arrive."""
     counts: Counter[str] = Counter()
-    recorder = EventRecorder(server, merge_start_event, lambda: busy, lambda result: counts.update([result]))  # type: ignore[arg-type]
+    count = _counting(counts)
+    recorder = EventRecorder(server, merge_start_event, lambda: busy, count)  # type: ignore[arg-type]
     running = asyncio.create_task(recorder.run())
     for number, job in enumerate(jobs):
         told(recorder, f"job-{job}", number)
@@ -121,7 +128,8 @@ class Kept:
 async def started(*, busy: bool, gap: float) -> tuple[list[Any], Counter[str]]:
     """What arrives of a job that is admitted, runs so many seconds later, and then fails."""
     server, counts = Kept(), Counter[str]()
-    recorder = EventRecorder(server, merge_start_event, lambda: busy, lambda result: counts.update([result]))  # type: ignore[arg-type]
+    count = _counting(counts)
+    recorder = EventRecorder(server, merge_start_event, lambda: busy, count)  # type: ignore[arg-type]
     running, job = asyncio.create_task(recorder.run()), make_job()
     for number, (kind, reason) in enumerate(
         [("Admitted", "Admitted"), ("Running", "AllPodsRunning"), ("Failed", "BadInput")]

@@ -295,7 +295,9 @@ def test_others_run_between_two_slices_of_a_page() -> None:
 
         running = asyncio.create_task(other())
         with caches.pods.relist() as listing:
-            listing.finish(await each_listed(Paged(), Selection(caches.pods.resource), listing.begin, take))  # type: ignore[arg-type]
+            selection = Selection(caches.pods.resource)
+            versions = await each_listed(Paged(), selection, listing.begin, take)  # type: ignore[arg-type]
+            listing.finish(versions)
         running.cancel()
         return turns, len(caches.pods)
 

@@ -207,7 +207,8 @@ class Script:
 
 async def mirrored(script: Script, until_watches: int) -> tuple[Cache[PodRecord], list[ObjectKey]]:
     cache, changed = pods(), list[ObjectKey]()
-    mirror = Informer(script, Selection(PODS), cache, changed.extend, resync=60, backoff=Backoff(0.01, 0.02))  # type: ignore[arg-type]
+    backoff, selection = Backoff(0.01, 0.02), Selection(PODS)
+    mirror = Informer(script, selection, cache, changed.extend, resync=60, backoff=backoff)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     for _ in range(500):
         await asyncio.sleep(0.01)

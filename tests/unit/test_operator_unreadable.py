@@ -54,7 +54,8 @@ async def test_a_status_of_a_newer_version_is_told_by_its_conditions_alone() -> 
 
 async def test_where_not_even_conditions_can_be_written_an_event_tells() -> None:
     cluster = Recorded(deny=Denied)
-    await QuarantineReporter(cluster, Caches().quarantine, lambda: NOW).report(newer(), "status.phase: unknown")  # type: ignore[arg-type]
+    reporter = QuarantineReporter(cluster, Caches().quarantine, lambda: NOW)  # type: ignore[arg-type]
+    await reporter.report(newer(), "status.phase: unknown")
     ((namespace, event),) = cluster.events
     assert (namespace, event["involvedObject"]["name"], event["reason"]) == (*KEY, "StatusUnreadable")
     assert "status.phase: unknown" in event["message"]

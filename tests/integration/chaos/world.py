@@ -3,6 +3,7 @@
 Everything here goes directly to the API server; only the operators' way leads through the proxy.
 """
 
+import functools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class World:
             self.client.request("POST", "/api/v1/namespaces", {"metadata": {"name": team}})
         for team in TEAMS:
             path = f"/api/v1/namespaces/{team}/serviceaccounts/default"
-            until(f"{team}'s service account", lambda path=path: self.client.get(path), TEST_SECONDS)  # type: ignore[misc]
+            until(f"{team}'s service account", functools.partial(self.client.get, path), TEST_SECONDS)
 
     def add_node(self, name: str) -> None:
         """A node that only pretends; it is Ready a moment later."""

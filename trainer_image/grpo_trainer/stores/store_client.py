@@ -149,7 +149,7 @@ class Store:
         """Delete objects; one that is gone already is no matter."""
         for begin in range(0, len(keys), DELETED_AT_ONCE):
             some = keys[begin : begin + DELETED_AT_ONCE]
-            self._ask(f"delete {some[0]} and {len(some) - 1} more", lambda some=some: self._delete(some))  # type: ignore[misc]
+            self._ask(f"delete {some[0]} and {len(some) - 1} more", partial(self._delete, some))
 
     def _delete(self, keys: Sequence[str]) -> None:
         try:
