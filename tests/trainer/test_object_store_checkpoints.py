@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from obstore.store import MemoryStore
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV, RESUME_STORE_ENV
@@ -14,7 +15,9 @@ from grpo_trainer.checkpoints import store_checkpoints
 from grpo_trainer.checkpoints.checkpoint_target import address_of
 from grpo_trainer.checkpoints.volume_checkpoints import read_manifest, sealed_at
 from grpo_trainer.runtime.errors import BadInput, Diverged, Preempted
+from grpo_trainer.stores import store_client
 from grpo_trainer.stores.run_store import SAVE_WAIT
+from grpo_trainer.stores.store_client import Store
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import runs
@@ -52,6 +55,27 @@ def test_a_checkpoint_comes_back_whole_and_leaves_no_copy(proxy: StoreProxy, tmp
     save(again, second, 5)
     assert not list(tmp_path.glob("disk-2/demo-0/*/checkpoint-*"))
     assert brought(plan(proxy.url, tmp_path, 3)) == tmp_path / "disk-3" / "demo-0" / "attempt-2" / "checkpoint-5"
+
+
+def test_a_file_that_changes_on_the_disk_after_its_upload_does_not_damage_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, put = MemoryStore(), Store.put
+    monkeypatch.setattr(store_client, "from_url", lambda *_, **__: backend)
+    first = plan("https://store", tmp_path, 1)
+    seal, _ = started(first)
+
+    def put_and_spoil(store: Store, key: str, data: bytes) -> None:
+        put(store, key, data)
+        for path in tmp_path.glob("disk-1/**/checkpoint-4/model.safetensors"):
+            path.write_bytes(b"x" * path.stat().st_size)
+
+    files = {"model.safetensors": b"model"}
+    monkeypatch.setattr(Store, "put", put_and_spoil)
+    save(seal, first, 4, files)
+    found = brought(plan("https://store", tmp_path, 2), files=files)
+    assert found is not None
+    assert found.name == "checkpoint-4"
 
 
 def test_a_storm_costs_a_checkpoint_and_no_step(proxy: StoreProxy, tmp_path: Path) -> None:
