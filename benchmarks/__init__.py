@@ -1,1 +1,2 @@
-"""Measurements for people, with tables on standard output. `python -m benchmarks` lists them and runs one."""
+"""Measurements for people, with tables on standard output. `python -m benchmarks` lists them and
+runs one."""

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -9,14 +10,19 @@ FOLDER = Path(__file__).parent
 
 
 def benchmarks() -> dict[str, str]:
-    """Return the first line of each benchmark's docstring by name. A benchmark is a module with a function `main`."""
+    """Return the first sentence of each benchmark's docstring by name. A benchmark is a module with
+    a function `main`."""
     found = {}
     for path in sorted(FOLDER.glob("*.py")):
         # Read and not imported: some import torch, and a list should come at once.
         module = ast.parse(path.read_text(encoding="utf-8"))
-        functions = {statement.name for statement in module.body if isinstance(statement, ast.FunctionDef)}
+        functions = {
+            statement.name for statement in module.body if isinstance(statement, ast.FunctionDef)
+        }
         if "main" in functions and path != Path(__file__):
-            found[path.stem] = (ast.get_docstring(module) or "").partition("\n")[0]
+            first_paragraph = (ast.get_docstring(module) or "").partition("\n\n")[0]
+            first_sentence, *_ = re.split(r"(?<=\.)\s", first_paragraph)
+            found[path.stem] = " ".join(first_sentence.split())
     return found
 
 
@@ -31,7 +37,10 @@ def main() -> int:
     if name not in ("", "-h", "--help"):
         sys.stderr.write(f"there is no benchmark {name}: `python -m benchmarks` lists them\n")
         return 2
-    print("python -m benchmarks NAME [options], or make bench NAME=… OPTIONS=…; NAME --help shows the options\n")
+    print(
+        "python -m benchmarks NAME [options], or make bench NAME=… OPTIONS=…; NAME --help shows "
+        "the options\n"
+    )
     for benchmark, summary in known.items():
         print(f"  {benchmark:17} {summary}")
     return 0

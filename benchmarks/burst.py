@@ -2,10 +2,10 @@
 
     python -m benchmarks burst [--singles 20] [--bursts 3] [--jobs 200] [--fails] [--gpus]
 
-One job of four pods, and a burst of jobs of two pods, in all the ways of burst_kinds.py, interleaved in one run on one
-API level cluster with kwok nodes, so that a noisy machine disturbs all alike. With `--fails` all pods of a burst fail
-at once, and it ends when those of the next attempts exist. Prints tables. Never part of the tests; the goals are in
-docs/architecture.md.
+One job of four pods, and a burst of jobs of two pods, in all the ways of burst_kinds.py,
+interleaved in one run on one API level cluster with kwok nodes, so that a noisy machine disturbs
+all alike. With `--fails` all pods of a burst fail at once, and it ends when those of the next
+attempts exist. Prints tables. Never part of the tests; the goals are in docs/architecture.md.
 """
 
 import argparse
@@ -46,15 +46,17 @@ QUIET = 0.15
 class Bench:
     """A cluster, an operator beside it, and a client."""
 
-    def __init__(self, cluster: Cluster, client: HttpCluster, operator: subprocess.Popen[bytes], port: int) -> None:
+    def __init__(
+        self, cluster: Cluster, client: HttpCluster, operator: subprocess.Popen[bytes], port: int
+    ) -> None:
         self.cluster, self.client, self.operator, self.port = cluster, client, operator, port
         self._number = 0
         self._idle: dict[str, float] = {}
         """CPU seconds a second while nobody asks for anything."""
 
     async def round(self, kind: Kind, failing: Kind | None, jobs: int, pods: int) -> None:
-        """Creates the jobs, waits for their pods, and notes wall and CPU seconds; so again, after all pods have failed,
-        for the next attempts, where that is wanted; and clears up."""
+        """Creates the jobs, waits for their pods, and notes wall and CPU seconds; so again, after
+        all pods have failed, for the next attempts, where that is wanted; and clears up."""
         self._number += 1
         mark = f"r{self._number}"
         async with kind.beside(self.client):
@@ -84,13 +86,17 @@ class Bench:
         created, ran = (at - began for at in seen.result())
         await asyncio.sleep(SETTLE)
         took = time.perf_counter() - began
-        used = {role: (at - cpu[role] - took * self._idle[role]) / jobs for role, at in self.cpu().items()}
+        used = {
+            role: (at - cpu[role] - took * self._idle[role]) / jobs
+            for role, at in self.cpu().items()
+        }
         if not kind.operated:
             del used["operator"]
         kind.walls.append(created)
         kind.parts.append(used)
         print(f"  {kind.name:10} {jobs:4} x {pods}, attempt {attempt}: all pods {created:7.3f} s, "
-              f"running {ran:7.3f} s, CPU {kind.cpus[-1] * 1000:6.1f} ms per job", flush=True)  # fmt: skip
+              f"running {ran:7.3f} s, CPU {kind.cpus[-1] * 1000:6.1f} ms per job",
+              flush=True)  # fmt: skip
 
     async def _pods(self, mark: str, attempt: int, count: int) -> tuple[float, float]:
         """When the last of `count` pods of an attempt existed, and when the last of them ran."""
@@ -119,7 +125,9 @@ class Bench:
     async def _watched(self, mark: str) -> AsyncIterator[Object]:
         """The pods of a mark, each as often as it changes."""
         while True:
-            async for _, pod in self.client.watch(Selection(PODS, NAMESPACE, f"{ROUND}={mark}"), 0, 600):
+            async for _, pod in self.client.watch(
+                Selection(PODS, NAMESPACE, f"{ROUND}={mark}"), 0, 600
+            ):
                 if "name" in pod["metadata"]:
                     yield pod
 
@@ -138,17 +146,20 @@ class Bench:
             await asyncio.sleep(0.3)
 
     async def _quiet(self) -> None:
-        """Waits until nothing works any more: the garbage collector looks at what is gone for a while. Notes what all
-        of them use even so, which a round on a busy machine has more of."""
+        """Waits until nothing works any more: the garbage collector looks at what is gone for a
+        while. Notes what all of them use even so, which a round on a busy machine has more of."""
         while True:
             before = self.cpu()
             await asyncio.sleep(SETTLE)
-            self._idle = {role: (seconds - before[role]) / SETTLE for role, seconds in self.cpu().items()}
+            self._idle = {
+                role: (seconds - before[role]) / SETTLE for role, seconds in self.cpu().items()
+            }
             if sum(self._idle.values()) < QUIET:
                 return
 
     def cpu(self) -> dict[str, float]:
-        """CPU seconds that each part of the cluster, the operator and this client have used so far."""
+        """CPU seconds that each part of the cluster, the operator and this client have used so
+        far."""
         used = {"operator": cpu_seconds(self.operator.pid), "client": cpu_seconds(os.getpid())}
         for role in ROLES:
             used[role] = sum(cpu_seconds(pid) for pid in self.cluster.processes.find(role))
@@ -189,8 +200,24 @@ def operator_process(
     cluster: Cluster, port: int, arguments: Sequence[str] = (), checkout: Path = ROOT
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The operator of a checkout, as a process of its own."""
-    command = [sys.executable, "-m", "grpo_operator", "--kubeconfig", str(cluster.kubeconfig), "--log-level", "warning"]
-    command += ["--trainer-image", "none", "--metrics-address", "127.0.0.1", "--metrics-port", str(port), *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "grpo_operator",
+        "--kubeconfig",
+        str(cluster.kubeconfig),
+        "--log-level",
+        "warning",
+    ]
+    command += [
+        "--trainer-image",
+        "none",
+        "--metrics-address",
+        "127.0.0.1",
+        "--metrics-port",
+        str(port),
+        *arguments,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(checkout / "operator")}
     process = subprocess.Popen(command, env=environment)
     try:
@@ -204,14 +231,17 @@ async def ready(port: int) -> None:
     """Waits until the operator is ready."""
     while True:
         with contextlib.suppress(OSError):  # not listening yet, or 503 while it lists
-            await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/readyz", timeout=5)
+            await asyncio.to_thread(
+                urllib.request.urlopen, f"http://127.0.0.1:{port}/readyz", timeout=5
+            )
             return
         await asyncio.sleep(0.1)
 
 
 @contextlib.asynccontextmanager
 async def bench(arguments: list[str], gpus: int = 0) -> AsyncIterator[Bench]:
-    """Start a cluster with fake nodes of `gpus` GPUs each and an operator, and yield both when they are ready."""
+    """Start a cluster with fake nodes of `gpus` GPUs each and an operator, and yield both when they
+    are ready."""
     settings = ClusterSettings(kwok_nodes=NODES, gpus=GpuSettings(gpus))
     with Cluster.create(f"burst-{os.getpid()}", settings) as cluster:
         serve_grpojobs(cluster)
@@ -227,24 +257,38 @@ def _cell(values: list[float]) -> str:
 
 
 def _print(what: str, measured: Sequence[Kind]) -> None:
-    """A table of all kinds, with what each takes of the one with the same pods, and of the floor."""
-    same, floor = (next(kind for kind in measured if kind.name == name) for name in ("same pods", "floor"))
+    """A table of all kinds, with what each takes of the one with the same pods, and of the
+    floor."""
+    same, floor = (
+        next(kind for kind in measured if kind.name == name) for name in ("same pods", "floor")
+    )
 
     def shares(values: Callable[[Kind], list[float]], kind: Kind) -> str:
         mine = statistics.median(values(kind))
-        return " / ".join(f"{mine / statistics.median(values(other)):.2f}" for other in (same, floor))
+        return " / ".join(
+            f"{mine / statistics.median(values(other)):.2f}" for other in (same, floor)
+        )
 
-    print(f"\n| {what} | all pods exist, s | of same pods / floor | CPU ms per job | of same pods / floor | by part |")
+    print(
+        f"\n| {what} | all pods exist, s | of same pods / floor | CPU ms per job | of same pods / "
+        "floor | by part |"
+    )
     print("|---|---|---|---|---|---|")
     for kind in measured:
-        parts = {role: statistics.median(one[role] for one in kind.parts) * 1000 for role in kind.parts[0]}
+        parts = {
+            role: statistics.median(one[role] for one in kind.parts) * 1000
+            for role in kind.parts[0]
+        }
         said = ", ".join(f"{role} {spent:.1f}" for role, spent in parts.items())
         print(f"| {kind.name} | {_cell(kind.walls)} | {shares(lambda one: one.walls, kind)} "
-              f"| {statistics.median(kind.cpus) * 1000:.0f} | {shares(lambda one: one.cpus, kind)} | {said} |",
+              f"| {statistics.median(kind.cpus) * 1000:.0f} | "
+              f"{shares(lambda one: one.cpus, kind)} | {said} |",
               flush=True)  # fmt: skip
 
 
-async def _turns(one: Bench, rounds: int, jobs: int, pods: int, *, gpus: bool, fails: bool = False) -> None:
+async def _turns(
+    one: Bench, rounds: int, jobs: int, pods: int, *, gpus: bool, fails: bool = False
+) -> None:
     """All kinds in turns; prints what was measured."""
     if not rounds:
         return
@@ -269,7 +313,9 @@ async def measure(arguments: argparse.Namespace) -> None:
     async with bench(arguments.operator, gpus=GPUS_PER_NODE if arguments.gpus else 0) as one:
         idle = one.rss()
         await _turns(one, arguments.singles, 1, 4, gpus=arguments.gpus)
-        await _turns(one, arguments.bursts, arguments.jobs, 2, gpus=arguments.gpus, fails=arguments.fails)
+        await _turns(
+            one, arguments.bursts, arguments.jobs, 2, gpus=arguments.gpus, fails=arguments.fails
+        )
         print(f"\noperator: {idle} MiB idle, {one.rss()} MiB after the bursts")
 
 
@@ -278,7 +324,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--singles", type=int, default=20, help="rounds of one job (default 20)")
     parser.add_argument("--bursts", type=int, default=3, help="rounds of many jobs (default 3)")
     parser.add_argument("--jobs", type=int, default=200, help="jobs of a burst (default 200)")
-    parser.add_argument("--fails", action="store_true", help="of a burst: all pods fail, and the next attempts start")
+    parser.add_argument(
+        "--fails",
+        action="store_true",
+        help="of a burst: all pods fail, and the next attempts start",
+    )
     parser.add_argument("--gpus", action="store_true", help="jobs on GPUs instead of CPUs")
     parser.add_argument("operator", nargs="*", help="further arguments of the operator, after --")
     return parser

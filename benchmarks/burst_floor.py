@@ -1,7 +1,8 @@
 """The floor of a burst: a script that does the operator's writes and watches, and decides nothing.
 
-For each attempt it writes the statuses that the operator wrote for a sample, its Job, and one event; the last status
-and the event once all pods run, as the operator does. It watches the kinds that change while gangs start.
+For each attempt it writes the statuses that the operator wrote for a sample, its Job, and one
+event; the last status and the event once all pods run, as the operator does. It watches the kinds
+that change while gangs start.
 """
 
 import asyncio
@@ -46,8 +47,16 @@ class Floor:
             body["spec"]["managedBy"] = SCRIPT
             await client.create(GRPOJOBS, NAMESPACE, body)
         for status in self._sample.statuses[attempt][:-1]:
-            made = (await client.patch(GRPOJOBS, NAMESPACE, name, {"status": status}, "status"))["metadata"]
-        owner = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": made["uid"], "controller": True}
+            made = (await client.patch(GRPOJOBS, NAMESPACE, name, {"status": status}, "status"))[
+                "metadata"
+            ]
+        owner = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": name,
+            "uid": made["uid"],
+            "controller": True,
+        }
         job = self._sample.job(name, mark, attempt)
         job["metadata"]["ownerReferences"] = [owner]
         await client.create(JOBS, NAMESPACE, job)

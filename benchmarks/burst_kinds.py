@@ -1,8 +1,9 @@
 """Ways to create the pods of a burst: GRPOJobs, and the objects that they are compared with.
 
-A bare Job with nothing but a container says what Kubernetes costs. One with the pods that a GRPOJob has says what our
-pods cost, and the floor (burst_floor.py) what our writes and watches cost. The operator's part is what is left. When
-gangs fail, a script does for the others what the operator does for GRPOJobs: it makes the next attempt's Job.
+A bare Job with nothing but a container says what Kubernetes costs. One with the pods that a GRPOJob
+has says what our pods cost, and the floor (burst_floor.py) what our writes and watches cost. The
+operator's part is what is left. When gangs fail, a script does for the others what the operator
+does for GRPOJobs: it makes the next attempt's Job.
 """
 
 import asyncio
@@ -32,13 +33,23 @@ FAILS = {
     }
 }
 """What ends a pod of a kwok node with an error of the trainer."""
-SERVER_SIDE = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "ownerReferences")
+SERVER_SIDE = (
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "generation",
+    "managedFields",
+    "ownerReferences",
+)
 CONTROLLER_LABELS = {
-    f"{prefix}{name}" for prefix in ("", "batch.kubernetes.io/") for name in ("job-name", "controller-uid")
+    f"{prefix}{name}"
+    for prefix in ("", "batch.kubernetes.io/")
+    for name in ("job-name", "controller-uid")
 }
 
 Create = Callable[[HttpCluster, str, str, int], Awaitable[object]]
-"""Makes what leads to pods with a mark, by a client, under a name; the mark comes third, then the attempt's number."""
+"""Makes what leads to pods with a mark, by a client, under a name; the mark comes third, then the
+attempt's number."""
 
 
 @dataclass
@@ -68,15 +79,27 @@ def bare(name: str, pods: int, mark: str) -> Object:
         "metadata": {"labels": {ROUND: mark}},
         "spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]},
     }
-    shape = {"completionMode": "Indexed", "completions": pods, "parallelism": pods, "backoffLimit": 0}
+    shape = {
+        "completionMode": "Indexed",
+        "completions": pods,
+        "parallelism": pods,
+        "backoffLimit": 0,
+    }
     metadata = {"name": name, "namespace": NAMESPACE}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {**shape, "template": template}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {**shape, "template": template},
+    }
 
 
 def ours(name: str, pods: int, mark: str, *, gpus: bool = False) -> Object:
     """A small GRPOJob on CPUs, or with one GPU in each of its pods."""
     wanted = {"min": pods, "max": pods}
-    place: dict[str, Any] = {"accelerator": "GPU", "gpus": wanted} if gpus else {"accelerator": "CPU"}
+    place: dict[str, Any] = (
+        {"accelerator": "GPU", "gpus": wanted} if gpus else {"accelerator": "CPU"}
+    )
     limits = {} if gpus else {"limits": {"memory": "64Mi"}}
     spec = {
         "model": {"name": "/models/tiny", "parameters": "77K"},
@@ -87,12 +110,18 @@ def ours(name: str, pods: int, mark: str, *, gpus: bool = False) -> Object:
         "resources": {"requests": {"cpu": "100m"}, **limits},
         "podTemplate": {"metadata": {"labels": {ROUND: mark}}},
     }
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": spec,
+    }
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the operator wrote for one GRPOJob: by attempt its Job and its statuses, and the event of a start."""
+    """What the operator wrote for one GRPOJob: by attempt its Job and its statuses, and the event
+    of a start."""
 
     jobs: Mapping[int, Object]
     statuses: Mapping[int, Sequence[Object]]
@@ -105,7 +134,9 @@ class Sample:
         """As many pods with nothing in them."""
         await client.create(JOBS, NAMESPACE, bare(f"{name}-{attempt}", self.pods, mark))
 
-    async def create_operated(self, client: HttpCluster, name: str, mark: str, attempt: int) -> None:
+    async def create_operated(
+        self, client: HttpCluster, name: str, mark: str, attempt: int
+    ) -> None:
         """A GRPOJob, of which the operator makes the rest."""
         if attempt == 1:
             await client.create(GRPOJOBS, NAMESPACE, ours(name, self.pods, mark, gpus=self.gpus))
@@ -134,7 +165,8 @@ def _unseen(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 async def sample(client: HttpCluster, pods: int, *, gpus: bool) -> Sample:
-    """Has the operator run one GRPOJob, and again after all of its pods have failed, and takes what it wrote."""
+    """Has the operator run one GRPOJob, and again after all of its pods have failed, and takes what
+    it wrote."""
     name, mark = ("sample-gpu" if gpus else "sample"), "sample"
     made = await client.create(GRPOJOBS, NAMESPACE, ours(name, pods, mark, gpus=gpus))
     jobs, statuses = {}, {}
@@ -151,10 +183,15 @@ async def sample(client: HttpCluster, pods: int, *, gpus: bool) -> Sample:
     return Sample(jobs, statuses, await _told(client, name), pods, gpus)
 
 
-async def _written(client: HttpCluster, name: str, attempt: int, version: int) -> tuple[list[Object], int]:
-    """Each status that was written to a GRPOJob after a version of it until this attempt runs, and the last version."""
+async def _written(
+    client: HttpCluster, name: str, attempt: int, version: int
+) -> tuple[list[Object], int]:
+    """Each status that was written to a GRPOJob after a version of it until this attempt runs, and
+    the last version."""
     found: list[Object] = []
-    async for _, item in client.watch(Selection(GRPOJOBS, NAMESPACE, fields=f"metadata.name={name}"), version, 60):
+    async for _, item in client.watch(
+        Selection(GRPOJOBS, NAMESPACE, fields=f"metadata.name={name}"), version, 60
+    ):
         if "name" not in item["metadata"]:
             continue
         version, status = int(item["metadata"]["resourceVersion"]), item.get("status", {})
@@ -169,7 +206,9 @@ async def _written(client: HttpCluster, name: str, attempt: int, version: int) -
 
 async def _told(client: HttpCluster, name: str) -> Object:
     """The event of a start."""
-    about = Selection(EVENTS, NAMESPACE, fields=f"involvedObject.name={name},reason={Reason.ALL_PODS_RUNNING}")
+    about = Selection(
+        EVENTS, NAMESPACE, fields=f"involvedObject.name={name},reason={Reason.ALL_PODS_RUNNING}"
+    )
     while True:
         async for found, _ in client.pages(about):
             if found:

@@ -1,11 +1,14 @@
-"""Measures how long two ranks hash a checkpoint: shares by bytes with XXH3 against whole files by name with SHA-256.
+"""Measures how long two ranks hash a checkpoint: shares by bytes with XXH3 against whole files by
+name with SHA-256.
 
-Training stands still meanwhile. The second is how checkpoints were hashed at first: one rank had all of optimizer.pt.
+Training stands still meanwhile. The second is how checkpoints were hashed at first: one rank had
+all of optimizer.pt.
 
     python -m benchmarks checkpoint_hash [--gib 1.5] [--rounds 3]
 
-Writes files like those of a run whose model has a third of these bytes, hashes them in turn both ways in two processes,
-and prints the median seconds until both have ended, of saving and of verifying, and their ratio.
+Writes files like those of a run whose model has a third of these bytes, hashes them in turn both
+ways in two processes, and prints the median seconds until both have ended, of saving and of
+verifying, and their ratio.
 """
 
 import argparse
@@ -18,7 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo_api.text.quantity import GIB, MIB
-from grpo_trainer.checkpoints.hashing import damage, digests, list_files, records, share, split_into_parts
+from grpo_trainer.checkpoints.hashing import (
+    damage,
+    digests,
+    list_files,
+    records,
+    share,
+    split_into_parts,
+)
 from grpo_trainer.checkpoints.manifest import FileRecord
 
 WORLD = 2
@@ -26,7 +36,11 @@ WORLD = 2
 
 def write(folder: Path, size: int) -> None:
     """A checkpoint's files, `size` bytes together: the optimizer's state is two thirds."""
-    shares = {"model.safetensors": size // 3, "optimizer.pt": size - size // 3, "rng_state_0.pth": 14_000}
+    shares = {
+        "model.safetensors": size // 3,
+        "optimizer.pt": size - size // 3,
+        "rng_state_0.pth": 14_000,
+    }
     noise = bytes(hashlib.shake_128(b"").digest(MIB))
     for name, length in shares.items():
         with (folder / name).open("wb") as file:
@@ -78,7 +92,9 @@ def seconds(action: Callable[[Path, int], None], folder: Path) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gib", type=float, default=1.5)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
@@ -87,7 +103,11 @@ def main() -> None:
         write(folder, int(arguments.gib * GIB))
         sizes = list_files(folder)
         files = records(sizes, digests(folder, split_into_parts(sizes)))
-        ways = {"by bytes, XXH3": by_bytes, "by name, SHA-256": by_name, "verified on resume": verified(files)}
+        ways = {
+            "by bytes, XXH3": by_bytes,
+            "by name, SHA-256": by_name,
+            "verified on resume": verified(files),
+        }
         times: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(arguments.rounds):
             for way, action in ways.items():

@@ -1,13 +1,15 @@
-"""What a checkpoint costs on an object store and on a volume beside each other, as a share of a step.
+"""What a checkpoint costs on an object store and on a volume beside each other, as a share of a
+step.
 
-Training stands still while a checkpoint is saved. The same gang trains the same model with both, in turns: two pods of
-one process, once on a folder that they share, once with a disk of its own each and versitygw on loopback.
+Training stands still while a checkpoint is saved. The same gang trains the same model with both, in
+turns: two pods of one process, once on a folder that they share, once with a disk of its own each
+and versitygw on loopback.
 
     python -m benchmarks checkpoint_store [--hidden 512] [--layers 8] [--rounds 2] [--write]
 
-Prints the medians over all rounds: seconds that training stood still for a checkpoint, seconds of a step, and their
-ratios. `--write` puts the table into docs/object-stores.md. Store, pods and disk share one machine: what a network adds
-is not in it.
+Prints the medians over all rounds: seconds that training stood still for a checkpoint, seconds of a
+step, and their ratios. `--write` puts the table into docs/object-stores.md. Store, pods and disk
+share one machine: what a network adds is not in it.
 """
 
 import argparse
@@ -78,13 +80,17 @@ def measure(folder: Path, name: str, endpoint: str | None, measured: Measured) -
     """One run on one of the places."""
     keys = {f"{CHECKPOINT_STORE_ENV}{key}": value for key, value in CREDENTIALS.items()}
     made = make_plan(folder, folder / "checkpoints" / name, endpoint)
-    with Gang(made, folder, folder / name, environment=keys if endpoint else {}, own_disks=bool(endpoint)) as gang:
+    with Gang(
+        made, folder, folder / name, environment=keys if endpoint else {}, own_disks=bool(endpoint)
+    ) as gang:
         gang.wait()
         outcome = gang.outcome()
         assert outcome.result is Result.SUCCEEDED, gang.log()[-4000:]
         assert outcome.checkpoint is not None
         measured.size = outcome.checkpoint.bytes
-        measured.stalls += [line["seconds"] for line in json_lines(gang.log(), "checkpoint").values()]
+        measured.stalls += [
+            line["seconds"] for line in json_lines(gang.log(), "checkpoint").values()
+        ]
         measured.steps += [line["step_seconds"] for step, line in gang.steps().items() if step > 1]
 
 
@@ -116,11 +122,15 @@ def shown(measured: dict[str, Measured]) -> str:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}"
+    )
     options = parser.parse_args()
     measured = {name: Measured() for name in PLACES}
     with tempfile.TemporaryDirectory() as name, serving("versitygw", Path(name, "store")) as served:

@@ -2,9 +2,9 @@
 
     python -m benchmarks cli_start [--runs 15]
 
-Goal (design): at most 0.4 s for `--help` and 0.6 s for a plan, on a machine with nothing else to do. Prints the best
-and the median of several runs, each a process of its own, and the least CPU time, which a busy machine changes least;
-never part of the tests.
+Goal (design): at most 0.4 s for `--help` and 0.6 s for a plan, on a machine with nothing else to
+do. Prints the best and the median of several runs, each a process of its own, and the least CPU
+time, which a busy machine changes least; never part of the tests.
 """
 
 import argparse
@@ -19,7 +19,15 @@ COMMANDS = {
     "grpo --help": ["-m", "grpo_cli", "--help"],
     "grpo plan --help": ["-m", "grpo_cli", "plan", "--help"],
     "grpo gpus": ["-m", "grpo_cli", "gpus"],
-    "grpo plan -f": ["-m", "grpo_cli", "plan", "-f", "examples/03-lora-7b.yaml", "--gpus", "8xNVIDIA-H100-80GB-HBM3"],
+    "grpo plan -f": [
+        "-m",
+        "grpo_cli",
+        "plan",
+        "-f",
+        "examples/03-lora-7b.yaml",
+        "--gpus",
+        "8xNVIDIA-H100-80GB-HBM3",
+    ],
 }
 
 
@@ -44,4 +52,6 @@ def main() -> None:
     print(f"{'command':18} {'best s':>8} {'median s':>9} {'CPU s':>8}")
     for name, arguments in COMMANDS.items():
         wall, cpu = zip(*(timed(arguments) for _ in range(runs)), strict=True)
-        print(f"{name:18} {min(wall):8.3f} {statistics.median(wall):9.3f} {min(cpu):8.3f}", flush=True)
+        print(
+            f"{name:18} {min(wall):8.3f} {statistics.median(wall):9.3f} {min(cpu):8.3f}", flush=True
+        )

@@ -1,12 +1,15 @@
-"""Compares our colocated engine with TRL's own: CPU and wall seconds per step, and the proof's share of them.
+"""Compares our colocated engine with TRL's own: CPU and wall seconds per step, and the proof's
+share of them.
 
-As trainer_overhead: both trainers in one process, in turns. Bare TRL syncs its engine and samples with it, without a
-proof and without a seed for every completion; ours is everything that a pod runs. Needs nothing beside the repository:
-vLLM for CPUs is fetched as the tests fetch it. In about five minutes:
+As trainer_overhead: both trainers in one process, in turns. Bare TRL syncs its engine and samples
+with it, without a proof and without a seed for every completion; ours is everything that a pod
+runs. Needs nothing beside the repository: vLLM for CPUs is fetched as the tests fetch it. In about
+five minutes:
 
     python -m benchmarks engine_overhead [--processes 4] [--steps 16] [--write]
 
-Prints every process and the medians; exits 1 where ours without the proof costs more than the limit.
+Prints every process and the medians; exits 1 where ours without the proof costs more than the
+limit.
 """
 
 import os
@@ -24,7 +27,13 @@ from tests.support.ranks.fork_servers import ISOLATED
 
 LIMIT = 1.02
 PAGE = REPOSITORY / "docs" / "generation.md"
-ENGINE = {"kind": "Colocated", "memoryShare": 0.1, "cacheBytes": 2**26, "maxModelLength": 256, "maxSequences": 16}
+ENGINE = {
+    "kind": "Colocated",
+    "memoryShare": 0.1,
+    "cacheBytes": 2**26,
+    "maxModelLength": 256,
+    "maxSequences": 16,
+}
 
 
 def make_plan(folder: Path, steps: int) -> TrainingPlan:
@@ -35,16 +44,22 @@ def make_plan(folder: Path, steps: int) -> TrainingPlan:
 
 
 def bare(folder: Path, plan: TrainingPlan, whole: Any) -> Any:
-    """TRL with its own engine, which gets two settings that TRL lacks: the dtype, and eager execution on CPUs."""
+    """TRL with its own engine, which gets two settings that TRL lacks: the dtype, and eager
+    execution on CPUs."""
     import trl.generation.vllm_generation as own
 
-    settings = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": ENGINE["cacheBytes"]}
+    settings = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": ENGINE["cacheBytes"],
+    }
     own.LLM = partial(own.LLM, **settings)
     return trainer_overhead.bare(folder, plan, whole)
 
 
 def measure(folder: Path, steps: int, bare_first: bool) -> dict[str, Any]:
-    """Seconds of every step of both but the first and last, and the proof's, in a process of its own."""
+    """Seconds of every step of both but the first and last, and the proof's, in a process of its
+    own."""
     from grpo_trainer.engine_pod.weight_receiver import WeightsWorker
     from grpo_trainer.generation import colocated
 
@@ -77,7 +92,8 @@ def main() -> int:
         options,
         PAGE,
         measured,
-        f"CPU {cpu:.4f}, wall {wall:.4f}, of which the proof is {proof:.2%} of a step: without it CPU "
+        f"CPU {cpu:.4f}, wall {wall:.4f}, of which the proof is {proof:.2%} of a step: without it "
+        "CPU "
         f"{cpu * (1 - proof):.4f} (limit {LIMIT}).",
     )
     return int(cpu * (1 - proof) > LIMIT)

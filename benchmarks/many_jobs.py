@@ -2,10 +2,10 @@
 
     python -m benchmarks many_jobs [--live 1000] [--ended 10000] [--checkout ../before --checkout .]
 
-On a real API server with kwok nodes. The running jobs are real ones, started by the operator, of one pod each, whose
-rank 0 does not answer; the ended ones are made, with full statuses and without Jobs and pods. Then the operator of each
-checkout is started afresh, so that it lists everything, and is left alone. Prints a table. Never part of the tests; the
-goals are in docs/architecture.md.
+On a real API server with kwok nodes. The running jobs are real ones, started by the operator, of
+one pod each, whose rank 0 does not answer; the ended ones are made, with full statuses and without
+Jobs and pods. Then the operator of each checkout is started afresh, so that it lists everything,
+and is left alone. Prints a table. Never part of the tests; the goals are in docs/architecture.md.
 """
 
 import argparse
@@ -103,7 +103,9 @@ async def make_ended(client: HttpCluster, count: int) -> None:
         made = await client.create(GRPOJOBS, namespace, job(namespace, name))
         version = {"resourceVersion": made["metadata"]["resourceVersion"]}
         status = ended(name, number, now - number * 864_000 / max(1, count))
-        await client.patch(GRPOJOBS, namespace, name, {"metadata": version, "status": status}, "status")
+        await client.patch(
+            GRPOJOBS, namespace, name, {"metadata": version, "status": status}, "status"
+        )
 
     await _each(range(count), one)
 
@@ -139,7 +141,11 @@ class Audit:
         with self._file.open("rb") as log:
             log.seek(since)
             lines = [json.loads(line) for line in log if line.endswith(b"\n")]
-        return Counter(_name(one) for one in lines if one["userAgent"] == MANAGER and one["stage"] == "RequestReceived")
+        return Counter(
+            _name(one)
+            for one in lines
+            if one["userAgent"] == MANAGER and one["stage"] == "RequestReceived"
+        )
 
 
 def _name(event: Object) -> str:
@@ -153,7 +159,9 @@ async def _settled(audit: Audit) -> None:
     while time.monotonic() < deadline:
         mark = audit.size()
         await asyncio.sleep(SETTLED)
-        if not any(name.split()[0] in ("create", "patch", "update", "delete") for name in audit.asked(mark)):
+        if not any(
+            name.split()[0] in ("create", "patch", "update", "delete") for name in audit.asked(mark)
+        ):
             return
     print("  the operator still writes", flush=True)
 
@@ -193,7 +201,8 @@ async def measure(cluster: Cluster, checkout: Path) -> Row:
             "`/metrics`": f"{statistics.median(seconds for seconds, _ in scrapes) * 1000:.0f} ms",
             "its size": f"{scrapes[-1][1] / 1e6:.2f} MB",
             "CPU in 60 quiet seconds": f"{cpu_seconds(process.pid) - cpu:.1f} s",
-            "requests in them": ", ".join(f"{count} {name}" for name, count in asked.most_common()) or "none",
+            "requests in them": ", ".join(f"{count} {name}" for name, count in asked.most_common())
+            or "none",
         }
 
 
@@ -201,7 +210,9 @@ async def measure(cluster: Cluster, checkout: Path) -> Row:
 async def populated(live: int, gone: int) -> AsyncIterator[Cluster]:
     """A cluster with that many running and ended jobs."""
     plane = ControlPlaneSettings(audit=True)
-    with Cluster.create(f"many-jobs-{os.getpid()}", ClusterSettings(kwok_nodes=NODES, control_plane=plane)) as cluster:
+    with Cluster.create(
+        f"many-jobs-{os.getpid()}", ClusterSettings(kwok_nodes=NODES, control_plane=plane)
+    ) as cluster:
         cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / "grpojob.yaml"))
         path = "jsonpath={.status.acceptedNames.kind}"
         cluster.wait("the CRD", "get", "crd", "grpojobs.grpo.dev", "-o", path, expect=KIND)
@@ -213,7 +224,9 @@ async def populated(live: int, gone: int) -> AsyncIterator[Cluster]:
             print(f"{live} jobs run after {time.perf_counter() - began:.0f} s", flush=True)
             began = time.perf_counter()
             await make_ended(client, gone)
-            print(f"{gone} ended jobs are made after {time.perf_counter() - began:.0f} s", flush=True)
+            print(
+                f"{gone} ended jobs are made after {time.perf_counter() - began:.0f} s", flush=True
+            )
         yield cluster
 
 
@@ -235,7 +248,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--live", type=int, default=1000, help="running jobs (default 1000)")
     parser.add_argument("--ended", type=int, default=10_000, help="ended jobs (default 10000)")
-    parser.add_argument("--checkout", type=Path, action="append", help="whose operator is measured (default: this)")
+    parser.add_argument(
+        "--checkout", type=Path, action="append", help="whose operator is measured (default: this)"
+    )
     chosen = parser.parse_args()
     asyncio.run(compare(chosen.live, chosen.ended, chosen.checkout or [ROOT]))
     return 0

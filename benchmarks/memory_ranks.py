@@ -2,8 +2,9 @@
 
     python -m benchmarks memory_ranks [--quick]
 
-Prints the table of docs/memory-model.md, in Markdown. Takes ten minutes on two quiet cores; the same cases are tests
-(tests/trainer/test_memory_ranks.py), six of them in `make test-all` and all in `make soak`.
+Prints the table of docs/memory-model.md, in Markdown. Takes ten minutes on two quiet cores; the
+same cases are tests (tests/trainer/test_memory_ranks.py), six of them in `make test-all` and all in
+`make soak`.
 """
 
 import argparse
@@ -25,8 +26,13 @@ def measured(cases: Iterable[Case], folder: Path) -> dict[Case, list[Peaks]]:
     for world, group in itertools.groupby(ordered, key=lambda case: case.world):
         alike = list(group)
         arguments = [asdict(case) for case in alike]
-        by_rank = run_gang("tests.support.ledger.rank_ledgers:ledgers", folder / str(world), world, cases=arguments)
-        found |= {case: [rank["cases"][number]["peaks"] for rank in by_rank] for number, case in enumerate(alike)}
+        by_rank = run_gang(
+            "tests.support.ledger.rank_ledgers:ledgers", folder / str(world), world, cases=arguments
+        )
+        found |= {
+            case: [rank["cases"][number]["peaks"] for rank in by_rank]
+            for number, case in enumerate(alike)
+        }
     return found
 
 
@@ -40,19 +46,31 @@ def row(case: Case, peaks: list[Peaks]) -> str:
     """One line of the table."""
     planned = case.predicted().phases
     cells = [
-        cell(planned[phase], there, case.bound(phase)) if (there := live(peaks, phase, "device")) else ""
+        cell(planned[phase], there, case.bound(phase))
+        if (there := live(peaks, phase, "device"))
+        else ""
         for phase in HELD
     ]
     host = live(peaks, "step", "host")
-    return f"| {case.name} | " + " | ".join([*cells, cell(case.host(), host, 0) if case.offload else ""]) + " |"
+    return (
+        f"| {case.name} | "
+        + " | ".join([*cells, cell(case.host(), host, 0) if case.offload else ""])
+        + " |"
+    )
 
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the cases of `make test`")
     cases = CASES if parser.parse_args().quick else CASES + MORE
     with tempfile.TemporaryDirectory() as folder:
         found = measured(cases, Path(folder))
-    print("| ranks and sharding | " + " | ".join([*HELD, "host"]) + " |\n" + "|---" * (len(HELD) + 2) + "|")
+    print(
+        "| ranks and sharding | "
+        + " | ".join([*HELD, "host"])
+        + " |\n"
+        + "|---" * (len(HELD) + 2)
+        + "|"
+    )
     print("\n".join(row(case, found[case]) for case in cases))

@@ -2,8 +2,9 @@
 
     python -m benchmarks memory_truth [--quick] [--models NAME ...]
 
-Prints a table per case (error of the total peak, by this model and by others' rules) and a summary, in Markdown, for
-docs/memory-model.md. Takes seconds to minutes per case, and far more on a busy machine; never part of the tests.
+Prints a table per case (error of the total peak, by this model and by others' rules) and a summary,
+in Markdown, for docs/memory-model.md. Takes seconds to minutes per case, and far more on a busy
+machine; never part of the tests.
 """
 
 import argparse
@@ -23,8 +24,10 @@ from tests.support.ledger.fake_models import Case
 from tests.support.ledger.memory_cases import CASES, counted, predicted
 
 WHOLE = {
-    "qwen2.5-0.5b": "qwen2", "qwen2.5-1.5b": "qwen2", "qwen3-0.6b": "qwen3", "smollm2-360m": "llama",
-    "llama-3.2-1b": "llama", "gemma-3-1b": "gemma3_text", "smollm2-1.7b": "llama", "phi-4-mini": "phi3",
+    "qwen2.5-0.5b": "qwen2", "qwen2.5-1.5b": "qwen2", "qwen3-0.6b": "qwen3",
+    "smollm2-360m": "llama",
+    "llama-3.2-1b": "llama", "gemma-3-1b": "gemma3_text", "smollm2-1.7b": "llama",
+    "phi-4-mini": "phi3",
     "mistral-7b": "mistral",
 }  # fmt: skip
 
@@ -37,21 +40,27 @@ def sweep(models: Iterable[str]) -> Iterator[Case]:
             for rank in (0, 16):
                 for checkpointing in (True, False):
                     yield Case(
-                        model=name, family=WHOLE[name], shape=catalogue.shapes()[name], precision=precision,
-                        micro_batch=4, prompt=256, completion=512, checkpointing=checkpointing, lora_rank=rank,
+                        model=name, family=WHOLE[name], shape=catalogue.shapes()[name],
+                        precision=precision,
+                        micro_batch=4, prompt=256, completion=512, checkpointing=checkpointing,
+                        lora_rank=rank,
                         generation_batch=16,
                     )  # fmt: skip
 
 
 def sixteen_bytes(case: Case) -> float:
-    """The rule of thumb for float32 AdamW: 16 bytes per trained parameter, 4 or 2 per frozen one."""
-    trained = case.shape.adapter_parameters(case.lora_rank) if case.lora_rank else case.shape.parameters
+    """The rule of thumb for float32 AdamW: 16 bytes per trained parameter, 4 or 2 per frozen
+    one."""
+    trained = (
+        case.shape.adapter_parameters(case.lora_rank) if case.lora_rank else case.shape.parameters
+    )
     frozen = case.shape.parameters if case.lora_rank else 0
     return 16 * trained + frozen * (2 if case.precision == "bfloat16" else 4)
 
 
 def accelerate(case: Case) -> float:
-    """`accelerate estimate-memory --dtypes bfloat16`, the row of mixed precision: the largest of its components."""
+    """`accelerate estimate-memory --dtypes bfloat16`, the row of mixed precision: the largest of
+    its components."""
     return float(max(estimate_training_usage(4 * case.shape.parameters, "bfloat16").values()))
 
 
@@ -63,12 +72,15 @@ def zero2(case: Case) -> float:
 
 def zero3(case: Case) -> float:
     """DeepSpeed's estimate of ZeRO-3 on one GPU without offload."""
-    needs = estimate_zero3_model_states_mem_needs(case.shape.parameters, case.shape.head, cpu_offload=False)
+    needs = estimate_zero3_model_states_mem_needs(
+        case.shape.parameters, case.shape.head, cpu_offload=False
+    )
     return float(needs[1])
 
 
 OTHERS: dict[str, Callable[[Case], float]] = {
-    "16 B/parameter": sixteen_bytes, "accelerate": accelerate, "DeepSpeed ZeRO-2": zero2, "DeepSpeed ZeRO-3": zero3,
+    "16 B/parameter": sixteen_bytes, "accelerate": accelerate, "DeepSpeed ZeRO-2": zero2,
+    "DeepSpeed ZeRO-3": zero3,
 }  # fmt: skip
 
 
@@ -76,16 +88,20 @@ def summary(name: str, errors: list[float]) -> str:
     """One line: how far off in the median, and both ends."""
     size = [abs(error) for error in errors]
     return (
-        f"{name}: {len(errors)} peaks, median {statistics.median(size):.2f} %, largest {max(size):.2f} %, "
+        f"{name}: {len(errors)} peaks, median {statistics.median(size):.2f} %, largest "
+        f"{max(size):.2f} %, "
         f"from {min(errors):+.2f} to {max(errors):+.2f} %"
     )
 
 
 def main() -> None:
-    """Prints the table and its summary; the others' rules only for full training, which they are made for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    """Prints the table and its summary; the others' rules only for full training, which they are
+    made for."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="four small cases")
-    parser.add_argument("--models", nargs="+", choices=WHOLE, default=list(WHOLE), help="which whole models")
+    parser.add_argument(
+        "--models", nargs="+", choices=WHOLE, default=list(WHOLE), help="which whole models"
+    )
     arguments = parser.parse_args()
     print("| case | peak GiB | accumulation off | on | " + " | ".join(OTHERS) + " | seconds |")
     print("|---" * (5 + len(OTHERS)) + "|")
@@ -95,7 +111,11 @@ def main() -> None:
         truth = account(case)
         pair = [100 * (predicted(case, steps).peak / counted(truth, steps) - 1) for steps in (1, 2)]
         errors["this model"] += pair
-        cells = [f"{case.name}", f"{counted(truth, 2) / GIB:.2f}", *(f"{error:+.2f} %" for error in pair)]
+        cells = [
+            f"{case.name}",
+            f"{counted(truth, 2) / GIB:.2f}",
+            *(f"{error:+.2f} %" for error in pair),
+        ]
         for name, rule in OTHERS.items():
             error = 100 * (rule(case) / counted(truth, 2) - 1)
             errors[name] += [] if case.lora_rank and name != "16 B/parameter" else [error]

@@ -1,10 +1,12 @@
-"""Measures how long a gang is gone: from the moment when its end is certain until the pods of the next one exist.
+"""Measures how long a gang is gone: from the moment when its end is certain until the pods of the
+next one exist.
 
     python -m benchmarks restart [--rounds 20]
 
-One GRPOJob of four pods at a time, on an API level cluster with kwok nodes, ended in two ways: one rank is killed for
-its memory, which is certain at once, and all ranks end with an error, of which the last decides. Times are between
-events of one watch of the pods. First restarts, which have no pause. Never part of the tests.
+One GRPOJob of four pods at a time, on an API level cluster with kwok nodes, ended in two ways: one
+rank is killed for its memory, which is certain at once, and all ranks end with an error, of which
+the last decides. Times are between events of one watch of the pods. First restarts, which have no
+pause. Never part of the tests.
 """
 
 import argparse
@@ -55,12 +57,16 @@ class Gangs:
             await self.changed.wait()
 
 
-async def round_of(one: Bench, api: ApiClient, number: int, ranks: int, notes: dict[str, str]) -> float:
+async def round_of(
+    one: Bench, api: ApiClient, number: int, ranks: int, notes: dict[str, str]
+) -> float:
     """Seconds from the last of the `ranks` ends to the last pod of the second gang."""
     mark, gangs = f"restart-{number}", Gangs()
 
     async def watch() -> None:
-        async for kind, pod in one.client.watch(Selection(PODS, NAMESPACE, f"{ROUND}={mark}"), 0, 300):
+        async for kind, pod in one.client.watch(
+            Selection(PODS, NAMESPACE, f"{ROUND}={mark}"), 0, 300
+        ):
             if kind != "BOOKMARK":
                 gangs.take(kind, pod)
 
@@ -70,8 +76,12 @@ async def round_of(one: Bench, api: ApiClient, number: int, ranks: int, notes: d
     await asyncio.sleep(1.0)  # the status that the gang runs is written meanwhile
     body = {"metadata": {"annotations": {"kwok.test/after": "0s", **notes}}}
     for name in sorted(gangs.running)[:ranks]:
-        await asyncio.to_thread(api.request, "PATCH", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", body, MERGE)
-    await gangs.until(lambda: len(gangs.failed) >= ranks and len(gangs.created.get("2", ())) == RANKS)
+        await asyncio.to_thread(
+            api.request, "PATCH", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", body, MERGE
+        )
+    await gangs.until(
+        lambda: len(gangs.failed) >= ranks and len(gangs.created.get("2", ())) == RANKS
+    )
     watching.cancel()
     ended = max(sorted(gangs.failed.values())[:ranks])
     await one.client.delete_all(Selection(GRPOJOBS, NAMESPACE))
@@ -81,7 +91,10 @@ async def round_of(one: Bench, api: ApiClient, number: int, ranks: int, notes: d
 
 async def measure(rounds: int) -> None:
     """Runs all rounds and prints the table."""
-    kinds = (("one rank is killed for its memory", 1, KILLED), ("all ranks end with an error", RANKS, FAILED))
+    kinds = (
+        ("one rank is killed for its memory", 1, KILLED),
+        ("all ranks end with an error", RANKS, FAILED),
+    )
     found: dict[str, list[float]] = {name: [] for name, *_ in kinds}
     async with bench([]) as one:
         api = one.cluster.control_plane.client()
@@ -92,7 +105,10 @@ async def measure(rounds: int) -> None:
                 print(f"  {name}: {seconds:.3f} s", flush=True)
     print("\n| until the next gang's pods exist | median, s | least | most |\n|---|---|---|---|")
     for name, values in found.items():
-        print(f"| {name} | **{statistics.median(values):.3f}** | {min(values):.3f} | {max(values):.3f} |")
+        print(
+            f"| {name} | **{statistics.median(values):.3f}** | {min(values):.3f} | "
+            f"{max(values):.3f} |"
+        )
 
 
 def main() -> int:

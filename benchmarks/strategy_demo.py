@@ -1,6 +1,8 @@
-"""Trains the demo's job under every reference strategy on a real cluster of two nodes, and compares the curves.
+"""Trains the demo's job under every reference strategy on a real cluster of two nodes, and compares
+the curves.
 
-The strategy changes where the reference lives, not what is learnt: this shows it. A quarter of an hour on two cores:
+The strategy changes where the reference lives, not what is learnt: this shows it. A quarter of an
+hour on two cores:
 
     python -m benchmarks strategy_demo [--strategies Clone Offload …] [--steps N] [--write]
 
@@ -31,7 +33,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "Offload": {"reference": {"strategy": "Offload"}},
     "Sharded": {"reference": {"strategy": "Sharded"}},
     "None": {"training": {"beta": 0}},
-    "Adapter": {"adapter": {"use": "Always", "rank": 32, "alpha": 64}, "training": {"learningRate": 1.14e-4}},
+    "Adapter": {
+        "adapter": {"use": "Always", "rank": 32, "alpha": 64},
+        "training": {"learningRate": 1.14e-4},
+    },
 }
 """What each run changes in the example; an adapter learns at three times the learning rate."""
 Steps = list[dict[str, Any]]
@@ -47,14 +52,21 @@ def prepared(cluster: AnyCluster, folder: Path) -> Jobs:
     folder.chmod(0o755)
     stack.host_volume(cluster, NAMESPACE, CLAIM, folder / "volume")
     fill_volume(folder / "volume")
-    return Jobs(cluster, NAMESPACE, yaml.safe_load(EXAMPLE.read_text()), folder / "volume" / "checkpoints")
+    return Jobs(
+        cluster, NAMESPACE, yaml.safe_load(EXAMPLE.read_text()), folder / "volume" / "checkpoints"
+    )
 
 
 def run(jobs: Jobs, strategy: str, changes: dict[str, Any]) -> Steps:
     """Trains the example with the changes; returns what rank 0 logged, by step."""
     name = strategy.lower()
     jobs.create(name, **changes)
-    job = jobs.wait(name, "ended", lambda job: is_true(job, "Succeeded") or is_true(job, "Failed"), TIMEOUT_SECONDS)
+    job = jobs.wait(
+        name,
+        "ended",
+        lambda job: is_true(job, "Succeeded") or is_true(job, "Failed"),
+        TIMEOUT_SECONDS,
+    )
     if not is_true(job, "Succeeded"):
         raise RuntimeError(f"{strategy}: {json.dumps(job['status'], indent=1)}")
     steps = [line for line in jobs.step_lines(job) if "reward" in line]
@@ -76,16 +88,33 @@ def row(strategy: str, steps: Steps, ddp: Steps) -> list[str]:
     kl = f"{steps[-1]['kl']:.6f}" if "kl" in steps[-1] else "–"
     apart = "–"
     if "kl" in steps[-1] and strategy != "Adapter":
-        apart = f"{max(abs(one['kl'] - other['kl']) for one, other in zip(steps, ddp, strict=True)):.1e}"
-    return [strategy, str(len(steps)), f"{mean(rewards[:LAST]):.3f}", f"{mean(rewards[-LAST:]):.3f}", kl, apart]
+        apart = f"{max(abs(one['kl'] - other['kl']) for one, other in zip(steps, ddp, strict=True)):.1e}"  # noqa: E501
+    return [
+        strategy,
+        str(len(steps)),
+        f"{mean(rewards[:LAST]):.3f}",
+        f"{mean(rewards[-LAST:]):.3f}",
+        kl,
+        apart,
+    ]
 
 
 def main() -> int:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--strategies", nargs="+", choices=RUNS, default=list(RUNS), help="beside Clone (default: all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--strategies",
+        nargs="+",
+        choices=RUNS,
+        default=list(RUNS),
+        help="beside Clone (default: all)",
+    )
     parser.add_argument("--steps", type=int, help="of each run (default: the example's)")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/strategies.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table into docs/strategies.md"
+    )
     options = parser.parse_args()
     curves: dict[str, Steps] = {}
     with tempfile.TemporaryDirectory() as temporary, node_level("strategies") as cluster:
@@ -94,8 +123,17 @@ def main() -> int:
         for strategy in ("Clone", *(name for name in options.strategies if name != "Clone")):
             curves[strategy] = run(jobs, strategy, changes(strategy, options.steps))
             print(row(strategy, curves[strategy], curves["Clone"]), flush=True)
-    header = ["strategy", "steps", f"reward, first {LAST}", f"last {LAST}", "KL, last step", "largest difference of KL"]
-    text = table(header, [row(strategy, steps, curves["Clone"]) for strategy, steps in curves.items()])
+    header = [
+        "strategy",
+        "steps",
+        f"reward, first {LAST}",
+        f"last {LAST}",
+        "KL, last step",
+        "largest difference of KL",
+    ]
+    text = table(
+        header, [row(strategy, steps, curves["Clone"]) for strategy, steps in curves.items()]
+    )
     if options.write:
         replace_section(STRATEGIES, "demo", text)
     print(text)

@@ -4,7 +4,8 @@ What the page claims is measured here, in two minutes on two cores:
 
     python -m benchmarks strategy_matrix [--parallelisms DDP ZeRO-2 ZeRO-3] [--write]
 
-The measurements are those of the tests (tests/support/facts), over all cells instead of a reduced set.
+The measurements are those of the tests (tests/support/facts), over all cells instead of a reduced
+set.
 """
 
 import argparse
@@ -24,7 +25,8 @@ Facts = dict[str, dict[str, dict[str, Any]]]
 
 
 def cell_rows(facts: Facts, parallelisms: Sequence[str]) -> list[list[str]]:
-    """One row per strategy and parallelism: measured differences, or why the combination is rejected."""
+    """One row per strategy and parallelism: measured differences, or why the combination is
+    rejected."""
     from tests.support.facts.reference_facts import CELLS, HALF
 
     names = list(dict.fromkeys(name for one in parallelisms for name in CELLS[one]))
@@ -35,7 +37,11 @@ def cell_rows(facts: Facts, parallelisms: Sequence[str]) -> list[list[str]]:
             measured = facts[parallelism].get(strategy)
             if measured is None and " " in strategy:
                 continue  # a variant: its strategy's own row says why
-            checks = [rejection(strategy, parallelism), "", "", ""] if measured is None else checked(measured, baseline)
+            checks = (
+                [rejection(strategy, parallelism), "", "", ""]
+                if measured is None
+                else checked(measured, baseline)
+            )
             rows.append([strategy, parallelism, *checks])
     return rows
 
@@ -44,10 +50,16 @@ def checked(cell: dict[str, Any], baseline: dict[str, Any]) -> list[str]:
     """The four checks of a cell in words and numbers."""
     kl = "no KL"
     if "reference" in cell:
-        kl = number(max(abs(a - b) for a, b in zip(cell["reference"], baseline["reference"], strict=True)))
+        kl = number(
+            max(abs(a - b) for a, b in zip(cell["reference"], baseline["reference"], strict=True))
+        )
     proofs = ", ".join(f"{what} {parameters}" for what, parameters, _, _ in cell["proofs"])
     synced = (
-        "rejected" if "synced" not in cell else "same bits" if cell["synced"] == cell["synced_by_trl"] else "DIFFERENT"
+        "rejected"
+        if "synced" not in cell
+        else "same bits"
+        if cell["synced"] == cell["synced_by_trl"]
+        else "DIFFERENT"
     )
     return [kl, proofs, number(largest_difference(cell)), synced]
 
@@ -70,7 +82,9 @@ def rejection(strategy: str, parallelism: str) -> str:
 
     name = strategy.split(maxsplit=1)[0]
     check = kinds()[name]().check
-    return rejected(lambda: check(STAGES[parallelism], name == "Adapter", 0.0 if name == "None" else 0.04))
+    return rejected(
+        lambda: check(STAGES[parallelism], name == "Adapter", 0.0 if name == "None" else 0.04)
+    )
 
 
 def rejected(action: Callable[[], object]) -> str:
@@ -99,16 +113,24 @@ def sync_rejections() -> str:
     """Sentences on the strategies that can't be synced."""
     from grpo_api.spec.training import ReferenceSync
 
-    answers = {name: rejected(partial(kinds()[name], ReferenceSync(every_steps=1))) for name in ("Adapter", "None")}
+    answers = {
+        name: rejected(partial(kinds()[name], ReferenceSync(every_steps=1)))
+        for name in ("Adapter", "None")
+    }
     return "".join(f"\n`{name}` with `sync` is {answer}." for name, answer in answers.items())
 
 
 def step_rows(overflow: dict[str, Any], norms: dict[str, float], single: float) -> list[list[str]]:
-    """What an overflow on one rank logs, and the gradient norm of one batch split over two ranks."""
+    """What an overflow on one rank logs, and the gradient norm of one batch split over two
+    ranks."""
     rows = []
     for parallelism in overflow:
         logged = overflow[parallelism]["rows"][1]
-        finite = "finite" if all(row["finite"] for row in overflow[parallelism]["rows"]) else "NOT FINITE"
+        finite = (
+            "finite"
+            if all(row["finite"] for row in overflow[parallelism]["rows"])
+            else "NOT FINITE"
+        )
         relative = abs(norms[parallelism] - single) / single
         tokens = f"{logged['kl_overflow_tokens']:.0f}"
         rows.append([parallelism, tokens, f"{logged['grad_norm']:.3f}", finite, number(relative)])
@@ -118,14 +140,27 @@ def step_rows(overflow: dict[str, Any], norms: dict[str, float], single: float) 
 def fault_rows(faults: dict[str, dict[str, str]]) -> list[list[str]]:
     """Outcome of every injected fault by parallelism."""
     names = list(next(iter(faults.values())))
-    return [[name, *(found[name].partition(":")[0] or "accepted" for found in faults.values())] for name in names]
+    return [
+        [name, *(found[name].partition(":")[0] or "accepted" for found in faults.values())]
+        for name in names
+    ]
 
 
 def main() -> int:
     """Measures and prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parallelisms", nargs="+", choices=PARALLELISMS, default=PARALLELISMS, help="(default: all)")
-    parser.add_argument("--write", action="store_true", help="write the tables into docs/strategies.md, all of them")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--parallelisms",
+        nargs="+",
+        choices=PARALLELISMS,
+        default=PARALLELISMS,
+        help="(default: all)",
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the tables into docs/strategies.md, all of them"
+    )
     options = parser.parse_args()
     if options.write and options.parallelisms != PARALLELISMS:
         parser.error("--write takes all parallelisms")
@@ -135,14 +170,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         alone = run_gang(
-            "tests.support.facts.reference_facts:measure", folder / "1", 1, cells={"1 process": CELLS["1 process"]}
+            "tests.support.facts.reference_facts:measure",
+            folder / "1",
+            1,
+            cells={"1 process": CELLS["1 process"]},
         )
-        single = run_gang("tests.support.facts.step_facts:stepped", folder / "2", 1, parallelisms=["1 process"])[0]
+        single = run_gang(
+            "tests.support.facts.step_facts:stepped", folder / "2", 1, parallelisms=["1 process"]
+        )[0]
         chosen = options.parallelisms
         several = {parallelism: CELLS[parallelism] for parallelism in chosen}
         tables = {"cells": several, "overflow": chosen, "step": chosen, "faults": chosen}
         others: dict[str, Any] = {"drift": [], "strikes": [], "savers": False}
-        gang = run_gang("tests.support.facts.gang_facts:everything", folder / "3", 2, **tables, **others)[0]
+        gang = run_gang(
+            "tests.support.facts.gang_facts:everything", folder / "3", 2, **tables, **others
+        )[0]
     print(json.dumps({"alone": alone[0], "single": single, "gang": gang}))
     facts: Facts = alone[0] | gang["cells"]
     matrix = [

@@ -1,13 +1,15 @@
-"""Compares our trainer with bare TRL: CPU and wall seconds per step of bare TRL against ours, and telemetry's share.
+"""Compares our trainer with bare TRL: CPU and wall seconds per step of bare TRL against ours, and
+telemetry's share.
 
-Proofs, telemetry and the exchange of the ranks may cost 1 % of a step and no more. Both run in one process and take
-their steps in turns (turns.py). In four minutes:
+Proofs, telemetry and the exchange of the ranks may cost 1 % of a step and no more. Both run in one
+process and take their steps in turns (turns.py). In four minutes:
 
     python -m benchmarks trainer_overhead [--processes 8] [--steps 16] [--write]
 
-Bare TRL is trl.GRPOTrainer with the same GRPOConfig and an equal reward function; ours is everything that a pod runs,
-but for the rendezvous: server, watchdog, step exchange, telemetry, samples, seals. Both must log the same rewards.
-Prints every process with `steps` steps of each and the medians; exits 1 above the limits.
+Bare TRL is trl.GRPOTrainer with the same GRPOConfig and an equal reward function; ours is
+everything that a pod runs, but for the rendezvous: server, watchdog, step exchange, telemetry,
+samples, seals. Both must log the same rewards. Prints every process with `steps` steps of each and
+the medians; exits 1 above the limits.
 """
 
 import os
@@ -35,7 +37,9 @@ def make_plan(folder: Path, steps: int) -> TrainingPlan:
 
     training = {"maxSteps": steps, "maxCompletionLength": 64, "promptsPerStep": 4}
     execution = {"microBatch": 16, "saveEverySteps": steps}
-    plan = runs.plan(folder / "model", training=training, execution=execution).model_dump(by_alias=True)
+    plan = runs.plan(folder / "model", training=training, execution=execution).model_dump(
+        by_alias=True
+    )
     plan["dataset"] = {"files": {"volume": {"claimName": "data"}, "paths": ["problems.jsonl"]}}
     plan["rewards"] = [{"format": {"pattern": PATTERN}}]
     return TrainingPlan.model_validate(plan)
@@ -79,19 +83,24 @@ def ours(folder: Path, plan: TrainingPlan, meter: Meter) -> Any:
     os.environ |= {DATA_MOUNT_ENV: str(folder), PROGRESS_BIND_ENV: f"127.0.0.1:{free_port()}"}
     recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), time.time())
     serve(limits_of(plan), recorder)
-    watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, lambda *_: None)
+    watchdog = Watchdog(
+        plan.guard, plan.execution, plan.grace_period_seconds, recorder, lambda *_: None
+    )
     watchdog.start()
     trainer = build(plan, recorder, watchdog, StepObserver()).trainer
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, StepExchange | PublishLogs | KeepSamples):
-            meter.watch(callback, "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_log")
+            meter.watch(
+                callback, "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_log"
+            )
     meter.watch(trainer.observer, "completed")
     meter.watch(trainer.observer.clock, "enter")
     return trainer
 
 
 def measure(folder: Path, steps: int, bare_first: bool) -> dict[str, Any]:
-    """Seconds of every step of both but the first and last, and telemetry's, in a process of its own."""
+    """Seconds of every step of both but the first and last, and telemetry's, in a process of its
+    own."""
     plan, meter = make_plan(folder, steps), Meter()
     whole = ours(folder, plan, meter)
     turns = take_turns({"bare": bare(folder, plan, whole), "ours": whole}, bare_first)

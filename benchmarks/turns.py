@@ -1,8 +1,10 @@
-"""Two trainers in one process that take their steps in turns, and what a step of the one costs beside the other's.
+"""Two trainers in one process that take their steps in turns, and what a step of the one costs
+beside the other's.
 
-Whatever slows one of them down slows the other down too, so that a difference of 1 % is seen, which is less than a
-shared machine's noise from one minute to the next. What stays for a process's life, such as where its memory lies,
-moves the ratio by 1 % as well, so several processes are measured, and the two are built in turns first.
+Whatever slows one of them down slows the other down too, so that a difference of 1 % is seen, which
+is less than a shared machine's noise from one minute to the next. What stays for a process's life,
+such as where its memory lies, moves the ratio by 1 % as well, so several processes are measured,
+and the two are built in turns first.
 """
 
 import json
@@ -26,8 +28,17 @@ from harness.programs.cache import REPOSITORY
 from tests.support.ranks.gang import run_gang
 
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
-"""For both: giving memory back and faulting it in again costs either of them up to 5 % of a step, by chance."""
-HEADER = ["process", "TRL: CPU s per step", "ours", "ratio", "TRL: wall s per step", "ours", "ratio"]
+"""For both: giving memory back and faulting it in again costs either of them up to 5 % of a step,
+by chance."""
+HEADER = [
+    "process",
+    "TRL: CPU s per step",
+    "ours",
+    "ratio",
+    "TRL: wall s per step",
+    "ours",
+    "ratio",
+]
 
 
 @dataclass
@@ -112,11 +123,14 @@ def take_turns(trainers: Mapping[str, Any], bare_first: bool) -> dict[str, Turns
 def seconds_of(turns: Mapping[str, Turns]) -> dict[str, Any]:
     """Seconds of every step of both but the first and last."""
     inner = slice(1, -1)
-    return {name: {"cpu": turn.cpu[inner], "wall": turn.wall[inner]} for name, turn in turns.items()}
+    return {
+        name: {"cpu": turn.cpu[inner], "wall": turn.wall[inner]} for name, turn in turns.items()
+    }
 
 
 def save_model(folder: Path) -> None:
-    """A random model of about two million parameters: its steps are long enough for 1 % of them to be seen."""
+    """A random model of about two million parameters: its steps are long enough for 1 % of them to
+    be seen."""
     from transformers import Qwen2ForCausalLM, set_seed
 
     from grpo_acceptance.tiny_model import tiny_tokenizer
@@ -140,19 +154,25 @@ def asked(description: str, page: Path, processes: int) -> Namespace:
 
 
 def measure_all(scenario: str, options: Namespace) -> list[dict[str, Any]]:
-    """Run the scenario in `options.processes` processes, one after the other, and return their results."""
+    """Run the scenario in `options.processes` processes, one after the other, and return their
+    results."""
     os.environ |= KEEP_FREED_MEMORY
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         save_model(folder / "model")
-        problems = "".join(json.dumps({"prompt": f"say {number % 10}"}) + "\n" for number in range(64))
+        problems = "".join(
+            json.dumps({"prompt": f"say {number % 10}"}) + "\n" for number in range(64)
+        )
         (folder / "problems.jsonl").write_text(problems)
-        arguments = [{"steps": options.steps + 2, "bare_first": n % 2 == 0} for n in range(options.processes)]
+        arguments = [
+            {"steps": options.steps + 2, "bare_first": n % 2 == 0} for n in range(options.processes)
+        ]
         return [run_gang(scenario, folder, 1, fresh=True, **named)[0] for named in arguments]
 
 
 def tell(options: Namespace, page: Path, measured: list[dict[str, Any]], found: str) -> None:
-    """Print every process and what was found of all, and write it into the page where that was asked for."""
+    """Print every process and what was found of all, and write it into the page where that was
+    asked for."""
     pairs = f"Median over {options.processes * options.steps} pairs of steps"
     text = f"{table(HEADER, [row(*one) for one in enumerate(measured, 1)])}\n{pairs}: {found}"
     print(text)
@@ -162,7 +182,10 @@ def tell(options: Namespace, page: Path, measured: list[dict[str, Any]], found: 
 
 def row(number: int, seconds: dict[str, Any]) -> list[str]:
     """Median seconds per step of both in one process, and their ratio."""
-    medians = {kind: [statistics.median(seconds[name][kind]) for name in ("bare", "ours")] for kind in ("cpu", "wall")}
+    medians = {
+        kind: [statistics.median(seconds[name][kind]) for name in ("bare", "ours")]
+        for kind in ("cpu", "wall")
+    }
     return [str(number), *(text for pair in medians.values() for text in shown(*pair))]
 
 
@@ -173,5 +196,7 @@ def shown(before: float, after: float) -> list[str]:
 
 def median_ratio(measured: list[dict[str, Any]], kind: str) -> float:
     """Median over all steps of ours divided by the step of bare TRL beside it."""
-    pairs = [pair for one in measured for pair in zip(one["bare"][kind], one["ours"][kind], strict=True)]
+    pairs = [
+        pair for one in measured for pair in zip(one["bare"][kind], one["ours"][kind], strict=True)
+    ]
     return float(statistics.median(after / before for before, after in pairs))

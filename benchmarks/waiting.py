@@ -1,11 +1,14 @@
-"""What jobs that wait for GPUs cost, and how soon the next starts: a real API server, kwok nodes, the operator beside.
+"""What jobs that wait for GPUs cost, and how soon the next starts: a real API server, kwok nodes,
+the operator beside.
 
-    python -m benchmarks waiting [--jobs 200] [--seconds 60] [--impossible 32 320] [--nodes 1000] [--checkout DIR]
+    python -m benchmarks waiting [--jobs 200] [--seconds 60] [--impossible 32 320] [--nodes 1000]
+    [--checkout DIR]
 
-Four nodes of eight GPUs are taken; all other jobs wait, each with a spec of its own. Then nothing changes for a while:
-the operator's CPU seconds and requests are counted. Then one gang after the other ends: from its rank 0's end to the
-next gang's Job. Then jobs for a product that no node has come before one that could run. At last a pass by itself, on a
-thousand nodes. `--checkout` runs the operator of another working tree. Prints a table; never part of the tests.
+Four nodes of eight GPUs are taken; all other jobs wait, each with a spec of its own. Then nothing
+changes for a while: the operator's CPU seconds and requests are counted. Then one gang after the
+other ends: from its rank 0's end to the next gang's Job. Then jobs for a product that no node has
+come before one that could run. At last a pass by itself, on a thousand nodes. `--checkout` runs the
+operator of another working tree. Prints a table; never part of the tests.
 """
 
 import argparse
@@ -56,7 +59,12 @@ def job(name: str, gpus: int, number: int = 0, **placement: Any) -> Object:
         "placement": {"gpus": {"min": gpus, "max": gpus}, "nodes": 1, **placement},
         "export": {"to": "None"},
     }
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": spec,
+    }
 
 
 class Bench:
@@ -78,7 +86,8 @@ class Bench:
         for line in lines:
             if line.startswith(REQUESTS):
                 labels = dict(
-                    pair.split("=") for pair in line[len(REQUESTS) : line.index("}")].replace('"', "").split(",")
+                    pair.split("=")
+                    for pair in line[len(REQUESTS) : line.index("}")].replace('"', "").split(",")
                 )
                 found[f"{labels['method']} {labels['resource']}"] += int(float(line.split()[-1]))
         return found
@@ -126,9 +135,15 @@ class Bench:
         """Ends a job's pod well; returns when it had ended."""
         selection = Selection(PODS, NAMESPACE, f"grpo.dev/job-name={name}")
         (pod,) = await self.all(selection)
-        notes = {"kwok.test/after": "0s", "kwok.test/exit-code": "0", "kwok.test/message": '{"result": "Succeeded"}'}
+        notes = {
+            "kwok.test/after": "0s",
+            "kwok.test/exit-code": "0",
+            "kwok.test/message": '{"result": "Succeeded"}',
+        }
         body = {"metadata": {"annotations": notes}}
-        await self.client._call("PATCH", PODS, PODS.path(NAMESPACE, pod["metadata"]["name"]), body=body)
+        await self.client._call(
+            "PATCH", PODS, PODS.path(NAMESPACE, pod["metadata"]["name"]), body=body
+        )
         async for _, item in self.client.watch(selection, 0, 60):
             if item.get("status", {}).get("phase") == "Succeeded":
                 return time.perf_counter()
@@ -136,7 +151,9 @@ class Bench:
 
     async def clear(self) -> None:
         """Deletes everything, and waits until it is gone."""
-        while await self.all(Selection(GRPOJOBS, NAMESPACE)) or await self.all(Selection(PODS, NAMESPACE)):
+        while await self.all(Selection(GRPOJOBS, NAMESPACE)) or await self.all(
+            Selection(PODS, NAMESPACE)
+        ):
             for resource in (GRPOJOBS, JOBS, PODS):
                 await self.client.delete_all(Selection(resource, NAMESPACE))
             await asyncio.sleep(1)
@@ -148,7 +165,9 @@ async def bench(checkout: Path) -> AsyncIterator[Bench]:
     settings = ClusterSettings(kwok_nodes=NODES, gpus=GpuSettings(per_node=GPUS))
     with Cluster.create(f"waiting-{os.getpid()}", settings) as cluster:
         cluster.kubectl("apply", "--server-side", "-f", str(checkout / "crds" / "grpojob.yaml"))
-        until("GRPOJobs to be served", lambda: cluster.control_plane.client().get(GRPOJOBS.path()), 60)
+        until(
+            "GRPOJobs to be served", lambda: cluster.control_plane.client().get(GRPOJOBS.path()), 60
+        )
         port = free_port()
         with operator(checkout, str(cluster.kubeconfig), port) as process:
             async with HttpCluster(await transport.load(str(cluster.kubeconfig))) as client:
@@ -159,8 +178,23 @@ async def bench(checkout: Path) -> AsyncIterator[Bench]:
 @contextlib.contextmanager
 def operator(checkout: Path, kubeconfig: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """An operator process."""
-    command = [sys.executable, "-m", "grpo_operator", "--kubeconfig", kubeconfig, "--log-level", "warning"]
-    command += ["--trainer-image", "none", "--metrics-address", "127.0.0.1", "--metrics-port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "grpo_operator",
+        "--kubeconfig",
+        kubeconfig,
+        "--log-level",
+        "warning",
+    ]
+    command += [
+        "--trainer-image",
+        "none",
+        "--metrics-address",
+        "127.0.0.1",
+        "--metrics-port",
+        str(port),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(checkout / "operator")}
     process = subprocess.Popen(command, env=environment, cwd=checkout)
     try:
@@ -197,7 +231,10 @@ async def wait_and_start(one: Bench, jobs: int, seconds: float) -> None:
     )
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(one.still(), 150)
-    row("until their last sentence is written", f"{time.perf_counter() - began:.0f} s, {one.cpu() - cpu:.1f} CPU-s")
+    row(
+        "until their last sentence is written",
+        f"{time.perf_counter() - began:.0f} s, {one.cpu() - cpu:.1f} CPU-s",
+    )
     cpu, before = one.cpu(), one.requests()
     await asyncio.sleep(seconds)
     used, made = one.cpu() - cpu, one.requests() - before
@@ -237,7 +274,11 @@ async def on_the_cluster(given: argparse.Namespace) -> None:
 
 def _node(name: str, product: str) -> NodeFacts:
     """A node that is full."""
-    labels = {"nvidia.com/gpu.product": product, "nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.count": "8"}
+    labels = {
+        "nvidia.com/gpu.product": product,
+        "nvidia.com/gpu.memory": "81559",
+        "nvidia.com/gpu.count": "8",
+    }
     offers = {"nvidia.com/gpu": 8.0, "cpu": 128.0, "memory": 2.0**40}
     return NodeFacts(name=name, labels=labels, offers=offers, usable=True, taints=())
 
@@ -246,12 +287,18 @@ def _record(number: int, product: str | None) -> GRPOJobRecord:
     """A job that asks for an attempt."""
     item = job(f"j{number}", GPUS, number, **({"gpuProduct": product} if product else {}))
     created = f"2026-01-01T00:{number // 60:02}:{number % 60:02}Z"
-    item["metadata"] |= {"uid": f"u{number}", "resourceVersion": "1", "generation": 1, "creationTimestamp": created}
+    item["metadata"] |= {
+        "uid": f"u{number}",
+        "resourceVersion": "1",
+        "generation": 1,
+        "creationTimestamp": created,
+    }
     return grpojob_record(item)
 
 
 def passes(count: int) -> None:
-    """Measure one scheduling cycle: 320 jobs of as many specs on `count` nodes of twelve products, at most one free."""
+    """Measure one scheduling cycle: 320 jobs of as many specs on `count` nodes of twelve products,
+    at most one free."""
     products = [*PRODUCTS] * (count // len(PRODUCTS) + 1)
     nodes = tuple(_node(f"n{number}", product) for number, product in enumerate(products[:count]))
     for what, product, free in (
@@ -260,25 +307,47 @@ def passes(count: int) -> None:
         ("that can never run", "NVIDIA-Nothing", 0),
     ):
         jobs = tuple(_record(number, product) for number in range(320))
-        busy = Snapshot(nodes=nodes, other_use={node.name: {"nvidia.com/gpu": 8.0} for node in nodes[free:]})
-        asked = CycleInput(jobs=jobs, snapshot=busy, now=time.time(), limits=Limits(), default_image="none")
+        busy = Snapshot(
+            nodes=nodes, other_use={node.name: {"nvidia.com/gpu": 8.0} for node in nodes[free:]}
+        )
+        asked = CycleInput(
+            jobs=jobs, snapshot=busy, now=time.time(), limits=Limits(), default_image="none"
+        )
         plans, times = Plans(), list[float]()
         while not times or schedule(asked, plans).not_reached:
             times.append(time.process_time())
         times.append(time.process_time())
         schedule(asked, plans)
         found = f"{times[-1] - times[0]:.2f}, {time.process_time() - times[-1]:.2f}"
-        row(f"320 jobs {what}, {count:,} nodes: all planned for the first time, a later pass, CPU-s", found)
+        row(
+            (
+                f"320 jobs {what}, {count:,} nodes: all planned for the first time, a later pass, "
+                "CPU-s"
+            ),
+            found,
+        )
 
 
 def main() -> int:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=200, help="jobs that wait (default 200)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long nothing changes (default 60)")
-    parser.add_argument("--impossible", type=int, nargs="*", default=[32, 320], help="impossible jobs (default 32 320)")
-    parser.add_argument("--nodes", type=int, default=1000, help="of a pass by itself (default 1000)")
-    parser.add_argument("--checkout", type=Path, default=ROOT, help="working tree whose operator is run")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="how long nothing changes (default 60)"
+    )
+    parser.add_argument(
+        "--impossible",
+        type=int,
+        nargs="*",
+        default=[32, 320],
+        help="impossible jobs (default 32 320)",
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=1000, help="of a pass by itself (default 1000)"
+    )
+    parser.add_argument(
+        "--checkout", type=Path, default=ROOT, help="working tree whose operator is run"
+    )
     given = parser.parse_args()
     print("| what | measured |\n|---|---|")
     asyncio.run(on_the_cluster(given))

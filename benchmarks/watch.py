@@ -2,9 +2,9 @@
 
     python -m benchmarks watch [--jobs 150]
 
-Two processes watch the pods of one API level cluster while bare Jobs of two pods come and go: one through kopf's
-`on.event`, one through grpo_kube.informer. Both only keep a record per pod. The difference is why the
-operator watches pods itself and leaves only GRPOJobs to kopf.
+Two processes watch the pods of one API level cluster while bare Jobs of two pods come and go: one
+through kopf's `on.event`, one through grpo_kube.informer. Both only keep a record per pod. The
+difference is why the operator watches pods itself and leaves only GRPOJobs to kopf.
 """
 
 import argparse
@@ -46,10 +46,16 @@ def pods() -> Cache[PodRecord]:
 
 async def watch_by_kopf(kubeconfig: str) -> None:
     """Keeps the pods' records by kopf's events, until killed."""
-    configuration, cache, registry = await transport.load(kubeconfig), pods(), kopf.OperatorRegistry()
+    configuration, cache, registry = (
+        await transport.load(kubeconfig),
+        pods(),
+        kopf.OperatorRegistry(),
+    )
 
     async def login(**_: Any) -> kopf.AiohttpSession:
-        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=open_session(configuration))
+        return kopf.AiohttpSession(
+            server=configuration.host, aiohttp_session=open_session(configuration)
+        )
 
     async def pod(event: Any, **_: Any) -> None:
         if event["type"] == "DELETED":
@@ -62,13 +68,17 @@ async def watch_by_kopf(kubeconfig: str) -> None:
     settings = handlers.settings()
     settings.watching.label_selectors["", "v1", "pods"] = SELECTOR
     stop = threading.Event()
-    await kopf.operator(registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=stop)
+    await kopf.operator(
+        registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=stop
+    )
 
 
 async def watch_by_ours(kubeconfig: str) -> None:
     """Keeps the pods' records by our own mirror, until killed."""
     async with HttpCluster(await transport.load(kubeconfig)) as cluster:
-        await Informer(cluster, Selection(PODS, labels=SELECTOR), pods(), lambda _: None, resync=300).follow()
+        await Informer(
+            cluster, Selection(PODS, labels=SELECTOR), pods(), lambda _: None, resync=300
+        ).follow()
 
 
 WATCHERS = {"kopf": watch_by_kopf, "ours": watch_by_ours}
@@ -111,10 +121,16 @@ def compare(jobs: int) -> None:
             time.sleep(START_SECONDS)
             before = {name: _usage(process.pid) for name, process in processes.items()}
             asyncio.run(_load(str(cluster.kubeconfig), jobs))
-            print(f"| {2 * jobs} pods came and went | CPU s | MiB before | MiB after |\n|---|---|---|---|")
+            print(
+                f"| {2 * jobs} pods came and went | CPU s | MiB before | MiB after "
+                "|\n|---|---|---|---|"
+            )
             for name, process in processes.items():
                 seconds, memory = _usage(process.pid)
-                print(f"| {name} | {seconds - before[name][0]:.2f} | {before[name][1]:.0f} | {memory:.0f} |")
+                print(
+                    f"| {name} | {seconds - before[name][0]:.2f} | {before[name][1]:.0f} | "
+                    f"{memory:.0f} |"
+                )
         finally:
             for process in processes.values():
                 process.kill()
@@ -122,8 +138,19 @@ def compare(jobs: int) -> None:
 
 
 def _start(name: str, kubeconfig: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "benchmarks", "watch", "--as", name, "--kubeconfig", kubeconfig]
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT / "operator")}, cwd=ROOT)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "watch",
+        "--as",
+        name,
+        "--kubeconfig",
+        kubeconfig,
+    ]
+    return subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT / "operator")}, cwd=ROOT
+    )
 
 
 def main() -> int:

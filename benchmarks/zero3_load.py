@@ -1,13 +1,13 @@
 """Host memory and time of loading and proving a model of about 1 GB under ZeRO-3 on two ranks.
 
-A load that puts the whole model on every rank kills nodes (230 GB per rank has been seen), and a proof that costs as
-much as the load would be switched off.
+A load that puts the whole model on every rank kills nodes (230 GB per rank has been seen), and a
+proof that costs as much as the load would be switched off.
 
     python -m benchmarks zero3_load [--default-malloc] [--layers 12] [--write]
 
-Prints, per rank, anonymous memory over the start: its peak while loading against `shards + 3 x largest module +
-64 MiB`, what stays against `1.15 x shards`, the peak while proving, and the proof's time against 8 % of the load's.
-Exits 1 where a bound is broken.
+Prints, per rank, anonymous memory over the start: its peak while loading against `shards + 3 x
+largest module + 64 MiB`, what stays against `1.15 x shards`, the peak while proving, and the
+proof's time against 8 % of the load's. Exits 1 where a bound is broken.
 """
 
 import argparse
@@ -28,7 +28,8 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"
 
 
 class Peak:
-    """Highest anonymous and file-backed memory of this process while inside, sampled every 2 ms; bytes."""
+    """Highest anonymous and file-backed memory of this process while inside, sampled every 2 ms;
+    bytes."""
 
     def __enter__(self) -> "Peak":
         self.anon = self.file = 0
@@ -56,7 +57,8 @@ def resident(kind: str) -> int:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """One rank: memory and times of load and proof, after a first small load has paid for lazy imports."""
+    """One rank: memory and times of load and proof, after a first small load has paid for lazy
+    imports."""
     from grpo_trainer.weights.checkpoint_files import open_weights
     from grpo_trainer.weights.models import load_policy
     from grpo_trainer.weights.parameters import is_partitioned
@@ -126,9 +128,17 @@ def rows(ranks: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
         bound = (facts["shards"] + 3 * facts["largest"]) / MIB + 64
         checks += [
             (f"rank {rank}: peak while loading, MiB", facts["peak"] / MIB, bound),
-            (f"rank {rank}: after loading, MiB", facts["after"] / MIB, 1.15 * facts["shards"] / MIB),
+            (
+                f"rank {rank}: after loading, MiB",
+                facts["after"] / MIB,
+                1.15 * facts["shards"] / MIB,
+            ),
             (f"rank {rank}: peak while proving, MiB", facts["proving"] / MIB, bound),
-            (f"rank {rank}: proof / load, %", 100 * facts["proof_seconds"] / facts["load_seconds"], 8.0),
+            (
+                f"rank {rank}: proof / load, %",
+                100 * facts["proof_seconds"] / facts["load_seconds"],
+                8.0,
+            ),
         ]
     return checks
 
@@ -136,9 +146,13 @@ def rows(ranks: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
 def report(ranks: list[dict[str, Any]]) -> str:
     """The measurements as a Markdown table, with the sizes they refer to."""
     first = ranks[0]
-    sizes = ", ".join(f"{name} {first[name] / MIB:.0f} MiB" for name in ("model", "shards", "largest"))
+    sizes = ", ".join(
+        f"{name} {first[name] / MIB:.0f} MiB" for name in ("model", "shards", "largest")
+    )
     file = ", ".join(f"{facts['file'] / MIB:.0f} MiB" for facts in ranks)
-    seconds = ", ".join(f"{facts['load_seconds']:.2f} and {facts['proof_seconds']:.2f} s" for facts in ranks)
+    seconds = ", ".join(
+        f"{facts['load_seconds']:.2f} and {facts['proof_seconds']:.2f} s" for facts in ranks
+    )
     lines = [[name, f"{value:.1f}", f"{limit:.1f}"] for name, value, limit in rows(ranks)]
     about = f"{sizes}; file-backed memory by rank: {file}; load and proof by rank: {seconds}."
     return f"{about}\n\n{table(['measured', 'value', 'bound'], lines)}"
@@ -147,9 +161,13 @@ def report(ranks: list[dict[str, Any]]) -> str:
 def main() -> int:
     """Saves, measures in fresh processes, reports."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--default-malloc", action="store_true", help="leave glibc's thresholds as they are")
+    parser.add_argument(
+        "--default-malloc", action="store_true", help="leave glibc's thresholds as they are"
+    )
     parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--write", action="store_true", help="write the table into docs/strategies.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table into docs/strategies.md"
+    )
     options = parser.parse_args()
     if not options.default_malloc:
         os.environ |= MALLOC

@@ -1,4 +1,5 @@
-"""The command line: `python -m harness tools|up|down|load|images|kubelet|apiserver|kubeconfig`; for make."""
+"""The command line: `python -m harness tools|up|down|load|images|kubelet|apiserver|kubeconfig`; for
+make."""
 
 import argparse
 import sys
@@ -35,7 +36,9 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m harness", description=__doc__)
-    parser.add_argument("--name", default="main", help="several clusters may be up under different names")
+    parser.add_argument(
+        "--name", default="main", help="several clusters may be up under different names"
+    )
     commands = parser.add_subparsers(required=True)
     _add_up(commands.add_parser("up", help="start a cluster and print how to use it"))
     down = commands.add_parser("down", help="remove the cluster and every trace of it")
@@ -48,19 +51,31 @@ def _parser() -> argparse.ArgumentParser:
     names = f"of {', '.join(images.RECIPES)} (default: {' and '.join(SHIPPED)})"
     build.add_argument("image", nargs="*", default=SHIPPED, help=names)
     build.set_defaults(run=_images)
-    tools = commands.add_parser("tools", help="build what a run needs, so that nothing is built within it")
+    tools = commands.add_parser(
+        "tools", help="build what a run needs, so that nothing is built within it"
+    )
     tools.add_argument("needed_by", nargs="?", choices=RUNS, default="test", help="default: test")
     tools.set_defaults(run=lambda arguments: prepare(arguments.needed_by))
-    kubelet = commands.add_parser("kubelet", help="kill a node's kubelet (its pods run on), or start it again")
+    kubelet = commands.add_parser(
+        "kubelet", help="kill a node's kubelet (its pods run on), or start it again"
+    )
     kubelet.add_argument("node")
     kubelet.add_argument("action", choices=["stop", "start"])
-    kubelet.set_defaults(run=lambda arguments: _cluster(arguments).kubelet(arguments.node, arguments.action))
-    apiserver = commands.add_parser("apiserver", help="kill the API server, or start it again on the same data")
+    kubelet.set_defaults(
+        run=lambda arguments: _cluster(arguments).kubelet(arguments.node, arguments.action)
+    )
+    apiserver = commands.add_parser(
+        "apiserver", help="kill the API server, or start it again on the same data"
+    )
     apiserver.add_argument("action", choices=["stop", "start"])
     apiserver.set_defaults(run=_apiserver)
-    kubeconfig = commands.add_parser("kubeconfig", help="print the path of the administrator's kubeconfig")
+    kubeconfig = commands.add_parser(
+        "kubeconfig", help="print the path of the administrator's kubeconfig"
+    )
     kubeconfig.set_defaults(run=lambda arguments: print(_cluster(arguments).kubeconfig))
-    guard = commands.add_parser("guard", help="what `up` starts: remove the cluster when its owner dies")
+    guard = commands.add_parser(
+        "guard", help="what `up` starts: remove the cluster when its owner dies"
+    )
     guard.add_argument("folder", type=Path)
     guard.set_defaults(run=_guard)
     return parser
@@ -69,15 +84,35 @@ def _parser() -> argparse.ArgumentParser:
 def _add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--nodes", type=int, default=2, help="real kubelets (default 2)")
     up.add_argument("--api-only", action="store_true", help="no real node: needs no root")
-    up.add_argument("--gpus-per-node", type=int, default=0, help="GPUs that every node claims to have (default 0)")
-    up.add_argument("--gpu-product", default=GPU.product, help=f"nvidia.com/gpu.product (default {GPU.product})")
-    up.add_argument("--gpu-memory-mib", type=int, default=GPU.memory_mib, help="nvidia.com/gpu.memory")
+    up.add_argument(
+        "--gpus-per-node",
+        type=int,
+        default=0,
+        help="GPUs that every node claims to have (default 0)",
+    )
+    up.add_argument(
+        "--gpu-product", default=GPU.product, help=f"nvidia.com/gpu.product (default {GPU.product})"
+    )
+    up.add_argument(
+        "--gpu-memory-mib", type=int, default=GPU.memory_mib, help="nvidia.com/gpu.memory"
+    )
     up.add_argument("--gpu-family", default=GPU.family, help="nvidia.com/gpu.family")
-    up.add_argument("--kwok-nodes", type=int, default=0, help="nodes whose pods only pretend to run (default 0)")
+    up.add_argument(
+        "--kwok-nodes", type=int, default=0, help="nodes whose pods only pretend to run (default 0)"
+    )
     grace = f"silence after which a node counts as lost (default {PLANE.node_grace_seconds}s)"
     up.add_argument("--node-grace", type=_seconds, default=PLANE.node_grace_seconds, help=grace)
-    up.add_argument("--client-qps", type=int, default=PLANE.client_qps, help="requests/s of the controller manager")
-    up.add_argument("--audit", action="store_true", help="log every API request to audit.log in the state folder")
+    up.add_argument(
+        "--client-qps",
+        type=int,
+        default=PLANE.client_qps,
+        help="requests/s of the controller manager",
+    )
+    up.add_argument(
+        "--audit",
+        action="store_true",
+        help="log every API request to audit.log in the state folder",
+    )
     up.set_defaults(run=_up)
 
 
@@ -86,13 +121,24 @@ def _seconds(text: str) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> ClusterSettings:
-    gpus = GpuSettings(arguments.gpus_per_node, arguments.gpu_product, arguments.gpu_memory_mib, arguments.gpu_family)
+    gpus = GpuSettings(
+        arguments.gpus_per_node,
+        arguments.gpu_product,
+        arguments.gpu_memory_mib,
+        arguments.gpu_family,
+    )
     plane = ControlPlaneSettings(
-        node_grace_seconds=arguments.node_grace, client_qps=arguments.client_qps, audit=arguments.audit
+        node_grace_seconds=arguments.node_grace,
+        client_qps=arguments.client_qps,
+        audit=arguments.audit,
     )
     nodes = 0 if arguments.api_only else arguments.nodes
     return ClusterSettings(
-        nodes=nodes, kwok_nodes=arguments.kwok_nodes, storage_class=True, gpus=gpus, control_plane=plane
+        nodes=nodes,
+        kwok_nodes=arguments.kwok_nodes,
+        storage_class=True,
+        gpus=gpus,
+        control_plane=plane,
     )
 
 
@@ -101,7 +147,10 @@ def _up(arguments: argparse.Namespace) -> None:
     folder = clusters_folder() / arguments.name
     running = folder.exists() and bool(Cluster.open(folder).processes.find())
     if running:
-        print(f"# cluster {arguments.name!r} is up already; to start another one first: python -m harness down")
+        print(
+            f"# cluster {arguments.name!r} is up already; to start another one first: python -m "
+            "harness down"
+        )
         cluster = Cluster.open(folder)
     else:
         cluster = Cluster.create(
@@ -117,7 +166,9 @@ def _up(arguments: argparse.Namespace) -> None:
 def _cluster(arguments: argparse.Namespace) -> Cluster:
     folder = clusters_folder() / arguments.name
     if not folder.exists():
-        raise ClusterError(f"no cluster {arguments.name!r} is up: start one with `python -m harness up`")
+        raise ClusterError(
+            f"no cluster {arguments.name!r} is up: start one with `python -m harness up`"
+        )
     return Cluster.open(folder)
 
 
@@ -140,7 +191,11 @@ def _guard(arguments: argparse.Namespace) -> None:
 
 
 def _down(arguments: argparse.Namespace) -> None:
-    folders = sorted(clusters_folder().glob("[!.]*")) if arguments.all else [clusters_folder() / arguments.name]
+    folders = (
+        sorted(clusters_folder().glob("[!.]*"))
+        if arguments.all
+        else [clusters_folder() / arguments.name]
+    )
     for folder in folders:
         Cluster.open(folder).down()
 

@@ -1,4 +1,5 @@
-"""kubectl and helm against one kubeconfig: what the tests use of any cluster, ours or one that is lent.
+"""kubectl and helm against one kubeconfig: what the tests use of any cluster, ours or one that is
+lent.
 
 `ExternalCluster` stands in for ours when GRPO_TEST_KUBECONFIG names a running cluster.
 """
@@ -47,12 +48,17 @@ class Access:
         return self._run([str(toolchain(("helm",)).program("helm")), *arguments], input)
 
     @contextmanager
-    def watching(self, kind: str, namespace: str, file: Path) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-        """Watch the objects of a kind while the block runs; what is yielded reads all that was seen, oldest first.
+    def watching(
+        self, kind: str, namespace: str, file: Path
+    ) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+        """Watch the objects of a kind while the block runs; what is yielded reads all that was
+        seen, oldest first.
 
         The file takes kubectl's words: nobody reads a pipe meanwhile.
         """
-        command = self.kubectl_command("--namespace", namespace, "get", kind, "--watch", "--output", "json")
+        command = self.kubectl_command(
+            "--namespace", namespace, "get", kind, "--watch", "--output", "json"
+        )
         with file.open("w") as output:
             watch = subprocess.Popen(command, stdout=output, env=self.environment)
         try:
@@ -62,14 +68,18 @@ class Access:
             watch.wait()
 
     def _run(self, command: list[str], stdin: str | None) -> str:
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=self.environment)
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, check=False, env=self.environment
+        )
         if done.returncode:
             raise CommandError(" ".join(command), done.returncode, done.stderr)
         return done.stdout
 
     def wait(self, what: str, *arguments: str, expect: str, seconds: float = 120) -> None:
         """Run `kubectl <arguments>` again and again until it prints exactly `expect`."""
-        until(f"{what} to be {expect!r}", lambda: self.kubectl(*arguments).strip() == expect, seconds)
+        until(
+            f"{what} to be {expect!r}", lambda: self.kubectl(*arguments).strip() == expect, seconds
+        )
 
 
 def _documents(text: str) -> Iterator[dict[str, Any]]:
@@ -90,16 +100,21 @@ def _assets_with(name: str) -> str:
 
 
 class ExternalCluster(Access):
-    """A cluster that somebody else runs: everything works but what needs its processes or its machines."""
+    """A cluster that somebody else runs: everything works but what needs its processes or its
+    machines."""
 
     @property
     def url(self) -> str:
         """The API server's URL."""
-        return self.kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}")
+        return self.kubectl(
+            "config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}"
+        )
 
     def stop_apiserver(self) -> None:
         """Not possible: it is not ours to kill."""
-        raise ClusterError(f"the cluster of GRPO_TEST_KUBECONFIG={self.kubeconfig} is not ours to stop")
+        raise ClusterError(
+            f"the cluster of GRPO_TEST_KUBECONFIG={self.kubeconfig} is not ours to stop"
+        )
 
     def start_apiserver(self) -> None:
         """Not possible, as for `stop_apiserver`."""
@@ -109,5 +124,6 @@ class ExternalCluster(Access):
         """Not possible: there is no general way to put an image on foreign nodes."""
         archives = " and ".join(map(str, images))
         raise ClusterError(
-            f"push {archives} to a registry that the nodes of {self.url} can reach, or unset GRPO_TEST_KUBECONFIG"
+            f"push {archives} to a registry that the nodes of {self.url} can reach, or unset "
+            "GRPO_TEST_KUBECONFIG"
         )

@@ -22,7 +22,8 @@ class Prometheus:
         self.address = address
 
     def ask(self, what: str, **parameters: object) -> Any:
-        """The data of an answer; a refused query raises ClusterError with what Prometheus says of it."""
+        """The data of an answer; a refused query raises ClusterError with what Prometheus says of
+        it."""
         return ask(self.address, what, **parameters)
 
     def ready(self) -> bool:

@@ -1,7 +1,8 @@
-"""A minimal Kubernetes API client on the standard library, for what the harness itself asks of its API server.
+"""A minimal Kubernetes API client on the standard library, for what the harness itself asks of its
+API server.
 
-Not for the operator or its tests: it knows nothing but one JSON request at a time. One connection is kept per object,
-on which threads take turns.
+Not for the operator or its tests: it knows nothing but one JSON request at a time. One connection
+is kept per object, on which threads take turns.
 """
 
 import http.client
@@ -16,7 +17,8 @@ STRATEGIC_MERGE = "application/strategic-merge-patch+json"
 
 
 class ApiStatusError(OSError):
-    """The API server answered with an error status; an OSError, so that `until` takes it as not yet."""
+    """The API server answered with an error status; an OSError, so that `until` takes it as not
+    yet."""
 
     def __init__(self, method: str, path: str, status: int, text: str) -> None:
         super().__init__(f"{method} {path}: {status} {text.strip()}")
@@ -37,7 +39,9 @@ class ApiClient:
         """A connection of its own, for an answer that is read as it comes, such as a watch's."""
         return http.client.HTTPSConnection(*self._address, timeout=timeout, context=self._context)
 
-    def request(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
+    def request(
+        self, method: str, path: str, body: Any = None, kind: str = "application/json"
+    ) -> Any:
         """Return the answer (parsed if it is a JSON object, else text).
 
         Raises ApiStatusError on a status of 400 or more, OSError when the server can't be reached.
@@ -49,7 +53,9 @@ class ApiClient:
             raise ApiStatusError(method, path, status, text)
         return json.loads(text) if text.startswith("{") else text
 
-    def _answer(self, method: str, path: str, data: str | None, headers: dict[str, str]) -> tuple[int, str]:
+    def _answer(
+        self, method: str, path: str, data: str | None, headers: dict[str, str]
+    ) -> tuple[int, str]:
         try:
             self._connection.request(method, path, data, headers)
             answer = self._connection.getresponse()

@@ -1,7 +1,7 @@
 """The whole cluster: one object with the verbs that tests, the demo and the command line use.
 
-Two levels, one code path: without nodes only the control plane runs, on loopback and without root; with nodes the
-same control plane listens on a bridge and real kubelets join it.
+Two levels, one code path: without nodes only the control plane runs, on loopback and without root;
+with nodes the same control plane listens on a bridge and real kubelets join it.
 """
 
 import os
@@ -34,7 +34,8 @@ def clusters_folder() -> Path:
 
 
 class Cluster(Access):
-    """A cluster by the settings, with its state in `directory`. Use it as a context manager, or `up` and `down`.
+    """A cluster by the settings, with its state in `directory`. Use it as a context manager, or
+    `up` and `down`.
 
     `.kubeconfig` is an administrator's; `.url` the API server's.
     """
@@ -99,9 +100,14 @@ class Cluster(Access):
         self.control_plane.start()
         say(f"API server ready at {self.url}")
         if missing := self.control_plane.missing:
-            say(f"KUBEBUILDER_ASSETS has no {' and no '.join(missing)}: Jobs create no pods, pods get no node")
+            say(
+                f"KUBEBUILDER_ASSETS has no {' and no '.join(missing)}: Jobs create no pods, pods "
+                "get no node"
+            )
         if self.settings.nodes:
-            nodes.start(self.directory, self.settings, self.processes, self.tools, self.control_plane)
+            nodes.start(
+                self.directory, self.settings, self.processes, self.tools, self.control_plane
+            )
             say(f"{self.settings.nodes} nodes ready")
         self.control_plane.wait_for_service_account()
         if self.settings.kwok_nodes:
@@ -115,7 +121,8 @@ class Cluster(Access):
             self._guard = None
 
     def down(self) -> None:
-        """Remove the cluster: processes, mounts, cgroups, links, files. Safe to repeat, and after any crash."""
+        """Remove the cluster: processes, mounts, cgroups, links, files. Safe to repeat, and after
+        any crash."""
         self.processes.kill()
         if self._guard:
             self._guard.reap()
@@ -124,7 +131,8 @@ class Cluster(Access):
             self.clean()
 
     def clean(self) -> None:
-        """Remove what the processes leave when they are gone; the caller holds the lock, as two may want to.
+        """Remove what the processes leave when they are gone; the caller holds the lock, as two may
+        want to.
 
         Without the folder the slot may be another cluster's already.
         """
@@ -144,13 +152,17 @@ class Cluster(Access):
         self.control_plane.start_apiserver()
 
     def add_kwok_nodes(self, first: int, count: int) -> None:
-        """Add nodes `kwok-<first>` and following, with this cluster's GPUs, and wait until all are Ready."""
+        """Add nodes `kwok-<first>` and following, with this cluster's GPUs, and wait until all are
+        Ready."""
         if not self.processes.find("kwok"):
-            kwok.start(self.processes, toolchain(("kwok",)), self.kubeconfig, self.settings.control_plane)
+            kwok.start(
+                self.processes, toolchain(("kwok",)), self.kubeconfig, self.settings.control_plane
+            )
         kwok.add_nodes(self.control_plane.client(), range(first, first + count), self.settings.gpus)
 
     def load(self, *images: Path) -> None:
-        """Import image archives (docker or OCI) on every node; pods use them with imagePullPolicy Never."""
+        """Import image archives (docker or OCI) on every node; pods use them with imagePullPolicy
+        Never."""
         nodes.load(self.directory, self.tools, *images)
 
     def kubelet(self, node: str, action: str) -> None:
@@ -163,20 +175,25 @@ def _lock() -> Path:
 
 
 def _claim(directory: Path, settings: ClusterSettings) -> Cluster:
-    """Make the state folder with the settings completed by the addresses; nobody else gets the same.
+    """Make the state folder with the settings completed by the addresses; nobody else gets the
+    same.
 
-    The guard starts under the same lock: so a folder whose cluster has no process is one that a crash left.
+    The guard starts under the same lock: so a folder whose cluster has no process is one that a
+    crash left.
     """
     with locked(_lock()):
         _sweep()
         if directory.exists():
             raise ClusterError(
-                f"a cluster {directory.name!r} is up already: `python -m harness --name {directory.name} down` "
+                f"a cluster {directory.name!r} is up already: `python -m harness --name "
+                f"{directory.name} down` "
                 "removes it"
             )
         directory.mkdir(mode=0o700)
         slot = _free_slot() if settings.nodes else 0
-        address, port = (network.Addresses(slot).host, 6443) if settings.nodes else ("127.0.0.1", free_port())
+        address, port = (
+            (network.Addresses(slot).host, 6443) if settings.nodes else ("127.0.0.1", free_port())
+        )
         assets = "" if settings.nodes else os.environ.get("KUBEBUILDER_ASSETS", "")
         plane = replace(settings.control_plane, address=address, port=port, assets=assets)
         cluster = Cluster(directory, replace(settings, slot=slot, control_plane=plane))
@@ -186,7 +203,8 @@ def _claim(directory: Path, settings: ClusterSettings) -> Cluster:
 
 
 def _sweep() -> None:
-    """Remove what is left of clusters that died with their guards, as when the machine went down."""
+    """Remove what is left of clusters that died with their guards, as when the machine went
+    down."""
     alive = set(marked().values())
     for file in clusters_folder().glob(f"*/{FILE}"):
         if str(file.parent) not in alive:
@@ -201,5 +219,7 @@ def _free_slot() -> int:
             taken.add(other.slot)
     free = sorted(set(range(network.SLOTS)) - taken)
     if not free:
-        raise ClusterError(f"{network.SLOTS} clusters are up: remove one with `python -m harness down --name …`")
+        raise ClusterError(
+            f"{network.SLOTS} clusters are up: remove one with `python -m harness down --name …`"
+        )
     return free[0]

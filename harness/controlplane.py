@@ -1,7 +1,8 @@
-"""etcd, API server, controller manager and scheduler as plain processes: the API level, and the top of the node level.
+"""etcd, API server, controller manager and scheduler as plain processes: the API level, and the top
+of the node level.
 
-etcd listens on unix sockets in the state folder, so the only TCP port is the API server's. The API server can be
-killed and started again on the same data and port, which is how tests take it away.
+etcd listens on unix sockets in the state folder, so the only TCP port is the API server's. The API
+server can be killed and started again on the same data and port, which is how tests take it away.
 """
 
 import json
@@ -20,9 +21,13 @@ from .programs.processes import ClusterError, Processes, until
 
 SERVICES = "10.96.0.0/16"
 FIRST_SERVICE = "10.96.0.1"
-ETCD = "unix://etcd:1"  # a file called `etcd:1` in the working folder: etcd insists on host:port even for sockets
+# a file called `etcd:1` in the working folder: etcd insists on host:port even for sockets
+ETCD = "unix://etcd:1"
 ETCD_PEER = "unix://etcd:2"
-PORTS = (20000, 30000)  # below the kernel's range for outgoing connections, so nobody takes it while we are down
+PORTS = (
+    20000,
+    30000,
+)  # below the kernel's range for outgoing connections, so nobody takes it while we are down
 MOST_TRIES = 100
 MOST_RESERVED = 64
 _reservations: deque[int] = deque()
@@ -33,12 +38,14 @@ DNS_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.defaul
 
 @dataclass(frozen=True)
 class ControlPlaneSettings:
-    """How the control plane runs; kept in the state folder so that another process can restart the API server.
+    """How the control plane runs; kept in the state folder so that another process can restart the
+    API server.
 
-    address, port: where the API server listens. node_grace_seconds: how long a kubelet may be silent.
-    client_qps: requests/s that the controller manager and the scheduler allow themselves (stock: 20 and 50).
-    assets: a folder with etcd and kube-apiserver to use instead of ours, as KUBEBUILDER_ASSETS names it.
-    audit: log one line per request to `audit.log` in the state folder, for tests that count requests.
+    address, port: where the API server listens. node_grace_seconds: how long a kubelet may be
+    silent. client_qps: requests/s that the controller manager and the scheduler allow themselves
+    (stock: 20 and 50). assets: a folder with etcd and kube-apiserver to use instead of ours, as
+    KUBEBUILDER_ASSETS names it. audit: log one line per request to `audit.log` in the state folder,
+    for tests that count requests.
     """
 
     address: str = "127.0.0.1"
@@ -66,7 +73,8 @@ class ControlPlane:
 
     @property
     def missing(self) -> list[str]:
-        """Components that the folder of assets lacks: without them Jobs create no pods and pods get no node."""
+        """Components that the folder of assets lacks: without them Jobs create no pods and pods get
+        no node."""
         assets = self.settings.assets
         parts = ("kube-controller-manager", "kube-scheduler")
         return [part for part in parts if assets and not (Path(assets) / part).exists()]
@@ -84,7 +92,8 @@ class ControlPlane:
         return Authority(self._dir / "pki")
 
     def start(self) -> None:
-        """Start everything and wait until the API server and the default service account are there."""
+        """Start everything and wait until the API server and the default service account are
+        there."""
         self._identities()
         self._start_etcd()
         self.start_apiserver()
@@ -94,11 +103,14 @@ class ControlPlane:
             self._start_scheduler()
 
     def wait_for_service_account(self) -> None:
-        """Wait for the default service account: until the controller manager made it no pod can be created."""
+        """Wait for the default service account: until the controller manager made it no pod can be
+        created."""
         if "kube-controller-manager" in self.missing:
             return
         path = "/api/v1/namespaces/default/serviceaccounts/default"
-        self._until("the default service account", "controller-manager", lambda: self.client().get(path))
+        self._until(
+            "the default service account", "controller-manager", lambda: self.client().get(path)
+        )
 
     def stop_apiserver(self) -> None:
         """Kill the API server as a crash would."""
@@ -119,7 +131,8 @@ class ControlPlane:
         self._until("etcd", "etcd", lambda: self.client().get("/readyz") == "ok")
 
     def restart_controllers(self) -> None:
-        """Kill the controller manager and start it again; it finds the kinds that are defined by now at once."""
+        """Kill the controller manager and start it again; it finds the kinds that are defined by
+        now at once."""
         self._processes.kill("controller-manager")
         self._start_controller_manager()
 
@@ -158,16 +171,47 @@ class ControlPlane:
         command += ["--etcd-servers", ETCD, "--service-cluster-ip-range", SERVICES]
         command += ["--bind-address", settings.address, "--advertise-address", settings.address]
         command += ["--secure-port", settings.port, "--client-ca-file", pki.crt("ca")]
-        command += ["--tls-cert-file", pki.crt("apiserver"), "--tls-private-key-file", pki.key("apiserver")]
+        command += [
+            "--tls-cert-file",
+            pki.crt("apiserver"),
+            "--tls-private-key-file",
+            pki.key("apiserver"),
+        ]
         command += ["--service-account-issuer", "https://kubernetes.default.svc"]
-        command += ["--service-account-key-file", pki.crt("sa"), "--service-account-signing-key-file", pki.key("sa")]
-        command += ["--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction"]
-        command += ["--kubelet-certificate-authority", pki.crt("ca"), "--kubelet-preferred-address-types", "InternalIP"]
-        command += ["--kubelet-client-certificate", pki.crt("admin"), "--kubelet-client-key", pki.key("admin")]
-        # the host has no kube-proxy: webhooks given as Services must be dialled at their pods' addresses
+        command += [
+            "--service-account-key-file",
+            pki.crt("sa"),
+            "--service-account-signing-key-file",
+            pki.key("sa"),
+        ]
+        command += [
+            "--authorization-mode",
+            "Node,RBAC",
+            "--enable-admission-plugins",
+            "NodeRestriction",
+        ]
+        command += [
+            "--kubelet-certificate-authority",
+            pki.crt("ca"),
+            "--kubelet-preferred-address-types",
+            "InternalIP",
+        ]
+        command += [
+            "--kubelet-client-certificate",
+            pki.crt("admin"),
+            "--kubelet-client-key",
+            pki.key("admin"),
+        ]
+        # the host has no kube-proxy: webhooks given as Services must be dialled at their pods'
+        # addresses
         command += ["--enable-aggregator-routing"]
         # a pod leaves a lost node soon, so that tests of node loss are quick
-        command += ["--default-not-ready-toleration-seconds", 5, "--default-unreachable-toleration-seconds", 5]
+        command += [
+            "--default-not-ready-toleration-seconds",
+            5,
+            "--default-unreachable-toleration-seconds",
+            5,
+        ]
         return command + self._audit()
 
     def _audit(self) -> list[object]:
@@ -178,15 +222,34 @@ class ControlPlane:
         return ["--audit-policy-file", policy, "--audit-log-path", self._dir / "audit.log"]
 
     def _client_limits(self) -> list[object]:
-        return ["--kube-api-qps", self.settings.client_qps, "--kube-api-burst", 2 * self.settings.client_qps]
+        return [
+            "--kube-api-qps",
+            self.settings.client_qps,
+            "--kube-api-burst",
+            2 * self.settings.client_qps,
+        ]
 
     def _start_controller_manager(self) -> None:
         pki = self.authority
         command = self._component("kube-controller-manager") + self._client_limits()
-        command += ["--kubeconfig", self._dir / "kube-controller-manager.kubeconfig", "--leader-elect=false"]
+        command += [
+            "--kubeconfig",
+            self._dir / "kube-controller-manager.kubeconfig",
+            "--leader-elect=false",
+        ]
         command += ["--secure-port", 0, "--use-service-account-credentials"]
-        command += ["--service-account-private-key-file", pki.key("sa"), "--root-ca-file", pki.crt("ca")]
-        command += ["--cluster-signing-cert-file", pki.crt("ca"), "--cluster-signing-key-file", pki.key("ca")]
+        command += [
+            "--service-account-private-key-file",
+            pki.key("sa"),
+            "--root-ca-file",
+            pki.crt("ca"),
+        ]
+        command += [
+            "--cluster-signing-cert-file",
+            pki.crt("ca"),
+            "--cluster-signing-key-file",
+            pki.key("ca"),
+        ]
         command += ["--node-monitor-period", "1s"]
         command += ["--node-monitor-grace-period", f"{self.settings.node_grace_seconds}s"]
         self._processes.start("controller-manager", command)
@@ -198,12 +261,15 @@ class ControlPlane:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback address that nobody listens on, and that no other process was given lately.
+    """Return a TCP port of the loopback address that nobody listens on, and that no other process
+    was given lately.
 
-    Two processes that probe at the same time both find a port free, and the one that binds it second would talk to the
-    server of the first. So the name of an abstract Unix socket reserves the port.
+    Two processes that probe at the same time both find a port free, and the one that binds it
+    second would talk to the server of the first. So the name of an abstract Unix socket reserves
+    the port.
     """
-    # Not the generator of the module `random`: set_seed of transformers gives every worker the same sequence.
+    # Not the generator of the module `random`: set_seed of transformers gives every worker the same
+    # sequence.
     ports = range(*PORTS)
     for port in random.SystemRandom().sample(ports, min(MOST_TRIES, len(ports))):
         reservation = socket.socket(socket.AF_UNIX)
@@ -221,4 +287,6 @@ def free_port() -> int:
         if len(_reservations) > MOST_RESERVED:
             os.close(_reservations.popleft())
         return port
-    raise ClusterError(f"no free TCP port among {MOST_TRIES} tried between {PORTS[0]} and {PORTS[1]}")
+    raise ClusterError(
+        f"no free TCP port among {MOST_TRIES} tried between {PORTS[0]} and {PORTS[1]}"
+    )

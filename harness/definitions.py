@@ -1,4 +1,5 @@
-"""Definitions of GRPOJob on a running API server: changed so that everything that comes after meets the new one."""
+"""Definitions of GRPOJob on a running API server: changed so that everything that comes after meets
+the new one."""
 
 import json
 import subprocess
@@ -13,16 +14,20 @@ from .programs.processes import ClusterError, until
 NAME = "grpojobs.grpo.dev"
 SECONDS = 60.0
 # the first event then comes at once, even if there is no object
-WATCH = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+WATCH = (
+    "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+)
 
 
 @contextmanager
 def definition_change(cluster: Access) -> Iterator[None]:
-    """Leave the block once GRPOJobs are read, written and watched by the definition that the block has stored.
+    """Leave the block once GRPOJobs are read, written and watched by the definition that the block
+    has stored.
 
-    For a second or more after a change the API server sends events to open watches by the old definition, although it
-    takes new objects by the new one already (`tearDown` of apiextensions-apiserver's crdHandler). Then it ends these
-    watches. So a watch that was opened before the block is waited for.
+    For a second or more after a change the API server sends events to open watches by the old
+    definition, although it takes new objects by the new one already (`tearDown` of
+    apiextensions-apiserver's crdHandler). Then it ends these watches. So a watch that was opened
+    before the block is waited for.
 
     Raises:
         ClusterError: the new definition is not served within SECONDS.
@@ -45,7 +50,11 @@ def _definition(cluster: Access) -> dict[str, Any] | None:
 
 
 def _revision(definition: dict[str, Any] | None) -> tuple[str, int] | None:
-    return (definition["metadata"]["uid"], definition["metadata"]["generation"]) if definition else None
+    return (
+        (definition["metadata"]["uid"], definition["metadata"]["generation"])
+        if definition
+        else None
+    )
 
 
 def _path(definition: dict[str, Any]) -> str:
@@ -59,7 +68,9 @@ def _path(definition: dict[str, Any]) -> str:
 def _watching(cluster: Access, definition: dict[str, Any]) -> Iterator["subprocess.Popen[str]"]:
     """Watch GRPOJobs while the block runs; the watch is open when the block begins."""
     command = cluster.kubectl_command("get", "--raw", f"{_path(definition)}?{WATCH}")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=cluster.environment) as watch:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=cluster.environment
+    ) as watch:
         try:
             assert watch.stdout
             watch.stdout.readline()
@@ -72,7 +83,9 @@ def _wait_end(watch: "subprocess.Popen[str]") -> None:
     try:
         watch.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise ClusterError(f"the API server still serves the old definition of {NAME} after {SECONDS:.0f} s") from error
+        raise ClusterError(
+            f"the API server still serves the old definition of {NAME} after {SECONDS:.0f} s"
+        ) from error
 
 
 def _listed(cluster: Access) -> bool:

@@ -1,6 +1,8 @@
-"""The clusters that test sessions share; tests/integration and tests/e2e turn them into pytest fixtures.
+"""The clusters that test sessions share; tests/integration and tests/e2e turn them into pytest
+fixtures.
 
-Each yields a cluster of its own that dies with the test process, or the one that GRPO_TEST_KUBECONFIG names.
+Each yields a cluster of its own that dies with the test process, or the one that
+GRPO_TEST_KUBECONFIG names.
 """
 
 import os
@@ -26,13 +28,15 @@ GPUS_PER_NODE = 4
 
 @contextmanager
 def api_level(name: str = "api") -> Iterator[AnyCluster]:
-    """Yield a control plane on loopback; Jobs create pods and pods get nodes, if there are any (see kwok)."""
+    """Yield a control plane on loopback; Jobs create pods and pods get nodes, if there are any (see
+    kwok)."""
     with _cluster(name, ClusterSettings()) as cluster:
         yield cluster
 
 
 def training_settings(*, engines: bool = True) -> ClusterSettings:
-    """Two real nodes that claim four GPUs each, ready for the light trainer image, with engines or without.
+    """Two real nodes that claim four GPUs each, ready for the light trainer image, with engines or
+    without.
 
     A lost node is noticed after 40 s, so the API server may be away for 20 s.
     """

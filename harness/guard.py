@@ -1,7 +1,8 @@
 """Remove a cluster when the process that asked for it dies, however it dies.
 
-pytest may be killed with a signal that runs no cleanup. So `up` starts `python -m harness guard FOLDER` as a process of
-its own with the read end of a pipe: end of file without the word to keep the cluster means that the owner is gone.
+pytest may be killed with a signal that runs no cleanup. So `up` starts `python -m harness guard
+FOLDER` as a process of its own with the read end of a pipe: end of file without the word to keep
+the cluster means that the owner is gone.
 """
 
 import signal

@@ -19,7 +19,8 @@ POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Jobs:
-    """The GRPOJobs of one namespace; `checkpoints` is the folder behind the claim that they save to."""
+    """The GRPOJobs of one namespace; `checkpoints` is the folder behind the claim that they save
+    to."""
 
     access: Access
     namespace: str
@@ -46,7 +47,11 @@ class Jobs:
     def step_lines(self, job: Object) -> list[Object]:
         """What rank 0 of the job's current attempt has logged by step."""
         pod = next(pod["name"] for pod in job["status"]["pods"] if pod["index"] == 0)
-        return [json.loads(line) for line in self.kubectl("logs", pod).splitlines() if line.startswith('{"step"')]
+        return [
+            json.loads(line)
+            for line in self.kubectl("logs", pod).splitlines()
+            if line.startswith('{"step"')
+        ]
 
     def list(self, kind: str, name: str) -> list[Object]:
         """Children of the kind that carry the job's label."""
@@ -54,7 +59,9 @@ class Jobs:
         items: list[Object] = json.loads(text)["items"]
         return items
 
-    def wait(self, name: str, what: str, probe: Callable[[Object], Any], timeout: float = TIMEOUT) -> Object:
+    def wait(
+        self, name: str, what: str, probe: Callable[[Object], Any], timeout: float = TIMEOUT
+    ) -> Object:
         """Polls the job until the probe is true of it.
 
         Raises:
@@ -72,7 +79,9 @@ class Jobs:
                 if probe(job):
                     return job
             time.sleep(POLL_SECONDS)
-        raise AssertionError(f"{name} is not {what} after {timeout:.0f} s: {json.dumps(job.get('status'), indent=1)}")
+        raise AssertionError(
+            f"{name} is not {what} after {timeout:.0f} s: {json.dumps(job.get('status'), indent=1)}"
+        )
 
     def wait_step(self, name: str, step: int) -> Object:
         """Waits until the job has finished at least that many steps."""
@@ -80,7 +89,9 @@ class Jobs:
 
     def wait_succeeded(self, name: str) -> Object:
         """Waits for success; a failure ends the wait at once."""
-        job = self.wait(name, "ended", lambda job: is_true(job, "Succeeded") or is_true(job, "Failed"))
+        job = self.wait(
+            name, "ended", lambda job: is_true(job, "Succeeded") or is_true(job, "Failed")
+        )
         assert is_true(job, "Succeeded"), json.dumps(job["status"], indent=1)
         return job
 
@@ -95,9 +106,11 @@ class Jobs:
         raise AssertionError(f"{name} ({uid}) has not been deleted after {TIMEOUT:.0f} s")
 
     def wait_ended(self, name: str) -> int:
-        """How many pods the job has once none runs and none is being deleted: then `kubectl logs job/…` finds logs.
+        """How many pods the job has once none runs and none is being deleted: then `kubectl logs
+        job/…` finds logs.
 
-        Of a failed gang, the Job controller deletes the ranks that still run, and their containers go first.
+        Of a failed gang, the Job controller deletes the ranks that still run, and their containers
+        go first.
         """
         end = time.monotonic() + TIMEOUT
         pods = self.list("pods", name)
@@ -109,7 +122,10 @@ class Jobs:
 
 
 def _ended(pod: Object) -> bool:
-    return pod["status"]["phase"] in ("Succeeded", "Failed") and "deletionTimestamp" not in pod["metadata"]
+    return (
+        pod["status"]["phase"] in ("Succeeded", "Failed")
+        and "deletionTimestamp" not in pod["metadata"]
+    )
 
 
 def selected(name: str) -> tuple[str, str]:

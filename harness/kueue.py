@@ -1,7 +1,7 @@
 """Kueue beside a cluster: its kinds as a release serves them, and its real manager as a process.
 
-Both come from one pinned module. The manager's webhooks are reached on loopback, by a certificate that is there before
-it starts: no kubelet mounts its Secret, and no proxy answers for its Service.
+Both come from one pinned module. The manager's webhooks are reached on loopback, by a certificate
+that is there before it starts: no kubelet mounts its Secret, and no proxy answers for its Service.
 """
 
 import base64
@@ -25,12 +25,18 @@ NAME = "kueue"
 API = "/apis/kueue.x-k8s.io/v1beta2"
 NAMESPACE = "kueue-system"
 WEBHOOKS = "kueue-webhook-service"
-KEPT = ("CustomResourceDefinition", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration", "Secret")
+KEPT = (
+    "CustomResourceDefinition",
+    "MutatingWebhookConfiguration",
+    "ValidatingWebhookConfiguration",
+    "Secret",
+)
 READY_SECONDS = 120
 
 
 def serve_kueue_kinds(cluster: Cluster) -> None:
-    """Makes the API server know Kueue's kinds, and returns when it serves them; nobody admits anything."""
+    """Makes the API server know Kueue's kinds, and returns when it serves them; nobody admits
+    anything."""
     folder = module_folder(NAME) / "config" / "components" / "crd" / "bases"
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(folder))
     cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(folder))
@@ -42,19 +48,33 @@ def serve_kueue_kinds(cluster: Cluster) -> None:
 
 @contextmanager
 def kueue_managing(cluster: Cluster, **settings: Any) -> Iterator[None]:
-    """Kueue's manager as its chart installs it, ready, while the block runs; keywords are fields of its configuration.
+    """Kueue's manager as its chart installs it, ready, while the block runs; keywords are fields of
+    its configuration.
 
-    For a cluster of its own: its webhooks stand before all Jobs and pods, and nothing passes them once it has ended.
+    For a cluster of its own: its webhooks stand before all Jobs and pods, and nothing passes them
+    once it has ended.
     """
     certificates = _certify(cluster)
     port, health = free_port(), free_port()
     rendered = list(_chart(cluster))
-    objects = [_with_certificate(_on_loopback(one, port), certificates) for one in rendered if one["kind"] in KEPT]
+    objects = [
+        _with_certificate(_on_loopback(one, port), certificates)
+        for one in rendered
+        if one["kind"] in KEPT
+    ]
     cluster.kubectl("create", "namespace", NAMESPACE)
     cluster.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(_list(objects)))
     configuration = cluster.directory / "kueue.json"
-    configuration.write_text(json.dumps(_configuration(rendered, port, health, certificates) | settings))
-    command = [toolchain((NAME,)).program(NAME), "--config", configuration, "--kubeconfig", cluster.kubeconfig]
+    configuration.write_text(
+        json.dumps(_configuration(rendered, port, health, certificates) | settings)
+    )
+    command = [
+        toolchain((NAME,)).program(NAME),
+        "--config",
+        configuration,
+        "--kubeconfig",
+        cluster.kubeconfig,
+    ]
     cluster.processes.start(NAME, [*command, "--feature-gates", "VisibilityOnDemand=false"])
     try:
         until("Kueue's manager", lambda: _ready(cluster, health), READY_SECONDS)
@@ -97,7 +117,9 @@ def _on_loopback(found: Any, port: int) -> Any:
 def _with_certificate(found: dict[str, Any], certificates: Path) -> dict[str, Any]:
     if found["kind"] != "Secret":
         return found
-    data = {file.name: base64.b64encode(file.read_bytes()).decode() for file in certificates.iterdir()}
+    data = {
+        file.name: base64.b64encode(file.read_bytes()).decode() for file in certificates.iterdir()
+    }
     return {**found, "data": data}
 
 
@@ -105,7 +127,9 @@ def _list(items: list[dict[str, Any]]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "List", "items": items}
 
 
-def _configuration(rendered: list[dict[str, Any]], port: int, health: int, certificates: Path) -> dict[str, Any]:
+def _configuration(
+    rendered: list[dict[str, Any]], port: int, health: int, certificates: Path
+) -> dict[str, Any]:
     """The chart's configuration, on ports of our own, without an election."""
     (written,) = [one["data"] for one in rendered if one["kind"] == "ConfigMap"]
     found: dict[str, Any] = yaml.safe_load(written["controller_manager_config.yaml"])

@@ -1,6 +1,8 @@
-"""What a cluster is: the settings that `up` takes, kept as JSON in its state folder for every later command.
+"""What a cluster is: the settings that `up` takes, kept as JSON in its state folder for every later
+command.
 
-Separate from the cluster itself because a node's first process and the guard read them in processes of their own.
+Separate from the cluster itself because a node's first process and the guard read them in processes
+of their own.
 """
 
 import json
@@ -47,7 +49,8 @@ class ClusterSettings:
     nodes: real kubelets, 0 for the API level. kwok_nodes: nodes whose pods only pretend to run.
     slot: chooses the addresses, so that several clusters fit on one machine.
     shown: host folder → path at which every container of the real nodes sees it, read-only.
-    storage_class: real nodes have a default StorageClass, whose provisioner takes a minute to build.
+    storage_class: real nodes have a default StorageClass, whose provisioner takes a minute to
+    build.
     """
 
     nodes: int = 0
@@ -65,8 +68,11 @@ class ClusterSettings:
 
 
 def load_settings(directory: Path) -> ClusterSettings:
-    """Read the settings back; a folder without them (its `up` was interrupted at once) gives the defaults."""
+    """Read the settings back; a folder without them (its `up` was interrupted at once) gives the
+    defaults."""
     file = directory / FILE
     stored: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     gpus, plane = stored.pop("gpus", {}), stored.pop("control_plane", {})
-    return ClusterSettings(**stored, gpus=GpuSettings(**gpus), control_plane=ControlPlaneSettings(**plane))
+    return ClusterSettings(
+        **stored, gpus=GpuSettings(**gpus), control_plane=ControlPlaneSettings(**plane)
+    )

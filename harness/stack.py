@@ -1,4 +1,5 @@
-"""The product on a cluster: namespaces, volumes and the Helm release, as a platform team would set them up.
+"""The product on a cluster: namespaces, volumes and the Helm release, as a platform team would set
+them up.
 
 The demo and the end-to-end tests install the same thing in the same way.
 """
@@ -18,18 +19,29 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 def apply(access: Access, *objects: dict[str, Any]) -> None:
     """Applies the objects as an administrator."""
-    access.kubectl("apply", "--filename", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    access.kubectl(
+        "apply",
+        "--filename",
+        "-",
+        input=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}),
+    )
 
 
 def create_namespace(access: Access, name: str) -> None:
     """Makes a namespace that only takes pods of the `restricted` pod security standard."""
-    apply(access, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}})
+    apply(
+        access,
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}},
+    )
 
 
-def host_volume(access: Access, namespace: str, claim: str, folder: Path, size: str = "10Gi") -> None:
+def host_volume(
+    access: Access, namespace: str, claim: str, folder: Path, size: str = "10Gi"
+) -> None:
     """Makes a claim that all nodes share, on a folder of this machine: its nodes are all on it.
 
-    The folder is writable for everyone, since training pods run without privileges under a uid of their own.
+    The folder is writable for everyone, since training pods run without privileges under a uid of
+    their own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o777)
@@ -50,7 +62,8 @@ def host_volume(access: Access, namespace: str, claim: str, folder: Path, size: 
 
 
 def volume_claim(namespace: str, claim: str, size: str, shape: dict[str, Any]) -> dict[str, Any]:
-    """A PersistentVolumeClaim; `shape` holds its access modes and, where not the default, its storage class."""
+    """A PersistentVolumeClaim; `shape` holds its access modes and, where not the default, its
+    storage class."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -60,7 +73,8 @@ def volume_claim(namespace: str, claim: str, size: str, shape: dict[str, Any]) -
 
 
 def install_operator(access: Access, operator: Image, trainer: Image, *settings: str) -> None:
-    """Installs or upgrades the chart and waits until the operator is ready; `settings` are further `--set` pairs."""
+    """Installs or upgrades the chart and waits until the operator is ready; `settings` are further
+    `--set` pairs."""
     create_namespace(access, SYSTEM_NAMESPACE)
     values = list(settings)
     for key, image in (("image", operator), ("trainerImage", trainer)):
@@ -73,7 +87,8 @@ def install_operator(access: Access, operator: Image, trainer: Image, *settings:
 
 
 def configure_operator(access: Access, *settings: str) -> None:
-    """Upgrades the installed release with further `--set` pairs, and waits until the operator is ready again."""
+    """Upgrades the installed release with further `--set` pairs, and waits until the operator is
+    ready again."""
     arguments = [part for setting in settings for part in ("--set", setting)]
     access.helm(
         *("upgrade", RELEASE, str(CHART), "--namespace", SYSTEM_NAMESPACE, "--reuse-values"),

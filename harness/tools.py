@@ -1,7 +1,8 @@
 """What a run needs beside its virtual environment, built before anything else wants the cores.
 
-`python -m harness tools`, for `make tools`, builds what `make test` needs; `make demo` needs a part of it. The page of
-the pictures and the packages of a bare GPU machine are made by tools/, which `make tools-all` starts too.
+`python -m harness tools`, for `make tools`, builds what `make test` needs; `make demo` needs a part
+of it. The page of the pictures and the packages of a bare GPU machine are made by tools/, which
+`make tools-all` starts too.
 """
 
 import os
@@ -15,7 +16,13 @@ from .images import recipes
 from .images.engines import engine_packages
 from .nodes import cgroups
 from .programs import object_stores, prerequisites, prometheus
-from .programs.build import NODE_PROGRAMS, discard_go_folder, module_folder, toolchain, user_commands
+from .programs.build import (
+    NODE_PROGRAMS,
+    discard_go_folder,
+    module_folder,
+    toolchain,
+    user_commands,
+)
 from .programs.cache import NO_BUILDS
 from .programs.processes import ClusterError
 
@@ -26,9 +33,10 @@ Make = Callable[[], object]
 class Tools:
     """What one kind of run needs.
 
-    programs: of build.PROGRAMS. content: folders and images, each by the function that makes it. apt: programs or files
-    of the machine, with the Debian packages that have them. disk, memory: gigabytes of the cache at its
-    largest, while Go's folder is there, and of memory to build and run.
+    programs: of build.PROGRAMS. content: folders and images, each by the function that makes it.
+    apt: programs or files of the machine, with the Debian packages that have them. disk, memory:
+    gigabytes of the cache at its largest, while Go's folder is there, and of memory to build and
+    run.
     """
 
     programs: tuple[str, ...]
@@ -39,7 +47,12 @@ class Tools:
     memory: int
 
 
-DEMO = Tools((*NODE_PROGRAMS, "helm"), (recipes.operator_image, recipes.light_trainer_image), disk=12, memory=6)
+DEMO = Tools(
+    (*NODE_PROGRAMS, "helm"),
+    (recipes.operator_image, recipes.light_trainer_image),
+    disk=12,
+    memory=6,
+)
 TEST = Tools(
     (*DEMO.programs, "local-path-provisioner", "kwok", "versitygw"),
     (
@@ -69,7 +82,8 @@ RUNS = {"demo": DEMO, "test": TEST, "test-all": TEST_ALL}
 def prepare(run: str) -> None:
     """Build what the run of RUNS needs and the cache lacks.
 
-    Go's compiler and what is downloaded, unpacked and installed share the machine: neither uses all cores all the time.
+    Go's compiler and what is downloaded, unpacked and installed share the machine: neither uses all
+    cores all the time.
 
     Raises:
         ClusterError: the machine can't run it, or something can't be built.

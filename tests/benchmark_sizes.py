@@ -1,4 +1,5 @@
-"""The smallest size of each benchmark: enough to see that it still runs, too little to measure anything."""
+"""The smallest size of each benchmark: enough to see that it still runs, too little to measure
+anything."""
 
 SMALLEST: dict[str, tuple[str, ...]] = {
     "burst": ("--singles", "1", "--bursts", "1", "--jobs", "2", "--fails"),

@@ -1,4 +1,5 @@
-"""What all tests have in common: the order of their files, and the profile and the chance of generated ones."""
+"""What all tests have in common: the order of their files, and the profile and the chance of
+generated ones."""
 
 import random
 from pathlib import Path
@@ -19,7 +20,8 @@ LONGEST = (
     "test_resume",
     "test_resume_exact",
 )
-"""Files that take a minute or more. Whichever process is free gets the next file, so the long ones must come first."""
+"""Files that take a minute or more. Whichever process is free gets the next file, so the long ones
+must come first."""
 
 REAL_FOLDERS = tuple(Path(__file__).parent / name for name in ("integration", "e2e"))
 """Folders whose tests all stand on a real API server or real kubelets."""
@@ -29,14 +31,20 @@ settings.load_profile(generated.GATE)  # `--hypothesis-profile` replaces it
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of real folders as realtime; put the longest files first and leave the others in their order."""
+    """Mark the tests of real folders as realtime; put the longest files first and leave the others
+    in their order."""
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in REAL_FOLDERS):
             item.add_marker(pytest.mark.realtime)
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    items.sort(
+        key=lambda item: (
+            LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+        )
+    )
 
 
 @pytest.fixture
 def chance(request: pytest.FixtureRequest) -> random.Random:
-    """What tests draw from that hypothesis can't drive; without a seed, the same numbers every time."""
+    """What tests draw from that hypothesis can't drive; without a seed, the same numbers every
+    time."""
     return random.Random(str(request.config.getoption("--hypothesis-seed")))

@@ -1,4 +1,5 @@
-"""An exported model as small as can be, with its provenance, signed or not: what `grpo verify` is tried on."""
+"""An exported model as small as can be, with its provenance, signed or not: what `grpo verify` is
+tried on."""
 
 from pathlib import Path
 
@@ -40,7 +41,12 @@ KEYS: dict[str, PrivateKey] = {
     "P-384": ec.derive_private_key(12345, ec.SECP384R1()),
 }
 """A key of every kind; the same in every run, as nothing depends on their being secret."""
-FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 9, "tokenizer/merges.txt": b"", "a b.txt": b"a"}
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": bytes(range(256)) * 9,
+    "tokenizer/merges.txt": b"",
+    "a b.txt": b"a",
+}
 
 
 def provenance() -> Provenance:
@@ -50,24 +56,36 @@ def provenance() -> Provenance:
     return Provenance(
         build_definition=BuildDefinition(
             build_type=BUILD_TYPE,
-            external_parameters=ExternalParameters(spec={"model": {"name": "demo/policy"}}, omitted=["placement"]),
+            external_parameters=ExternalParameters(
+                spec={"model": {"name": "demo/policy"}}, omitted=["placement"]
+            ),
             internal_parameters=InternalParameters(
                 job={"namespace": "team", "name": "demo", "uid": "1-2", "attempt": 2},
-                execution={"method": "Full", "accelerator": "CPU", "nodes": 1, "dtype": "float32", "zeroStage": 0},
+                execution={
+                    "method": "Full",
+                    "accelerator": "CPU",
+                    "nodes": 1,
+                    "dtype": "float32",
+                    "zeroStage": 0,
+                },
                 told={},
             ),
             resolved_dependencies=[rows],
         ),
         run_details=RunDetails(
             builder=Builder(id=BUILDER, version={"torch": "2.13.0"}),
-            metadata=BuildMetadata(invocation_id="1-2/2", started_on="2026-01-31T12:00:00Z", finished_on="2026-02-01T"),
+            metadata=BuildMetadata(
+                invocation_id="1-2/2", started_on="2026-01-31T12:00:00Z", finished_on="2026-02-01T"
+            ),
             grpo_run=RunRecord(
                 steps=7,
                 attempts=[
                     AttemptRecord(attempt=1, ends=[End(result="Error", step=4, ranks=2)]),
                     AttemptRecord(attempt=2, resumed_from_step=4),
                 ],
-                reference=ReferenceRecord(strategy="Clone", sync_every_steps=3, mixup=0.6, syncs=2, last_sync_step=6),
+                reference=ReferenceRecord(
+                    strategy="Clone", sync_every_steps=3, mixup=0.6, syncs=2, last_sync_step=6
+                ),
                 proofs=[WeightsProof(what="policy", parameters=30, fingerprint="cd" * 16)],
                 environment=environment,
             ),
@@ -75,7 +93,9 @@ def provenance() -> Provenance:
     )
 
 
-def write(folder: Path, files: dict[str, bytes] | None = None, key: PrivateKey | None = None) -> Path:
+def write(
+    folder: Path, files: dict[str, bytes] | None = None, key: PrivateKey | None = None
+) -> Path:
     """The model in a folder, described, and signed if there is a key; returns the folder."""
     for name, content in (FILES if files is None else files).items():
         path = folder / name
@@ -91,7 +111,12 @@ def describe(folder: Path, key: PrivateKey | None = None) -> None:
     hashes = zip(found, digests(list(found.values())), strict=True)
     subjects = [Subject(name=name, digest=FileDigest(sha256=one)) for name, one in hashes]
     text = (
-        Statement(type=STATEMENT_TYPE, subject=subjects, predicate_type=PREDICATE_TYPE, predicate=provenance())
+        Statement(
+            type=STATEMENT_TYPE,
+            subject=subjects,
+            predicate_type=PREDICATE_TYPE,
+            predicate=provenance(),
+        )
         .model_dump_json(exclude_none=True)
         .encode()
     )

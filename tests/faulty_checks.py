@@ -1,4 +1,5 @@
-"""Checks of an acceptance run that end badly; `python -m tests.faulty_checks` is the acceptance command with them."""
+"""Checks of an acceptance run that end badly; `python -m tests.faulty_checks` is the acceptance
+command with them."""
 
 import os
 import subprocess
@@ -15,7 +16,9 @@ def passes(context: Context) -> list[Finding]:
     """Says where it ran."""
     return [
         make_finding(
-            "passes", [], f"{context.device}, {context.world} ranks, GPUs {os.environ['CUDA_VISIBLE_DEVICES']!r}"
+            "passes",
+            [],
+            f"{context.device}, {context.world} ranks, GPUs {os.environ['CUDA_VISIBLE_DEVICES']!r}",
         )
     ]
 

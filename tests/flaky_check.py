@@ -1,7 +1,8 @@
-"""Run realtime tests again and again on one core that another process keeps busy: `make flaky-check`.
+"""Run realtime tests again and again on one core that another process keeps busy: `make
+flaky-check`.
 
-Without names it takes the test files that differ from `main`. It stops at the first failure, since a test that fails
-once in ten times fails by chance in somebody's run.
+Without names it takes the test files that differ from `main`. It stops at the first failure, since
+a test that fails once in ten times fails by chance in somebody's run.
 """
 
 import argparse
@@ -23,7 +24,10 @@ NO_TESTS = 5
 def changed_files() -> list[str]:
     """Return the test files that differ from where this branch left `main`, new ones too."""
     base = _git("merge-base", "HEAD", "main")[0]
-    names = [*_git("diff", "--name-only", "--diff-filter=d", base), *_git("ls-files", "--others", "--exclude-standard")]
+    names = [
+        *_git("diff", "--name-only", "--diff-filter=d", base),
+        *_git("ls-files", "--others", "--exclude-standard"),
+    ]
     return sorted({name for name in names if Path(name).match("tests/*/test_*.py")})
 
 
@@ -34,7 +38,8 @@ def _git(*arguments: str) -> list[str]:
 
 @contextmanager
 def busy_core(core: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Keep a core busy until the block ends, and bind this process and its children to the same core.
+    """Keep a core busy until the block ends, and bind this process and its children to the same
+    core.
 
     Yields the process that does it.
     """
@@ -50,7 +55,8 @@ def busy_core(core: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def repeat(tests: list[str], rounds: int) -> int:
-    """Run the realtime tests among them up to `rounds` times; return the exit code of the first bad run, else 0."""
+    """Run the realtime tests among them up to `rounds` times; return the exit code of the first bad
+    run, else 0."""
     for number in range(1, rounds + 1):
         print(f"== round {number} of {rounds}", flush=True)
         command = [
@@ -77,7 +83,9 @@ def repeat(tests: list[str], rounds: int) -> int:
 def main() -> int:
     """Check the tests of the command line, or those that changed."""
     parser = argparse.ArgumentParser(prog="python -m tests.flaky_check", description=__doc__)
-    parser.add_argument("tests", nargs="*", help="files or ids of tests; without any, the files that changed")
+    parser.add_argument(
+        "tests", nargs="*", help="files or ids of tests; without any, the files that changed"
+    )
     tests = parser.parse_args().tests or changed_files()
     if not tests:
         print("no test file differs from main")

@@ -1,7 +1,8 @@
 """How many cases the generated tests make in each run.
 
-`make check` and `make test` make few and the same ones: a new failure on somebody else's change is no use to them.
-`make test-all` makes more of the costly ones, and `make soak` ten times as many, new ones each day.
+`make check` and `make test` make few and the same ones: a new failure on somebody else's change is
+no use to them. `make test-all` makes more of the costly ones, and `make soak` ten times as many,
+new ones each day.
 """
 
 from collections.abc import Sequence
@@ -18,15 +19,20 @@ SOAK_TIMES = 10
 
 # A loaded machine of two cores is slow at moments, which is no failure of what is tested.
 _PATIENT = settings(
-    deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.register_profile(GATE, _PATIENT, derandomize=True)
 settings.register_profile(ALL, _PATIENT, derandomize=True)
-settings.register_profile(SOAK, _PATIENT, derandomize=False, database=None, max_examples=100 * SOAK_TIMES)
+settings.register_profile(
+    SOAK, _PATIENT, derandomize=False, database=None, max_examples=100 * SOAK_TIMES
+)
 
 
 def cases(number: int, *, gate: int = 0) -> int:
-    """Return how many cases to make: `number` in `make test-all`, and `gate` in `make test` if that is given.
+    """Return how many cases to make: `number` in `make test-all`, and `gate` in `make test` if that
+    is given.
 
     Call it no earlier than test modules are imported.
     """
@@ -37,5 +43,9 @@ def cases(number: int, *, gate: int = 0) -> int:
 
 
 def gated(values: Sequence[T], number: int = 1) -> list[Any]:
-    """Return a test's parameters of which only the first so many are in `make test`; the others are marked slow."""
-    return [*values[:number], *(pytest.param(value, marks=pytest.mark.slow) for value in values[number:])]
+    """Return a test's parameters of which only the first so many are in `make test`; the others are
+    marked slow."""
+    return [
+        *values[:number],
+        *(pytest.param(value, marks=pytest.mark.slow) for value in values[number:]),
+    ]

@@ -1,6 +1,7 @@
 """What users may and may not say about the engine that samples the completions.
 
-Part of tests/samples.py, in its notation: changes of its SPEC, and for each bad one the path and what is said.
+Part of tests/samples.py, in its notation: changes of its SPEC, and for each bad one the path and
+what is said.
 """
 
 from typing import Any
@@ -32,7 +33,9 @@ GOOD_GENERATION: dict[str, Changes] = {
         },
         "guard.weightSyncTimeoutSeconds": 60,
     },
-    "any-engine": {"generation": {"memoryShare": 0.5, "servers": {"replicas": 4}, "maxModelLength": 16}},
+    "any-engine": {
+        "generation": {"memoryShare": 0.5, "servers": {"replicas": 4}, "maxModelLength": 16}
+    },
 }
 """Changes that must be accepted."""
 
@@ -62,15 +65,35 @@ BAD_GENERATION: tuple[tuple[str, Changes, str, str], ...] = (
         "spec.generation",
         "maxModelLength and engineArguments are an engine's",
     ),
-    ("all-of-the-memory", {"generation.memoryShare": 1}, "spec.generation.memoryShare", "less than 1"),
-    ("no-replicas", {"generation.servers.replicas": 0}, "spec.generation.servers.replicas", "greater than or equal"),
+    (
+        "all-of-the-memory",
+        {"generation.memoryShare": 1},
+        "spec.generation.memoryShare",
+        "less than 1",
+    ),
+    (
+        "no-replicas",
+        {"generation.servers.replicas": 0},
+        "spec.generation.servers.replicas",
+        "greater than or equal",
+    ),
     (
         "unknown-engine-argument",
         {"generation.engineArguments": {"trustRemoteCode": True}},
         "spec.generation.engineArguments.trustRemoteCode",
         "unknown field",
     ),
-    ("odd-blocks", {"generation.engineArguments": {"blockSize": 7}}, "spec.generation.engineArguments", "8"),
-    ("no-mismatch", {"guard.maxEngineMismatch": 0}, "spec.guard.maxEngineMismatch", "greater than 0"),
+    (
+        "odd-blocks",
+        {"generation.engineArguments": {"blockSize": 7}},
+        "spec.generation.engineArguments",
+        "8",
+    ),
+    (
+        "no-mismatch",
+        {"guard.maxEngineMismatch": 0},
+        "spec.guard.maxEngineMismatch",
+        "greater than 0",
+    ),
 )
 """Changes that must be rejected: name, change, path, and a part of the message."""

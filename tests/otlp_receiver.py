@@ -48,7 +48,9 @@ def parsed(body: bytes | str) -> list[Received]:
     Raises:
         json_format.ParseError: the body is no ExportTraceServiceRequest.
     """
-    request = json_format.ParseDict(json.loads(body, object_pairs_hook=_ids), ExportTraceServiceRequest())
+    request = json_format.ParseDict(
+        json.loads(body, object_pairs_hook=_ids), ExportTraceServiceRequest()
+    )
     return [
         Received(span, values(resource.resource.attributes))
         for resource in request.resource_spans
@@ -68,7 +70,8 @@ def _ids(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class Receiver:
-    """Keeps the spans that it was sent. `answer` says how it answers them; by default it takes all."""
+    """Keeps the spans that it was sent. `answer` says how it answers them; by default it takes
+    all."""
 
     def __init__(self, answer: Callable[[], web.Response] = lambda: web.json_response({})) -> None:
         self.requests: list[Mapping[str, str]] = []

@@ -1,6 +1,8 @@
-"""What users may and may not say about the pods: metadata, volumes, mounts, init containers, affinity.
+"""What users may and may not say about the pods: metadata, volumes, mounts, init containers,
+affinity.
 
-Part of tests/samples.py, in its notation: changes of its SPEC, and for each bad one the path and what is said.
+Part of tests/samples.py, in its notation: changes of its SPEC, and for each bad one the path and
+what is said.
 """
 
 from typing import Any
@@ -19,7 +21,10 @@ def _volume(**kind: Any) -> Changes:
 
 def _mount(path: str, **more: Any) -> Changes:
     """The claim `cache`, mounted there."""
-    return {f"{_POD}.volumes": [_CLAIM], "volumeMounts": [{"name": "cache", "mountPath": path, **more}]}
+    return {
+        f"{_POD}.volumes": [_CLAIM],
+        "volumeMounts": [{"name": "cache", "mountPath": path, **more}],
+    }
 
 
 def _init(**fields: Any) -> Changes:
@@ -31,12 +36,23 @@ def _rights(**rights: Any) -> Changes:
 
 
 _KINDS: dict[str, Any] = {
-    "configMap": {"name": "c", "items": [{"key": "a", "path": "b/a", "mode": 256}], "defaultMode": 288},
-    "csi": {"driver": "secrets.csi.x", "volumeAttributes": {"a": "b"}, "nodePublishSecretRef": {"name": "s"}},
+    "configMap": {
+        "name": "c",
+        "items": [{"key": "a", "path": "b/a", "mode": 256}],
+        "defaultMode": 288,
+    },
+    "csi": {
+        "driver": "secrets.csi.x",
+        "volumeAttributes": {"a": "b"},
+        "nodePublishSecretRef": {"name": "s"},
+    },
     "downwardAPI": {
         "items": [
             {"path": "labels", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.labels"}},
-            {"path": "cpu", "resourceFieldRef": {"containerName": "trainer", "resource": "limits.cpu"}},
+            {
+                "path": "cpu",
+                "resourceFieldRef": {"containerName": "trainer", "resource": "limits.cpu"},
+            },
         ],
     },
     "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"},
@@ -56,7 +72,11 @@ _KINDS: dict[str, Any] = {
         "sources": [
             {"configMap": {"name": "c", "items": []}},
             {"secret": {"name": "s", "optional": True, "items": []}},
-            {"downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+            {
+                "downwardAPI": {
+                    "items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]
+                }
+            },
         ],
     },
     "secret": {"secretName": "s", "items": [], "optional": True},
@@ -126,8 +146,12 @@ GOOD_PODS: dict[str, Changes] = {
                 _REQUIRED: {
                     "nodeSelectorTerms": [
                         {
-                            "matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}],
-                            "matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}],
+                            "matchExpressions": [
+                                {"key": "zone", "operator": "In", "values": ["a"]}
+                            ],
+                            "matchFields": [
+                                {"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}
+                            ],
                         },
                     ],
                 },
@@ -135,7 +159,9 @@ GOOD_PODS: dict[str, Changes] = {
                     {
                         "weight": 1,
                         "preference": {
-                            "matchExpressions": [{"key": "disk", "operator": "Exists", "values": []}],
+                            "matchExpressions": [
+                                {"key": "disk", "operator": "Exists", "values": []}
+                            ],
                             "matchFields": [],
                         },
                     },
@@ -156,7 +182,18 @@ GOOD_PODS: dict[str, Changes] = {
 }
 """Changes that must be accepted."""
 
-_DIRTY = ("//models", "/./tmp", "/tmp/", "/", "///", "/data//x", "/dev/shm", "/etc", "/etc/grpo/.", "/rewards/0")
+_DIRTY = (
+    "//models",
+    "/./tmp",
+    "/tmp/",
+    "/",
+    "///",
+    "/data//x",
+    "/dev/shm",
+    "/etc",
+    "/etc/grpo/.",
+    "/rewards/0",
+)
 
 BAD_PODS: tuple[tuple[str, Changes, str, str], ...] = (
     ("old-overrides", {"podOverrides": {}}, "spec.podOverrides", "unknown field"),
@@ -178,25 +215,68 @@ BAD_PODS: tuple[tuple[str, Changes, str, str], ...] = (
         "spec.podTemplate.metadata",
         "another name",
     ),
-    *((f"mount-{n}", _mount(path), "spec.volumeMounts[0]", "must lie outside") for n, path in enumerate(_DIRTY)),
+    *(
+        (f"mount-{n}", _mount(path), "spec.volumeMounts[0]", "must lie outside")
+        for n, path in enumerate(_DIRTY)
+    ),
     ("mount-with-dots", _mount("/x/../models"), "spec.volumeMounts[0]", "must not contain"),
-    ("mount-outside", _mount("/cache", subPath="../x"), "spec.volumeMounts[0]", "inside the volume"),
-    ("mount-of-nothing", {"volumeMounts": [{"name": "x", "mountPath": "/x"}]}, "spec", "add the volume there"),
+    (
+        "mount-outside",
+        _mount("/cache", subPath="../x"),
+        "spec.volumeMounts[0]",
+        "inside the volume",
+    ),
+    (
+        "mount-of-nothing",
+        {"volumeMounts": [{"name": "x", "mountPath": "/x"}]},
+        "spec",
+        "add the volume there",
+    ),
     ("relative-mount", _mount("cache"), "spec.volumeMounts[0].mountPath", "match"),
-    ("host-path", _volume(hostPath={"path": "/"}), f"{_SPEC_POD}.volumes[0]", "beyond the `restricted`"),
-    ("nfs", _volume(nfs={"server": "s", "path": "/"}), f"{_SPEC_POD}.volumes[0]", "beyond the `restricted`"),
+    (
+        "host-path",
+        _volume(hostPath={"path": "/"}),
+        f"{_SPEC_POD}.volumes[0]",
+        "beyond the `restricted`",
+    ),
+    (
+        "nfs",
+        _volume(nfs={"server": "s", "path": "/"}),
+        f"{_SPEC_POD}.volumes[0]",
+        "beyond the `restricted`",
+    ),
     ("other-kind", _volume(iscsi={"lun": 1}), f"{_SPEC_POD}.volumes[0].iscsi", "unknown field"),
-    ("misspelt-kind", _volume(configmap={"name": "c"}), f"{_SPEC_POD}.volumes[0].configmap", "unknown field"),
+    (
+        "misspelt-kind",
+        _volume(configmap={"name": "c"}),
+        f"{_SPEC_POD}.volumes[0].configmap",
+        "unknown field",
+    ),
     ("no-kind", _volume(), f"{_SPEC_POD}.volumes[0]", "exactly one of configMap"),
-    ("two-kinds", _volume(emptyDir={}, secret={"secretName": "s"}), f"{_SPEC_POD}.volumes[0]", "exactly one of"),
-    ("reserved-volume", {f"{_POD}.volumes": [_CLAIM | {"name": "plan"}]}, f"{_SPEC_POD}.volumes[0]", "another name"),
+    (
+        "two-kinds",
+        _volume(emptyDir={}, secret={"secretName": "s"}),
+        f"{_SPEC_POD}.volumes[0]",
+        "exactly one of",
+    ),
+    (
+        "reserved-volume",
+        {f"{_POD}.volumes": [_CLAIM | {"name": "plan"}]},
+        f"{_SPEC_POD}.volumes[0]",
+        "another name",
+    ),
     (
         "reward-volume",
         {f"{_POD}.volumes": [_CLAIM | {"name": "reward-0"}]},
         f"{_SPEC_POD}.volumes[0]",
         "another name",
     ),
-    ("same-volume-twice", {f"{_POD}.volumes": [_CLAIM, _CLAIM]}, f"{_SPEC_POD}.volumes", "uplicate|more than one"),
+    (
+        "same-volume-twice",
+        {f"{_POD}.volumes": [_CLAIM, _CLAIM]},
+        f"{_SPEC_POD}.volumes",
+        "uplicate|more than one",
+    ),
     (
         "file-outside",
         _volume(configMap={"name": "c", "items": [{"key": "k", "path": "a/../../b"}]}),
@@ -223,10 +303,20 @@ BAD_PODS: tuple[tuple[str, Changes, str, str], ...] = (
     ),
     ("host-network", {f"{_POD}.hostNetwork": True}, _SPEC_POD, "beyond the `restricted`"),
     ("host-pid", {f"{_POD}.hostPID": True}, _SPEC_POD, "beyond the `restricted`"),
-    ("own-dns-without-servers", {f"{_POD}.dnsPolicy": "None"}, _SPEC_POD, "needs dnsConfig.nameservers"),
+    (
+        "own-dns-without-servers",
+        {f"{_POD}.dnsPolicy": "None"},
+        _SPEC_POD,
+        "needs dnsConfig.nameservers",
+    ),
     ("hosts-dns", {f"{_POD}.dnsPolicy": "Default"}, f"{_SPEC_POD}.dnsPolicy", "ClusterFirst"),
     ("containers", {f"{_POD}.containers": []}, f"{_SPEC_POD}.containers", "unknown field"),
-    ("pod-rights", {f"{_POD}.securityContext": {}}, f"{_SPEC_POD}.securityContext", "unknown field"),
+    (
+        "pod-rights",
+        {f"{_POD}.securityContext": {}},
+        f"{_SPEC_POD}.securityContext",
+        "unknown field",
+    ),
     (
         "trainers-name",
         {f"{_POD}.initContainers": [{"name": "trainer", "image": "x"}]},
@@ -239,9 +329,19 @@ BAD_PODS: tuple[tuple[str, Changes, str, str], ...] = (
         _SPEC_POD,
         "add the volume there",
     ),
-    ("host-port", _init(ports=[{"hostPort": 80}]), f"{_SPEC_POD}.initContainers[0].ports", "unknown field"),
+    (
+        "host-port",
+        _init(ports=[{"hostPort": 80}]),
+        f"{_SPEC_POD}.initContainers[0].ports",
+        "unknown field",
+    ),
     *(
-        (f"rights-{name}", _rights(**rights), f"{_SPEC_POD}.initContainers[0].securityContext", says)
+        (
+            f"rights-{name}",
+            _rights(**rights),
+            f"{_SPEC_POD}.initContainers[0].securityContext",
+            says,
+        )
         for name, rights, says in (
             ("privileged", {"privileged": True}, "neither privileged"),
             ("escalation", {"allowPrivilegeEscalation": True}, "neither privileged"),
@@ -250,7 +350,11 @@ BAD_PODS: tuple[tuple[str, Changes, str, str], ...] = (
             ("proc", {"procMount": "Unmasked"}, "procMount"),
             ("capability", {"capabilities": {"add": ["IPC_LOCK"]}}, "NET_BIND_SERVICE only"),
             ("few-dropped", {"capabilities": {"drop": ["NET_RAW"]}}, "drops ALL"),
-            ("unconfined", {"seccompProfile": {"type": "Unconfined"}}, "RuntimeDefault and Localhost"),
+            (
+                "unconfined",
+                {"seccompProfile": {"type": "Unconfined"}},
+                "RuntimeDefault and Localhost",
+            ),
             ("no-profile", {"appArmorProfile": {"type": "Localhost"}}, "needs localhostProfile"),
         )
     ),

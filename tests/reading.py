@@ -1,7 +1,7 @@
 """How hard Python code is to read: what each statement of a package asks of its reader.
 
-Lengths of files and functions say little, since a function stays short if its statements are dense. So a statement is
-measured by its own syntax nodes, and by the decisions that a reader takes in it.
+Lengths of files and functions say little, since a function stays short if its statements are dense.
+So a statement is measured by its own syntax nodes, and by the decisions that a reader takes in it.
 """
 
 import ast
@@ -56,7 +56,8 @@ class Statement:
     nodes: int
     """Syntax nodes, without those of statements inside it."""
     decisions: int
-    """Conditional expressions, `and`/`or` chains, comprehensions, lambdas and assignment expressions."""
+    """Conditional expressions, `and`/`or` chains, comprehensions, lambdas and assignment
+    expressions."""
     is_simple: bool
     """No statement is nested in it."""
 
@@ -106,13 +107,16 @@ def read(folder: Path) -> Reading:
                 complexities[f"{name}:{node.lineno} {node.name}"] = complexity(node)
             if isinstance(node, ast.IfExp) and _holds_conditional(node):
                 nested.append(f"{name}:{node.lineno}")
-            if isinstance(node, ast.stmt) and not (_is_docstring(node) or isinstance(node, DECLARATIONS)):
+            if isinstance(node, ast.stmt) and not (
+                _is_docstring(node) or isinstance(node, DECLARATIONS)
+            ):
                 statements.append(_measured(node, f"{name}:{node.lineno}"))
     return Reading(tuple(statements), complexities, tuple(nested))
 
 
 def complexity(function: ast.AST) -> int:
-    """Return the branches of a function plus one; each operand of `and` and `or` after the first is a branch."""
+    """Return the branches of a function plus one; each operand of `and` and `or` after the first is
+    a branch."""
     total = 1
     for node in ast.walk(function):
         if isinstance(node, BRANCHES):
@@ -138,7 +142,11 @@ def _own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def _holds_conditional(node: ast.IfExp) -> bool:

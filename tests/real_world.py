@@ -1,10 +1,11 @@
 """A pytest plugin that refuses the real world to every test without the mark `realtime`.
 
-Such a test fails when it starts a process, connects or binds a socket, or sleeps: on a loaded machine each of these
-takes any time, and a test that depends on it fails by chance. Threads that a test starts count as the test.
+Such a test fails when it starts a process, connects or binds a socket, or sleeps: on a loaded
+machine each of these takes any time, and a test that depends on it fails by chance. Threads that a
+test starts count as the test.
 
-Python can't remove an audit hook, so one hook per process looks up which test runs. Teardown is free, since it ends
-what a wider fixture has started for other tests.
+Python can't remove an audit hook, so one hook per process looks up which test runs. Teardown is
+free, since it ends what a wider fixture has started for other tests.
 """
 
 import sys
@@ -17,10 +18,14 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-# Binds a socket while it is first imported, to look for IPv6: here, so that no test is refused for what it imports.
+# Binds a socket while it is first imported, to look for IPv6: here, so that no test is refused for
+# what it imports.
 import urllib3.util.connection  # noqa: F401
 
-ADVICE = "inject the clock or the transport, run it in tests/virtual_time.py, or mark it `@pytest.mark.realtime`"
+ADVICE = (
+    "inject the clock or the transport, run it in tests/virtual_time.py, or mark it "
+    "`@pytest.mark.realtime`"
+)
 PURE_FOLDER = "tests/unit/"
 """Its unmarked tests don't load torch either, which takes seconds of each process."""
 ACTIONS = {
@@ -41,7 +46,8 @@ class Refusals:
     def __init__(self) -> None:
         self.test = ""
         self.refused: list[str] = []
-        # Tests are told apart by thread: a cluster's thread that an earlier test started is not the current test.
+        # Tests are told apart by thread: a cluster's thread that an earlier test started is not the
+        # current test.
         self._test_of_thread: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
 
     @contextmanager

@@ -1,6 +1,8 @@
-"""What users may and may not say about where a job runs, where it puts its results and how it is started again.
+"""What users may and may not say about where a job runs, where it puts its results and how it is
+started again.
 
-Part of tests/samples.py, in its notation: changes of its SPEC, and for each bad one the path and what is said.
+Part of tests/samples.py, in its notation: changes of its SPEC, and for each bad one the path and
+what is said.
 """
 
 from typing import Any
@@ -49,7 +51,12 @@ GOOD_RUNNING: dict[str, Changes] = {
 """Changes that must be accepted."""
 
 BAD_RUNNING: tuple[tuple[str, Changes, str, str], ...] = (
-    ("export-to-no-repository", {"export.to": "Hub"}, "spec.export", "export.to Hub needs export.hub"),
+    (
+        "export-to-no-repository",
+        {"export.to": "Hub"},
+        "spec.export",
+        "export.to Hub needs export.hub",
+    ),
     ("export-to-none-and-hub", {"export.hub": HUB}, "spec.export", "belongs to export.to Hub"),
     (
         "repository-without-namespace",
@@ -75,8 +82,18 @@ BAD_RUNNING: tuple[tuple[str, Changes, str, str], ...] = (
         "spec.checkpoint",
         "at most one of volume, volumeClaimTemplate, store",
     ),
-    ("store-upwards", {"checkpoint.store": {"url": "s3://b/../c"}}, "spec.checkpoint.store.url", "match"),
-    ("store-by-http", {"checkpoint.store": {"url": "https://b/c"}}, "spec.checkpoint.store.url", "match"),
+    (
+        "store-upwards",
+        {"checkpoint.store": {"url": "s3://b/../c"}},
+        "spec.checkpoint.store.url",
+        "match",
+    ),
+    (
+        "store-by-http",
+        {"checkpoint.store": {"url": "https://b/c"}},
+        "spec.checkpoint.store.url",
+        "match",
+    ),
     (
         "endpoint-of-google",
         {"checkpoint.store": {"url": "gs://bucket", "endpoint": "https://s3.example.com"}},
@@ -95,7 +112,12 @@ BAD_RUNNING: tuple[tuple[str, Changes, str, str], ...] = (
         "spec",
         "set checkpoint.volume",
     ),
-    ("negative-restarts", {"restarts.limit": -1}, "spec.restarts.limit", "greater than or equal to 0"),
+    (
+        "negative-restarts",
+        {"restarts.limit": -1},
+        "spec.restarts.limit",
+        "greater than or equal to 0",
+    ),
     (
         "rule-about-nothing",
         {"restarts.rules": [{"action": "Fail"}]},

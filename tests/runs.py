@@ -1,8 +1,9 @@
 """The three runs of the tests, which `make check`, `make test` and `make test-all` start.
 
-A test's marks decide on its runs: `make check` has the pure ones, `make test` all but `slow`, `make test-all` all.
-Its file decides on its part: `make test PART=…` and `make test-all PART=…` run the tests of that part alone.
-A stage that fails does not keep the next one from running, so that one run shows everything that is broken.
+A test's marks decide on its runs: `make check` has the pure ones, `make test` all but `slow`, `make
+test-all` all. Its file decides on its part: `make test PART=…` and `make test-all PART=…` run the
+tests of that part alone. A stage that fails does not keep the next one from running, so that one
+run shows everything that is broken.
 """
 
 import argparse
@@ -38,13 +39,27 @@ class Part:
 PARTS = (
     Part("unit", "pure logic, and the client's side of wires", ("unit/*",)),
     Part("memory", "the memory model against counted and live memory", ("trainer/test_memory_*",)),
-    Part("gpu-kit", "the GPU kit, installed and run on a bare machine", ("trainer/test_gpu_kit_*",), workers=1),
+    Part(
+        "gpu-kit",
+        "the GPU kit, installed and run on a bare machine",
+        ("trainer/test_gpu_kit_*",),
+        workers=1,
+    ),
     Part("trainer", "the trainer on real TRL and DeepSpeed", ("trainer/*",)),
     Part("kueue", "Kueue's real manager and its stand-in", ("integration/test_kueue*",)),
     Part("chaos", "100 faults of all kinds", ("integration/test_chaos*",), workers=1),
     Part("pictures", "drawn dashboards", ("integration/test_pictures*",), workers=1),
-    Part("release", "what a release publishes", ("integration/test_release*", "e2e/test_release*"), workers=1),
-    Part("upgrade", "from version to version", ("integration/test_chart_upgrade*", "integration/test_api_versions*")),
+    Part(
+        "release",
+        "what a release publishes",
+        ("integration/test_release*", "e2e/test_release*"),
+        workers=1,
+    ),
+    Part(
+        "upgrade",
+        "from version to version",
+        ("integration/test_chart_upgrade*", "integration/test_api_versions*"),
+    ),
     Part("api", "the operator, CRD and chart on a real API server", ("integration/*",)),
     Part("nodes", "the harness's own nodes", ("e2e/test_harness_nodes*",), workers=1),
     Part("e2e", "jobs on real kubelets", ("e2e/*",), workers=1),
@@ -66,7 +81,9 @@ class Stage:
         """Start the command; its output goes to the terminal or into the file."""
         sys.stdout.flush()
         variables = os.environ | dict(self.environment)
-        process = subprocess.Popen(self.command, cwd=ROOT, env=variables, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            self.command, cwd=ROOT, env=variables, stdout=output, stderr=output
+        )
         return Running(self, process, time.monotonic())
 
 
@@ -111,9 +128,15 @@ def part_of_files() -> dict[str, Part]:
     tests = ROOT / "tests"
     owners = {}
     for path in sorted(tests.rglob("test_*.py")):
-        matching = [part for part in PARTS if any(path.match(f"tests/{pattern}.py") for pattern in part.patterns)]
+        matching = [
+            part
+            for part in PARTS
+            if any(path.match(f"tests/{pattern}.py") for pattern in part.patterns)
+        ]
         if not matching:
-            raise LookupError(f"{path.relative_to(ROOT)} belongs to no part of PARTS in tests/runs.py")
+            raise LookupError(
+                f"{path.relative_to(ROOT)} belongs to no part of PARTS in tests/runs.py"
+            )
         owners[str(path.relative_to(ROOT))] = matching[0]
     return owners
 
@@ -127,11 +150,15 @@ def pytest_stage(name: str, files: Sequence[str], marks: str, workers: int, *opt
     """Return a stage that runs the files' tests with these marks."""
     distribution = TWO_WORKERS if workers > 1 else ()
     durations = ("--durations=8", "--durations-min=5")
-    return Stage(name, (sys.executable, "-m", "pytest", *files, "-m", marks, *distribution, *durations, *options))
+    return Stage(
+        name,
+        (sys.executable, "-m", "pytest", *files, "-m", marks, *distribution, *durations, *options),
+    )
 
 
 def covered_stage(part: Part) -> Stage:
-    """Return the stage of `make test-all` that runs a part's tests, with coverage in a file of the part's own."""
+    """Return the stage of `make test-all` that runs a part's tests, with coverage in a file of the
+    part's own."""
     # A part alone covers little; the limit is for all of them together.
     options = ("--hypothesis-profile=all", "--cov", "--cov-report=", "--cov-fail-under=0")
     stage = pytest_stage(part.name, files_of(part), ALL, part.workers, *options)
@@ -141,7 +168,9 @@ def covered_stage(part: Part) -> Stage:
 def coverage_stages() -> list[Stage]:
     """Return the stages that put the parts' coverage together and fail below the limit."""
     coverage = (sys.executable, "-m", "coverage")
-    data = [str(COVERAGE_DATA / part.name) for part in PARTS if (COVERAGE_DATA / part.name).exists()]
+    data = [
+        str(COVERAGE_DATA / part.name) for part in PARTS if (COVERAGE_DATA / part.name).exists()
+    ]
     reports = {
         "all packages": (),
         "grpo_kube": ("--include=*/grpo_kube/*",),
@@ -151,18 +180,24 @@ def coverage_stages() -> list[Stage]:
     combine = Stage("coverage: data", (*coverage, "combine", "--keep", *data))
     return [
         combine,
-        *(Stage(f"coverage: {name}", (*coverage, "report", "--skip-covered", *only)) for name, only in reports.items()),
+        *(
+            Stage(f"coverage: {name}", (*coverage, "report", "--skip-covered", *only))
+            for name, only in reports.items()
+        ),
     ]
 
 
 def gate_stages() -> tuple[Stage, Stage]:
-    """Return the stages of `make test`: files for two workers, and jobs on real kubelets in one process."""
+    """Return the stages of `make test`: files for two workers, and jobs on real kubelets in one
+    process."""
     shared: list[str] = []
     end_to_end: list[str] = []
     for path, part in part_of_files().items():
         has_kubelets = path.startswith("tests/e2e/") and part.name != "nodes"
         (end_to_end if has_kubelets else shared).append(path)
-    return pytest_stage("tests", shared, GATE, 2), pytest_stage("end-to-end tests", end_to_end, GATE, 1)
+    return pytest_stage("tests", shared, GATE, 2), pytest_stage(
+        "end-to-end tests", end_to_end, GATE, 1
+    )
 
 
 def run_in_turn(stages: Sequence[Stage]) -> list[Result]:
@@ -182,7 +217,8 @@ def run_beside(background: Sequence[Stage], foreground: Stage) -> list[Result]:
         try:
             results = run_in_turn([foreground])
         finally:
-            # After an interrupt, too: they have got it from the terminal, and remove their clusters.
+            # After an interrupt, too: they have got it from the terminal, and remove their
+            # clusters.
             background_results = [stage.wait() for stage in running]
         for stage, output in zip(background, outputs, strict=True):
             print(f"== {stage.name}", flush=True)
@@ -202,8 +238,8 @@ def test(only: str) -> list[Result]:
     if only:
         return run_in_turn([_single(only)])
     shared, end_to_end = gate_stages()
-    # End-to-end tests mostly wait for pods, and tests with an API server for its answers: one after the other they
-    # left a third of two cores idle.
+    # End-to-end tests mostly wait for pods, and tests with an API server for its answers: one after
+    # the other they left a third of two cores idle.
     return run_beside([end_to_end, lint()], shared)
 
 

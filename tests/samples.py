@@ -1,7 +1,7 @@
 """GRPOJobs that must be accepted and ones that must be rejected, each with the reason in one place.
 
-The models (tests/unit/test_schema.py) and the real API server (tests/integration/test_bad_specs.py) are asked about the
-same specs. Those about containers and pods are in files of their own.
+The models (tests/unit/test_schema.py) and the real API server (tests/integration/test_bad_specs.py)
+are asked about the same specs. Those about containers and pods are in files of their own.
 """
 
 import copy
@@ -76,23 +76,60 @@ GOOD: dict[str, dict[str, Any]] = {
 
 BAD: tuple[Bad, ...] = (
     Bad("unknown-field", {"modell": {"name": "x"}}, "spec.modell", "unknown field"),
-    Bad("unknown-nested-field", {"training.learning_rate": 1e-6}, "spec.training.learning_rate", "unknown field"),
+    Bad(
+        "unknown-nested-field",
+        {"training.learning_rate": 1e-6},
+        "spec.training.learning_rate",
+        "unknown field",
+    ),
     Bad("no-model", {"model": REMOVE}, "spec.model", "Required"),
     Bad("no-dataset", {"dataset": REMOVE}, "spec.dataset", "Required"),
     Bad("no-rewards", {"rewards": REMOVE}, "spec.rewards", "Required"),
     Bad("empty-rewards", {"rewards": []}, "spec.rewards", "at least 1"),
     Bad("33-rewards", {"rewards": [{"accuracy": {}}] * 33}, "spec.rewards", "at most 32"),
     Bad("text-for-number", {"training.beta": "much"}, "spec.training.beta", "number"),
-    Bad("quoted-integer", {"training.numGenerations": "4"}, "spec.training.numGenerations", "integer"),
+    Bad(
+        "quoted-integer",
+        {"training.numGenerations": "4"},
+        "spec.training.numGenerations",
+        "integer",
+    ),
     Bad("number-for-text", {"model.name": 7}, "spec.model.name", "string"),
-    Bad("fraction-of-a-group", {"training.numGenerations": 2.5}, "spec.training.numGenerations", "integer"),
+    Bad(
+        "fraction-of-a-group",
+        {"training.numGenerations": 2.5},
+        "spec.training.numGenerations",
+        "integer",
+    ),
     Bad("text-for-boolean", {"suspend": "yes"}, "spec.suspend", "boolean"),
     Bad("text-for-list", {"rewards": "accuracy"}, "spec.rewards", "array"),
-    Bad("negative-beta", {"training.beta": -0.1}, "spec.training.beta", "greater than or equal to 0"),
-    Bad("zero-learning-rate", {"training.learningRate": 0}, "spec.training.learningRate", "greater than 0"),
-    Bad("group-of-one", {"training.numGenerations": 1}, "spec.training.numGenerations", "greater than or equal to 2"),
-    Bad("zero-prompts", {"training.promptsPerStep": 0}, "spec.training.promptsPerStep", "greater than or equal to 1"),
-    Bad("huge-completion", {"training.maxCompletionLength": 10**9}, "spec.training.maxCompletionLength", "1048576"),
+    Bad(
+        "negative-beta", {"training.beta": -0.1}, "spec.training.beta", "greater than or equal to 0"
+    ),
+    Bad(
+        "zero-learning-rate",
+        {"training.learningRate": 0},
+        "spec.training.learningRate",
+        "greater than 0",
+    ),
+    Bad(
+        "group-of-one",
+        {"training.numGenerations": 1},
+        "spec.training.numGenerations",
+        "greater than or equal to 2",
+    ),
+    Bad(
+        "zero-prompts",
+        {"training.promptsPerStep": 0},
+        "spec.training.promptsPerStep",
+        "greater than or equal to 1",
+    ),
+    Bad(
+        "huge-completion",
+        {"training.maxCompletionLength": 10**9},
+        "spec.training.maxCompletionLength",
+        "1048576",
+    ),
     Bad("huge-seed", {"training.seed": 2**63 - 1}, "spec.training.seed", "4294967295"),
     Bad(
         "hub-cache-outside",
@@ -106,7 +143,12 @@ BAD: tuple[Bad, ...] = (
         "spec.model",
         "set at most one of volume, image",
     ),
-    Bad("model-from-no-image", {"model.image": {"reference": ""}}, "spec.model.image.reference", "at least 1"),
+    Bad(
+        "model-from-no-image",
+        {"model.image": {"reference": ""}},
+        "spec.model.image.reference",
+        "at least 1",
+    ),
     Bad(
         "model-from-a-place-with-blanks",
         {"model.image": {"reference": "a b"}},
@@ -115,7 +157,10 @@ BAD: tuple[Bad, ...] = (
     ),
     Bad("from-nothing", {"resumeFrom": {}}, "spec.resumeFrom", "exactly one of grpoJob and path"),
     Bad(
-        "from-both", {"resumeFrom": {"grpoJob": "a", "path": "b"}}, "spec.resumeFrom", "exactly one of grpoJob and path"
+        "from-both",
+        {"resumeFrom": {"grpoJob": "a", "path": "b"}},
+        "spec.resumeFrom",
+        "exactly one of grpoJob and path",
     ),
     Bad("from-a-folder-nowhere", {"resumeFrom": {"path": "a"}}, "spec", "set checkpoint.volume"),
     Bad(
@@ -126,28 +171,87 @@ BAD: tuple[Bad, ...] = (
     ),
     Bad("from-a-long-name", {"resumeFrom": {"grpoJob": "a" * 53}}, "spec.resumeFrom.grpoJob", "52"),
     Bad("negative-retry", {"retry": -1}, "spec.retry", "greater than or equal to 0"),
-    Bad("zero-gpus", {"placement.gpus.min": 0}, "spec.placement.gpus.min", "greater than or equal to 1"),
-    Bad("zero-deadline", {"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds", "greater than or equal to 1"),
-    Bad("negative-ttl", {"ttlSecondsAfterFinished": -5}, "spec.ttlSecondsAfterFinished", "greater than or equal to 0"),
+    Bad(
+        "zero-gpus",
+        {"placement.gpus.min": 0},
+        "spec.placement.gpus.min",
+        "greater than or equal to 1",
+    ),
+    Bad(
+        "zero-deadline",
+        {"activeDeadlineSeconds": 0},
+        "spec.activeDeadlineSeconds",
+        "greater than or equal to 1",
+    ),
+    Bad(
+        "negative-ttl",
+        {"ttlSecondsAfterFinished": -5},
+        "spec.ttlSecondsAfterFinished",
+        "greater than or equal to 0",
+    ),
     Bad("wrong-strategy", {"reference.strategy": "clone"}, "spec.reference.strategy", "Clone"),
     Bad("wrong-loss", {"training.lossType": "ppo"}, "spec.training.lossType", "dapo"),
     Bad("wrong-accelerator", {"placement.accelerator": "TPU"}, "spec.placement.accelerator", "CPU"),
     Bad("empty-model-name", {"model.name": ""}, "spec.model.name", "at least 1"),
     Bad("model-name-with-space", {"model.name": "my model"}, "spec.model.name", "match"),
     Bad("zero-parameters", {"model.parameters": "0B"}, "spec.model.parameters", "match"),
-    Bad("parameters-in-words", {"model.parameters": "one billion"}, "spec.model.parameters", "match"),
-    Bad("parameters-as-number", {"model.parameters": 1240000000}, "spec.model.parameters", "string"),
-    Bad("two-rewards-in-one", {"rewards.0.accuracy": {}}, "spec.rewards[0]", "exactly one of format, accuracy"),
-    Bad("reward-without-kind", {"rewards.1": {"weight": 1}}, "spec.rewards[1]", "exactly one of format, accuracy"),
-    Bad("same-reward-names", {"rewards.0.name": "a", "rewards.1.name": "a"}, "spec", "different names"),
-    Bad("format-without-pattern", {"rewards.0.format": {}}, "spec.rewards[0].format.pattern", "Required"),
-    Bad("unicode-reward-name", {"rewards.0.name": "größe"}, "spec.rewards[0].name", "match"),
-    Bad("unicode-function", {"rewards.0": {"python": {"function": "módulo:f"}}}, "spec.rewards[0].python", "match"),
-    Bad("url-without-scheme", {"rewards.0": {"http": {"url": "judge:80"}}}, "spec.rewards[0].http.url", "match"),
-    Bad("two-datasets", {"dataset.files": {"configMap": {"name": "d"}, "paths": ["a"]}}, "spec.dataset", "exactly one"),
-    Bad("no-dataset-source", {"dataset": {"split": "train"}}, "spec.dataset", "exactly one of name"),
     Bad(
-        "files-without-volume", {"dataset": {"files": {"paths": ["a"]}}}, "spec.dataset.files", "exactly one of volume"
+        "parameters-in-words", {"model.parameters": "one billion"}, "spec.model.parameters", "match"
+    ),
+    Bad(
+        "parameters-as-number", {"model.parameters": 1240000000}, "spec.model.parameters", "string"
+    ),
+    Bad(
+        "two-rewards-in-one",
+        {"rewards.0.accuracy": {}},
+        "spec.rewards[0]",
+        "exactly one of format, accuracy",
+    ),
+    Bad(
+        "reward-without-kind",
+        {"rewards.1": {"weight": 1}},
+        "spec.rewards[1]",
+        "exactly one of format, accuracy",
+    ),
+    Bad(
+        "same-reward-names",
+        {"rewards.0.name": "a", "rewards.1.name": "a"},
+        "spec",
+        "different names",
+    ),
+    Bad(
+        "format-without-pattern",
+        {"rewards.0.format": {}},
+        "spec.rewards[0].format.pattern",
+        "Required",
+    ),
+    Bad("unicode-reward-name", {"rewards.0.name": "größe"}, "spec.rewards[0].name", "match"),
+    Bad(
+        "unicode-function",
+        {"rewards.0": {"python": {"function": "módulo:f"}}},
+        "spec.rewards[0].python",
+        "match",
+    ),
+    Bad(
+        "url-without-scheme",
+        {"rewards.0": {"http": {"url": "judge:80"}}},
+        "spec.rewards[0].http.url",
+        "match",
+    ),
+    Bad(
+        "two-datasets",
+        {"dataset.files": {"configMap": {"name": "d"}, "paths": ["a"]}},
+        "spec.dataset",
+        "exactly one",
+    ),
+    Bad(
+        "no-dataset-source", {"dataset": {"split": "train"}}, "spec.dataset", "exactly one of name"
+    ),
+    Bad(
+        "files-without-volume",
+        {"dataset": {"files": {"paths": ["a"]}}},
+        "spec.dataset.files",
+        "exactly one of volume",
     ),
     Bad(
         "files-outside-volume",
@@ -161,9 +265,21 @@ BAD: tuple[Bad, ...] = (
         "spec.dataset",
         "belong to a hub dataset",
     ),
-    Bad("batch-does-not-divide", {"training.perDeviceTrainBatchSize": 7}, "spec.training", "must divide"),
-    Bad("generation-does-not-divide", {"training.generationBatchSize": 65}, "spec.training", "multiple of"),
-    Bad("clip-range-upside-down", {"training.epsilonHigh": 0.1}, "spec.training", "at least epsilon"),
+    Bad(
+        "batch-does-not-divide",
+        {"training.perDeviceTrainBatchSize": 7},
+        "spec.training",
+        "must divide",
+    ),
+    Bad(
+        "generation-does-not-divide",
+        {"training.generationBatchSize": 65},
+        "spec.training",
+        "multiple of",
+    ),
+    Bad(
+        "clip-range-upside-down", {"training.epsilonHigh": 0.1}, "spec.training", "at least epsilon"
+    ),
     Bad("beta-without-reference", {"reference.strategy": "None"}, "spec", "needs training.beta 0"),
     Bad(
         "reference-without-beta",
@@ -171,27 +287,97 @@ BAD: tuple[Bad, ...] = (
         "spec",
         "set reference.strategy to None or Auto",
     ),
-    Bad("sync-without-reference", {"training.beta": 0, "reference.sync": {}}, "spec", "needs training.beta above 0"),
+    Bad(
+        "sync-without-reference",
+        {"training.beta": 0, "reference.sync": {}},
+        "spec",
+        "needs training.beta above 0",
+    ),
     Bad("kl-limit-without-kl", {"training.beta": 0, "guard.maxKL": 1}, "spec", "there is no KL"),
-    Bad("adapter-forbidden", {"adapter.use": "Never", "reference.strategy": "Adapter"}, "spec", "adapter.use IfNeeded"),
-    Bad("adapter-and-clone", {"adapter.use": "Always", "reference.strategy": "Clone"}, "spec", "Auto, Adapter or None"),
+    Bad(
+        "adapter-forbidden",
+        {"adapter.use": "Never", "reference.strategy": "Adapter"},
+        "spec",
+        "adapter.use IfNeeded",
+    ),
+    Bad(
+        "adapter-and-clone",
+        {"adapter.use": "Always", "reference.strategy": "Clone"},
+        "spec",
+        "Auto, Adapter or None",
+    ),
     Bad("adapter-sync", {"adapter.use": "Always", "reference.sync": {}}, "spec", "frozen base"),
-    Bad("offload-of-clone", {"reference": {"strategy": "Clone", "offload": {}}}, "spec.reference", "Offload, Sharded"),
-    Bad("offload-to-a-disk", {"reference.offload.target": "NVMe"}, "spec.reference.offload", "set target to CPU"),
-    Bad("max-below-min", {"placement.gpus": {"min": 4, "max": 2}}, "spec.placement.gpus", "at least min"),
-    Bad("nodes-without-gpus", {"placement": {"nodes": 4, "gpus": {"max": 2}}}, "spec.placement", "at least nodes"),
-    Bad("gpus-on-cpu", {**CPU, "placement.gpus": {}}, "spec.placement", "belong to accelerator GPU"),
-    Bad("processes-on-gpu", {"placement.processesPerNode": 2}, "spec.placement", "belongs to accelerator CPU"),
+    Bad(
+        "offload-of-clone",
+        {"reference": {"strategy": "Clone", "offload": {}}},
+        "spec.reference",
+        "Offload, Sharded",
+    ),
+    Bad(
+        "offload-to-a-disk",
+        {"reference.offload.target": "NVMe"},
+        "spec.reference.offload",
+        "set target to CPU",
+    ),
+    Bad(
+        "max-below-min",
+        {"placement.gpus": {"min": 4, "max": 2}},
+        "spec.placement.gpus",
+        "at least min",
+    ),
+    Bad(
+        "nodes-without-gpus",
+        {"placement": {"nodes": 4, "gpus": {"max": 2}}},
+        "spec.placement",
+        "at least nodes",
+    ),
+    Bad(
+        "gpus-on-cpu", {**CPU, "placement.gpus": {}}, "spec.placement", "belong to accelerator GPU"
+    ),
+    Bad(
+        "processes-on-gpu",
+        {"placement.processesPerNode": 2},
+        "spec.placement",
+        "belongs to accelerator CPU",
+    ),
     Bad("zero-gpu-memory", {"placement.gpuMemory": "0"}, "spec.placement.gpuMemory", "match"),
-    Bad("no-gpu-memory", {"placement.gpuMemory": 0}, "spec.placement.gpuMemory", "match|greater than or equal to 1"),
+    Bad(
+        "no-gpu-memory",
+        {"placement.gpuMemory": 0},
+        "spec.placement.gpuMemory",
+        "match|greater than or equal to 1",
+    ),
     Bad("memory-in-words", {"placement.gpuMemory": "16 GB"}, "spec.placement.gpuMemory", "match"),
     Bad("millibytes", {"placement.gpuMemory": "512m"}, "spec.placement.gpuMemory", "match"),
-    Bad("half-a-second", {"rewards.0.format.timeoutSeconds": 0.5}, "spec.rewards[0].format.timeoutSeconds", "integer"),
-    Bad("token-without-key", {"model.tokenSecretRef": {"name": "hub"}}, "spec.model.tokenSecretRef.key", "Required"),
-    Bad("bad-label-value", {"placement.nodeSelector": {"pool": "a b"}}, "spec.placement.nodeSelector.pool", "match"),
-    Bad("bad-label-key", {"placement.nodeSelector": {"-pool": "a"}}, "spec.placement.nodeSelector", "match"),
     Bad(
-        "sync-of-adapter", {"reference": {"strategy": "Adapter", "sync": {}}}, "spec.reference", "reference of its own"
+        "half-a-second",
+        {"rewards.0.format.timeoutSeconds": 0.5},
+        "spec.rewards[0].format.timeoutSeconds",
+        "integer",
+    ),
+    Bad(
+        "token-without-key",
+        {"model.tokenSecretRef": {"name": "hub"}},
+        "spec.model.tokenSecretRef.key",
+        "Required",
+    ),
+    Bad(
+        "bad-label-value",
+        {"placement.nodeSelector": {"pool": "a b"}},
+        "spec.placement.nodeSelector.pool",
+        "match",
+    ),
+    Bad(
+        "bad-label-key",
+        {"placement.nodeSelector": {"-pool": "a"}},
+        "spec.placement.nodeSelector",
+        "match",
+    ),
+    Bad(
+        "sync-of-adapter",
+        {"reference": {"strategy": "Adapter", "sync": {}}},
+        "spec.reference",
+        "reference of its own",
     ),
     Bad(
         "seconds-without-effect",
@@ -199,7 +385,12 @@ BAD: tuple[Bad, ...] = (
         "spec.placement.tolerations[0]",
         "needs effect NoExecute",
     ),
-    Bad("toleration", {"placement.tolerations": [{}]}, "spec.placement.tolerations[0]", "Equal needs key"),
+    Bad(
+        "toleration",
+        {"placement.tolerations": [{}]},
+        "spec.placement.tolerations[0]",
+        "Equal needs key",
+    ),
     Bad(
         "two-checkpoint-volumes",
         {"checkpoint": {"volume": {"claimName": "c"}, "volumeClaimTemplate": {"size": "1Gi"}}},
@@ -216,9 +407,17 @@ BAD: tuple[Bad, ...] = (
         "set checkpoint.volumeClaimTemplate.accessMode to ReadWriteMany",
     ),
     Bad(
-        "claim-without-size", {"checkpoint.volumeClaimTemplate": {}}, "spec.checkpoint.volumeClaimTemplate", "Required"
+        "claim-without-size",
+        {"checkpoint.volumeClaimTemplate": {}},
+        "spec.checkpoint.volumeClaimTemplate",
+        "Required",
     ),
-    Bad("lost-model", {"export": REMOVE}, "spec", "the trained model would be lost .* export.to None"),
+    Bad(
+        "lost-model",
+        {"export": REMOVE},
+        "spec",
+        "the trained model would be lost .* export.to None",
+    ),
     Bad("export-to-no-volume", {"export.to": "Volume"}, "spec", "set checkpoint.volume"),
     Bad("export-to-no-store", {"export.to": "ObjectStore"}, "spec", "set checkpoint.store"),
     Bad("export-to-the-moon", {"export.to": "Moon"}, "spec.export.to", "Volume"),
@@ -239,8 +438,18 @@ BAD: tuple[Bad, ...] = (
     Bad("manager-without-domain", {"managedBy": "dispatcher"}, "spec.managedBy", "match"),
     Bad("manager-in-capitals", {"managedBy": "Example.com/dispatcher"}, "spec.managedBy", "match"),
     Bad("long-manager", {"managedBy": f"example.com/{'x' * 60}"}, "spec.managedBy", "63"),
-    Bad("zero-temperature", {"training.temperature": 0}, "spec.training.temperature", "greater than 0"),
-    Bad("long-pattern", {"rewards.0.format.pattern": "x" * 4097}, "spec.rewards[0].format.pattern", "4096"),
+    Bad(
+        "zero-temperature",
+        {"training.temperature": 0},
+        "spec.training.temperature",
+        "greater than 0",
+    ),
+    Bad(
+        "long-pattern",
+        {"rewards.0.format.pattern": "x" * 4097},
+        "spec.rewards[0].format.pattern",
+        "4096",
+    ),
     *(Bad(*sample) for sample in (*BAD_CONTAINERS, *BAD_PODS, *BAD_RUNNING, *BAD_GENERATION)),
 )
 """Specs that must be rejected."""

@@ -1,4 +1,5 @@
-"""A clock that moves only by its own sleeps, so that a test of minutes takes no time and no busy machine fails it."""
+"""A clock that moves only by its own sleeps, so that a test of minutes takes no time and no busy
+machine fails it."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +9,8 @@ class SteppedClock:
     """A grpo_api.text.clock.Clock that ignores real time. Several threads may sleep on it."""
 
     def __init__(self, after_sleep: Callable[[], None] = lambda: None) -> None:
-        """`after_sleep` is what the world does while somebody sleeps; it is called once per sleep."""
+        """`after_sleep` is what the world does while somebody sleeps; it is called once per
+        sleep."""
         self.after_sleep = after_sleep
         self.sleeps: list[float] = []
         """Seconds of each sleep so far."""

@@ -16,7 +16,9 @@ GOOD_TRAINING: dict[str, Changes] = {
     "whole-numbers": {"training.beta": 1, "training.learningRate": 1},
     "pinned-batch": {"training.perDeviceTrainBatchSize": 16, "training.generationBatchSize": 128},
     "files": {
-        "dataset": {"files": {"volume": {"claimName": "data", "subPath": "a/b"}, "paths": ["*.jsonl"]}},
+        "dataset": {
+            "files": {"volume": {"claimName": "data", "subPath": "a/b"}, "paths": ["*.jsonl"]}
+        },
     },
     "config-map-files": {
         "dataset": {
@@ -29,19 +31,38 @@ GOOD_TRAINING: dict[str, Changes] = {
             {"format": {"pattern": r"^\w+$", "score": -1}, "weight": 0.5, "name": "shape"},
             {"accuracy": {"compare": "Numeric", "extract": "Hash"}},
             {"python": {"function": "my_rewards.length:score", "configMap": {"name": "rewards"}}},
-            {"http": {"url": "http://judge.svc:8000/score", "tokenSecretRef": {"name": "judge", "key": "token"}}},
+            {
+                "http": {
+                    "url": "http://judge.svc:8000/score",
+                    "tokenSecretRef": {"name": "judge", "key": "token"},
+                }
+            },
             {"model": {"name": "some/reward-model", "parameters": "335M"}},
         ],
     },
-    "moving-reference": {"reference.sync": {"everySteps": 64, "mixup": 0.5}, "adapter.use": "Never"},
+    "moving-reference": {
+        "reference.sync": {"everySteps": 64, "mixup": 0.5},
+        "adapter.use": "Never",
+    },
     "offloaded": {"reference": {"strategy": "Offload", "offload": {"target": "CPU"}}},
-    "adapter": {"adapter": {"use": "Always", "rank": 8, "targetModules": ["q_proj"]}, "reference.strategy": "Adapter"},
-    "cpu": {**CPU, "placement.nodes": 2, "placement.processesPerNode": 2, "resources.limits.memory": "2Gi"},
+    "adapter": {
+        "adapter": {"use": "Always", "rank": 8, "targetModules": ["q_proj"]},
+        "reference.strategy": "Adapter",
+    },
+    "cpu": {
+        **CPU,
+        "placement.nodes": 2,
+        "placement.processesPerNode": 2,
+        "resources.limits.memory": "2Gi",
+    },
     "gpu-limits": {"placement": {"gpus": {"min": 2, "max": 16}, "nodes": 2, "gpuMemory": "80Gi"}},
     "tolerant": {
         "placement": {
             "nodeSelector": {"example.com/pool": "a100"},
-            "tolerations": [{"operator": "Exists"}, {"key": "gpu", "value": "yes", "effect": "NoSchedule"}],
+            "tolerations": [
+                {"operator": "Exists"},
+                {"key": "gpu", "value": "yes", "effect": "NoSchedule"},
+            ],
         },
     },
     "claim-template": {"checkpoint": {"volumeClaimTemplate": {"size": "100Gi"}, "everySteps": 10}},
@@ -55,11 +76,22 @@ GOOD_TRAINING: dict[str, Changes] = {
     "managed-by-another": {"managedBy": "example.com/dispatcher"},
     "retried": {"retry": 3},
     "hub-cache": {"model.cache": {"claimName": "hub", "subPath": "team/a"}},
-    "model-from-image": {"model.image": {"reference": "registry.example/models/tiny:1", "pullPolicy": "Always"}},
+    "model-from-image": {
+        "model.image": {"reference": "registry.example/models/tiny:1", "pullPolicy": "Always"}
+    },
     "from-a-job": {"resumeFrom": {"grpoJob": "earlier"}},
-    "from-a-folder": {"resumeFrom": {"path": "run-1/attempt-2"}, "checkpoint.volume": {"claimName": "c"}},
-    "model-on-the-volume": {"export.to": "Volume", "checkpoint.volumeClaimTemplate": {"size": "1Gi"}},
-    "model-on-the-store": {"export.to": "ObjectStore", "checkpoint.store": {"url": "s3://bucket/runs"}},
+    "from-a-folder": {
+        "resumeFrom": {"path": "run-1/attempt-2"},
+        "checkpoint.volume": {"claimName": "c"},
+    },
+    "model-on-the-volume": {
+        "export.to": "Volume",
+        "checkpoint.volumeClaimTemplate": {"size": "1Gi"},
+    },
+    "model-on-the-store": {
+        "export.to": "ObjectStore",
+        "checkpoint.store": {"url": "s3://bucket/runs"},
+    },
     "model-thrown-away": {"export.to": "None", "checkpoint.volume": {"claimName": "c"}},
     "suspended": {"suspend": True, "activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 0},
 }

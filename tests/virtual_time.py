@@ -1,4 +1,5 @@
-"""An event loop whose clock jumps to the next timer, so that a test waits for minutes in no time and never for luck."""
+"""An event loop whose clock jumps to the next timer, so that a test waits for minutes in no time
+and never for luck."""
 
 import asyncio
 import selectors
@@ -33,7 +34,8 @@ class _Loop(asyncio.SelectorEventLoop):
         return self._clock.now
 
     def run_in_executor(self, _: Any, func: Callable[..., T], *args: Any) -> "asyncio.Future[T]":  # type: ignore[override]
-        """Call the function at once: a thread takes real time, in which this clock would jump over every time-out."""
+        """Call the function at once: a thread takes real time, in which this clock would jump over
+        every time-out."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -47,7 +49,8 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def block(seconds: float) -> None:
-    """Let time pass in the running virtual loop without letting it run, as code that computes for long does."""
+    """Let time pass in the running virtual loop without letting it run, as code that computes for
+    long does."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, _Loop)
     loop.advance(seconds)

@@ -1,7 +1,9 @@
-"""`make demo`: from nothing to a GRPOJob that has Succeeded, on a real Kubernetes, with real training.
+"""`make demo`: from nothing to a GRPOJob that has Succeeded, on a real Kubernetes, with real
+training.
 
-Starts the cluster of harness, builds and loads the images, installs the chart, applies examples/01-first-job.yaml,
-follows it and draws what happened. Leaves the cluster up. On a cluster of one's own it is anywhere.py.
+Starts the cluster of harness, builds and loads the images, installs the chart, applies
+examples/01-first-job.yaml, follows it and draws what happened. Leaves the cluster up. On a cluster
+of one's own it is anywhere.py.
 """
 
 import json
@@ -57,7 +59,9 @@ class Demo:
 
     def say(self, text: str) -> None:
         """One line with the time since the start."""
-        self.console.print(f"[dim]{time.monotonic() - self.began:5.0f} s[/dim]  {text}", highlight=False)
+        self.console.print(
+            f"[dim]{time.monotonic() - self.began:5.0f} s[/dim]  {text}", highlight=False
+        )
 
 
 def own_cluster(demo: Demo) -> Cluster:
@@ -72,7 +76,8 @@ def own_cluster(demo: Demo) -> Cluster:
 
 
 def install(demo: Demo) -> Access:
-    """A cluster with the operator, and with the job's volume, on which are the model and the problems."""
+    """A cluster with the operator, and with the job's volume, on which are the model and the
+    problems."""
     claim = read_example()["spec"]["checkpoint"]["volume"]["claimName"]
     demo.say("building the programs and images that are not in the cache")
     prepare_tools("demo")
@@ -102,7 +107,8 @@ def read_example() -> dict[str, Any]:
 
 
 def apply_example(demo: Demo, access: Access) -> str:
-    """Applies the example as it is, after removing what an earlier demo left; returns the job's name."""
+    """Applies the example as it is, after removing what an earlier demo left; returns the job's
+    name."""
     name = str(read_example()["metadata"]["name"])
     access.kubectl("delete", "grpojob", name, "--namespace", NAMESPACE, "--ignore-not-found")
     demo.say(f"kubectl apply -f examples/{EXAMPLE.name}")
@@ -115,7 +121,9 @@ def show_job(demo: Demo, access: Access, name: str) -> None:
     columns = ",".join(f"{head}:{path}" for head, path in VIEW.items())
     place = ("--namespace", NAMESPACE)
     table = access.kubectl("get", "grpojob", name, *place, "--output", f"custom-columns={columns}")
-    demo.show(f"\n$ kubectl get grpojob {name} --namespace {NAMESPACE} -o custom-columns=…\n{table}")
+    demo.show(
+        f"\n$ kubectl get grpojob {name} --namespace {NAMESPACE} -o custom-columns=…\n{table}"
+    )
 
 
 def summarise(demo: Demo, job: dict[str, Any], history: History) -> None:
@@ -129,11 +137,17 @@ def summarise(demo: Demo, job: dict[str, Any], history: History) -> None:
     nodes = sorted({pod["node"] for pod in status["pods"]})
     first, last = f"{mean(rewards[:LAST]):.3f}", f"{mean(rewards[-LAST:]):.3f}"
     demo.console.print(
-        f"[bold]{finished(job)}[/bold] after {status['progress']['summary']} steps on {len(nodes)} nodes"
+        f"[bold]{finished(job)}[/bold] after {status['progress']['summary']} steps on "
+        f"{len(nodes)} nodes"
     )
     demo.console.print(f"mean reward, first {LAST} steps → last {LAST}: {first} → {last}")
-    demo.console.print(f"KL to the reference, largest of all steps: {max(value for _, value in kl):.3f} nats per token")
-    demo.console.print(f"time: {time.monotonic() - demo.began:.0f} s in all; the picture is {picture}")
+    demo.console.print(
+        f"KL to the reference, largest of all steps: {max(value for _, value in kl):.3f} nats per "
+        "token"
+    )
+    demo.console.print(
+        f"time: {time.monotonic() - demo.began:.0f} s in all; the picture is {picture}"
+    )
 
 
 def explain(demo: Demo) -> None:

@@ -1,7 +1,9 @@
-"""`make demo CONTEXT=…`: the quickstart on any cluster, from a machine with python3, kubectl and helm and nothing else.
+"""`make demo CONTEXT=…`: the quickstart on any cluster, from a machine with python3, kubectl and
+helm and nothing else.
 
-Installs the operator where the cluster lacks it or images are named, applies examples/quickstart.yaml as it is, and
-follows it until the model is trained and evaluated. Only the standard library: it runs before anything is installed.
+Installs the operator where the cluster lacks it or images are named, applies
+examples/quickstart.yaml as it is, and follows it until the model is trained and evaluated. Only the
+standard library: it runs before anything is installed.
 """
 
 import argparse
@@ -43,7 +45,9 @@ class Cluster:
 
     def objects(self, kind: str, *arguments: str) -> list[dict[str, Any]]:
         """The objects of a kind."""
-        items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, *arguments, "--output", "json"))["items"]
+        items: list[dict[str, Any]] = json.loads(
+            self.kubectl("get", kind, *arguments, "--output", "json")
+        )["items"]
         return items
 
     def helm(self, *arguments: str) -> str:
@@ -70,25 +74,42 @@ def require_storage(cluster: Cluster) -> None:
         DemoError: the cluster has no default one.
     """
     classes = cluster.objects("storageclasses")
-    if not any(one["metadata"].get("annotations", {}).get(DEFAULT_CLASS) == "true" for one in classes):
+    if not any(
+        one["metadata"].get("annotations", {}).get(DEFAULT_CLASS) == "true" for one in classes
+    ):
         names = ", ".join(one["metadata"]["name"] for one in classes) or "none at all"
         raise DemoError(
-            f"the cluster has no default StorageClass (it has {names}): annotate one with {DEFAULT_CLASS}=true, "
+            f"the cluster has no default StorageClass (it has {names}): annotate one with "
+            f"{DEFAULT_CLASS}=true, "
             f"or name one in the claim of {QUICKSTART.relative_to(ROOT)}"
         )
 
 
 def install(cluster: Cluster, trainer: str, operator: str) -> None:
-    """Install the chart with these images; without a trainer's image, the operator must be there."""
+    """Install the chart with these images; without a trainer's image, the operator must be
+    there."""
     if not trainer:
-        if not cluster.objects("deployments", "--all-namespaces", "--selector", "app.kubernetes.io/name=grpo-operator"):
-            raise DemoError("the cluster has no grpo-operator: name the trainer's image that it can pull with IMAGE=…")
+        if not cluster.objects(
+            "deployments", "--all-namespaces", "--selector", "app.kubernetes.io/name=grpo-operator"
+        ):
+            raise DemoError(
+                "the cluster has no grpo-operator: name the trainer's image that it can pull with "
+                "IMAGE=…"
+            )
         return
     values = {"image": operator or sibling(trainer), "trainerImage": trainer}
     settings = [part for key, image in values.items() for part in settings_of(key, image)]
     say("helm upgrade --install grpo-operator")
     cluster.helm(
-        *("upgrade", RELEASE, str(CHART), "--install", "--namespace", SYSTEM_NAMESPACE, "--create-namespace"),
+        *(
+            "upgrade",
+            RELEASE,
+            str(CHART),
+            "--install",
+            "--namespace",
+            SYSTEM_NAMESPACE,
+            "--create-namespace",
+        ),
         *("--wait", "--timeout", "180s", *settings),
     )
 
@@ -101,7 +122,10 @@ def sibling(trainer: str) -> str:
     """
     place, slash, name = trainer.rpartition("/")
     if not name.startswith("grpo-trainer:"):
-        raise DemoError(f"IMAGE={trainer} is not named grpo-trainer:<tag>: name the operator's with OPERATOR_IMAGE=…")
+        raise DemoError(
+            f"IMAGE={trainer} is not named grpo-trainer:<tag>: name the operator's with "
+            "OPERATOR_IMAGE=…"
+        )
     return f"{place}{slash}{name.replace('grpo-trainer:', 'grpo-operator:', 1)}"
 
 
@@ -142,13 +166,19 @@ def follow(cluster: Cluster) -> list[dict[str, Any]]:
         if len(jobs) == len(JOBS) and all(map(ended, jobs)):
             return jobs
         time.sleep(POLL_SECONDS)
-    raise DemoError(f"not ended after {TIMEOUT_SECONDS:.0f} s: kubectl -n {cluster.namespace} describe grpojobs")
+    raise DemoError(
+        f"not ended after {TIMEOUT_SECONDS:.0f} s: kubectl -n {cluster.namespace} describe grpojobs"
+    )
 
 
 def summary(job: dict[str, Any]) -> str:
     """Name, phase, step and reward of a job."""
     status = job.get("status", {})
-    parts = [job["metadata"]["name"], status.get("phase", "Pending"), status.get("progress", {}).get("summary", "")]
+    parts = [
+        job["metadata"]["name"],
+        status.get("phase", "Pending"),
+        status.get("progress", {}).get("summary", ""),
+    ]
     if reward := status.get("metrics", {}).get("reward"):
         parts.append(f"reward {reward}")
     return " ".join(filter(None, parts))
@@ -163,7 +193,10 @@ def conclude(cluster: Cluster, jobs: list[dict[str, Any]]) -> int:
     """Say what came of it, where the model is and how to remove everything; the exit code."""
     for job in jobs:
         status = job["status"]
-        print(f"\n{job['metadata']['name']}: {status['phase']}\n  {status.get('outcome', {}).get('message', '')}")
+        print(
+            f"\n{job['metadata']['name']}: {status['phase']}\n  "
+            f"{status.get('outcome', {}).get('message', '')}"
+        )
     place = f"--context {cluster.context} -n {cluster.namespace}"
     print(f"\nLook around:  kubectl {place} get grpojobs,jobs,pods,pvc")
     print(f"Remove it:    kubectl {place} delete -f {QUICKSTART.relative_to(ROOT)}")
@@ -179,8 +212,12 @@ def main() -> int:
     """Run the demo; the exit code is 0 only when both jobs Succeeded."""
     parser = argparse.ArgumentParser(prog="make demo CONTEXT=…", description=__doc__)
     parser.add_argument("--context", required=True, help="kubectl context of the cluster")
-    parser.add_argument("--image", default="", help="trainer's image; unset: the operator's that is installed")
-    parser.add_argument("--operator-image", default="", help="operator's image; unset: beside the trainer's")
+    parser.add_argument(
+        "--image", default="", help="trainer's image; unset: the operator's that is installed"
+    )
+    parser.add_argument(
+        "--operator-image", default="", help="operator's image; unset: beside the trainer's"
+    )
     parser.add_argument("--namespace", default="grpo-quickstart", help="made where it is missing")
     given = parser.parse_args()
     try:

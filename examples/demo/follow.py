@@ -1,4 +1,5 @@
-"""Follows a GRPOJob in the terminal: a live table while it runs, and its step-by-step history from rank 0's log.
+"""Follows a GRPOJob in the terminal: a live table while it runs, and its step-by-step history from
+rank 0's log.
 
 What `kubectl get grpojob -w` and `kubectl logs -f` tell, side by side.
 """
@@ -31,12 +32,16 @@ class History:
         for line in log.splitlines():
             if line.startswith("{") and '"step"' in line:
                 record = json.loads(line)
-                values = {key: value for key, value in record.items() if isinstance(value, int | float)}
+                values = {
+                    key: value for key, value in record.items() if isinstance(value, int | float)
+                }
                 self.steps[int(record["step"])] = values
 
     def series(self, key: str) -> list[tuple[int, float]]:
         """(step, value) of every step that logged the key, in order."""
-        return [(step, self.steps[step][key]) for step in sorted(self.steps) if key in self.steps[step]]
+        return [
+            (step, self.steps[step][key]) for step in sorted(self.steps) if key in self.steps[step]
+        ]
 
 
 def finished(job: dict[str, Any]) -> str:
@@ -62,13 +67,16 @@ def row(job: dict[str, Any], seconds: float) -> list[str]:
 
 
 def details(job: dict[str, Any]) -> list[str]:
-    """Return what is too long for a cell: the plan, where the pods run, and why the job has ended."""
+    """Return what is too long for a cell: the plan, where the pods run, and why the job has
+    ended."""
     status = job.get("status", {})
     plan, outcome = status.get("plan"), status.get("outcome", {})
     lines = []
     if plan:
         lines.append(f"model: {plan['parameters']} parameters, reference {plan['strategy']}")
-    lines += [f"pod {pod['name']} on {pod.get('node') or 'no node yet'}" for pod in status.get("pods", [])]
+    lines += [
+        f"pod {pod['name']} on {pod.get('node') or 'no node yet'}" for pod in status.get("pods", [])
+    ]
     if message := outcome.get("message"):
         lines.append(message)
     return lines
@@ -76,7 +84,12 @@ def details(job: dict[str, Any]) -> list[str]:
 
 def live_view(job: dict[str, Any], seconds: float) -> Group:
     """Return what is shown while the job runs; it fits a terminal of 80 columns."""
-    cells = Table(*COLUMNS, title=f"grpojob/{job['metadata']['name']}", title_justify="left", box=box.SIMPLE_HEAD)
+    cells = Table(
+        *COLUMNS,
+        title=f"grpojob/{job['metadata']['name']}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
     cells.add_row(*row(job, seconds))
     # Text, since names and messages may contain what rich takes for markup
     return Group(cells, *(Text(line, overflow="fold") for line in details(job)))
@@ -114,7 +127,9 @@ def follow(
     began, history, printed = time.monotonic(), History(), ""
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            job = json.loads(access.kubectl("get", "grpojob", name, "--namespace", namespace, "--output", "json"))
+            job = json.loads(
+                access.kubectl("get", "grpojob", name, "--namespace", namespace, "--output", "json")
+            )
             seconds = time.monotonic() - began
             live.update(live_view(job, seconds), refresh=True)
             line = status_line(job)
@@ -125,5 +140,8 @@ def follow(
             if finished(job):
                 return job, history
             if seconds > timeout:
-                raise TimeoutError(f"grpojob/{name} has not ended after {timeout:.0f} s: {json.dumps(job['status'])}")
+                raise TimeoutError(
+                    f"grpojob/{name} has not ended after {timeout:.0f} s: "
+                    f"{json.dumps(job['status'])}"
+                )
             time.sleep(POLL_SECONDS)

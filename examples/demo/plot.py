@@ -1,7 +1,7 @@
 """Draws reward, KL and entropy over the steps of a run into one PNG.
 
-The demo ends with this picture of what was learned, at what distance from the reference, and how much the policy still
-varies.
+The demo ends with this picture of what was learned, at what distance from the reference, and how
+much the policy still varies.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Puts the demo's model and problems on the job's volume, a folder of this machine.
 
-They are what `python -m grpo_trainer.quickstart` writes. They are made once and kept in the user's cache folder, since
-pretraining the model takes longer than training it.
+They are what `python -m grpo_trainer.quickstart` writes. They are made once and kept in the user's
+cache folder, since pretraining the model takes longer than training it.
 """
 
 import os

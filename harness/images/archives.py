@@ -1,7 +1,7 @@
 """Write images that hold a few files: docker archives, made without any image tool.
 
-One is the sandbox image with programs of ours, which every pod needs before any other image; there is no registry to
-pull it from.
+One is the sandbox image with programs of ours, which every pod needs before any other image; there
+is no registry to pull it from.
 """
 
 import hashlib
@@ -17,12 +17,15 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def write_pause_image(programs: Sequence[Path], name: str, archive: Path) -> None:
-    """Write the archive of the image `name` with the static programs in its root; the first is its entry point."""
+    """Write the archive of the image `name` with the static programs in its root; the first is its
+    entry point."""
     content = {program.name: program for program in programs}
     write_image(content, name, archive, {"Entrypoint": [f"/{programs[0].name}"]})
 
 
-def write_image(content: dict[str, Path], name: str, archive: Path, settings: dict[str, Any]) -> None:
+def write_image(
+    content: dict[str, Path], name: str, archive: Path, settings: dict[str, Any]
+) -> None:
     """Write the archive of the image `name` with these files and folders, by their paths in it."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:

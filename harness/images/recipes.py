@@ -1,7 +1,9 @@
-"""Build the shipped Dockerfiles without a Docker daemon or a registry: buildah on a Debian base of our own.
+"""Build the shipped Dockerfiles without a Docker daemon or a registry: buildah on a Debian base of
+our own.
 
-The Dockerfiles stay clean: what a test machine needs (the host's CA bundle and pip settings, torch without CUDA) is
-mounted over the base or baked into it. Archives are cached by the content of all inputs.
+The Dockerfiles stay clean: what a test machine needs (the host's CA bundle and pip settings, torch
+without CUDA) is mounted over the base or baked into it. Archives are cached by the content of all
+inputs.
 """
 
 import shutil
@@ -22,18 +24,24 @@ from .engines import engine_environment, engine_packages
 from .wheels import site_packages, torch_wheels
 
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
-MAX_STORED_IMAGES = 60  # with those of intermediate steps; beyond, the builder's storage starts anew
+MAX_STORED_IMAGES = (
+    60  # with those of intermediate steps; beyond, the builder's storage starts anew
+)
 BUILD_ENVIRONMENT = (f"SSL_CERT_FILE={CA_BUNDLE}", f"PIP_CERT={CA_BUNDLE}")
 """Variables that only a build needs, where the host's CA bundle is mounted over the base's."""
 CONTAINER_WHEELS = "/opt/wheels"
 CONTAINER_SITE_PACKAGES = "/opt/dependencies/site-packages"
 CONTAINER_ENGINE_PACKAGES = "/opt/engine/site-packages"
 CONSTRAINTS_FILE = "constraints.txt"
-# pyproject.toml is no source: of it only _package_settings reaches an image. LICENSE is copied, but changes nothing.
+# pyproject.toml is no source: of it only _package_settings reaches an image. LICENSE is copied, but
+# changes nothing.
 OPERATOR_SOURCES = (
     "operator/Dockerfile",
     CONSTRAINTS_FILE,
-    *(f"operator/{package}" for package in ("grpo_kube", "grpo_api", "grpo_planner", "grpo_operator", "grpo_cli")),
+    *(
+        f"operator/{package}"
+        for package in ("grpo_kube", "grpo_api", "grpo_planner", "grpo_operator", "grpo_cli")
+    ),
 )
 TRAINER_SOURCES = (
     "trainer_image/Dockerfile",
@@ -46,7 +54,8 @@ TRAINER_SOURCES = (
 
 @dataclass(frozen=True)
 class Image:
-    """A built image: its name as pods write it (use imagePullPolicy Never or IfNotPresent) and its docker archive."""
+    """A built image: its name as pods write it (use imagePullPolicy Never or IfNotPresent) and its
+    docker archive."""
 
     name: str
     archive: Path
@@ -70,9 +79,10 @@ WITHOUT_ENGINE = ("EXTRAS=trainer",)
 class Recipe:
     """How to build one image.
 
-    sources: what its content depends on, beside the package's settings. mounts: host folder → folder that the build's
-    commands see. environment: baked into the base, so the image has it. arguments: of the build, as NAME=value. layers:
-    keep every step for the next build; not for images of gigabytes, whose steps cost more than they save.
+    sources: what its content depends on, beside the package's settings. mounts: host folder →
+    folder that the build's commands see. environment: baked into the base, so the image has it.
+    arguments: of the build, as NAME=value. layers: keep every step for the next build; not for
+    images of gigabytes, whose steps cost more than they save.
     """
 
     name: str
@@ -87,7 +97,9 @@ class Recipe:
 
 SHIPPED = {
     "grpo-operator": Recipe("grpo-operator", "operator/Dockerfile", OPERATOR_SOURCES),
-    "grpo-trainer": Recipe("grpo-trainer", "trainer_image/Dockerfile", TRAINER_SOURCES, layers=False),
+    "grpo-trainer": Recipe(
+        "grpo-trainer", "trainer_image/Dockerfile", TRAINER_SOURCES, layers=False
+    ),
 }
 """What clusters run, by the images' names."""
 
@@ -97,7 +109,8 @@ def build_shipped(name: str, epoch: int, archive: Path) -> None:
 
     Args:
         name: key of SHIPPED.
-        epoch: time of the commit in seconds since 1970, so that bytecode does not depend on the files' times.
+        epoch: time of the commit in seconds since 1970, so that bytecode does not depend on the
+            files' times.
         archive: file to write.
     """
     prerequisites.require(nodes=False, images=True)
@@ -109,7 +122,10 @@ def python_image() -> Image:
     """Return the plain Debian base with Python 3.11, for tests that need any small image."""
     key = content_key(base_tar().name)
     name = f"localhost/grpo-python:{key}"
-    return Image(name, cached(cache_root() / "images" / f"grpo-python-{key}.tar", partial(_export_base, name)))
+    return Image(
+        name,
+        cached(cache_root() / "images" / f"grpo-python-{key}.tar", partial(_export_base, name)),
+    )
 
 
 def operator_image() -> Image:
@@ -118,34 +134,43 @@ def operator_image() -> Image:
 
 
 def trainer_image() -> Image:
-    """Return the trainer's image from the shipped Dockerfile, as GPU clusters run it (about 9 GB)."""
+    """Return the trainer's image from the shipped Dockerfile, as GPU clusters run it (about 9
+    GB)."""
     return _image(SHIPPED["grpo-trainer"])
 
 
 def slim_trainer_image() -> Image:
-    """Return the shipped trainer Dockerfile's image with torch that lacks CUDA's libraries (1.9 GB)."""
+    """Return the shipped trainer Dockerfile's image with torch that lacks CUDA's libraries (1.9
+    GB)."""
     wheels = ((torch_wheels(), CONTAINER_WHEELS),)
-    slim = replace(SHIPPED["grpo-trainer"], name="grpo-trainer-slim", mounts=wheels, arguments=WITHOUT_ENGINE)
+    slim = replace(
+        SHIPPED["grpo-trainer"], name="grpo-trainer-slim", mounts=wheels, arguments=WITHOUT_ENGINE
+    )
     return _image(slim)
 
 
 def light_trainer_image() -> Image:
     """Return the shipped trainer Dockerfile's image without dependencies, which loads in seconds.
 
-    It runs on nodes that show `site_packages()` to every container at CONTAINER_SITE_PACKAGES; the installer finds
-    the dependencies there at build time too, and so installs only our packages.
+    It runs on nodes that show `site_packages()` to every container at CONTAINER_SITE_PACKAGES; the
+    installer finds the dependencies there at build time too, and so installs only our packages.
     """
     return _light("grpo-trainer-light", ((site_packages(), CONTAINER_SITE_PACKAGES),), {})
 
 
 def engine_trainer_image() -> Image:
-    """Return the light trainer image with an engine: vLLM for CPUs, which nodes show at CONTAINER_ENGINE_PACKAGES."""
-    mounts = ((site_packages(), CONTAINER_SITE_PACKAGES), (engine_packages(), CONTAINER_ENGINE_PACKAGES))
+    """Return the light trainer image with an engine: vLLM for CPUs, which nodes show at
+    CONTAINER_ENGINE_PACKAGES."""
+    mounts = (
+        (site_packages(), CONTAINER_SITE_PACKAGES),
+        (engine_packages(), CONTAINER_ENGINE_PACKAGES),
+    )
     return _light("grpo-trainer-engine", mounts, engine_environment(CONTAINER_ENGINE_PACKAGES))
 
 
 def _light(name: str, mounts: tuple[tuple[Path, str], ...], environment: dict[str, str]) -> Image:
-    """Build the trainer's Dockerfile on folders of packages, in the order in which Python looks into them."""
+    """Build the trainer's Dockerfile on folders of packages, in the order in which Python looks
+    into them."""
     variables = {"PYTHONPATH": ":".join(target for _, target in mounts), **environment}
     baked = tuple(f"{variable}={value}" for variable, value in variables.items())
     shipped = replace(SHIPPED["grpo-trainer"], name=name, layers=True)
@@ -187,7 +212,8 @@ def image_key(recipe: Recipe, repository: Path) -> str:
 
 
 def _package_settings(file: Path) -> str:
-    """Return what of pyproject.toml an installation depends on: no tool's settings, nothing of developers."""
+    """Return what of pyproject.toml an installation depends on: no tool's settings, nothing of
+    developers."""
     project = tomllib.loads(file.read_text())
     extras = project["project"]["optional-dependencies"]
     extras.pop("dev")
@@ -204,7 +230,12 @@ def _build(recipe: Recipe, image: str, archive: Path) -> None:
     with what, locked(cache_root() / "buildah.lock"), tempfile.TemporaryDirectory() as temporary:
         _tidy()
         command: list[object] = ["build", "--quiet", "--isolation", "chroot", "--network", "host"]
-        command += ["--build-arg", f"BASE_IMAGE={_base(recipe.environment)}", "--file", REPOSITORY / recipe.dockerfile]
+        command += [
+            "--build-arg",
+            f"BASE_IMAGE={_base(recipe.environment)}",
+            "--file",
+            REPOSITORY / recipe.dockerfile,
+        ]
         for argument in recipe.arguments:
             command += ["--build-arg", argument]
         for source, target in (*recipe.mounts, *_host_settings(Path(temporary))):
@@ -241,7 +272,8 @@ def _base(environment: tuple[str, ...]) -> str:
 
 
 def _host_settings(temporary: Path) -> list[tuple[Path, str]]:
-    """Return what the build's commands borrow from the host to reach a package index: CA bundle and pip settings."""
+    """Return what the build's commands borrow from the host to reach a package index: CA bundle and
+    pip settings."""
     config = temporary / "pip.conf"
     config.write_text(pip_config(_pip_settings()))
     mounts = [(config, "/etc/pip.conf")]
@@ -251,12 +283,15 @@ def _host_settings(temporary: Path) -> list[tuple[Path, str]]:
 
 
 def _pip_settings() -> str:
-    """Return the output of `pip config list`; this environment may lack pip, then the system's knows the settings."""
+    """Return the output of `pip config list`; this environment may lack pip, then the system's
+    knows the settings."""
     for python in (sys.executable, "/usr/bin/python3", "python3"):
         command = [python, "-m", "pip", "config", "list"]
         if (
             shutil.which(python)
-            and not (done := subprocess.run(command, capture_output=True, text=True, check=False)).returncode
+            and not (
+                done := subprocess.run(command, capture_output=True, text=True, check=False)
+            ).returncode
         ):
             return done.stdout
     return ""
@@ -265,7 +300,8 @@ def _pip_settings() -> str:
 def pip_config(listed: str) -> str:
     """Return a pip.conf from the output of `pip config list`, with our folder of wheels added.
 
-    Only the settings that choose the index matter in a container; a host's other folders do not exist there.
+    Only the settings that choose the index matter in a container; a host's other folders do not
+    exist there.
     """
     wanted = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout")
     lines = [
@@ -283,11 +319,33 @@ def pip_config(listed: str) -> str:
 
 
 def _buildah(*arguments: object) -> str:
-    """Run buildah on a storage of our own, in namespaces of its own: neither a mount nor a command outlives us."""
+    """Run buildah on a storage of our own, in namespaces of its own: neither a mount nor a command
+    outlives us."""
     storage = cache_root() / "buildah"
-    command: list[object] = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
-    command += ["--mount-proc", "buildah", "--root", storage / "root", "--runroot", storage / "run", *arguments]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    command: list[object] = [
+        "setpriv",
+        "--pdeathsig",
+        "KILL",
+        "unshare",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+    ]
+    command += [
+        "--mount-proc",
+        "buildah",
+        "--root",
+        storage / "root",
+        "--runroot",
+        storage / "run",
+        *arguments,
+    ]
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise ClusterError(f"`{' '.join(map(str, command))}` failed:\n{done.stderr[-4000:]}{done.stdout[-2000:]}")
+        raise ClusterError(
+            f"`{' '.join(map(str, command))}` failed:\n{done.stderr[-4000:]}{done.stdout[-2000:]}"
+        )
     return done.stdout

@@ -1,8 +1,10 @@
-"""The trainer's dependencies for CPU tests: torch without CUDA's own libraries, as a wheel and as a mounted folder.
+"""The trainer's dependencies for CPU tests: torch without CUDA's own libraries, as a wheel and as a
+mounted folder.
 
-The shipped trainer image is 9 GB, most of it CUDA and vLLM. A repacked torch wheel of the same version with a local
-version suffix satisfies the same constraints and is preferred by installers, so the shipped Dockerfile builds a small
-image unchanged. The folder is for test nodes that show it to every container, so that the image needs none of it.
+The shipped trainer image is 9 GB, most of it CUDA and vLLM. A repacked torch wheel of the same
+version with a local version suffix satisfies the same constraints and is preferred by installers,
+so the shipped Dockerfile builds a small image unchanged. The folder is for test nodes that show it
+to every container, so that the image needs none of it.
 """
 
 import tomllib
@@ -36,7 +38,10 @@ def site_packages() -> Path:
     requirements = [*_trainer_requirements(), "triton"]  # the repacked torch doesn't ask for it
     key = content_key(*requirements, CONSTRAINTS, SLIM_SCRIPT)
     target = cache_root() / f"trainer-{key}"
-    return cached(target, lambda folder: _install(requirements, folder / "site-packages")) / "site-packages"
+    return (
+        cached(target, lambda folder: _install(requirements, folder / "site-packages"))
+        / "site-packages"
+    )
 
 
 def pinned(package: str) -> str:
@@ -70,13 +75,16 @@ def _repack(version: str, folder: Path) -> None:
     tree.mkdir(parents=True)
     with progress(f"torch {version} without CUDA's libraries"):
         info = slim_torch(version, tree, *PYTHON)
-        tag = next(line for line in (info / "WHEEL").read_text().splitlines() if line.startswith("Tag: "))
+        tag = next(
+            line for line in (info / "WHEEL").read_text().splitlines() if line.startswith("Tag: ")
+        )
         _zip(tree, info, folder / f"torch-{version}{SUFFIX}-{tag.removeprefix('Tag: ')}.whl")
     remove(tree)
 
 
 def slim_torch(version: str, tree: Path, *options: str) -> Path:
-    """Install torch without CUDA's libraries into a folder; return its dist-info folder, whose version has SUFFIX."""
+    """Install torch without CUDA's libraries into a folder; return its dist-info folder, whose
+    version has SUFFIX."""
     # copies, not links into uv's cache: the metadata is edited below
     install_packages(tree, *options, "--no-deps", "--link-mode", "copy", f"torch=={version}")
     run("sh", SLIM_SCRIPT, tree)
@@ -87,13 +95,17 @@ def slim_torch(version: str, tree: Path, *options: str) -> Path:
 
 
 def slim_metadata(text: str, version: str) -> str:
-    """Return a wheel's METADATA with our version and without its requirements on CUDA's wheels and triton."""
+    """Return a wheel's METADATA with our version and without its requirements on CUDA's wheels and
+    triton."""
     kept = [
         line
         for line in text.splitlines()
         if not line.startswith(tuple(f"Requires-Dist: {name}" for name in CUDA_REQUIREMENTS))
     ]
-    return "\n".join(kept).replace(f"\nVersion: {version}\n", f"\nVersion: {version}{SUFFIX}\n", 1) + "\n"
+    return (
+        "\n".join(kept).replace(f"\nVersion: {version}\n", f"\nVersion: {version}{SUFFIX}\n", 1)
+        + "\n"
+    )
 
 
 def _zip(tree: Path, info: Path, wheel: Path) -> None:
@@ -101,7 +113,9 @@ def _zip(tree: Path, info: Path, wheel: Path) -> None:
     files = [file for file in sorted(tree.rglob("*")) if file.is_file() and file.name != "RECORD"]
     names = [str(file.relative_to(tree)) for file in files]
     record = info / "RECORD"
-    record.write_text("".join(f"{_quoted(name)},,\n" for name in [*names, str(record.relative_to(tree))]))
+    record.write_text(
+        "".join(f"{_quoted(name)},,\n" for name in [*names, str(record.relative_to(tree))])
+    )
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_STORED) as archive:
         for name in [*names, str(record.relative_to(tree))]:
             archive.write(tree / name, name)

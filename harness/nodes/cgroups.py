@@ -1,4 +1,5 @@
-"""Control groups of both versions: each node's pods live below a group of their own, so that removal is complete.
+"""Control groups of both versions: each node's pods live below a group of their own, so that
+removal is complete.
 
 A node's first process makes them, `down` removes them.
 """
@@ -12,7 +13,9 @@ from pathlib import Path
 
 from ..programs.processes import ClusterError, until
 
-CONTROLLERS = frozenset({"cpu", "cpuset", "hugetlb", "io", "memory", "pids"})  # what a kubelet asks for
+CONTROLLERS = frozenset(
+    {"cpu", "cpuset", "hugetlb", "io", "memory", "pids"}
+)  # what a kubelet asks for
 
 
 def group(directory: Path) -> str:
@@ -21,7 +24,8 @@ def group(directory: Path) -> str:
 
 
 def roots() -> Iterator[Path]:
-    """Yield the mount points of all hierarchies: many for version 1, one for version 2, both on hybrid systems."""
+    """Yield the mount points of all hierarchies: many for version 1, one for version 2, both on
+    hybrid systems."""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, target, kind, *_ = line.split()
         if kind in ("cgroup", "cgroup2"):
@@ -52,13 +56,16 @@ def _delegate(parent: Path) -> None:
         control.write_text(" ".join(f"+{name}" for name in sorted(wanted)))
     except OSError as error:
         raise ClusterError(
-            f"cannot enable {', '.join(sorted(wanted))} in {control}: {error}. A group that holds processes can't have "
-            "children with controllers: run on the host, or in a container with its processes in a child group"
+            f"cannot enable {', '.join(sorted(wanted))} in {control}: {error}. A group that holds "
+            "processes can't have "
+            "children with controllers: run on the host, or in a container with its processes in "
+            "a child group"
         ) from error
 
 
 def _copy_cpuset(parent: Path, current: Path) -> None:
-    """Version 1: a cpuset group starts empty and takes no process until it has CPUs and memory nodes."""
+    """Version 1: a cpuset group starts empty and takes no process until it has CPUs and memory
+    nodes."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         file = current / name
         if (parent / "tasks").exists() and file.exists() and not file.read_text().strip():
@@ -76,7 +83,8 @@ def require() -> None:
         make(name)
     except OSError as error:
         raise ClusterError(
-            f"real nodes need cgroups, and this machine refuses them ({error}): use a host or a virtual machine, or a "
+            f"real nodes need cgroups, and this machine refuses them ({error}): use a host or a "
+            "virtual machine, or a "
             "privileged container"
         ) from error
     finally:

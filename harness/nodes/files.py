@@ -1,7 +1,8 @@
-"""The configuration files of one node's daemons: containerd, pod network, kubelet, kube-proxy, and its identity.
+"""The configuration files of one node's daemons: containerd, pod network, kubelet, kube-proxy, and
+its identity.
 
-Written by the host side before the node's first process starts. Each setting that is not obvious says what fails
-without it; all were found by experiment.
+Written by the host side before the node's first process starts. Each setting that is not obvious
+says what fails without it; all were found by experiment.
 """
 
 import json
@@ -19,7 +20,9 @@ from .network import Addresses
 PAUSE = "grpo.test/pause:1"
 
 
-def write_node_files(home: Path, index: int, settings: ClusterSettings, tools: Toolchain, plane: ControlPlane) -> None:
+def write_node_files(
+    home: Path, index: int, settings: ClusterSettings, tools: Toolchain, plane: ControlPlane
+) -> None:
     """Write all files of a node below its state folder `home`."""
     for part in ("kubelet", "containerd", "cni", "logs"):
         (home / part).mkdir(parents=True)
@@ -27,7 +30,9 @@ def write_node_files(home: Path, index: int, settings: ClusterSettings, tools: T
     authority = plane.authority
     subject = f"/O=system:nodes/CN=system:node:{home.name}"
     authority.kubeconfig(home / "kubeconfig", plane.url, home.name, subject)
-    authority.issue(f"{home.name}-serving", f"/CN={home.name}", f"IP:{addresses.node(index)},DNS:{home.name}")
+    authority.issue(
+        f"{home.name}-serving", f"/CN={home.name}", f"IP:{addresses.node(index)},DNS:{home.name}"
+    )
     (home / "containerd.toml").write_text(_containerd(home, tools.program("runc")))
     _write(home / "container.json", _container(tools.program("ctr"), settings.shown))
     _write(home / "cni" / "10-ptp.conflist", _pod_network(addresses.pod_subnet(index)))
@@ -40,7 +45,8 @@ def _write(path: Path, content: Any) -> None:
 
 
 def _containerd(home: Path, runc: Path) -> str:
-    # restrict_oom_score_adj: some virtual machines forbid lowering oom_score_adj, and then no sandbox starts
+    # restrict_oom_score_adj: some virtual machines forbid lowering oom_score_adj, and then no
+    # sandbox starts
     return f"""version = 3
 root = "{home}/containerd"
 [grpc]
@@ -62,22 +68,37 @@ options = {{ BinaryName = "{runc}" }}
 
 
 def _container(ctr: Path, shown: dict[str, str]) -> dict[str, Any]:
-    """Return what every container starts from: containerd's default, with the host's folders that all may see."""
+    """Return what every container starts from: containerd's default, with the host's folders that
+    all may see."""
     spec: dict[str, Any] = json.loads(run(ctr, "oci", "spec"))
     for source, target in shown.items():
-        mount = {"source": source, "destination": target, "type": "bind", "options": ["rbind", "ro"]}
+        mount = {
+            "source": source,
+            "destination": target,
+            "type": "bind",
+            "options": ["rbind", "ro"],
+        }
         spec["mounts"].append(mount)
     return spec
 
 
 def _pod_network(subnet: str) -> dict[str, Any]:
     # ptp, not bridge: with a bridge a Service whose endpoint is on the same node needs br_netfilter
-    addresses = {"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": [{"dst": "0.0.0.0/0"}]}
-    plugins = [{"type": "ptp", "ipam": addresses}, {"type": "portmap", "capabilities": {"portMappings": True}}]
+    addresses = {
+        "type": "host-local",
+        "ranges": [[{"subnet": subnet}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+    }
+    plugins = [
+        {"type": "ptp", "ipam": addresses},
+        {"type": "portmap", "capabilities": {"portMappings": True}},
+    ]
     return {"cniVersion": "1.0.0", "name": "pods", "plugins": plugins}
 
 
-def _kubelet(home: Path, index: int, settings: ClusterSettings, plane: ControlPlane) -> dict[str, Any]:
+def _kubelet(
+    home: Path, index: int, settings: ClusterSettings, plane: ControlPlane
+) -> dict[str, Any]:
     addresses = Addresses(settings.slot)
     authority = plane.authority
     return {
@@ -111,7 +132,8 @@ def _kubelet(home: Path, index: int, settings: ClusterSettings, plane: ControlPl
 
 
 def lease_seconds(grace_seconds: int) -> int:
-    """Return the duration of a node's lease, renewed every quarter of it, for a node monitor's grace."""
+    """Return the duration of a node's lease, renewed every quarter of it, for a node monitor's
+    grace."""
     return max(4, grace_seconds * 4 // 5)
 
 

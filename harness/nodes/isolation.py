@@ -1,7 +1,8 @@
 """What NetworkPolicies let through to pods, as a ruleset of nftables. Pure.
 
-Only ingress, for nothing here restricts what pods may ask for. A pod that some policy selects takes what one of them
-allows and nothing else; all others take everything (networking.k8s.io/v1, NetworkPolicySpec).
+Only ingress, for nothing here restricts what pods may ask for. A pod that some policy selects takes
+what one of them allows and nothing else; all others take everything (networking.k8s.io/v1,
+NetworkPolicySpec).
 """
 
 import ipaddress
@@ -27,17 +28,27 @@ class World:
         """Pods with an address of their own."""
         for pod in self.pods:
             status = pod.get("status", {})
-            if status.get("podIP") and status.get("phase") not in ENDED and not pod["spec"].get("hostNetwork"):
+            if (
+                status.get("podIP")
+                and status.get("phase") not in ENDED
+                and not pod["spec"].get("hostNetwork")
+            ):
                 yield pod
 
 
 def ruleset(world: World) -> str:
     """Rules for `nft --file`, which replace the earlier rules in one transaction."""
     rules = [rule for pod in world.reachable for rule in _pod(world, pod)]
-    chain = "type filter hook forward priority filter; policy accept; ct state established,related accept"
+    chain = (
+        "type filter hook forward priority filter; policy accept; ct state "
+        "established,related accept"
+    )
     body = "\n".join(f"    {rule}" for rule in rules)
     table = f"table inet {TABLE}"
-    return f"{table} {{}}\ndelete {table}\n{table} {{\n  chain forward {{\n    {chain}\n{body}\n  }}\n}}\n"
+    return (
+        f"{table} {{}}\ndelete {table}\n{table} {{\n  chain forward {{\n    {chain}\n{body}\n  "
+        f"}}\n}}\n"
+    )
 
 
 def _pod(world: World, pod: Object) -> Iterator[str]:
@@ -56,7 +67,11 @@ def _pod(world: World, pod: Object) -> Iterator[str]:
 def _isolates(policy: Object, pod: Object) -> bool:
     spec = policy["spec"]
     same = policy["metadata"]["namespace"] == pod["metadata"]["namespace"]
-    return same and "Ingress" in spec.get("policyTypes", ["Ingress"]) and matches(spec.get("podSelector"), pod)
+    return (
+        same
+        and "Ingress" in spec.get("policyTypes", ["Ingress"])
+        and matches(spec.get("podSelector"), pod)
+    )
 
 
 def _sources(world: World, namespace: str, rule: Object, family: str) -> Iterator[str]:
@@ -79,7 +94,11 @@ def _addresses(world: World, namespace: str, peer: Object) -> Iterator[str]:
     """The pods that a peer means: of its own namespace, where it says nothing else."""
     chosen = {namespace}
     if "namespaceSelector" in peer:
-        chosen = {one["metadata"]["name"] for one in world.namespaces if matches(peer["namespaceSelector"], one)}
+        chosen = {
+            one["metadata"]["name"]
+            for one in world.namespaces
+            if matches(peer["namespaceSelector"], one)
+        }
     for pod in world.reachable:
         if pod["metadata"]["namespace"] in chosen and matches(peer.get("podSelector"), pod):
             yield pod["status"]["podIP"]

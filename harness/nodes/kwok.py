@@ -1,6 +1,8 @@
-"""Hundreds of nodes that only pretend, beside the real control plane: kwok moves their pods through their phases.
+"""Hundreds of nodes that only pretend, beside the real control plane: kwok moves their pods through
+their phases.
 
-kwok.yaml says how; a pod ends when its annotations say so. Used for burst benchmarks and for tests of big inventories.
+kwok.yaml says how; a pod ends when its annotations say so. Used for burst benchmarks and for tests
+of big inventories.
 """
 
 from collections.abc import Iterable
@@ -19,11 +21,14 @@ SELECTOR = "kwok.x-k8s.io/node=fake"
 READY_SECONDS = 120
 
 
-def start(processes: Processes, tools: Toolchain, kubeconfig: Path, plane: ControlPlaneSettings) -> None:
+def start(
+    processes: Processes, tools: Toolchain, kubeconfig: Path, plane: ControlPlaneSettings
+) -> None:
     """Start kwok for the nodes that carry the annotation of SELECTOR."""
     command: list[object] = [tools.program("kwok"), "--kubeconfig", kubeconfig, "--config", STAGES]
     command += ["--manage-nodes-with-annotation-selector", SELECTOR]
-    # any Stage in --config switches all built-in ones off, and the lease must outlive the node monitor's grace
+    # any Stage in --config switches all built-in ones off, and the lease must outlive the node
+    # monitor's grace
     command += ["--node-lease-duration-seconds", lease_seconds(plane.node_grace_seconds)]
     processes.start("kwok", command)
 
@@ -33,7 +38,9 @@ def add_nodes(client: ApiClient, numbers: Iterable[int], gpus: GpuSettings) -> N
     names = [f"kwok-{number}" for number in numbers]
     for name in names:
         client.request("POST", "/api/v1/nodes", _node(name, gpus))
-    until(f"{len(names)} kwok nodes to be Ready", lambda: set(names) <= _ready(client), READY_SECONDS)
+    until(
+        f"{len(names)} kwok nodes to be Ready", lambda: set(names) <= _ready(client), READY_SECONDS
+    )
 
 
 def _ready(client: ApiClient) -> set[str]:
@@ -48,7 +55,13 @@ def _ready(client: ApiClient) -> set[str]:
 
 def _node(name: str, gpus: GpuSettings) -> dict[str, Any]:
     key, _, value = SELECTOR.partition("=")
-    capacity = {"cpu": "64", "memory": "1Ti", "pods": "256", "ephemeral-storage": "1Ti", **gpus.capacity}
+    capacity = {
+        "cpu": "64",
+        "memory": "1Ti",
+        "pods": "256",
+        "ephemeral-storage": "1Ti",
+        **gpus.capacity,
+    }
     return {
         "metadata": {
             "name": name,

@@ -1,8 +1,10 @@
-"""The network of the node level: a switch in a namespace of its own, one cable per node, one to the host.
+"""The network of the node level: a switch in a namespace of its own, one cable per node, one to the
+host.
 
-The switch (a bridge) is not in the host's namespace, so the host's firewall never sees what the nodes say to each
-other, and the end of the process that holds the namespace removes switch and cables. No address is masqueraded: host,
-nodes and pods reach each other under their own addresses. A slot number keeps several clusters on one machine apart.
+The switch (a bridge) is not in the host's namespace, so the host's firewall never sees what the
+nodes say to each other, and the end of the process that holds the namespace removes switch and
+cables. No address is masqueraded: host, nodes and pods reach each other under their own addresses.
+A slot number keeps several clusters on one machine apart.
 """
 
 import os
@@ -13,7 +15,9 @@ from pathlib import Path
 from ..programs.processes import Processes, run, until
 
 SLOTS = 8
-SWITCH = "switch"  # the role of the process that holds the namespace, and the bridge's name in there
+SWITCH = (
+    "switch"  # the role of the process that holds the namespace, and the bridge's name in there
+)
 
 
 @dataclass(frozen=True)
@@ -52,24 +56,43 @@ def create(slot: int, processes: Processes) -> None:
     pid = start_in_namespaces(processes, SWITCH, ["--net"], ["sleep", "infinity"]).pid
     _in_switch(pid, "link", "add", SWITCH, "type", "bridge")
     _in_switch(pid, "link", "set", SWITCH, "up")
-    _in_switch(pid, "link", "add", "host", "type", "veth", "peer", "name", addresses.link, "netns", os.getpid())
+    _in_switch(
+        pid,
+        "link",
+        "add",
+        "host",
+        "type",
+        "veth",
+        "peer",
+        "name",
+        addresses.link,
+        "netns",
+        os.getpid(),
+    )
     _in_switch(pid, "link", "set", "host", "master", SWITCH, "up")
     run("ip", "addr", "add", f"{addresses.host}/24", "dev", addresses.link)
     run("ip", "link", "set", addresses.link, "up")
 
 
 def start_in_namespaces(
-    processes: Processes, role: str, namespaces: list[str], command: list[object], cwd: Path | None = None
+    processes: Processes,
+    role: str,
+    namespaces: list[str],
+    command: list[object],
+    cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a process in new namespaces (options of unshare) and return when it has them."""
     process = processes.start(role, ["unshare", *namespaces, *command], cwd)
     own = Path("/proc/self/ns/net").readlink()
-    until(f"the namespaces of {role}", lambda: Path(f"/proc/{process.pid}/ns/net").readlink() != own)
+    until(
+        f"the namespaces of {role}", lambda: Path(f"/proc/{process.pid}/ns/net").readlink() != own
+    )
     return process
 
 
 def attach(slot: int, processes: Processes, index: int, pid: int) -> None:
-    """Plug a node in: `eth0` in the network namespace of the process, and the host's route to the node's pods."""
+    """Plug a node in: `eth0` in the network namespace of the process, and the host's route to the
+    node's pods."""
     addresses = Addresses(slot)
     switch = processes.find(SWITCH)[0]
     port = f"node-{index}"
@@ -79,7 +102,8 @@ def attach(slot: int, processes: Processes, index: int, pid: int) -> None:
 
 
 def remove(slot: int) -> None:
-    """Remove the host's cable, and with it its routes; the kernel may be slow to do so after the switch's end."""
+    """Remove the host's cable, and with it its routes; the kernel may be slow to do so after the
+    switch's end."""
     subprocess.run(["ip", "link", "delete", Addresses(slot).link], capture_output=True, check=False)
 
 

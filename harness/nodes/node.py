@@ -1,7 +1,8 @@
-"""The first process of a node: set up the node's namespaces, then run its daemons and restart what dies.
+"""The first process of a node: set up the node's namespaces, then run its daemons and restart what
+dies.
 
-Started by nodes.py as `unshare … python -m harness.nodes.node STATE INDEX`, so it is pid 1 in there: it must also
-collect every orphan, and its end is the node's end.
+Started by nodes.py as `unshare … python -m harness.nodes.node STATE INDEX`, so it is pid 1 in
+there: it must also collect every orphan, and its end is the node's end.
 """
 
 import os
@@ -18,7 +19,8 @@ from ..settings import ClusterSettings, load_settings
 from . import cgroups
 from .network import Addresses
 
-# what a kubelet sets on its machine; in a node it finds these values already, in files of the node's own
+# what a kubelet sets on its machine; in a node it finds these values already, in files of the
+# node's own
 KERNEL_SETTINGS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -51,8 +53,11 @@ class Node:
         self._supervise()
 
     def _mount(self) -> None:
-        run("mount", "--no-mtab", "-t", "tmpfs", "tmpfs", "/run")  # an mtab would go to the host's /run
-        # mount points that the host may lack are made in overlays, so that the host's folders stay as they are
+        run(
+            "mount", "--no-mtab", "-t", "tmpfs", "tmpfs", "/run"
+        )  # an mtab would go to the host's /run
+        # mount points that the host may lack are made in overlays, so that the host's folders stay
+        # as they are
         for folder in (Path("/var/lib"), Path("/var/log")):
             self._overlay(folder)
         self._bind(self.home / "kubelet", Path("/var/lib/kubelet"))
@@ -64,10 +69,21 @@ class Node:
         run("mount", "--make-rshared", "/")
 
     def _overlay(self, folder: Path) -> None:
-        upper, work = (self.home / f"overlay{str(folder).replace('/', '-')}" / part for part in ("upper", "work"))
+        upper, work = (
+            self.home / f"overlay{str(folder).replace('/', '-')}" / part
+            for part in ("upper", "work")
+        )
         for part in (upper, work):
             part.mkdir(parents=True)
-        run("mount", "-t", "overlay", "overlay", "-o", f"lowerdir={folder},upperdir={upper},workdir={work}", folder)
+        run(
+            "mount",
+            "-t",
+            "overlay",
+            "overlay",
+            "-o",
+            f"lowerdir={folder},upperdir={upper},workdir={work}",
+            folder,
+        )
 
     def _bind(self, source: Path, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
@@ -87,11 +103,21 @@ class Node:
 
     def _commands(self) -> dict[str, list[object]]:
         kube, name = self._tools.program("kube"), self.home.name
-        kubelet: list[object] = [kube, "kubelet", "--config", self.home / "kubelet.json", "--hostname-override", name]
+        kubelet: list[object] = [
+            kube,
+            "kubelet",
+            "--config",
+            self.home / "kubelet.json",
+            "--hostname-override",
+            name,
+        ]
         kubelet += ["--kubeconfig", self.home / "kubeconfig"]
         kubelet += ["--node-ip", Addresses(self._settings.slot).node(self._index)]
         if labels := self._settings.gpus.labels:
-            kubelet += ["--node-labels", ",".join(f"{key}={value}" for key, value in labels.items())]
+            kubelet += [
+                "--node-labels",
+                ",".join(f"{key}={value}" for key, value in labels.items()),
+            ]
         return {
             "containerd": [self._tools.program("containerd"), "-c", self.home / "containerd.toml"],
             "kubelet": kubelet,
@@ -99,15 +125,20 @@ class Node:
         }
 
     def _supervise(self) -> None:
-        """Restart what died, as a service manager would, unless a file `<daemon>.stopped` forbids it."""
+        """Restart what died, as a service manager would, unless a file `<daemon>.stopped` forbids
+        it."""
         running: dict[str, subprocess.Popen[bytes]] = {}
         while True:
             for daemon, command in self._commands().items():
                 if daemon not in running and not (self.home / f"{daemon}.stopped").exists():
-                    running[daemon] = self._processes.start(f"nodes/{self.home.name}/{daemon}", command)
+                    running[daemon] = self._processes.start(
+                        f"nodes/{self.home.name}/{daemon}", command
+                    )
                     until("containerd", (self.home / "containerd.sock").exists)
             dead = set(_collect())
-            running = {daemon: process for daemon, process in running.items() if process.pid not in dead}
+            running = {
+                daemon: process for daemon, process in running.items() if process.pid not in dead
+            }
             time.sleep(SUPERVISE_SECONDS)
 
 

@@ -1,7 +1,9 @@
-"""Real nodes, seen from the host: write their configuration, start their first process, feed them images.
+"""Real nodes, seen from the host: write their configuration, start their first process, feed them
+images.
 
-A node is a set of Linux namespaces (pid, mount, network, uts, ipc) with its own containerd, kubelet and kube-proxy.
-So every kubelet keeps its default paths and ports, and killing the node's first process ends all of it.
+A node is a set of Linux namespaces (pid, mount, network, uts, ipc) with its own containerd, kubelet
+and kube-proxy. So every kubelet keeps its default paths and ports, and killing the node's first
+process ends all of it.
 """
 
 import socket
@@ -42,9 +44,14 @@ def node_folder(directory: Path, index: int) -> Path:
 
 
 def start(
-    directory: Path, settings: ClusterSettings, processes: Processes, tools: Toolchain, plane: ControlPlane
+    directory: Path,
+    settings: ClusterSettings,
+    processes: Processes,
+    tools: Toolchain,
+    plane: ControlPlane,
 ) -> None:
-    """Start DNS, the nodes and, if asked for, the default storage class; wait until the nodes are Ready with GPUs."""
+    """Start DNS, the nodes and, if asked for, the default storage class; wait until the nodes are
+    Ready with GPUs."""
     starter = _Starter(directory, settings, processes, tools, plane=plane)
     (directory / "resolv.conf").write_text("")  # pods see only the cluster's DNS
     plane.component_kubeconfig("kube-proxy")
@@ -77,7 +84,9 @@ def _start_node(starter: _Starter, index: int) -> None:
     options = [*NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
     command: list[object] = [sys.executable, "-m", "harness.nodes.node", starter.directory, index]
     # the working folder is the repository's root, where the module is found
-    process = network.start_in_namespaces(starter.processes, home.name, options, command, cwd=REPOSITORY)
+    process = network.start_in_namespaces(
+        starter.processes, home.name, options, command, cwd=REPOSITORY
+    )
     network.attach(starter.settings.slot, starter.processes, index, process.pid)
 
 
@@ -96,7 +105,9 @@ def _wait_ready(starter: _Starter, index: int) -> None:
 
 def _is_ready(node: Any) -> bool:
     conditions = node["status"].get("conditions", [])
-    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+    )
 
 
 def _offer(client: ApiClient, path: str, capacity: dict[str, str]) -> None:
@@ -107,9 +118,13 @@ def _offer(client: ApiClient, path: str, capacity: dict[str, str]) -> None:
 
 def load(directory: Path, tools: Toolchain, *images: Path) -> None:
     """Import image archives on all nodes at once."""
-    sockets = [folder / "containerd.sock" for folder in sorted((directory / "nodes").glob("node-*"))]
+    sockets = [
+        folder / "containerd.sock" for folder in sorted((directory / "nodes").glob("node-*"))
+    ]
     if not sockets:
-        raise ClusterError(f"{directory.name} has no nodes to load images on: start it with --nodes")
+        raise ClusterError(
+            f"{directory.name} has no nodes to load images on: start it with --nodes"
+        )
     imports = [partial(_import, tools, socket, image) for socket in sockets for image in images]
     with ThreadPoolExecutor(len(imports)) as pool:
         for done in [pool.submit(each) for each in imports]:
@@ -117,7 +132,15 @@ def load(directory: Path, tools: Toolchain, *images: Path) -> None:
 
 
 def _import(tools: Toolchain, address: Path, image: Path) -> None:
-    ctr = (tools.program("ctr"), "--connect-timeout", "30s", "--address", address, "--namespace", "k8s.io")
+    ctr = (
+        tools.program("ctr"),
+        "--connect-timeout",
+        "30s",
+        "--address",
+        address,
+        "--namespace",
+        "k8s.io",
+    )
     until(f"containerd at {address}", lambda: _listens(address))
     run(*ctr, "images", "import", image)
 

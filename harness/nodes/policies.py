@@ -1,8 +1,10 @@
-"""`python -m harness.nodes.policies FOLDER`: holds the nodes' pods to the cluster's NetworkPolicies.
+"""`python -m harness.nodes.policies FOLDER`: holds the nodes' pods to the cluster's
+NetworkPolicies.
 
-No policy engine can be built from the registries, and a policy that nobody enforces would be shown by no test. So this
-process asks the API server twice a second, and has nftables filter what each node forwards to its pods; the CNI plugin
-routes between pods of the same node, so that this is everything.
+No policy engine can be built from the registries, and a policy that nobody enforces would be shown
+by no test. So this process asks the API server twice a second, and has nftables filter what each
+node forwards to its pods; the CNI plugin routes between pods of the same node, so that this is
+everything.
 """
 
 import sys
@@ -29,7 +31,9 @@ def _world(client: ApiClient) -> World:
     policies = client.get("/apis/networking.k8s.io/v1/networkpolicies?resourceVersion=0")["items"]
     if not policies:
         return World([], [], [])
-    pods, namespaces = (client.get(f"/api/v1/{kind}?resourceVersion=0")["items"] for kind in ("pods", "namespaces"))
+    pods, namespaces = (
+        client.get(f"/api/v1/{kind}?resourceVersion=0")["items"] for kind in ("pods", "namespaces")
+    )
     return World(policies, pods, namespaces)
 
 
@@ -40,7 +44,8 @@ def _enforce(processes: Processes, nodes: int, rules: str) -> None:
 
 
 def main() -> None:
-    """Enforces until it is killed; an API server that is away, or a node that ends, is tried again."""
+    """Enforces until it is killed; an API server that is away, or a node that ends, is tried
+    again."""
     directory = Path(sys.argv[1])
     settings, processes = load_settings(directory), Processes(directory)
     client = ControlPlane(processes, settings.control_plane).client()

@@ -1,7 +1,9 @@
-"""The default storage class of the node level: Rancher's local path provisioner, as k3s and kind have it.
+"""The default storage class of the node level: Rancher's local path provisioner, as k3s and kind
+have it.
 
-It runs beside the control plane and makes each volume as a folder on the node of the claim's first pod, by a helper pod
-there; a deleted claim's folder goes the same way. Volumes are ReadWriteOnce, and no size is enforced.
+It runs beside the control plane and makes each volume as a folder on the node of the claim's first
+pod, by a helper pod there; a deleted claim's folder goes the same way. Volumes are ReadWriteOnce,
+and no size is enforced.
 """
 
 import json
@@ -26,20 +28,34 @@ def start(processes: Processes, plane: ControlPlane) -> None:
     """Make the class and start its provisioner."""
     client = plane.client()
     client.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    account = {"metadata": {"name": ROLE}}  # the helper pods'; made here, for the controllers' default one may be late
+    account = {
+        "metadata": {"name": ROLE}
+    }  # the helper pods'; made here, for the controllers' default one may be late
     client.request("POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", account)
     client.request("POST", "/apis/storage.k8s.io/v1/storageclasses", _storage_class())
     config, helper = (processes.directory / f"{ROLE}-{part}.json" for part in ("config", "helper"))
     config.write_text(json.dumps(_config()))
     helper.write_text(json.dumps(_helper_pod()))
-    command: list[object] = [toolchain((ROLE,)).program(ROLE), "start", "--kubeconfig", plane.admin, "--config", config]
+    command: list[object] = [
+        toolchain((ROLE,)).program(ROLE),
+        "start",
+        "--kubeconfig",
+        plane.admin,
+        "--config",
+        config,
+    ]
     command += ["--helper-pod-file", helper, "--helper-image", PAUSE, "--namespace", NAMESPACE]
-    processes.start(ROLE, [*command, "--service-account-name", ROLE, "--provisioner-name", PROVISIONER])
+    processes.start(
+        ROLE, [*command, "--service-account-name", ROLE, "--provisioner-name", PROVISIONER]
+    )
 
 
 def _storage_class() -> dict[str, Any]:
     return {
-        "metadata": {"name": CLASS, "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+        "metadata": {
+            "name": CLASS,
+            "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+        },
         "provisioner": PROVISIONER,
         "reclaimPolicy": "Delete",
         "volumeBindingMode": "WaitForFirstConsumer",
@@ -58,5 +74,9 @@ def _helper_pod() -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "helper-pod"},
-        "spec": {"automountServiceAccountToken": False, "terminationGracePeriodSeconds": 0, "containers": [container]},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+        },
     }

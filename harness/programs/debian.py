@@ -1,4 +1,5 @@
-"""Debian's packages without installing them: what tests need of one lies in the cache, the machine stays as it is."""
+"""Debian's packages without installing them: what tests need of one lies in the cache, the machine
+stays as it is."""
 
 import subprocess
 import tempfile
@@ -9,7 +10,8 @@ from .processes import ClusterError
 
 
 def unpack(package: str, folder: Path) -> None:
-    """Download the newest version that the machine's package lists have, and unpack its files into the folder.
+    """Download the newest version that the machine's package lists have, and unpack its files into
+    the folder.
 
     Raises:
         ClusterError: it can't be downloaded; this works on Debian and its derivatives.
@@ -19,7 +21,9 @@ def unpack(package: str, folder: Path) -> None:
         done = subprocess.run(download, cwd=temporary, capture_output=True, text=True, check=False)
         if done.returncode:  # the package lists may be absent or too old
             subprocess.run(["apt-get", "update"], capture_output=True, check=False)
-            done = subprocess.run(download, cwd=temporary, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                download, cwd=temporary, capture_output=True, text=True, check=False
+            )
         if done.returncode:
             raise ClusterError(f"`{' '.join(download)}` failed: {done.stderr}")
         (archive,) = Path(temporary).glob("*.deb")

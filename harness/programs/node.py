@@ -1,4 +1,5 @@
-"""Node and npm: the machine's if they are new enough, else those that the Python package index has."""
+"""Node and npm: the machine's if they are new enough, else those that the Python package index
+has."""
 
 import os
 import shutil
@@ -25,7 +26,8 @@ def node() -> Path:
 
 
 def npm_ci(folder: Path) -> None:
-    """Install into the folder exactly what its package-lock.json says; raise ClusterError with npm's words if not."""
+    """Install into the folder exactly what its package-lock.json says; raise ClusterError with
+    npm's words if not."""
     own = node().parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     program = own if own.exists() else shutil.which("npm")
     path = f"PATH={node().parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"

@@ -1,6 +1,8 @@
-"""Object stores on loopback that speak S3, for tests: versitygw, built here, and moto, a second implementation.
+"""Object stores on loopback that speak S3, for tests: versitygw, built here, and moto, a second
+implementation.
 
-What a store must keep (conditional writes) is kept by each in its own way, so what holds on both is not one's habit.
+What a store must keep (conditional writes) is kept by each in its own way, so what holds on both is
+not one's habit.
 """
 
 import subprocess
@@ -35,7 +37,8 @@ class ServedStore:
 
 @contextmanager
 def serving(kind: str, folder: Path) -> Iterator[ServedStore]:
-    """A store of this kind with an empty BUCKET, whose objects, if it keeps any on a disk, are in the folder.
+    """A store of this kind with an empty BUCKET, whose objects, if it keeps any on a disk, are in
+    the folder.
 
     Raises:
         ClusterError: it can't be built or installed, or doesn't answer.
@@ -75,9 +78,12 @@ def moto_packages() -> Path:
 
 
 def _has_bucket(process: "subprocess.Popen[bytes]", endpoint: str) -> bool:
-    """Whether the store answers; moto is asked for its bucket, versitygw has taken a folder for one."""
+    """Whether the store answers; moto is asked for its bucket, versitygw has taken a folder for
+    one."""
     if process.poll() is not None:
-        raise ClusterError(f"the object store at {endpoint} ended with exit code {process.returncode}")
+        raise ClusterError(
+            f"the object store at {endpoint} ended with exit code {process.returncode}"
+        )
     request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")
     try:
         urllib.request.urlopen(request, timeout=10).close()

@@ -1,4 +1,5 @@
-"""What the harness needs from the machine: say everything that is missing at once, install it when that is possible.
+"""What the harness needs from the machine: say everything that is missing at once, install it when
+that is possible.
 
 `up` and the image builder ask before they start anything: half a cluster is worse than none.
 """
@@ -35,7 +36,12 @@ PICTURE_TOOLS = {
     "chromium-headless-shell": "chromium-headless-shell",
     "/usr/share/fonts/opentype/inter": "fonts-inter",  # Grafana's font, which its server brings
 }
-IMAGE_TOOLS = {"buildah": "buildah", "debootstrap": "debootstrap", "gcc": "gcc", "readelf": "binutils"}
+IMAGE_TOOLS = {
+    "buildah": "buildah",
+    "debootstrap": "debootstrap",
+    "gcc": "gcc",
+    "readelf": "binutils",
+}
 
 
 def cni_folder() -> Path:
@@ -47,10 +53,11 @@ def cni_folder() -> Path:
 
 
 def require(nodes: bool, images: bool = False) -> None:
-    """Make sure that the API level's tools are there, and those of the node level or of image building if asked.
+    """Make sure that the API level's tools are there, and those of the node level or of image
+    building if asked.
 
-    Raises ClusterError with all that is missing and the command that installs it. On Debian, as root, it runs that
-    command instead.
+    Raises ClusterError with all that is missing and the command that installs it. On Debian, as
+    root, it runs that command instead.
     """
     if nodes:
         _require_namespaces()
@@ -59,17 +66,23 @@ def require(nodes: bool, images: bool = False) -> None:
 
 def _require_namespaces() -> None:
     if os.geteuid() != 0:
-        raise ClusterError("real nodes need root (namespaces, cgroups, a bridge): use sudo, or --api-only")
-    tried = subprocess.run(["unshare", *NAMESPACES, "--fork", "true"], capture_output=True, text=True, check=False)
+        raise ClusterError(
+            "real nodes need root (namespaces, cgroups, a bridge): use sudo, or --api-only"
+        )
+    tried = subprocess.run(
+        ["unshare", *NAMESPACES, "--fork", "true"], capture_output=True, text=True, check=False
+    )
     if tried.returncode:
         raise ClusterError(
-            f"real nodes need namespaces, and this machine refuses them ({tried.stderr.strip()}): use a host or a "
+            f"real nodes need namespaces, and this machine refuses them ({tried.stderr.strip()}): "
+            "use a host or a "
             "virtual machine, or a privileged container"
         )
 
 
 def require_room(gigabytes_of_disk: float, gigabytes_of_memory: float) -> None:
-    """Make sure that the disk has so much for the cache, with what the cache takes already, and that memory is there.
+    """Make sure that the disk has so much for the cache, with what the cache takes already, and
+    that memory is there.
 
     Raises:
         ClusterError: it is not; the message says how much is.
@@ -80,15 +93,19 @@ def require_room(gigabytes_of_disk: float, gigabytes_of_memory: float) -> None:
     memory = available_memory() / 1e9
     if disk < gigabytes_of_disk:
         raise ClusterError(
-            f"{gigabytes_of_disk:.0f} GB of disk are needed and {disk:.1f} are there for {folder}: make room, or set "
+            f"{gigabytes_of_disk:.0f} GB of disk are needed and {disk:.1f} are there for "
+            f"{folder}: make room, or set "
             "XDG_CACHE_HOME to a folder on a larger disk"
         )
     if memory < gigabytes_of_memory:
-        raise ClusterError(f"{gigabytes_of_memory:.0f} GB of memory are needed and {memory:.1f} are available")
+        raise ClusterError(
+            f"{gigabytes_of_memory:.0f} GB of memory are needed and {memory:.1f} are available"
+        )
 
 
 def _bytes_in(folder: Path) -> int:
-    """Return how much of the disk the folder's files take; a file that goes meanwhile takes nothing."""
+    """Return how much of the disk the folder's files take; a file that goes meanwhile takes
+    nothing."""
     taken = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -104,7 +121,8 @@ def available_memory() -> int:
 
 
 def require_tools(tools: dict[str, str]) -> None:
-    """Make sure that these programs and files are there, installing them or raising as `require` does."""
+    """Make sure that these programs and files are there, installing them or raising as `require`
+    does."""
     packages = _missing(tools)
     if packages:
         require_builds_allowed(", ".join(packages))
@@ -115,7 +133,9 @@ def require_tools(tools: dict[str, str]) -> None:
                 _install(packages)
         packages = []
     if packages:
-        raise ClusterError(f"missing on this machine; install it with:\n  apt-get install -y {' '.join(packages)}")
+        raise ClusterError(
+            f"missing on this machine; install it with:\n  apt-get install -y {' '.join(packages)}"
+        )
 
 
 @contextmanager
@@ -134,11 +154,14 @@ def _present(tool: str) -> bool:
         return Path(tool).exists()
     if tool == "ptp":
         return any((folder / tool).exists() for folder in CNI_FOLDERS)
-    return shutil.which(tool, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin") is not None
+    return (
+        shutil.which(tool, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin") is not None
+    )
 
 
 def _install(packages: list[str]) -> None:
-    """Install the packages; the package lists may be absent or too old, so a first failure updates them."""
+    """Install the packages; the package lists may be absent or too old, so a first failure updates
+    them."""
     sys.stderr.write(f"installing {' '.join(packages)}\n")
     command = [str(APT), "install", "-y", "--no-install-recommends", *packages]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

@@ -1,7 +1,8 @@
 """Start daemons that can always be found again, and end them.
 
-Every process of a cluster carries two variables in its environment: which cluster it belongs to and its role. So
-`down` finds what is left after a crash in any other process, without pid files that lie and without matching names.
+Every process of a cluster carries two variables in its environment: which cluster it belongs to and
+its role. So `down` finds what is left after a crash in any other process, without pid files that
+lie and without matching names.
 """
 
 import os
@@ -23,7 +24,8 @@ class ClusterError(Exception):
 
 
 def run(*command: object, stdin: str | None = None) -> str:
-    """Run a command to its end and return its output; raise ClusterError with its error text when it fails."""
+    """Run a command to its end and return its output; raise ClusterError with its error text when
+    it fails."""
     line = [str(part) for part in command]
     done = subprocess.run(line, input=stdin, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -66,8 +68,11 @@ class Processes:
         search = os.pathsep.join(filter(None, (self.path, os.environ.get("PATH", os.defpath))))
         return {**os.environ, "PATH": search, MARK: str(self.directory), ROLE: role}
 
-    def start(self, role: str, command: list[object], cwd: Path | None = None) -> subprocess.Popen[bytes]:
-        """Start a daemon in a session of its own (Ctrl-C does not reach it) that logs to `<role>.log`."""
+    def start(
+        self, role: str, command: list[object], cwd: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a daemon in a session of its own (Ctrl-C does not reach it) that logs to
+        `<role>.log`."""
         with self.log(role).open("ab") as log:
             child = subprocess.Popen(
                 [str(part) for part in command],
@@ -86,19 +91,25 @@ class Processes:
         return self.directory / f"{role}.log"
 
     def check(self, role: str) -> None:
-        """Raise ClusterError with the end of its log if the process that this object started has died."""
+        """Raise ClusterError with the end of its log if the process that this object started has
+        died."""
         child = self._children.get(role)
         if child is None or child.poll() is None:
             return
         tail = self.log(role).read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        raise ClusterError(f"{role} ended with exit code {child.returncode}; its log ends:\n" + "\n".join(tail))
+        raise ClusterError(
+            f"{role} ended with exit code {child.returncode}; its log ends:\n" + "\n".join(tail)
+        )
 
     def find(self, role: str | None = None) -> list[int]:
-        """Return the pids of this cluster (of one role) from any starter, without the calling process."""
+        """Return the pids of this cluster (of one role) from any starter, without the calling
+        process."""
         marks = {f"{MARK}={self.directory}".encode()}
         if role:
             marks.add(f"{ROLE}={role}".encode())
-        return [pid for pid, variables in _environments() if marks <= variables and pid != os.getpid()]
+        return [
+            pid for pid, variables in _environments() if marks <= variables and pid != os.getpid()
+        ]
 
     def kill(self, role: str | None = None, seconds: float = 30) -> None:
         """SIGKILL the processes of this cluster (of one role) until none is left."""
@@ -107,13 +118,18 @@ class Processes:
             for pid in self.find(role):
                 _kill(pid)
             self._reap()
-            # a process that ends has no environment to be found by any more, and may still hold its ports
-            return not self.find(role) and not (self._children if role is None else {role} & self._children.keys())
+            # a process that ends has no environment to be found by any more, and may still hold its
+            # ports
+            return not self.find(role) and not (
+                self._children if role is None else {role} & self._children.keys()
+            )
 
         until(f"the end of {role or 'all'} processes of {self.directory}", none_left, seconds)
 
     def _reap(self) -> None:
-        self._children = {role: child for role, child in self._children.items() if child.poll() is None}
+        self._children = {
+            role: child for role, child in self._children.items() if child.poll() is None
+        }
 
 
 def _environments() -> Iterator[tuple[int, set[bytes]]]:

@@ -1,6 +1,8 @@
-"""Say what is being made and for how long, while it is being made: a first build takes minutes and must not be silent.
+"""Say what is being made and for how long, while it is being made: a first build takes minutes and
+must not be silent.
 
-On a terminal one line, of all that is being made, is rewritten each second; in a log each has a line every 15 s.
+On a terminal one line, of all that is being made, is rewritten each second; in a log each has a
+line every 15 s.
 """
 
 import shutil
@@ -17,7 +19,8 @@ _lines: list[Callable[[], str]] = []
 
 @contextmanager
 def progress(what: str, detail: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Report `building <what> … <seconds> s <detail>` until the block ends, then how long it took."""
+    """Report `building <what> … <seconds> s <detail>` until the block ends, then how long it
+    took."""
     began = time.monotonic()
     done = Event()
 

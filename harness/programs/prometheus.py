@@ -1,4 +1,5 @@
-"""Prometheus and promtool, from Debian's package without installing it: what metrics and alerts are put to.
+"""Prometheus and promtool, from Debian's package without installing it: what metrics and alerts are
+put to.
 
 Only Prometheus knows whether it can read what we write.
 """
@@ -33,12 +34,15 @@ def program(name: str) -> Path:
     Raises:
         ClusterError: the package can't be downloaded; this works on Debian and its derivatives.
     """
-    return cached(cache_root() / f"{PACKAGE}-debian", partial(unpack, PACKAGE)) / "usr" / "bin" / name
+    return (
+        cached(cache_root() / f"{PACKAGE}-debian", partial(unpack, PACKAGE)) / "usr" / "bin" / name
+    )
 
 
 @contextmanager
 def serving(folder: Path, settings: dict[str, Any], *options: str) -> Iterator[str]:
-    """A Prometheus with these settings, which keeps what it scrapes in the folder's `data`; yields its address."""
+    """A Prometheus with these settings, which keeps what it scrapes in the folder's `data`; yields
+    its address."""
     (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
     address = f"127.0.0.1:{free_port()}"
     own = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]

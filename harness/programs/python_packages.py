@@ -1,7 +1,7 @@
 """Install Python packages into a folder of their own, which is not the environment that runs us.
 
-uv does it, as for `make venv`: it links from its cache, so gigabytes take seconds. Used for the trainer's dependencies
-and, on machines without Go, for the Go that the package index has.
+uv does it, as for `make venv`: it links from its cache, so gigabytes take seconds. Used for the
+trainer's dependencies and, on machines without Go, for the Go that the package index has.
 """
 
 import os
@@ -13,8 +13,11 @@ from .processes import ClusterError, run
 
 
 def install_packages(target: Path, *arguments: object) -> None:
-    """Install the packages and options into the folder; raise ClusterError with uv's words when that fails."""
-    program = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    """Install the packages and options into the folder; raise ClusterError with uv's words when
+    that fails."""
+    program = shutil.which(
+        "uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    )
     if program is None:
         raise ClusterError("uv is missing: pip install uv, or make venv")
     run(program, "pip", "install", "--quiet", "--target", target, *arguments)

@@ -1,7 +1,7 @@
 """Defines GRPOJob v1alpha1: its spec and the whole object.
 
-Each field, default, limit and description is written once, in these models. The CRD is rendered from them, objects are
-parsed with them, and the trainer reads the same sections inside the plan.
+Each field, default, limit and description is written once, in these models. The CRD is rendered
+from them, objects are parsed with them, and the trainer reads the same sections inside the plan.
 """
 
 from functools import cache
@@ -115,7 +115,11 @@ class GRPOJobSpec(Model):
     RULES = (
         Rule(
             "self.training.beta > 0.0 || self.reference.strategy in ['Auto', 'None']",
-            "training.beta is 0, which uses no reference: set reference.strategy to None or Auto, or raise beta",
+            (
+                "training.beta is 0, which uses no reference: set reference.strategy to None or "
+                "Auto, "
+                "or raise beta"
+            ),
             _reference_is_needed,
         ),
         Rule(
@@ -139,8 +143,12 @@ class GRPOJobSpec(Model):
             _reference_adapter_is_allowed,
         ),
         Rule(
-            "self.adapter.use != 'Always' || self.reference.strategy in ['Auto', 'Adapter', 'None']",
-            "the reference of an adapter is its own frozen base: with adapter.use Always set reference.strategy to "
+            (
+                "self.adapter.use != 'Always' || self.reference.strategy in ['Auto', 'Adapter', "
+                "'None']"
+            ),
+            "the reference of an adapter is its own frozen base: with adapter.use Always set "
+            "reference.strategy to "
             "Auto, Adapter or None",
             _adapter_has_its_base_as_reference,
         ),
@@ -151,7 +159,8 @@ class GRPOJobSpec(Model):
             _adapter_reference_stays,
         ),
         Rule(
-            "!has(self.placement.nodes) || self.placement.nodes == 1 || !has(self.checkpoint.volumeClaimTemplate) || "
+            "!has(self.placement.nodes) || self.placement.nodes == 1 || "
+            "!has(self.checkpoint.volumeClaimTemplate) || "
             "self.checkpoint.volumeClaimTemplate.accessMode != 'ReadWriteOnce'",
             "placement.nodes above 1 needs a claim that several nodes can mount: set "
             "checkpoint.volumeClaimTemplate.accessMode to ReadWriteMany, or placement.nodes to 1",
@@ -164,14 +173,18 @@ class GRPOJobSpec(Model):
         ),
         Rule(
             f"has(self.export) || {_ON_VOLUME} || has(self.checkpoint.store)",
-            "the trained model would be lost with its pods: set checkpoint.volume, volumeClaimTemplate or store, where "
+            "the trained model would be lost with its pods: set checkpoint.volume, "
+            "volumeClaimTemplate or store, where "
             "it is kept beside the checkpoints; if it isn't wanted, say so by export.to None",
             _model_is_kept_or_given_up,
             at_creation=True,
         ),
         Rule(
             f"!has(self.export) || self.export.to != 'Volume' || {_ON_VOLUME}",
-            "export.to Volume is a folder on the checkpoint volume: set checkpoint.volume or volumeClaimTemplate",
+            (
+                "export.to Volume is a folder on the checkpoint volume: set checkpoint.volume or "
+                "volumeClaimTemplate"
+            ),
             _volume_export_has_a_volume,
         ),
         Rule(
@@ -180,17 +193,31 @@ class GRPOJobSpec(Model):
             _store_export_has_a_store,
         ),
         Rule(
-            "!has(self.export) || !has(self.export.hub) || self.export.hub.repository != self.model.name",
-            "export.hub.repository is the model that is trained, whose weights would be replaced: name another one",
+            (
+                "!has(self.export) || !has(self.export.hub) || self.export.hub.repository != "
+                "self.model.name"
+            ),
+            (
+                "export.hub.repository is the model that is trained, whose weights would be "
+                "replaced: "
+                "name another one"
+            ),
             _export_spares_the_trained_model,
         ),
         Rule(
-            "self.volumeMounts.all(mount, self.podTemplate.spec.volumes.exists(volume, volume.name == mount.name))",
+            (
+                "self.volumeMounts.all(mount, self.podTemplate.spec.volumes.exists(volume, "
+                "volume.name == mount.name))"
+            ),
             "volumeMounts can show only what podTemplate.spec.volumes names: add the volume there",
             _mounts_have_volumes,
         ),
         Rule(
-            "self.rewards.all(a, !has(a.name) || self.rewards.filter(b, has(b.name) && b.name == a.name).size() == 1)",
+            (
+                "self.rewards.all(a, !has(a.name) || self.rewards.filter(b, has(b.name) && b.name "
+                "== "
+                "a.name).size() == 1)"
+            ),
             "rewards must have different names",
             _rewards_have_different_names,
         ),
@@ -200,7 +227,9 @@ class GRPOJobSpec(Model):
     """The model to train."""
     dataset: DatasetSpec
     """The training prompts."""
-    rewards: Annotated[list[RewardSpec], Field(min_length=1, max_length=MAX_REWARDS, json_schema_extra=ATOMIC_LIST)]
+    rewards: Annotated[
+        list[RewardSpec], Field(min_length=1, max_length=MAX_REWARDS, json_schema_extra=ATOMIC_LIST)
+    ]
     """Reward functions; their weighted sum is the reward."""
     training: TrainingSpec = Field(default_factory=TrainingSpec)
     """GRPO and optimizer settings. Unset: the defaults below."""
@@ -215,40 +244,47 @@ class GRPOJobSpec(Model):
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     """Checkpoints. Unset: none that outlive a pod."""
     export: ExportSpec | None = None
-    """Where the trained model is put. Unset: where the checkpoints are; a new job that keeps none is refused."""
+    """Where the trained model is put. Unset: where the checkpoints are; a new job that keeps none
+    is refused."""
     resume_from: ResumeFromSpec | None = None
-    """Another run whose newest checkpoint this one begins with, exactly as that would have gone on. Unset: step 0."""
+    """Another run whose newest checkpoint this one begins with, exactly as that would have gone on.
+    Unset: step 0."""
     guard: GuardSpec = Field(default_factory=GuardSpec)
     """When a run is stopped. Unset: only when it hangs."""
     restarts: RestartsSpec = Field(default_factory=RestartsSpec)
     """Restarts after failures. Unset: 3."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=31536000)] | None = None
-    """The job fails when it has been running for this long, all attempts together and suspension left out. Unset: no
-    limit."""
+    """The job fails when it has been running for this long, all attempts together and suspension
+    left out. Unset: no limit."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31536000)] | None = None
     """The finished job is deleted after this time. Unset: kept."""
     suspend: bool = False
-    """Ends the pods and keeps the job; false starts it again from its last checkpoint. Unset: false."""
+    """Ends the pods and keeps the job; false starts it again from its last checkpoint. Unset:
+    false."""
     retry: Annotated[int, Field(ge=0, le=1000000)] = 0
-    """Raised above status.retry while the job has failed, it starts the job again from its last checkpoint, with all
-    restarts before it; it can't be lowered. Raised at any other time it does nothing. Unset: 0."""
+    """Raised above status.retry while the job has failed, it starts the job again from its last
+    checkpoint, with all restarts before it; it can't be lowered. Raised at any other time it does
+    nothing. Unset: 0."""
     image: Image | None = None
     """Training image. Unset: the one that the operator was installed with."""
     image_pull_policy: PullPolicy = "IfNotPresent"
     """When the image is pulled. Unset: IfNotPresent."""
     command: Arguments = []
-    """Program and arguments of the training container. Another one than the trainer must say its end as the trainer
-    does, as an Outcome in the termination message, such as grpo_acceptance. Unset: the trainer."""
+    """Program and arguments of the training container. Another one than the trainer must say its
+    end as the trainer does, as an Outcome in the termination message, such as grpo_acceptance.
+    Unset: the trainer."""
     env: Environment = []
     """Further environment variables of the training container. Unset: none."""
     env_from: EnvironmentSources = []
     """Secrets and ConfigMaps whose keys become variables of the training container. Unset: none."""
     resources: ResourceRequirements = Field(default_factory=ResourceRequirements)
-    """Requests and limits of the training container on each node, GPUs left out. Unset: requests of a quarter core per
-    GPU (accelerator CPU: a core per process), of the host memory that the plan predicts and of the ephemeral storage
-    that /tmp will take, and no limits."""
+    """Requests and limits of the training container on each node, GPUs left out. Unset: requests of
+    a quarter core per GPU (accelerator CPU: a core per process), of the host memory that the plan
+    predicts and of the ephemeral storage that /tmp will take, and no limits."""
     volume_mounts: Annotated[
-        list[TrainerMount], Field(max_length=32, json_schema_extra=map_list("mountPath")), unique_by("mount_path")
+        list[TrainerMount],
+        Field(max_length=32, json_schema_extra=map_list("mountPath")),
+        unique_by("mount_path"),
     ] = []
     """Volumes of podTemplate.spec.volumes in the training container. Unset: none."""
     shared_memory: ByteQuantity | None = None
@@ -256,13 +292,17 @@ class GRPOJobSpec(Model):
     pod_template: PodTemplate = Field(default_factory=PodTemplate)
     """Labels, annotations and settings of the pods. Unset: the operator's."""
 
-    managed_by: Annotated[str, Field(min_length=3, max_length=63, pattern=_DOMAIN_PREFIXED)] | None = None
-    """Controller that runs the job, as a domain-prefixed path such as `example.com/dispatcher`; it can't change. This
-    operator leaves alone what it does not manage. Unset: grpo.dev/operator, which is this operator."""
+    managed_by: (
+        Annotated[str, Field(min_length=3, max_length=63, pattern=_DOMAIN_PREFIXED)] | None
+    ) = None
+    """Controller that runs the job, as a domain-prefixed path such as `example.com/dispatcher`; it
+    can't change. This operator leaves alone what it does not manage. Unset: grpo.dev/operator,
+    which is this operator."""
 
     @property
     def nodes(self) -> int | None:
-        """Exact number of nodes: placement.nodes, or the one that can mount the checkpoints' claim; None when open."""
+        """Exact number of nodes: placement.nodes, or the one that can mount the checkpoints' claim;
+        None when open."""
         if self.placement.nodes:
             return self.placement.nodes
         return 1 if self.checkpoint.is_on_one_node else None
@@ -274,7 +314,8 @@ class GRPOJobSpec(Model):
 
     @property
     def has_expandable_segments(self) -> bool:
-        """Whether torch's allocator on GPUs has expandable segments: unless `env` gives it other settings."""
+        """Whether torch's allocator on GPUs has expandable segments: unless `env` gives it other
+        settings."""
         for variable in self.env:
             if variable.name not in ALLOCATOR_ENV:
                 continue
@@ -285,16 +326,21 @@ class GRPOJobSpec(Model):
 
     @property
     def is_adapter_requested(self) -> bool:
-        """Whether the user asked for LoRA: by adapter.use, or by its reference, the base without its adapter."""
+        """Whether the user asked for LoRA: by adapter.use, or by its reference, the base without
+        its adapter."""
         return self.adapter.use == "Always" or self.reference.strategy == "Adapter"
 
     def container_resources(self, plan: ExecutionPlan) -> dict[str, dict[str, str]]:
-        """Requests and limits of the training container of one pod, as resource.Quantities and without GPUs.
+        """Requests and limits of the training container of one pod, as resource.Quantities and
+        without GPUs.
 
         What the plan only predicts is a request without a limit: it may be low.
         """
         defaults = {"cpu": self.placement.default_cpu(plan.processes_per_node)}
-        predicted = {"memory": plan.host_memory_bytes, EPHEMERAL_STORAGE: plan.ephemeral_storage_bytes}
+        predicted = {
+            "memory": plan.host_memory_bytes,
+            EPHEMERAL_STORAGE: plan.ephemeral_storage_bytes,
+        }
         defaults |= {name: str(amount) for name, amount in predicted.items() if amount}
         return self.resources.manifest(defaults)
 
@@ -311,21 +357,36 @@ class GRPOJob(Model):
             "its pods' names add the attempt and the index",
         ),
         Rule(
-            f"self.spec.generation.engine != 'Servers' || size(self.metadata.name) <= {MAX_SERVER_JOB_NAME}",
-            f"metadata.name must have at most {MAX_SERVER_JOB_NAME} characters with generation.engine Servers: the "
+            (
+                "self.spec.generation.engine != 'Servers' || size(self.metadata.name) <= "
+                f"{MAX_SERVER_JOB_NAME}"
+            ),
+            f"metadata.name must have at most {MAX_SERVER_JOB_NAME} characters with "
+            "generation.engine Servers: the "
             "names of the engines' pods add the role",
         ),
         Rule(
             "!has(self.spec.resumeFrom) || !has(self.spec.resumeFrom.grpoJob) || "
             "self.spec.resumeFrom.grpoJob != self.metadata.name",
-            "is this job itself, which goes on from its own checkpoints anyway; name an earlier job's folder by path",
+            (
+                "is this job itself, which goes on from its own checkpoints anyway; name an "
+                "earlier "
+                "job's folder by path"
+            ),
             field_path=".spec.resumeFrom.grpoJob",
         ),
         *immutability(GRPOJobSpec),
-        Rule("self.spec.retry >= oldSelf.spec.retry", "can't be lowered: each raise is one retry", None, ".spec.retry"),
         Rule(
-            f"!({STARTED}) || (has(self.spec.managedBy) && self.spec.managedBy == '{MULTIKUEUE}') || "
-            "(has(self.status) && has(self.status.attempt) && self.status.attempt >= oldSelf.status.attempt)",
+            "self.spec.retry >= oldSelf.spec.retry",
+            "can't be lowered: each raise is one retry",
+            None,
+            ".spec.retry",
+        ),
+        Rule(
+            f"!({STARTED}) || (has(self.spec.managedBy) && self.spec.managedBy == '{MULTIKUEUE}') "
+            "|| "
+            "(has(self.status) && has(self.status.attempt) && self.status.attempt >= "
+            "oldSelf.status.attempt)",
             "may only grow: it names the attempts' Jobs and fences their checkpoints",
             field_path=".status.attempt",
         ),
@@ -338,7 +399,8 @@ class GRPOJob(Model):
 
 
 class SpecInvalid(ValueError):
-    """A GRPOJob that its types reject; `problems` holds one sentence per wrong field, each with its path."""
+    """A GRPOJob that its types reject; `problems` holds one sentence per wrong field, each with its
+    path."""
 
     def __init__(self, problems: list[str]) -> None:
         """Keeps the problems and joins them into the message."""
@@ -351,16 +413,21 @@ def parse_spec(spec: dict[str, Any], *, creating: bool = False) -> GRPOJobSpec:
 
     Args:
         spec: the spec as it came from JSON or YAML.
-        creating: whether the object is new, and so has to keep the rules that stored ones may break.
+        creating: whether the object is new, and so has to keep the rules that stored ones may
+            break.
 
     Raises:
         SpecInvalid: with every wrong field at once, by its path.
     """
     try:
         context = CREATING if creating else None
-        return GRPOJobSpec.model_validate(spec, strict=True, by_alias=True, by_name=False, context=context)
+        return GRPOJobSpec.model_validate(
+            spec, strict=True, by_alias=True, by_name=False, context=context
+        )
     except ValidationError as error:
-        raise SpecInvalid([problem_message(problem, _spec_schema()) for problem in error.errors()]) from error
+        raise SpecInvalid(
+            [problem_message(problem, _spec_schema()) for problem in error.errors()]
+        ) from error
 
 
 @cache

@@ -1,7 +1,8 @@
 """The command line `grpo`, also installed as `kubectl-grpo` (`kubectl grpo …`).
 
-Each command is a module with `register(parser)`, which adds its arguments and sets `run(options) -> exit code`. It is
-imported when it is named: what one command needs costs the others, and `--help`, nothing.
+Each command is a module with `register(parser)`, which adds its arguments and sets `run(options) ->
+exit code`. It is imported when it is named: what one command needs costs the others, and `--help`,
+nothing.
 """
 
 import argparse
@@ -28,7 +29,8 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; 2 if the arguments, the file or the cluster are not what it needs, 130 after Ctrl-C."""
+    """Runs one command; 2 if the arguments, the file or the cluster are not what it needs, 130
+    after Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)
@@ -65,9 +67,13 @@ class _Version(argparse.Action):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="grpo", description="Plans, renders and watches GRPO training jobs.")
+    parser = argparse.ArgumentParser(
+        prog="grpo", description="Plans, renders and watches GRPO training jobs."
+    )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Command)
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", parser_class=_Command
+    )
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary)
         command.add = _registration(name)

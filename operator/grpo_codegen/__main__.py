@@ -1,8 +1,8 @@
-"""Writes every generated file: the CRD and the chart's copy, alert rules, the dashboards, the generated pages, and the
-data of the trainer's acceptance run.
+"""Writes every generated file: the CRD and the chart's copy, alert rules, the dashboards, the
+generated pages, and the data of the trainer's acceptance run.
 
-What follows from grpo_api and grpo_planner then can't drift from them: `make codegen` writes, and `--check`, part of
-`make lint`, fails when a file is stale and writes nothing.
+What follows from grpo_api and grpo_planner then can't drift from them: `make codegen` writes, and
+`--check`, part of `make lint`, fails when a file is stale and writes nothing.
 """
 
 import argparse
@@ -69,8 +69,12 @@ def _read(path: Path) -> str | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the generated files; 1 if a check found a stale one."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_codegen", description="Write the generated files.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is stale")
+    parser = argparse.ArgumentParser(
+        prog="python -m grpo_codegen", description="Write the generated files."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if a file is stale"
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help="repository to write to")
     options = parser.parse_args(arguments)
     if not options.check:

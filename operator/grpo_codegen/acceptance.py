@@ -1,8 +1,9 @@
-"""Data of the acceptance run, which may import neither the planner nor know the repository: pins and predictions.
+"""Data of the acceptance run, which may import neither the planner nor know the repository: pins
+and predictions.
 
-The nine configurations are chosen so that every term of the memory model that grows with a model's size has one in
-which it decides: sizes from 0.5 to 7 billion parameters, tied and separate heads, three precisions, with and without
-gradient checkpointing, an adapter.
+The nine configurations are chosen so that every term of the memory model that grows with a model's
+size has one in which it decides: sizes from 0.5 to 7 billion parameters, tied and separate heads,
+three precisions, with and without gradient checkpointing, an adapter.
 """
 
 import json
@@ -40,19 +41,57 @@ class Case:
 
 CASES = (
     Case(model="qwen2.5-0.5b", family="qwen2", micro_batch=4, prompt=256, completion=256),
-    Case(model="qwen2.5-0.5b", family="qwen2", micro_batch=4, prompt=256, completion=256, checkpointing=False),
-    Case(model="qwen2.5-0.5b", family="qwen2", micro_batch=4, prompt=256, completion=256, precision="mixed"),
+    Case(
+        model="qwen2.5-0.5b",
+        family="qwen2",
+        micro_batch=4,
+        prompt=256,
+        completion=256,
+        checkpointing=False,
+    ),
+    Case(
+        model="qwen2.5-0.5b",
+        family="qwen2",
+        micro_batch=4,
+        prompt=256,
+        completion=256,
+        precision="mixed",
+    ),
     Case(model="qwen2.5-1.5b", family="qwen2", micro_batch=8, prompt=512, completion=512),
-    Case(model="qwen2.5-1.5b", family="qwen2", micro_batch=8, prompt=512, completion=512, precision="mixed"),
-    Case(model="llama-3.2-1b", family="llama", micro_batch=4, prompt=256, completion=512, checkpointing=False),
-    Case(model="qwen2.5-1.5b", family="qwen2", micro_batch=8, prompt=512, completion=512, lora_rank=16),
+    Case(
+        model="qwen2.5-1.5b",
+        family="qwen2",
+        micro_batch=8,
+        prompt=512,
+        completion=512,
+        precision="mixed",
+    ),
+    Case(
+        model="llama-3.2-1b",
+        family="llama",
+        micro_batch=4,
+        prompt=256,
+        completion=512,
+        checkpointing=False,
+    ),
+    Case(
+        model="qwen2.5-1.5b",
+        family="qwen2",
+        micro_batch=8,
+        prompt=512,
+        completion=512,
+        lora_rank=16,
+    ),
     Case(model="qwen2.5-7b", family="qwen2", micro_batch=4, prompt=512, completion=512),
-    Case(model="qwen2.5-7b", family="qwen2", micro_batch=8, prompt=512, completion=512, lora_rank=16),
+    Case(
+        model="qwen2.5-7b", family="qwen2", micro_batch=8, prompt=512, completion=512, lora_rank=16
+    ),
 )
 
 
 def predictions() -> str:
-    """predictions.json: every case with its model's widths and its predicted bytes, by phase and on the device."""
+    """predictions.json: every case with its model's widths and its predicted bytes, by phase and on
+    the device."""
     return json.dumps([_predicted(case) for case in CASES], indent=1) + "\n"
 
 
@@ -67,7 +106,8 @@ def _predicted(case: Case) -> dict[str, Any]:
         generation_batch=GENERATED * case.micro_batch,
         lora_rank=case.lora_rank,
         checkpointing=case.checkpointing,
-        reference="Adapter",  # one that needs no weights of its own: what counts here is what the pass adds
+        # one that needs no weights of its own: what counts here is what the pass adds
+        reference="Adapter",
     )
     prediction = predict(shape, setup)
     widths = {
@@ -90,10 +130,18 @@ def _predicted(case: Case) -> dict[str, Any]:
 
 
 def pins() -> str:
-    """pins.json: the image's version of each package that the trainer names, and of the native ones below them."""
+    """pins.json: the image's version of each package that the trainer names, and of the native ones
+    below them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = {_name(one) for one in (*project["dependencies"], *project["optional-dependencies"]["trainer"])}
-    pinned = dict(line.strip().split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line)
+    named = {
+        _name(one)
+        for one in (*project["dependencies"], *project["optional-dependencies"]["trainer"])
+    }
+    pinned = dict(
+        line.strip().split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line
+    )
     found = {name: pinned[name] for name in sorted({*named, *NATIVE}) if name in pinned}
     return json.dumps(found, indent=1) + "\n"
 

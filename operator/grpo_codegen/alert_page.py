@@ -1,6 +1,7 @@
 """docs/alerts.md: which alert fires in which story, and a runbook for each.
 
-The matrix is what the alerts declare; tests/integration/test_alerts.py holds every cell to Prometheus.
+The matrix is what the alerts declare; tests/integration/test_alerts.py holds every cell to
+Prometheus.
 """
 
 import re
@@ -26,8 +27,13 @@ def render() -> str:
 
 
 def _stories() -> str:
-    rows = [f"{number}. **{story.name}**: {story.summary}" for number, story in enumerate(STORIES, start=1)]
-    return "\n".join(["## Stories", "", "What the alerts are held to; a step takes a minute.", "", *rows, ""])
+    rows = [
+        f"{number}. **{story.name}**: {story.summary}"
+        for number, story in enumerate(STORIES, start=1)
+    ]
+    return "\n".join(
+        ["## Stories", "", "What the alerts are held to; a step takes a minute.", "", *rows, ""]
+    )
 
 
 def _matrix() -> str:
@@ -36,7 +42,10 @@ def _matrix() -> str:
         f"| alert | {' | '.join(map(str, numbers))} |",
         f"|---|{'---|' * len(STORIES)}",
     ]
-    note = "`●` fires in the story of that number, and ends with it; elsewhere the alert is silent throughout."
+    note = (
+        "`●` fires in the story of that number, and ends with it; elsewhere the alert is "
+        "silent throughout."
+    )
     return "\n".join(["## Which fires when", "", note, "", *head, *map(_row, ALERTS), ""])
 
 
@@ -49,6 +58,8 @@ def _section(alert: Alert) -> str:
     summary = re.sub(r"{{ \$labels\.namespace }}/{{ \$labels\.grpojob }}", "a job", alert.summary)
     summary = re.sub(r"{{.*?(\w+)?\s*}}", "…", summary)
     steps = [f"{number}. {step}" for number, step in enumerate(alert.runbook, start=1)]
-    told = f"*{alert.severity}*, after {'no wait' if alert.for_ == '0m' else alert.for_}: {summary}."
+    told = (
+        f"*{alert.severity}*, after {'no wait' if alert.for_ == '0m' else alert.for_}: {summary}."
+    )
     parts = [f"## {alert.name}", "", told, "", alert.description, "", *steps, ""]
     return "\n".join([*parts, "```promql", alert.expression, "```", ""])

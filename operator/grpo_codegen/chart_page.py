@@ -1,6 +1,8 @@
-"""The chart's README: how to install it, and a table of its values, read from values.yaml and its comments.
+"""The chart's README: how to install it, and a table of its values, read from values.yaml and its
+comments.
 
-Artifact Hub and `helm show readme` show this page; the comments stay the only place that says what a value is for.
+Artifact Hub and `helm show readme` show this page; the comments stay the only place that says what
+a value is for.
 """
 
 import re
@@ -47,14 +49,18 @@ class Value:
 
 def render() -> str:
     """charts/grpo-operator/README.md."""
-    return _HEAD + "".join(_row(value) for value in values(_VALUES.read_text()) if value.default or value.comment)
+    return _HEAD + "".join(
+        _row(value) for value in values(_VALUES.read_text()) if value.default or value.comment
+    )
 
 
 def values(text: str) -> Iterator[Value]:
-    """Yield each value of a values.yaml of two spaces per level, under the comment lines right above it.
+    """Yield each value of a values.yaml of two spaces per level, under the comment lines right
+    above it.
 
     Raises:
-        ValueError: a line is no comment, no value and not empty: this reads what the chart has, not all of YAML.
+        ValueError: a line is no comment, no value and not empty: this reads what the chart has, not
+            all of YAML.
     """
     above: list[str] = []
     comments: list[str] = []
@@ -66,11 +72,16 @@ def values(text: str) -> Iterator[Value]:
             above[len(found["indent"]) // 2 :] = [found["name"]]
             yield Value(".".join(above), found["default"] or "", " ".join(comments))
         elif line:
-            raise ValueError(f"values.yaml: {line!r} is neither a comment nor `name: value` on one line")
+            raise ValueError(
+                f"values.yaml: {line!r} is neither a comment nor `name: value` on one line"
+            )
         if not line.lstrip().startswith("#"):
             comments = []
 
 
 def _row(value: Value) -> str:
     default = f"`{value.default}`" if value.default else ""
-    return f"| `{value.path}` | {default} | {value.comment.replace('|', '&#124;').replace('<', '&lt;')} |\n"
+    return (
+        f"| `{value.path}` | {default} | "
+        f"{value.comment.replace('|', '&#124;').replace('<', '&lt;')} |\n"
+    )

@@ -1,7 +1,8 @@
-"""The CustomResourceDefinitions: GRPOJob's, rendered from the models of grpo_api, and that of the fence's parameter.
+"""The CustomResourceDefinitions: GRPOJob's, rendered from the models of grpo_api, and that of the
+fence's parameter.
 
-A field is written once, in grpo_api.job or grpo_api.status.status; kubectl, the API server and the operator then agree
-on it.
+A field is written once, in grpo_api.job or grpo_api.status.status; kubectl, the API server and the
+operator then agree on it.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,11 @@ class Column:
 
 
 COLUMNS = (
-    Column(name="Phase", path=".status.phase", text="One word on the job's state, derived from its conditions."),
+    Column(
+        name="Phase",
+        path=".status.phase",
+        text="One word on the job's state, derived from its conditions.",
+    ),
     Column(name="Model", path=".spec.model.name", text="The model that is trained."),
     Column(name="Size", path=".status.plan.parameters", text="Number of the model's parameters."),
     Column(name="Reference", path=".status.plan.strategy", text="Reference strategy of the plan."),
@@ -37,15 +42,31 @@ COLUMNS = (
     Column(name="Step", path=".status.progress.summary", text="Finished optimizer steps of all."),
     Column(name="KL", path=".status.metrics.kl", text="Mean KL between policy and reference."),
     Column(name="Reward", path=".status.metrics.reward", text="Mean weighted reward."),
-    Column(name="Restarts", kind="integer", path=".status.restarts", text="Restarts that count against the limit."),
-    Column(name="Age", kind="date", path=".metadata.creationTimestamp", text="Time since the job was created."),
+    Column(
+        name="Restarts",
+        kind="integer",
+        path=".status.restarts",
+        text="Restarts that count against the limit.",
+    ),
+    Column(
+        name="Age",
+        kind="date",
+        path=".metadata.creationTimestamp",
+        text="Time since the job was created.",
+    ),
     Column(
         name="Admission",
         path='.status.conditions[?(@.type=="Admitted")].reason',
         text="Why the job may run, or waits.",
         wide=True,
     ),
-    Column(name="Nodes", kind="integer", path=".status.plan.nodes", text="Pods of the gang, one per node.", wide=True),
+    Column(
+        name="Nodes",
+        kind="integer",
+        path=".status.plan.nodes",
+        text="Pods of the gang, one per node.",
+        wide=True,
+    ),
     Column(
         name="ZeRO",
         kind="integer",
@@ -53,9 +74,16 @@ COLUMNS = (
         text="DeepSpeed ZeRO stage; 0 is plain DDP.",
         wide=True,
     ),
-    Column(name="Trains", path=".status.plan.method", text="Full, or LoRA for an adapter only.", wide=True),
+    Column(
+        name="Trains",
+        path=".status.plan.method",
+        text="Full, or LoRA for an adapter only.",
+        wide=True,
+    ),
     Column(name="ETA", path=".status.progress.eta", text="Predicted time to the end.", wide=True),
-    Column(name="Outcome", path=".status.outcome.result", text="How the last attempt ended.", wide=True),
+    Column(
+        name="Outcome", path=".status.outcome.result", text="How the last attempt ended.", wide=True
+    ),
 )
 """What `kubectl get grpojobs` prints, from left to right."""
 
@@ -74,8 +102,9 @@ def render() -> str:
 def definition(served: Sequence[str] = (VERSION,), stored: str = VERSION) -> dict[str, Any]:
     """The CRD as an object.
 
-    All versions in `served` have the same schema, so the API server converts between them by changing `apiVersion`
-    alone (strategy None); `stored` is the one that etcd keeps. docs/api.md says how a version is followed by the next.
+    All versions in `served` have the same schema, so the API server converts between them by
+    changing `apiVersion` alone (strategy None); `stored` is the one that etcd keeps. docs/api.md
+    says how a version is followed by the next.
     """
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -104,10 +133,15 @@ def render_leader() -> str:
 
 
 def _leader() -> dict[str, Any]:
-    """What the chart's fence compares writers with. The Lease says the same, but an API server that has lost its last
-    policy with Leases for parameters never reads Leases again (kubernetes#130887); of custom resources it does."""
+    """What the chart's fence compares writers with. The Lease says the same, but an API server that
+    has lost its last policy with Leases for parameters never reads Leases again
+    (kubernetes#130887); of custom resources it does."""
     holder = {"type": "string", "maxLength": 253, "description": "Name of the pod that leads."}
-    spec = {"type": "object", "required": ["holderIdentity"], "properties": {"holderIdentity": holder}}
+    spec = {
+        "type": "object",
+        "required": ["holderIdentity"],
+        "properties": {"holderIdentity": holder},
+    }
     schema = {"type": "object", "required": ["spec"], "properties": _TYPE_META | {"spec": spec}}
     column = {"name": "Holder", "type": "string", "jsonPath": ".spec.holderIdentity"}
     version = {
@@ -134,14 +168,16 @@ def _leader() -> dict[str, Any]:
 def job_schema() -> Schema:
     """The schema of a whole GRPOJob; only the spec is defaulted by the API server."""
     schema = structural_schema(GRPOJob, defaults=True)
-    schema["properties"]["status"] = _in_whole_parts(structural_schema(GRPOJob, defaults=False)["properties"]["status"])
+    schema["properties"]["status"] = _in_whole_parts(
+        structural_schema(GRPOJob, defaults=False)["properties"]["status"]
+    )
     schema["properties"] = _TYPE_META | schema["properties"]
     return schema
 
 
 def _in_whole_parts(status: Schema) -> Schema:
-    """The status, of which each part, a condition too, is owned as a whole: the operator alone writes it, and who owns
-    which of their fields is a seventh of the object."""
+    """The status, of which each part, a condition too, is owned as a whole: the operator alone
+    writes it, and who owns which of their fields is a seventh of the object."""
     parts = (part.get("items", part) for part in status["properties"].values())
     for part in parts:
         if part.get("type") == "object":

@@ -35,17 +35,30 @@ default on Kubernetes), whether its labels are kept (`honorLabels`) or moved to 
 
 def metrics() -> str:
     """docs/metrics.md."""
-    return "\n".join([_HEAD, _section("Training", TRAINER), _section("Operator", OPERATOR), _recorded()])
+    return "\n".join(
+        [_HEAD, _section("Training", TRAINER), _section("Operator", OPERATOR), _recorded()]
+    )
 
 
 def _section(title: str, declared: tuple[Metric, ...]) -> str:
-    rows = [f"## {title}", "", "| metric | kind | unit | labels | what it says |", "|---|---|---|---|---|"]
+    rows = [
+        f"## {title}",
+        "",
+        "| metric | kind | unit | labels | what it says |",
+        "|---|---|---|---|---|",
+    ]
     rows += [_row(metric) for metric in declared]
     return "\n".join(rows) + "\n"
 
 
 def _recorded() -> str:
-    rows = ["## Recorded of NVIDIA's DCGM exporter", "", _RECORDED, "| rule | labels | what it says |", "|---|---|---|"]
+    rows = [
+        "## Recorded of NVIDIA's DCGM exporter",
+        "",
+        _RECORDED,
+        "| rule | labels | what it says |",
+        "|---|---|---|",
+    ]
     for rule in RULES:
         labels = ", ".join(f"`{label}`" for label in rule.labels)
         rows.append(f"| `{rule.name}` | {labels} | {rule.help} |")
@@ -95,7 +108,10 @@ the operator's egress has to let it reach the collector.
 def traces() -> str:
     """docs/traces.md."""
     spans = ["## Spans", "", "| span | part of | what it is |", "|---|---|---|"]
-    spans += [f"| `{one.name}` | {f'`{one.parent}`' if one.parent else '–'} | {one.help} |" for one in SPAN_NAMES]
+    spans += [
+        f"| `{one.name}` | {f'`{one.parent}`' if one.parent else '–'} | {one.help} |"
+        for one in SPAN_NAMES
+    ]
     attributes = ["## Attributes", "", "| attribute | on | what it says |", "|---|---|---|"]
     attributes += [f"| `{one.key}` | {one.on} | {one.help} |" for one in ATTRIBUTES]
     return "\n".join([_TRACES, *spans, "", *attributes]) + "\n"

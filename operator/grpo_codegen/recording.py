@@ -1,7 +1,9 @@
-"""Recording rules over what NVIDIA's DCGM exporter reports of each GPU: by job, and which GPUs are free or idle.
+"""Recording rules over what NVIDIA's DCGM exporter reports of each GPU: by job, and which GPUs are
+free or idle.
 
-The exporter names the pod that holds a GPU. A scrape may keep these labels or move them to `exported_…`, beside those
-of the exporter's own pod, which stand alone on a GPU that nobody holds. Without the exporter nothing is recorded.
+The exporter names the pod that holds a GPU. A scrape may keep these labels or move them to
+`exported_…`, beside those of the exporter's own pod, which stand alone on a GPU that nobody holds.
+Without the exporter nothing is recorded.
 """
 
 from dataclasses import dataclass
@@ -32,7 +34,8 @@ class Recorded:
 
 
 def _held(metric: str) -> str:
-    """Series of the GPUs that a pod holds, with that pod's name and namespace; `metric` has `{where}` for labels."""
+    """Series of the GPUs that a pod holds, with that pod's name and namespace; `metric` has
+    `{where}` for labels."""
     moved = metric.replace("{where}", '{exported_pod!=""}')
     for label in ("pod", "namespace"):
         moved = f'label_replace({moved}, "{label}", "$1", "exported_{label}", "(.+)")'
@@ -41,9 +44,16 @@ def _held(metric: str) -> str:
 
 
 def _by_job(operation: str, metric: str) -> str:
-    """A pod's name, `<job>-<attempt>-<index>-<five characters>`, tells its job; the operator which jobs exist."""
-    named = f'label_replace({_held(metric)}, "grpojob", "$1", "pod", "(.+)-[0-9]+-[0-9]+-[a-z0-9]{{5}}")'
-    return f"{operation} by ({', '.join(_JOB)}) ({named}) and on (namespace, grpojob) {JOB_GPUS.name} > 0"
+    """A pod's name, `<job>-<attempt>-<index>-<five characters>`, tells its job; the operator which
+    jobs exist."""
+    named = (
+        f'label_replace({_held(metric)}, "grpojob", "$1", "pod", '
+        f'"(.+)-[0-9]+-[0-9]+-[a-z0-9]{{5}}")'
+    )
+    return (
+        f"{operation} by ({', '.join(_JOB)}) ({named}) and on (namespace, grpojob) "
+        f"{JOB_GPUS.name} > 0"
+    )
 
 
 def _counted(by: tuple[str, ...], gpus: str, among: str) -> str:
@@ -75,12 +85,19 @@ FREE = Recorded(
     "product:gpus_free:count",
     _PRODUCT,
     "GPUs that no pod holds.",
-    f"count by ({', '.join(_PRODUCT)}) ({_ALL}) - ({_counted(_PRODUCT, _held(_UTILISATION), _ALL)})",
+    (
+        f"count by ({', '.join(_PRODUCT)}) ({_ALL}) - "
+        f"({_counted(_PRODUCT, _held(_UTILISATION), _ALL)})"
+    ),
 )
 IDLE = Recorded(
     "namespace_product:gpus_idle:count",
     _OWNER,
-    f"GPUs that a pod holds, of whatever kind, and that were less than {IDLE_PERCENT} % busy for ten minutes.",
+    (
+        f"GPUs that a pod holds, of whatever kind, and that were less than {IDLE_PERCENT} % busy "
+        "for "
+        "ten minutes."
+    ),
     _counted(_OWNER, _held(_IDLE), _held(_UTILISATION)),
 )
 RULES = (UTILISATION, TENSOR_ACTIVE, MEMORY_USED, FREE, IDLE)

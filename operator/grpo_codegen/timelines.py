@@ -1,4 +1,5 @@
-"""Values over time, minute by minute, and how they are written for promtool's tests and its backfill.
+"""Values over time, minute by minute, and how they are written for promtool's tests and its
+backfill.
 
 Small pieces that a story is put together from.
 """
@@ -41,8 +42,11 @@ def except_during(line: Timeline, first: int, end: int) -> Timeline:
 
 
 def replaced_during(line: Timeline, first: int, end: int, other: Timeline) -> Timeline:
-    """The line, but from minute `first` to before minute `end` another one, wherever there is the line."""
-    return lambda minute: other(minute) if first <= minute < end and line(minute) is not None else line(minute)
+    """The line, but from minute `first` to before minute `end` another one, wherever there is the
+    line."""
+    return lambda minute: (
+        other(minute) if first <= minute < end and line(minute) is not None else line(minute)
+    )
 
 
 def frozen_during(line: Timeline, first: int, end: int) -> Timeline:
@@ -57,7 +61,8 @@ def series(name: str, labels: Mapping[str, str]) -> str:
 
 
 def values(line: Timeline, minutes: int) -> str:
-    """All values in promtool's notation; what ends is marked stale, as a scrape that doesn't find it any more does."""
+    """All values in promtool's notation; what ends is marked stale, as a scrape that doesn't find
+    it any more does."""
     return " ".join(_written(line, minutes))
 
 

@@ -1,8 +1,8 @@
 """The last known state of one kind of object, with an index from an owner to its children.
 
-A reconcile reads the world from here, without a request. Never the truth: the informer replaces the whole content by a
-real LIST now and then, which heals whatever an event stream missed. Our own writes put their answers in, so that a
-reconcile sees them before the event comes.
+A reconcile reads the world from here, without a request. Never the truth: the informer replaces the
+whole content by a real LIST now and then, which heals whatever an event stream missed. Our own
+writes put their answers in, so that a reconcile sees them before the event comes.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -32,8 +32,8 @@ class Record(Protocol):
 R = TypeVar("R", bound=Record)
 
 REMEMBERED = 1024
-"""How many objects that left are remembered, lest the answer to an earlier write bring one back: more than leave in the
-time of an answer."""
+"""How many objects that left are remembered, lest the answer to an earlier write bring one back:
+more than leave in the time of an answer."""
 
 
 class Cache(Generic[R]):
@@ -48,8 +48,9 @@ class Cache(Generic[R]):
         *,
         index: Callable[[R], ObjectKey] = lambda record: record.key,
     ) -> None:
-        """`parse` makes a record of an API object; those for which it can't are set aside in `quarantine`, with what
-        `salvage` makes of them. `index` gives the key of the object to which a record belongs."""
+        """`parse` makes a record of an API object; those for which it can't are set aside in
+        `quarantine`, with what `salvage` makes of them. `index` gives the key of the object to
+        which a record belongs."""
         self.on_deleted: Callable[[R], None] = lambda _: None
         """Called with the last known record of each deleted object."""
         self.resource = resource
@@ -61,10 +62,12 @@ class Cache(Generic[R]):
         self._children: dict[ObjectKey, dict[ObjectKey, R]] = {}
         self._quarantined: dict[ObjectKey, R] = {}
         self._removed: dict[str, float] = {}
-        """Up to which version a removed object is out of date, by uid: deleted objects are in every version."""
+        """Up to which version a removed object is out of date, by uid: deleted objects are in every
+        version."""
         self._relists: list[Relist[R]] = []
         self.ghosts = 0
-        """Count of objects that a LIST found missing although no event had reported their deletion."""
+        """Count of objects that a LIST found missing although no event had reported their
+        deletion."""
 
     def __iter__(self) -> Iterator[R]:
         """All records."""
@@ -84,7 +87,8 @@ class Cache(Generic[R]):
 
     @property
     def quarantined_records(self) -> Mapping[ObjectKey, R]:
-        """The objects that are set aside now, partly read or as they were before; no decision may act on them."""
+        """The objects that are set aside now, partly read or as they were before; no decision may
+        act on them."""
         return self._quarantined
 
     def read(self, item: Any) -> R | None:
@@ -95,10 +99,12 @@ class Cache(Generic[R]):
         return record
 
     def put(self, item: Any) -> R | None:
-        """Store an object, unless a newer version of the same uid is known; return the record that is kept.
+        """Store an object, unless a newer version of the same uid is known; return the record that
+        is kept.
 
-        For an object that can't be read, return None and drop its old record, so that nobody acts on old data. An
-        object that has been deleted does not come back: the answer to our write can arrive after the deletion.
+        For an object that can't be read, return None and drop its old record, so that nobody acts
+        on old data. An object that has been deleted does not come back: the answer to our write can
+        arrive after the deletion.
         """
         # Answers to our writes and events come on two connections, in any order.
         uid, version = version_of(item)
@@ -159,7 +165,8 @@ class Cache(Generic[R]):
         """The object was deleted, or can't be read as of that version."""
         if uid:
             self._removed[uid] = max(version, self._removed.pop(uid, 0))
-        # Bounded: a cluster deletes objects for ever. The oldest goes first, since insertion renews the order.
+        # Bounded: a cluster deletes objects for ever. The oldest goes first, since insertion renews
+        # the order.
         if len(self._removed) > REMEMBERED:
             del self._removed[next(iter(self._removed))]
         for relist in self._relists:
@@ -188,10 +195,11 @@ class Cache(Generic[R]):
 
 
 class Relist(Generic[R]):
-    """A full LIST on its way into a cache, object by object, while events and answers of our own go on.
+    """A full LIST on its way into a cache, object by object, while events and answers of our own go
+    on.
 
-    The objects are as they were at the list's resourceVersion. What is newer stays, and what has left the cache since
-    then does not come back.
+    The objects are as they were at the list's resourceVersion. What is newer stays, and what has
+    left the cache since then does not come back.
     """
 
     def __init__(self, cache: Cache[R], namespace: str | None) -> None:
@@ -201,7 +209,8 @@ class Relist(Generic[R]):
         self._listed: set[ObjectKey] = set()
         self._unreadable: set[ObjectKey] = set()
         self._removed: dict[tuple[ObjectKey, str], float] = {}
-        """Up to which version each object, by key and uid, is out of date: deleted ones are in every version."""
+        """Up to which version each object, by key and uid, is out of date: deleted ones are in
+        every version."""
         self.changed: set[ObjectKey] = set()
         """Indexed keys of the objects that differ from before."""
 
@@ -234,7 +243,8 @@ class Relist(Generic[R]):
             self.changed.add(cache.index(record))
 
     def mark_removed(self, key: ObjectKey, uid: str, version: float = inf) -> None:
-        """Record that the object was removed: it was deleted, or can't be read as of that version."""
+        """Record that the object was removed: it was deleted, or can't be read as of that
+        version."""
         self._removed[key, uid] = max(version, self._removed.get((key, uid), 0))
         if version != inf:
             self._unreadable.add(key)
@@ -246,16 +256,22 @@ class Relist(Generic[R]):
         for key in [key for key in cache._quarantined if self._namespace in (None, key.namespace)]:
             if key not in self._unreadable:
                 del cache._quarantined[key]
-        # What is newer than the LIST came by an event or by our own write, after the LIST was taken.
+        # What is newer than the LIST came by an event or by our own write, after the LIST was
+        # taken.
         for key, known in list(cache._items.items()):
-            if key not in self._listed and known.version <= version and self._namespace in (None, key.namespace):
+            if (
+                key not in self._listed
+                and known.version <= version
+                and self._namespace in (None, key.namespace)
+            ):
                 cache._remove(known)
                 cache.ghosts += 1
                 self.changed.add(cache.index(known))
 
 
 def has_same_content(before: R | None, now: R) -> bool:
-    """True if two records of an object differ in nothing but its version: what has changed of it is read by nobody."""
+    """True if two records of an object differ in nothing but its version: what has changed of it is
+    read by nobody."""
     if before is None:
         return False
     return before is now or replace(before, version=now.version) == now

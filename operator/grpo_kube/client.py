@@ -1,8 +1,10 @@
-"""Defines Cluster, the narrow protocol for requests to the API server, and HttpCluster, which implements it.
+"""Defines Cluster, the narrow protocol for requests to the API server, and HttpCluster, which
+implements it.
 
-Code that needs the cluster is written against the protocol, so that tests can replace it by a script. HttpCluster sends
-plain JSON, with time-outs, a retry budget, typed errors and a count of requests. The typed models of the kubernetes
-package would cost 50 MiB and half of the CPU time of a burst, so only its configuration is used.
+Code that needs the cluster is written against the protocol, so that tests can replace it by a
+script. HttpCluster sends plain JSON, with time-outs, a retry budget, typed errors and a count of
+requests. The typed models of the kubernetes package would cost 50 MiB and half of the CPU time of a
+burst, so only its configuration is used.
 """
 
 import asyncio
@@ -18,7 +20,16 @@ import aiohttp
 from kubernetes.aio.client import Configuration
 from pydantic_core import from_json
 
-from .objects.errors import AlreadyExists, ClusterError, Conflict, Denied, Expired, Forbidden, NotFound, Unavailable
+from .objects.errors import (
+    AlreadyExists,
+    ClusterError,
+    Conflict,
+    Denied,
+    Expired,
+    Forbidden,
+    NotFound,
+    Unavailable,
+)
 from .objects.json_reader import JsonObject, Unreadable
 from .objects.resources import Object, Resource, Selection
 from .pacing import LOOP_BUDGET, yield_every
@@ -29,7 +40,8 @@ LIST_TRIES = 3
 
 
 class Seen(Protocol):
-    """An object as it was looked at: what is deleted must be that, and not what has become of it since."""
+    """An object as it was looked at: what is deleted must be that, and not what has become of it
+    since."""
 
     @property
     def uid(self) -> str: ...
@@ -38,13 +50,17 @@ class Seen(Protocol):
 
 
 class Cluster(Protocol):
-    """What the operator may ask of a cluster. Every method raises ClusterError or one of its kinds."""
+    """What the operator may ask of a cluster. Every method raises ClusterError or one of its
+    kinds."""
 
     def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
-        """A LIST in pages, each with the list's resourceVersion; Expired when it took longer than pages are kept."""
+        """A LIST in pages, each with the list's resourceVersion; Expired when it took longer than
+        pages are kept."""
         ...
 
-    def watch(self, selection: Selection, version: int, seconds: float) -> AsyncIterator[tuple[str, Object]]:
+    def watch(
+        self, selection: Selection, version: int, seconds: float
+    ) -> AsyncIterator[tuple[str, Object]]:
         """Events since a resourceVersion, as (type, object), for at most so long."""
         ...
 
@@ -63,24 +79,30 @@ class Cluster(Protocol):
         ...
 
     async def delete(self, resource: Resource, namespace: str, name: str, seen: Seen) -> None:
-        """Deletes an object in the background, if it still is as it was seen; one that is gone is fine.
+        """Deletes an object in the background, if it still is as it was seen; one that is gone is
+        fine.
 
         Conflict when it has changed since, or the name is another's by now.
         """
         ...
 
     async def delete_all(self, selection: Selection) -> None:
-        """Deletes what is selected: by uid and attempt, so that one that comes late meets nothing else."""
+        """Deletes what is selected: by uid and attempt, so that one that comes late meets nothing
+        else."""
         ...
 
 
 async def each_listed(
-    cluster: Cluster, selection: Selection, begin: Callable[[], None], take: Callable[[Object], None]
+    cluster: Cluster,
+    selection: Selection,
+    begin: Callable[[], None],
+    take: Callable[[Object], None],
 ) -> int:
-    """Pass every object of a full LIST to `take`, page by page, pausing for other tasks; return the resourceVersion.
+    """Pass every object of a full LIST to `take`, page by page, pausing for other tasks; return the
+    resourceVersion.
 
-    A LIST whose pages expire under way is started again. `begin` is called before each start, so that half a list never
-    passes for a whole one.
+    A LIST whose pages expire under way is started again. `begin` is called before each start, so
+    that half a list never passes for a whole one.
 
     Raises:
         ClusterError: the API server does not give a whole list.
@@ -103,7 +125,8 @@ async def each_listed(
 
 def _drain(items: list[Object]) -> Iterator[Object]:
     """Yield the items and remove each from the list."""
-    # Popped from the end, so that each object is freed once it was read: a page of objects is kept nowhere else.
+    # Popped from the end, so that each object is freed once it was read: a page of objects is kept
+    # nowhere else.
     items.reverse()
     while items:
         yield items.pop()
@@ -112,7 +135,8 @@ def _drain(items: list[Object]) -> Iterator[Object]:
 async def list_and_parse(
     cluster: Cluster, selection: Selection, read: Callable[[Object], T | None]
 ) -> tuple[list[T], int]:
-    """What `read` makes of every object of a full LIST (None leaves one out), and the list's resourceVersion.
+    """What `read` makes of every object of a full LIST (None leaves one out), and the list's
+    resourceVersion.
 
     Raises:
         ClusterError: the API server does not give a whole list.
@@ -135,16 +159,19 @@ TRIES = 4
 CONNECTIONS = 64
 REQUEST_SECONDS, LIST_SECONDS = 15.0, 60.0
 SILENCE_SECONDS = 150.0
-"""A watch without even a bookmark for this long is dead: the server sends one a minute, a busy one later."""
+"""A watch without even a bookmark for this long is dead: the server sends one a minute, a busy one
+later."""
 
 
 CountRequest = Callable[[str, str, int], None]
 """Called with verb, resource and HTTP status (0 without an answer) of every request."""
 Gate = Callable[[], float]
-"""Asked before each write is sent: the seconds that it may be under way; raises NotLeading where none may be sent."""
+"""Asked before each write is sent: the seconds that it may be under way; raises NotLeading where
+none may be sent."""
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 TryAgain = Callable[[str], bool]
-"""Called with the message of an error answer: True if the same request may work later, whatever the HTTP status."""
+"""Called with the message of an error answer: True if the same request may work later, whatever the
+HTTP status."""
 
 
 class HttpCluster:
@@ -167,7 +194,8 @@ class HttpCluster:
             configuration: address and credentials of the API server.
             count: called with each request's verb, resource and status.
             gate: asked before each write.
-            try_again: called with the message of each error answer; True raises Unavailable, whatever the status.
+            try_again: called with the message of each error answer; True raises Unavailable,
+                whatever the status.
             user_agent: how this client names itself.
             tries: how often a request about one object is sent at most.
             seconds: longest time of each try.
@@ -187,7 +215,10 @@ class HttpCluster:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Closes it."""
         if self._session:
@@ -195,26 +226,36 @@ class HttpCluster:
 
     async def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
         """See Cluster."""
-        # In pages: one LIST of ten thousand objects of 12 KB is 120 MB, which is decoded and held at once.
+        # In pages: one LIST of ten thousand objects of 12 KB is 120 MB, which is decoded and held
+        # at once.
         token = ""
         while True:
             query = selection.query(limit=PAGE) | ({"continue": token} if token else {})
             path = selection.resource.path(selection.namespace)
-            found = await self._call("LIST", selection.resource, path, query=query, seconds=LIST_SECONDS)
+            found = await self._call(
+                "LIST", selection.resource, path, query=query, seconds=LIST_SECONDS
+            )
             items, version, token = _page(path, found)
             yield items, version
             if not token:
                 return
 
-    async def watch(self, selection: Selection, version: int, seconds: float) -> AsyncIterator[tuple[str, Object]]:
+    async def watch(
+        self, selection: Selection, version: int, seconds: float
+    ) -> AsyncIterator[tuple[str, Object]]:
         """See Cluster."""
         query = selection.query(
-            watch="true", resourceVersion=version, allowWatchBookmarks="true", timeoutSeconds=max(1, int(seconds))
+            watch="true",
+            resourceVersion=version,
+            allowWatchBookmarks="true",
+            timeoutSeconds=max(1, int(seconds)),
         )
         path = selection.resource.path(selection.namespace)
-        # The server ends a watch after `timeoutSeconds`. A connection that died silently would never end: a bookmark
-        # comes every minute, so a longer silence is an error.
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=SILENCE_SECONDS)
+        # The server ends a watch after `timeoutSeconds`. A connection that died silently would
+        # never end: a bookmark comes every minute, so a longer silence is an error.
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=REQUEST_SECONDS, sock_read=SILENCE_SECONDS
+        )
         try:
             async with self._open.get(path, params=query, timeout=timeout) as answer:
                 self._count("WATCH", selection.resource.plural, answer.status)
@@ -231,9 +272,14 @@ class HttpCluster:
 
     async def create(self, resource: Resource, namespace: str, body: Object) -> Object:
         """See Cluster."""
-        # without Strict the server drops fields that it doesn't know, and a user's typo would change the pods silently
+        # without Strict the server drops fields that it doesn't know, and a user's typo would
+        # change the pods silently
         return await self._call(
-            "POST", resource, resource.path(namespace), body=body, query={"fieldValidation": "Strict"}
+            "POST",
+            resource,
+            resource.path(namespace),
+            body=body,
+            query={"fieldValidation": "Strict"},
         )
 
     async def replace(self, resource: Resource, namespace: str, name: str, body: Object) -> Object:
@@ -244,11 +290,14 @@ class HttpCluster:
         self, resource: Resource, namespace: str, name: str, patch: Object, subresource: str = ""
     ) -> Object:
         """See Cluster."""
-        return await self._call("PATCH", resource, resource.path(namespace, name, subresource), body=patch)
+        return await self._call(
+            "PATCH", resource, resource.path(namespace, name, subresource), body=patch
+        )
 
     async def delete(self, resource: Resource, namespace: str, name: str, seen: Seen) -> None:
         """See Cluster."""
-        # Between the look and this request the object may have changed, or its name may have gone to another one.
+        # Between the look and this request the object may have changed, or its name may have gone
+        # to another one.
         preconditions = {"uid": seen.uid, "resourceVersion": str(seen.version)}
         options = {"propagationPolicy": "Background", "preconditions": preconditions}
         with contextlib.suppress(NotFound):
@@ -257,10 +306,13 @@ class HttpCluster:
     async def delete_all(self, selection: Selection) -> None:
         """See Cluster."""
         path = selection.resource.path(selection.namespace)
-        await self._call("DELETE", selection.resource, path, query=selection.query(), seconds=LIST_SECONDS)
+        await self._call(
+            "DELETE", selection.resource, path, query=selection.query(), seconds=LIST_SECONDS
+        )
 
     async def is_discovered(self, resource: Resource) -> bool:
-        """True if the API server's discovery names the resource of an API group; it learns of a new one last.
+        """True if the API server's discovery names the resource of an API group; it learns of a new
+        one last.
 
         Raises:
             ClusterError: it can't be asked.
@@ -291,12 +343,16 @@ class HttpCluster:
         query: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> Object:
-        """Send a request, again after each Unavailable, at most `tries` times; return the answer's JSON object."""
-        # Every request may be sent twice, so a try whose answer got lost does no harm: a second create fails on its
-        # name, a second patch on its resourceVersion, and the caller looks at what is there.
+        """Send a request, again after each Unavailable, at most `tries` times; return the answer's
+        JSON object."""
+        # Every request may be sent twice, so a try whose answer got lost does no harm: a second
+        # create fails on its name, a second patch on its resourceVersion, and the caller looks at
+        # what is there.
         for attempt in range(1, self._tries + 1):
             try:
-                return await self._once(verb, resource, path, body=body, query=query, seconds=seconds or self._seconds)
+                return await self._once(
+                    verb, resource, path, body=body, query=query, seconds=seconds or self._seconds
+                )
             except Unavailable as error:
                 if attempt == self._tries:
                     raise
@@ -319,7 +375,8 @@ class HttpCluster:
             headers["Content-Type"] = MERGE_PATCH if verb == "PATCH" else "application/json"
             data = json.dumps(body, separators=(",", ":")).encode()
         if verb in WRITES:
-            # A write must have arrived before another operator may lead; the gate raises if this one leads no more.
+            # A write must have arrived before another operator may lead; the gate raises if this
+            # one leads no more.
             seconds = min(seconds, self._gate())
         method, timeout = "GET" if verb == "LIST" else verb, aiohttp.ClientTimeout(total=seconds)
         try:
@@ -332,18 +389,24 @@ class HttpCluster:
             raise Unavailable(f"{verb} {path}: {error!r}") from error
         self._count(verb, resource.plural, answer.status)
         if answer.status >= 400:
-            raise self._error(verb, path, answer.status, text, answer.headers.get("Retry-After", ""))
-        # A proxy may answer 200 with a page of its own. That is no answer of the API server, so it is tried again.
+            raise self._error(
+                verb, path, answer.status, text, answer.headers.get("Retry-After", "")
+            )
+        # A proxy may answer 200 with a page of its own. That is no answer of the API server, so it
+        # is tried again.
         try:
             return dict(from_json(text))
         except (ValueError, TypeError) as error:
-            raise Unavailable(f"{verb} {path}: {answer.status} with no JSON object: {text[:200]!r}") from error
+            raise Unavailable(
+                f"{verb} {path}: {answer.status} with no JSON object: {text[:200]!r}"
+            ) from error
 
     def _event(self, path: str, line: bytes) -> tuple[str, Object]:
         """Type and object of one line of a watch.
 
         Raises:
-            ClusterError: the line tells of an error, or is no event; a proxy may answer with a page of its own.
+            ClusterError: the line tells of an error, or is no event; a proxy may answer with a page
+                of its own.
         """
         try:
             event = from_json(line)
@@ -355,9 +418,12 @@ class HttpCluster:
             raise self._error("WATCH", path, code if isinstance(code, int) else 0, line)
         return kind, item
 
-    def _error(self, verb: str, path: str, code: int, text: bytes, retry_after: str = "") -> ClusterError:
+    def _error(
+        self, verb: str, path: str, code: int, text: bytes, retry_after: str = ""
+    ) -> ClusterError:
         """Return the error that an answer stands for."""
-        # Usually a Status object, or within an event one below `object`; a proxy's page is quoted as it is.
+        # Usually a Status object, or within an event one below `object`; a proxy's page is quoted
+        # as it is.
         try:
             reason = from_json(text)
             reason = reason.get("object", reason).get("message") or reason
@@ -366,14 +432,17 @@ class HttpCluster:
         message = f"{verb} {path}: {code} {reason}"
         # 401 passes by itself: a token that has just run out is renewed before the next try.
         if code in (0, 401, 429) or code >= 500 or self._try_again(message):
-            return Unavailable(message, code, float(retry_after) if retry_after.isdecimal() else None)
+            return Unavailable(
+                message, code, float(retry_after) if retry_after.isdecimal() else None
+            )
         if code == 409:
             return (AlreadyExists if verb == "POST" else Conflict)(message, code)
         return _KINDS.get(code, Denied)(message, code)
 
 
 def _pause(attempt: int, error: Unavailable) -> float:
-    """Seconds before the next try: what the server asks for, at most 5, else doubling with jitter."""
+    """Seconds before the next try: what the server asks for, at most 5, else doubling with
+    jitter."""
     return min(5.0, error.retry_after or 0.2 * 2.0**attempt * random.uniform(0.5, 1.0))
 
 

@@ -1,8 +1,9 @@
 """Sends events in the background, so that no reconcile waits for them.
 
-Events are dropped when the API server can't keep up. Those of one job are sent in their order, those of different jobs
-at the same time. While reconciles run an event waits, but no longer than PATIENCE: under lasting load events come late,
-but they come. An admission event that still waits when its job starts is merged with the start event.
+Events are dropped when the API server can't keep up. Those of one job are sent in their order,
+those of different jobs at the same time. While reconciles run an event waits, but no longer than
+PATIENCE: under lasting load events come late, but they come. An admission event that still waits
+when its job starts is merged with the start event.
 """
 
 import asyncio
@@ -22,13 +23,15 @@ BACKLOG = 1000
 SENDERS = 4
 """Events that are on their way at a time, each of another job."""
 PATIENCE = 10.0
-"""Longest time that an event waits for the work queue to be empty, in seconds since it was recorded."""
+"""Longest time that an event waits for the work queue to be empty, in seconds since it was
+recorded."""
 _LOOK = 0.05
 """Seconds between two looks at the work queue."""
 
 
 Fold = Callable[[Object, Object], Object | None]
-"""Makes one event of an earlier and a later one of the same object; None where both must be sent."""
+"""Makes one event of an earlier and a later one of the same object; None where both must be
+sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,8 @@ class EventRecorder:
             cluster: where events are created.
             fold: makes one event of one that waits and the next of the same object.
             busy: True while jobs are reconciled; they go before events.
-            count: called for every event with `sent`, `refused` (by the API server), `folded` (into one that waited) or
-                `dropped`.
+            count: called for every event with `sent`, `refused` (by the API server), `folded` (into
+                one that waited) or `dropped`.
         """
         self._cluster = cluster
         self._fold = fold
@@ -96,7 +99,8 @@ class EventRecorder:
         while True:
             key = await self._ready.get()
             waiting = self._waiting[key]
-            # The job's queue stays in `_waiting` while its event is sent, so that no other sender takes its next one.
+            # The job's queue stays in `_waiting` while its event is sent, so that no other sender
+            # takes its next one.
             await self._let_work_go_first(waiting[0].since)
             await self._send(waiting.popleft().body)
             self._left += 1
@@ -115,7 +119,8 @@ class EventRecorder:
             self._count("sent")
 
     async def _let_work_go_first(self, since: float) -> None:
-        # A POST per event competes with the reconciles' requests for the API server, and nobody waits for an event.
+        # A POST per event competes with the reconciles' requests for the API server, and nobody
+        # waits for an event.
         left = since + PATIENCE - asyncio.get_running_loop().time()
         for _ in range(math.ceil(left / _LOOK)):
             if not self._busy():

@@ -1,11 +1,13 @@
-"""Mirrors one kind of object into a cache: a LIST, a watch from there, and a LIST again every so often.
+"""Mirrors one kind of object into a cache: a LIST, a watch from there, and a LIST again every so
+often.
 
-An event stream alone is not enough: a gap in the watch loses deletions, and nothing reports the loss. The periodic LIST
-is a real request, not a replay of the cache. An event costs a dictionary update here, while kopf starts a task for it
-(measured in the benchmark watch).
+An event stream alone is not enough: a gap in the watch loses deletions, and nothing reports the
+loss. The periodic LIST is a real request, not a replay of the cache. An event costs a dictionary
+update here, while kopf starts a task for it (measured in the benchmark watch).
 
-No answer of the API server ends an informer. A namespace may not be served because it is gone or the operator may not
-read it. It is tried again with growing pauses and reported, and the informers of other namespaces go on.
+No answer of the API server ends an informer. A namespace may not be served because it is gone or
+the operator may not read it. It is tried again with growing pauses and reported, and the informers
+of other namespaces go on.
 """
 
 import asyncio
@@ -44,11 +46,12 @@ class Informer(Generic[R]):
             cluster: where to list and watch.
             selection: the objects to mirror.
             cache: where they are stored.
-            changed: called with the indexed keys that a change concerns; with none if the objects are not served.
+            changed: called with the indexed keys that a change concerns; with none if the objects
+                are not served.
             resync: time between two LISTs, in seconds.
             backoff: pauses between tries that fail; None: the default ones.
-            optional: True if a cluster may lack the kind. It is then asked for at the pace of the LISTs, and when
-                `want_list` is called.
+            optional: True if a cluster may lack the kind. It is then asked for at the pace of the
+                LISTs, and when `want_list` is called.
         """
         self.optional = optional
         self._cluster = cluster
@@ -62,7 +65,8 @@ class Informer(Generic[R]):
         self.settled = asyncio.Event()
         """Set once the first LIST is in the cache, or the API server has refused it."""
         self.heard_at: float | None = None
-        """The event loop's time of the last LIST, event or bookmark; None while the selection is not served."""
+        """The event loop's time of the last LIST, event or bookmark; None while the selection is
+        not served."""
         self.not_served = ""
         """Why the API server does not serve this selection now; empty while it does."""
         self.forbidden = False
@@ -79,18 +83,25 @@ class Informer(Generic[R]):
             ghosts = self._cache.ghosts
             with self._cache.relist(self._selection.namespace) as relist:
                 try:
-                    version = await each_listed(self._cluster, self._selection, relist.begin, relist.add)
+                    version = await each_listed(
+                        self._cluster, self._selection, relist.begin, relist.add
+                    )
                     relist.finish(version)
                 finally:
                     # Also for a LIST that broke off: what it put into the cache stays there.
                     self._changed(relist.changed)
         if found := self._cache.ghosts - ghosts:
-            log.info("a LIST of %s found %d deletions that no event told of", self._selection.resource.plural, found)
+            log.info(
+                "a LIST of %s found %d deletions that no event told of",
+                self._selection.resource.plural,
+                found,
+            )
         self._served()
         return version
 
     async def relist_forever(self) -> None:
-        """Only the LISTs, for a kind whose events come from elsewhere: every so often, and when they are wanted."""
+        """Only the LISTs, for a kind whose events come from elsewhere: every so often, and when
+        they are wanted."""
         while True:
             self._wanted.clear()
             await self.list_until_served()
@@ -102,7 +113,8 @@ class Informer(Generic[R]):
                 await self._wanted.wait()
 
     def want_list(self) -> None:
-        """Ask for a LIST now: the source of events has restarted and may have missed some, or a kind is needed."""
+        """Ask for a LIST now: the source of events has restarted and may have missed some, or a
+        kind is needed."""
         self._wanted.set()
 
     async def follow(self) -> None:
@@ -126,7 +138,8 @@ class Informer(Generic[R]):
         return version
 
     async def list_if_served(self) -> int | None:
-        """Store a full LIST and return its resourceVersion; None once the API server refuses the selection."""
+        """Store a full LIST and return its resourceVersion; None once the API server refuses the
+        selection."""
         while True:
             try:
                 return await self.list()
@@ -154,8 +167,8 @@ class Informer(Generic[R]):
         if kind == "DELETED":
             gone = self._cache.discard(identity(item), version_of(item)[0])
             return (self._cache.index(gone),) if gone else ()
-        # An event that changes no field of the record calls for no work: four pods send 14 to 17 events while they
-        # start, and most change nothing that is read.
+        # An event that changes no field of the record calls for no work: four pods send 14 to 17
+        # events while they start, and most change nothing that is read.
         before = self._cache.get(identity(item))
         kept = self._cache.put(item)
         if kept is None:
@@ -170,7 +183,8 @@ class Informer(Generic[R]):
         self.settled.set()
 
     async def _failed(self, error: ClusterError) -> None:
-        """Says so and waits. A refusal may last: it settles the informer, so that nobody else waits for it."""
+        """Says so and waits. A refusal may last: it settles the informer, so that nobody else waits
+        for it."""
         if isinstance(error, Denied | NotFound):
             if not self.not_served:
                 is_usual = self.optional and isinstance(error, NotFound)
@@ -182,7 +196,11 @@ class Informer(Generic[R]):
             # No object has changed, but the right to see them has.
             self._changed(())
         else:
-            log.log(logging.INFO if isinstance(error, Stale) else logging.WARNING, "%s; trying again", error)
+            log.log(
+                logging.INFO if isinstance(error, Stale) else logging.WARNING,
+                "%s; trying again",
+                error,
+            )
         if self.is_missing_kind:
             self._wanted.clear()
             await self._until_wanted()

@@ -1,13 +1,14 @@
 """Elects one of several operators by a Lease.
 
-Leadership is the pure rule: it decides when to take the Lease, when to renew it, when to wait and when it is lost.
-Callers pass the Lease as they read it, and times as readings of this process's monotonic clock. Clocks of different
-processes are never compared: a Lease is free once its record has not changed for its duration, by the observer's clock.
-A holder counts the duration from the moment at which it sent the renewal, which no other process can see earlier. So it
-stops writing well before another process may take over.
+Leadership is the pure rule: it decides when to take the Lease, when to renew it, when to wait and
+when it is lost. Callers pass the Lease as they read it, and times as readings of this process's
+monotonic clock. Clocks of different processes are never compared: a Lease is free once its record
+has not changed for its duration, by the observer's clock. A holder counts the duration from the
+moment at which it sent the renewal, which no other process can see earlier. So it stops writing
+well before another process may take over.
 
-Elector carries the rule out on the API server. It has a client of its own, so that a burst of writes never delays a
-renewal. All other clients ask it before each write.
+Elector carries the rule out on the API server. It has a client of its own, so that a burst of
+writes never delays a renewal. All other clients ask it before each write.
 """
 
 import asyncio
@@ -20,12 +21,20 @@ from enum import Enum
 from typing import Any
 
 from .client import HttpCluster
-from .objects.errors import AlreadyExists, ClusterError, Conflict, LeadershipLost, NotFound, NotLeading
+from .objects.errors import (
+    AlreadyExists,
+    ClusterError,
+    Conflict,
+    LeadershipLost,
+    NotFound,
+    NotLeading,
+)
 from .objects.json_reader import MAX_OBJECT, JsonObject
 from .objects.resources import LEASES, Object, ObjectKey
 
 LONGEST = 60.0
-"""Seconds after which a Lease is free whatever it promises: what is written there may be anything."""
+"""Seconds after which a Lease is free whatever it promises: what is written there may be
+anything."""
 MOST_TRANSITIONS = 2**31 - 1
 """What the API server can count to."""
 
@@ -39,8 +48,8 @@ class Terms:
 
     @property
     def deadline(self) -> float:
-        """The holder stops writing so long after its last renewal. What is on its way then has the rest of the duration
-        to arrive."""
+        """The holder stops writing so long after its last renewal. What is on its way then has the
+        rest of the duration to arrive."""
         return 0.6 * self.duration
 
     @property
@@ -60,13 +69,15 @@ class Election:
 
     lease: ObjectKey
     identity: str
-    """Name of this process's pod, written into the Lease as its holder. The chart's policy compares writers with it."""
+    """Name of this process's pod, written into the Lease as its holder. The chart's policy compares
+    writers with it."""
     terms: Terms = field(default_factory=Terms)
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A Lease as it was read or is to be written. Its times are for people: nobody compares them with a clock."""
+    """A Lease as it was read or is to be written. Its times are for people: nobody compares them
+    with a clock."""
 
     version: str
     """Its resourceVersion; not part of the record."""
@@ -186,19 +197,23 @@ class Leadership:
         return Step(Turn.WAIT, min(left, self.terms.look)) if left > 0 else Step(Turn.ACQUIRE)
 
     def _taken_for(self, now: float) -> float:
-        """Seconds until the Lease is free, unless it changes; one of our own is, for its process has ended."""
+        """Seconds until the Lease is free, unless it changes; one of our own is, for its process
+        has ended."""
         lease = self._lease
         if lease is None or lease.holder in ("", self._identity):
             return 0.0
         return self._changed_at + max(self.terms.duration, min(float(lease.seconds), LONGEST)) - now
 
     def proposal(self, now: float, timestamp: str) -> Lease:
-        """The Lease to write at this moment, on the version that was seen; `timestamp` is for people."""
+        """The Lease to write at this moment, on the version that was seen; `timestamp` is for
+        people."""
         self._tried_at = now
         known = self._lease
         if known and known.holder == self._identity:
             return replace(known, seconds=self._seconds, renewed=timestamp)
-        version, transitions = (known.version, min(known.transitions + 1, MOST_TRANSITIONS)) if known else ("", 0)
+        version, transitions = (
+            (known.version, min(known.transitions + 1, MOST_TRANSITIONS)) if known else ("", 0)
+        )
         return Lease(version, self._identity, self._seconds, transitions, timestamp, timestamp)
 
     @property
@@ -213,7 +228,8 @@ class Leadership:
             self._renewed_at = max(self._renewed_at, sent_at)
 
     def resign(self, timestamp: str) -> Lease | None:
-        """Writes no more; returns the Lease to write so that others need not wait, None without one to release."""
+        """Writes no more; returns the Lease to write so that others need not wait, None without one
+        to release."""
         held = self._led and not self._lost
         self._led, self._lost = True, self._lost or "it was released"
         lease = self._lease
@@ -239,7 +255,8 @@ class Leadership:
 log = logging.getLogger(__name__)
 
 BeforeLeading = Callable[[HttpCluster, Election], Awaitable[None]]
-"""Called when the Lease is held and before `leading` is set; as long as it raises a ClusterError, nothing is led."""
+"""Called when the Lease is held and before `leading` is set; as long as it raises a ClusterError,
+nothing is led."""
 
 
 class Elector:
@@ -253,8 +270,8 @@ class Elector:
         wall: Callable[[], float],
         before_leading: BeforeLeading | None = None,
     ) -> None:
-        """`cluster` must have no gate, and give up soon; `leading` is set once this process leads, and it ends when
-        that is over. `wall` gives unix seconds for people.
+        """`cluster` must have no gate, and give up soon; `leading` is set once this process leads,
+        and it ends when that is over. `wall` gives unix seconds for people.
         """
         self._cluster = cluster
         self._election = election
@@ -282,7 +299,8 @@ class Elector:
                 raise LeadershipLost(f"Lease {self._lease}: {step.why}")
             if step.turn is not Turn.WAIT:
                 await self._write()
-            # The Lease alone is not enough: work begins only after what must be recorded before the first write.
+            # The Lease alone is not enough: work begins only after what must be recorded before the
+            # first write.
             elif self.is_leader() and not self.leading.is_set():
                 await self._begin()
             else:
@@ -300,18 +318,22 @@ class Elector:
         return self._leadership.is_leader(self._clock())
 
     def free_since(self) -> float | None:
-        """Return the loop's time of the last sign of the leader before, or of the own start; None for a follower."""
+        """Return the loop's time of the last sign of the leader before, or of the own start; None
+        for a follower."""
         return self._free_since if self.leading.is_set() else None
 
     async def release(self) -> None:
-        """Ends the lead, so that others need not wait; nothing more is written, whatever the API server answers."""
+        """Ends the lead, so that others need not wait; nothing more is written, whatever the API
+        server answers."""
         lease = self._leadership.resign(self._timestamp())
         if lease is None:
             return
         try:
             await self._cluster.replace(LEASES, *self._lease, self._body(lease))
         except ClusterError as error:
-            log.warning("the Lease is not released, others take it when its time is over: %s", error)
+            log.warning(
+                "the Lease is not released, others take it when its time is over: %s", error
+            )
         else:
             log.info("Lease %s is released", self._lease)
 
@@ -335,9 +357,12 @@ class Elector:
         lease = self._leadership.proposal(sent_at, self._timestamp())
         try:
             answer = await self._send(lease)
-        # Somebody else wrote or deleted the Lease meanwhile: what is there now decides whose turn it is.
+        # Somebody else wrote or deleted the Lease meanwhile: what is there now decides whose turn
+        # it is.
         except (AlreadyExists, Conflict, NotFound) as error:
-            log.info("Lease %s has changed; looking again", self._lease, extra={"detail": str(error)})
+            log.info(
+                "Lease %s has changed; looking again", self._lease, extra={"detail": str(error)}
+            )
             await self._look()
             return
         except ClusterError as error:
@@ -351,7 +376,9 @@ class Elector:
             if self._before_leading:
                 await self._before_leading(self._cluster, self._election)
         except ClusterError as error:
-            log.warning("%s holds Lease %s but does not lead yet: %s", self._identity, self._lease, error)
+            log.warning(
+                "%s holds Lease %s but does not lead yet: %s", self._identity, self._lease, error
+            )
             await asyncio.sleep(self._leadership.terms.look)
             return
         log.info("%s leads, by Lease %s", self._identity, self._lease)

@@ -1,7 +1,7 @@
 """Paces loops: growing pauses between retries, and pauses for the event loop during long work.
 
-Long work on the event loop lets other tasks run every LOOP_BUDGET seconds, so that watches and probes do not wait for
-its end.
+Long work on the event loop lets other tasks run every LOOP_BUDGET seconds, so that watches and
+probes do not wait for its end.
 """
 
 import asyncio
@@ -11,7 +11,8 @@ from typing import TypeVar
 
 
 class Backoff:
-    """A pause that doubles from the first to the last, in seconds, with jitter, until it is reset."""
+    """A pause that doubles from the first to the last, in seconds, with jitter, until it is
+    reset."""
 
     def __init__(self, first: float = 1.0, last: float = 30.0) -> None:
         """Start with the first pause."""
@@ -21,7 +22,8 @@ class Backoff:
     async def wait(self) -> None:
         """Sleeps for the pause that is due."""
         pause, self._next = self._next, min(self._last, 2.0 * self._next)
-        # With jitter: what failed together, such as all watches of a server that restarts, must not retry together.
+        # With jitter: what failed together, such as all watches of a server that restarts, must not
+        # retry together.
         await asyncio.sleep(pause * random.uniform(0.5, 1.5))
 
     def reset(self) -> None:
@@ -35,7 +37,8 @@ T = TypeVar("T")
 
 
 async def yield_every(seconds: float, items: Iterable[T]) -> AsyncIterator[T]:
-    """Yield the items, and let other tasks run each time the work on them has taken this many seconds."""
+    """Yield the items, and let other tasks run each time the work on them has taken this many
+    seconds."""
     clock = asyncio.get_running_loop().time
     began = clock()
     for item in items:

@@ -1,7 +1,9 @@
-"""Sets objects aside that can't be read: counts them, logs each problem once and reports it to a callback.
+"""Sets objects aside that can't be read: counts them, logs each problem once and reports it to a
+callback.
 
-An unreadable object must affect nothing but itself. A label from a stranger, or a status from a newer version of the
-operator, must not end a watch, hide other objects or keep the process from starting.
+An unreadable object must affect nothing but itself. A label from a stranger, or a status from a
+newer version of the operator, must not end a watch, hide other objects or keep the process from
+starting.
 """
 
 import logging
@@ -24,7 +26,8 @@ class Quarantine:
         """Start empty."""
         self._problems: dict[str, dict[ObjectKey, str]] = {}
         self.on_quarantined: Callable[[str, Object, str], None] = lambda *_: None
-        """Called with the kind's plural name, the object and its problem whenever an object is set aside."""
+        """Called with the kind's plural name, the object and its problem whenever an object is set
+        aside."""
 
     def read(self, plural: str, parse: Callable[[Any], T], item: object) -> T | None:
         """What `parse` makes of an object; None for one that it can't read, which is set aside."""
@@ -46,7 +49,8 @@ class Quarantine:
                 self.on_quarantined(plural, item, problem)
 
     def forget_problem(self, plural: str, key: ObjectKey) -> None:
-        """Forget that an object's problem was reported, so that the next LIST or event reports it again."""
+        """Forget that an object's problem was reported, so that the next LIST or event reports it
+        again."""
         if key in self._problems.get(plural, {}):
             self._problems[plural][key] = ""
 
@@ -55,9 +59,14 @@ class Quarantine:
         if self._problems.get(plural, {}).pop(key, None) is not None:
             log.info("%s %s is no longer set aside", plural, key)
 
-    def forget_unlisted(self, plural: str, keys: Collection[ObjectKey], namespace: str | None) -> None:
-        """After a full LIST of a namespace (None: of all): forgets those that are not among the keys."""
-        for key in [key for key in self._problems.get(plural, {}) if namespace in (None, key.namespace)]:
+    def forget_unlisted(
+        self, plural: str, keys: Collection[ObjectKey], namespace: str | None
+    ) -> None:
+        """After a full LIST of a namespace (None: of all): forgets those that are not among the
+        keys."""
+        for key in [
+            key for key in self._problems.get(plural, {}) if namespace in (None, key.namespace)
+        ]:
             if key not in keys:
                 self.forget(plural, key)
 

@@ -1,8 +1,9 @@
-"""Makes HTTP sessions for the API server, with credentials of the pod's service account or of a kubeconfig.
+"""Makes HTTP sessions for the API server, with credentials of the pod's service account or of a
+kubeconfig.
 
-Our own client and kopf's watch use the same kind of session. It adds TLS from the kubeconfig and an Authorization
-header that follows renewed tokens. It also pauses before a watch whose predecessors ended at once. The kubernetes
-package loads the credentials and renews tokens that expire.
+Our own client and kopf's watch use the same kind of session. It adds TLS from the kubeconfig and an
+Authorization header that follows renewed tokens. It also pauses before a watch whose predecessors
+ended at once. The kubernetes package loads the credentials and renews tokens that expire.
 """
 
 import asyncio
@@ -26,7 +27,8 @@ USER_AGENT = "grpo-kube"
 SHORT_WATCH = 1.0
 """A watch that ends sooner, without a byte, tells that the next one would do so too. In seconds."""
 FIRST_PAUSE, LAST_PAUSE = 0.8, 30.0
-"""Pauses before the next watch after one short one, and after many; both client-go's (tools/cache/reflector.go)."""
+"""Pauses before the next watch after one short one, and after many; both client-go's
+(tools/cache/reflector.go)."""
 NOTHING = "metadata.name=-"
 """Field selector that no object can meet: names begin with a letter or digit."""
 
@@ -42,8 +44,8 @@ class _Watch:
 class WatchPace:
     """A middleware that makes watches wait when those before them ended at once.
 
-    A proxy or an overloaded server may close every watch cleanly as soon as it is opened. Nothing fails then, so
-    nothing else would keep a client from asking thousands of times a second.
+    A proxy or an overloaded server may close every watch cleanly as soon as it is opened. Nothing
+    fails then, so nothing else would keep a client from asking thousands of times a second.
     """
 
     def __init__(self, jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2)) -> None:
@@ -73,26 +75,32 @@ class WatchPace:
             or last.answer.content.total_bytes
         ):
             return 0
-        # bounded, so that the power of two stays a finite number; 2^16 is far beyond the longest pause
+        # bounded, so that the power of two stays a finite number; 2^16 is far beyond the longest
+        # pause
         return min(last.short + 1, 16)
 
 
 class EmptyLists:
-    """A middleware that empties the LISTs of a client, which then only watches; our mirrors list the objects.
+    """A middleware that empties the LISTs of a client, which then only watches; our mirrors list
+    the objects.
 
-    kopf asks for all objects in one LIST: ten thousand of 12 KB are 120 MB, held in memory and decoded at once. Here
-    its LIST is made to select none, so that kopf learns only the resourceVersion from which its watch begins. Then the
-    mirror is asked for a LIST of its own: that one is newer, so nothing is missed in between.
+    kopf asks for all objects in one LIST: ten thousand of 12 KB are 120 MB, held in memory and
+    decoded at once. Here its LIST is made to select none, so that kopf learns only the
+    resourceVersion from which its watch begins. Then the mirror is asked for a LIST of its own:
+    that one is newer, so nothing is missed in between.
     """
 
     def __init__(self, listed: Mapping[str, Callable[[], None]]) -> None:
-        """`listed` has callbacks by the URL path of the objects, called after each LIST that was answered."""
+        """`listed` has callbacks by the URL path of the objects, called after each LIST that was
+        answered."""
         self._listed = listed
 
     async def __call__(self, request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
         """Sends the request, selecting nothing if it is a LIST of these objects."""
         # the API server may stand behind a path of its own
-        heard = next((heard for path, heard in self._listed.items() if request.url.path.endswith(path)), None)
+        heard = next(
+            (heard for path, heard in self._listed.items() if request.url.path.endswith(path)), None
+        )
         if heard is None or request.method != "GET" or request.url.query.get("watch") == "true":
             return await send(request)
         request.url = request.url.update_query(fieldSelector=NOTHING)
@@ -105,8 +113,8 @@ class EmptyLists:
 async def json_only(request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
     """A middleware for a client that takes every success for JSON.
 
-    A proxy in between may answer with a page of its own. kopf would end its watch over that, with tracebacks; what it
-    knows how to ask again after is a connection that broke.
+    A proxy in between may answer with a page of its own. kopf would end its watch over that, with
+    tracebacks; what it knows how to ask again after is a connection that broke.
 
     Raises:
         aiohttp.ClientConnectionError: the answer is a success, and no JSON.
@@ -114,7 +122,9 @@ async def json_only(request: aiohttp.ClientRequest, send: Send) -> aiohttp.Clien
     answer = await send(request)
     if answer.ok and answer.content_type != "application/json":
         answer.close()
-        raise aiohttp.ClientConnectionError(f"{request.url.path} was answered with {answer.content_type}, not JSON")
+        raise aiohttp.ClientConnectionError(
+            f"{request.url.path} was answered with {answer.content_type}, not JSON"
+        )
     return answer
 
 
@@ -124,7 +134,8 @@ def open_session(
     *middlewares: aiohttp.ClientMiddlewareType,
     user_agent: str = USER_AGENT,
 ) -> aiohttp.ClientSession:
-    """A session with the API server, of at most `limit` connections at a time (0: any number); the caller closes it.
+    """A session with the API server, of at most `limit` connections at a time (0: any number); the
+    caller closes it.
 
     `middlewares` come before those of every session.
     """
@@ -142,7 +153,9 @@ def open_session(
 
 
 def _tls(configuration: Configuration) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
+    context = ssl.create_default_context(
+        cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data
+    )
     if configuration.cert_file:
         context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
     if not configuration.verify_ssl:
@@ -154,7 +167,8 @@ _BEARER = "BearerToken"
 
 
 async def load(kubeconfig: str | None = None) -> Configuration:
-    """The connection's settings: the given kubeconfig, else the service account, else the user's kubeconfig.
+    """The connection's settings: the given kubeconfig, else the service account, else the user's
+    kubeconfig.
 
     Raises:
         ConfigurationError: none of them is there, or one can't be read.
@@ -162,7 +176,8 @@ async def load(kubeconfig: str | None = None) -> Configuration:
     configuration = Configuration()
     path = kubeconfig or os.environ.get("KUBECONFIG")
     try:
-        # Every pod has this variable. A kubeconfig that is named goes before it, for an operator that is run by hand.
+        # Every pod has this variable. A kubeconfig that is named goes before it, for an operator
+        # that is run by hand.
         if path or "KUBERNETES_SERVICE_HOST" not in os.environ:
             await load_kube_config(config_file=path, client_configuration=configuration)
         else:
@@ -176,6 +191,7 @@ async def load(kubeconfig: str | None = None) -> Configuration:
 
 
 async def authorization(configuration: Configuration) -> dict[str, str]:
-    """The Authorization header, with a token that the loader renews; empty for client certificates."""
+    """The Authorization header, with a token that the loader renews; empty for client
+    certificates."""
     value = await configuration.get_api_key_with_prefix(_BEARER)
     return {"Authorization": value} if value else {}

@@ -1,4 +1,5 @@
-"""A work queue of keys: de-duplicated, one worker per key at a time, delayed adds, retries with growing pauses.
+"""A work queue of keys: de-duplicated, one worker per key at a time, delayed adds, retries with
+growing pauses.
 
 Any number of events about one job cost one reconcile.
 """
@@ -18,9 +19,11 @@ log = logging.getLogger(__name__)
 Reconcile = Callable[[ObjectKey], Awaitable[float | None]]
 FIRST_RETRY, LAST_RETRY = 0.1, 60.0
 ECHO_DELAY = 1.0
-"""Seconds in which a key is looked at that hardly has to be, if nothing else calls for a look before."""
+"""Seconds in which a key is looked at that hardly has to be, if nothing else calls for a look
+before."""
 BATCH_DELAY = 0.1
-"""Seconds in which events that nobody waits for gather: the pods of a Job come, are bound and run one by one."""
+"""Seconds in which events that nobody waits for gather: the pods of a Job come, are bound and run
+one by one."""
 
 
 class WorkQueue:
@@ -47,7 +50,8 @@ class WorkQueue:
         return len(self._waiting)
 
     def add(self, key: ObjectKey, slow: bool = False) -> None:
-        """Queue the key, behind all others if `slow`; a key that waits already moves at most forward."""
+        """Queue the key, behind all others if `slow`; a key that waits already moves at most
+        forward."""
         first = key not in self._waiting
         if not first and (slow or not self._slow[key]):
             return
@@ -64,7 +68,8 @@ class WorkQueue:
             self.add(key, slow)
 
     def add_after(self, key: ObjectKey, seconds: float, *, slow: bool = False) -> None:
-        """Queue the key after this number of seconds, behind all others if `slow`; an earlier time stays."""
+        """Queue the key after this number of seconds, behind all others if `slow`; an earlier time
+        stays."""
         known = self._timers.get(key)
         if known and known.when() <= self._loop.time() + seconds:
             return
@@ -138,7 +143,8 @@ class Observer:
 
 
 async def work(queue: WorkQueue, reconcile: Reconcile, observer: Observer) -> None:
-    """One worker: takes keys until it is cancelled. A reconcile's errors are retried, never fatal."""
+    """One worker: takes keys until it is cancelled. A reconcile's errors are retried, never
+    fatal."""
     while True:
         key, waited = await queue.get()
         observer.record_wait(waited)
@@ -157,7 +163,9 @@ async def _once(queue: WorkQueue, reconcile: Reconcile, key: ObjectKey) -> str:
     try:
         look_again = await reconcile(key)
     except Conflict as error:
-        log.info("%s changed while it was worked on; looking again", key, extra={"detail": str(error)})
+        log.info(
+            "%s changed while it was worked on; looking again", key, extra={"detail": str(error)}
+        )
         queue.retry(key)
         return "requeue"
     except OperatorError as error:

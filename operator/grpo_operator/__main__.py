@@ -1,7 +1,9 @@
-"""`python -m grpo_operator`: runs one operator process until SIGTERM, or until another leads in its place.
+"""`python -m grpo_operator`: runs one operator process until SIGTERM, or until another leads in its
+place.
 
-kopf handles its own end; when it stops, everything else is cancelled. A part of ours that dies takes the process down,
-and the kubelet starts a clean one; so no part may die of what the cluster contains.
+kopf handles its own end; when it stops, everything else is cancelled. A part of ours that dies
+takes the process down, and the kubelet starts a clean one; so no part may die of what the cluster
+contains.
 """
 
 import asyncio
@@ -35,7 +37,8 @@ from .records.names import FENCE, MANAGER
 log = logging.getLogger("grpo_operator")
 
 GENERATIONS = (5_000, 10, 100)
-"""Thresholds of the garbage collector, with which it looks at old objects a hundredth as often as by default."""
+"""Thresholds of the garbage collector, with which it looks at old objects a hundredth as often as
+by default."""
 
 
 async def run(
@@ -52,29 +55,46 @@ async def run(
     configuration = await transport.load(chosen.kubeconfig)
     caches, queue, ending, leading = Caches(), WorkQueue(), asyncio.Event(), asyncio.Event()
     metrics = Metrics(queue, chosen.workers)
-    # the lanes of the progress puller bound its connections; one bound for all would make a lane wait for another
+    # the lanes of the progress puller bound its connections; one bound for all would make a lane
+    # wait for another
     pods = aiohttp.TCPConnector(limit=0, force_close=True)
     async with (
         _standing(chosen, configuration, metrics, leading, wall) as elector,
-        _client(configuration, metrics, gate=elector.answer_within if elector else _open) as cluster,
+        _client(
+            configuration, metrics, gate=elector.answer_within if elector else _open
+        ) as cluster,
         aiohttp.ClientSession(connector=pods) as session,
     ):
         operator = Operator(
-            chosen, cluster, caches=caches, queue=queue, metrics=metrics, session=session, leading=leading, wall=wall
+            chosen,
+            cluster,
+            caches=caches,
+            queue=queue,
+            metrics=metrics,
+            session=session,
+            leading=leading,
+            wall=wall,
         )
         unreadables = caches.quarantine, operator.facts.quarantine
         metrics.read(
-            {HEARD: operator.last_update_times, UNREADABLE_OBJECTS: lambda: metrics_server.unreadable(*unreadables)}
+            {
+                HEARD: operator.last_update_times,
+                UNREADABLE_OBJECTS: lambda: metrics_server.unreadable(*unreadables),
+            }
         )
         taken = elector.free_since if elector else lambda: None
         metrics.read({LEADER: operator.leads, TAKEOVER: lambda: operator.failover_seconds(taken())})
         jobs = JobMetrics(operator.own_jobs, wall, operator.progress_samples)
-        pages = application(metrics.registry, jobs.text, operator.unhealthy, operator.unready, operator.not_served)
+        pages = application(
+            metrics.registry, jobs.text, operator.unhealthy, operator.unready, operator.not_served
+        )
         async with serve_pages(pages, chosen.metrics_address, chosen.metrics_port):
             log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
             tasks = [asyncio.create_task(elector.run(), name="elector")] if elector else []
             tasks.append(asyncio.create_task(operator.run(filled), name="operator"))
-            watched = handlers.registry(caches, operator.add, configuration, operator.relist_callbacks(), ending)
+            watched = handlers.registry(
+                caches, operator.add, configuration, operator.relist_callbacks(), ending
+            )
             handlers.listen(ending)
             tasks.append(asyncio.create_task(operator.watch(watched, stop), name="kopf"))
             await until_one_ends(*tasks, asyncio.create_task(ending.wait(), name="signals"))
@@ -83,10 +103,16 @@ async def run(
 
 
 def _client(configuration: Configuration, metrics: Metrics, **chosen: Any) -> HttpCluster:
-    """The operator's client of the API server, with what is special to `chosen` as HttpCluster takes it."""
-    # the fence hears of a new leader a moment after the Lease, and what an old one asks for is nobody's decision
+    """The operator's client of the API server, with what is special to `chosen` as HttpCluster
+    takes it."""
+    # the fence hears of a new leader a moment after the Lease, and what an old one asks for is
+    # nobody's decision
     return HttpCluster(
-        configuration, metrics.record_request, try_again=lambda said: FENCE in said, user_agent=MANAGER, **chosen
+        configuration,
+        metrics.record_request,
+        try_again=lambda said: FENCE in said,
+        user_agent=MANAGER,
+        **chosen,
     )
 
 
@@ -103,7 +129,8 @@ async def _standing(
     leading: asyncio.Event,
     wall: Callable[[], float],
 ) -> AsyncIterator[Elector | None]:
-    """The elector, which releases its Lease at the end of the block; None where this process leads by itself."""
+    """The elector, which releases its Lease at the end of the block; None where this process leads
+    by itself."""
     election = chosen.election
     if election is None:
         leading.set()
@@ -119,11 +146,12 @@ async def _standing(
 
 
 def main() -> int:
-    """Runs the operator; 0 after SIGTERM, 1 after another has taken its place, 2 for settings that can't work."""
+    """Runs the operator; 0 after SIGTERM, 1 after another has taken its place, 2 for settings that
+    can't work."""
     chosen = settings.parse()
     settings.configure(chosen.log_format, chosen.log_level)
-    # a full collection of ten thousand jobs' records holds everybody up for 100 ms and finds nothing: what is there
-    # once the caches are full is left out of them, and they come seldom
+    # a full collection of ten thousand jobs' records holds everybody up for 100 ms and finds
+    # nothing: what is there once the caches are full is left out of them, and they come seldom
     gc.set_threshold(*GENERATIONS)
     try:
         asyncio.run(run(chosen, filled=gc.freeze))

@@ -1,6 +1,7 @@
 """plan_job: the planner's front door, from a spec and an inventory to a PlanResult.
 
-It brings the rooms together, and turns everything that can go wrong into an answer with a reason and a way out.
+It brings the rooms together, and turns everything that can go wrong into an answer with a reason
+and a way out.
 """
 
 from functools import cached_property
@@ -11,7 +12,13 @@ from grpo_api.plan.plan import ExecutionPlan
 
 from .explain import explain
 from .explain.fixes import ACCESS_MODE, advice, find_fixes
-from .explain.no_capacity import MOST_RENTED, disk_shortage_result, engine_rejection, place_rejection, smallest_hardware
+from .explain.no_capacity import (
+    MOST_RENTED,
+    disk_shortage_result,
+    engine_rejection,
+    place_rejection,
+    smallest_hardware,
+)
 from .hardware.inventory import Inventory, declared_inventory
 from .hardware.pools import Pool, build_pools
 from .memory.phases import Predictor
@@ -30,28 +37,36 @@ from .search.search import Search
 from .time.step_time import with_measured_links
 
 LACKS_HARDWARE = (
-    PlanReason.NO_GPUS, PlanReason.NOT_ENOUGH_GPUS, PlanReason.OUT_OF_DEVICE_MEMORY, PlanReason.OUT_OF_HOST_MEMORY,
+    PlanReason.NO_GPUS, PlanReason.NOT_ENOUGH_GPUS, PlanReason.OUT_OF_DEVICE_MEMORY,
+    PlanReason.OUT_OF_HOST_MEMORY,
     PlanReason.ONLY_ADAPTER_FITS,
 )  # fmt: skip
 """Reasons for which other hardware may help."""
 
 
 def plan_job(
-    spec: GRPOJobSpec, inventory: Inventory, *, facts: ModelFacts = NOTHING, learned: Learned | None = None
+    spec: GRPOJobSpec,
+    inventory: Inventory,
+    *,
+    facts: ModelFacts = NOTHING,
+    learned: Learned | None = None,
 ) -> PlanResult:
-    """How to run a job on these nodes, or why not. Deterministic: the same arguments give the same bytes.
+    """How to run a job on these nodes, or why not. Deterministic: the same arguments give the same
+    bytes.
 
     Args:
         spec: the job.
         inventory: nodes that its pods may be bound to.
         facts: what the caller knows of the model beside the spec.
-        learned: what earlier attempts of the job found of its model, its links and the memory that it needs.
+        learned: what earlier attempts of the job found of its model, its links and the memory that
+            it needs.
     """
     return Planner(spec, facts=facts, learned=learned).plan(inventory)
 
 
 class Planner:
-    """Plans one job on one inventory after another; what depends on the job alone is worked out once."""
+    """Plans one job on one inventory after another; what depends on the job alone is worked out
+    once."""
 
     def __init__(
         self,
@@ -63,8 +78,8 @@ class Planner:
     ) -> None:
         """Takes what plan_job takes, less the inventory; works nothing out yet.
 
-        `brief`: the chosen plan alone, not what it was compared with. That is most of the work and nearly all of what
-        an answer weighs.
+        `brief`: the chosen plan alone, not what it was compared with. That is most of the work and
+        nearly all of what an answer weighs.
         """
         self._spec, self._facts, self._brief, self._learned = spec, facts, brief, learned
         self._waiting: dict[Inventory, PlanResult] = {}
@@ -84,10 +99,13 @@ class Planner:
         if self._spec.placement.provisioning == "CreatePods":
             inventory = declared_inventory(self._spec.placement)
         inventory = self._as_measured(inventory)
-        return self._on_free(inventory) or self._on_emptied(inventory.with_merged_nodes.without_usage.with_merged_nodes)
+        return self._on_free(inventory) or self._on_emptied(
+            inventory.with_merged_nodes.without_usage.with_merged_nodes
+        )
 
     def curve(self, inventory: Inventory) -> list[Size]:
-        """What every number of GPUs would give on these nodes were they empty, fewest first; [] where nothing fits.
+        """What every number of GPUs would give on these nodes were they empty, fewest first; []
+        where nothing fits.
 
         Raises:
             SpecRejected: the spec can't be planned at all.
@@ -124,7 +142,8 @@ class Planner:
         return self._answer(search, [*inventory.warnings, *left_out], fits_now=True)
 
     def _on_emptied(self, emptied: Inventory) -> PlanResult:
-        """The plan on what will be free, else an explanation; the same for as long as the nodes are the same."""
+        """The plan on what will be free, else an explanation; the same for as long as the nodes are
+        the same."""
         if emptied not in self._waiting:
             self._waiting = {emptied: self._plan_emptied(emptied)}
         return self._waiting[emptied]
@@ -141,7 +160,9 @@ class Planner:
             pools, _ = build_pools(larger, self._spec)
             if Search(self._footprints, pools, server_pools(larger, self._spec)).is_feasible:
                 return disk_shortage_result(self._demand, emptied.warnings)
-        result = _with_hardware(_nowhere(self._footprints, search, emptied, notes), self._footprints)
+        result = _with_hardware(
+            _nowhere(self._footprints, search, emptied, notes), self._footprints
+        )
         return result.model_copy(update={"candidates": []}) if self._brief else result
 
     def _answer(self, search: Search, notes: list[str], fits_now: bool) -> PlanResult:
@@ -152,12 +173,16 @@ def _plan_cpu(demand: Demand) -> PlanResult:
     """A CPU job: one plan, no search."""
     chosen = plan_cpu(demand)
     return PlanResult(
-        feasible=True, fits_now=True, reason=PlanReason.PLANNED, message=chosen.reason, chosen=chosen,
-        candidates=[Candidate.from_plan(chosen)], changes=chosen.changes, architecture=chosen.architecture,
+        feasible=True, fits_now=True, reason=PlanReason.PLANNED, message=chosen.reason,
+        chosen=chosen,
+        candidates=[Candidate.from_plan(chosen)], changes=chosen.changes,
+        architecture=chosen.architecture,
     )  # fmt: skip
 
 
-def _nowhere(footprints: Footprints, search: Search, emptied: Inventory, notes: list[str]) -> PlanResult:
+def _nowhere(
+    footprints: Footprints, search: Search, emptied: Inventory, notes: list[str]
+) -> PlanResult:
     """The explanation where nothing would fit even if nothing else ran."""
     demand = footprints.demand
     pools = search.pools
@@ -167,7 +192,11 @@ def _nowhere(footprints: Footprints, search: Search, emptied: Inventory, notes: 
         return _on_one_node(demand, _nothing_fits(demand, options, fixes))
     rejected = engine_rejection(demand, search) or place_rejection(demand, pools, notes)
     result = PlanResult(
-        feasible=False, reason=rejected.reason, message=str(rejected), fixes=fixes, architecture=demand.model.source
+        feasible=False,
+        reason=rejected.reason,
+        message=str(rejected),
+        fixes=fixes,
+        architecture=demand.model.source,
     )
     return _on_one_node(demand, result)
 
@@ -182,7 +211,9 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
         return _best(footprints, spec, pools, server_pools(inventory, spec))
 
     hardware = smallest_hardware(footprints.demand.spec, plan)
-    would_do = hardware.message if hardware else f"none of up to {MOST_RENTED} GPUs that was looked at"
+    would_do = (
+        hardware.message if hardware else f"none of up to {MOST_RENTED} GPUs that was looked at"
+    )
     message = f"{result.message}; the smallest hardware that would do: {would_do}"
     return result.model_copy(update={"hardware": hardware, "message": message})
 
@@ -192,7 +223,8 @@ def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:
     if demand.spec.placement.nodes or not demand.spec.checkpoint.is_on_one_node:
         return result
     message = (
-        f"{result.message}; {ACCESS_MODE} ReadWriteOnce keeps the gang on one node: with ReadWriteMany it may have more"
+        f"{result.message}; {ACCESS_MODE} ReadWriteOnce keeps the gang on one node: with "
+        "ReadWriteMany it may have more"
     )
     return result.model_copy(update={"message": message})
 
@@ -204,7 +236,8 @@ def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     best = choose(all_options, demand.spec.placement.objective)
     assert best is not None, "something fits"
     chosen = choose_engine(search, best)
-    # The search leaves out extents that can't win; of the chosen method a user wants to compare them all.
+    # The search leaves out extents that can't win; of the chosen method a user wants to compare
+    # them all.
     of_other_methods = [option for option in all_options if not has_same_method(option, chosen)]
     options = of_other_methods + search.extents(chosen) + rivals(search, chosen)
     result = _result(search, chosen, notes, fits_now)
@@ -248,7 +281,9 @@ def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> Pl
     else:
         reason = PlanReason.OUT_OF_DEVICE_MEMORY
         phase = footprint.prediction.peak_phase
-        numbers = f"{gib(footprint.device)} per GPU at {phase}, {gib(place.pool.usable_bytes)} are usable"
+        numbers = (
+            f"{gib(footprint.device)} per GPU at {phase}, {gib(place.pool.usable_bytes)} are usable"
+        )
     if any([change.path for change in fix.changes] == ["spec.adapter.use"] for fix in fixes):
         reason = PlanReason.ONLY_ADAPTER_FITS
     message = f"nothing fits; the nearest, {footprint.method.name} on {place.name}, needs {numbers}"
@@ -274,8 +309,11 @@ def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> lis
     return find_fixes(demand.spec, demand.shape, pools, plan)
 
 
-def _best(footprints: Footprints, spec: GRPOJobSpec, pools: list[Pool], others: list[Pool]) -> Option | None:
-    """What a changed spec would be planned as, with all that is known of its model and of the memory that it needs."""
+def _best(
+    footprints: Footprints, spec: GRPOJobSpec, pools: list[Pool], others: list[Pool]
+) -> Option | None:
+    """What a changed spec would be planned as, with all that is known of its model and of the
+    memory that it needs."""
     demand = footprints.demand
     changed = build_demand(spec, demand.model, demand.positions, demand.learned)
     search = Search(Footprints(changed, footprints.predictor), pools, others)

@@ -1,6 +1,8 @@
-"""Fixtures of the end-to-end tests: real kubelets that run real pods, with the product installed, once per session.
+"""Fixtures of the end-to-end tests: real kubelets that run real pods, with the product installed,
+once per session.
 
-The cluster, the images and the demo's content are made once; each test works with jobs of its own names.
+The cluster, the images and the demo's content are made once; each test works with jobs of its own
+names.
 """
 
 import os
@@ -30,7 +32,8 @@ MONITORING = "trainerPods.networkPolicy.monitoring[0].ipBlock.cidr"
 
 
 def api_server(access: Access) -> str:
-    """The API server's address, which is this machine's: from there come its questions to pods, and those by proxy."""
+    """The API server's address, which is this machine's: from there come its questions to pods, and
+    those by proxy."""
     config = yaml.safe_load(access.kubeconfig.read_text())
     return socket.gethostbyname(str(urlsplit(config["clusters"][0]["cluster"]["server"]).hostname))
 
@@ -42,14 +45,17 @@ def grpo(access: Access, *arguments: str) -> str:
         "PATH": f"{user_commands()}{os.pathsep}{os.environ['PATH']}",
     }
     command = [sys.executable, "-m", "grpo_cli", *arguments]
-    done = subprocess.run(command, env=access.environment | paths, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=access.environment | paths, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.fixture(scope="session")
 def node_cluster() -> Iterator[AnyCluster]:
-    """A node level cluster: `.kubeconfig`, `.kubectl(…)`, `.helm(…)`, `.load(image)`, `.stop_apiserver()`."""
+    """A node level cluster: `.kubeconfig`, `.kubectl(…)`, `.helm(…)`, `.load(image)`,
+    `.stop_apiserver()`."""
     with node_level() as cluster:
         yield cluster
 
@@ -64,16 +70,20 @@ def trainer_image(node_cluster: AnyCluster) -> images.Image:
 
 @pytest.fixture(scope="session")
 def installed(node_cluster: AnyCluster, trainer_image: images.Image) -> AnyCluster:
-    """The cluster with the operator installed by Helm, in a namespace of the restricted standard."""
+    """The cluster with the operator installed by Helm, in a namespace of the restricted
+    standard."""
     operator = images.operator_image()
     node_cluster.load(operator.archive)
-    stack.install_operator(node_cluster, operator, trainer_image, f"{MONITORING}={api_server(node_cluster)}/32")
+    stack.install_operator(
+        node_cluster, operator, trainer_image, f"{MONITORING}={api_server(node_cluster)}/32"
+    )
     return node_cluster
 
 
 @pytest.fixture(scope="session")
 def jobs(installed: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    """The first example's jobs, in a restricted namespace with its model, its problems and a volume for checkpoints."""
+    """The first example's jobs, in a restricted namespace with its model, its problems and a volume
+    for checkpoints."""
     stack.create_namespace(installed, NAMESPACE)
     volume: Path = tmp_path_factory.mktemp("volume")
     for folder in (volume.parent.parent, volume.parent, volume):

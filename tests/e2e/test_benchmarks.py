@@ -1,4 +1,5 @@
-"""Benchmarks that train or start a cluster run at their smallest size, each as the command that people type."""
+"""Benchmarks that train or start a cluster run at their smallest size, each as the command that
+people type."""
 
 import subprocess
 import sys

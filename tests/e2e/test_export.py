@@ -1,6 +1,8 @@
-"""An adapter is brought home: interrupted, over a connection that is cut, merged, signed; and nothing stays behind.
+"""An adapter is brought home: interrupted, over a connection that is cut, merged, signed; and
+nothing stays behind.
 
-One job, made once for the file. kubectl is the real one behind a script, which cuts the connection where a test says.
+One job, made once for the file. kubectl is the real one behind a script, which cuts the connection
+where a test says.
 """
 
 import json
@@ -46,17 +48,21 @@ if cuts == 1:
 os.kill(child.pid, signal.SIGKILL)
 child.wait()
 sys.exit(1)
-"""
-"""kubectl that is killed after so many bytes of the weights, the second time together with the pod; or that sends
-nothing of them for ever."""
+"""  # noqa: E501
+"""kubectl that is killed after so many bytes of the weights, the second time together with the pod;
+or that sends nothing of them for ever."""
 
 
 @pytest.fixture(scope="module")
 def public_key(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the key in the Secret by which the job signs; both are made as docs/verify.md says."""
     folder = tmp_path_factory.mktemp("key")
-    subprocess.run(shlex.split("openssl genpkey -algorithm ed25519 -out signing.key"), cwd=folder, check=True)
-    subprocess.run(shlex.split("openssl pkey -in signing.key -pubout -out signing.pub"), cwd=folder, check=True)
+    subprocess.run(
+        shlex.split("openssl genpkey -algorithm ed25519 -out signing.key"), cwd=folder, check=True
+    )
+    subprocess.run(
+        shlex.split("openssl pkey -in signing.key -pubout -out signing.pub"), cwd=folder, check=True
+    )
     jobs.kubectl("create", "secret", "generic", SECRET, f"--from-file=key.pem={folder}/signing.key")
     return folder / "signing.pub"
 
@@ -82,20 +88,40 @@ def environment(jobs: Jobs, folder: Path, mode: str) -> dict[str, str]:
 
 def command(jobs: Jobs, folder: Path, *more: str) -> list[str]:
     """`grpo export` into the folder."""
-    return [sys.executable, "-m", "grpo_cli", "export", NAME, "-n", jobs.namespace, "--to", str(folder), *more]
+    return [
+        sys.executable,
+        "-m",
+        "grpo_cli",
+        "export",
+        NAME,
+        "-n",
+        jobs.namespace,
+        "--to",
+        str(folder),
+        *more,
+    ]
 
 
 def exported(jobs: Jobs, place: Path, mode: str, *more: str) -> str:
     """What the command prints when it is done."""
     line = command(jobs, place / "model", *more)
-    done = subprocess.run(line, env=environment(jobs, place, mode), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        line, env=environment(jobs, place, mode), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def verified(folder: Path, key: Path | None = None) -> tuple[int, str]:
     """Exit code and words of `grpo verify`."""
-    line = [sys.executable, "-m", "grpo_cli", "verify", str(folder), *(["--key", str(key)] if key else [])]
+    line = [
+        sys.executable,
+        "-m",
+        "grpo_cli",
+        "verify",
+        str(folder),
+        *(["--key", str(key)] if key else []),
+    ]
     paths = {"PYTHONPATH": str(REPOSITORY / "operator")}
     done = subprocess.run(line, env=os.environ | paths, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -103,7 +129,9 @@ def verified(folder: Path, key: Path | None = None) -> tuple[int, str]:
 
 def nothing_left(jobs: Jobs) -> None:
     """Waits until neither Job nor pod of an export is there."""
-    jobs.kubectl("wait", "--for=delete", "jobs,pods", "--selector=grpo.dev/component=export", "--timeout=60s")
+    jobs.kubectl(
+        "wait", "--for=delete", "jobs,pods", "--selector=grpo.dev/component=export", "--timeout=60s"
+    )
     left = jobs.kubectl("get", "jobs,pods", "--selector=grpo.dev/component=export", "--output=name")
     assert left == ""
 
@@ -114,18 +142,36 @@ def test_the_status_says_where_the_model_is(jobs: Jobs, done: Object) -> None:
     assert status.export is not None
     assert status.export.path == f"pvc://first-job/checkpoints/{run}/export"
     on_volume = jobs.checkpoints / run / "export"
-    assert status.export.bytes == sum(path.stat().st_size for path in on_volume.rglob("*") if path.is_file())
-    assert status.export.weights_hash == weights_hash(parse_sums((on_volume / "SHA256SUMS").read_text()))
-    events = json.loads(jobs.kubectl("get", "events", f"--field-selector=involvedObject.name={NAME}", "-o", "json"))
-    assert any(status.export.path in event["message"] for event in events["items"] if event["reason"] == "Succeeded")
+    assert status.export.bytes == sum(
+        path.stat().st_size for path in on_volume.rglob("*") if path.is_file()
+    )
+    assert status.export.weights_hash == weights_hash(
+        parse_sums((on_volume / "SHA256SUMS").read_text())
+    )
+    events = json.loads(
+        jobs.kubectl("get", "events", f"--field-selector=involvedObject.name={NAME}", "-o", "json")
+    )
+    assert any(
+        status.export.path in event["message"]
+        for event in events["items"]
+        if event["reason"] == "Succeeded"
+    )
 
 
 def test_ctrl_c_leaves_nothing_in_the_cluster(jobs: Jobs, done: Object, tmp_path: Path) -> None:
-    # a test run that was started in the background has SIGINT ignored, and its children inherit that
+    # a test run that was started in the background has SIGINT ignored, and its children inherit
+    # that
     heard = "import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler)"
     _, _, module, *arguments = command(jobs, tmp_path / "model")
-    line = [sys.executable, "-c", f"{heard}; runpy.run_module({module!r}, run_name='__main__')", *arguments]
-    running = subprocess.Popen(line, env=environment(jobs, tmp_path, "silent"), stderr=subprocess.PIPE, text=True)
+    line = [
+        sys.executable,
+        "-c",
+        f"{heard}; runpy.run_module({module!r}, run_name='__main__')",
+        *arguments,
+    ]
+    running = subprocess.Popen(
+        line, env=environment(jobs, tmp_path, "silent"), stderr=subprocess.PIPE, text=True
+    )
     end = time.monotonic() + TIMEOUT
     while not (tmp_path / "silent").exists():
         assert running.poll() is None, running.communicate()[1]
@@ -137,15 +183,21 @@ def test_ctrl_c_leaves_nothing_in_the_cluster(jobs: Jobs, done: Object, tmp_path
     nothing_left(jobs)
 
 
-def test_a_model_comes_whole_over_a_connection_that_is_cut(jobs: Jobs, done: Object, tmp_path: Path) -> None:
+def test_a_model_comes_whole_over_a_connection_that_is_cut(
+    jobs: Jobs, done: Object, tmp_path: Path
+) -> None:
     said = exported(jobs, tmp_path, "cut")
     assert (tmp_path / "cut").read_text() == "xx", "cut twice, once with the pod"
     told, folder = GRPOJobStatus.model_validate(done["status"]).export, tmp_path / "model"
     assert told is not None
     assert f"{told.weights_hash}, as the job reported it" in said.replace("\n", " ")
-    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
+    subprocess.run(
+        ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=folder, check=True
+    )
     source = jobs.checkpoints / f"{NAME}-{done['metadata']['uid']}" / "export"
-    here, there = ({path.name: path.read_bytes() for path in one.iterdir()} for one in (folder, source))
+    here, there = (
+        {path.name: path.read_bytes() for path in one.iterdir()} for one in (folder, source)
+    )
     assert here == there
     nothing_left(jobs)
     again = exported(jobs, tmp_path, "whole")
@@ -174,9 +226,14 @@ def test_an_adapter_is_merged_in_the_cluster_and_says_so(
     import torch
     from transformers import AutoModelForCausalLM
 
-    said, folder = exported(jobs, tmp_path, "whole", "--merge", "--dtype", "bfloat16"), tmp_path / "model"
+    said, folder = (
+        exported(jobs, tmp_path, "whole", "--merge", "--dtype", "bfloat16"),
+        tmp_path / "model",
+    )
     assert "converted from the job's" in said
-    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
+    subprocess.run(
+        ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=folder, check=True
+    )
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert (model.dtype, model.num_parameters() > 70_000) == (torch.bfloat16, True)
     told = GRPOJobStatus.model_validate(done["status"]).export

@@ -1,7 +1,8 @@
-"""What is broken while a job trains, and what must still come out of it: Succeeded, on the real cluster.
+"""What is broken while a job trains, and what must still come out of it: Succeeded, on the real
+cluster.
 
-Each test breaks something by hand in a run of its own; none of them may lose more than the steps since the last
-checkpoint, and none may show in the operator's log as a traceback.
+Each test breaks something by hand in a run of its own; none of them may lose more than the steps
+since the last checkpoint, and none may show in the operator's log as a traceback.
 """
 
 import json
@@ -18,9 +19,13 @@ from harness.stack import SYSTEM_NAMESPACE
 EVERY = 4
 STEPS = {"maxSteps": 20}
 LONG = {"maxSteps": 50}
-"""A step takes a third of a second on two idle cores: such a run is still on after what is done to it, as when the API
-server has been away for 20 s, or a new operator has to come up."""
-SAVING = {"everySteps": EVERY, "keep": 2, "volume": {"claimName": "first-job", "subPath": "checkpoints"}}
+"""A step takes a third of a second on two idle cores: such a run is still on after what is done to
+it, as when the API server has been away for 20 s, or a new operator has to come up."""
+SAVING = {
+    "everySteps": EVERY,
+    "keep": 2,
+    "volume": {"claimName": "first-job", "subPath": "checkpoints"},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +33,15 @@ def room(jobs: Jobs) -> Iterator[None]:
     """Leaves no job behind, whatever became of the test: the next one needs the machine."""
     yield
     jobs.kubectl("delete", "grpojobs", "--all")
-    jobs.kubectl("wait", "--for=delete", "pods", "--timeout", "120s", "--selector", "grpo.dev/job-name")
+    jobs.kubectl(
+        "wait", "--for=delete", "pods", "--timeout", "120s", "--selector", "grpo.dev/job-name"
+    )
 
 
 @pytest.fixture
 def quiet_operator(jobs: Jobs) -> Iterator[None]:
-    """Fails the test when the operator logged a traceback meanwhile, in any of its pods that is still there."""
+    """Fails the test when the operator logged a traceback meanwhile, in any of its pods that is
+    still there."""
     yield
     assert "Traceback" not in operator_log(jobs)
 
@@ -41,7 +49,13 @@ def quiet_operator(jobs: Jobs) -> Iterator[None]:
 def operator_log(jobs: Jobs) -> str:
     """What the operator has written since its pod started."""
     return jobs.access.kubectl(
-        *("logs", "--namespace", SYSTEM_NAMESPACE, "--selector", "app.kubernetes.io/name=grpo-operator"),
+        *(
+            "logs",
+            "--namespace",
+            SYSTEM_NAMESPACE,
+            "--selector",
+            "app.kubernetes.io/name=grpo-operator",
+        ),
         *("--tail", "-1"),
     )
 
@@ -54,7 +68,8 @@ def resumed_from(jobs: Jobs, job: Object) -> list[int]:
 
 
 def has_begun(jobs: Jobs, job: Object) -> bool:
-    """Whether rank 0 of the current attempt has told where it began; its container may only be created yet."""
+    """Whether rank 0 of the current attempt has told where it began; its container may only be
+    created yet."""
     try:
         return bool(resumed_from(jobs, job))
     except CommandError:
@@ -62,7 +77,8 @@ def has_begun(jobs: Jobs, job: Object) -> bool:
 
 
 def check_fencing(jobs: Jobs, job: Object) -> None:
-    """Every checkpoint folder of the job was written by one attempt only: the one that its name carries."""
+    """Every checkpoint folder of the job was written by one attempt only: the one that its name
+    carries."""
     folder = jobs.checkpoints / f"{job['metadata']['name']}-{job['metadata']['uid']}"
     manifests = sorted(folder.rglob("manifest.json"))
     assert manifests
@@ -90,9 +106,15 @@ def test_the_operator_and_the_service_may_vanish_without_the_run_noticing(jobs: 
 def test_a_lost_pod_and_a_deleted_job_resume_from_the_last_checkpoint(jobs: Jobs) -> None:
     jobs.create("lossy", LONG, checkpoint=SAVING)
     jobs.wait_step("lossy", EVERY + 2)
-    lost = next(pod for pod in jobs.list("pods", "lossy") if pod["metadata"]["labels"]["grpo.dev/attempt"] == "1")
+    lost = next(
+        pod
+        for pod in jobs.list("pods", "lossy")
+        if pod["metadata"]["labels"]["grpo.dev/attempt"] == "1"
+    )
     jobs.kubectl("delete", "pod", lost["metadata"]["name"], "--wait=false")
-    second = jobs.wait("lossy", "on in its second attempt", lambda job: attempt(job) == 2 and has_begun(jobs, job))
+    second = jobs.wait(
+        "lossy", "on in its second attempt", lambda job: attempt(job) == 2 and has_begun(jobs, job)
+    )
     assert resumed_from(jobs, second)[0] >= EVERY
     # what is told until the second attempt answers is how far the first one came
     second = jobs.wait_step("lossy", max(2 * EVERY + 1, progress(second)["step"]) + 1)
@@ -109,7 +131,9 @@ def test_a_lost_pod_and_a_deleted_job_resume_from_the_last_checkpoint(jobs: Jobs
 def test_a_failed_attempt_keeps_its_logs(jobs: Jobs) -> None:
     rewards = [{"format": {"pattern": ".*"}}, {"python": {"function": "no_such_module:reward"}}]
     jobs.create("broken", STEPS, rewards=rewards, restarts={"limit": 0})
-    job = jobs.wait("broken", "failed", lambda job: condition(job, "Failed").get("status") == "True")
+    job = jobs.wait(
+        "broken", "failed", lambda job: condition(job, "Failed").get("status") == "True"
+    )
     assert "no_such_module" in condition(job, "Failed")["message"]
     assert job["status"]["outcome"]["result"] == "BadInput"
     assert jobs.wait_ended("broken")

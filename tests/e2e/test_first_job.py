@@ -1,4 +1,5 @@
-"""The first example on the real cluster: two pods on two nodes train, and everything that a user looks at is there.
+"""The first example on the real cluster: two pods on two nodes train, and everything that a user
+looks at is there.
 
 One job, made once for the file; the tests look at what it left.
 """
@@ -30,7 +31,8 @@ while not pathlib.Path("/tmp/looked-at").exists():
     time.sleep(0.1)
 exit_process(code)
 """
-"""The trainer's entry point, which ends its process when somebody has seen what it serves after the last step."""
+"""The trainer's entry point, which ends its process when somebody has seen what it serves after the
+last step."""
 ASKS = """
 import json, sys, urllib.request
 asked = urllib.request.Request(sys.argv[1], headers=json.loads(sys.argv[2]))
@@ -48,7 +50,8 @@ class LastWords:
     progress: Progress
     samples: Samples
     refused: list[bool]
-    """Whether it refused to show progress and samples, without a token and with that of another attempt."""
+    """Whether it refused to show progress and samples, without a token and with that of another
+    attempt."""
     job: Object
 
 
@@ -56,11 +59,19 @@ class LastWords:
 def last_words(jobs: Jobs) -> LastWords:
     """The job after its last step, before its pods end."""
     jobs.create(NAME, {"maxSteps": STEPS}, command=["python", "-c", HELD])
-    done = jobs.wait(NAME, "at its last step", lambda job: progress(job)["step"] == STEPS and finishing(jobs, job))
+    done = jobs.wait(
+        NAME,
+        "at its last step",
+        lambda job: progress(job)["step"] == STEPS and finishing(jobs, job),
+    )
     said = Progress.model_validate_json(served(jobs, done, "progress"))
     samples = Samples.model_validate_json(served(jobs, done, "samples"))
     of_another = tokens_of(jobs).headers(done["metadata"]["uid"], attempt(done) + 1)
-    refused = [refuses(jobs, done, page, headers) for page in ("progress", "samples") for headers in ({}, of_another)]
+    refused = [
+        refuses(jobs, done, page, headers)
+        for page in ("progress", "samples")
+        for headers in ({}, of_another)
+    ]
     return LastWords(served(jobs, done, "metrics"), said, samples, refused, done)
 
 
@@ -95,7 +106,9 @@ def refuses(jobs: Jobs, job: Object, page: str, headers: dict[str, str]) -> bool
 
 def tokens_of(jobs: Jobs) -> Tokens:
     """What the operator shows."""
-    secret = jobs.kubectl("get", "secret", TOKENS, "--namespace", stack.SYSTEM_NAMESPACE, "--output=json")
+    secret = jobs.kubectl(
+        "get", "secret", TOKENS, "--namespace", stack.SYSTEM_NAMESPACE, "--output=json"
+    )
     return Tokens(tokens.read(json.loads(secret)))
 
 
@@ -109,7 +122,9 @@ def finished(jobs: Jobs, last_words: LastWords) -> Object:
 
 def scraped(page: str) -> dict[tuple[str, ...], float]:
     """Value by the family's name and the values of labels."""
-    samples = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
+    samples = (
+        sample for family in text_string_to_metric_families(page) for sample in family.samples
+    )
     return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
 
 
@@ -122,15 +137,26 @@ def told_of(metrics: Mapping[str, float]) -> MetricsStatus:
     return MetricsStatus(**short, phase_seconds=phases)
 
 
-def test_scrape_and_progress_agree_on_every_number_after_the_last_step(last_words: LastWords) -> None:
+def test_scrape_and_progress_agree_on_every_number_after_the_last_step(
+    last_words: LastWords,
+) -> None:
     said, page = last_words.progress, scraped(last_words.page)
-    numbers: dict[str, tuple[str, ...]] = {metric.key: (metric.name,) for metric in catalogue.TRAINING}
+    numbers: dict[str, tuple[str, ...]] = {
+        metric.key: (metric.name,) for metric in catalogue.TRAINING
+    }
     for metric in catalogue.LABELLED:
         keys = [key for key in said.metrics if key.startswith(f"{metric.key}/")]
         numbers |= {key: (metric.name, key.partition("/")[2]) for key in keys}
     assert {key: page[numbers[key]] for key in said.metrics} == said.metrics
-    assert {"kl", "reward", "reward_by_function/accuracy", "phase_seconds/generate"} <= said.metrics.keys()
-    run = [page[metric.name,] for metric in (catalogue.STEP, catalogue.TOTAL_STEPS, catalogue.ATTEMPT)]
+    assert {
+        "kl",
+        "reward",
+        "reward_by_function/accuracy",
+        "phase_seconds/generate",
+    } <= said.metrics.keys()
+    run = [
+        page[metric.name,] for metric in (catalogue.STEP, catalogue.TOTAL_STEPS, catalogue.ATTEMPT)
+    ]
     assert run == [said.step, said.total_steps, said.attempt] == [STEPS, STEPS, 1]
     assert page[catalogue.LAST_STEP_TIME.name,] == said.last_step_time
     assert page[catalogue.MEMORY_BESIDE["host"].name,] == said.memory["host"]
@@ -142,11 +168,16 @@ def test_samples_and_progress_are_for_whom_has_the_attempts_token(last_words: La
     assert {"prompt", "completion"} <= last_words.samples.samples[0].keys()
 
 
-def test_the_status_says_the_same_before_the_pods_end_and_after(last_words: LastWords, finished: Object) -> None:
+def test_the_status_says_the_same_before_the_pods_end_and_after(
+    last_words: LastWords, finished: Object
+) -> None:
     said = last_words.progress
     for status in (last_words.job["status"], finished["status"]):
         assert MetricsStatus.model_validate(status["metrics"]) == told_of(said.metrics)
-        assert [status["progress"][key] for key in ("step", "totalSteps")] == [said.step, said.total_steps]
+        assert [status["progress"][key] for key in ("step", "totalSteps")] == [
+            said.step,
+            said.total_steps,
+        ]
         assert status["attempt"] == said.attempt
 
 
@@ -172,11 +203,25 @@ def test_its_conditions_and_metrics_tell_the_story(finished: Object) -> None:
 def test_kubectl_waits_and_prints_as_its_users_expect(jobs: Jobs, finished: Object) -> None:
     jobs.kubectl("wait", "--for=condition=Succeeded", f"grpojob/{NAME}", "--timeout", "5s")
     header, line = jobs.kubectl("get", "grpo", NAME).splitlines()
-    columns = ["NAME", "PHASE", "MODEL", "SIZE", "REFERENCE", "GPUS", "STEP", "KL", "REWARD", "RESTARTS", "AGE"]
+    columns = [
+        "NAME",
+        "PHASE",
+        "MODEL",
+        "SIZE",
+        "REFERENCE",
+        "GPUS",
+        "STEP",
+        "KL",
+        "REWARD",
+        "RESTARTS",
+        "AGE",
+    ]
     assert header.split() == columns
     model = finished["spec"]["model"]["name"]
     assert line.split()[:7] == [NAME, "Succeeded", model, "77K", "Clone", "0", f"{STEPS}/{STEPS}"]
-    assert f"GRPOJob {finished['metadata']['namespace']}/{NAME}".split("/")[1] in jobs.kubectl("describe", "grpo", NAME)
+    assert f"GRPOJob {finished['metadata']['namespace']}/{NAME}".split("/")[1] in jobs.kubectl(
+        "describe", "grpo", NAME
+    )
 
 
 def test_every_step_is_one_json_line_of_rank_zero(jobs: Jobs, finished: Object) -> None:
@@ -190,13 +235,26 @@ def test_the_status_after_the_end_is_final(jobs: Jobs, finished: Object) -> None
     last = jobs.step_lines(finished)[-1]
     told = finished["status"]["metrics"]
     assert last["step"] == STEPS
-    assert {key: told[key] for key in ("kl", "reward")} == {key: f"{last[key]:.4g}" for key in ("kl", "reward")}
-    over = jobs.wait(NAME, "over", lambda job: all(pod["phase"] == "Succeeded" for pod in job["status"]["pods"]))
+    assert {key: told[key] for key in ("kl", "reward")} == {
+        key: f"{last[key]:.4g}" for key in ("kl", "reward")
+    }
+    over = jobs.wait(
+        NAME, "over", lambda job: all(pod["phase"] == "Succeeded" for pod in job["status"]["pods"])
+    )
     assert len(over["status"]["pods"]) == 2
 
 
-def test_a_finished_job_leaves_no_pod_running_and_deleting_it_takes_its_children(jobs: Jobs, finished: Object) -> None:
-    jobs.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pods", "--timeout", "60s", *selected(NAME))
+def test_a_finished_job_leaves_no_pod_running_and_deleting_it_takes_its_children(
+    jobs: Jobs, finished: Object
+) -> None:
+    jobs.kubectl(
+        "wait",
+        "--for=jsonpath={.status.phase}=Succeeded",
+        "pods",
+        "--timeout",
+        "60s",
+        *selected(NAME),
+    )
     jobs.kubectl("delete", "grpojob", NAME)
     jobs.kubectl("wait", "--for=delete", "jobs,pods", "--timeout", "60s", *selected(NAME))
 
@@ -210,7 +268,9 @@ def test_an_acceptance_run_is_a_job_that_succeeds(jobs: Jobs) -> None:
     jobs.create("acceptance", command=[*command, *only], placement=placement, restarts={"limit": 0})
     job = jobs.wait_succeeded("acceptance")
     assert job["status"]["outcome"]["message"] == "acceptance: 2 passed, 0 failed, 1 not run"
-    assert "| fused head, float32 | passed |" in jobs.kubectl("logs", job["status"]["pods"][0]["name"])
+    assert "| fused head, float32 | passed |" in jobs.kubectl(
+        "logs", job["status"]["pods"][0]["name"]
+    )
 
 
 @pytest.mark.slow
@@ -219,8 +279,18 @@ def test_helm_upgrade_and_uninstall_leave_live_jobs_alone(jobs: Jobs) -> None:
     jobs.wait_step("live", 1)
     before = {pod["metadata"]["uid"] for pod in jobs.list("pods", "live")}
     stack.configure_operator(jobs.access, "logLevel=debug")
-    jobs.access.helm("rollback", stack.RELEASE, "--namespace", stack.SYSTEM_NAMESPACE, "--wait", "--timeout", "120s")
-    values = jobs.access.helm("get", "values", stack.RELEASE, "--namespace", stack.SYSTEM_NAMESPACE, "--output", "json")
+    jobs.access.helm(
+        "rollback",
+        stack.RELEASE,
+        "--namespace",
+        stack.SYSTEM_NAMESPACE,
+        "--wait",
+        "--timeout",
+        "120s",
+    )
+    values = jobs.access.helm(
+        "get", "values", stack.RELEASE, "--namespace", stack.SYSTEM_NAMESPACE, "--output", "json"
+    )
     jobs.access.helm("uninstall", stack.RELEASE, "--namespace", stack.SYSTEM_NAMESPACE, "--wait")
     assert {pod["metadata"]["uid"] for pod in jobs.list("pods", "live")} == before
     jobs.access.helm(

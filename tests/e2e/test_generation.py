@@ -1,4 +1,5 @@
-"""The first example with its completions sampled by vLLM, on the real cluster: beside the trainer, and in another pod.
+"""The first example with its completions sampled by vLLM, on the real cluster: beside the trainer,
+and in another pod.
 
 The engine's pod is killed on the way.
 """
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.slow
 
 STEPS = 20
 CLOSE = 1e-4
-"""How far the log-probabilities of engine and trainer may be apart in float32, in nats, and their ratio from 1."""
+"""How far the log-probabilities of engine and trainer may be apart in float32, in nats, and their
+ratio from 1."""
 NOISE = 0.1
 """How far the mean rewards of two runs may be apart whose sums were rounded in another order."""
 
@@ -37,13 +39,17 @@ def room(jobs: Jobs) -> Iterator[None]:
     """Leaves no job behind: the next one needs the machine."""
     yield
     jobs.kubectl("delete", "grpojobs", "--all")
-    jobs.kubectl("wait", "--for=delete", "pods", "--timeout", "120s", "--selector", "grpo.dev/job-name")
+    jobs.kubectl(
+        "wait", "--for=delete", "pods", "--timeout", "120s", "--selector", "grpo.dev/job-name"
+    )
 
 
 @pytest.fixture(scope="module")
 def colocated(jobs: Jobs, image: images.Image) -> list[Object]:
     """Steps of two training pods on two nodes, with an engine in each."""
-    jobs.create("colocated", {"maxSteps": STEPS}, image=image.name, generation={"engine": "Colocated"})
+    jobs.create(
+        "colocated", {"maxSteps": STEPS}, image=image.name, generation={"engine": "Colocated"}
+    )
     return steps_of(jobs, jobs.wait_succeeded("colocated"), "Colocated")
 
 
@@ -79,15 +85,21 @@ def mean_reward(steps: list[Object]) -> float:
 def check_exact(steps: list[Object]) -> None:
     """The engine sampled from the trainer's own policy, after every sync."""
     assert max(step["engine_mismatch_max"] for step in steps) < CLOSE
-    assert all(abs(step[f"importance_ratio_{end}"] - 1) < CLOSE for step in steps for end in ("min", "max"))
+    assert all(
+        abs(step[f"importance_ratio_{end}"] - 1) < CLOSE for step in steps for end in ("min", "max")
+    )
 
 
-def test_a_job_learns_from_what_an_engine_beside_the_trainer_samples(colocated: list[Object]) -> None:
+def test_a_job_learns_from_what_an_engine_beside_the_trainer_samples(
+    colocated: list[Object],
+) -> None:
     check_exact(colocated)
     assert mean_reward(colocated[-5:]) > mean_reward(colocated[:5])
 
 
-def test_an_engine_that_is_killed_costs_no_step(jobs: Jobs, image: images.Image, colocated: list[Object]) -> None:
+def test_an_engine_that_is_killed_costs_no_step(
+    jobs: Jobs, image: images.Image, colocated: list[Object]
+) -> None:
     jobs.create(
         *("served", {"maxSteps": STEPS}),
         image=image.name,
@@ -95,7 +107,9 @@ def test_an_engine_that_is_killed_costs_no_step(jobs: Jobs, image: images.Image,
         placement={"accelerator": "CPU", "nodes": 1},
     )
     jobs.wait_step("served", STEPS // 4)
-    (engine,) = [pod for pod in jobs.list("pods", "served") if ENGINE_SUFFIX in pod["metadata"]["name"]]
+    (engine,) = [
+        pod for pod in jobs.list("pods", "served") if ENGINE_SUFFIX in pod["metadata"]["name"]
+    ]
     jobs.kubectl("delete", "pod", engine["metadata"]["name"], "--grace-period=0", "--force")
     job = jobs.wait_succeeded("served")
     steps = steps_of(jobs, job, "Servers")

@@ -1,7 +1,8 @@
-"""Gangs that compete for GPUs on real kubelets: two nodes with four H100 each, which exist only in the API.
+"""Gangs that compete for GPUs on real kubelets: two nodes with four H100 each, which exist only in
+the API.
 
-Since there is no such GPU, an image that only keeps what it was given stands in for the trainer; the operator, the
-planner, the scheduler and everything that is asserted are real.
+Since there is no such GPU, an image that only keeps what it was given stands in for the trainer;
+the operator, the planner, the scheduler and everything that is asserted are real.
 """
 
 import json
@@ -24,7 +25,8 @@ from harness.jobs import Jobs, Object, attempt, condition, is_true
 NAMESPACE = "gpus"
 PRODUCT = "NVIDIA-H100-80GB-HBM3"
 ATTEMPT_SECONDS = 2.0
-"""By how much an attempt's time may be off, beside 1 %: times of the API server have whole seconds."""
+"""By how much an attempt's time may be off, beside 1 %: times of the API server have whole
+seconds."""
 GPUS_PER_POD = 4
 ON_ONE_NODE: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": "node-1"}}
 SMALL: Object = {
@@ -38,11 +40,16 @@ SMALL: Object = {
 
 @pytest.fixture(scope="module")
 def gangs(installed: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
-    """Jobs that want GPUs, in a namespace of their own, and an operator that doesn't wait long for the scheduler."""
+    """Jobs that want GPUs, in a namespace of their own, and an operator that doesn't wait long for
+    the scheduler."""
     image = images.gpu_stand_in_image()
     installed.load(image.archive)
     stack.create_namespace(installed, NAMESPACE)
-    template = {"apiVersion": "grpo.dev/v1alpha1", "kind": "GRPOJob", "spec": SMALL | {"image": image.name}}
+    template = {
+        "apiVersion": "grpo.dev/v1alpha1",
+        "kind": "GRPOJob",
+        "spec": SMALL | {"image": image.name},
+    }
     stack.configure_operator(installed, "extraArgs={--scheduling-timeout-seconds=15}")
     yield Jobs(installed, NAMESPACE, template, tmp_path_factory.mktemp("none"))
     stack.configure_operator(installed, "extraArgs=null")
@@ -67,7 +74,8 @@ def running(job: Object) -> bool:
 
 
 def finish(gangs: Jobs, name: str) -> Object:
-    """Lets the newest attempt's pods end well, and waits for the job; pods of an attempt before may still be going."""
+    """Lets the newest attempt's pods end well, and waits for the job; pods of an attempt before may
+    still be going."""
     newest = gangs.get(name)["status"]["pods"]
     for pod in newest:
         gangs.kubectl("exec", pod["name"], "--", "touch", "/tmp/finish")
@@ -83,8 +91,16 @@ def foreign_pod(gangs: Jobs, gpus: int) -> None:
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    container = {"name": "notebook", "image": gangs.template["spec"]["image"], "resources": resources}
-    spec = {**ON_ONE_NODE, "containers": [container | {"securityContext": safe}], "terminationGracePeriodSeconds": 1}
+    container = {
+        "name": "notebook",
+        "image": gangs.template["spec"]["image"],
+        "resources": resources,
+    }
+    spec = {
+        **ON_ONE_NODE,
+        "containers": [container | {"securityContext": safe}],
+        "terminationGracePeriodSeconds": 1,
+    }
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "notebook"}, "spec": spec}
     gangs.kubectl("create", "--filename", "-", stdin=json.dumps(body))
     gangs.kubectl("wait", "--for=condition=PodScheduled", "pod/notebook", "--timeout", "30s")
@@ -94,8 +110,14 @@ def test_a_job_of_eight_waits_while_another_holds_two(gangs: Jobs) -> None:
     want(gangs, "two", 2)
     gangs.wait("two", "running", running)
     want(gangs, "eight", 8, nodes=2)
-    job = gangs.wait("eight", "waiting", lambda job: condition(job, "Scheduled").get("reason") == "WaitingForGPUs")
-    message = f"needs 8 × {PRODUCT} on 2 nodes; 6 free, 2 held by {NAMESPACE}/two; 1st of 1 in the queue"
+    job = gangs.wait(
+        "eight",
+        "waiting",
+        lambda job: condition(job, "Scheduled").get("reason") == "WaitingForGPUs",
+    )
+    message = (
+        f"needs 8 × {PRODUCT} on 2 nodes; 6 free, 2 held by {NAMESPACE}/two; 1st of 1 in the queue"
+    )
     assert condition(job, "Scheduled")["message"] == message
     assert gangs.list("jobs", "eight") == []
     finish(gangs, "two")
@@ -105,13 +127,18 @@ def test_a_job_of_eight_waits_while_another_holds_two(gangs: Jobs) -> None:
 
 
 @pytest.mark.slow
-def test_gpu_seconds_are_those_from_bound_to_end_though_a_pod_is_deleted(gangs: Jobs, tmp_path: Path) -> None:
-    """The witness is a watch of the pods: of the first attempt nothing is left when the second one ends."""
+def test_gpu_seconds_are_those_from_bound_to_end_though_a_pod_is_deleted(
+    gangs: Jobs, tmp_path: Path
+) -> None:
+    """The witness is a watch of the pods: of the first attempt nothing is left when the second one
+    ends."""
     with gangs.access.watching("pods", gangs.namespace, tmp_path / "pods") as seen:
         want(gangs, "held", 8, nodes=2)
         first = gangs.wait("held", "running", running)
         gangs.kubectl("delete", "pod", first["status"]["pods"][0]["name"], "--wait=false")
-        gangs.wait("held", "on in its second attempt", lambda job: attempt(job) == 2 and running(job))
+        gangs.wait(
+            "held", "on in its second attempt", lambda job: attempt(job) == 2 and running(job)
+        )
         finish(gangs, "held")
         usage = gangs.wait("held", "counted", lambda job: not holding(job))["status"]["usage"]
         pods = {pod["metadata"]["name"]: held_times(pod) for pod in seen() if ended(pod)}
@@ -119,16 +146,26 @@ def test_gpu_seconds_are_those_from_bound_to_end_though_a_pod_is_deleted(gangs: 
     assert len(pods) == 4
     for one in usage["attempts"]:
         told = one.get("goneSeconds", 0.0) + sum(pod["seconds"] for pod in one["pods"])
-        truth = sum(end - bound for name, (bound, end) in pods.items() if name.startswith(f"held-{one['attempt']}-"))
+        truth = sum(
+            end - bound
+            for name, (bound, end) in pods.items()
+            if name.startswith(f"held-{one['attempt']}-")
+        )
         assert told == pytest.approx(truth, rel=0.01, abs=one["nodes"] * ATTEMPT_SECONDS)
     whole = GPUS_PER_POD * sum(end - bound for bound, end in pods.values())
-    assert usage["heldGpuSeconds"] == pytest.approx(whole, rel=0.01, abs=2 * 2 * GPUS_PER_POD * ATTEMPT_SECONDS)
+    assert usage["heldGpuSeconds"] == pytest.approx(
+        whole, rel=0.01, abs=2 * 2 * GPUS_PER_POD * ATTEMPT_SECONDS
+    )
     assert sum(usage["gpuSeconds"].values()) == pytest.approx(usage["heldGpuSeconds"])
 
 
 def holding(job: Object) -> bool:
     """Whether a pod of the job holds GPUs as far as the status says."""
-    return any("seconds" not in pod for one in job["status"]["usage"]["attempts"] for pod in one.get("pods", []))
+    return any(
+        "seconds" not in pod
+        for one in job["status"]["usage"]["attempts"]
+        for pod in one.get("pods", [])
+    )
 
 
 def ended(pod: Object) -> bool:
@@ -137,7 +174,8 @@ def ended(pod: Object) -> bool:
 
 
 def held_times(pod: Object) -> tuple[float, float]:
-    """Unix times at which a pod was bound and its container ended, in whole seconds as the API server has them."""
+    """Unix times at which a pod was bound and its container ended, in whole seconds as the API
+    server has them."""
     (bound,) = (one for one in pod["status"]["conditions"] if one["type"] == "PodScheduled")
     (container,) = pod["status"]["containerStatuses"]
     times = (bound["lastTransitionTime"], container["state"]["terminated"]["finishedAt"])
@@ -151,23 +189,32 @@ STRANGER: Object = {
     "metadata": {"name": "a-1"},
     "spec": {
         "suspend": True,
-        "template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "none", "image": "none"}]}},
+        "template": {
+            "spec": {"restartPolicy": "Never", "containers": [{"name": "none", "image": "none"}]}
+        },
     },
 }
 
 
 @pytest.mark.slow
 def test_two_gangs_of_three_never_deadlock_whoever_dies_or_grabs_between(gangs: Jobs) -> None:
-    """A stranger's Job of its name keeps out the first gang's: what an operator sees that died before the start."""
+    """A stranger's Job of its name keeps out the first gang's: what an operator sees that died
+    before the start."""
     gangs.kubectl("create", "--filename", "-", stdin=json.dumps(STRANGER))
     for name in "ab":
         want(gangs, name, 3, **ON_ONE_NODE)
-    gangs.wait("a", "committed", lambda job: condition(job, "Scheduled").get("reason") == "NameTaken")
-    gangs.wait("b", "waiting", lambda job: condition(job, "Scheduled").get("reason") == "WaitingForGPUs")
+    gangs.wait(
+        "a", "committed", lambda job: condition(job, "Scheduled").get("reason") == "NameTaken"
+    )
+    gangs.wait(
+        "b", "waiting", lambda job: condition(job, "Scheduled").get("reason") == "WaitingForGPUs"
+    )
     foreign_pod(gangs, 2)
     gangs.access.kubectl("delete", "pod", "--namespace", stack.SYSTEM_NAMESPACE, "--all", "--now")
     gangs.kubectl("delete", "job", "a-1")
-    job = gangs.wait("a", "released", lambda job: condition(job, "Admitted").get("reason") == "SchedulingTimeout")
+    job = gangs.wait(
+        "a", "released", lambda job: condition(job, "Admitted").get("reason") == "SchedulingTimeout"
+    )
     assert attempt(job) == 1
     assert gangs.list("jobs", "b") == []
     gangs.kubectl("delete", "pod", "notebook")
@@ -198,9 +245,13 @@ TOO_BIG: Object = SMALL | {
 
 
 @pytest.mark.slow
-def test_what_cannot_fit_is_refused_with_numbers_and_each_fix_is_admitted(gangs: Jobs, tmp_path: Path) -> None:
+def test_what_cannot_fit_is_refused_with_numbers_and_each_fix_is_admitted(
+    gangs: Jobs, tmp_path: Path
+) -> None:
     gangs.create("big", **TOO_BIG)
-    job = gangs.wait("big", "refused", lambda job: condition(job, "Planned").get("status") == "False")
+    job = gangs.wait(
+        "big", "refused", lambda job: condition(job, "Planned").get("status") == "False"
+    )
     message = condition(job, "Planned")["message"]
     assert re.search(r"needs \d+\.\d GiB per GPU at \w+, 78\.9 GiB are usable", message), message
     assert gangs.list("jobs", "big") == []
@@ -217,10 +268,21 @@ def test_what_cannot_fit_is_refused_with_numbers_and_each_fix_is_admitted(gangs:
 def planned(gangs: Jobs, job: Object, folder: Path) -> Object:
     """What `grpo plan` says of the job on this cluster; nothing fits."""
     (folder / "job.json").write_text(json.dumps(job))
-    command = [sys.executable, "-m", "grpo_cli", "plan", "-f", str(folder / "job.json"), "-o", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "grpo_cli",
+        "plan",
+        "-f",
+        str(folder / "job.json"),
+        "-o",
+        "json",
+    ]
     context = gangs.access.kubectl("config", "current-context").strip()
     command += ["--context", context]
-    done = subprocess.run(command, env=gangs.access.environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=gangs.access.environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 3, done.stderr
     result: Object = json.loads(done.stdout)
     return result

@@ -1,4 +1,5 @@
-"""The node level of the cluster harness keeps its promises; every other end-to-end test stands on it."""
+"""The node level of the cluster harness keeps its promises; every other end-to-end test stands on
+it."""
 
 import json
 import os
@@ -90,7 +91,7 @@ spec:
                       time.sleep(0.2)
               rank0.sendall(os.environ["NODE"].encode() + b"\\n")
               print("sent from", rank0.getsockname()[0])
-"""
+"""  # noqa: E501
 PAUSED = """
 apiVersion: v1
 kind: Pod
@@ -136,7 +137,9 @@ def image() -> Image:
 @pytest.fixture(scope="module")
 def cluster(image: Image) -> Iterator[Cluster]:
     """A cluster of this module's own, whose nodes may be harmed and are quickly taken for lost."""
-    settings = ClusterSettings(2, gpus=GpuSettings(8), control_plane=ControlPlaneSettings(node_grace_seconds=10))
+    settings = ClusterSettings(
+        2, gpus=GpuSettings(8), control_plane=ControlPlaneSettings(node_grace_seconds=10)
+    )
     with Cluster.create(f"nodes-{os.getpid()}", settings) as own:
         own.load(image.archive)
         yield own
@@ -155,7 +158,10 @@ def test_an_indexed_job_finds_its_peer_on_the_other_node(cluster: Cluster, image
     cluster.kubectl("apply", "-f", "-", input=GANG.replace("IMAGE", image.name))
     cluster.kubectl("wait", "-n", "gang", "--for=condition=Complete", "job/pair", "--timeout=120s")
     pods = "jsonpath={range .items[*]}{.spec.nodeName} {.status.podIP}{'\\n'}{end}"
-    places = dict(line.split() for line in cluster.kubectl("get", "pods", "-n", "gang", "-o", pods).splitlines())
+    places = dict(
+        line.split()
+        for line in cluster.kubectl("get", "pods", "-n", "gang", "-o", pods).splitlines()
+    )
     assert sorted(places) == ["node-0", "node-1"]
     heard = _logs(cluster, 0).split()
     assert heard[0] == "from"
@@ -165,7 +171,9 @@ def test_an_indexed_job_finds_its_peer_on_the_other_node(cluster: Cluster, image
 
 
 def _logs(cluster: Cluster, index: int) -> str:
-    return cluster.kubectl("logs", "-n", "gang", "-l", f"batch.kubernetes.io/job-completion-index={index}")
+    return cluster.kubectl(
+        "logs", "-n", "gang", "-l", f"batch.kubernetes.io/job-completion-index={index}"
+    )
 
 
 def test_a_lost_node_is_noticed_and_comes_back(cluster: Cluster, image: Image) -> None:
@@ -177,12 +185,25 @@ def test_a_lost_node_is_noticed_and_comes_back(cluster: Cluster, image: Image) -
     cluster.wait("node-1", "get", "node", "node-1", "-o", ready, expect="Unknown")
     cluster.kubelet("node-1", "start")
     cluster.wait("node-1", "get", "node", "node-1", "-o", ready, expect="True")
-    assert cluster.kubectl("get", "node", "node-1", "-o", "jsonpath={.status.allocatable.nvidia\\.com/gpu}") == "8"
+    assert (
+        cluster.kubectl(
+            "get", "node", "node-1", "-o", "jsonpath={.status.allocatable.nvidia\\.com/gpu}"
+        )
+        == "8"
+    )
     cluster.kubectl("delete", "pod", "stays", "--ignore-not-found", "--timeout=60s")
 
 
 def test_the_api_server_may_be_away_without_harm_to_pods(cluster: Cluster, image: Image) -> None:
-    cluster.kubectl("run", "survivor", f"--image={image.name}", "--image-pull-policy=Never", "--", "sleep", "86399")
+    cluster.kubectl(
+        "run",
+        "survivor",
+        f"--image={image.name}",
+        "--image-pull-policy=Never",
+        "--",
+        "sleep",
+        "86399",
+    )
     cluster.kubectl("wait", "--for=condition=Ready", "pod/survivor", "--timeout=60s")
     cluster.stop_apiserver()
     with pytest.raises(CommandError, match="refused"):
@@ -190,14 +211,25 @@ def test_the_api_server_may_be_away_without_harm_to_pods(cluster: Cluster, image
     cluster.start_apiserver()
     restarts = "jsonpath={.status.containerStatuses[0].restartCount}"
     assert cluster.kubectl("get", "pod", "survivor", "-o", restarts) == "0"
-    until("the kubelet to answer", lambda: cluster.kubectl("exec", "survivor", "--", "echo", "here") == "here\n")
+    until(
+        "the kubelet to answer",
+        lambda: cluster.kubectl("exec", "survivor", "--", "echo", "here") == "here\n",
+    )
 
 
 def test_down_leaves_no_trace_beside_another_cluster(image: Image) -> None:
     before = _host()
     with Cluster.create(f"traces-{os.getpid()}", ClusterSettings(1)) as own:
         own.load(image.archive)
-        own.kubectl("run", "busy", f"--image={image.name}", "--image-pull-policy=Never", "--", "sleep", "86399")
+        own.kubectl(
+            "run",
+            "busy",
+            f"--image={image.name}",
+            "--image-pull-policy=Never",
+            "--",
+            "sleep",
+            "86399",
+        )
         own.kubectl("wait", "--for=condition=Ready", "pod/busy", "--timeout=60s")
         used = _namespaces(own.directory)
         during = _traces(own.directory, own.settings.slot, used)
@@ -209,18 +241,25 @@ def test_down_leaves_no_trace_beside_another_cluster(image: Image) -> None:
     assert _host() == before
 
 
-@pytest.mark.parametrize("role", ["switch", "node-0", "nodes/node-0/containerd", "nodes/node-0/kubelet"])
+@pytest.mark.parametrize(
+    "role", ["switch", "node-0", "nodes/node-0/containerd", "nodes/node-0/kubelet"]
+)
 def test_a_start_that_is_killed_halfway_leaves_no_trace(role: str) -> None:
     before = _host()
     name = f"halfway-{os.getpid()}"
     processes = Processes(clusters_folder() / name)
     command = [sys.executable, "-m", "harness", "--name", name, "up", "--nodes", "1"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2]) as owner:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2]
+    ) as owner:
         until(f"the process {role}", lambda: processes.find(role))
         slot = load_settings(processes.directory).slot
         used = _namespaces(processes.directory)
         owner.kill()
-    until("the guard to remove the cluster", lambda: not processes.find() and not processes.directory.exists())
+    until(
+        "the guard to remove the cluster",
+        lambda: not processes.find() and not processes.directory.exists(),
+    )
     assert not any(_traces(processes.directory, slot, used).values())
     assert _host() == before
 
@@ -231,7 +270,9 @@ def _host() -> dict[str, str]:
         "mounts": "cat /proc/mounts",
         "firewall": "nft --stateless list ruleset",
         "iptables": "iptables-save | grep '^-A' || true",
-        "kernel settings": "sysctl vm.overcommit_memory vm.panic_on_oom kernel.panic kernel.panic_on_oops",
+        "kernel settings": (
+            "sysctl vm.overcommit_memory vm.panic_on_oom kernel.panic kernel.panic_on_oops"
+        ),
         "forwarding": "sysctl net.ipv4.ip_forward",
         "folders": "ls -d /run/* /opt/* /etc/* /var/lib/* /var/log/* /usr/libexec/*",
     }
@@ -243,9 +284,15 @@ def _traces(directory: Path, slot: int, namespaces: set[str]) -> dict[str, list[
     link = Addresses(slot).link
     alive = _output("lsns --noheadings --type net --output NS").split()
     return {
-        "cgroups": [str(path) for root in cgroups.roots() for path in root.glob(cgroups.group(directory))],
+        "cgroups": [
+            str(path) for root in cgroups.roots() for path in root.glob(cgroups.group(directory))
+        ],
         "links": [line for line in _output("ip -oneline link").splitlines() if f" {link}@" in line],
-        "routes": [line for line in _output("ip route show table all").splitlines() if f"dev {link}" in line],
+        "routes": [
+            line
+            for line in _output("ip route show table all").splitlines()
+            if f"dev {link}" in line
+        ],
         "namespaces": [name for name in alive if name in namespaces],
     }
 
@@ -274,14 +321,25 @@ def _output(command: str) -> str:
         pytest.param(slim_trainer_image, marks=pytest.mark.slow),
     ],
 )
-def test_the_trainer_image_of_the_shipped_dockerfile_trains_without_cuda(build: Callable[[], Image]) -> None:
+def test_the_trainer_image_of_the_shipped_dockerfile_trains_without_cuda(
+    build: Callable[[], Image],
+) -> None:
     image = build()
     light = build is not slim_trainer_image
     shown = training_settings().shown if light else {}
     with Cluster.create(f"trainer-{os.getpid()}", ClusterSettings(1, shown=shown)) as own:
         own.load(image.archive)
         own.kubectl("apply", "-f", "-", input=TRAINER.replace("IMAGE", image.name))
-        own.wait("the pod", "get", "pod", "trainer", "-o", "jsonpath={.status.phase}", expect="Succeeded", seconds=300)
+        own.wait(
+            "the pod",
+            "get",
+            "pod",
+            "trainer",
+            "-o",
+            "jsonpath={.status.phase}",
+            expect="Succeeded",
+            seconds=300,
+        )
         seen = json.loads(own.kubectl("logs", "trainer"))
     assert seen["cuda"] is False
     assert seen["gradient"] == [4.0]

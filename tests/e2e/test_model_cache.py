@@ -1,4 +1,5 @@
-"""Models that are there before the job: from an image, and from a cache that `grpo prefetch` has filled.
+"""Models that are there before the job: from an image, and from a cache that `grpo prefetch` has
+filled.
 
 The hub is a pod with the tests' own, which is gone when the job starts.
 """
@@ -33,7 +34,11 @@ server.add("dataset", "team/rows", {"train.jsonl": Path("/content/arithmetic.jso
 server.serve_forever()
 """
 CACHED: dict[str, Any] = {
-    "model": {"name": "team/model", "parameters": "77K", "cache": {"claimName": CLAIM, "subPath": "cache"}},
+    "model": {
+        "name": "team/model",
+        "parameters": "77K",
+        "cache": {"claimName": CLAIM, "subPath": "cache"},
+    },
     "dataset": {"name": "team/rows", "promptColumn": "prompt"},
 }
 
@@ -43,11 +48,17 @@ def content(jobs: Jobs) -> Path:
     return jobs.checkpoints.parent
 
 
-def test_a_job_trains_a_model_from_an_image(installed: AnyCluster, jobs: Jobs, tmp_path: Path) -> None:
+def test_a_job_trains_a_model_from_an_image(
+    installed: AnyCluster, jobs: Jobs, tmp_path: Path
+) -> None:
     name, archive = "localhost/models/tiny:1", tmp_path / "tiny.tar"
     write_image({"tiny": content(jobs) / "model"}, name, archive, {})
     installed.load(archive)
-    model = {"name": "/models/tiny", "parameters": "77K", "image": {"reference": name, "pullPolicy": "Never"}}
+    model = {
+        "name": "/models/tiny",
+        "parameters": "77K",
+        "image": {"reference": name, "pullPolicy": "Never"},
+    }
     jobs.create("from-image", {"maxSteps": STEPS}, model=model)
     job = jobs.wait_succeeded("from-image")
     assert job["status"]["progress"]["step"] == STEPS
@@ -76,7 +87,11 @@ def job_file(jobs: Jobs, hub_pod: str, tmp_path: Path, monkeypatch: pytest.Monke
 def hub_pod(jobs: Jobs, trainer_image: Image) -> Iterator[str]:
     """A hub in the cluster, by its address."""
     beside = {"name": "hub", "labels": {"app": "hub"}}
-    secure = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
+    secure = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
     container = {
         "name": "hub",
         "image": trainer_image.name,
@@ -87,7 +102,11 @@ def hub_pod(jobs: Jobs, trainer_image: Image) -> Iterator[str]:
         "volumeMounts": [{"name": name, "mountPath": f"/{name}"} for name in ("code", "content")],
     }
     pod: Object = {
-        "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         "containers": [container],
         "volumes": [
             {"name": "code", "configMap": {"name": "hub"}},
@@ -95,22 +114,39 @@ def hub_pod(jobs: Jobs, trainer_image: Image) -> Iterator[str]:
         ],
     }
     objects: list[Object] = [
-        {"apiVersion": "v1", "kind": "ConfigMap", "data": {"hub.py": Path(hub.__file__).read_text()}},
-        {"apiVersion": "v1", "kind": "Service", "spec": {"selector": beside["labels"], "ports": [{"port": 8000}]}},
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "data": {"hub.py": Path(hub.__file__).read_text()},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "spec": {"selector": beside["labels"], "ports": [{"port": 8000}]},
+        },
         {"apiVersion": "v1", "kind": "Pod", "spec": pod},
     ]
     items = [one | {"metadata": beside} for one in objects]
-    jobs.kubectl("apply", "--filename", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    jobs.kubectl(
+        "apply",
+        "--filename",
+        "-",
+        stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}),
+    )
     jobs.kubectl("wait", "--for=condition=Ready", "pod/hub", "--timeout", "120s")
     yield f"http://hub.{jobs.namespace}.svc:8000"
     jobs.kubectl("delete", "configmap/hub", "service/hub", "pod/hub", "--ignore-not-found", "--now")
 
 
-def test_a_cache_that_was_filled_before_needs_no_hub(jobs: Jobs, trainer_image: Image, job_file: Path) -> None:
+def test_a_cache_that_was_filled_before_needs_no_hub(
+    jobs: Jobs, trainer_image: Image, job_file: Path
+) -> None:
     arguments = ["prefetch", "-f", str(job_file), "--trainer-image", trainer_image.name]
     assert main(arguments) == 0
     assert main(arguments) == 0, "nothing is left to fetch"
     jobs.kubectl("delete", "pod/hub", "--now")
-    jobs.create("cached", {"maxSteps": STEPS}, **CACHED, env=[{"name": "HF_HUB_OFFLINE", "value": "1"}])
+    jobs.create(
+        "cached", {"maxSteps": STEPS}, **CACHED, env=[{"name": "HF_HUB_OFFLINE", "value": "1"}]
+    )
     done = jobs.wait_succeeded("cached")
     assert done["status"]["revisions"].keys() >= {"model", "dataset"}

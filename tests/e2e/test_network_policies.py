@@ -1,4 +1,5 @@
-"""The operator's NetworkPolicy on real nodes: a gang works behind it, and a stranger's pod reaches nothing.
+"""The operator's NetworkPolicy on real nodes: a gang works behind it, and a stranger's pod reaches
+nothing.
 
 A rendezvous without a password is as private as the network makes it.
 """
@@ -39,7 +40,11 @@ for port in ports:
 
 def knock(cluster: AnyCluster, name: str, address: str) -> dict[str, str]:
     """What a pod of another namespace meets at each of the ports."""
-    inside = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+    inside = {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     container = {
         "name": "main",
         "image": python_image().name,
@@ -51,7 +56,9 @@ def knock(cluster: AnyCluster, name: str, address: str) -> dict[str, str]:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
     own = ("--namespace", STRANGERS)
     cluster.kubectl("create", *own, "--filename", "-", input=json.dumps(pod))
-    cluster.wait(name, "get", "pod", name, *own, "-o", "jsonpath={.status.phase}", expect="Succeeded")
+    cluster.wait(
+        name, "get", "pod", name, *own, "-o", "jsonpath={.status.phase}", expect="Succeeded"
+    )
     return dict(line.split(" ", 1) for line in cluster.kubectl("logs", name, *own).splitlines())
 
 

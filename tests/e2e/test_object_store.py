@@ -1,6 +1,8 @@
-"""A cluster without a shared volume for checkpoints: two pods on two nodes, an object store alone, a pod lost half way.
+"""A cluster without a shared volume for checkpoints: two pods on two nodes, an object store alone,
+a pod lost half way.
 
-The store is versitygw in a pod, whose objects are files of this machine. What trains sees it over the network only.
+The store is versitygw in a pod, whose objects are files of this machine. What trains sees it over
+the network only.
 """
 
 import json
@@ -24,23 +26,41 @@ pytestmark = pytest.mark.slow
 
 NAME, IMAGE, PORT = "stored", "localhost/stores/versitygw:1", 7070
 STEPS, EVERY = 64, 8
-"""A step takes a third of a second on two idle cores: on faster ones, too, the run is still on when step 9 is seen."""
+"""A step takes a third of a second on two idle cores: on faster ones, too, the run is still on when
+step 9 is seen."""
 
 
 @pytest.fixture(scope="module")
-def objects(installed: AnyCluster, jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The bucket's folder, of a store that the pods reach as `store`; its keys are in a secret of that name."""
-    archive, folder = tmp_path_factory.mktemp("image") / "store.tar", jobs.checkpoints.parent / "store"
-    write_image({"versitygw": Path(toolchain(("versitygw",)).program("versitygw"))}, IMAGE, archive, {})
+def objects(
+    installed: AnyCluster, jobs: Jobs, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """The bucket's folder, of a store that the pods reach as `store`; its keys are in a secret of
+    that name."""
+    archive, folder = (
+        tmp_path_factory.mktemp("image") / "store.tar",
+        jobs.checkpoints.parent / "store",
+    )
+    write_image(
+        {"versitygw": Path(toolchain(("versitygw",)).program("versitygw"))}, IMAGE, archive, {}
+    )
     installed.load(archive)
     for path in (folder, folder / "data", folder / "data" / BUCKET, folder / "meta"):
         path.mkdir(exist_ok=True)
         path.chmod(0o777)
-    made = [one | {"metadata": {"name": "store", "labels": {"app": "store"}}} for one in manifests()]
-    jobs.kubectl("apply", "--filename", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": made}))
+    made = [
+        one | {"metadata": {"name": "store", "labels": {"app": "store"}}} for one in manifests()
+    ]
+    jobs.kubectl(
+        "apply",
+        "--filename",
+        "-",
+        stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": made}),
+    )
     jobs.kubectl("wait", "--for=condition=Ready", "pod/store", "--timeout", "120s")
     yield folder / "data" / BUCKET
-    jobs.kubectl("delete", "secret/store", "service/store", "pod/store", "--ignore-not-found", "--now")
+    jobs.kubectl(
+        "delete", "secret/store", "service/store", "pod/store", "--ignore-not-found", "--now"
+    )
 
 
 def manifests() -> list[Object]:
@@ -56,13 +76,21 @@ def manifests() -> list[Object]:
         "volumeMounts": [{"name": "store", "mountPath": "/store", "subPath": "store"}],
     }
     pod = {
-        "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         "containers": [container],
         "volumes": [{"name": "store", "persistentVolumeClaim": {"claimName": CLAIM}}],
     }
     return [
         {"apiVersion": "v1", "kind": "Secret", "stringData": dict(CREDENTIALS)},
-        {"apiVersion": "v1", "kind": "Service", "spec": {"selector": {"app": "store"}, "ports": [{"port": PORT}]}},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "spec": {"selector": {"app": "store"}, "ports": [{"port": PORT}]},
+        },
         {"apiVersion": "v1", "kind": "Pod", "spec": pod},
     ]
 
@@ -70,13 +98,20 @@ def manifests() -> list[Object]:
 @pytest.fixture(scope="module")
 def done(jobs: Jobs, objects: Path) -> Object:
     """A job that has lost a pod after its first checkpoint, and has gone on to its end."""
-    place: Object = {"url": f"s3://{BUCKET}/runs", "endpoint": f"http://store.{jobs.namespace}.svc:{PORT}"}
+    place: Object = {
+        "url": f"s3://{BUCKET}/runs",
+        "endpoint": f"http://store.{jobs.namespace}.svc:{PORT}",
+    }
     place["credentialsSecretRef"] = {"name": "store"}
-    jobs.create(NAME, {"maxSteps": STEPS}, checkpoint={"store": place, "everySteps": EVERY, "keep": 1})
+    jobs.create(
+        NAME, {"maxSteps": STEPS}, checkpoint={"store": place, "everySteps": EVERY, "keep": 1}
+    )
     running = jobs.wait_step(NAME, EVERY + 1)
     nodes = {pod["spec"]["nodeName"] for pod in jobs.list("pods", NAME)}
     assert len(nodes) == 2
-    jobs.kubectl("delete", "pod", running["status"]["pods"][1]["name"], "--grace-period=0", "--force")
+    jobs.kubectl(
+        "delete", "pod", running["status"]["pods"][1]["name"], "--grace-period=0", "--force"
+    )
     return jobs.wait_succeeded(NAME)
 
 
@@ -105,14 +140,27 @@ def test_nothing_is_left_on_the_store_but_what_counts(objects: Path, done: Objec
     assert {"/".join(name.split("/")[:2]) for name in left} == counted
 
 
-def test_the_model_comes_home_from_the_store(jobs: Jobs, objects: Path, done: Object, tmp_path: Path) -> None:
+def test_the_model_comes_home_from_the_store(
+    jobs: Jobs, objects: Path, done: Object, tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
-    said = grpo(jobs.access, "export", NAME, "--namespace", jobs.namespace, "--to", str(tmp_path / "model"))
-    assert f"{done['status']['export']['weightsHash']}, as the job reported it" in said.replace("\n", " ")
-    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=tmp_path / "model", check=True)
+    said = grpo(
+        jobs.access, "export", NAME, "--namespace", jobs.namespace, "--to", str(tmp_path / "model")
+    )
+    assert f"{done['status']['export']['weightsHash']}, as the job reported it" in said.replace(
+        "\n", " "
+    )
+    subprocess.run(
+        ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"],
+        cwd=tmp_path / "model",
+        check=True,
+    )
     stored = objects / "runs" / f"{NAME}-{done['metadata']['uid']}" / "attempt-2" / "export"
-    here, there = ({path.name: path.read_bytes() for path in one.iterdir()} for one in (tmp_path / "model", stored))
+    here, there = (
+        {path.name: path.read_bytes() for path in one.iterdir()}
+        for one in (tmp_path / "model", stored)
+    )
     assert here == there
     assert NAME in grpo(jobs.access, "verify", str(tmp_path / "model"))
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").num_parameters() > 70_000

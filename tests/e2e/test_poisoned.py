@@ -1,7 +1,8 @@
-"""A run whose learning rate is poison, on the real cluster: a real Prometheus with the chart's rules tells of it, and
-the dashboard shows it.
+"""A run whose learning rate is poison, on the real cluster: a real Prometheus with the chart's
+rules tells of it, and the dashboard shows it.
 
-The rules wait for nothing here: how long each does, and in which stories, is promtool's matter (test_alerts.py).
+The rules wait for nothing here: how long each does, and in which stories, is promtool's matter
+(test_alerts.py).
 """
 
 import time
@@ -52,7 +53,9 @@ KL, ALERT, EVALUATED = "grpo_training_kl", "GRPOKLHigh", "evaluated"
 def target(jobs: Jobs) -> Iterator[str]:
     """The address of the poisoned run's metrics; it trains no more when the block ends."""
     jobs.create(NAME, POISON, placement={"accelerator": "CPU", "nodes": 1}, restarts={"limit": 0})
-    job = jobs.wait(NAME, "placed", lambda _: any(pod["status"].get("podIP") for pod in jobs.list("pods", NAME)))
+    job = jobs.wait(
+        NAME, "placed", lambda _: any(pod["status"].get("podIP") for pod in jobs.list("pods", NAME))
+    )
     (pod,) = jobs.list("pods", job["metadata"]["name"])
     yield f"{pod['status']['podIP']}:{PROGRESS_PORT}"
     jobs.kubectl("delete", "grpojob", NAME)
@@ -60,51 +63,82 @@ def target(jobs: Jobs) -> Iterator[str]:
 
 def rules(jobs: Jobs) -> list[Object]:
     """The chart's rules, after one that marks each evaluation."""
-    text = jobs.access.helm("template", str(stack.CHART), "--set", "monitoring.prometheusRule.enabled=true")
-    (found,) = [document for document in load_documents(text) if document["kind"] == "PrometheusRule"]
+    text = jobs.access.helm(
+        "template", str(stack.CHART), "--set", "monitoring.prometheusRule.enabled=true"
+    )
+    (found,) = [
+        document for document in load_documents(text) if document["kind"] == "PrometheusRule"
+    ]
     group = found["spec"]["groups"][0]
-    return [{"record": EVALUATED, "expr": "vector(1)"}, *({**rule, "for": "0s"} for rule in group["rules"])]
+    return [
+        {"record": EVALUATED, "expr": "vector(1)"},
+        *({**rule, "for": "0s"} for rule in group["rules"]),
+    ]
 
 
 def operator(jobs: Jobs) -> str:
     """The address of the metrics of the operator that leads."""
     where = ("--namespace", stack.SYSTEM_NAMESPACE, "get")
-    leader = jobs.access.kubectl(*where, "lease", stack.RELEASE, "--output", "jsonpath={.spec.holderIdentity}")
+    leader = jobs.access.kubectl(
+        *where, "lease", stack.RELEASE, "--output", "jsonpath={.spec.holderIdentity}"
+    )
     address = jobs.access.kubectl(*where, "pod", leader, "--output", "jsonpath={.status.podIP}")
     return f"{address}:{METRICS_PORT}"
 
 
 def settings(jobs: Jobs, target: str, folder: Path) -> dict[str, Any]:
-    """A Prometheus that sees run and operator as the chart's monitors have it, and evaluates the rules soon."""
-    (folder / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "grpo", "rules": rules(jobs)}]}))
+    """A Prometheus that sees run and operator as the chart's monitors have it, and evaluates the
+    rules soon."""
+    (folder / "rules.yml").write_text(
+        yaml.safe_dump({"groups": [{"name": "grpo", "rules": rules(jobs)}]})
+    )
     labels = {"namespace": jobs.namespace, "grpojob": NAME, "attempt": "1"}
     return {
         "global": {"scrape_interval": "1s", "evaluation_interval": f"{EVALUATION_SECONDS}s"},
         "rule_files": [str(folder / "rules.yml")],
         "scrape_configs": [
             {"job_name": "training", "static_configs": [{"targets": [target], "labels": labels}]},
-            {"job_name": "operator", "honor_labels": True, "static_configs": [{"targets": [operator(jobs)]}]},
+            {
+                "job_name": "operator",
+                "honor_labels": True,
+                "static_configs": [{"targets": [operator(jobs)]}],
+            },
         ],
     }
 
 
 def samples(address: str, series: str) -> list[tuple[float, float]]:
     """Time and value of what was kept of a series."""
-    return [(float(at), float(value)) for one in query(address, f"{series}[10m]") for at, value in one["values"]]
+    return [
+        (float(at), float(value))
+        for one in query(address, f"{series}[10m]")
+        for at, value in one["values"]
+    ]
 
 
 def test_the_alert_fires_within_two_evaluations_of_the_first_bad_sample(
     jobs: Jobs, target: str, tmp_path: Path
 ) -> None:
-    limit = yaml.safe_load((stack.CHART / "values.yaml").read_text())["monitoring"]["prometheusRule"]["thresholds"]
-    firing = f'ALERTS{{alertname="{ALERT}",alertstate="firing",namespace="{jobs.namespace}",grpojob="{NAME}"}}'
+    limit = yaml.safe_load((stack.CHART / "values.yaml").read_text())["monitoring"][
+        "prometheusRule"
+    ]["thresholds"]
+    firing = f'ALERTS{{alertname="{ALERT}",alertstate="firing",namespace="{jobs.namespace}",grpojob="{NAME}"}}'  # noqa: E501
     with serving(tmp_path, settings(jobs, target, tmp_path)) as address:
         told = until(f"{ALERT} to fire", lambda: samples(address, firing), 180)[0][0]
         bad = next(at for at, value in samples(address, KL) if value > limit["maxKL"])
         evaluations = [at for at, _ in samples(address, EVALUATED)]
-        until("a checkpoint", lambda: query(address, "grpo_training_checkpoint_timestamp_seconds"), 60)
+        until(
+            "a checkpoint", lambda: query(address, "grpo_training_checkpoint_timestamp_seconds"), 60
+        )
         # the second that has begun: what was just seen may be younger than the one before
-        shown = View(title=NAME, end=int(time.time()) + 1, seconds=30, namespace=jobs.namespace, job=NAME, step=1)
+        shown = View(
+            title=NAME,
+            end=int(time.time()) + 1,
+            seconds=30,
+            namespace=jobs.namespace,
+            job=NAME,
+            step=1,
+        )
         with browser(page()) as chromium:
             drawing = draw(chromium, Prometheus(address), "training-health", shown)
             (tmp_path / "poisoned.png").write_bytes(chromium.picture(drawing.height))

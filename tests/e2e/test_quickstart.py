@@ -1,6 +1,8 @@
-"""A newcomer's way from `make demo` on a cluster that is there already, one `kubectl apply`, to a model in hand.
+"""A newcomer's way from `make demo` on a cluster that is there already, one `kubectl apply`, to a
+model in hand.
 
-The cluster has no shared file system and no hub: what a laptop's has. Nothing is lost on the way, and nothing is left.
+The cluster has no shared file system and no hub: what a laptop's has. Nothing is lost on the way,
+and nothing is left.
 """
 
 import json
@@ -53,12 +55,26 @@ def newcomer(installed: AnyCluster, trainer_image: images.Image) -> Iterator[New
     """The demo, run to its end on a cluster that can pull the images."""
     stack.create_namespace(installed, NAMESPACE)
     context = installed.kubectl("config", "current-context").strip()
-    command = ["make", "-s", "demo", f"CONTEXT={context}", "PYTHON=/usr/bin/python3", f"NAMESPACE={NAMESPACE}"]
+    command = [
+        "make",
+        "-s",
+        "demo",
+        f"CONTEXT={context}",
+        "PYTHON=/usr/bin/python3",
+        f"NAMESPACE={NAMESPACE}",
+    ]
     command += [f"IMAGE={trainer_image.name}", f"OPERATOR_IMAGE={images.operator_image().name}"]
     path = f"{user_commands()}{os.pathsep}{os.environ['PATH']}"
-    environment = {name: value for name, value in installed.environment.items() if name != "PYTHONPATH"}
+    environment = {
+        name: value for name, value in installed.environment.items() if name != "PYTHONPATH"
+    }
     done = subprocess.run(
-        command, cwd=ROOT, env=environment | {"PATH": path}, capture_output=True, text=True, check=False
+        command,
+        cwd=ROOT,
+        env=environment | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     yield Newcomer(Jobs(installed, NAMESPACE, {}, Path()), done.stdout)
@@ -77,7 +93,9 @@ def model(newcomer: Newcomer, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plan(newcomer: Newcomer) -> TrainingPlan:
     """The evaluation's plan: its dataset, rewards and sampling."""
     child = json.loads(newcomer.jobs.kubectl("get", "job", f"{EVALUATION}-1", "--output", "json"))
-    return TrainingPlan.model_validate_json(child["spec"]["template"]["metadata"]["annotations"][PLAN_ANNOTATION])
+    return TrainingPlan.model_validate_json(
+        child["spec"]["template"]["metadata"]["annotations"][PLAN_ANNOTATION]
+    )
 
 
 def test_one_apply_trains_and_evaluates(newcomer: Newcomer) -> None:
@@ -91,7 +109,10 @@ def test_one_apply_trains_and_evaluates(newcomer: Newcomer) -> None:
 
 def test_the_model_was_saved_on_a_volume_of_the_default_class(newcomer: Newcomer) -> None:
     claim = json.loads(newcomer.jobs.kubectl("get", "pvc", TRAINING, "--output", "json"))
-    assert "storageClassName" not in next(one for one in DOCUMENTS if one["kind"] == claim["kind"])["spec"]
+    assert (
+        "storageClassName"
+        not in next(one for one in DOCUMENTS if one["kind"] == claim["kind"])["spec"]
+    )
     assert claim["status"]["phase"] == "Bound"
     assert claim["status"]["accessModes"] == ["ReadWriteOnce"]
 
@@ -106,14 +127,20 @@ def test_the_exported_model_answers_what_it_was_not_trained_on(model: Path) -> N
     encoded = tokenizer.apply_chat_template(
         chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
     )
-    tokens = policy.generate(**encoded, do_sample=False, max_new_tokens=48)[:, encoded["input_ids"].size(1) :]
+    tokens = policy.generate(**encoded, do_sample=False, max_new_tokens=48)[
+        :, encoded["input_ids"].size(1) :
+    ]
     answers = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     right = sum(answer == row["answer"] for answer, row in zip(answers, rows, strict=True))
     assert right >= 0.9 * len(rows), answers
 
 
 def test_it_earns_the_reward_that_the_job_reported_within_noise(
-    newcomer: Newcomer, model: Path, plan: TrainingPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    newcomer: Newcomer,
+    model: Path,
+    plan: TrainingPlan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "held-out.jsonl").write_text(ROWS["held-out.jsonl"])
     monkeypatch.setenv(DATA_MOUNT_ENV, str(tmp_path))
@@ -138,35 +165,53 @@ def test_what_it_was_made_of_lies_beside_it(newcomer: Newcomer, model: Path) -> 
 
 @pytest.mark.slow
 def test_the_page_for_ones_own_things_does_what_it_says(newcomer: Newcomer, tmp_path: Path) -> None:
-    """Its files and commands in their order, as somebody types them whose context has the namespace."""
+    """Its files and commands in their order, as somebody types them whose context has the
+    namespace."""
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(newcomer.jobs.access.kubeconfig.read_text())
     kubectl = Access(kubeconfig)
     kubectl.kubectl("config", "set-context", "--current", "--namespace", NAMESPACE)
-    environment = kubectl.environment | {"PATH": f"{user_commands()}{os.pathsep}{os.environ['PATH']}"}
+    environment = kubectl.environment | {
+        "PATH": f"{user_commands()}{os.pathsep}{os.environ['PATH']}"
+    }
     said = ""
-    for name, text in re.findall(r"^```(?:sh|\w+ (\S+))\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE):
+    for name, text in re.findall(
+        r"^```(?:sh|\w+ (\S+))\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
+    ):
         if name:
             (tmp_path / name).write_text(text)
             continue
         command = ["bash", "-e", "-c", text]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, (text, done.stdout, done.stderr)
         said += done.stdout
     assert "held-out reward" in said
     assert "2 rows, 16 completions each" in said
-    left = newcomer.jobs.kubectl("get", "grpojobs", "--output", "jsonpath={.items[*].metadata.name}")
+    left = newcomer.jobs.kubectl(
+        "get", "grpojobs", "--output", "jsonpath={.items[*].metadata.name}"
+    )
     assert left.split() == [TRAINING, EVALUATION]
 
 
-def test_deleting_it_leaves_nothing_but_the_model_on_this_machine(newcomer: Newcomer, model: Path) -> None:
+def test_deleting_it_leaves_nothing_but_the_model_on_this_machine(
+    newcomer: Newcomer, model: Path
+) -> None:
     jobs = newcomer.jobs
     volume = jobs.kubectl("get", "pvc", TRAINING, "--output", "jsonpath={.spec.volumeName}")
     jobs.kubectl("delete", "--filename", str(QUICKSTART))
     jobs.kubectl("wait", "--for=delete", "jobs,pods,pvc", "--all", "--timeout", "120s")
     jobs.kubectl("wait", "--for=delete", f"pv/{volume}", "--timeout", "120s")
     if isinstance(jobs.access, Cluster):
-        folders = list(jobs.access.directory.glob(f"nodes/*/overlay-var-lib/upper/{FOLDER.removeprefix('/var/lib/')}"))
+        folders = list(
+            jobs.access.directory.glob(
+                f"nodes/*/overlay-var-lib/upper/{FOLDER.removeprefix('/var/lib/')}"
+            )
+        )
         assert folders
-        until("the folder of the volume to be gone", lambda: not any(any(folder.iterdir()) for folder in folders))
+        until(
+            "the folder of the volume to be gone",
+            lambda: not any(any(folder.iterdir()) for folder in folders),
+        )
     assert AutoModelForCausalLM.from_pretrained(model)

@@ -1,4 +1,5 @@
-"""Rewards of the user's own on the real cluster: the examples' function from a ConfigMap and their HTTP service.
+"""Rewards of the user's own on the real cluster: the examples' function from a ConfigMap and their
+HTTP service.
 
 Only in a pod do mounts, a read-only root, the cluster's DNS and another user's permissions meet.
 """
@@ -21,13 +22,16 @@ STEPS = 4
 
 
 def documents(example: str) -> tuple[list[Object], Object]:
-    """The objects beside an example's GRPOJob, with an image that the nodes have; and the GRPOJob."""
+    """The objects beside an example's GRPOJob, with an image that the nodes have; and the
+    GRPOJob."""
     text = (EXAMPLES / example).read_text().replace("python:3.11-slim", python_image().name)
     *others, job = yaml.safe_load_all(text)
     return others, job
 
 
-def test_a_function_from_a_config_map_and_a_service_score_completions(installed: AnyCluster, jobs: Jobs) -> None:
+def test_a_function_from_a_config_map_and_a_service_score_completions(
+    installed: AnyCluster, jobs: Jobs
+) -> None:
     installed.load(python_image().archive)
     http, judged = documents("05-http-reward.yaml")
     python, brief = documents("07-python-reward.yaml")

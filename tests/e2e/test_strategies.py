@@ -1,7 +1,8 @@
-"""The trainer's promises on the real cluster: ZeRO-3 trains as DDP does, and wrong weights on one node stop the gang.
+"""The trainer's promises on the real cluster: ZeRO-3 trains as DDP does, and wrong weights on one
+node stop the gang.
 
-Only two pods on two nodes have two copies of a file, two names to meet by and two termination messages.
-The benchmark strategy_demo trains the whole demo under every strategy.
+Only two pods on two nodes have two copies of a file, two names to meet by and two termination
+messages. The benchmark strategy_demo trains the whole demo under every strategy.
 """
 
 import json
@@ -22,7 +23,11 @@ NODE_FOLDER = "/var/lib/grpo-model"
 """On each node's own disk."""
 CLAIM = "node-model"
 FAULTS = {
-    "one bit differs": ("data[-5] ^= 1", "WeightsDiffer", "model.norm.weight differs between ranks"),
+    "one bit differs": (
+        "data[-5] ^= 1",
+        "WeightsDiffer",
+        "model.norm.weight differs between ranks",
+    ),
     "truncated": ("del data[-1000:]", "BadInput", "model.safetensors"),
 }
 SPOIL = """
@@ -41,7 +46,10 @@ def test_zero3_and_ddp_agree_step_by_step(jobs: Jobs) -> None:
     for name, strategy, stage in (("ddp", "Clone", 0), ("zero3", "Sharded", 3)):
         jobs.create(name, {"maxSteps": STEPS}, reference={"strategy": strategy})
         job = jobs.wait_succeeded(name)
-        assert (job["status"]["plan"]["strategy"], job["status"]["plan"].get("zeroStage", 0)) == (strategy, stage)
+        assert (job["status"]["plan"]["strategy"], job["status"]["plan"].get("zeroStage", 0)) == (
+            strategy,
+            stage,
+        )
         logged[name] = [line for line in jobs.step_lines(job) if "kl" in line]
         jobs.kubectl("delete", "grpojob", name)
     assert [line["step"] for line in logged["ddp"]] == list(range(1, STEPS + 1))
@@ -56,9 +64,17 @@ def test_zero3_and_ddp_agree_step_by_step(jobs: Jobs) -> None:
 def node_model(installed: AnyCluster, jobs: Jobs) -> None:
     """A claim that is another folder on every node."""
     shape = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    volume = shape | {"capacity": {"storage": "1Gi"}, "hostPath": {"path": NODE_FOLDER, "type": "DirectoryOrCreate"}}
+    volume = shape | {
+        "capacity": {"storage": "1Gi"},
+        "hostPath": {"path": NODE_FOLDER, "type": "DirectoryOrCreate"},
+    }
     volume["claimRef"] = {"namespace": jobs.namespace, "name": CLAIM}
-    named = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": CLAIM}, "spec": volume}
+    named = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": CLAIM},
+        "spec": volume,
+    }
     stack.apply(installed, named, stack.volume_claim(jobs.namespace, CLAIM, "1Gi", shape))
 
 
@@ -83,8 +99,12 @@ def put_model(cluster: AnyCluster, image: Image, shared: Path, node: str, spoil:
         ],
     }
     name = f"put-{node}"
-    stack.apply(cluster, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod})
-    cluster.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", "--timeout", "60s")
+    stack.apply(
+        cluster, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod}
+    )
+    cluster.kubectl(
+        "wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", "--timeout", "60s"
+    )
     cluster.kubectl("delete", "pod", name, "--now")
 
 
@@ -100,11 +120,19 @@ def test_wrong_weights_on_one_node_stop_the_gang(
     model = {"name": "/models", "parameters": "77K", "volume": {"claimName": CLAIM}}
     jobs.create(name, {"maxSteps": STEPS}, model=model, restarts={"limit": 0})
     job = jobs.wait(name, "failed", lambda job: is_true(job, "Failed"))
-    assert condition(job, "Failed")["reason"] == job["status"]["outcome"]["result"] == result, job["status"]["outcome"]
+    assert condition(job, "Failed")["reason"] == job["status"]["outcome"]["result"] == result, job[
+        "status"
+    ]["outcome"]
     assert named in condition(job, "Failed")["message"]
     assert jobs.wait_ended(name)
-    states = [state for pod in jobs.list("pods", name) for state in pod["status"]["containerStatuses"]]
-    said = [json.loads(state["state"]["terminated"]["message"]) for state in states if "terminated" in state["state"]]
+    states = [
+        state for pod in jobs.list("pods", name) for state in pod["status"]["containerStatuses"]
+    ]
+    said = [
+        json.loads(state["state"]["terminated"]["message"])
+        for state in states
+        if "terminated" in state["state"]
+    ]
     assert result in [outcome["result"] for outcome in said]
     assert job["status"]["restarts"] == 0
     jobs.kubectl("delete", "grpojob", name)

@@ -37,9 +37,20 @@ TARGET = [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionBy
 QUOTA = 'FailedCreate: Error creating: pods "run-1-0-" is forbidden: exceeded quota: gpus'
 HASH = f"sha256:{'0' * 64}"
 CLAIM = {"checkpoint": {"volume": {"claimName": "runs", "subPath": "team"}, "everySteps": 10}}
-CHECKPOINT = {"step": 40, "time": NOW - 100, "bytes": 2**30, "where": "/checkpoints/run-uid-of-run/attempt-1/step-40"}
+CHECKPOINT = {
+    "step": 40,
+    "time": NOW - 100,
+    "bytes": 2**30,
+    "where": "/checkpoints/run-uid-of-run/attempt-1/step-40",
+}
 CLOCK = {"loading": 20, "proving": 2, "generating": 60, "scoring": 10, "training": 50, "saving": 5}
-METRICS: dict[str, Any] = {"kl": 0.0132, "reward": 1.84, "loss": 0.02, "prompts": 990, "prompts_dropped": 110}
+METRICS: dict[str, Any] = {
+    "kl": 0.0132,
+    "reward": 1.84,
+    "loss": 0.02,
+    "prompts": 990,
+    "prompts_dropped": 110,
+}
 REVISIONS = {"model": "a" * 40, "dataset.fingerprint": "b" * 64}
 GPU_JOB: dict[str, Any] = {"placement": {"accelerator": "GPU", "nodes": 2}, **CLAIM}
 TELLS: dict[str, Any] = {
@@ -60,7 +71,9 @@ def _pending(index: int, **more: Any) -> Any:
 
 
 def _creating(index: int, reason: str = "ContainerCreating") -> Any:
-    return make_pod(index, state={"waiting": {"reason": reason, "message": "back-off"}}, phase="Pending")
+    return make_pod(
+        index, state={"waiting": {"reason": reason, "message": "back-off"}}, phase="Pending"
+    )
 
 
 def _starting(*pods: Any, ago: float = 10, spec: Any = None, **status: Any) -> Any:
@@ -72,7 +85,10 @@ def _starting(*pods: Any, ago: float = 10, spec: Any = None, **status: Any) -> A
 def _bound(ago: float) -> dict[str, Any]:
     """Return a status whose gang has had its nodes for so many seconds."""
     kinds = ("Admitted", "Scheduled")
-    return {"conditions": [condition(kind, since=-ago) for kind in kinds] + [condition("Running", "False")]}
+    return {
+        "conditions": [condition(kind, since=-ago) for kind in kinds]
+        + [condition("Running", "False")]
+    }
 
 
 def _that(result: str, index: int = 0, code: int = 1, attempt: int = 1, **more: Any) -> Any:
@@ -80,15 +96,24 @@ def _that(result: str, index: int = 0, code: int = 1, attempt: int = 1, **more: 
 
 
 def _released(times: int) -> dict[str, Any]:
-    ends = [{"attempt": 1 + one, "reason": "SchedulingTimeout", "endTime": at(-10)} for one in range(times)]
-    return {"attempt": times, "ends": ends, "conditions": [condition("Admitted", "False", "SchedulingTimeout")]}
+    ends = [
+        {"attempt": 1 + one, "reason": "SchedulingTimeout", "endTime": at(-10)}
+        for one in range(times)
+    ]
+    return {
+        "attempt": times,
+        "ends": ends,
+        "conditions": [condition("Admitted", "False", "SchedulingTimeout")],
+    }
 
 
 def starting() -> Group:
     """Attempts that don't run yet."""
     return {
         "a new job": make_seen(make_job()),
-        "admitted, without a Job": make_seen(make_job(status=active_status(jobUid=None, running=False))),
+        "admitted, without a Job": make_seen(
+            make_job(status=active_status(jobUid=None, running=False))
+        ),
         "admitted long ago, without a Job": make_seen(
             make_job(status=active_status(jobUid=None, running=False, attemptStartTime=at(-301)))
         ),
@@ -112,14 +137,21 @@ def starting() -> Group:
             },
         ),
         "containers are made": _starting(_creating(0), _creating(1)),
-        "an image can't be pulled": _starting(make_pod(0), _creating(1, "ImagePullBackOff"), ago=70, **_bound(65)),
-        "a volume can't be mounted": replace(
-            _starting(make_pod(0), _creating(1), ago=70, **_bound(65)), start_warning="FailedMount: configmap not found"
+        "an image can't be pulled": _starting(
+            make_pod(0), _creating(1, "ImagePullBackOff"), ago=70, **_bound(65)
         ),
-        "containers did not start in time": _starting(make_pod(0), _creating(1), ago=9000, **_bound(8999)),
+        "a volume can't be mounted": replace(
+            _starting(make_pod(0), _creating(1), ago=70, **_bound(65)),
+            start_warning="FailedMount: configmap not found",
+        ),
+        "containers did not start in time": _starting(
+            make_pod(0), _creating(1), ago=9000, **_bound(8999)
+        ),
         "all pods run": _starting(make_pod(0), make_pod(1)),
         "a gang was released": make_seen(make_job(status=_released(1))),
-        "a gang was released twice, long ago": make_seen(make_job(status=_released(2)), now=NOW + 60),
+        "a gang was released twice, long ago": make_seen(
+            make_job(status=_released(2)), now=NOW + 60
+        ),
     }
 
 
@@ -139,18 +171,28 @@ def going_on() -> Group:
             *(make_pod(one, conditions=BOUND) for one in (0, 1)),
             pull=make_pull(**TELLS),
         ),
-        "rank 0 fetches": make_seen(make_job(**known), *TRAINERS, pull=make_pull(stage="Loading", fetched_bytes=5)),
-        "no checkpoint can be written": make_seen(make_job(**known), *TRAINERS, pull=make_pull(**problem)),
+        "rank 0 fetches": make_seen(
+            make_job(**known), *TRAINERS, pull=make_pull(stage="Loading", fetched_bytes=5)
+        ),
+        "no checkpoint can be written": make_seen(
+            make_job(**known), *TRAINERS, pull=make_pull(**problem)
+        ),
         "rank 0 is silent": make_seen(make_job(**known), *TRAINERS, silence=render.silence(30)),
-        "rank 0 is silent for minutes": make_seen(make_job(**known), *TRAINERS, silence=render.silence(121)),
+        "rank 0 is silent for minutes": make_seen(
+            make_job(**known), *TRAINERS, silence=render.silence(121)
+        ),
         "no step for longer than allowed": make_seen(
             make_job(**known), *TRAINERS, pull=make_pull(still=4000, stage="Training", step=7)
         ),
         "a node is away": running(make_pod(0), make_pod(1, conditions=LOST)),
-        "engines run": make_seen(make_job(status=served), *TRAINERS, make_engines(), make_engine(0), make_engine(1)),
+        "engines run": make_seen(
+            make_job(status=served), *TRAINERS, make_engines(), make_engine(0), make_engine(1)
+        ),
         "an engine is lost": make_seen(make_job(status=served), *TRAINERS, *engines),
         "engines have no Job": make_seen(make_job(status=served), *TRAINERS),
-        "the spec can't be read any more": make_seen(make_job({"later": 1}, active_status()), *TRAINERS),
+        "the spec can't be read any more": make_seen(
+            make_job({"later": 1}, active_status()), *TRAINERS
+        ),
         "the deadline is near": make_seen(
             make_job({"activeDeadlineSeconds": 100}, active_status(activeSeconds=30)), *TRAINERS
         ),
@@ -162,11 +204,15 @@ def going_on() -> Group:
 
 
 def results() -> Group:
-    """Attempts whose rank 0 ended with each of the results that a trainer may report, and what it says then."""
+    """Attempts whose rank 0 ended with each of the results that a trainer may report, and what it
+    says then."""
     detail: dict[str, dict[str, Any]] = {
-        "Succeeded": {"export": {"to": "Volume", "path": "/checkpoints/run-uid-of-run/export", "format": "Model",
-                                 "bytes": 2**30, "weights_hash": HASH}, "account": {"clock": CLOCK, "sealed": CLOCK}},
-        "OutOfMemory": {"shortage": {"phase": "backward", "allocated_bytes": 80 * 2**30, "requested_bytes": 2**30}},
+        "Succeeded": {"export": {"to": "Volume", "path": "/checkpoints/run-uid-of-run/export",
+        "format": "Model",
+                                 "bytes": 2**30, "weights_hash": HASH}, "account": {"clock": CLOCK,
+                                 "sealed": CLOCK}},
+        "OutOfMemory": {"shortage": {"phase": "backward", "allocated_bytes": 80 * 2**30,
+        "requested_bytes": 2**30}},
         "Hang": {"standstill": {"silent_seconds": 1800, "frames": ["train (train.py:7)"]}},
         "Diverged": {"diverged_on": {"first": 7, "last": 7}},
     }  # fmt: skip
@@ -179,7 +225,9 @@ def results() -> Group:
             "message": "what happened",
             "attempt": 1,
         }
-        pod = _that(result, code=0 if result == "Succeeded" else 1, **more, **detail.get(result, {}))
+        pod = _that(
+            result, code=0 if result == "Succeeded" else 1, **more, **detail.get(result, {})
+        )
         job = make_job({**CLAIM, "resources": {"limits": {"memory": "2Gi"}}}, active_status())
         found[result] = make_seen(job, make_child(), pod, make_pod(1))
     return found
@@ -213,34 +261,62 @@ def ends() -> Group:
     return {
         "the kernel killed a pod for its memory": running(killed, make_pod(1)),
         "a crash": running(make_pod(0, state=terminated(139)), make_pod(1)),
-        "exit code 0 without an outcome": running(make_pod(0, state=terminated(0)), make_pod(1, state=terminated(0))),
+        "exit code 0 without an outcome": running(
+            make_pod(0, state=terminated(0)), make_pod(1, state=terminated(0))
+        ),
         "an error that may be a symptom": running(_that("Error"), make_pod(1), ago=1),
         "two errors": running(_that("Error"), _that("OutOfMemory", 1)),
-        "a preemption": running(_that("Error"), make_pod(1, state=terminated(143), conditions=TARGET)),
-        "an eviction": running(make_pod(0), make_pod(1, state={}, phase="Failed", reason="Evicted")),
+        "a preemption": running(
+            _that("Error"), make_pod(1, state=terminated(143), conditions=TARGET)
+        ),
+        "an eviction": running(
+            make_pod(0), make_pod(1, state={}, phase="Failed", reason="Evicted")
+        ),
         "a deletion before an error": make_story(
             make_job(status=active_status()),
             (8, (make_child(), make_pod(0), deleted)),
             (5, (make_child(), _that("Error"), deleted)),
         ),
         "a lost node": running(_that("Error"), make_pod(1, conditions=LOST)),
-        "the Job was deleted": make_seen(make_job(status=active_status()), make_pod(0), make_pod(1)),
+        "the Job was deleted": make_seen(
+            make_job(status=active_status()), make_pod(0), make_pod(1)
+        ),
         "the Job failed and its pods are gone": make_seen(
-            make_job(status=active_status()), make_child(ended="Failed", reason="BackoffLimitExceeded")
+            make_job(status=active_status()),
+            make_child(ended="Failed", reason="BackoffLimitExceeded"),
         ),
         "the Job failed and its pods seem to run": make_seen(
-            make_job(status=active_status()), make_child(ended="Failed", reason="BackoffLimitExceeded"), *TRAINERS[1:]
+            make_job(status=active_status()),
+            make_child(ended="Failed", reason="BackoffLimitExceeded"),
+            *TRAINERS[1:],
         ),
-        "a rule says Fail": make_seen(ruled, make_child(), make_pod(0, state=terminated(3)), make_pod(1)),
-        "a rule says RestartUncounted": make_seen(ruled, make_child(), _that("RewardError"), make_pod(1)),
+        "a rule says Fail": make_seen(
+            ruled, make_child(), make_pod(0, state=terminated(3)), make_pod(1)
+        ),
+        "a rule says RestartUncounted": make_seen(
+            ruled, make_child(), _that("RewardError"), make_pod(1)
+        ),
         "a pause before the next attempt": make_seen(
-            make_job(status=again), make_child(3), make_pod(0, 3, terminated(1)), make_pod(1, 3), ago=3
+            make_job(status=again),
+            make_child(3),
+            make_pod(0, 3, terminated(1)),
+            make_pod(1, 3),
+            ago=3,
         ),
         "the same node twice": make_seen(
-            make_job(status=again), make_child(1), make_child(3), make_pod(0, 3, terminated(1)), make_pod(1, 3), ago=60
+            make_job(status=again),
+            make_child(1),
+            make_child(3),
+            make_pod(0, 3, terminated(1)),
+            make_pod(1, 3),
+            ago=60,
         ),
-        "the restart limit": make_seen(limit, make_child(4), _that("Error", attempt=4), make_pod(1, 4)),
-        "a rollback": make_seen(make_job(rollback, active_status()), make_child(), diverged, make_pod(1)),
+        "the restart limit": make_seen(
+            limit, make_child(4), _that("Error", attempt=4), make_pod(1, 4)
+        ),
+        "a rollback": make_seen(
+            make_job(rollback, active_status()), make_child(), diverged, make_pod(1)
+        ),
         "an engine's end before the gang runs": make_seen(
             make_job(status=active_status(plan=SERVED_PLAN, running=False) | _bound(60)),
             *TRAINERS,
@@ -253,16 +329,28 @@ def ends() -> Group:
 
 def finished() -> Group:
     """Jobs that have ended, wait for somebody's word, or are refused."""
-    done = {"attempt": 1, "jobUid": "job-1", "completionTime": at(-100), "conditions": [condition("Succeeded")]}
-    failed = active_status(2, restarts=2, completionTime=at(-100)) | {"conditions": [condition("Failed")]}
+    done = {
+        "attempt": 1,
+        "jobUid": "job-1",
+        "completionTime": at(-100),
+        "conditions": [condition("Succeeded")],
+    }
+    failed = active_status(2, restarts=2, completionTime=at(-100)) | {
+        "conditions": [condition("Failed")]
+    }
     step: dict[str, Any] = {"progress": {"step": 7, "totalSteps": 9}}
     earlier = {"name": "earlier", "uid": "uid-of-earlier"}
     follows = make_seen(make_job({"resumeFrom": {"grpoJob": "earlier"}}))
-    suspended = {"attempt": 1, "conditions": [condition("Admitted", "False", "Suspended"), condition("Suspended")]}
+    suspended = {
+        "attempt": 1,
+        "conditions": [condition("Admitted", "False", "Suspended"), condition("Suspended")],
+    }
     return {
         "done": make_seen(make_job(status=done)),
         "done, with a survivor": make_seen(
-            make_job(status={**done, "conditions": [condition("Succeeded", since=-10)]}), make_child(), make_pod(1)
+            make_job(status={**done, "conditions": [condition("Succeeded", since=-10)]}),
+            make_child(),
+            make_pod(1),
         ),
         "done, for a while": make_seen(make_job({"ttlSecondsAfterFinished": 130}, done)),
         "done, for too long": make_seen(make_job({"ttlSecondsAfterFinished": 99}, done)),
@@ -289,7 +377,13 @@ def finished() -> Group:
 
 def cases() -> dict[str, Callable[[], Any]]:
     """Return what renders each group, by the file's path without its suffix."""
-    groups = {"starting": starting, "running": going_on, "results": results, "ends": ends, "finished": finished}
+    groups = {
+        "starting": starting,
+        "running": going_on,
+        "results": results,
+        "ends": ends,
+        "finished": finished,
+    }
     return {f"status/{name}": partial(_looked_at, group) for name, group in groups.items()}
 
 

@@ -1,25 +1,30 @@
 """The recorded files: what the product gives for about 60 cases, in `recorded/`, one file per case.
 
-They are the net under moves and rewrites that must not change behaviour. `tests/unit/test_golden.py` renders every case
-again; after an intended change, `python -m tests.golden` rewrites the files, and the commit shows the difference.
+They are the net under moves and rewrites that must not change behaviour.
+`tests/unit/test_golden.py` renders every case again; after an intended change, `python -m
+tests.golden` rewrites the files, and the commit shows the difference.
 
-    examples/, jobs/   `grpo plan`, the objects of the first attempt and the training plan that its pods are given.
+    examples/, jobs/ `grpo plan`, the objects of the first attempt and the training plan that its
+    pods are given.
                        All but `jobs/base` show the difference to `jobs/base` (layout.unlike).
-    objects/           the objects of given plans: later attempts, engines, Workloads, Jobs of the command line,
+    objects/ the objects of given plans: later attempts, engines, Workloads, Jobs of the command
+    line,
                        what a namespace's jobs share
-    status/            per observation: decision, the queue's answer, the write to the status, the event, what is
+    status/ per observation: decision, the queue's answer, the write to the status, the event, what
+    is
                        cleared up, the write to the Workload
     refusals/          what is said of bad specs and bad arguments
     screens            `grpo status`, and what the operator's /metrics says of jobs
     story              the usage and the traces of a generated job
 
-Not recorded again, since `make lint` compares these files with their sources (`grpo_codegen --check`): the CRDs; alert
-and recording rules; dashboards; the tables of metrics (name, kind, unit, labels, help), spans, API fields, chart
-values, GPU products and plans (docs/planner-table.md); the schema of `grpo plan -o json`; pins and predictions of the
-acceptance run.
+Not recorded again, since `make lint` compares these files with their sources (`grpo_codegen
+--check`): the CRDs; alert and recording rules; dashboards; the tables of metrics (name, kind, unit,
+labels, help), spans, API fields, chart values, GPU products and plans (docs/planner-table.md); the
+schema of `grpo plan -o json`; pins and predictions of the acceptance run.
 
-The trainer's digits are tests: tests/trainer/test_resume_exact.py compares a run with bare TRL and with its own resumed
-runs, tests/trainer/test_reference_gang.py ranks with one process, tests/trainer/test_order.py the prompts with TRL's.
+The trainer's digits are tests: tests/trainer/test_resume_exact.py compares a run with bare TRL and
+with its own resumed runs, tests/trainer/test_reference_gang.py ranks with one process,
+tests/trainer/test_order.py the prompts with TRL's.
 """
 
 from collections.abc import Callable

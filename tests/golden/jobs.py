@@ -19,10 +19,18 @@ ONE_H100 = ("--gpus", "1xH100", "--host-memory", "200Gi")
 EIGHT_H100 = ("--gpus", "8xH100", "--host-memory", "1800Gi")
 MANY_H100 = ("--gpus", "4x8xH100", "--host-memory", "1800Gi")
 LLAMA_1B, LLAMA_70B = "meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"
-QWEN_7B, QWEN_32B, QWEN_MOE = "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-32B-Instruct", "Qwen/Qwen3-30B-A3B"
+QWEN_7B, QWEN_32B, QWEN_MOE = (
+    "Qwen/Qwen2.5-7B-Instruct",
+    "Qwen/Qwen2.5-32B-Instruct",
+    "Qwen/Qwen3-30B-A3B",
+)
 CLAIM = {"checkpoint.volumeClaimTemplate": {"size": "500Gi"}, "export": REMOVE}
 TENANT = {
-    "labels": {"team": "rl", "kueue.x-k8s.io/queue-name": "rl", "kueue.x-k8s.io/priority-class": "high"},
+    "labels": {
+        "team": "rl",
+        "kueue.x-k8s.io/queue-name": "rl",
+        "kueue.x-k8s.io/priority-class": "high",
+    },
     "annotations": {"example.com/cost-centre": "42"},
 }
 TWO_POOLS = ("--inventory", str(Path(__file__).parent / "two-pools.yaml"))
@@ -41,20 +49,29 @@ class Asked(NamedTuple):
 
 def _model(name: str, **more: Any) -> dict[str, Any]:
     """Return changes of another model, whose size the planner knows."""
-    return {"model": {"name": name}, **{key.replace("__", "."): value for key, value in more.items()}}
+    return {
+        "model": {"name": name},
+        **{key.replace("__", "."): value for key, value in more.items()},
+    }
 
 
 SPREAD: dict[str, Asked] = {
     # strategies
-    "clone-1b": Asked(_model(LLAMA_1B, generation__engine="Transformers", **CLAIM), ONE_H100, ("--all",)),
+    "clone-1b": Asked(
+        _model(LLAMA_1B, generation__engine="Transformers", **CLAIM), ONE_H100, ("--all",)
+    ),
     "none-1b": Asked(_model(LLAMA_1B, training__beta=0), ONE_H100),
     "offload-1b": Asked(
-        _model(LLAMA_1B, reference={"strategy": "Offload", "offload": {"target": "CPU"}}), ("--gpus", "4xA10G")
+        _model(LLAMA_1B, reference={"strategy": "Offload", "offload": {"target": "CPU"}}),
+        ("--gpus", "4xA10G"),
     ),
     "adapter-7b-if-needed": Asked(_model(QWEN_7B), ("--gpus", "1xL4")),
     "adapter-7b-never": Asked(_model(QWEN_7B, adapter__use="Never"), ("--gpus", "1xL4")),
     "adapter-32b": Asked(
-        _model(QWEN_32B, adapter={"use": "Always", "rank": 8, "targetModules": ["q_proj"]}, **CLAIM), ONE_H100
+        _model(
+            QWEN_32B, adapter={"use": "Always", "rank": 8, "targetModules": ["q_proj"]}, **CLAIM
+        ),
+        ONE_H100,
     ),
     "sharded-7b-l40s": Asked(_model(QWEN_7B), ("--gpus", "8xL40S", "--host-memory", "700Gi")),
     "sharded-32b-h200": Asked(
@@ -62,14 +79,18 @@ SPREAD: dict[str, Asked] = {
     ),
     "sharded-70b-offloaded": Asked(_model(LLAMA_70B, generation__engine="Transformers"), MANY_H100),
     "sharded-moe": Asked(_model(QWEN_MOE), MANY_H100),
-    "synchronised-reference": Asked(_model(QWEN_7B, reference__sync={"everySteps": 64, "mixup": 0.5}), MANY_H100),
+    "synchronised-reference": Asked(
+        _model(QWEN_7B, reference__sync={"everySteps": 64, "mixup": 0.5}), MANY_H100
+    ),
     # engines
     "colocated-7b": Asked(
         _model(QWEN_7B, generation={"engine": "Colocated", "memoryShare": 0.3}),
         EIGHT_H100,
         ("--what-if", "numGenerations=16"),
     ),
-    "servers-7b": Asked(_model(QWEN_7B, generation={"engine": "Servers", "servers": {"replicas": 2}}), MANY_H100),
+    "servers-7b": Asked(
+        _model(QWEN_7B, generation={"engine": "Servers", "servers": {"replicas": 2}}), MANY_H100
+    ),
     "servers-on-cpu": Asked(
         {
             "placement": {"accelerator": "CPU", "nodes": 2},
@@ -81,21 +102,38 @@ SPREAD: dict[str, Asked] = {
     "auto-70b": Asked(_model(LLAMA_70B), MANY_H100),
     # accelerators and inventories
     "cpu-processes": Asked(
-        {"placement": {"accelerator": "CPU", "nodes": 2, "processesPerNode": 2}, "resources.limits.memory": "16Gi"}, ()
+        {
+            "placement": {"accelerator": "CPU", "nodes": 2, "processesPerNode": 2},
+            "resources.limits.memory": "16Gi",
+        },
+        (),
     ),
     "a100-pinned": Asked(
-        _model(QWEN_7B, placement={"gpus": {"min": 2, "max": 8}, "nodes": 2, "gpuProduct": "NVIDIA-A100-SXM4-80GB"}),
+        _model(
+            QWEN_7B,
+            placement={
+                "gpus": {"min": 2, "max": 8},
+                "nodes": 2,
+                "gpuProduct": "NVIDIA-A100-SXM4-80GB",
+            },
+        ),
         ("--gpus", "2x8xA100-80GB", "--host-memory", "1000Gi"),
     ),
-    "mig-7b": Asked(_model(QWEN_7B), ("--gpus", "7x1xNVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "--host-memory", "120Gi")),
+    "mig-7b": Asked(
+        _model(QWEN_7B),
+        ("--gpus", "7x1xNVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "--host-memory", "120Gi"),
+    ),
     "created-nodes": Asked(GOOD["create-pods"]),
     "amd-7b": Asked(_model(QWEN_7B), ("--gpus", "8xMI300X", "--host-memory", "1800Gi")),
     "cheapest-of-two-pools": Asked(_model(LLAMA_1B, placement__objective="Cheapest"), TWO_POOLS),
     "servers-in-two-pools": Asked(
-        _model(QWEN_7B, generation={"engine": "Servers", "servers": {"gpuProduct": "NVIDIA-L4"}}), TWO_POOLS
+        _model(QWEN_7B, generation={"engine": "Servers", "servers": {"gpuProduct": "NVIDIA-L4"}}),
+        TWO_POOLS,
     ),
     # tenants, volumes, pods
-    "tenant": Asked({**_model(QWEN_7B), "placement.queueName": "rl", **CLAIM}, MANY_H100, metadata=TENANT),
+    "tenant": Asked(
+        {**_model(QWEN_7B), "placement.queueName": "rl", **CLAIM}, MANY_H100, metadata=TENANT
+    ),
     "every-reward": Asked(GOOD["every-reward"]),
     "every-volume": Asked(
         {
@@ -121,11 +159,16 @@ SPREAD: dict[str, Asked] = {
         },
     ),
     "model-and-cache": Asked(
-        {"model.image": {"reference": "models:1", "pullPolicy": "Always"}, "model.parameters": "1.24B"}
+        {
+            "model.image": {"reference": "models:1", "pullPolicy": "Always"},
+            "model.parameters": "1.24B",
+        }
     ),
     "hub-cache": Asked(GOOD["hub-cache"]),
     # checkpoints, exports, runs that begin with others'
-    "store-and-rules": Asked({**GOOD["object-store"], **GOOD["restart-rules"], "export.to": "ObjectStore"}),
+    "store-and-rules": Asked(
+        {**GOOD["object-store"], **GOOD["restart-rules"], "export.to": "ObjectStore"}
+    ),
     "azure-store": Asked({**GOOD["azure-store"], "export": REMOVE}),
     "export-to-the-hub": Asked(GOOD["model-on-the-hub"]),
     "export-to-a-volume": Asked(GOOD["model-on-the-volume"]),
@@ -148,9 +191,15 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "no such file": (("plan", "-f", "no-such-file.yaml", *EIGHT_H100), ""),
     "no GRPOJob": (("plan", "-f", "-", *EIGHT_H100), "kind: ConfigMap"),
     "no YAML": (("plan", "-f", "-", *EIGHT_H100), "a: ]"),
-    "no name": (("plan", "-f", "-", *EIGHT_H100), yaml.safe_dump({**job("mine", SPEC), "metadata": {}})),
+    "no name": (
+        ("plan", "-f", "-", *EIGHT_H100),
+        yaml.safe_dump({**job("mine", SPEC), "metadata": {}}),
+    ),
     "bad name": (("plan", "-f", "-", *EIGHT_H100), yaml.safe_dump(job("Mine", SPEC))),
-    "another version": (("plan", "-f", "-", *EIGHT_H100), yaml.safe_dump({**job("a", SPEC), "apiVersion": "v9"})),
+    "another version": (
+        ("plan", "-f", "-", *EIGHT_H100),
+        yaml.safe_dump({**job("a", SPEC), "apiVersion": "v9"}),
+    ),
     "several problems": (
         ("render", "-f", "-", *EIGHT_H100),
         yaml.safe_dump(job("mine", changed({"training.beta": -1, "rewards": [], "modell": 1}))),
@@ -189,13 +238,16 @@ def _compared(found: Any) -> Any:
 
 
 def _narrow(run: Any) -> Any:
-    """Return a run of the command line without what only sets columns apart, which the base job's own file shows."""
+    """Return a run of the command line without what only sets columns apart, which the base job's
+    own file shows."""
     return {**run, "prints": [re.sub(" {3,}", "  ", line) for line in run["prints"]]}
 
 
 def _of_spread(name: str) -> Any:
     asked = SPREAD[name]
-    return _compared(render.job(_manifest(asked.changes, asked.metadata), *asked.flags, plans=asked.plans))
+    return _compared(
+        render.job(_manifest(asked.changes, asked.metadata), *asked.flags, plans=asked.plans)
+    )
 
 
 def _of_example(path: Path) -> Any:
@@ -204,7 +256,9 @@ def _of_example(path: Path) -> Any:
 
 def _as_json() -> Any:
     """Return what `grpo plan -o json` prints; docs/plan-schema.json has its fields."""
-    found = render.grpo("plan", "-f", "-", *ONE_H100, "-o", "json", stdin=_manifest(SPREAD["clone-1b"].changes))
+    found = render.grpo(
+        "plan", "-f", "-", *ONE_H100, "-o", "json", stdin=_manifest(SPREAD["clone-1b"].changes)
+    )
     return InOrder(json.loads("\n".join(found["prints"])))
 
 
@@ -216,7 +270,10 @@ def _refused_specs() -> Any:
 def _refused_commands() -> Any:
     """Return what the command line says of arguments and files that it can't use."""
     good = _manifest({})
-    return {name: render.grpo(*arguments, stdin=stdin or good) for name, (arguments, stdin) in COMMANDS.items()}
+    return {
+        name: render.grpo(*arguments, stdin=stdin or good)
+        for name, (arguments, stdin) in COMMANDS.items()
+    }
 
 
 def cases() -> dict[str, Callable[[], Any]]:

@@ -1,4 +1,5 @@
-"""The text of a recorded file: JSON with sorted keys, in which whatever fits into a line is one line."""
+"""The text of a recorded file: JSON with sorted keys, in which whatever fits into a line is one
+line."""
 
 import json
 from typing import Any
@@ -20,7 +21,8 @@ def text(value: Any) -> str:
 def unlike(value: Any, base: Any) -> Any:
     """Return what of a value differs from a base, and under `-` the keys that only the base has.
 
-    Lists of named things are compared by name, with `names` where these or their order differ; others as a whole.
+    Lists of named things are compared by name, with `names` where these or their order differ;
+    others as a whole.
     """
     if isinstance(value, list) and isinstance(base, list):
         named, named_base = _by_name(value), _by_name(base)
@@ -36,7 +38,11 @@ def unlike(value: Any, base: Any) -> Any:
 
 def _unlike(value: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     """Return the items that differ."""
-    return {key: unlike(item, base.get(key)) for key, item in value.items() if key not in base or item != base[key]}
+    return {
+        key: unlike(item, base.get(key))
+        for key, item in value.items()
+        if key not in base or item != base[key]
+    }
 
 
 def _by_name(items: list[Any]) -> dict[str, Any] | None:
@@ -66,7 +72,10 @@ def _laid_out(value: Any, indent: str) -> str:
         return line
     deeper = indent + "  "
     if isinstance(value, dict):
-        parts = [f"{json.dumps(key, ensure_ascii=False)}: {_laid_out(item, deeper)}" for key, item in value.items()]
+        parts = [
+            f"{json.dumps(key, ensure_ascii=False)}: {_laid_out(item, deeper)}"
+            for key, item in value.items()
+        ]
         opening, closing = "{", "}"
     else:
         parts = [_laid_out(item, deeper) for item in value]

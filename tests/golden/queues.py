@@ -1,4 +1,5 @@
-"""Jobs that wait for GPUs or for Kueue, and the objects that the operator makes of jobs with a given plan."""
+"""Jobs that wait for GPUs or for Kueue, and the objects that the operator makes of jobs with a
+given plan."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +9,15 @@ from typing import Any
 from tests.golden import render
 from tests.golden.attempts import CLAIM, GPU_JOB, HASH
 from tests.golden.layout import unlike
-from tests.unit.kueue_world import QUEUED, admitted, evicted, make_item, make_queued, make_workload, told
+from tests.unit.kueue_world import (
+    QUEUED,
+    admitted,
+    evicted,
+    make_item,
+    make_queued,
+    make_workload,
+    told,
+)
 from tests.unit.operator_world import (
     GPU_PLAN,
     PLAN,
@@ -33,7 +42,11 @@ WAITS: dict[str, Any] = {"conditions": [condition("Admitted", "False", "WaitingF
 DONE = {"attempt": 1, "conditions": [condition("Succeeded")]}
 GPU_QUEUED = {"placement": {"accelerator": "GPU", "nodes": 2, "queueName": "team"}}
 TENANT = {
-    "labels": {"team": "rl", "kueue.x-k8s.io/queue-name": "team", "kueue.x-k8s.io/priority-class": "high"},
+    "labels": {
+        "team": "rl",
+        "kueue.x-k8s.io/queue-name": "team",
+        "kueue.x-k8s.io/priority-class": "high",
+    },
     "annotations": {"example.com/cost-centre": "42"},
 }
 
@@ -42,9 +55,14 @@ def waiting() -> Any:
     """Jobs that ask for GPUs, and what follows from what is free."""
     mine, two = job("mine", gang(1, 4)), job("mine", gang(2, 4))
     older, holder = job("older", gang(1, 8), age=200), job("holder", gang(1, 8), active=True)
-    engines, restarts = job("mine", gang(1, 4, engines=2, per_engine=2)), job("mine", gang(2, 4), active=True)
+    engines, restarts = (
+        job("mine", gang(1, 4, engines=2, per_engine=2)),
+        job("mine", gang(2, 4), active=True),
+    )
     own = [own_pod(restarts, 4, name) for name in ("node-0", "node-1")]
-    new = make_job({"placement": {"accelerator": "GPU", "nodes": None}}, name="mine", uid="uid-mine")
+    new = make_job(
+        {"placement": {"accelerator": "GPU", "nodes": None}}, name="mine", uid="uid-mine"
+    )
     urgent = job("mine", gang(1, 4), priorityClassName="urgent")
     asked: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
         "enough is free": (mine, (), cluster(8)),
@@ -61,27 +79,44 @@ def waiting() -> Any:
         "a restart": (restarts, (), cluster(4, 4, pods=own)),
         "a restart whose node is lost": (restarts, (), cluster(4, pods=own[:1])),
     }
-    found = {name: render.looked_at(make_seen(one), others, there) for name, (one, others, there) in asked.items()}
+    found = {
+        name: render.looked_at(make_seen(one), others, there)
+        for name, (one, others, there) in asked.items()
+    }
     short = {
         "out of memory, planned anew": ran_out(),
-        "out of memory after three new plans": ran_out(4, learned=learned(3), spec={"restarts": {"limit": 9}}),
+        "out of memory after three new plans": ran_out(
+            4, learned=learned(3), spec={"restarts": {"limit": 9}}
+        ),
     }
-    return found | {name: render.looked_at(seen, snapshot=cluster(8)) for name, seen in short.items()}
+    return found | {
+        name: render.looked_at(seen, snapshot=cluster(8)) for name, seen in short.items()
+    }
 
 
 def kueue() -> Any:
     """Jobs that Kueue admits, by what it says of their Workload."""
-    reserved: dict[str, Any] = {"conditions": [told("QuotaReserved", False, "Pending", "no quota is left")]}
+    reserved: dict[str, Any] = {
+        "conditions": [told("QuotaReserved", False, "Pending", "no quota is left")]
+    }
     failed = (make_child(), make_pod(0, state=terminated(1, said("Error"))), make_pod(1))
     running, done = active_status(), {"status": DONE}
     asked: dict[str, tuple[dict[str, Any] | None, tuple[Any, ...], dict[str, Any]]] = {
         "no Workload yet": (None, (), {}),
         "it waits": ({}, (), {"status": WAITS}),
         "it waits for quota": (reserved, (), {"status": WAITS}),
-        "it waits for checks": ({**admitted(told("Admitted", False)), "admission": None}, (), {"status": WAITS}),
+        "it waits for checks": (
+            {**admitted(told("Admitted", False)), "admission": None},
+            (),
+            {"status": WAITS},
+        ),
         "it is admitted": (admitted(), (), {"status": WAITS}),
         "its gang runs": (admitted(), TRAINERS, {"status": running}),
-        "its gang runs and is told ready": (admitted(told("PodsReady")), TRAINERS, {"status": running}),
+        "its gang runs and is told ready": (
+            admitted(told("PodsReady")),
+            TRAINERS,
+            {"status": running},
+        ),
         "evicted while it runs": (evicted(), TRAINERS, {"status": running}),
         "evicted, and its gang has ended": (evicted(), (), {"status": WAITS}),
         "evicted as it failed": (evicted(), failed, {"status": running}),
@@ -96,9 +131,13 @@ def kueue() -> Any:
         seen = make_queued(None if status is None else make_workload(status), *things, **more)
         found[name] = render.write_to_workload(seen, None if status is None else make_item(status))
     away = replace(make_queued(None, status=WAITS), kueue_problem="the operator may not see")
-    moved = make_queued(make_workload({}), status=WAITS, placement={**QUEUED["placement"], "queueName": "other"})
+    moved = make_queued(
+        make_workload({}), status=WAITS, placement={**QUEUED["placement"], "queueName": "other"}
+    )
     wider = make_queued(make_workload({}), status={**WAITS, "attempt": 1})
-    paused = make_workload(admitted(), spec={"active": False}, annotations={"grpo.dev/paused": "true"})
+    paused = make_workload(
+        admitted(), spec={"active": False}, annotations={"grpo.dev/paused": "true"}
+    )
     more = {
         "nobody can see its Workload": away,
         "it moved to another queue": moved,
@@ -112,13 +151,25 @@ def kueue() -> Any:
 def workloads() -> Any:
     """The Workloads of jobs, and their pods where Kueue's answer puts them."""
     topology = {"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}}
-    update = {"name": "trainer", "labels": {"x": "1"}, "annotations": {"y": "2"}, "nodeSelector": {"z": "3"}}
+    update = {
+        "name": "trainer",
+        "labels": {"x": "1"},
+        "annotations": {"y": "2"},
+        "nodeSelector": {"z": "3"},
+    }
     checked = admitted(admissionChecks=[{"name": "nodes", "podSetUpdates": [update]}])
-    on_cpus, on_gpus = make_job(QUEUED), make_job({**GPU_QUEUED, "podTemplate": {"metadata": topology}}, **TENANT)
+    on_cpus, on_gpus = (
+        make_job(QUEUED),
+        make_job({**GPU_QUEUED, "podTemplate": {"metadata": topology}}, **TENANT),
+    )
     base = render.workload_for(on_cpus, PLAN)
     others = {
-        "GPU of a tenant": render.workload_for(on_gpus, GPU_PLAN, 7, "WorkloadPriorityClass", "high"),
-        "GPU with engines": render.workload_for(make_job(GPU_QUEUED), SERVED_GPU_PLAN, 3, "PriorityClass", "low"),
+        "GPU of a tenant": render.workload_for(
+            on_gpus, GPU_PLAN, 7, "WorkloadPriorityClass", "high"
+        ),
+        "GPU with engines": render.workload_for(
+            make_job(GPU_QUEUED), SERVED_GPU_PLAN, 3, "PriorityClass", "low"
+        ),
     }
     return {
         "CPU": base,
@@ -129,7 +180,9 @@ def workloads() -> Any:
 
 def objects() -> Any:
     """The objects of jobs with a given plan, and those that all jobs of a namespace share."""
-    ends = [{"attempt": one, "reason": "Error", "node": "node-1", "endTime": at(-90)} for one in (1, 2)]
+    ends = [
+        {"attempt": one, "reason": "Error", "node": "node-1", "endTime": at(-90)} for one in (1, 2)
+    ]
     status = active_status(
         3,
         ends=ends,
@@ -144,12 +197,20 @@ def objects() -> Any:
         },
     )
     later = make_job({**CLAIM, "resumeFrom": {"grpoJob": "earlier"}}, status, **TENANT)
-    exported = make_job({"model": {"name": "me/model", "parameters": "1B", "cache": {"claimName": "hub"}}, **CLAIM})
+    exported = make_job(
+        {"model": {"name": "me/model", "parameters": "1B", "cache": {"claimName": "hub"}}, **CLAIM}
+    )
     watcher = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    retained = {"checkpoint": {"volumeClaimTemplate": {"size": "1Gi", "retain": False, "storageClassName": "fast"}}}
+    retained = {
+        "checkpoint": {
+            "volumeClaimTemplate": {"size": "1Gi", "retain": False, "storageClassName": "fast"}
+        }
+    }
     base = render.attempt(make_job(), SERVED_PLAN, 1)
     others = {
-        "first attempt on GPUs, with engines": render.attempt(make_job(GPU_JOB), SERVED_GPU_PLAN, 1),
+        "first attempt on GPUs, with engines": render.attempt(
+            make_job(GPU_JOB), SERVED_GPU_PLAN, 1
+        ),
         "later attempt": render.attempt(later, PLAN, 4),
         "a claim that goes with its job": render.attempt(make_job(retained), PLAN, 1),
         **render.helper_jobs(exported, PLAN),
@@ -163,15 +224,41 @@ def objects() -> Any:
 
 def screens() -> Any:
     """What `grpo status` and the operator's /metrics show of jobs."""
-    export = {"to": "Volume", "path": "pvc://runs/export", "format": "Model", "bytes": 2**30, "weightsHash": HASH}
+    export = {
+        "to": "Volume",
+        "path": "pvc://runs/export",
+        "format": "Model",
+        "bytes": 2**30,
+        "weightsHash": HASH,
+    }
     outcome = {"result": "Hang", "rank": 3, "step": 12, "message": "stood still"}
     outcome["standstill"] = {"silentSeconds": 1800, "frames": ["train (train.py:7)"]}
-    usage = {"asOf": at(0), "gpuSeconds": {"training": 3000, "lost": 600}, "heldGpuSeconds": 3600, "effective": "83.3%"}
+    usage = {
+        "asOf": at(0),
+        "gpuSeconds": {"training": 3000, "lost": 600},
+        "heldGpuSeconds": 3600,
+        "effective": "83.3%",
+    }
     shown: dict[str, Any] = {
         "phase": "Running",
-        "progress": {"step": 50, "totalSteps": 100, "percent": 50, "summary": "50/100", "eta": "2m5s"},
-        "metrics": {"kl": "0.0132", "reward": "1.84", "phaseSeconds": {"generate": "1.2", "backward": "2.5"}},
-        "memory": {"predictedBytes": 5 * 2**30, "measuredBytes": 4 * 2**30, "ratio": "1.250", "phases": {}},
+        "progress": {
+            "step": 50,
+            "totalSteps": 100,
+            "percent": 50,
+            "summary": "50/100",
+            "eta": "2m5s",
+        },
+        "metrics": {
+            "kl": "0.0132",
+            "reward": "1.84",
+            "phaseSeconds": {"generate": "1.2", "backward": "2.5"},
+        },
+        "memory": {
+            "predictedBytes": 5 * 2**30,
+            "measuredBytes": 4 * 2**30,
+            "ratio": "1.250",
+            "phases": {},
+        },
         "checkpoint": {"step": 40, "time": at(-100), "bytes": 2**30, "where": "pvc://runs/step-40"},
         "usage": {**usage, "queuedSeconds": 100, "cost": 1.5},
         "ends": [{"attempt": 1, "reason": "OutOfMemory", "counted": True, "endTime": at(-900)}],
@@ -181,13 +268,21 @@ def screens() -> Any:
         "restarts": 1,
     }
     live = make_job(GPU_JOB, active_status(2, SERVED_GPU_PLAN, **shown))
-    ended = {"completionTime": at(-60), "conditions": [condition("Failed", reason="Hang")], "phase": "Failed"}
+    ended = {
+        "completionTime": at(-60),
+        "conditions": [condition("Failed", reason="Hang")],
+        "phase": "Failed",
+    }
     over = make_job(
-        GPU_JOB, active_status(2, GPU_PLAN) | shown | ended | {"outcome": outcome, "export": export}, name="over"
+        GPU_JOB,
+        active_status(2, GPU_PLAN) | shown | ended | {"outcome": outcome, "export": export},
+        name="over",
     )
     new = make_job(name="new")
     return {
-        "grpo status": {name: render.screen(one) for name, one in (("live", live), ("over", over), ("new", new))},
+        "grpo status": {
+            name: render.screen(one) for name, one in (("live", live), ("over", over), ("new", new))
+        },
         "/metrics": render.metrics_page([live, over, new]),
     }
 

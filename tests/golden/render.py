@@ -1,6 +1,8 @@
-"""What the product gives for an input, as plain values: the only module here that imports the product.
+"""What the product gives for an input, as plain values: the only module here that imports the
+product.
 
-A move of product modules changes the imports of this file and of the builders in tests/unit, and no recorded file.
+A move of product modules changes the imports of this file and of the builders in tests/unit, and no
+recorded file.
 """
 
 import contextlib
@@ -44,7 +46,13 @@ from grpo_operator.kueue.workload_manifest import (
     status_without_admission,
     workload,
 )
-from grpo_operator.pods.manifests import Attempt, attempt_of, checkpoint_volume_claim, engines_job, indexed_job
+from grpo_operator.pods.manifests import (
+    Attempt,
+    attempt_of,
+    checkpoint_volume_claim,
+    engines_job,
+    indexed_job,
+)
 from grpo_operator.pods.namespace_objects import engine_service, network_policy, rendezvous_service
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.process.job_metrics import JobMetrics
@@ -73,7 +81,11 @@ def grpo(*arguments: str, stdin: str = "") -> Json:
     out, errors = io.StringIO(), io.StringIO()
     with _piped(stdin), contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         code = main(arguments)
-    found: Json = {"exit code": code, "prints": _lines(out.getvalue()), "complains": _lines(errors.getvalue())}
+    found: Json = {
+        "exit code": code,
+        "prints": _lines(out.getvalue()),
+        "complains": _lines(errors.getvalue()),
+    }
     return {key: value for key, value in found.items() if value != []}
 
 
@@ -91,7 +103,8 @@ def _lines(text: str) -> list[str]:
 
 
 def job(manifest: str, *flags: str, plans: Sequence[str] = ()) -> Json:
-    """Return what `grpo plan` and `grpo render` print for a file of GRPOJobs; `plans` are flags of the first alone."""
+    """Return what `grpo plan` and `grpo render` print for a file of GRPOJobs; `plans` are flags of
+    the first alone."""
     found = {"grpo plan": grpo("plan", "-f", "-", *flags, *plans, stdin=manifest)}
     rendered = grpo("render", "-f", "-", *flags, stdin=manifest)
     if rendered["exit code"]:
@@ -110,7 +123,9 @@ def shared_objects(watchers: Sequence[Json]) -> Json:
     }
 
 
-def attempt(found: GRPOJobRecord, plan: ExecutionPlan, number: int, pods: PodDefaults = PODS) -> Json:
+def attempt(
+    found: GRPOJobRecord, plan: ExecutionPlan, number: int, pods: PodDefaults = PODS
+) -> Json:
     """Return the objects that the operator creates for an attempt."""
     one = _attempt(found, plan, number)
     claim = checkpoint_volume_claim(one.key, one.uid, one.spec)
@@ -129,11 +144,15 @@ def helper_jobs(found: GRPOJobRecord, plan: ExecutionPlan) -> Json:
     return {
         "grpo prefetch": objects_of([prefetch_job(one.key, one.spec, PODS)]),
         "grpo export": objects_of([export_job(one, PODS)]),
-        "grpo export that converts": objects_of([export_job(one, PODS, merge=True, dtype="bfloat16")]),
+        "grpo export that converts": objects_of(
+            [export_job(one, PODS, merge=True, dtype="bfloat16")]
+        ),
     }
 
 
-def workload_for(found: GRPOJobRecord, plan: ExecutionPlan, value: int = 0, kind: str = "", name: str = "") -> Json:
+def workload_for(
+    found: GRPOJobRecord, plan: ExecutionPlan, value: int = 0, kind: str = "", name: str = ""
+) -> Json:
     """Return the Workload of a job that Kueue admits; its priority is that of the class."""
     body = workload(found, plan, Priority(value, kind, name), PODS)
     annotations = body["metadata"]["annotations"]
@@ -141,28 +160,40 @@ def workload_for(found: GRPOJobRecord, plan: ExecutionPlan, value: int = 0, kind
     return {**body, "metadata": {**body["metadata"], "annotations": read}}
 
 
-def placed_by_kueue(item: Json, found: GRPOJobRecord, plan: ExecutionPlan, labels: Mapping[str, str]) -> Json:
-    """Return the gang's pod where Kueue's flavor with these node labels and a toleration puts it."""
+def placed_by_kueue(
+    item: Json, found: GRPOJobRecord, plan: ExecutionPlan, labels: Mapping[str, str]
+) -> Json:
+    """Return the gang's pod where Kueue's flavor with these node labels and a toleration puts
+    it."""
     tolerations = ({"key": "spot", "operator": "Exists"},)
     body = indexed_job(_attempt(found, plan, 1), PODS)
     made = place_job(body, workload_record(item), [Flavor("spot", labels, tolerations)])
     template = made["spec"]["template"]
     template["metadata"]["annotations"].pop(PLAN_ANNOTATION)
     kept = ("nodeSelector", "tolerations", "schedulingGates", "affinity")
-    return {"metadata": template["metadata"], "spec": {key: template["spec"].get(key) for key in kept}}
+    return {
+        "metadata": template["metadata"],
+        "spec": {key: template["spec"].get(key) for key in kept},
+    }
 
 
-def looked_at(seen: Observation, jobs: Sequence[GRPOJobRecord] = (), snapshot: Snapshot | None = None) -> Json:
-    """Return what one look at a job leads to: the decision, the write to its status, its event, what is deleted.
+def looked_at(
+    seen: Observation, jobs: Sequence[GRPOJobRecord] = (), snapshot: Snapshot | None = None
+) -> Json:
+    """Return what one look at a job leads to: the decision, the write to its status, its event,
+    what is deleted.
 
-    Where the job asks for an attempt, the queue answers: the cluster has the nodes of `snapshot` and the other jobs.
+    Where the job asks for an attempt, the queue answers: the cluster has the nodes of `snapshot`
+    and the other jobs.
     """
     decision = decide(seen, LIMITS)
     found: Json = {"decides": _decision(decision)}
     if decision.action is Action.ADMIT:
         decision = _answered(seen, decision, jobs, snapshot)
         answer = _decision(decision)
-        found["is answered"] = {key: value for key, value in answer.items() if value != found["decides"].get(key)}
+        found["is answered"] = {
+            key: value for key, value in answer.items() if value != found["decides"].get(key)
+        }
     if decision.action is Action.DELETE:
         return found
     new = build(seen, decision)
@@ -178,7 +209,10 @@ def looked_at(seen: Observation, jobs: Sequence[GRPOJobRecord] = (), snapshot: S
 
 
 def _answered(
-    seen: Observation, decision: Decision, jobs: Sequence[GRPOJobRecord] = (), snapshot: Snapshot | None = None
+    seen: Observation,
+    decision: Decision,
+    jobs: Sequence[GRPOJobRecord] = (),
+    snapshot: Snapshot | None = None,
 ) -> Decision:
     """Return what the admission queue says after a pass."""
 
@@ -204,7 +238,8 @@ def base_plan() -> Json:
 
 
 def _patch(seen: Observation, new: Json) -> Json:
-    """Return what of a status changes, a condition in a line and a plan by what differs from base_plan."""
+    """Return what of a status changes, a condition in a line and a plan by what differs from
+    base_plan."""
     patch: Json = merge_patch(to_json(seen.job.status), new)
     if "conditions" in patch:
         patch["conditions"] = [condition(one) for one in patch["conditions"]]
@@ -231,14 +266,21 @@ def _decision(decision: Decision) -> Json:
     return found
 
 
-def write_to_workload(seen: Observation, item: Json | None, snapshot: Snapshot | None = None) -> Json:
-    """Return what one look at a job leads to, with the write to its Workload, which Kueue has left as `item`."""
+def write_to_workload(
+    seen: Observation, item: Json | None, snapshot: Snapshot | None = None
+) -> Json:
+    """Return what one look at a job leads to, with the write to its Workload, which Kueue has left
+    as `item`."""
     found = looked_at(seen, snapshot=snapshot)
     decision = decide(seen, LIMITS)
     if decision.action is Action.ADMIT:
         decision = _answered(seen, decision, snapshot=snapshot)
     due = None if decision.action is Action.COMMIT else step(seen, decision, PODS)
-    return {**found, "writes to its Workload": {due.write.value: _body(due.write, seen, item)}} if due else found
+    return (
+        {**found, "writes to its Workload": {due.write.value: _body(due.write, seen, item)}}
+        if due
+        else found
+    )
 
 
 def _body(write: Write, seen: Observation, item: Json | None) -> Json | str:
@@ -255,7 +297,9 @@ def _body(write: Write, seen: Observation, item: Json | None) -> Json | str:
         status = status_without_admission(item, NOW)
     else:
         status = (
-            ready_status(item, NOW) if write is Write.READY else finished_status(item, True, "training is done", NOW)
+            ready_status(item, NOW)
+            if write is Write.READY
+            else finished_status(item, True, "training is done", NOW)
         )
     return {**status, "conditions": [condition(one) for one in status["conditions"]]}
 
@@ -275,9 +319,11 @@ def metrics_page(jobs: Sequence[GRPOJobRecord]) -> list[str]:
 
 
 def story(seed: int) -> Json:
-    """Return what is told of a generated GPU job: its usage in the end, and the spans of its traces.
+    """Return what is told of a generated GPU job: its usage in the end, and the spans of its
+    traces.
 
-    Of spans, all names are counted, and the first of each name in each attempt is shown as it is sent.
+    Of spans, all names are counted, and the first of each name in each attempt is shown as it is
+    sent.
     """
     world = lived(random.Random(seed), losses=1)
     spans = list(world.spans())
@@ -295,7 +341,9 @@ def screen(found: GRPOJobRecord) -> list[str]:
     assert found.spec is not None, found.problems
     out = io.StringIO()
     console = Console(width=WIDTH, file=out, force_terminal=False, highlight=False, emoji=False)
-    status_screen.show_status(console, str(found.key), GRPOJob(spec=found.spec, status=found.status))
+    status_screen.show_status(
+        console, str(found.key), GRPOJob(spec=found.spec, status=found.status)
+    )
     return _lines(out.getvalue())
 
 

@@ -13,7 +13,8 @@ PLAN_ANNOTATION = "grpo.dev/plan"
 
 
 def objects_of(objects: Iterable[Json]) -> Json:
-    """Return objects by kind, in their order, and the training plans that their pods are given, each once.
+    """Return objects by kind, in their order, and the training plans that their pods are given,
+    each once.
 
     Services are the same in every namespace: shared_objects has them.
     """
@@ -46,7 +47,10 @@ def _sorted(value: Any) -> Any:
 def condition(one: Json) -> str:
     """Return all of a condition in a line."""
     since, generation = one["lastTransitionTime"], one.get("observedGeneration")
-    return f"{one['type']}={one['status']} {one['reason']} since {since} of {generation}: {one['message']}"
+    return (
+        f"{one['type']}={one['status']} {one['reason']} since {since} of {generation}: "
+        f"{one['message']}"
+    )
 
 
 def filled(value: Any) -> Any:

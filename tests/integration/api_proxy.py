@@ -1,7 +1,7 @@
 """A proxy in front of the real API server that spoils some of its answers.
 
-What an API server, a load balancer or a proxy does on a bad day can't be asked of a healthy one. Everything else
-passes through untouched, watches included.
+What an API server, a load balancer or a proxy does on a bad day can't be asked of a healthy one.
+Everything else passes through untouched, watches included.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ from tests.integration.web_server import in_a_thread, listening
 Spoil = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 """An answer of its own to a request, or None to let it pass."""
 Lost = Callable[[web.Request], bool]
-"""Whether the API server's answer to a request gets lost; what it asked for is done all the same."""
+"""Whether the API server's answer to a request gets lost; what it asked for is done all the
+same."""
 Delay = Callable[[web.Request], Awaitable[None]]
 """Returns when a request may go on to the API server."""
 
@@ -32,7 +33,8 @@ async def at_once(_: web.Request) -> None:
 
 
 class ApiProxy:
-    """Listens on loopback, without TLS, and asks the API server as an administrator, or as whose token a client has."""
+    """Listens on loopback, without TLS, and asks the API server as an administrator, or as whose
+    token a client has."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         """Writes the kubeconfig that leads here."""
@@ -55,7 +57,8 @@ class ApiProxy:
         """Requests so far: `WATCH pods`, `LIST grpojobs`, and the methods of all others."""
 
     def kubeconfig_of(self, client: str, token: str = "") -> Path:
-        """Writes a kubeconfig that leads here; the API server is asked with the token, if there is one."""
+        """Writes a kubeconfig that leads here; the API server is asked with the token, if there is
+        one."""
         self._clients[f"Bearer {token}"] = client
         file = self._folder / f"{client}.kubeconfig"
         file.write_text(_kubeconfig(f"http://127.0.0.1:{self._port}", token))
@@ -96,7 +99,9 @@ class ApiProxy:
                 self._cut = lambda: loop.call_soon_threadsafe(self._hang_up_watches)
                 yield
 
-    async def _pass(self, session: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
+    async def _pass(
+        self, session: aiohttp.ClientSession, request: web.Request
+    ) -> web.StreamResponse:
         passed = ("Content-Type", "Accept", "Authorization")
         headers = {name: request.headers[name] for name in passed if name in request.headers}
         headers["Accept-Encoding"] = "identity"
@@ -110,13 +115,18 @@ class ApiProxy:
             ) as found:
                 if self.lost(request):
                     hang_up(request)
-                answer = web.StreamResponse(status=found.status, headers={"Content-Type": found.content_type})
+                answer = web.StreamResponse(
+                    status=found.status, headers={"Content-Type": found.content_type}
+                )
                 with self._watched(request):
                     await answer.prepare(request)
                     async for chunk in found.content.iter_any():
                         await answer.write(chunk)
                     await answer.write_eof()
-        except (aiohttp.ClientError, ConnectionError):  # either end is gone, so the other has nobody to talk to
+        except (
+            aiohttp.ClientError,
+            ConnectionError,
+        ):  # either end is gone, so the other has nobody to talk to
             hang_up(request)
         return answer
 

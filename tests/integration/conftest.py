@@ -1,4 +1,5 @@
-"""Fixtures of the integration tests: a real API server with its controllers, shared by the whole session."""
+"""Fixtures of the integration tests: a real API server with its controllers, shared by the whole
+session."""
 
 from collections.abc import Iterator
 
@@ -17,9 +18,14 @@ from tests.integration.operator_thread import OperatorThread
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints which alert fires in which story, once the stories have been put to them; workers' output is not seen."""
+    """Prints which alert fires in which story, once the stories have been put to them; workers'
+    output is not seen."""
     module = test_alerts.__name__.rpartition(".")[2]
-    done = [one for one in terminalreporter.stats.get("passed", []) if f"{module}.py" in getattr(one, "nodeid", "")]
+    done = [
+        one
+        for one in terminalreporter.stats.get("passed", [])
+        if f"{module}.py" in getattr(one, "nodeid", "")
+    ]
     if done:
         terminalreporter.section(f"alerts by story, held by {len(done)} tests of promtool")
         terminalreporter.write_line(test_alerts.matrix())
@@ -27,7 +33,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def api_cluster() -> Iterator[AnyCluster]:
-    """An API level cluster: `.kubeconfig`, `.url`, `.kubectl(…)`, `.stop_apiserver()`, `.start_apiserver()`."""
+    """An API level cluster: `.kubeconfig`, `.url`, `.kubectl(…)`, `.stop_apiserver()`,
+    `.start_apiserver()`."""
     with api_level() as cluster:
         yield cluster
 
@@ -41,9 +48,13 @@ def crd_cluster(api_cluster: AnyCluster) -> AnyCluster:
 
 @pytest.fixture(scope="session")
 def grpo_cluster(crd_cluster: AnyCluster) -> Cluster:
-    """The same cluster with nodes whose pods only pretend to run: kwok can't be put beside a lent cluster."""
+    """The same cluster with nodes whose pods only pretend to run: kwok can't be put beside a lent
+    cluster."""
     if not isinstance(crd_cluster, Cluster):
-        raise ClusterError("the operator's integration tests need a cluster of their own; unset GRPO_TEST_KUBECONFIG")
+        raise ClusterError(
+            "the operator's integration tests need a cluster of their own; unset "
+            "GRPO_TEST_KUBECONFIG"
+        )
     crd_cluster.add_kwok_nodes(0, 8)
     return crd_cluster
 
@@ -79,10 +90,13 @@ def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
 
 @pytest.fixture(scope="session")
 def kueue_cluster() -> Iterator[Cluster]:
-    """A cluster of its own that knows Kueue's kinds too: beside it all others show that none of them is needed."""
+    """A cluster of its own that knows Kueue's kinds too: beside it all others show that none of
+    them is needed."""
     with api_level("kueue") as cluster:
         if not isinstance(cluster, Cluster):
-            raise ClusterError("Kueue's tests need a cluster of their own; unset GRPO_TEST_KUBECONFIG")
+            raise ClusterError(
+                "Kueue's tests need a cluster of their own; unset GRPO_TEST_KUBECONFIG"
+            )
         serve_grpojobs(cluster)
         serve_kueue_kinds(cluster)
         cluster.add_kwok_nodes(0, 8)

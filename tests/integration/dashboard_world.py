@@ -1,7 +1,8 @@
-"""A cluster's last three hours as Prometheus would have them, with a value for every metric that is declared.
+"""A cluster's last three hours as Prometheus would have them, with a value for every metric that is
+declared.
 
-So a panel without data asks for something that is not exported, or with labels that it doesn't have. The job `run` of
-namespace `team` restarts in minute 60; others wait and have failed.
+So a panel without data asks for something that is not exported, or with labels that it doesn't
+have. The job `run` of namespace `team` restarts in minute 60; others wait and have failed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,17 +46,30 @@ class World:
 
     def text(self) -> str:
         """All of it in OpenMetrics' text."""
-        lines = (line for name, labels, first, last in self._series() for line in _samples(name, labels, first, last))
+        lines = (
+            line
+            for name, labels, first, last in self._series()
+            for line in _samples(name, labels, first, last)
+        )
         return "\n".join([*lines, "# EOF", ""])
 
     def _series(self) -> Iterator[tuple[str, Labels, int, int]]:
         """Names and labels, with the first minute and the last."""
         for metric in trainer.TRAINER:
             for attempt, first, last in (("1", 0, RESTART - 2), ("2", RESTART, MINUTES)):
-                pod = {"namespace": "team", "grpojob": "run", "attempt": attempt, "pod": f"run-{attempt}-0"}
-                yield from ((name, {**pod, **labels}, first, last) for name, labels in self._of(metric))
+                pod = {
+                    "namespace": "team",
+                    "grpojob": "run",
+                    "attempt": attempt,
+                    "pod": f"run-{attempt}-0",
+                }
+                yield from (
+                    (name, {**pod, **labels}, first, last) for name, labels in self._of(metric)
+                )
         for metric in operator.OPERATOR:
-            yield from ((name, {**_OPERATOR, **labels}, 0, MINUTES) for name, labels in self._of(metric))
+            yield from (
+                (name, {**_OPERATOR, **labels}, 0, MINUTES) for name, labels in self._of(metric)
+            )
         for name in ("process_resident_memory_bytes", "process_cpu_seconds_total"):
             yield name, _OPERATOR, 0, MINUTES
         if self.gpus:
@@ -76,7 +90,11 @@ class World:
         unpriced = metric in (operator.JOB_GPU_SECONDS, operator.JOB_COST)
         of_reference = metric.key == "kl" or metric in (trainer.MAX_KL, trainer.REFERENCE_EVERY)
         of_engines = any(part in metric.name for part in ("engine", "weight", "importance"))
-        absent = ((self.gpus, of_gpus or unpriced), (self.reference, of_reference), (self.engines, of_engines))
+        absent = (
+            (self.gpus, of_gpus or unpriced),
+            (self.reference, of_reference),
+            (self.engines, of_engines),
+        )
         return any(concerned and not there for there, concerned in absent)
 
 
@@ -88,7 +106,10 @@ def _special() -> dict[Metric, list[tuple[str, Labels]]]:
     def of(metric: Metric, job: str, **more: str) -> tuple[str, Labels]:
         return metric.name, {"namespace": "team", "grpojob": job, **more}
 
-    phases = [of(operator.JOB_PHASE, job, phase=phase) for job, phase in {"run": "Running", **_OTHERS}.items()]
+    phases = [
+        of(operator.JOB_PHASE, job, phase=phase)
+        for job, phase in {"run": "Running", **_OTHERS}.items()
+    ]
     failed = of(operator.JOB_CONDITION, "broken", type="Failed", reason="DivergedKL")
     degraded = of(operator.JOB_CONDITION, "run", type="Degraded", reason="OutOfMemory")
     return {operator.JOB_PHASE: phases, operator.JOB_CONDITION: [failed, degraded]}
@@ -111,4 +132,8 @@ def _value(name: str, labels: Labels, minute: int) -> float:
     if "timestamp_seconds" in name:
         return START + 60.0 * minute
     slope = 1 + _BOUNDS.index(labels["le"]) if "le" in labels else 1
-    return 1.0 if name.endswith(("_info", "_phase", "_condition", "_every_steps")) else 1.0 + slope * minute // 10
+    return (
+        1.0
+        if name.endswith(("_info", "_phase", "_condition", "_every_steps"))
+        else 1.0 + slope * minute // 10
+    )

@@ -1,6 +1,8 @@
-"""A bench with GPUs: nodes that exist only in the API server, and jobs that need an exact number of their GPUs.
+"""A bench with GPUs: nodes that exist only in the API server, and jobs that need an exact number of
+their GPUs.
 
-Each bench has nodes of its own, which its jobs select by a label, so that tests don't disturb each other.
+Each bench has nodes of its own, which its jobs select by a label, so that tests don't disturb each
+other.
 """
 
 from typing import Any
@@ -18,7 +20,13 @@ class GpuBench(Bench):
         """A Ready node that only this bench's pods select."""
         name = f"{self.namespace}-{number}"
         offers = {"cpu": "64", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": str(gpus)}
-        known = {"product": PRODUCT, "memory": "81559", "count": str(gpus), "compute.major": "9", "compute.minor": "0"}
+        known = {
+            "product": PRODUCT,
+            "memory": "81559",
+            "count": str(gpus),
+            "compute.major": "9",
+            "compute.minor": "0",
+        }
         metadata = {
             "name": name,
             "annotations": {"kwok.x-k8s.io/node": "fake"},
@@ -26,7 +34,9 @@ class GpuBench(Bench):
             | {f"nvidia.com/gpu.{key}": value for key, value in (known | labels).items() if value},
         }
         self.client.request(
-            "POST", NODES, {"metadata": metadata, "status": {"capacity": offers, "allocatable": offers}}
+            "POST",
+            NODES,
+            {"metadata": metadata, "status": {"capacity": offers, "allocatable": offers}},
         )
 
         def ready() -> bool:
@@ -34,7 +44,9 @@ class GpuBench(Bench):
             conditions = found["status"].get("conditions", [])
             # the node controller takes its taint away a moment after the node is Ready
             untainted = not found["spec"].get("taints")
-            return untainted and any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+            return untainted and any(
+                one["type"] == "Ready" and one["status"] == "True" for one in conditions
+            )
 
         self.wait("the node", ready)
         return name
@@ -54,7 +66,10 @@ class GpuBench(Bench):
     def foreign_pod(self, name: str, gpus: int) -> None:
         """A pod of somebody else on this bench's nodes."""
         resources = {"limits": {"nvidia.com/gpu": str(gpus)}}
-        spec = {"nodeSelector": {"bench": self.namespace}, "containers": [{"name": "c", "image": "x"}]}
+        spec = {
+            "nodeSelector": {"bench": self.namespace},
+            "containers": [{"name": "c", "image": "x"}],
+        }
         spec["containers"][0]["resources"] = resources  # type: ignore[index]
         self.post(PODS, {"metadata": {"name": name}, "spec": spec})
         self.wait("the foreign pod", lambda: self.get(PODS, name)["spec"].get("nodeName"))

@@ -1,4 +1,5 @@
-"""A bench with Kueue's kinds and a stand-in for its manager: GRPOJobs that wait for a queue, and what that gives."""
+"""A bench with Kueue's kinds and a stand-in for its manager: GRPOJobs that wait for a queue, and
+what that gives."""
 
 from typing import Any
 
@@ -18,12 +19,19 @@ PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 
 
 class KueueBench(GpuBench):
-    """A namespace whose GRPOJobs wait for Kueue; its flavor and its priority classes carry the namespace's name."""
+    """A namespace whose GRPOJobs wait for Kueue; its flavor and its priority classes carry the
+    namespace's name."""
 
     def __init__(
-        self, cluster: AnyCluster, client: ApiClient, *, real: bool = False, levels: tuple[str, ...] = ()
+        self,
+        cluster: AnyCluster,
+        client: ApiClient,
+        *,
+        real: bool = False,
+        levels: tuple[str, ...] = (),
     ) -> None:
-        """Makes the namespace and its flavor, which says nothing; `real`: and the real queues, with these levels."""
+        """Makes the namespace and its flavor, which says nothing; `real`: and the real queues, with
+        these levels."""
         super().__init__(cluster, client)
         own: ApiClient = cluster.control_plane.client()  # type: ignore[union-attr]
         self._made: list[str] = []
@@ -35,7 +43,12 @@ class KueueBench(GpuBench):
 
     def make(self, path: str, kind: str, name: str, **body: Any) -> None:
         """Makes an object outside namespaces, which ends with the bench."""
-        made = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}, **body}
+        made = {
+            "apiVersion": "kueue.x-k8s.io/v1beta2",
+            "kind": kind,
+            "metadata": {"name": name},
+            **body,
+        }
         self.client.request("POST", path, made)
         self._made.append(f"{path}/{name}")
 
@@ -47,7 +60,9 @@ class KueueBench(GpuBench):
 
     def give_flavor(self, **spec: Any) -> None:
         """What pods of the flavor get: nodeLabels, tolerations."""
-        self.client.request("PATCH", f"{FLAVORS}/{self.namespace}", {"spec": spec}, "application/merge-patch+json")
+        self.client.request(
+            "PATCH", f"{FLAVORS}/{self.namespace}", {"spec": spec}, "application/merge-patch+json"
+        )
 
     def end_all(self) -> None:
         """Takes away what is outside the namespace."""
@@ -60,11 +75,20 @@ class KueueBench(GpuBench):
                 if error.status != 404:
                     raise
 
-    def submit(self, name: str = "run", labels: dict[str, str] | None = None, **spec: Any) -> Object:
-        """Creates a GRPOJob that Kueue's queue admits, or one with other labels than the queue's."""
+    def submit(
+        self, name: str = "run", labels: dict[str, str] | None = None, **spec: Any
+    ) -> Object:
+        """Creates a GRPOJob that Kueue's queue admits, or one with other labels than the
+        queue's."""
         metadata = {"name": name, "labels": {QUEUE_LABEL: QUEUE} if labels is None else labels}
         return self.post(
-            GRPOJOBS, {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": {**SPEC, **spec}}
+            GRPOJOBS,
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "metadata": metadata,
+                "spec": {**SPEC, **spec},
+            },
         )
 
     def workload(self, name: str = "run") -> Workload:
@@ -74,7 +98,11 @@ class KueueBench(GpuBench):
 
     def given_back(self, name: str = "run") -> Workload:
         """Waits until the GRPOJob's Workload has no admission any more."""
-        self.wait(f"the quota of {name} to be given back", lambda: not admission(self.kueue.of(name)), hurry=True)
+        self.wait(
+            f"the quota of {name} to be given back",
+            lambda: not admission(self.kueue.of(name)),
+            hurry=True,
+        )
         return self.kueue.of(name)
 
     def succeed(self, name: str = "run", attempt: int = 1) -> None:

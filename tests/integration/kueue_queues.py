@@ -1,4 +1,5 @@
-"""Queues of Kueue's real manager, as an administrator makes them for a namespace, and Workloads made by hand."""
+"""Queues of Kueue's real manager, as an administrator makes them for a namespace, and Workloads
+made by hand."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -22,9 +23,11 @@ class RealQueues(KueueStandIn):
     """The stand-in's questions put to the real manager, which writes by itself."""
 
     def __init__(self, client: ApiClient, namespace: str, quota: int = 4, *levels: str) -> None:
-        """Makes a ResourceFlavor, a ClusterQueue that preempts lower priorities, and its LocalQueues.
+        """Makes a ResourceFlavor, a ClusterQueue that preempts lower priorities, and its
+        LocalQueues.
 
-        `levels` are node labels by which the flavor's nodes, those with the namespace's label `bench`, stand together.
+        `levels` are node labels by which the flavor's nodes, those with the namespace's label
+        `bench`, stand together.
         """
         super().__init__(client, namespace, quota, namespace)
         self.namespace = namespace
@@ -40,27 +43,48 @@ class RealQueues(KueueStandIn):
             body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", **local}
             client.request("POST", f"{KUEUE}/namespaces/{namespace}/localqueues", body)
 
-    def _make(self, plural: str, kind: str, spec: dict[str, Any], name: str = "", **more: Any) -> None:
+    def _make(
+        self, plural: str, kind: str, spec: dict[str, Any], name: str = "", **more: Any
+    ) -> None:
         """Makes an object outside namespaces, by the namespace's name."""
         metadata = {"name": name or self.namespace}
-        body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": metadata, "spec": spec, **more}
+        body = {
+            "apiVersion": "kueue.x-k8s.io/v1beta2",
+            "kind": kind,
+            "metadata": metadata,
+            "spec": spec,
+            **more,
+        }
         self.client.request("POST", f"{KUEUE}/{plural}", body)
         self._made.append(f"{KUEUE}/{plural}/{metadata['name']}")
 
     def _cluster_queue(self) -> dict[str, Any]:
-        quotas = [{"name": name, "nominalQuota": amount} for name, amount in {GPU: self.quota, **PLENTY}.items()]
+        quotas = [
+            {"name": name, "nominalQuota": amount}
+            for name, amount in {GPU: self.quota, **PLENTY}.items()
+        ]
         flavors = [{"name": self.flavor, "resources": quotas}]
         return {
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}},
             "preemption": {"withinClusterQueue": "LowerPriority"},
-            "resourceGroups": [{"coveredResources": [one["name"] for one in quotas], "flavors": flavors}],
+            "resourceGroups": [
+                {"coveredResources": [one["name"] for one in quotas], "flavors": flavors}
+            ],
         }
 
     def require_check(self) -> None:
-        """Holds admissions back until a check of the namespace's name, whose controller the test is, says yes."""
-        self._make("admissionchecks", "AdmissionCheck", {"controllerName": f"example.com/{self.namespace}"})
+        """Holds admissions back until a check of the namespace's name, whose controller the test
+        is, says yes."""
+        self._make(
+            "admissionchecks", "AdmissionCheck", {"controllerName": f"example.com/{self.namespace}"}
+        )
         path = f"{KUEUE}/admissionchecks/{self.namespace}"
-        active = {"type": "Active", "status": "True", "reason": "Active", "message": "the test answers"}
+        active = {
+            "type": "Active",
+            "status": "True",
+            "reason": "Active",
+            "message": "the test answers",
+        }
         active["lastTransitionTime"] = "2026-01-01T00:00:00Z"
         self.client.request("PATCH", f"{path}/status", {"status": {"conditions": [active]}}, MERGE)
         strategy = {"admissionChecks": [{"name": self.namespace}]}
@@ -74,7 +98,8 @@ class RealQueues(KueueStandIn):
         return found
 
     def end(self) -> None:
-        """Deletes what is outside the namespace; the manager's finalizers let go once the queue is empty."""
+        """Deletes what is outside the namespace; the manager's finalizers let go once the queue is
+        empty."""
         for path in reversed(self._made):
             try:
                 self.client.request("DELETE", path)
@@ -83,13 +108,22 @@ class RealQueues(KueueStandIn):
                     raise
 
 
-def make_workload(kueue: KueueStandIn, name: str, gpus: int = 4, pods: int = 1, **spec: Any) -> Workload:
+def make_workload(
+    kueue: KueueStandIn, name: str, gpus: int = 4, pods: int = 1, **spec: Any
+) -> Workload:
     """A Workload without an owner, of one podSet."""
     requests = {"cpu": "1", GPU: str(gpus // pods)}
-    container = {"name": "c", "image": "x", "resources": {"limits": {GPU: requests[GPU]}, "requests": requests}}
+    container = {
+        "name": "c",
+        "image": "x",
+        "resources": {"limits": {GPU: requests[GPU]}, "requests": requests},
+    }
     pod = {"restartPolicy": "Never", "containers": [container]}
     return kueue.create(
-        name, queueName=QUEUE, podSets=[{"name": "trainer", "count": pods, "template": {"spec": pod}}], **spec
+        name,
+        queueName=QUEUE,
+        podSets=[{"name": "trainer", "count": pods, "template": {"spec": pod}}],
+        **spec,
     )
 
 
@@ -104,7 +138,9 @@ def wait_said(kueue: KueueStandIn, name: str, **conditions: tuple[str, str]) -> 
 
     def says() -> Workload | None:
         one = named(kueue, name)
-        return one if all(said(one, kind) == wanted for kind, wanted in conditions.items()) else None
+        return (
+            one if all(said(one, kind) == wanted for kind, wanted in conditions.items()) else None
+        )
 
     found = kueue.until(f"{name}: {conditions}", says)
     assert found

@@ -1,7 +1,8 @@
-"""A stand-in for Kueue's manager: it writes on Workloads what the real one writes, when a test wants it.
+"""A stand-in for Kueue's manager: it writes on Workloads what the real one writes, when a test
+wants it.
 
-It can also play the manager by itself, with a quota of GPUs. test_kueue_manager.py puts the same stories to it and to
-the real one.
+It can also play the manager by itself, with a quota of GPUs. test_kueue_manager.py puts the same
+stories to it and to the real one.
 """
 
 import threading
@@ -38,8 +39,11 @@ T = TypeVar("T")
 class KueueStandIn:
     """Kueue's manager for one namespace: one ClusterQueue, to which every queue's name leads."""
 
-    def __init__(self, client: ApiClient, namespace: str, quota: int = 4, flavor: str = "default") -> None:
-        """The quota is in GPUs, all of the flavor. `check` may name an admission check that all must pass."""
+    def __init__(
+        self, client: ApiClient, namespace: str, quota: int = 4, flavor: str = "default"
+    ) -> None:
+        """The quota is in GPUs, all of the flavor. `check` may name an admission check that all
+        must pass."""
         self.client = client
         self.quota = quota
         self.flavor = flavor
@@ -51,7 +55,9 @@ class KueueStandIn:
     def all(self) -> list[Workload]:
         """The Workloads, oldest first."""
         found: list[Workload] = self.client.get(self._path)["items"]
-        return sorted(found, key=lambda one: (one["metadata"]["creationTimestamp"], one["metadata"]["name"]))
+        return sorted(
+            found, key=lambda one: (one["metadata"]["creationTimestamp"], one["metadata"]["name"])
+        )
 
     def owned(self, job: str) -> list[Workload]:
         """Those whose controller is the GRPOJob."""
@@ -64,7 +70,12 @@ class KueueStandIn:
 
     def create(self, name: str, **spec: object) -> Workload:
         """Makes a Workload without an owner."""
-        body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": {"name": name}, "spec": spec}
+        body = {
+            "apiVersion": "kueue.x-k8s.io/v1beta2",
+            "kind": "Workload",
+            "metadata": {"name": name},
+            "spec": spec,
+        }
         made: Workload = self.client.request("POST", self._path, body)
         return made
 
@@ -102,7 +113,8 @@ class KueueStandIn:
         self.client.request("PATCH", f"{self._path}/{workload['metadata']['name']}", patch, MERGE)
 
     def answer(self) -> bool:
-        """Makes the manager's next write: what follows from a Workload alone, then quota, to the highest priority."""
+        """Makes the manager's next write: what follows from a Workload alone, then quota, to the
+        highest priority."""
         workloads = [one for one in self.all() if not is_true(one, "Finished")]
         for one in workloads:
             if one["spec"].get("active", True) and is_true(one, "DeactivationTarget"):
@@ -116,10 +128,14 @@ class KueueStandIn:
                 return True
         held = [one for one in workloads if one.get("status", {}).get("admission")]
         self.most_used = max(self.most_used, sum(map(gpus, held)))
-        return any(self._serve(one, held) for one in sorted(filter(waits, workloads), key=lambda one: -priority(one)))
+        return any(
+            self._serve(one, held)
+            for one in sorted(filter(waits, workloads), key=lambda one: -priority(one))
+        )
 
     def until(self, what: str, probe: Callable[[], T]) -> T:
-        """Lets the manager write until it has nothing more to say; what the probe asks for must hold then."""
+        """Lets the manager write until it has nothing more to say; what the probe asks for must
+        hold then."""
         while self.answer():
             pass
         if not (found := probe()):
@@ -137,7 +153,10 @@ class KueueStandIn:
         elif victims and free + leaving < gpus(one) <= free + sum(map(gpus, weaker)):
             self.change(victims[-1], preempt)
         elif COULD_NOT not in message(one, "QuotaReserved"):
-            more = f"insufficient unused quota for {GPU} in flavor {self.flavor}, {gpus(one) - free} more needed"
+            more = (
+                f"insufficient unused quota for {GPU} in flavor {self.flavor}, "
+                f"{gpus(one) - free} more needed"
+            )
             self.change(one, lambda found: keep_waiting(found, f"{COULD_NOT}: {more}"))
         else:
             return False

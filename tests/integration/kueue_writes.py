@@ -1,4 +1,5 @@
-"""What Kueue's manager writes on Workloads, each function one step of its source (v0.19, pkg/workload).
+"""What Kueue's manager writes on Workloads, each function one step of its source (v0.19,
+pkg/workload).
 
 They change a Workload in memory; kueue_stand_in.py puts it to the API server.
 """
@@ -54,9 +55,17 @@ def reserve(workload: Workload, queue: str, flavor: str) -> None:
     status = workload.setdefault("status", {})
     status["admission"] = {
         "clusterQueue": queue,
-        "podSetAssignments": [_assignment(pod_set, flavor) for pod_set in workload["spec"]["podSets"]],
+        "podSetAssignments": [
+            _assignment(pod_set, flavor) for pod_set in workload["spec"]["podSets"]
+        ],
     }
-    say(workload, "QuotaReserved", "True", "QuotaReserved", f"Quota reserved in ClusterQueue {queue}")
+    say(
+        workload,
+        "QuotaReserved",
+        "True",
+        "QuotaReserved",
+        f"Quota reserved in ClusterQueue {queue}",
+    )
     for kind in ("Evicted", "Preempted"):
         if is_true(workload, kind):
             say(workload, kind, "False", "QuotaReserved", f"Previously: {message(workload, kind)}")
@@ -90,7 +99,10 @@ def requests(pod_set: dict[str, Any]) -> dict[str, Fraction]:
 
 def gpus(workload: Workload) -> int:
     """The GPUs of all its pods."""
-    return sum(int(requests(pod_set).get(GPU, 0)) * pod_set.get("count", 1) for pod_set in workload["spec"]["podSets"])
+    return sum(
+        int(requests(pod_set).get(GPU, 0)) * pod_set.get("count", 1)
+        for pod_set in workload["spec"]["podSets"]
+    )
 
 
 def admit(workload: Workload) -> None:
@@ -111,13 +123,17 @@ def evict(workload: Workload, reason: str, message: str) -> None:
         if check["state"] != "Pending":
             before = check["state"]
             check.pop("podSetUpdates", None)
-            check |= {"state": "Pending", "message": f"Reset to Pending after eviction. Previously: {before}"}
+            check |= {
+                "state": "Pending",
+                "message": f"Reset to Pending after eviction. Previously: {before}",
+            }
 
 
 def preempt(workload: Workload) -> None:
     """One of a higher priority needs its quota."""
     message = (
-        "Preempted to accommodate a workload (UID: UNKNOWN, JobUID: UNKNOWN) due to prioritization in the ClusterQueue"
+        "Preempted to accommodate a workload (UID: UNKNOWN, JobUID: UNKNOWN) due to "
+        "prioritization in the ClusterQueue"
     )
     say(workload, "Preempted", "True", "InClusterQueue", message)
     evict(workload, "Preempted", message)
@@ -130,11 +146,20 @@ def time_out(workload: Workload, seconds: float) -> None:
     evict(workload, "PodsReadyTimeout", "Exceeded the PodsReady timeout")
 
 
-def answer_check(workload: Workload, state: str, *updates: dict[str, Any], name: str = "check") -> None:
+def answer_check(
+    workload: Workload, state: str, *updates: dict[str, Any], name: str = "check"
+) -> None:
     """An admission check's controller answers, with what the pods get if they are admitted."""
-    kept = [one for one in workload.setdefault("status", {}).get("admissionChecks", []) if one["name"] != name]
+    kept = [
+        one
+        for one in workload.setdefault("status", {}).get("admissionChecks", [])
+        if one["name"] != name
+    ]
     new = {"name": name, "state": state, "message": "", "lastTransitionTime": now()}
-    workload["status"]["admissionChecks"] = [*kept, {**new, "podSetUpdates": list(updates)} if updates else new]
+    workload["status"]["admissionChecks"] = [
+        *kept,
+        {**new, "podSetUpdates": list(updates)} if updates else new,
+    ]
 
 
 def checks(workload: Workload) -> set[str]:
@@ -155,7 +180,13 @@ def end_backoff(workload: Workload) -> None:
 
 def reject(workload: Workload) -> None:
     """An admission check was rejected: it is to be deactivated."""
-    say(workload, "DeactivationTarget", "True", "AdmissionCheck", "Admission check(s): check, were rejected")
+    say(
+        workload,
+        "DeactivationTarget",
+        "True",
+        "AdmissionCheck",
+        "Admission check(s): check, were rejected",
+    )
 
 
 def retry(workload: Workload) -> None:
@@ -168,8 +199,14 @@ def deactivate(workload: Workload) -> None:
     status = workload.setdefault("status", {})
     cause = said(workload, "DeactivationTarget")[1]
     status.pop("requeueState", None)
-    status["conditions"] = [one for one in status.get("conditions", []) if one["type"] != "DeactivationTarget"]
-    evict(workload, f"DeactivatedDueTo{cause}" if cause else "Deactivated", "The workload is deactivated")
+    status["conditions"] = [
+        one for one in status.get("conditions", []) if one["type"] != "DeactivationTarget"
+    ]
+    evict(
+        workload,
+        f"DeactivatedDueTo{cause}" if cause else "Deactivated",
+        "The workload is deactivated",
+    )
 
 
 def what_follows(workload: Workload) -> Callable[[Workload], None] | None:
@@ -181,7 +218,11 @@ def what_follows(workload: Workload) -> Callable[[Workload], None] | None:
     if said(workload, "Requeued") == ("False", "Deactivated"):
         return reactivate
     if said(workload, "Requeued") in (("False", "PodsReadyTimeout"), ("False", "AdmissionCheck")):
-        return end_backoff if workload["status"].get("requeueState", {}).get("requeueAt", "") <= now() else None
+        return (
+            end_backoff
+            if workload["status"].get("requeueState", {}).get("requeueAt", "") <= now()
+            else None
+        )
     if held and "Rejected" in states and not is_true(workload, "DeactivationTarget"):
         return reject
     if held and "Retry" in states:
@@ -192,7 +233,11 @@ def what_follows(workload: Workload) -> Callable[[Workload], None] | None:
 def waits(workload: Workload) -> bool:
     """Whether it stands in a queue for quota."""
     active = workload["spec"].get("active", True) and bool(workload["spec"].get("queueName"))
-    return active and not is_true(workload, "QuotaReserved") and said(workload, "Requeued")[0] != "False"
+    return (
+        active
+        and not is_true(workload, "QuotaReserved")
+        and said(workload, "Requeued")[0] != "False"
+    )
 
 
 def owner(workload: Workload) -> str:
@@ -202,7 +247,8 @@ def owner(workload: Workload) -> str:
 
 
 def requeued(reason: str) -> tuple[str, str]:
-    """Status and reason of Requeued after an eviction; by other reasons than these the manager requeues nobody."""
+    """Status and reason of Requeued after an eviction; by other reasons than these the manager
+    requeues nobody."""
     at_once = "True" if reason in ("Preempted", "NodeFailures") else "False"
     return at_once, "Deactivated" if reason.startswith("Deactivated") else reason
 

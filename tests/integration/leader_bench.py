@@ -1,4 +1,5 @@
-"""Operators as processes that stand for one Lease, each by the identity of a pod, behind the chart's fence.
+"""Operators as processes that stand for one Lease, each by the identity of a pod, behind the
+chart's fence.
 
 They can be killed, stopped and told to end, as a kubelet or a bad node does it.
 """
@@ -33,28 +34,49 @@ SECONDS = 60.0
 
 
 def named(namespace: str) -> str:
-    """The account and the Lease of a release that has the namespace's name: no two tests share a policy."""
+    """The account and the Lease of a release that has the namespace's name: no two tests share a
+    policy."""
     return f"{namespace}-grpo-operator"
 
 
 @contextmanager
 def fenced(cluster: Cluster, namespace: str, *, policies: bool = True) -> Iterator[None]:
-    """The chart's policies for a release in that namespace, and its account with every right, while the block runs.
+    """The chart's policies for a release in that namespace, and its account with every right, while
+    the block runs.
 
     Without `policies` there is all that they need, and nobody is refused.
     """
-    arguments = ("--namespace", namespace, "--show-only", "templates/fence.yaml", "--kube-version", "1.36.0")
+    arguments = (
+        "--namespace",
+        namespace,
+        "--show-only",
+        "templates/fence.yaml",
+        "--kube-version",
+        "1.36.0",
+    )
     rendered = cluster.helm("template", namespace, str(CHART), *arguments)
     account = f"{namespace}:{named(namespace)}"
     cluster.kubectl("create", "serviceaccount", named(namespace), "--namespace", namespace)
     cluster.kubectl(
-        "create", "clusterrolebinding", namespace, "--clusterrole=cluster-admin", f"--serviceaccount={account}"
+        "create",
+        "clusterrolebinding",
+        namespace,
+        "--clusterrole=cluster-admin",
+        f"--serviceaccount={account}",
     )
-    nobody = {"metadata": {"name": named(namespace), "namespace": namespace}, "spec": {"holderIdentity": "nobody"}}
+    nobody = {
+        "metadata": {"name": named(namespace), "namespace": namespace},
+        "spec": {"holderIdentity": "nobody"},
+    }
     definition = ("--server-side", "--force-conflicts", "-f", str(LEADER_DEFINITION))
     cluster.kubectl("apply", *definition)
     cluster.kubectl("wait", "--for=condition=Established", f"crd/{LEADER_PLURAL}.{GROUP}")
-    cluster.kubectl("create", "-f", "-", input=json.dumps({"apiVersion": API_VERSION, "kind": LEADER_KIND, **nobody}))
+    cluster.kubectl(
+        "create",
+        "-f",
+        "-",
+        input=json.dumps({"apiVersion": API_VERSION, "kind": LEADER_KIND, **nobody}),
+    )
     if policies:
         cluster.kubectl("apply", "-f", "-", input=rendered)
     try:
@@ -68,8 +90,15 @@ def fenced(cluster: Cluster, namespace: str, *, policies: bool = True) -> Iterat
 
 
 def refuses(cluster: Cluster, namespace: str) -> bool:
-    """Whether the API server has the policies by now: the account itself, in no pod, leads never."""
-    labels = ("--dry-run=server", "--as", f"system:serviceaccount:{namespace}:{named(namespace)}", "-f", "-")
+    """Whether the API server has the policies by now: the account itself, in no pod, leads
+    never."""
+    labels = (
+        "--dry-run=server",
+        "--as",
+        f"system:serviceaccount:{namespace}:{named(namespace)}",
+        "-f",
+        "-",
+    )
     service = {"apiVersion": "v1", "kind": "Service", "spec": {"ports": [{"port": 80}]}}
     metadata = {"name": "stranger", "namespace": namespace, "labels": {LABEL_MANAGED_BY: MANAGER}}
     try:
@@ -80,17 +109,28 @@ def refuses(cluster: Cluster, namespace: str) -> bool:
 
 
 def pod_token(cluster: Access, namespace: str, pod: str, hours: int = 1) -> str:
-    """Makes a pod of the release in that namespace, which no node takes; its token, by which the fence knows it."""
+    """Makes a pod of the release in that namespace, which no node takes; its token, by which the
+    fence knows it."""
     containers = [{"name": "c", "image": "x"}]
-    spec = {"serviceAccountName": named(namespace), "nodeSelector": {"no": "node"}, "containers": containers}
-    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod, "namespace": namespace}, "spec": spec}
+    spec = {
+        "serviceAccountName": named(namespace),
+        "nodeSelector": {"no": "node"},
+        "containers": containers,
+    }
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": pod, "namespace": namespace},
+        "spec": spec,
+    }
     cluster.kubectl("create", "-f", "-", input=json.dumps(body))
     token = ("create", "token", named(namespace), "--namespace", namespace, f"--duration={hours}h")
     return cluster.kubectl(*token, "--bound-object-kind", "Pod", "--bound-object-name", pod).strip()
 
 
 class Seat:
-    """A pod's name and token, and the process that stands in its place: one after the other, as a kubelet starts it."""
+    """A pod's name and token, and the process that stands in its place: one after the other, as a
+    kubelet starts it."""
 
     def __init__(self, bench: Bench, name: str, folder: Path) -> None:
         """Makes the pod, which no node takes."""
@@ -113,14 +153,24 @@ class Seat:
         self.run(module, (ROOT / "operator", ROOT), *flags)
 
     def run(self, module: str, code: tuple[Path, ...], *flags: str) -> None:
-        """Starts what is there, folders or archives, with these flags and those that let it run here."""
+        """Starts what is there, folders or archives, with these flags and those that let it run
+        here."""
         self._port = free_port()
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("COV")
+        }
         environment |= {"PYTHONPATH": os.pathsep.join(map(str, code)), "POD_NAME": self.name}
-        here = [f"--kubeconfig={self._kubeconfig}", "--metrics-address=127.0.0.1", f"--metrics-port={self._port}"]
+        here = [
+            f"--kubeconfig={self._kubeconfig}",
+            "--metrics-address=127.0.0.1",
+            f"--metrics-port={self._port}",
+        ]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *flags, *here], env=environment, stdout=log, stderr=log
+                [sys.executable, "-m", module, *flags, *here],
+                env=environment,
+                stdout=log,
+                stderr=log,
             )
 
     def signal(self, number: signal.Signals) -> None:
@@ -142,7 +192,9 @@ class Seat:
     def page(self, name: str) -> tuple[int, str]:
         """Status and text of /healthz, /readyz or /metrics; status 0 while nothing listens."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{name}", timeout=5) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self._port}/{name}", timeout=5
+            ) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

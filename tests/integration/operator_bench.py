@@ -1,7 +1,8 @@
-"""What the operator's integration tests stand on: a namespace with pods that only pretend, and an operator for it.
+"""What the operator's integration tests stand on: a namespace with pods that only pretend, and an
+operator for it.
 
-The API server, the Job controller and the scheduler are real while training is not: kwok moves the pods, and a test
-ends them with the exit code and the termination message that it wants.
+The API server, the Job controller and the scheduler are real while training is not: kwok moves the
+pods, and a test ends them with the exit code and the termination message that it wants.
 """
 
 import json
@@ -53,7 +54,11 @@ class Bench:
         """The time of this bench's operators, which a test moves on."""
         self.namespace = f"test-{uuid.uuid4().hex[:8]}"
         client.request("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
-        until("the service account", lambda: self.get("/api/v1/namespaces/{}/serviceaccounts", "default"), SECONDS)
+        until(
+            "the service account",
+            lambda: self.get("/api/v1/namespaces/{}/serviceaccounts", "default"),
+            SECONDS,
+        )
 
     def operating(self, **chosen: Any) -> AbstractContextManager[OperatorThread]:
         """An operator of this namespace, by this bench's clock, for the length of the block."""
@@ -81,7 +86,9 @@ class Bench:
 
     def patch(self, path: str, name: str, body: Object) -> Object:
         """Merge-patches an object."""
-        found: Object = self.client.request("PATCH", f"{path.format(self.namespace)}/{name}", body, MERGE)
+        found: Object = self.client.request(
+            "PATCH", f"{path.format(self.namespace)}/{name}", body, MERGE
+        )
         return found
 
     def delete(self, path: str, name: str, **options: Any) -> None:
@@ -91,7 +98,12 @@ class Bench:
 
     def submit(self, name: str = "run", **spec: Any) -> Object:
         """Creates a GRPOJob; keywords are fields of its spec."""
-        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": {**SPEC, **spec}}
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": name},
+            "spec": {**SPEC, **spec},
+        }
         return self.post(GRPOJOBS, body)
 
     def job(self, name: str = "run") -> Object:
@@ -124,7 +136,11 @@ class Bench:
 
     def end(self, pod: Object, code: int = 0, message: str = "", reason: str = "") -> None:
         """Ends a running pod with an exit code and a termination message."""
-        notes = {"kwok.test/after": "0s", "kwok.test/exit-code": str(code), "kwok.test/message": message}
+        notes = {
+            "kwok.test/after": "0s",
+            "kwok.test/exit-code": str(code),
+            "kwok.test/message": message,
+        }
         if reason:
             notes["kwok.test/reason"] = reason
         self.patch(PODS, pod["metadata"]["name"], {"metadata": {"annotations": notes}})
@@ -139,8 +155,9 @@ class Bench:
     ) -> T:
         """Waits until the probe returns something true, and returns it.
 
-        `hurry` moves the operators' clock on by a second after each look, for what they do only after a pause, and for
-        no longer than the longest of these: others take real time for their part, and gangs have limits.
+        `hurry` moves the operators' clock on by a second after each look, for what they do only
+        after a pause, and for no longer than the longest of these: others take real time for their
+        part, and gangs have limits.
         """
         moves = int(LONGEST_PAUSE) if hurry else 0
 
@@ -157,11 +174,16 @@ class Bench:
 
     def wait_phase(self, phase: str, name: str = "run", *, hurry: bool = False) -> Object:
         """Waits for a phase and returns the status; `hurry` as for `wait`."""
-        self.wait(f"{name} to be {phase}", lambda: self.status(name).get("phase") == phase, hurry=hurry)
+        self.wait(
+            f"{name} to be {phase}", lambda: self.status(name).get("phase") == phase, hurry=hurry
+        )
         return self.status(name)
 
-    def wait_running(self, name: str = "run", attempt: int = 1, *, hurry: bool = True) -> list[Object]:
-        """Waits until an attempt runs, and returns its pods; `hurry`: the clock moves over the pause before it."""
+    def wait_running(
+        self, name: str = "run", attempt: int = 1, *, hurry: bool = True
+    ) -> list[Object]:
+        """Waits until an attempt runs, and returns its pods; `hurry`: the clock moves over the
+        pause before it."""
 
         def runs() -> bool:
             status = self.status(name)
@@ -169,7 +191,8 @@ class Bench:
 
         try:
             if attempt > 1 and hurry:
-                # only until it is committed: a gang's start takes real time, for which it has a limit
+                # only until it is committed: a gang's start takes real time, for which it has a
+                # limit
                 made = partial(self._has_attempt, name, attempt)
                 self.wait(f"attempt {attempt} of {name}", made, hurry=True)
             self.wait(f"attempt {attempt} of {name} to run", runs)

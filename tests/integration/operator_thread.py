@@ -1,4 +1,5 @@
-"""An operator in a thread of the tests' process, which measures its coverage, by a clock that the test moves on."""
+"""An operator in a thread of the tests' process, which measures its coverage, by a clock that the
+test moves on."""
 
 import asyncio
 import threading
@@ -29,7 +30,9 @@ SECONDS = 60.0
 class OperatorThread:
     """An operator in a thread of this process."""
 
-    def __init__(self, cluster: AnyCluster, clock: SteeredClock | None = None, **chosen: Any) -> None:
+    def __init__(
+        self, cluster: AnyCluster, clock: SteeredClock | None = None, **chosen: Any
+    ) -> None:
         """`clock` is its time; keywords are fields of Settings."""
         defaults = Settings(
             kubeconfig=str(cluster.kubeconfig),
@@ -100,11 +103,17 @@ class OperatorThread:
 
     def writes(self) -> int:
         """Requests that change something, so far."""
-        return sum(count for (verb, _), count in self.requests().items() if verb in ("POST", "PATCH", "DELETE"))
+        return sum(
+            count
+            for (verb, _), count in self.requests().items()
+            if verb in ("POST", "PATCH", "DELETE")
+        )
 
 
 @contextmanager
-def operating(cluster: AnyCluster, clock: SteeredClock | None = None, **chosen: Any) -> Iterator[OperatorThread]:
+def operating(
+    cluster: AnyCluster, clock: SteeredClock | None = None, **chosen: Any
+) -> Iterator[OperatorThread]:
     """An operator for the length of the block."""
     operator = OperatorThread(cluster, clock, **chosen).start()
     try:
@@ -114,7 +123,8 @@ def operating(cluster: AnyCluster, clock: SteeredClock | None = None, **chosen: 
 
 
 def quiet_for(operator: OperatorThread, seconds: float) -> dict[tuple[str, str], int]:
-    """Requests that the operator makes in that time of its clock, once it has told what happened before."""
+    """Requests that the operator makes in that time of its clock, once it has told what happened
+    before."""
 
     def told() -> bool:
         before = operator.writes()
@@ -127,7 +137,11 @@ def quiet_for(operator: OperatorThread, seconds: float) -> dict[tuple[str, str],
     operator.clock.advance(seconds)
     time.sleep(0.5)
     after = operator.requests()
-    return {key: count - before.get(key, 0) for key, count in after.items() if count != before.get(key, 0)}
+    return {
+        key: count - before.get(key, 0)
+        for key, count in after.items()
+        if count != before.get(key, 0)
+    }
 
 
 class Swallowed(threading.Event):

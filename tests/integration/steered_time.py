@@ -1,11 +1,13 @@
-"""An event loop with real I/O whose time a test moves on, so that no product limit has to be short or waited for."""
+"""An event loop with real I/O whose time a test moves on, so that no product limit has to be short
+or waited for."""
 
 import asyncio
 import contextlib
 import time
 
 STEP = 1.0
-"""Seconds of one move. No request takes that long here, so that none meets its time-out by a move."""
+"""Seconds of one move. No request takes that long here, so that none meets its time-out by a
+move."""
 SETTLE = 0.02
 """Real seconds after each move, in which what became due is done."""
 

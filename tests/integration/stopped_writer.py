@@ -1,7 +1,9 @@
-"""`python -m tests.integration.stopped_writer`: leads, then makes a write of every kind that the operator makes.
+"""`python -m tests.integration.stopped_writer`: leads, then makes a write of every kind that the
+operator makes.
 
-Where the environment says so it stops itself before, as a node that stands still would, so that others lead when it
-goes on. What became of each write is printed: first through the gate, then, where that refused it, past it.
+Where the environment says so it stops itself before, as a node that stands still would, so that
+others lead when it goes on. What became of each write is printed: first through the gate, then,
+where that refused it, past it.
 """
 
 import asyncio
@@ -41,11 +43,19 @@ class Looked:
 
 def job_body(name: str) -> dict[str, Any]:
     """A Job of ours that starts no pod."""
-    template = {"metadata": {"labels": OURS}, "spec": {"restartPolicy": "Never", "containers": CONTAINERS}}
-    return {"metadata": {"name": name, "labels": OURS}, "spec": {"suspend": True, "template": template}}
+    template = {
+        "metadata": {"labels": OURS},
+        "spec": {"restartPolicy": "Never", "containers": CONTAINERS},
+    }
+    return {
+        "metadata": {"name": name, "labels": OURS},
+        "spec": {"suspend": True, "template": template},
+    }
 
 
-async def writes(cluster: HttpCluster, namespace: str, tag: str) -> dict[str, Callable[[], Awaitable[Any]]]:
+async def writes(
+    cluster: HttpCluster, namespace: str, tag: str
+) -> dict[str, Callable[[], Awaitable[Any]]]:
     """A write of every kind, prepared by what is there now."""
     grpojob = await cluster.get(GRPOJOBS, namespace, "run")
     old = Looked(await cluster.get(JOBS, namespace, "old"))
@@ -54,13 +64,18 @@ async def writes(cluster: HttpCluster, namespace: str, tag: str) -> dict[str, Ca
     labelled = {"name": tag, "labels": OURS}
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     ports = [{"port": 80}]
-    policy, retagged = {"metadata": labelled, "spec": {"podSelector": {}}}, {"metadata": {"labels": {"tag": tag}}}
+    policy, retagged = (
+        {"metadata": labelled, "spec": {"podSelector": {}}},
+        {"metadata": {"labels": {"tag": tag}}},
+    )
     gone = Looked(await cluster.get(GRPOJOBS, namespace, "gone"))
     return {
         "status": lambda: cluster.patch(GRPOJOBS, namespace, "run", status, "status"),
         "Job": lambda: cluster.create(JOBS, namespace, job_body(tag)),
         "claim": lambda: cluster.create(CLAIMS, namespace, {"metadata": labelled, "spec": claim}),
-        "Service": lambda: cluster.create(SERVICES, namespace, {"metadata": labelled, "spec": {"ports": ports}}),
+        "Service": lambda: cluster.create(
+            SERVICES, namespace, {"metadata": labelled, "spec": {"ports": ports}}
+        ),
         "mended Service": lambda: cluster.patch(SERVICES, namespace, "own", retagged),
         "NetworkPolicy": lambda: cluster.create(NETWORK_POLICIES, namespace, policy),
         "mended NetworkPolicy": lambda: cluster.patch(NETWORK_POLICIES, namespace, "own", retagged),
@@ -87,7 +102,9 @@ async def main(chosen: Settings) -> None:
     namespace, leading = chosen.election.lease.namespace, asyncio.Event()
     configuration = await transport.load(chosen.kubeconfig)
     async with HttpCluster(configuration, tries=1) as plain:
-        elector = Elector(plain, chosen.election, leading, time.time, tell_fence if chosen.fenced else None)
+        elector = Elector(
+            plain, chosen.election, leading, time.time, tell_fence if chosen.fenced else None
+        )
         standing = asyncio.create_task(elector.run())
         async with HttpCluster(configuration, gate=elector.answer_within, tries=1) as gated:
             await leading.wait()

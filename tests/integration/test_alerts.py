@@ -1,7 +1,9 @@
-"""Every alert of the chart is put to every story by promtool: each fires where it says so, and nowhere else.
+"""Every alert of the chart is put to every story by promtool: each fires where it says so, and
+nowhere else.
 
-The rules are those that Helm renders by default. A cell of the matrix is held to the whole story: what fires does so at
-the story's minute and has ended at its end, what is silent is so at every fifth minute.
+The rules are those that Helm renders by default. A cell of the matrix is held to the whole story:
+what fires does so at the story's minute and has ended at its end, what is silent is so at every
+fifth minute.
 """
 
 import re
@@ -47,7 +49,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def promtool(folder: Path, *arguments: str) -> str:
     """What it complains of; empty when it finds all well."""
-    done = subprocess.run([program("promtool"), *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program("promtool"), *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
@@ -68,7 +72,11 @@ def firing(alert: Alert, minute: int, fires: bool) -> dict[str, Any]:
 def looks(alert: Alert, story: Story) -> list[dict[str, Any]]:
     """All looks at one cell of the matrix."""
     if story.name in alert.fires_in:
-        return [firing(alert, 1, False), firing(alert, story.at, True), firing(alert, story.minutes, False)]
+        return [
+            firing(alert, 1, False),
+            firing(alert, story.at, True),
+            firing(alert, story.minutes, False),
+        ]
     return [firing(alert, minute, False) for minute in range(0, story.minutes + 1, EVERY)]
 
 
@@ -76,7 +84,10 @@ def told(story: Story) -> dict[str, Any]:
     """The story as promtool's test, with all alerts."""
     return {
         "interval": "1m",
-        "input_series": [{"series": name, "values": values(line, story.minutes)} for name, line in story.world.items()],
+        "input_series": [
+            {"series": name, "values": values(line, story.minutes)}
+            for name, line in story.world.items()
+        ],
         "promql_expr_test": [look for alert in ALERTS for look in looks(alert, story)],
     }
 
@@ -87,7 +98,10 @@ FIRST_STORIES = {alert.fires_in[0] for alert in ALERTS}
 
 @pytest.mark.parametrize(
     "story",
-    [pytest.param(one, marks=() if one.name in FIRST_STORIES else pytest.mark.slow) for one in STORIES],
+    [
+        pytest.param(one, marks=() if one.name in FIRST_STORIES else pytest.mark.slow)
+        for one in STORIES
+    ],
     ids=lambda story: story.name,
 )
 def test_alerts_fire_where_they_say_so_and_nowhere_else(story: Story, folder: Path) -> None:
@@ -127,18 +141,36 @@ def test_what_an_alert_says_is_filled_in(folder: Path) -> None:
 
 def test_only_the_operators_own_alerts_wake_somebody() -> None:
     critical = {alert.name for alert in ALERTS if alert.severity == "critical"}
-    assert critical == {"GRPOOperatorDown", "GRPOOperatorDeaf", "GRPOOperatorFailing", "GRPOQueueStuck"}
-    assert not [alert.name for alert in ALERTS if alert.severity == "critical" and "grpojob)" in alert.expression]
+    assert critical == {
+        "GRPOOperatorDown",
+        "GRPOOperatorDeaf",
+        "GRPOOperatorFailing",
+        "GRPOQueueStuck",
+    }
+    assert not [
+        alert.name
+        for alert in ALERTS
+        if alert.severity == "critical" and "grpojob)" in alert.expression
+    ]
 
 
 def test_thresholds_are_the_charts_values() -> None:
     prefix = "monitoring.prometheusRule"
-    values = yaml.safe_load((CHART / "values.yaml").read_text())["monitoring"]["prometheusRule"]["thresholds"]
-    used = {name for alert in ALERTS for name in re.findall(r"<(\w+)>", alert.expression + alert.for_)}
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["monitoring"]["prometheusRule"][
+        "thresholds"
+    ]
+    used = {
+        name for alert in ALERTS for name in re.findall(r"<(\w+)>", alert.expression + alert.for_)
+    }
     assert used == values.keys()
-    found = {rule["alert"]: rule for rule in rules(f"{prefix}.thresholds.maxKL=7.5")["groups"][0]["rules"]}
+    found = {
+        rule["alert"]: rule
+        for rule in rules(f"{prefix}.thresholds.maxKL=7.5")["groups"][0]["rules"]
+    }
     assert found["GRPOKLHigh"]["expr"].endswith("> 7.5")
-    assert not [rule for rule in found.values() if re.search(r"<\w+>", f"{rule['expr']} {rule['for']}")]
+    assert not [
+        rule for rule in found.values() if re.search(r"<\w+>", f"{rule['expr']} {rule['for']}")
+    ]
     assert found["GRPOJobPending"]["for"] == "1h"
     assert found["GRPOKLHigh"]["annotations"]["runbook_url"].endswith("/docs/alerts.md#grpoklhigh")
 

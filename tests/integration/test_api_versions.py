@@ -1,7 +1,7 @@
 """The way to the next version of the API, walked on a real API server as docs/api.md describes it.
 
-The same schema is served under two names while objects of the first exist. What could go wrong is the server's doing:
-conversion, the rules over old objects, the list of stored versions.
+The same schema is served under two names while objects of the first exist. What could go wrong is
+the server's doing: conversion, the rules over old objects, the list of stored versions.
 """
 
 import json
@@ -30,7 +30,8 @@ STATUS = {"phase": "Running", "attempt": 2, "restarts": 1}
 
 
 def install(cluster: AnyCluster, served: tuple[str, ...], stored: str) -> None:
-    """Install a CRD with these versions and wait until the API server serves, stores and announces as it says."""
+    """Install a CRD with these versions and wait until the API server serves, stores and announces
+    as it says."""
     apply(cluster, definition(served, stored))
     # how the API server writes the stored version into its discovery document
     digest = sha256(f"{GROUP}/{stored}/{KIND}".encode()).digest()
@@ -40,13 +41,21 @@ def install(cluster: AnyCluster, served: tuple[str, ...], stored: str) -> None:
 
 def apply(cluster: AnyCluster, crd: dict[str, Any]) -> None:
     with definition_change(cluster):
-        cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=json.dumps(crd))
+        cluster.kubectl(
+            "apply", "--server-side", "--force-conflicts", "-f", "-", input=json.dumps(crd)
+        )
 
 
 def discovered(cluster: AnyCluster) -> dict[str, str]:
-    """The versions of our group that the API server announces, each with the hash of the stored one."""
+    """The versions of our group that the API server announces, each with the hash of the stored
+    one."""
     groups = json.loads(cluster.kubectl("get", "--raw", "/apis"))["groups"]
-    versions = [found["groupVersion"] for group in groups if group["name"] == GROUP for found in group["versions"]]
+    versions = [
+        found["groupVersion"]
+        for group in groups
+        if group["name"] == GROUP
+        for found in group["versions"]
+    ]
     return {
         version.removeprefix(f"{GROUP}/"): resource["storageVersionHash"]
         for version in versions
@@ -58,7 +67,9 @@ def discovered(cluster: AnyCluster) -> dict[str, str]:
 def resources(cluster: AnyCluster, version: str) -> list[dict[str, Any]]:
     """What a version serves; nothing where it has just gone."""
     try:
-        found: list[dict[str, Any]] = json.loads(cluster.kubectl("get", "--raw", f"/apis/{version}"))["resources"]
+        found: list[dict[str, Any]] = json.loads(
+            cluster.kubectl("get", "--raw", f"/apis/{version}")
+        )["resources"]
     except CommandError as error:
         if "NotFound" not in error.stderr:
             raise
@@ -68,24 +79,31 @@ def resources(cluster: AnyCluster, version: str) -> list[dict[str, Any]]:
 
 def stored_versions(cluster: AnyCluster) -> list[str]:
     """The versions in which etcd may still have objects."""
-    found: list[str] = json.loads(cluster.kubectl("get", "crd", CRD, "-o", "json"))["status"]["storedVersions"]
+    found: list[str] = json.loads(cluster.kubectl("get", "crd", CRD, "-o", "json"))["status"][
+        "storedVersions"
+    ]
     return found
 
 
 def read(cluster: AnyCluster, name: str, version: str) -> dict[str, Any]:
     """The object as that version shows it."""
-    found: dict[str, Any] = json.loads(cluster.kubectl("get", f"{PLURAL}.{version}.{GROUP}", name, "-o", "json"))
+    found: dict[str, Any] = json.loads(
+        cluster.kubectl("get", f"{PLURAL}.{version}.{GROUP}", name, "-o", "json")
+    )
     return found
 
 
-def patch(cluster: AnyCluster, name: str, version: str, change: dict[str, Any], *flags: str) -> None:
+def patch(
+    cluster: AnyCluster, name: str, version: str, change: dict[str, Any], *flags: str
+) -> None:
     resource = f"{PLURAL}.{version}.{GROUP}"
     cluster.kubectl("patch", resource, name, "--type=merge", "-p", json.dumps(change), *flags)
 
 
 @pytest.fixture
 def old_objects(crd_cluster: AnyCluster) -> Iterator[AnyCluster]:
-    """Two GRPOJobs that were stored before anybody knew of the next version, one of them started."""
+    """Two GRPOJobs that were stored before anybody knew of the next version, one of them
+    started."""
     for name in (STARTED, WAITING):
         crd_cluster.kubectl("create", "-f", "-", input=json.dumps(job(name, SETTINGS)))
     patch(crd_cluster, STARTED, VERSION, {"status": STATUS}, "--subresource=status")
@@ -106,7 +124,9 @@ def forget(cluster: AnyCluster, kept: str) -> None:
 
 def rewrite(cluster: AnyCluster) -> None:
     """Write every object as it is: the API server stores it in the version that is stored now."""
-    everything = cluster.kubectl("get", f"{PLURAL}.{NEXT}.{GROUP}", "--all-namespaces", "-o", "json")
+    everything = cluster.kubectl(
+        "get", f"{PLURAL}.{NEXT}.{GROUP}", "--all-namespaces", "-o", "json"
+    )
     cluster.kubectl("replace", "-f", "-", input=everything)
 
 
@@ -121,7 +141,10 @@ def test_a_second_version_is_served_stored_and_outlives_the_first(old_objects: A
     patch(old_objects, WAITING, NEXT, {"spec": {"training": {"beta": 0.5}}})
     patch(old_objects, STARTED, NEXT, {"status": {"attempt": 3}}, "--subresource=status")
     assert read(old_objects, WAITING, VERSION)["spec"]["training"]["beta"] == 0.5
-    for change, says in (({"training": {"beta": 0.5}}, "once the job has started"), ({"managedBy": None}, "managedBy")):
+    for change, says in (
+        ({"training": {"beta": 0.5}}, "once the job has started"),
+        ({"managedBy": None}, "managedBy"),
+    ):
         with pytest.raises(CommandError, match=says):
             patch(old_objects, STARTED, NEXT, {"spec": change})
 
@@ -134,7 +157,9 @@ def test_a_second_version_is_served_stored_and_outlives_the_first(old_objects: A
         new = read(old_objects, name, NEXT)
         assert (new["spec"], new.get("status")) == (old["spec"], old.get("status"))
         assert new["metadata"]["generation"] == old["metadata"]["generation"], "nothing was changed"
-        assert new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"], "and yet it was written"
+        assert new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"], (
+            "and yet it was written"
+        )
 
     install(old_objects, (NEXT,), NEXT)
     assert read(old_objects, STARTED, NEXT)["status"]["attempt"] == 3
@@ -163,7 +188,9 @@ def test_a_job_that_keeps_no_model_stays_valid_if_it_was_stored_before_that_was_
         crd_cluster.kubectl("create", "-f", "-", input=json.dumps(careless))
         apply(crd_cluster, definition())
         with pytest.raises(CommandError, match="would be lost"):
-            crd_cluster.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(careless | OTHER))
+            crd_cluster.kubectl(
+                "create", "--dry-run=server", "-f", "-", input=json.dumps(careless | OTHER)
+            )
 
         patch(crd_cluster, "careless", VERSION, {"status": STATUS}, "--subresource=status")
         patch(crd_cluster, "careless", VERSION, {"spec": {"suspend": True}})

@@ -1,7 +1,8 @@
-"""The real API server rejects every bad spec with the field's path and what is allowed, and accepts the good ones.
+"""The real API server rejects every bad spec with the field's path and what is allowed, and accepts
+the good ones.
 
-A schema is only as good as the server's reading of it: CEL, defaulting, pruning and ratcheting run nowhere else. The
-specs are those of tests/samples.py.
+A schema is only as good as the server's reading of it: CEL, defaulting, pruning and ratcheting run
+nowhere else. The specs are those of tests/samples.py.
 """
 
 import json
@@ -58,7 +59,9 @@ def test_a_bad_spec_is_refused_with_its_path(api: ApiClient, bad: Bad) -> None:
 
 @pytest.mark.parametrize("verb", ["create", "apply"])
 @pytest.mark.parametrize("bad", [bad for bad in BAD if bad.name in SHOWN], ids=lambda bad: bad.name)
-def test_kubectl_shows_the_refusal_and_stores_nothing(server: AnyCluster, bad: Bad, verb: str) -> None:
+def test_kubectl_shows_the_refusal_and_stores_nothing(
+    server: AnyCluster, bad: Bad, verb: str
+) -> None:
     answer = kubectl_refusal(server, verb, job(bad.name, bad.spec))
     assert bad.path in answer
     assert re.search(bad.says, answer)
@@ -70,7 +73,9 @@ def test_a_good_spec_is_accepted(api: ApiClient, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NORMALISED)
-def test_what_may_be_written_otherwise_is_read_as_the_models_read_it(server: AnyCluster, name: str) -> None:
+def test_what_may_be_written_otherwise_is_read_as_the_models_read_it(
+    server: AnyCluster, name: str
+) -> None:
     document = job(name, changed(NORMALISED[name]))
     flags = ("create", "--dry-run=server", "-o", "json", "-f", "-")  # kubectl writes 2.0 as 2
     stored = json.loads(server.kubectl(*flags, input=json.dumps(document)))["spec"]
@@ -100,12 +105,18 @@ def test_a_megabyte_of_text_is_refused(api: ApiClient) -> None:
 
 @pytest.mark.parametrize("verb", ["create", "apply"])
 def test_more_than_the_server_reads_is_refused(server: AnyCluster, verb: str) -> None:
-    answer = kubectl_refusal(server, verb, job("huge", changed({"dataset.systemPrompt": "数" * MEGABYTE})))
+    answer = kubectl_refusal(
+        server, verb, job("huge", changed({"dataset.systemPrompt": "数" * MEGABYTE}))
+    )
     assert "Request entity too large" in answer
 
 
-def test_a_big_valid_spec_is_created_but_too_big_for_apply(server: AnyCluster, api: ApiClient) -> None:
-    document = job("big", changed({"env": [{"name": f"V{n}", "value": "x" * 4096} for n in range(64)]}))
+def test_a_big_valid_spec_is_created_but_too_big_for_apply(
+    server: AnyCluster, api: ApiClient
+) -> None:
+    document = job(
+        "big", changed({"env": [{"name": f"V{n}", "value": "x" * 4096} for n in range(64)]})
+    )
     assert "metadata.annotations: Too long" in kubectl_refusal(server, "apply", document)
     api.request("POST", DRY_RUN, document)
 

@@ -1,6 +1,8 @@
-"""What of a spec may change, by the job's state, judged by the real API server: every field, in every state.
+"""What of a spec may change, by the job's state, judged by the real API server: every field, in
+every state.
 
-The rule is one CEL expression with a message that names the fields; only the server can say what it does with both.
+The rule is one CEL expression with a message that names the fields; only the server can say what it
+does with both.
 """
 
 import json
@@ -17,8 +19,18 @@ from harness.fixtures import AnyCluster
 from tests.integration.operator_bench import GRPOJOBS, MERGE
 from tests.samples import REMOVE, SPEC, changed, job
 
-HTTP = {"http": {"url": "http://judge.svc:8000/score", "tokenSecretRef": {"name": "judge", "key": "token"}}}
-BASE = changed({"rewards": [{"accuracy": {"score": 2.0}}, HTTP, {"python": {"function": "a:b"}}], "image": "trainer:1"})
+HTTP = {
+    "http": {
+        "url": "http://judge.svc:8000/score",
+        "tokenSecretRef": {"name": "judge", "key": "token"},
+    }
+}
+BASE = changed(
+    {
+        "rewards": [{"accuracy": {"score": 2.0}}, HTTP, {"python": {"function": "a:b"}}],
+        "image": "trainer:1",
+    }
+)
 """The job that is changed."""
 
 TRAINED: list[tuple[str, object]] = [
@@ -86,7 +98,12 @@ ANY_TIME: list[tuple[str, object]] = [
 
 
 def condition(kind: str) -> dict[str, str]:
-    return {"type": kind, "status": "True", "reason": "Because", "lastTransitionTime": "2026-01-31T12:00:00Z"}
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": "Because",
+        "lastTransitionTime": "2026-01-31T12:00:00Z",
+    }
 
 
 STATES: dict[str, tuple[bool, dict[str, Any]]] = {
@@ -108,9 +125,16 @@ def state(crd_cluster: AnyCluster, request: pytest.FixtureRequest) -> Iterator[s
     name = str(request.param)
     suspended, status = STATES[name]
     more = {"podTemplate": {"spec": {"volumes": [{"name": "more", "emptyDir": {}}]}}}
-    crd_cluster.kubectl("create", "-f", "-", input=json.dumps(job(name, changed({"suspend": suspended, **more}, BASE))))
+    crd_cluster.kubectl(
+        "create",
+        "-f",
+        "-",
+        input=json.dumps(job(name, changed({"suspend": suspended, **more}, BASE))),
+    )
     patch = json.dumps({"status": status})
-    crd_cluster.kubectl("patch", "grpojob", name, "--subresource=status", "--type=merge", "-p", patch)
+    crd_cluster.kubectl(
+        "patch", "grpojob", name, "--subresource=status", "--type=merge", "-p", patch
+    )
     yield name
     crd_cluster.kubectl("delete", "grpojob", name)
 
@@ -129,7 +153,11 @@ def change(api: ApiClient, name: str, *changes: tuple[str, object], **more: Any)
 
 def blamed(path: str) -> str:
     """The path that a message names for a change."""
-    return "spec.placement.accelerator" if path == "placement.accelerator" else f"spec.{path.split('.', maxsplit=1)[0]}"
+    return (
+        "spec.placement.accelerator"
+        if path == "placement.accelerator"
+        else f"spec.{path.split('.', maxsplit=1)[0]}"
+    )
 
 
 def expected(state: str, path: str, value: object) -> str:
@@ -138,7 +166,11 @@ def expected(state: str, path: str, value: object) -> str:
         return ""
     if (path, value) in TRAINED:
         return "can't change once the job has started, since it is what is trained"
-    return "" if state in ("suspended", "failed") else "can change only while the job is suspended or has failed"
+    return (
+        ""
+        if state in ("suspended", "failed")
+        else "can change only while the job is suspended or has failed"
+    )
 
 
 def _id(part: object) -> str:
@@ -146,7 +178,9 @@ def _id(part: object) -> str:
 
 
 @pytest.mark.parametrize(("path", "value"), TRAINED + STOPPED + ANY_TIME, ids=_id)
-def test_every_field_changes_only_when_it_may(api: ApiClient, state: str, path: str, value: object) -> None:
+def test_every_field_changes_only_when_it_may(
+    api: ApiClient, state: str, path: str, value: object
+) -> None:
     answer, wanted = change(api, state, (path, value)), expected(state, path, value)
     assert wanted in answer
     assert bool(wanted) == bool(answer), answer
@@ -155,11 +189,15 @@ def test_every_field_changes_only_when_it_may(api: ApiClient, state: str, path: 
 
 
 def test_all_wrong_fields_are_named_at_once(api: ApiClient, state: str) -> None:
-    answer = change(api, state, ("model.name", "other"), ("training.beta", 0.5), ("image", "trainer:2"))
+    answer = change(
+        api, state, ("model.name", "other"), ("training.beta", 0.5), ("image", "trainer:2")
+    )
     assert ("spec.model spec.training;" in answer) == (state not in ("new", "queued")), answer
     answer = change(api, state, ("image", "trainer:2"), ("guard.maxKL", 3), ("restarts.limit", 5))
     wanted = expected(state, "image", "trainer:2")
-    assert (f"{wanted}: spec.image spec.guard; set spec.suspend to true first" in answer) == bool(wanted), answer
+    assert (f"{wanted}: spec.image spec.guard; set spec.suspend to true first" in answer) == bool(
+        wanted
+    ), answer
 
 
 @pytest.mark.parametrize(
@@ -167,12 +205,18 @@ def test_all_wrong_fields_are_named_at_once(api: ApiClient, state: str) -> None:
     [None, {"attempt": 0}, {"conditions": []}, {"attempt": 9, "restarts": 9}],
     ids=["null", "zero", "no-conditions", "other"],
 )
-def test_a_status_in_the_request_gets_nobody_round_it(api: ApiClient, state: str, status: object) -> None:
+def test_a_status_in_the_request_gets_nobody_round_it(
+    api: ApiClient, state: str, status: object
+) -> None:
     answer = change(api, state, ("training.beta", 0.5), status=status)
-    assert ("since it is what is trained: spec.training" in answer) == (state not in ("new", "queued"))
+    assert ("since it is what is trained: spec.training" in answer) == (
+        state not in ("new", "queued")
+    )
 
 
-def test_several_random_changes_are_judged_as_each_alone(api: ApiClient, state: str, chance: Any) -> None:
+def test_several_random_changes_are_judged_as_each_alone(
+    api: ApiClient, state: str, chance: Any
+) -> None:
     for _ in range(6):
         picked = chance.sample(TRAINED + STOPPED + ANY_TIME, chance.randint(2, 5))
         paths = [path for path, _ in picked]
@@ -186,7 +230,14 @@ def test_several_random_changes_are_judged_as_each_alone(api: ApiClient, state: 
 
 
 def test_metadata_changes_in_every_state(api: ApiClient, state: str) -> None:
-    assert change(api, state, metadata=api.get(f"{GRPOJOBS.format('default')}/{state}")["metadata"] | LABELLED) == ""
+    assert (
+        change(
+            api,
+            state,
+            metadata=api.get(f"{GRPOJOBS.format('default')}/{state}")["metadata"] | LABELLED,
+        )
+        == ""
+    )
 
 
 def test_no_field_is_forgotten() -> None:
@@ -210,10 +261,14 @@ def started(crd_cluster: AnyCluster) -> Iterator[AnyCluster]:
 
 
 def patch(server: AnyCluster, change: dict[str, Any], *flags: str) -> str:
-    return server.kubectl("patch", "grpojob", "started", "--type=merge", "-p", json.dumps(change), *flags)
+    return server.kubectl(
+        "patch", "grpojob", "started", "--type=merge", "-p", json.dumps(change), *flags
+    )
 
 
-@pytest.mark.parametrize("status", [{"attempt": 1}, {"attempt": None}, None], ids=["lower", "removed", "no-status"])
+@pytest.mark.parametrize(
+    "status", [{"attempt": 1}, {"attempt": None}, None], ids=["lower", "removed", "no-status"]
+)
 def test_the_attempt_never_goes_back(started: AnyCluster, status: object) -> None:
     with pytest.raises(CommandError) as caught:
         patch(started, {"status": status}, "--subresource=status")
@@ -232,7 +287,9 @@ def test_a_write_of_the_status_changes_no_spec(api: ApiClient, state: str) -> No
     assert found["spec"] == before
 
 
-def test_a_status_that_kueue_copies_from_another_cluster_may_begin_anew(crd_cluster: AnyCluster) -> None:
+def test_a_status_that_kueue_copies_from_another_cluster_may_begin_anew(
+    crd_cluster: AnyCluster,
+) -> None:
     copied = job("started", {**SPEC, "managedBy": "kueue.x-k8s.io/multikueue"})
     crd_cluster.kubectl("create", "-f", "-", input=json.dumps(copied))
     try:

@@ -1,4 +1,5 @@
-"""The storm itself: 15 faults in `make test`, 100 in `make test-all`, and with a new seed a thousand in `make soak`.
+"""The storm itself: 15 faults in `make test`, 100 in `make test-all`, and with a new seed a
+thousand in `make soak`.
 
 `make chaos SEED=… FAULTS=…` runs exactly one, and tells each fault as it strikes.
 """

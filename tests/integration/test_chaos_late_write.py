@@ -1,7 +1,8 @@
-"""A write that its sender was allowed to send, and that arrives when another leads: why there is a fence.
+"""A write that its sender was allowed to send, and that arrives when another leads: why there is a
+fence.
 
-The client's gate has let it pass, and its resourceVersion still is the newest: the new leader has had no reason to
-write that object. So nothing but the fence refuses it.
+The client's gate has let it pass, and its resourceVersion still is the newest: the new leader has
+had no reason to write that object. So nothing but the fence refuses it.
 """
 
 import time
@@ -35,11 +36,20 @@ SECONDS = 60.0
 
 
 def take_gpus(world: World) -> None:
-    """Binds a foreign pod, always of the same name, that takes all GPUs, as a StatefulSet's notebook does."""
-    container = {"name": "c", "image": "x", "resources": {"limits": {"nvidia.com/gpu": str(ALL_GPUS)}}}
+    """Binds a foreign pod, always of the same name, that takes all GPUs, as a StatefulSet's
+    notebook does."""
+    container = {
+        "name": "c",
+        "image": "x",
+        "resources": {"limits": {"nvidia.com/gpu": str(ALL_GPUS)}},
+    }
     spec = {"containers": [container], "tolerations": [{"operator": "Exists"}]}
     world.post(PODS, TEAM, {"metadata": {"name": "notebook-0"}, "spec": spec})
-    until("the notebook to be bound", lambda: world.get(PODS, TEAM, "notebook-0")["spec"].get("nodeName"), SECONDS)
+    until(
+        "the notebook to be bound",
+        lambda: world.get(PODS, TEAM, "notebook-0")["spec"].get("nodeName"),
+        SECONDS,
+    )
 
 
 def status(world: World) -> Object:
@@ -49,7 +59,8 @@ def status(world: World) -> Object:
 
 
 def late_admission(world: World, observer: Observer) -> list[Version]:
-    """Stops the leader when it admits a job, and lets that write arrive when others have had the GPUs for long."""
+    """Stops the leader when it admits a job, and lets that write arrive when others have had the
+    GPUs for long."""
     world.cluster.add_kwok_nodes(0, 0)
     world.add_node(NODE)
     world.operators.start()
@@ -72,9 +83,13 @@ def late_admission(world: World, observer: Observer) -> list[Version]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fence", [True, False])
-def test_only_the_fence_refuses_an_admission_that_arrives_after_a_takeover(tmp_path: Path, fence: bool) -> None:
+def test_only_the_fence_refuses_an_admission_that_arrives_after_a_takeover(
+    tmp_path: Path, fence: bool
+) -> None:
     with standing("late", tmp_path, fence=fence) as (world, observer):
         versions = late_admission(world, observer)
-        promised_twice = [one for one in observer.news() if one.startswith("gpus are never promised twice")]
+        promised_twice = [
+            one for one in observer.news() if one.startswith("gpus are never promised twice")
+        ]
         assert max(one.attempt for one in versions) == (0 if fence else 1)
         assert bool(promised_twice) is not fence

@@ -77,7 +77,9 @@ def rendered(*values: str) -> list[dict[str, Any]]:
 
 
 def only(documents: list[dict[str, Any]], kind: str, suffix: str = "") -> dict[str, Any]:
-    (found,) = [d for d in documents if d["kind"] == kind and d["metadata"]["name"].endswith(suffix)]
+    (found,) = [
+        d for d in documents if d["kind"] == kind and d["metadata"]["name"].endswith(suffix)
+    ]
     return found
 
 
@@ -91,10 +93,15 @@ def test_lint_has_nothing_to_say(values: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
 def test_roles_name_every_right(values: tuple[str, ...]) -> None:
     for document in rendered(*values):
-        for rule in document.get("rules", []) if document["kind"] in ("Role", "ClusterRole") else []:
+        for rule in (
+            document.get("rules", []) if document["kind"] in ("Role", "ClusterRole") else []
+        ):
             assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
             if "secrets" in rule["resources"]:
-                assert rule["verbs"] == ["create"] or len(rule["resourceNames"]) == len(rule["verbs"]) == 1
+                assert (
+                    rule["verbs"] == ["create"]
+                    or len(rule["resourceNames"]) == len(rule["verbs"]) == 1
+                )
 
 
 @pytest.mark.parametrize(
@@ -139,7 +146,9 @@ def test_every_value_has_a_comment_and_a_schema() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert values.keys() == schema.keys() - {"global"}
     uncommented = re.findall(r"\n\n(?!#)(\w+):", (CHART / "values.yaml").read_text())
-    assert uncommented == ["serviceAccount", "rbac", "crds", "metrics"], "their fields are commented"
+    assert uncommented == ["serviceAccount", "rbac", "crds", "metrics"], (
+        "their fields are commented"
+    )
 
 
 @pytest.mark.parametrize("name", ["grpojob", "operatorleader"])
@@ -148,13 +157,20 @@ def test_a_crd_is_the_committed_one_and_is_kept(name: str) -> None:
     crd = only(rendered(), "CustomResourceDefinition", suffix)
     assert crd["spec"] == yaml.safe_load((DEFINITIONS / f"{name}.yaml").read_text())["spec"]
     assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-    assert "annotations" not in only(rendered("crds.keep=false"), "CustomResourceDefinition", suffix)["metadata"]
-    assert not [d for d in rendered("crds.enabled=false") if d["kind"] == "CustomResourceDefinition"]
+    assert (
+        "annotations"
+        not in only(rendered("crds.keep=false"), "CustomResourceDefinition", suffix)["metadata"]
+    )
+    assert not [
+        d for d in rendered("crds.enabled=false") if d["kind"] == "CustomResourceDefinition"
+    ]
 
 
 def test_a_namespaced_operator_gets_roles_in_its_namespaces_only() -> None:
     documents = rendered("watchNamespaces={team-a,team-b}", "rbac.foreignPods=false")
-    assert {d["metadata"]["namespace"] for d in documents if d["kind"] in ("Role", "RoleBinding")} == {
+    assert {
+        d["metadata"]["namespace"] for d in documents if d["kind"] in ("Role", "RoleBinding")
+    } == {
         "team-a",
         "team-b",
         NAMESPACE,  # of the Lease
@@ -174,9 +190,9 @@ def test_a_namespaced_operator_gets_roles_in_its_namespaces_only() -> None:
 @pytest.mark.parametrize("registry", ["example.test:5000/team", "example.test:5000/team/"])
 def test_one_value_says_where_both_images_are(registry: str) -> None:
     digest = f"sha256:{'0' * 64}"
-    container = only(rendered(f"imageRegistry={registry}", f"trainerImage.digest={digest}"), "Deployment")["spec"][
-        "template"
-    ]["spec"]["containers"][0]
+    container = only(
+        rendered(f"imageRegistry={registry}", f"trainerImage.digest={digest}"), "Deployment"
+    )["spec"]["template"]["spec"]["containers"][0]
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     assert container["image"] == f"example.test:5000/team/grpo-operator:{version}"
     assert settings.parse(container["args"], AS_POD).pods.image == (
@@ -221,9 +237,13 @@ def test_monitors_select_what_the_operator_labels() -> None:
     documents = rendered(*EVERYTHING)
     training = only(documents, "PodMonitor", "-training")["spec"]
     assert training["selector"]["matchLabels"] == {names.LABEL_MANAGED_BY: names.MANAGER}
-    sources = {relabel["sourceLabels"][0] for relabel in training["podMetricsEndpoints"][0]["relabelings"]}
+    sources = {
+        relabel["sourceLabels"][0] for relabel in training["podMetricsEndpoints"][0]["relabelings"]
+    }
     labels = (names.LABEL_INDEX, names.LABEL_JOB, names.LABEL_ATTEMPT)
-    assert sources == {f"__meta_kubernetes_pod_label_{re.sub('[^a-z]', '_', label)}" for label in labels}
+    assert sources == {
+        f"__meta_kubernetes_pod_label_{re.sub('[^a-z]', '_', label)}" for label in labels
+    }
     pod = only(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
     selector = only(documents, "Service")["spec"]["selector"]
     assert selector.items() <= pod.items()
@@ -243,7 +263,9 @@ def test_alerts_name_only_metrics_that_exist() -> None:
 
 def test_each_dashboard_is_a_config_map_for_the_sidecar() -> None:
     found = [d for d in rendered(*EVERYTHING) if d["kind"] == "ConfigMap"]
-    shipped = {f"grpo-{path.name}": path.read_text() for path in (CHART / "files" / "dashboards").iterdir()}
+    shipped = {
+        f"grpo-{path.name}": path.read_text() for path in (CHART / "files" / "dashboards").iterdir()
+    }
     assert len(found) == len(shipped) == 3
     assert {name: text for one in found for name, text in one["data"].items()} == shipped
     assert len({one["metadata"]["name"] for one in found}) == 3
@@ -259,24 +281,33 @@ def test_several_operators_lead_by_a_lease_behind_a_fence_and_share_no_host() ->
     pod = deployment["template"]["spec"]
     assert (deployment["replicas"], deployment["strategy"]["type"]) == (2, "RollingUpdate")
     assert f"--leader-elect={NAMESPACE}/{RELEASE}-grpo-operator" in pod["containers"][0]["args"]
-    assert {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}} in pod["containers"][0][
-        "env"
-    ]
+    assert {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}} in pod[
+        "containers"
+    ][0]["env"]
     assert [one["tolerationSeconds"] for one in pod["tolerations"]] == [30, 30]
     assert pod["topologySpreadConstraints"][0]["topologyKey"] == "kubernetes.io/hostname"
     assert only(documents, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
-    assert only(documents, "Role", "-lease")["rules"][0]["resourceNames"] == [f"{RELEASE}-grpo-operator"]
+    assert only(documents, "Role", "-lease")["rules"][0]["resourceNames"] == [
+        f"{RELEASE}-grpo-operator"
+    ]
     policies = [d["spec"] for d in documents if d["kind"] == "ValidatingAdmissionPolicy"]
     assert [policy["validations"][0]["message"] for policy in policies] == [names.FENCE] * 2
-    bindings = [d["spec"]["paramRef"] for d in documents if d["kind"] == "ValidatingAdmissionPolicyBinding"]
-    assert [(b["namespace"], b["name"]) for b in bindings] == [(NAMESPACE, f"{RELEASE}-grpo-operator")] * 2
+    bindings = [
+        d["spec"]["paramRef"] for d in documents if d["kind"] == "ValidatingAdmissionPolicyBinding"
+    ]
+    assert [(b["namespace"], b["name"]) for b in bindings] == [
+        (NAMESPACE, f"{RELEASE}-grpo-operator")
+    ] * 2
 
 
 def test_the_fence_stands_before_all_that_the_operator_may_write() -> None:
     documents = rendered()
     rules = only(documents, "ClusterRole", f"{RELEASE}-grpo-operator")["rules"]
     writing = [rule for rule in rules if not {*rule["verbs"]} <= {"get", "list", "watch"}]
-    written = {resource for rule in writing for resource in rule["resources"]} - {"events", "grpojobs/finalizers"}
+    written = {resource for rule in writing for resource in rule["resources"]} - {
+        "events",
+        "grpojobs/finalizers",
+    }
     policies = [d["spec"] for d in documents if d["kind"] == "ValidatingAdmissionPolicy"]
     fenced = [rule for policy in policies for rule in policy["matchConstraints"]["resourceRules"]]
     assert {resource for rule in fenced for resource in rule["resources"]} == written
@@ -286,7 +317,9 @@ def test_without_a_lease_one_operator_leads_and_an_update_ends_it_first() -> Non
     documents = rendered("replicaCount=1", "leaderElection.enabled=false")
     assert only(documents, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
     assert not {"PodDisruptionBudget", "ValidatingAdmissionPolicy"} & {d["kind"] for d in documents}
-    assert not [d for d in documents if d["kind"] == "Role" and d["metadata"]["name"].endswith("-lease")]
+    assert not [
+        d for d in documents if d["kind"] == "Role" and d["metadata"]["name"].endswith("-lease")
+    ]
     done = helm("template", RELEASE, str(CHART), "--set", "leaderElection.enabled=false")
     assert "several operators need leaderElection.enabled" in done.stderr
 

@@ -1,7 +1,8 @@
-"""The Helm chart on a real API server: pod security, rights and uninstall; upgrades are in test_chart_upgrade.py.
+"""The Helm chart on a real API server: pod security, rights and uninstall; upgrades are in
+test_chart_upgrade.py.
 
-Platform teams own RBAC. The operator itself runs here under the release's own service account, so that a missing verb
-fails a test.
+Platform teams own RBAC. The operator itself runs here under the release's own service account, so
+that a missing verb fails a test.
 """
 
 import json
@@ -34,13 +35,19 @@ def packaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def release(grpo_cluster: AnyCluster, packaged: Path) -> Iterator[AnyCluster]:
-    """The chart's package, installed by Helm into a namespace that enforces the restricted pod security standard."""
+    """The chart's package, installed by Helm into a namespace that enforces the restricted pod
+    security standard."""
     forget_definitions(grpo_cluster)
     grpo_cluster.kubectl("create", "namespace", NAMESPACE)
-    restricted = ("pod-security.kubernetes.io/enforce=restricted", "pod-security.kubernetes.io/enforce-version=latest")
+    restricted = (
+        "pod-security.kubernetes.io/enforce=restricted",
+        "pod-security.kubernetes.io/enforce-version=latest",
+    )
     grpo_cluster.kubectl("label", "namespace", NAMESPACE, *restricted)
     with definition_change(grpo_cluster):
-        grpo_cluster.helm("install", RELEASE, str(packaged), "--namespace", NAMESPACE, "--wait=false")
+        grpo_cluster.helm(
+            "install", RELEASE, str(packaged), "--namespace", NAMESPACE, "--wait=false"
+        )
     yield grpo_cluster
     grpo_cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found")
     grpo_cluster.kubectl("delete", "--wait=false", "namespace", NAMESPACE)
@@ -49,7 +56,15 @@ def release(grpo_cluster: AnyCluster, packaged: Path) -> Iterator[AnyCluster]:
 def test_the_operators_pod_meets_the_restricted_standard(release: AnyCluster) -> None:
     selector = ("--selector=app.kubernetes.io/component=operator", "--namespace", NAMESPACE)
     account = "jsonpath={.items[*].spec.serviceAccountName}"
-    release.wait("the pod", "get", "pods", *selector, "-o", account, expect=" ".join([f"{RELEASE}-grpo-operator"] * 2))
+    release.wait(
+        "the pod",
+        "get",
+        "pods",
+        *selector,
+        "-o",
+        account,
+        expect=" ".join([f"{RELEASE}-grpo-operator"] * 2),
+    )
 
 
 def test_the_operators_account_has_no_wildcard(release: AnyCluster) -> None:
@@ -85,7 +100,13 @@ def test_the_clusters_own_roles_cover_grpojobs(release: AnyCluster) -> None:
     group = ("--as=somebody", "--as-group=team", "--namespace", NAMESPACE)
     for role, allowed in (("view", ["get"]), ("edit", ["get", "create", "delete"])):
         release.kubectl(
-            "create", "rolebinding", f"team-{role}", f"--clusterrole={role}", "--group=team", "-n", NAMESPACE
+            "create",
+            "rolebinding",
+            f"team-{role}",
+            f"--clusterrole={role}",
+            "--group=team",
+            "-n",
+            NAMESPACE,
         )
         for verb in allowed:
             release.wait(role, "auth", "can-i", verb, "grpojobs.grpo.dev", *group, expect="yes")
@@ -95,13 +116,26 @@ def test_the_clusters_own_roles_cover_grpojobs(release: AnyCluster) -> None:
 def operator(release: AnyCluster, tmp_path: Path) -> Iterator[Path]:
     """The operator's log; it runs under the release's service account."""
     config = yaml.safe_load(release.kubeconfig.read_text())
-    token = release.kubectl("create", "token", f"{RELEASE}-grpo-operator", "--namespace", NAMESPACE).strip()
+    token = release.kubectl(
+        "create", "token", f"{RELEASE}-grpo-operator", "--namespace", NAMESPACE
+    ).strip()
     config["users"][0]["user"] = {"token": token}
     kubeconfig, log = tmp_path / "operator.kubeconfig", tmp_path / "operator.log"
     kubeconfig.write_text(json.dumps(config))
-    command = [sys.executable, "-m", "grpo_operator", "--kubeconfig", str(kubeconfig), "--metrics-address", "127.0.0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "grpo_operator",
+        "--kubeconfig",
+        str(kubeconfig),
+        "--metrics-address",
+        "127.0.0.1",
+    ]
     command += ["--metrics-port", "0", "--log-format", "text", "--trainer-image", "trainer:1"]
-    command += ["--network-policy-from=[]", f"--token-secret={NAMESPACE}/{RELEASE}-grpo-operator-tokens"]
+    command += [
+        "--network-policy-from=[]",
+        f"--token-secret={NAMESPACE}/{RELEASE}-grpo-operator-tokens",
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
         yield log
@@ -111,21 +145,50 @@ def operator(release: AnyCluster, tmp_path: Path) -> Iterator[Path]:
 
 def lines(cluster: Access, kind: str, path: str) -> str:
     """A field of all objects of the kind in our namespace."""
-    return cluster.kubectl("get", kind, "--namespace", NAMESPACE, "-o", f"jsonpath={{.items[*]{path}}}")
+    return cluster.kubectl(
+        "get", kind, "--namespace", NAMESPACE, "-o", f"jsonpath={{.items[*]{path}}}"
+    )
 
 
 def test_the_operator_needs_no_right_that_it_lacks(release: AnyCluster, operator: Path) -> None:
-    cpu = {"model.parameters": "77K", "placement": {"accelerator": "CPU", "priorityClassName": "system-node-critical"}}
-    claims = changed({"checkpoint": {"volumeClaimTemplate": {"size": "1Gi"}}, "suspend": False, **cpu})
+    cpu = {
+        "model.parameters": "77K",
+        "placement": {"accelerator": "CPU", "priorityClassName": "system-node-critical"},
+    }
+    claims = changed(
+        {"checkpoint": {"volumeClaimTemplate": {"size": "1Gi"}}, "suspend": False, **cpu}
+    )
     for name, spec in (("runs", changed(cpu)), ("claims", claims)):
-        release.kubectl("create", "--namespace", NAMESPACE, "-f", "-", input=json.dumps(job(name, spec)))
-    get_phase = ("get", "grpojob", "runs", "--namespace", NAMESPACE, "-o", "jsonpath={.status.phase}")
+        release.kubectl(
+            "create", "--namespace", NAMESPACE, "-f", "-", input=json.dumps(job(name, spec))
+        )
+    get_phase = (
+        "get",
+        "grpojob",
+        "runs",
+        "--namespace",
+        NAMESPACE,
+        "-o",
+        "jsonpath={.status.phase}",
+    )
     try:
         release.wait("the gang", *get_phase, expect="Running")
-        until("the claim", lambda: lines(release, "persistentvolumeclaims", ".metadata.name") == "claims-checkpoints")
-        until("the keys", lambda: "grpo-operator-tokens" in lines(release, "secrets", ".metadata.name"))
-        until("the policy", lambda: "grpo-pods" in lines(release, "networkpolicies", ".metadata.name"))
-        release.kubectl("patch", "networkpolicy", "grpo-pods", "--namespace", NAMESPACE, "-p", CLOSED)
+        until(
+            "the claim",
+            lambda: (
+                lines(release, "persistentvolumeclaims", ".metadata.name") == "claims-checkpoints"
+            ),
+        )
+        until(
+            "the keys",
+            lambda: "grpo-operator-tokens" in lines(release, "secrets", ".metadata.name"),
+        )
+        until(
+            "the policy", lambda: "grpo-pods" in lines(release, "networkpolicies", ".metadata.name")
+        )
+        release.kubectl(
+            "patch", "networkpolicy", "grpo-pods", "--namespace", NAMESPACE, "-p", CLOSED
+        )
         until(
             "the policy as it was",
             lambda: "podSelector" in lines(release, "networkpolicies", ".spec.ingress[*].from[*]"),
@@ -133,15 +196,24 @@ def test_the_operator_needs_no_right_that_it_lacks(release: AnyCluster, operator
         until("events", lambda: "GRPOJob" in lines(release, "events", ".involvedObject.kind"))
         patch(release, "runs", {"spec": {"suspend": True}})
         release.wait("the job", *get_phase, expect="Suspended")
-        patch(release, "runs", {"spec": {"suspend": False, "activeDeadlineSeconds": 1, "ttlSecondsAfterFinished": 1}})
-        until("the finished job to go", lambda: lines(release, "grpojobs", ".metadata.name") == "claims")
+        patch(
+            release,
+            "runs",
+            {"spec": {"suspend": False, "activeDeadlineSeconds": 1, "ttlSecondsAfterFinished": 1}},
+        )
+        until(
+            "the finished job to go",
+            lambda: lines(release, "grpojobs", ".metadata.name") == "claims",
+        )
     except ClusterError as error:
         raise AssertionError(operator.read_text()) from error
     assert "forbidden" not in operator.read_text().lower()
 
 
 def patch(cluster: Access, name: str, change: dict[str, object]) -> None:
-    cluster.kubectl("patch", "grpojob", name, "--namespace", NAMESPACE, "--type=merge", "-p", json.dumps(change))
+    cluster.kubectl(
+        "patch", "grpojob", name, "--namespace", NAMESPACE, "--type=merge", "-p", json.dumps(change)
+    )
 
 
 def test_uninstall_keeps_the_definition_and_the_jobs(release: AnyCluster, packaged: Path) -> None:

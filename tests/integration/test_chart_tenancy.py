@@ -1,4 +1,5 @@
-"""What the chart says of tenants: who may reach the operator, whose the training pods are, what pulls their image."""
+"""What the chart says of tenants: who may reach the operator, whose the training pods are, what
+pulls their image."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,15 +12,23 @@ from tests.integration.test_chart import AS_POD, only, rendered
 
 def test_nothing_reaches_the_operator_but_its_pages_and_who_may_is_a_value() -> None:
     documents = rendered("metrics.port=9000")
-    policy, pod = only(documents, "NetworkPolicy")["spec"], only(documents, "Deployment")["spec"]["template"]
+    policy, pod = (
+        only(documents, "NetworkPolicy")["spec"],
+        only(documents, "Deployment")["spec"]["template"],
+    )
     assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     (port,) = [port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]]
     assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": port}]}]
     assert (port, policy["policyTypes"]) == (9000, ["Ingress"])
     documents = rendered("networkPolicy.from[0].podSelector.matchLabels.app=prometheus")
-    ((tester, given),) = [rule["from"] for rule in only(documents, "NetworkPolicy")["spec"]["ingress"]]
+    ((tester, given),) = [
+        rule["from"] for rule in only(documents, "NetworkPolicy")["spec"]["ingress"]
+    ]
     assert given == {"podSelector": {"matchLabels": {"app": "prometheus"}}}
-    assert tester["podSelector"]["matchLabels"].items() <= only(documents, "Pod")["metadata"]["labels"].items()
+    assert (
+        tester["podSelector"]["matchLabels"].items()
+        <= only(documents, "Pod")["metadata"]["labels"].items()
+    )
     assert not [d for d in rendered("networkPolicy.enabled=false") if d["kind"] == "NetworkPolicy"]
 
 
@@ -47,33 +56,57 @@ def test_without_the_policy_the_operator_makes_none_and_has_no_right_to() -> Non
     for value, wanted in (("", True), ("trainerPods.networkPolicy.enabled=false", False)):
         found, documents = watchers(*([value] if value else []))
         rules = [rule for document in documents for rule in document.get("rules") or []]
-        assert (found is not None) is wanted is any("networkpolicies" in rule["resources"] for rule in rules)
+        assert (
+            (found is not None)
+            is wanted
+            is any("networkpolicies" in rule["resources"] for rule in rules)
+        )
 
 
-def test_the_operator_reads_the_one_secret_with_the_keys_of_tokens_and_none_without_tokens() -> None:
+def test_the_operator_reads_the_one_secret_with_the_keys_of_tokens_and_none_without_tokens() -> (
+    None
+):
     documents = rendered("namespaceOverride=elsewhere")
     secret = settings.parse(arguments(documents), AS_POD).token_secret
     assert secret
     assert secret.namespace == "elsewhere"
-    rules = [(one["metadata"].get("namespace"), rule) for one in documents for rule in one.get("rules") or []]
+    rules = [
+        (one["metadata"].get("namespace"), rule)
+        for one in documents
+        for rule in one.get("rules") or []
+    ]
     named, made = [(place, rule) for place, rule in rules if "secrets" in rule.get("resources", [])]
-    assert (named[0], named[1]["resourceNames"], named[1]["verbs"]) == ("elsewhere", [secret.name], ["get"])
+    assert (named[0], named[1]["resourceNames"], named[1]["verbs"]) == (
+        "elsewhere",
+        [secret.name],
+        ["get"],
+    )
     assert (made[0], made[1]["verbs"]) == ("elsewhere", ["create"])
     without = rendered("trainerPods.token.enabled=false")
     assert settings.parse(arguments(without), AS_POD).token_secret is None
-    assert not [one for one in without for rule in one.get("rules") or [] if "secrets" in rule.get("resources", [])]
+    assert not [
+        one
+        for one in without
+        for rule in one.get("rules") or []
+        if "secrets" in rule.get("resources", [])
+    ]
 
 
 def arguments(documents: list[dict[str, Any]]) -> list[str]:
     """The operator's flags."""
-    found: list[str] = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    found: list[str] = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0][
+        "args"
+    ]
     return found
 
 
 @pytest.mark.parametrize(
-    ("value", "user"), [("", 1000), ("trainerPods.user=1000680000", 1000680000), ("trainerPods.user=null", None)]
+    ("value", "user"),
+    [("", 1000), ("trainerPods.user=1000680000", 1000680000), ("trainerPods.user=null", None)],
 )
-def test_whose_the_pods_are_and_their_pull_secrets_become_flags(value: str, user: int | None) -> None:
+def test_whose_the_pods_are_and_their_pull_secrets_become_flags(
+    value: str, user: int | None
+) -> None:
     secrets = ("trainerImage.pullSecrets[0].name=a", "trainerImage.pullSecrets[1].name=b")
     deployment = only(rendered(*secrets, *([value] if value else [])), "Deployment")
     pods = settings.parse(arguments([deployment]), AS_POD).pods

@@ -1,8 +1,9 @@
-"""Upgrade, rollback and upgrade again on a real API server: live jobs go on, waiting ones keep their place.
+"""Upgrade, rollback and upgrade again on a real API server: live jobs go on, waiting ones keep
+their place.
 
-The version before is real on both sides (tests/previous): its chart, whose definition has fewer fields and which knows
-neither Lease nor fence, and its operator. Each operator is a process with the identity of a pod, and the flags that the
-release's Deployment has for it.
+The version before is real on both sides (tests/previous): its chart, whose definition has fewer
+fields and which knows neither Lease nor fence, and its operator. Each operator is a process with
+the identity of a pod, and the flags that the release's Deployment has for it.
 """
 
 from collections.abc import Iterator
@@ -42,10 +43,12 @@ def untouched(bench: GpuBench) -> Iterator[None]:
 
 
 def upgraded(bench: GpuBench, release: Release, old: Seat) -> Seat:
-    """Brings the new version, as a rollout does: the definition first, then the operator, and the old one's end last.
+    """Brings the new version, as a rollout does: the definition first, then the operator, and the
+    old one's end last.
 
-    Until the new one leads the old one works on, with jobs that have fields which it doesn't know; then the fence
-    refuses its writes. A job that is submitted before the old operator's watch has ended is a job of the old version.
+    Until the new one leads the old one works on, with jobs that have fields which it doesn't know;
+    then the fence refuses its writes. A job that is submitted before the old operator's watch has
+    ended is a job of the old version.
     """
     with definition_change(bench.cluster):
         release.helm("upgrade", str(NEW.chart))
@@ -53,7 +56,9 @@ def upgraded(bench: GpuBench, release: Release, old: Seat) -> Seat:
     bench.submit("between", **CPU)
     bench.want("last", 8, nodes=2)
     told = ("InvalidSpec", "InvalidSpec")
-    bench.wait("the old operator's word", lambda: (reason(bench, "between"), reason(bench, "last")) == told)
+    bench.wait(
+        "the old operator's word", lambda: (reason(bench, "between"), reason(bench, "last")) == told
+    )
     new = release.operator(NEW)
     new.wait_works()
     bench.wait_running("between")
@@ -103,24 +108,29 @@ def test_live_jobs_go_on_and_the_line_keeps_its_order_through_upgrade_rollback_a
         next_in_line(bench, "second", LINE[2:])
         restarts(bench, "under-the-old-again")
         made = [item["metadata"] for item in seen()]
-        assert len({meta["uid"] for meta in made}) == len({meta["name"] for meta in made}), "no Job was made twice"
+        assert len({meta["uid"] for meta in made}) == len({meta["name"] for meta in made}), (
+            "no Job was made twice"
+        )
 
 
 def handled(bench: GpuBench, name: str) -> None:
-    """Waits until an operator that has just come has looked at all jobs: one that comes later runs."""
+    """Waits until an operator that has just come has looked at all jobs: one that comes later
+    runs."""
     bench.submit(name, **CPU)
     bench.wait_running(name)
 
 
 def next_in_line(bench: GpuBench, holder: str, line: tuple[str, ...]) -> None:
-    """The job that has the GPUs succeeds; the first in the line gets them, and all others wait on."""
+    """The job that has the GPUs succeeds; the first in the line gets them, and all others wait
+    on."""
     succeed(bench, holder)
     bench.wait_running(line[0])
     assert [bench.status(name)["phase"] for name in (*line[1:], "last")] == ["Queued"] * len(line)
 
 
 def restarts(bench: GpuBench, name: str) -> None:
-    """A pod of a first attempt, which an operator of the other version started, fails: there is a second one."""
+    """A pod of a first attempt, which an operator of the other version started, fails: there is a
+    second one."""
     bench.end(bench.pods(name)[0], 1)
     bench.wait_running(name, 2)
     assert bench.status(name)["restarts"] == 1

@@ -1,7 +1,8 @@
-"""Each value of the chart with each other one: Helm finds nothing to say, a real API server takes what is rendered.
+"""Each value of the chart with each other one: Helm finds nothing to say, a real API server takes
+what is rendered.
 
-A value by itself is seldom wrong; what goes wrong is one in the presence of another. So each pair of choices stands
-together in some case (pairwise testing, by allpairspy).
+A value by itself is seldom wrong; what goes wrong is one in the presence of another. So each pair
+of choices stands together in some case (pairwise testing, by allpairspy).
 """
 
 import json
@@ -29,10 +30,14 @@ MONITORING = ("podmonitors", "servicemonitors", "prometheusrules")
 LABEL, LONG = {"team": "ml-7"}, {"example.com/note": "ünïcode: 'quoted' {{ braces }} # and\nlines"}
 SERVED = f"{PLURAL}.{GROUP}"
 TAKEN: set[str] = set()
-"""What the API server took of the definition that it serves. Its rules cost a second each time, and no value
-changes them, so further cases bring their labels and annotations alone."""
+"""What the API server took of the definition that it serves. Its rules cost a second each time, and
+no value changes them, so further cases bring their labels and annotations alone."""
 DIGEST = f"sha256:{'0a' * 32}"
-TOLERATION = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", "tolerationSeconds": 30}
+TOLERATION = {
+    "key": "node.kubernetes.io/unreachable",
+    "effect": "NoExecute",
+    "tolerationSeconds": 30,
+}
 AFFINITY = {"labelSelector": {"matchLabels": LABEL}, "topologyKey": "kubernetes.io/hostname"}
 CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"release": "{{ .Release.Name }}"}}
 TEXT = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}-text}\n"
@@ -42,15 +47,28 @@ CHOICES: dict[str, list[Any]] = {
     "namespaceOverride": ["", OTHER],
     "commonLabels": [{}, LABEL, {"app.kubernetes.io/name": "taken", "helm.sh/chart": "x"}, None],
     "imageRegistry": ["", "registry.example:5000/team"],
-    "image": [{}, {"digest": DIGEST, "pullSecrets": [{"name": "registry"}], "pullPolicy": "Always"}],
-    "trainerImage": [{}, {"digest": DIGEST, "tag": "1.0_rc.1", "pullSecrets": [{"name": "registry"}]}],
+    "image": [
+        {},
+        {"digest": DIGEST, "pullSecrets": [{"name": "registry"}], "pullPolicy": "Always"},
+    ],
+    "trainerImage": [
+        {},
+        {"digest": DIGEST, "tag": "1.0_rc.1", "pullSecrets": [{"name": "registry"}]},
+    ],
     "trainerPods": [{}, {"user": None}, {"user": 2**31 - 1}],
     "watchNamespaces": [[], TEAMS],
     "gpuHourPrices": [{}, {"NVIDIA-H100-80GB-HBM3": 2.49, "A10": 0}],
     "logFormat": ["json", "text"],
     "extraArgs": [[], ["--workers=8", "--scheduling-timeout-seconds=60"]],
-    "extraEnv": [[], [{"name": "K", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}}}]],
-    "resources": [{}, {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi", "ephemeral-storage": "1Gi"}}, None],
+    "extraEnv": [
+        [],
+        [{"name": "K", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}}}],
+    ],
+    "resources": [
+        {},
+        {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi", "ephemeral-storage": "1Gi"}},
+        None,
+    ],
     "replicaCount": [2, 1, 3],
     "leaderElection": [{}, {"fence": False, "leaseSeconds": 60}],
     "podDisruptionBudget": [{}, {"enabled": False}],
@@ -65,16 +83,32 @@ CHOICES: dict[str, list[Any]] = {
     "podAnnotations": [{}, LONG],
     "nodeSelector": [{}, {"pool": "system"}],
     "tolerations": [[], [TOLERATION, {"operator": "Exists"}], None],
-    "affinity": [{}, {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [AFFINITY]}}],
+    "affinity": [
+        {},
+        {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [AFFINITY]}},
+    ],
     "priorityClassName": ["", "system-cluster-critical"],
-    "serviceAccount": [{}, {"create": False, "name": "mine"}, {"name": "named", "annotations": LONG}],
+    "serviceAccount": [
+        {},
+        {"create": False, "name": "mine"},
+        {"name": "named", "annotations": LONG},
+    ],
     "rbac": [{}, {"create": False, "aggregate": False}, {"foreignPods": False}],
     "crds": [{}, {"enabled": False}, {"keep": False}],
-    "metrics": [{}, {"port": 65535, "service": {"annotations": LONG}}, {"service": {"enabled": False}}],
+    "metrics": [
+        {},
+        {"port": 65535, "service": {"annotations": LONG}},
+        {"service": {"enabled": False}},
+    ],
     "networkPolicy": [
         {},
         {"enabled": False},
-        {"from": [{"namespaceSelector": {"matchLabels": LABEL}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]},
+        {
+            "from": [
+                {"namespaceSelector": {"matchLabels": LABEL}},
+                {"ipBlock": {"cidr": "10.0.0.0/8"}},
+            ]
+        },
     ],
     "tracing": [{}, {"endpoint": "http://collector.observability:4318", "everyNthStep": 1}],
     "podMonitor": [{}, {"enabled": True, "interval": "1m30s"}, {"enabled": True, "labels": LABEL}],
@@ -98,17 +132,26 @@ CASES = [
 def values(case: dict[str, Any]) -> dict[str, Any]:
     monitoring = ("podMonitor", "serviceMonitor", "prometheusRule", "dashboard")
     nested = {name: case[name] for name in monitoring if name in case}
-    return {name: value for name, value in case.items() if name not in monitoring} | {"monitoring": nested}
+    return {name: value for name, value in case.items() if name not in monitoring} | {
+        "monitoring": nested
+    }
 
 
 @pytest.fixture(scope="module")
 def cluster(crd_cluster: AnyCluster) -> Iterator[AnyCluster]:
-    """An API server that knows the Prometheus operator's own definitions, and namespaces of the restricted standard."""
+    """An API server that knows the Prometheus operator's own definitions, and namespaces of the
+    restricted standard."""
     definitions = module_folder("prometheus-operator") / "example" / "prometheus-operator-crd"
-    files = [part for kind in MONITORING for part in ("-f", str(definitions / f"monitoring.coreos.com_{kind}.yaml"))]
+    files = [
+        part
+        for kind in MONITORING
+        for part in ("-f", str(definitions / f"monitoring.coreos.com_{kind}.yaml"))
+    ]
     crd_cluster.kubectl("create", *files)
     for kind in MONITORING:
-        crd_cluster.kubectl("wait", "--for=condition=Established", f"crd/{kind}.monitoring.coreos.com")
+        crd_cluster.kubectl(
+            "wait", "--for=condition=Established", f"crd/{kind}.monitoring.coreos.com"
+        )
     for namespace in (NAMESPACE, OTHER, *TEAMS):
         create_namespace(crd_cluster, namespace)
     yield crd_cluster
@@ -122,21 +165,37 @@ def test_every_value_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("case", gated(CASES, 4), ids=range(len(CASES)))
-def test_every_pair_of_choices_is_linted_and_taken(cluster: AnyCluster, case: dict[str, Any], tmp_path: Path) -> None:
+def test_every_pair_of_choices_is_linted_and_taken(
+    cluster: AnyCluster, case: dict[str, Any], tmp_path: Path
+) -> None:
     chosen = tmp_path / "values.yaml"
     chosen.write_text(yaml.safe_dump(values(case), allow_unicode=True))
     linted = helm("lint", "--strict", str(CHART), "--namespace", NAMESPACE, "--values", str(chosen))
-    assert (linted.returncode, "[ERROR]" in linted.stdout, "[WARNING]" in linted.stdout) == (0, False, False), linted
-    rendered = helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--values", str(chosen))
+    assert (linted.returncode, "[ERROR]" in linted.stdout, "[WARNING]" in linted.stdout) == (
+        0,
+        False,
+        False,
+    ), linted
+    rendered = helm(
+        "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--values", str(chosen)
+    )
     assert rendered.returncode == 0, rendered.stderr
     documents = load_documents(rendered.stdout)
     (deployment,) = [document for document in documents if document["kind"] == "Deployment"]
     template = deployment["spec"]["template"]
-    assert deployment["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert (
+        deployment["spec"]["selector"]["matchLabels"].items()
+        <= template["metadata"]["labels"].items()
+    )
     # the namespace's standard judges pods
     account = {"serviceAccountName": "default", "priorityClassName": None}
     metadata = {"name": "operator", "namespace": deployment["metadata"]["namespace"]}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"] | account}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": template["spec"] | account,
+    }
     apply(cluster, [*documents, pod])
 
 
@@ -150,24 +209,32 @@ def apply(cluster: AnyCluster, documents: list[dict[str, Any]]) -> None:
             if spec not in TAKEN:
                 document["spec"] = json.loads(spec)
             TAKEN.add(spec)
-    text = "\n---\n".join(map(json.dumps, documents))  # what is inside a List, kubectl would judge by itself
+    text = "\n---\n".join(
+        map(json.dumps, documents)
+    )  # what is inside a List, kubectl would judge by itself
     strict = ("--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts")
-    # by a name of its own: what the same one leaves out of a definition that it has applied before is taken away
+    # by a name of its own: what the same one leaves out of a definition that it has applied before
+    # is taken away
     cluster.kubectl("apply", *strict, "--field-manager=values", "--filename", "-", input=text)
 
 
 GROUPS = [
-    value.path for value in chart_page.values((CHART / "values.yaml").read_text()) if value.default in ("", "{}", "[]")
+    value.path
+    for value in chart_page.values((CHART / "values.yaml").read_text())
+    if value.default in ("", "{}", "[]")
 ]
 """Values that templates look into."""
 
 
 @pytest.mark.parametrize("path", gated(GROUPS, 6))
 def test_a_value_that_is_taken_away_is_missed_by_its_name_or_not_at_all(path: str) -> None:
-    """Helm takes null for `without the chart's default`; a template must not stumble over what isn't there."""
+    """Helm takes null for `without the chart's default`; a template must not stumble over what
+    isn't there."""
     kinds = ("podMonitor", "serviceMonitor", "prometheusRule", "dashboard")
     on = ",".join(
-        f"monitoring.{kind}.enabled=true" for kind in kinds if not f"monitoring.{kind}.enabled".startswith(path)
+        f"monitoring.{kind}.enabled=true"
+        for kind in kinds
+        if not f"monitoring.{kind}.enabled".startswith(path)
     )
     done = helm("template", RELEASE, str(CHART), "--set", on, "--set", f"{path}=null")
     if done.returncode:

@@ -14,7 +14,13 @@ from harness.programs.build import component
 from tests.samples import changed, job
 
 NAME = "shown"
-SPEC = changed({"placement": {"accelerator": "CPU", "nodes": 2}, "model.parameters": "77K", "image": "trainer:1"})
+SPEC = changed(
+    {
+        "placement": {"accelerator": "CPU", "nodes": 2},
+        "model.parameters": "77K",
+        "image": "trainer:1",
+    }
+)
 PLAN = {
     "strategy": "Clone",
     "method": "Full",
@@ -40,12 +46,22 @@ STATUS: dict[str, Any] = {
     "memory": {"predictedBytes": 3 << 30, "measuredBytes": 2 << 30, "ratio": "1.500"},
     "ends": [{"attempt": 1, "reason": "Hang", "counted": True, "endTime": "2026-01-31T12:00:00Z"}],
     "avoidedNodes": ["node-0", "node-7"],
-    "checkpoint": {"step": 6, "time": "2026-01-31T12:00:00Z", "bytes": 3 << 29, "where": "pvc://team/x/checkpoint-6"},
+    "checkpoint": {
+        "step": 6,
+        "time": "2026-01-31T12:00:00Z",
+        "bytes": 3 << 29,
+        "where": "pvc://team/x/checkpoint-6",
+    },
     "export": {"to": "Volume", "path": "pvc://team/x/export", "format": "Adapter", "bytes": 7 << 20}
     | {"weightsHash": f"sha256:{'3' * 64}"},
     "rollbacks": [{"attempt": 1, "reason": "Diverged", "skipped": {"first": 7, "last": 8}}],
     "outcome": {"result": "Hang", "step": 5, "attempt": 1, "rank": 1, "message": "rank 1 is silent"}
-    | {"standstill": {"silentSeconds": 1800, "frames": ["reward.py:9 in judge", "engine.py:7 in step"]}},
+    | {
+        "standstill": {
+            "silentSeconds": 1800,
+            "frames": ["reward.py:9 in judge", "engine.py:7 in step"],
+        }
+    },
     "conditions": [
         {
             "type": "Running",
@@ -66,7 +82,9 @@ def new_job(crd_cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setenv("KUBECONFIG", str(crd_cluster.kubeconfig))
     labels = {"team": "rl", "job-name": "another", "batch.kubernetes.io/controller-uid": "another"}
     metadata = {"name": NAME, "labels": labels, "annotations": {"example.com/cost": "größer"}}
-    crd_cluster.kubectl("create", "-f", "-", input=json.dumps(job(NAME, SPEC) | {"metadata": metadata}))
+    crd_cluster.kubectl(
+        "create", "-f", "-", input=json.dumps(job(NAME, SPEC) | {"metadata": metadata})
+    )
     yield crd_cluster
     crd_cluster.kubectl("delete", "grpojob", NAME)
 
@@ -79,7 +97,9 @@ def running_job(new_job: AnyCluster) -> AnyCluster:
     return new_job
 
 
-def test_status_shows_one_screen(running_job: AnyCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_one_screen(
+    running_job: AnyCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["status", NAME]) == 0
     screen = capsys.readouterr().out
     for text in (
@@ -105,12 +125,16 @@ def test_status_shows_one_screen(running_job: AnyCluster, capsys: pytest.Capture
         assert text in screen
 
 
-def test_status_of_a_job_that_nobody_has_seen(new_job: AnyCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_a_job_that_nobody_has_seen(
+    new_job: AnyCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["status", NAME, "-n", "default"]) == 0
     assert f"default/{NAME}  Pending" in capsys.readouterr().out
 
 
-def test_render_takes_the_committed_plan(running_job: AnyCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_takes_the_committed_plan(
+    running_job: AnyCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["render", NAME]) == 0
     service, gang = yaml.safe_load_all(capsys.readouterr().out)
     uid = running_job.kubectl("get", "grpojob", NAME, "-o", "jsonpath={.metadata.uid}")
@@ -118,7 +142,9 @@ def test_render_takes_the_committed_plan(running_job: AnyCluster, capsys: pytest
     assert gang["metadata"]["name"] == f"{NAME}-2"
     assert gang["metadata"]["ownerReferences"][0]["uid"] == uid
     made = json.loads(
-        running_job.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", input=json.dumps(gang))
+        running_job.kubectl(
+            "create", "--dry-run=server", "-o", "json", "-f", "-", input=json.dumps(gang)
+        )
     )
     for metadata in (made["metadata"], made["spec"]["template"]["metadata"]):
         assert metadata["labels"]["team"] == "rl"
@@ -126,17 +152,23 @@ def test_render_takes_the_committed_plan(running_job: AnyCluster, capsys: pytest
     assert made["spec"]["template"]["metadata"]["labels"]["job-name"] == f"{NAME}-2"
 
 
-def test_render_without_a_plan_says_what_is_missing(new_job: AnyCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_without_a_plan_says_what_is_missing(
+    new_job: AnyCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["render", NAME]) == 2
     assert f"grpo: {NAME} has no plan yet: the operator has not seen it" in capsys.readouterr().err
 
 
-def test_an_unknown_job_is_told_in_kubectls_words(new_job: AnyCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_job_is_told_in_kubectls_words(
+    new_job: AnyCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["status", "nobody"]) == 2
     assert 'grpojobs.grpo.dev "nobody" not found' in capsys.readouterr().err
 
 
-def test_logs_ask_for_the_container_of_the_rank(running_job: AnyCluster, capfd: pytest.CaptureFixture[str]) -> None:
+def test_logs_ask_for_the_container_of_the_rank(
+    running_job: AnyCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["logs", NAME]) == 2
     assert "no pod of attempt 1 on node 0 of the gang; there are: none" in capfd.readouterr().err
     labels = {
@@ -153,7 +185,9 @@ def test_logs_ask_for_the_container_of_the_rank(running_job: AnyCluster, capfd: 
     }
     running_job.kubectl("create", "-f", "-", input=json.dumps(pod))
     try:
-        assert main(["logs", NAME, "--rank", "1", "--attempt", "1"]) == 1, "kubectl's own exit code: there is no node"
+        assert main(["logs", NAME, "--rank", "1", "--attempt", "1"]) == 1, (
+            "kubectl's own exit code: there is no node"
+        )
         assert "nowhere" in capfd.readouterr().err
     finally:
         running_job.kubectl("delete", "pod", "first-pod", "--grace-period=0", "--force")

@@ -1,4 +1,5 @@
-"""`grpo export` against a real API server that has no kubelet: what it makes is admitted, and goes whatever happens."""
+"""`grpo export` against a real API server that has no kubelet: what it makes is admitted, and goes
+whatever happens."""
 
 import json
 import shlex
@@ -14,9 +15,21 @@ from harness.programs.build import component
 from tests.samples import changed, job
 
 NAME = "has-a-model"
-SPEC = changed({"placement": {"accelerator": "CPU", "nodes": 1}, "model.parameters": "77K", "image": "trainer:1"})
+SPEC = changed(
+    {
+        "placement": {"accelerator": "CPU", "nodes": 1},
+        "model.parameters": "77K",
+        "image": "trainer:1",
+    }
+)
 SPEC |= {"checkpoint": {"volume": {"claimName": "team", "subPath": "kept"}}}
-PLAN = {"strategy": "Clone", "method": "Full", "accelerator": "CPU", "microBatch": 8, "gradientAccumulation": 1}
+PLAN = {
+    "strategy": "Clone",
+    "method": "Full",
+    "accelerator": "CPU",
+    "microBatch": 8,
+    "gradientAccumulation": 1,
+}
 PLAN |= {"stepsPerGeneration": 1, "dtype": "float32", "parameters": "77K", "saveEverySteps": 100}
 EXPORT = {"to": "Volume", "path": "pvc://team/kept/x/export", "format": "Model", "bytes": 9}
 EXPORT |= {"weightsHash": f"sha256:{'0' * 64}"}
@@ -29,11 +42,25 @@ LEFT = ("get", "jobs,pods", "-n", NAMESPACE, "-l", "grpo.dev/component=export", 
 def namespace(crd_cluster: AnyCluster) -> Iterator[AnyCluster]:
     """A namespace of the restricted standard with a job that has exported its model."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
+    made = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": NAMESPACE, "labels": labels},
+    }
     crd_cluster.kubectl("create", "-f", "-", input=json.dumps(made))
     crd_cluster.kubectl("create", "-n", NAMESPACE, "-f", "-", input=json.dumps(job(NAME, SPEC)))
     patch = json.dumps({"status": STATUS})
-    patched = ("patch", "grpojob", NAME, "-n", NAMESPACE, "--subresource=status", "--type=merge", "-p", patch)
+    patched = (
+        "patch",
+        "grpojob",
+        NAME,
+        "-n",
+        NAMESPACE,
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        patch,
+    )
     crd_cluster.kubectl(*patched)
     yield crd_cluster
     crd_cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
@@ -48,7 +75,10 @@ def kubectl(namespace: AnyCluster, monkeypatch: pytest.MonkeyPatch) -> AnyCluste
 
 
 def test_a_pod_that_does_not_come_is_told_and_taken_away(
-    kubectl: AnyCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kubectl: AnyCluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     to = tmp_path / "model"
     assert main(["export", NAME, "-n", NAMESPACE, "--to", str(to), "--timeout", "0"]) == 2
@@ -73,7 +103,12 @@ def made_by(monkeypatch: pytest.MonkeyPatch, to: Path, *more: str) -> dict[str, 
 def admitted(kubectl: AnyCluster, manifest: dict[str, Any]) -> None:
     """Has the API server judge the Job's pod."""
     template = manifest["spec"]["template"]
-    pod = {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {**template["metadata"], "name": "one"}}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        **template,
+        "metadata": {**template["metadata"], "name": "one"},
+    }
     kubectl.kubectl("create", "--dry-run=server", "-n", NAMESPACE, "-f", "-", input=json.dumps(pod))
 
 
@@ -89,7 +124,11 @@ def test_the_pod_goes_where_a_pod_has_its_claim(
 ) -> None:
     size = {"requests": {"storage": "1Gi"}}
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "team"}}
-    claim["spec"] = {"accessModes": ["ReadWriteOnce"], "resources": size, "storageClassName": "none"}
+    claim["spec"] = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": size,
+        "storageClassName": "none",
+    }
     kubectl.kubectl("create", "-n", NAMESPACE, "-f", "-", input=json.dumps(claim))
     assert "affinity" not in made_by(monkeypatch, tmp_path)["spec"]["template"]["spec"]
     holder = made_by(monkeypatch, tmp_path)["spec"]["template"]["spec"] | {"nodeName": "node-7"}

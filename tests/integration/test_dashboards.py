@@ -1,7 +1,7 @@
 """Every query of the dashboards is run by the real Prometheus over a cluster's last hours.
 
-No panel is without data, and none has two series of one name, also after a restart. Where GPUs, a reference or engines
-are missing, panels that are empty say why.
+No panel is without data, and none has two series of one name, also after a restart. Where GPUs, a
+reference or engines are missing, panels that are empty say why.
 """
 
 import re
@@ -25,7 +25,9 @@ CHOSEN = {
     "$job": "run",
 }
 """What Grafana puts in."""
-ALL = [(board, panel) for board in DASHBOARDS.values() for row in board.rows for panel in row.panels]
+ALL = [
+    (board, panel) for board in DASHBOARDS.values() for row in board.rows for panel in row.panels
+]
 MOST = 12
 """Most series in a panel about one job."""
 Series = list[dict[str, Any]]
@@ -40,7 +42,9 @@ class Shown:
     def over_time(self, expression: str) -> Series:
         """The series of the expression over all of the time, as Grafana draws them."""
         times = {"start": END - 60 * (MINUTES - 10), "end": END, "step": 60}
-        found: Series = self.server.ask("query_range", query=interpolated(expression), **times)["result"]
+        found: Series = self.server.ask("query_range", query=interpolated(expression), **times)[
+            "result"
+        ]
         return found
 
     def now(self, expression: str) -> Series:
@@ -51,7 +55,9 @@ class Shown:
     def shown(self, panel: Panel) -> list[str]:
         """Names of all that a panel shows."""
         ask = self.over_time if panel.kind == "timeseries" else self.now
-        return [legend(query, one["metric"]) for query in panel.queries for one in ask(query.expression)]
+        return [
+            legend(query, one["metric"]) for query in panel.queries for one in ask(query.expression)
+        ]
 
 
 def interpolated(expression: str) -> str:
@@ -83,18 +89,26 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
 def test_no_panel_is_empty(healthy: Shown) -> None:
     asked = ((panel, query) for _, panel in ALL for query in panel.queries)
     ask = {True: healthy.over_time, False: healthy.now}
-    empty = [(panel.title, query) for panel, query in asked if not ask[panel.kind == "timeseries"](query.expression)]
+    empty = [
+        (panel.title, query)
+        for panel, query in asked
+        if not ask[panel.kind == "timeseries"](query.expression)
+    ]
     assert empty == []
 
 
-def test_no_panel_shows_two_series_under_one_name_though_the_job_has_restarted(healthy: Shown) -> None:
+def test_no_panel_shows_two_series_under_one_name_though_the_job_has_restarted(
+    healthy: Shown,
+) -> None:
     for _, panel in ALL:
         shown = healthy.shown(panel)
         assert len(shown) == len(set(shown)), panel.title
 
 
 def test_a_panel_about_one_job_shows_no_more_than_can_be_told_apart(healthy: Shown) -> None:
-    shown = {panel.title: len(healthy.shown(panel)) for panel in panels(DASHBOARDS["training-health"])}
+    shown = {
+        panel.title: len(healthy.shown(panel)) for panel in panels(DASHBOARDS["training-health"])
+    }
     assert {title: number for title, number in shown.items() if number > MOST} == {}
 
 
@@ -115,7 +129,8 @@ def test_variables_offer_what_there_is(healthy: Shown) -> None:
     for board in DASHBOARDS.values():
         for variable in board.variables:
             found = healthy.server.ask(
-                "series", **{"match[]": interpolated(variable.series), "start": END - 600, "end": END}
+                "series",
+                **{"match[]": interpolated(variable.series), "start": END - 600, "end": END},
             )
             assert found, variable
             assert variable.name == "cluster" or variable.label in found[0]

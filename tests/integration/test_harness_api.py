@@ -1,4 +1,5 @@
-"""The API level of the cluster harness keeps its promises; every other integration test stands on it."""
+"""The API level of the cluster harness keeps its promises; every other integration test stands on
+it."""
 
 import json
 import os
@@ -37,7 +38,9 @@ JOB = {
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A cluster of this test's own, so that it can be harmed."""
-    with Cluster.create(f"harness-{os.getpid()}", ClusterSettings(gpus=GpuSettings(per_node=4))) as own:
+    with Cluster.create(
+        f"harness-{os.getpid()}", ClusterSettings(gpus=GpuSettings(per_node=4))
+    ) as own:
         yield own
 
 
@@ -72,7 +75,9 @@ def test_a_name_that_is_up_is_refused(cluster: Cluster) -> None:
 
 def test_kwok_nodes_offer_gpus_and_end_pods_as_annotated(cluster: Cluster) -> None:
     cluster.add_kwok_nodes(0, 3)
-    gpus = cluster.kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.allocatable.nvidia\\.com/gpu}")
+    gpus = cluster.kubectl(
+        "get", "nodes", "-o", "jsonpath={.items[*].status.allocatable.nvidia\\.com/gpu}"
+    )
     assert gpus == "4 4 4"
     cluster.kubectl("create", "-f", "-", input=json.dumps(JOB))
     cluster.kubectl("wait", "--for=condition=Failed", "job/ends", "--timeout=60s")
@@ -80,7 +85,9 @@ def test_kwok_nodes_offer_gpus_and_end_pods_as_annotated(cluster: Cluster) -> No
     assert cluster.kubectl("get", "pods", "-l", "job-name=ends", "-o", state) == "7"
 
 
-def test_envtest_assets_run_instead_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_envtest_assets_run_instead_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("etcd", "kube-apiserver"):
         program = tmp_path / name
         program.write_text(f'#!/bin/sh\nexec {component(name)[0]} {name} "$@"\n')
@@ -91,12 +98,18 @@ def test_envtest_assets_run_instead_of_ours(tmp_path: Path, monkeypatch: pytest.
         lent.stop_apiserver()
         lent.start_apiserver()
         assert "default" in lent.kubectl("get", "namespaces", "-o", "name")
-        roles = {role for role in ("etcd", "apiserver", "controller-manager", "scheduler") if lent.processes.find(role)}
+        roles = {
+            role
+            for role in ("etcd", "apiserver", "controller-manager", "scheduler")
+            if lent.processes.find(role)
+        }
     assert roles == {"etcd", "apiserver"}
     assert "no kube-controller-manager and no kube-scheduler" in said[1]
 
 
-def test_a_lent_cluster_is_used_and_not_harmed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lent_cluster_is_used_and_not_harmed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GRPO_TEST_KUBECONFIG", str(cluster.kubeconfig))
     with api_level() as lent:
         assert isinstance(lent, ExternalCluster)
@@ -124,7 +137,9 @@ def test_the_audit_log_has_every_request() -> None:
 
 def test_down_leaves_no_process_and_no_file_and_can_be_repeated() -> None:
     cluster = Cluster.create(f"harness-{os.getpid()}", ClusterSettings())
-    assert len(cluster.processes.find()) >= 5  # etcd, API server, controller manager, scheduler, guard
+    assert (
+        len(cluster.processes.find()) >= 5
+    )  # etcd, API server, controller manager, scheduler, guard
     cluster.down()
     assert cluster.processes.find() == []
     assert not cluster.directory.exists()
@@ -134,7 +149,8 @@ def test_down_leaves_no_process_and_no_file_and_can_be_repeated() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_cluster_dies_with_the_process_that_made_it(number: signal.Signals) -> None:
     name = f"harness-{os.getpid()}-{number.name}"
-    # a test run that was started in the background has SIGINT ignored, and its children inherit that
+    # a test run that was started in the background has SIGINT ignored, and its children inherit
+    # that
     code = f"""
 import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -144,12 +160,17 @@ cluster = Cluster.create({name!r}, ClusterSettings())
 print("up", flush=True)
 time.sleep(600)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+    ) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "up\n"
         owner.send_signal(number)
     processes = Processes(clusters_folder() / name)
-    until("the guard to remove the cluster", lambda: not processes.find() and not processes.directory.exists())
+    until(
+        "the guard to remove the cluster",
+        lambda: not processes.find() and not processes.directory.exists(),
+    )
 
 
 def test_what_a_crash_of_everything_left_is_swept_by_the_next_start() -> None:
@@ -164,7 +185,12 @@ def test_an_interrupted_start_leaves_nothing() -> None:
     name = f"harness-{os.getpid()}"
     command = [sys.executable, "-m", "harness", "--name", name, "up", "--api-only"]
     processes = Processes(clusters_folder() / name)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY) as owner:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY
+    ) as owner:
         until("the first process", lambda: processes.find("etcd"))
         owner.kill()
-    until("the guard to remove the cluster", lambda: not processes.find() and not processes.directory.exists())
+    until(
+        "the guard to remove the cluster",
+        lambda: not processes.find() and not processes.directory.exists(),
+    )

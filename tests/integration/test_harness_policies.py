@@ -16,7 +16,8 @@ from harness.programs import prerequisites
 
 Object = dict[str, Any]
 NAMESPACES = [
-    {"metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}}} for name in ("team", "other")
+    {"metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}}}
+    for name in ("team", "other")
 ]
 
 
@@ -30,10 +31,17 @@ def pod(address: str, namespace: str = "team", **labels: str) -> Object:
 
 
 def policy(ingress: list[Object], selector: Object | None = None, **spec: Any) -> Object:
-    return {"metadata": {"namespace": "team"}, "spec": {"podSelector": selector or {}, "ingress": ingress, **spec}}
+    return {
+        "metadata": {"namespace": "team"},
+        "spec": {"podSelector": selector or {}, "ingress": ingress, **spec},
+    }
 
 
-A, B, STRANGER = pod("10.0.0.1", app="a"), pod("10.0.0.2", app="b"), pod("10.0.1.1", "other", app="a")
+A, B, STRANGER = (
+    pod("10.0.0.1", app="a"),
+    pod("10.0.0.2", app="b"),
+    pod("10.0.1.1", "other", app="a"),
+)
 PODS = [A, B, STRANGER]
 
 
@@ -75,7 +83,11 @@ def test_a_pod_that_is_selected_takes_nothing_else() -> None:
             "ip saddr 10.0.0.0/8 ip saddr != 10.1.0.0/16 accept",
         ),
         (
-            {"from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "other"}}}]},
+            {
+                "from": [
+                    {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "other"}}}
+                ]
+            },
             "ip saddr 10.0.1.1 accept",
         ),
         (
@@ -102,7 +114,9 @@ def test_pods_without_an_address_of_their_own_are_left_out() -> None:
     st.sampled_from("abc"),
     st.sets(st.sampled_from("xyz")),
 )
-def test_expressions_are_each_others_opposites(labels: dict[str, str], key: str, values: set[str]) -> None:
+def test_expressions_are_each_others_opposites(
+    labels: dict[str, str], key: str, values: set[str]
+) -> None:
     item = {"metadata": {"labels": labels}}
     for one, other in (("In", "NotIn"), ("Exists", "DoesNotExist")):
         said = [
@@ -126,7 +140,9 @@ PORTS = st.fixed_dictionaries(
         "port": st.one_of(st.integers(1, 9), st.just("metrics")),
     },
 )
-RULE = st.fixed_dictionaries({}, optional={"from": st.lists(PEERS, max_size=2), "ports": st.lists(PORTS, max_size=2)})
+RULE = st.fixed_dictionaries(
+    {}, optional={"from": st.lists(PEERS, max_size=2), "ports": st.lists(PORTS, max_size=2)}
+)
 
 
 def test_nftables_takes_whatever_is_said(tmp_path: Any) -> None:

@@ -1,6 +1,7 @@
 """What kubectl users expect of a kind: columns, short name, category, explain, describe, wait.
 
-These come from the CRD alone, and no other test looks at them. The whole life of a job is in tests/e2e.
+These come from the CRD alone, and no other test looks at them. The whole life of a job is in
+tests/e2e.
 """
 
 import json
@@ -33,7 +34,10 @@ STATUS: dict[str, Any] = {
     "phase": "Running",
     "attempt": 1,
     "restarts": 0,
-    "conditions": [condition("Admitted", "True", "Admitted"), condition("Succeeded", "False", "Running")],
+    "conditions": [
+        condition("Admitted", "True", "Admitted"),
+        condition("Succeeded", "False", "Running"),
+    ],
     "plan": {
         "strategy": "Clone",
         "method": "Full",
@@ -47,7 +51,13 @@ STATUS: dict[str, Any] = {
         "parameters": "1.24B",
         "saveEverySteps": 100,
     },
-    "progress": {"step": 140, "totalSteps": 1868, "percent": 7, "summary": "140/1868", "eta": "2h28m"},
+    "progress": {
+        "step": 140,
+        "totalSteps": 1868,
+        "percent": 7,
+        "summary": "140/1868",
+        "eta": "2h28m",
+    },
     "metrics": {"kl": "0.0132", "reward": "1.84"},
 }
 
@@ -126,7 +136,10 @@ def test_categories_list_jobs(running: AnyCluster, category: str) -> None:
         ("grpojob.spec", ["rewards <[]Object> -required-", "model <Object> -required-"]),
         ("grpojob.spec.training.beta", ["<number>", "Weight of the KL term.", "Unset: 0.04"]),
         ("grpojob.spec.rewards", ["<[]Object>", "their weighted sum is the reward"]),
-        ("grpojob.spec.reference.strategy", ["ENUM: Auto Clone Adapter Sharded", "the plan chooses and says why"]),
+        (
+            "grpojob.spec.reference.strategy",
+            ["ENUM: Auto Clone Adapter Sharded", "the plan chooses and says why"],
+        ),
         ("grpojob.status.plan.memory", ["Predicted memory"]),
     ],
 )
@@ -136,7 +149,9 @@ def test_explain_reads_well(running: AnyCluster, path: str, texts: list[str]) ->
         assert text in said
 
 
-@pytest.mark.parametrize("example", sorted(Path("examples").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example", sorted(Path("examples").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_examples_are_accepted(running: AnyCluster, example: Path) -> None:
     assert "grpojob.grpo.dev" in running.kubectl("create", "--dry-run=server", "-f", str(example))
 
@@ -149,5 +164,7 @@ def test_wait_follows_the_conditions(running: AnyCluster) -> None:
     wait = ("wait", "--for=condition=Succeeded", f"grpojob/{NAME}")
     with pytest.raises(CommandError, match="timed out"):
         running.kubectl(*wait, "--timeout=1s")
-    patch_status(running, {"phase": "Succeeded", "conditions": [condition("Succeeded", "True", "Succeeded")]})
+    patch_status(
+        running, {"phase": "Succeeded", "conditions": [condition("Succeeded", "True", "Succeeded")]}
+    )
     assert "condition met" in running.kubectl(*wait, "--timeout=30s")

@@ -1,4 +1,5 @@
-"""What Kueue writes and what the operator answers: a row of the contract each, on the real definition of Workloads.
+"""What Kueue writes and what the operator answers: a row of the contract each, on the real
+definition of Workloads.
 
 A stand-in writes, whose every step test_kueue_manager.py holds to the real manager.
 """
@@ -66,21 +67,34 @@ def test_two_queues_that_differ_are_refused(bench: KueueBench, operator: Operato
     assert bench.kueue.all() == []
 
 
-def test_the_priority_is_that_of_the_labels_class(bench: KueueBench, operator: OperatorThread) -> None:
+def test_the_priority_is_that_of_the_labels_class(
+    bench: KueueBench, operator: OperatorThread
+) -> None:
     name = bench.priority("high", 1000)
     bench.submit(labels={QUEUE_LABEL: QUEUE, PRIORITY_LABEL: name})
     spec = bench.workload()["spec"]
     assert spec["priority"] == 1000
-    assert spec["priorityClassRef"] == {"group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass", "name": name}
+    assert spec["priorityClassRef"] == {
+        "group": "kueue.x-k8s.io",
+        "kind": "WorkloadPriorityClass",
+        "name": name,
+    }
 
 
-def test_an_admitted_gang_runs_where_kueue_says(bench: KueueBench, operator: OperatorThread) -> None:
+def test_an_admitted_gang_runs_where_kueue_says(
+    bench: KueueBench, operator: OperatorThread
+) -> None:
     toleration = {"key": "spot", "operator": "Exists", "effect": "NoSchedule"}
     bench.give_flavor(nodeLabels={"kubernetes.io/os": "linux"}, tolerations=[toleration])
     bench.submit()
     bench.workload()
     more = {"key": "soon", "operator": "Exists"}
-    update = {"name": "trainer", "labels": {"a": "b"}, "annotations": {"c": "d"}, "tolerations": [more]}
+    update = {
+        "name": "trainer",
+        "labels": {"a": "b"},
+        "annotations": {"c": "d"},
+        "tolerations": [more],
+    }
     bench.kueue.tell("run", lambda one: answer_check(one, "Ready", update))
     pods = bench.admit()
     job = bench.get(JOBS, "run-1")
@@ -88,7 +102,9 @@ def test_an_admitted_gang_runs_where_kueue_says(bench: KueueBench, operator: Ope
     assert QUEUE_LABEL not in job["metadata"]["labels"]
     for pod in pods:
         assert pod["spec"]["nodeSelector"]["kubernetes.io/os"] == "linux"
-        assert [one["key"] for one in pod["spec"]["tolerations"] if one["key"] in ("spot", "soon")] == ["spot", "soon"]
+        assert [
+            one["key"] for one in pod["spec"]["tolerations"] if one["key"] in ("spot", "soon")
+        ] == ["spot", "soon"]
         assert pod["metadata"]["labels"]["kueue.x-k8s.io/podset"] == "trainer"
         assert pod["metadata"]["labels"]["a"] == "b"
         assert pod["metadata"]["annotations"]["c"] == "d"
@@ -150,10 +166,16 @@ def test_an_evicted_gang_ends_before_its_quota_is_given_back_in_one_write(
 
 def writes(operator: OperatorThread) -> int:
     """What it has written on Workloads."""
-    return sum(count for (verb, kind), count in operator.requests().items() if kind == "workloads" and verb != "GET")
+    return sum(
+        count
+        for (verb, kind), count in operator.requests().items()
+        if kind == "workloads" and verb != "GET"
+    )
 
 
-def test_one_that_comes_back_goes_on_in_the_next_attempt(bench: KueueBench, operator: OperatorThread) -> None:
+def test_one_that_comes_back_goes_on_in_the_next_attempt(
+    bench: KueueBench, operator: OperatorThread
+) -> None:
     bench.submit()
     bench.admit()
     bench.kueue.tell("run", preempt)
@@ -181,14 +203,20 @@ def test_an_eviction_in_mid_restart_ends_in_a_queued_job_without_a_pod(
     bench.given_back()
     bench.wait_phase("Queued")
     quiet_for(operator, 1)
-    living = [pod for pod in bench.get(PODS)["items"] if pod["status"]["phase"] not in ("Failed", "Succeeded")]
+    living = [
+        pod
+        for pod in bench.get(PODS)["items"]
+        if pod["status"]["phase"] not in ("Failed", "Succeeded")
+    ]
     assert living == []
     assert bench.status()["phase"] == "Queued"
     attempt = bench.status()["attempt"] + 1
     bench.admit(attempt=attempt)
 
 
-def test_one_that_is_deactivated_comes_back_when_it_is_active(bench: KueueBench, operator: OperatorThread) -> None:
+def test_one_that_is_deactivated_comes_back_when_it_is_active(
+    bench: KueueBench, operator: OperatorThread
+) -> None:
     bench.submit()
     bench.admit()
     with bench.kueue.managing():
@@ -200,7 +228,9 @@ def test_one_that_is_deactivated_comes_back_when_it_is_active(bench: KueueBench,
         bench.wait_running(attempt=2)
 
 
-def test_pods_that_are_late_come_back_after_the_backoff(bench: KueueBench, operator: OperatorThread) -> None:
+def test_pods_that_are_late_come_back_after_the_backoff(
+    bench: KueueBench, operator: OperatorThread
+) -> None:
     bench.submit()
     bench.admit()
     with bench.kueue.managing():
@@ -216,20 +246,26 @@ def test_one_that_ends_for_good_is_finished(
     bench.submit()
     pods = bench.admit()
     for pod in pods:
-        bench.end(pod, 0 if result == "Succeeded" else 43, message=outcome(result, message="that is all"))
+        bench.end(
+            pod, 0 if result == "Succeeded" else 43, message=outcome(result, message="that is all")
+        )
     bench.wait("the end", lambda: is_true(bench.workload(), "Finished"))
     assert said(bench.workload(), "Finished") == ("True", reason)
     assert "that is all" in message(bench.workload(), "Finished")
 
 
-def test_deleting_the_job_takes_its_workload_along(bench: KueueBench, operator: OperatorThread) -> None:
+def test_deleting_the_job_takes_its_workload_along(
+    bench: KueueBench, operator: OperatorThread
+) -> None:
     bench.submit()
     bench.admit()
     bench.delete(GRPOJOBS, "run")
     bench.wait("no Workload and no pod", lambda: not bench.kueue.all() and not bench.pods())
 
 
-def test_a_suspended_job_gives_its_quota_back_and_takes_it_again(bench: KueueBench, operator: OperatorThread) -> None:
+def test_a_suspended_job_gives_its_quota_back_and_takes_it_again(
+    bench: KueueBench, operator: OperatorThread
+) -> None:
     with bench.kueue.managing():
         bench.submit()
         bench.wait_running()

@@ -1,4 +1,5 @@
-"""Workloads as nobody meant them, no Kueue at all, both sides of MultiKueue, operators that die between two writes."""
+"""Workloads as nobody meant them, no Kueue at all, both sides of MultiKueue, operators that die
+between two writes."""
 
 import asyncio
 import random
@@ -55,16 +56,41 @@ def test_a_strangers_workload_of_the_name_is_never_touched(bench: KueueBench) ->
     stranger = bench.kueue.create(name, **spec)
     with bench.operating() as operator:
         bench.wait("the reason", lambda: bench.condition("Admitted")[1] == "NameTaken")
-        bench.kueue.change(stranger, bench.kueue.reserve, lambda one: say(one, "Admitted", "True", "Admitted", ""))
+        bench.kueue.change(
+            stranger, bench.kueue.reserve, lambda one: say(one, "Admitted", "True", "Admitted", "")
+        )
         quiet_for(operator, 0.5)
         (found,) = bench.kueue.all()
-        assert (found["metadata"]["uid"], found["spec"]) == (stranger["metadata"]["uid"], stranger["spec"])
+        assert (found["metadata"]["uid"], found["spec"]) == (
+            stranger["metadata"]["uid"],
+            stranger["spec"],
+        )
         assert bench.children() == []
 
 
-KINDS = ("QuotaReserved", "Admitted", "Evicted", "Finished", "PodsReady", "Requeued", "Preempted", "Else.1", "a.io/B")
+KINDS = (
+    "QuotaReserved",
+    "Admitted",
+    "Evicted",
+    "Finished",
+    "PodsReady",
+    "Requeued",
+    "Preempted",
+    "Else.1",
+    "a.io/B",
+)
 REASONS = ("Preempted", "Deactivated", "DeactivatedDueTo", "Finished", "a", "A:b,c_d", "R" * 1024)
-WORDS = ("", "x", "\u0000", "\ud7ff\u202e", "-1", "kubernetes.io/os", "grpo.dev/job-name", "no/such/key", "w" * 300)
+WORDS = (
+    "",
+    "x",
+    "\u0000",
+    "\ud7ff\u202e",
+    "-1",
+    "kubernetes.io/os",
+    "grpo.dev/job-name",
+    "no/such/key",
+    "w" * 300,
+)
 TIMES = ("1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "2026-01-01T00:00:00+23:59")
 
 
@@ -86,17 +112,27 @@ def any_status(chance: random.Random) -> dict[str, Any]:
         assignments = [{"name": chance.choice(["trainer", "other"]), "flavors": flavors}]
         status["admission"] = {"clusterQueue": "team", "podSetAssignments": assignments}
     if chance.random() < 0.5:
-        state = {"state": chance.choice(["Ready", "Retry", "Rejected", "Pending"]), "lastTransitionTime": TIMES[0]}
+        state = {
+            "state": chance.choice(["Ready", "Retry", "Rejected", "Pending"]),
+            "lastTransitionTime": TIMES[0],
+        }
         updates = [{"name": "trainer", **any_update(chance)} for _ in range(chance.randrange(3))]
-        status["admissionChecks"] = [{"name": "check", "message": "", "podSetUpdates": updates, **state}]
+        status["admissionChecks"] = [
+            {"name": "check", "message": "", "podSetUpdates": updates, **state}
+        ]
     if chance.random() < 0.3:
-        status["requeueState"] = {"count": chance.choice([0, 2**31 - 1]), "requeueAt": chance.choice(TIMES)}
+        status["requeueState"] = {
+            "count": chance.choice([0, 2**31 - 1]),
+            "requeueAt": chance.choice(TIMES),
+        }
     return status
 
 
 def any_update(chance: random.Random) -> dict[str, Any]:
     fields = ("labels", "annotations", "nodeSelector")
-    found: dict[str, Any] = {one: {chance.choice(WORDS): chance.choice(WORDS)} for one in chance.sample(fields, 2)}
+    found: dict[str, Any] = {
+        one: {chance.choice(WORDS): chance.choice(WORDS)} for one in chance.sample(fields, 2)
+    }
     return found | {"tolerations": [{"key": chance.choice(WORDS), "operator": "Exists"}]}
 
 
@@ -141,7 +177,9 @@ def spoil(bench: KueueBench, name: str, status: dict[str, Any]) -> bool:
     return True
 
 
-def test_an_eviction_among_as_many_conditions_as_fit_is_answered(bench: KueueBench, operator: OperatorThread) -> None:
+def test_an_eviction_among_as_many_conditions_as_fit_is_answered(
+    bench: KueueBench, operator: OperatorThread
+) -> None:
     bench.submit()
     bench.admit()
     bench.wait("PodsReady", lambda: is_true(bench.workload(), "PodsReady"))
@@ -169,7 +207,11 @@ class Mortal:
         call = client.HttpCluster._call
 
         async def once(
-            cluster: client.HttpCluster, method: str, resource: resources.Resource, *args: Any, **more: Any
+            cluster: client.HttpCluster,
+            method: str,
+            resource: resources.Resource,
+            *args: Any,
+            **more: Any,
         ) -> Any:
             answer = await call(cluster, method, resource, *args, **more)
             if method in WRITES and resource in (resources.JOBS, names.GRPOJOBS, names.WORKLOADS):
@@ -214,7 +256,8 @@ def test_an_operator_that_dies_after_each_of_its_writes_ends_where_one_would(
     assert bench.workload()["metadata"]["uid"] == uid
     assert bench.status()["restarts"] == 1
     assert mortal.last_words == {
-        ("POST", "workloads"), ("POST", "jobs"), ("PATCH", "grpojobs"), ("PATCH", "workloads"), ("DELETE", "jobs"),
+        ("POST", "workloads"), ("POST", "jobs"), ("PATCH", "grpojobs"), ("PATCH", "workloads"),
+        ("DELETE", "jobs"),
     }  # fmt: skip
 
 
@@ -240,12 +283,16 @@ def test_on_the_manager_of_multikueue_only_the_workload_is_made_and_no_status_wr
     bench.submit(managedBy="kueue.x-k8s.io/multikueue")
     bench.workload()
     remote = {"attempt": 3, "phase": "Running", "conditions": []}
-    bench.client.request("PATCH", f"{GRPOJOBS.format(bench.namespace)}/run/status", {"status": remote}, MERGE)
+    bench.client.request(
+        "PATCH", f"{GRPOJOBS.format(bench.namespace)}/run/status", {"status": remote}, MERGE
+    )
     bench.kueue.admit("run")
     quiet_for(operator, 0.5)
     assert bench.children() == []
     assert bench.status() == remote
-    bench.client.request("PATCH", f"{GRPOJOBS.format(bench.namespace)}/run/status", {"status": {"attempt": 1}}, MERGE)
+    bench.client.request(
+        "PATCH", f"{GRPOJOBS.format(bench.namespace)}/run/status", {"status": {"attempt": 1}}, MERGE
+    )
     assert admission(bench.workload())
     assert bench.get(PODS)["items"] == []
     assert bench.get(JOBS)["items"] == []

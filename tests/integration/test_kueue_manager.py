@@ -1,4 +1,5 @@
-"""Kueue's manager on hand-made Workloads and on GRPOJobs: the same stories by the stand-in and by the real one."""
+"""Kueue's manager on hand-made Workloads and on GRPOJobs: the same stories by the stand-in and by
+the real one."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -73,12 +74,24 @@ def test_a_higher_priority_preempts_and_the_preempted_one_comes_back(kueue: Kueu
     low = make_workload(kueue, "low", priority=1)
     wait_said(kueue, "low", **ADMITTED)
     high = make_workload(kueue, "high", priority=1000)
-    wait_said(kueue, "low", Evicted=("True", "Preempted"), Preempted=("True", "InClusterQueue"), **ADMITTED)
+    wait_said(
+        kueue,
+        "low",
+        Evicted=("True", "Preempted"),
+        Preempted=("True", "InClusterQueue"),
+        **ADMITTED,
+    )
     kueue.change(low, give_back)
     wait_said(kueue, "high", **ADMITTED)
     wait_said(kueue, "low", Requeued=("True", "Preempted"), **WAITS)
     kueue.change(high, finish)
-    wait_said(kueue, "low", Evicted=("False", "QuotaReserved"), Preempted=("False", "QuotaReserved"), **ADMITTED)
+    wait_said(
+        kueue,
+        "low",
+        Evicted=("False", "QuotaReserved"),
+        Preempted=("False", "QuotaReserved"),
+        **ADMITTED,
+    )
 
 
 def test_one_that_is_deactivated_stays_admitted_until_it_is_cleared_and_comes_back_when_active(
@@ -120,26 +133,39 @@ def test_an_admission_check_holds_admission_back_and_is_tried_again(kueue: Kueue
     wait_said(kueue, "one", Evicted=("True", "AdmissionCheck"))
     assert checks(named(kueue, "one")) == {"Pending"}
     kueue.change(made, give_back)
-    wait_said(kueue, "one", Requeued=("True", "BackoffFinished"), QuotaReserved=("True", "QuotaReserved"))
+    wait_said(
+        kueue, "one", Requeued=("True", "BackoffFinished"), QuotaReserved=("True", "QuotaReserved")
+    )
 
 
-def test_a_rejected_admission_check_deactivates_until_it_is_active_again(kueue: KueueStandIn) -> None:
+def test_a_rejected_admission_check_deactivates_until_it_is_active_again(
+    kueue: KueueStandIn,
+) -> None:
     says, made = passing_check(kueue), make_workload(kueue, "one")
     kueue.until("the check", lambda: checks(named(kueue, "one")) == {"Pending"})
     wait_said(kueue, "one", QuotaReserved=("True", "QuotaReserved"))
     kueue.change(made, says("Rejected"))
-    one = wait_said(kueue, "one", Evicted=("True", "DeactivatedDueToAdmissionCheck"), DeactivationTarget=("", ""))
+    one = wait_said(
+        kueue,
+        "one",
+        Evicted=("True", "DeactivatedDueToAdmissionCheck"),
+        DeactivationTarget=("", ""),
+    )
     assert one["spec"]["active"] is False
     kueue.change(made, give_back)
     kueue.set_active(made, active=True)
-    wait_said(kueue, "one", Requeued=("True", "Reactivated"), QuotaReserved=("True", "QuotaReserved"))
+    wait_said(
+        kueue, "one", Requeued=("True", "Reactivated"), QuotaReserved=("True", "QuotaReserved")
+    )
 
 
 def test_the_definition_refuses_another_queue_while_quota_is_reserved(kueue: KueueStandIn) -> None:
     made = make_workload(kueue, "one")
     wait_said(kueue, "one", **ADMITTED)
     path = f"{WORKLOADS.format(made['metadata']['namespace'])}/one"
-    with pytest.raises(ApiStatusError, match="queueName is immutable while workload quota reserved"):
+    with pytest.raises(
+        ApiStatusError, match="queueName is immutable while workload quota reserved"
+    ):
         kueue.client.request("PATCH", path, {"spec": {"queueName": "other"}}, MERGE)
     kueue.set_active(made, active=False)
     wait_said(kueue, "one", Evicted=("True", "Deactivated"))
@@ -153,7 +179,9 @@ def test_one_whose_pods_were_late_comes_back_after_its_backoff(kueue_bench: Kueu
     wait_said(kueue, "one", **ADMITTED)
     kueue.change(made, lambda one: time_out(one, 3600), give_back)
     wait_said(kueue, "one", Requeued=("False", "PodsReadyTimeout"), **RELEASED)
-    kueue.change(made, lambda one: one["status"]["requeueState"].update(requeueAt="2026-01-01T00:00:00Z"))
+    kueue.change(
+        made, lambda one: one["status"]["requeueState"].update(requeueAt="2026-01-01T00:00:00Z")
+    )
     one = wait_said(kueue, "one", Requeued=("True", "BackoffFinished"), **ADMITTED)
     assert one["status"]["requeueState"] == {"count": 1}
 
@@ -162,7 +190,9 @@ def test_the_stand_in_at_work_keeps_the_quota_whatever_comes(kueue_bench: KueueB
     kueue = kueue_bench.kueue
 
     def running() -> list[Workload]:
-        return [one for one in kueue.all() if is_true(one, "Admitted") and not is_true(one, "Finished")]
+        return [
+            one for one in kueue.all() if is_true(one, "Admitted") and not is_true(one, "Finished")
+        ]
 
     with kueue.managing():
         for number in range(6):
@@ -174,7 +204,8 @@ def test_the_stand_in_at_work_keeps_the_quota_whatever_comes(kueue_bench: KueueB
 
 @pytest.fixture(params=["stand-in", "manager"])
 def team(request: pytest.FixtureRequest) -> Iterator[KueueBench]:
-    """GRPOJobs in a namespace with a quota of four GPUs on as many nodes' eight, the operator and Kueue's manager."""
+    """GRPOJobs in a namespace with a quota of four GPUs on as many nodes' eight, the operator and
+    Kueue's manager."""
     real = request.param == "manager"
     cluster: Cluster = request.getfixturevalue("managed_cluster" if real else "kueue_cluster")
     bench = KueueBench(cluster, cluster.control_plane.client(), real=real)
@@ -187,7 +218,9 @@ def team(request: pytest.FixtureRequest) -> Iterator[KueueBench]:
         bench.client.request("DELETE", f"{NODES}/{name}")
 
 
-def test_a_job_keeps_its_quota_over_a_restart_until_a_higher_class_takes_it_and_comes_back(team: KueueBench) -> None:
+def test_a_job_keeps_its_quota_over_a_restart_until_a_higher_class_takes_it_and_comes_back(
+    team: KueueBench,
+) -> None:
     team.want("low", 4)
     pods = team.wait_running("low")
     team.wait("PodsReady", lambda: is_true(team.workload("low"), "PodsReady"))
@@ -207,7 +240,9 @@ def test_a_job_keeps_its_quota_over_a_restart_until_a_higher_class_takes_it_and_
 
 
 @pytest.mark.parametrize("target", ["Workload", "GRPOJob"])
-def test_a_job_that_is_switched_off_gives_its_quota_to_the_next_and_comes_back(team: KueueBench, target: str) -> None:
+def test_a_job_that_is_switched_off_gives_its_quota_to_the_next_and_comes_back(
+    team: KueueBench, target: str
+) -> None:
     def switch(on: bool) -> None:
         if target == "Workload":
             team.kueue.set_active(team.workload("one"), on)
@@ -232,7 +267,10 @@ def test_a_plan_of_another_shape_waits_as_a_new_workload(team: KueueBench) -> No
     team.want("one", 2)
     before = team.workload("one")["metadata"]["uid"]
     team.patch(GRPOJOBS, "one", {"spec": {"placement": {"gpus": {"min": 4, "max": 4}, "nodes": 2}}})
-    team.wait("the new one", lambda: [one["metadata"]["uid"] for one in team.kueue.owned("one")] not in ([], [before]))
+    team.wait(
+        "the new one",
+        lambda: [one["metadata"]["uid"] for one in team.kueue.owned("one")] not in ([], [before]),
+    )
     assert team.workload("one")["spec"]["podSets"][0]["count"] == 2
     team.succeed("first")
     assert len(team.wait_running("one")) == 2
@@ -254,14 +292,21 @@ def test_six_jobs_of_two_teams_never_hold_more_than_the_quota(team: KueueBench) 
         left.remove(name)
 
 
-def test_a_gang_that_wants_to_stand_together_is_let_go_where_the_real_ungater_says(managed_cluster: Cluster) -> None:
+def test_a_gang_that_wants_to_stand_together_is_let_go_where_the_real_ungater_says(
+    managed_cluster: Cluster,
+) -> None:
     block = "example.com/block"
     bench = KueueBench(
-        managed_cluster, managed_cluster.control_plane.client(), real=True, levels=(block, "kubernetes.io/hostname")
+        managed_cluster,
+        managed_cluster.control_plane.client(),
+        real=True,
+        levels=(block, "kubernetes.io/hostname"),
     )
     nodes = [bench.add_node(number, gpus=2) for number in range(4)]
     for number, name in enumerate(nodes):
-        bench.client.request("PATCH", f"{NODES}/{name}", {"metadata": {"labels": {block: f"b{number % 2}"}}}, MERGE)
+        bench.client.request(
+            "PATCH", f"{NODES}/{name}", {"metadata": {"labels": {block: f"b{number % 2}"}}}, MERGE
+        )
     wish = {"metadata": {"annotations": {"kueue.x-k8s.io/podset-required-topology": block}}}
     with operating(managed_cluster, namespaces=(bench.namespace,)):
         bench.want("run", 4, nodes=2, podTemplate=wish)
@@ -292,6 +337,10 @@ def test_a_kueue_that_manages_all_jobs_leaves_those_of_attempts_alone() -> None:
 
 
 def live_gpus(bench: KueueBench) -> int:
-    live = [one for one in bench.get(PODS)["items"] if one["status"].get("phase") not in ("Succeeded", "Failed")]
+    live = [
+        one
+        for one in bench.get(PODS)["items"]
+        if one["status"].get("phase") not in ("Succeeded", "Failed")
+    ]
     containers = [container for pod in live for container in pod["spec"]["containers"]]
     return sum(int(one["resources"].get("limits", {}).get(GPU, 0)) for one in containers)

@@ -1,6 +1,8 @@
-"""A bad object, a namespace that is gone, a server that misbehaves: the operator goes on, says so, serves all others.
+"""A bad object, a namespace that is gone, a server that misbehaves: the operator goes on, says so,
+serves all others.
 
-Each of these ended the process of the first version for everybody, and some again after every restart.
+Each of these ended the process of the first version for everybody, and some again after every
+restart.
 """
 
 import random
@@ -56,7 +58,9 @@ def test_a_pod_with_a_broken_index_costs_itself_only(bench: Bench) -> None:
 
 
 @pytest.mark.seeded
-def test_any_label_that_the_api_server_takes_costs_at_most_its_pod(bench: Bench, chance: random.Random) -> None:
+def test_any_label_that_the_api_server_takes_costs_at_most_its_pod(
+    bench: Bench, chance: random.Random
+) -> None:
     words = ["", "0", "1", "-1", "abc", "007", "1.5", "9" * 20, "9" * 63, "A.b-c_d", "NaN", "true"]
     taken = 0
     with bench.operating() as operator:
@@ -77,7 +81,11 @@ Change = Callable[[dict[str, Any]], None]
 def redefine(bench: Bench, change: Change) -> None:
     """Changes the schema of a GRPOJob's status in the definition."""
     definition = bench.get(f"{CRD}/grpojobs.grpo.dev")
-    change(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"])
+    change(
+        definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"][
+            "properties"
+        ]
+    )
     definition["metadata"].pop("managedFields", None)
     with definition_change(bench.cluster):
         bench.client.request("PUT", f"{CRD}/grpojobs.grpo.dev", definition)
@@ -92,7 +100,8 @@ def restored(grpo_cluster: Cluster) -> Iterator[None]:
 
 @pytest.mark.usefixtures("restored")
 def test_a_status_of_a_newer_version_is_left_alone_and_told(bench: Bench) -> None:
-    """As after `helm rollback`: a later release knew a phase that this one doesn't, and wrote it."""
+    """As after `helm rollback`: a later release knew a phase that this one doesn't, and wrote
+    it."""
     with bench.operating():
         bench.submit()
         bench.wait_running()
@@ -116,7 +125,8 @@ def test_a_status_of_a_newer_version_is_left_alone_and_told(bench: Bench) -> Non
 @pytest.mark.slow
 @pytest.mark.usefixtures("restored")
 def test_what_an_older_definition_drops_is_not_written_for_ever(bench: Bench) -> None:
-    """As after an upgrade of the operator without its definition: the API server drops what it doesn't know."""
+    """As after an upgrade of the operator without its definition: the API server drops what it
+    doesn't know."""
     redefine(bench, lambda status: status.pop("pods"))
     with bench.operating(status_interval=0.2) as operator:
         bench.submit()
@@ -128,7 +138,10 @@ def test_what_an_older_definition_drops_is_not_written_for_ever(bench: Bench) ->
 @pytest.mark.slow
 @pytest.mark.usefixtures("restored")
 def test_a_report_that_the_api_server_denies_keeps_no_decision_back(bench: Bench) -> None:
-    redefine(bench, lambda status: status["pods"]["items"]["properties"]["phase"].update({"enum": ["Pending"]}))
+    redefine(
+        bench,
+        lambda status: status["pods"]["items"]["properties"]["phase"].update({"enum": ["Pending"]}),
+    )
     with bench.operating() as operator:
         bench.submit(activeDeadlineSeconds=60)
         bench.wait_running()
@@ -150,23 +163,32 @@ def _taken(write: Callable[[], Any]) -> bool:
 
 
 def _grant(bench: Bench, user: str) -> None:
-    """Gives the user everything in the namespace, and nothing outside: as a namespaced install of the chart does."""
+    """Gives the user everything in the namespace, and nothing outside: as a namespaced install of
+    the chart does."""
     rules = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
     group = "/apis/rbac.authorization.k8s.io/v1/namespaces/{}"
     bench.post(f"{group}/roles", {"metadata": {"name": user}, "rules": rules})
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": user}
     subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}
-    bench.post(f"{group}/rolebindings", {"metadata": {"name": user}, "roleRef": role, "subjects": [subject]})
+    bench.post(
+        f"{group}/rolebindings",
+        {"metadata": {"name": user}, "roleRef": role, "subjects": [subject]},
+    )
 
 
-def test_a_deleted_namespace_takes_no_other_down(bench: Bench, grpo_cluster: Cluster, tmp_path: Path) -> None:
+def test_a_deleted_namespace_takes_no_other_down(
+    bench: Bench, grpo_cluster: Cluster, tmp_path: Path
+) -> None:
     doomed, user = Bench(grpo_cluster, bench.client), f"user-{bench.namespace}"
     for one in (bench, doomed):
         _grant(one, user)
     plane = grpo_cluster.control_plane
     kubeconfig = tmp_path / "kubeconfig"
     plane.authority.kubeconfig(kubeconfig, plane.url, user, f"/CN={user}")
-    chosen: dict[str, Any] = {"namespaces": (bench.namespace, doomed.namespace), "kubeconfig": str(kubeconfig)}
+    chosen: dict[str, Any] = {
+        "namespaces": (bench.namespace, doomed.namespace),
+        "kubeconfig": str(kubeconfig),
+    }
     with operating(grpo_cluster, resync=1.0, **chosen) as operator:
         doomed.submit()
         doomed.wait_running()
@@ -184,7 +206,9 @@ def test_a_deleted_namespace_takes_no_other_down(bench: Bench, grpo_cluster: Clu
 
 
 @pytest.mark.usefixtures("restored")
-def test_a_definition_that_goes_and_comes_back_is_followed_again(bench: Bench, grpo_cluster: Cluster) -> None:
+def test_a_definition_that_goes_and_comes_back_is_followed_again(
+    bench: Bench, grpo_cluster: Cluster
+) -> None:
     with operating(grpo_cluster) as operator:
         bench.submit()
         bench.wait_running()

@@ -1,4 +1,5 @@
-"""Engines in pods of their own on a real API server and Job controller: lost and made again, and ended with their gang.
+"""Engines in pods of their own on a real API server and Job controller: lost and made again, and
+ended with their gang.
 
 kwok plays the kubelet: what an engine would do is the end that a test gives it.
 """
@@ -28,9 +29,13 @@ class Roles:
     def running(self, attempt: int = 1) -> tuple[list[Any], list[Any]]:
         """The attempt's training pods and its engines' pods that live, once all run."""
         self.bench.wait_running(attempt=attempt)
-        pods = [pod for pod in self.bench.pods(attempt=attempt) if pod["status"]["phase"] not in ENDED]
+        pods = [
+            pod for pod in self.bench.pods(attempt=attempt) if pod["status"]["phase"] not in ENDED
+        ]
         roles = ("trainer", "engine")
-        trains, serves = ([p for p in pods if p["metadata"]["labels"][LABEL_COMPONENT] == role] for role in roles)
+        trains, serves = (
+            [p for p in pods if p["metadata"]["labels"][LABEL_COMPONENT] == role] for role in roles
+        )
         return trains, serves
 
     def message(self) -> str:
@@ -64,7 +69,9 @@ def test_both_roles_start_and_engines_go_when_training_is_done(roles: Roles, ben
     bench.wait("no engine's pod", lambda: len(bench.pods()) == 2)
 
 
-def test_a_failed_engine_is_made_again_while_the_attempt_goes_on(roles: Roles, bench: Bench) -> None:
+def test_a_failed_engine_is_made_again_while_the_attempt_goes_on(
+    roles: Roles, bench: Bench
+) -> None:
     _, serves = roles.running()
     bench.end(serves[0], 137, reason="OOMKilled")
     roles.wait_engines(1)
@@ -101,7 +108,9 @@ def test_the_failure_of_a_training_pod_starts_both_roles_anew(roles: Roles, benc
     _, serves = roles.running(attempt=2)
     assert {pod["metadata"]["labels"]["job-name"] for pod in serves} == {"run-2-engine"}
     roles.gone("run-1-engine")
-    assert bench.children() == ["run-1", "run-2", "run-2-engine"], "the failed gang is kept for its logs"
+    assert bench.children() == ["run-1", "run-2", "run-2-engine"], (
+        "the failed gang is kept for its logs"
+    )
 
 
 def test_suspending_ends_both_roles_and_resuming_starts_them(roles: Roles, bench: Bench) -> None:

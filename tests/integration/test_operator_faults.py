@@ -1,7 +1,8 @@
-"""What may go wrong around the operator: it dies between two steps, misses events, loses the API server.
+"""What may go wrong around the operator: it dies between two steps, misses events, loses the API
+server.
 
-The claim of the design is that nothing is lost and nothing happens twice. A crash between commit and start is made by
-an API that swallows the start; everything else is real.
+The claim of the design is that nothing is lost and nothing happens twice. A crash between commit
+and start is made by an API that swallows the start; everything else is real.
 """
 
 import asyncio
@@ -52,7 +53,9 @@ def test_a_job_deleted_before_its_creation_is_answered_is_not_made_again_under_i
 ) -> None:
     create, discard, uids, heard = HttpCluster.create, Cache.discard, list[str](), asyncio.Event()
 
-    async def late(cluster: HttpCluster, resource: Resource, namespace: str, body: Object) -> Object:
+    async def late(
+        cluster: HttpCluster, resource: Resource, namespace: str, body: Object
+    ) -> Object:
         answer = await create(cluster, resource, namespace, body)
         if resource is not resources.JOBS or uids:
             return answer
@@ -78,14 +81,17 @@ def test_a_job_deleted_before_its_creation_is_answered_is_not_made_again_under_i
 
 @pytest.fixture
 def deaf(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Makes operators that begin from now on miss all events of GRPOJobs, those of their own writes too."""
+    """Makes operators that begin from now on miss all events of GRPOJobs, those of their own writes
+    too."""
 
     async def unheard(**_: Any) -> None:
         pass
 
     def stop_listening() -> None:
         on_event = kopf.on.event
-        monkeypatch.setattr(kopf.on, "event", lambda *args, **kwargs: lambda _: on_event(*args, **kwargs)(unheard))
+        monkeypatch.setattr(
+            kopf.on, "event", lambda *args, **kwargs: lambda _: on_event(*args, **kwargs)(unheard)
+        )
 
     return stop_listening
 
@@ -111,7 +117,9 @@ def test_what_gives_its_place_back_starts_again_although_no_event_of_the_job_is_
 ) -> None:
     container = {"name": "c", "image": "x"}
     strangers = {"spec": {"restartPolicy": "Never", "containers": [container]}}
-    bench.post(JOBS, {"metadata": {"name": "run-1"}, "spec": {"suspend": True, "template": strangers}})
+    bench.post(
+        JOBS, {"metadata": {"name": "run-1"}, "spec": {"suspend": True, "template": strangers}}
+    )
     with bench.operating():
         bench.submit()
         bench.wait("the reason", lambda: bench.condition("Scheduled")[1] == "NameTaken", hurry=True)
@@ -133,7 +141,9 @@ def test_what_a_quota_forbids_is_told_and_tried_again(bench: Bench) -> None:
     bench.wait("the quota", lambda: "used" in bench.get(quotas, "none").get("status", {}))
     with bench.operating():
         bench.submit()
-        bench.wait("the reason", lambda: bench.condition("Scheduled")[1] == "FailedCreate", hurry=True)
+        bench.wait(
+            "the reason", lambda: bench.condition("Scheduled")[1] == "FailedCreate", hurry=True
+        )
         status, _, message = bench.condition("Scheduled")
         assert status == "False"
         assert "exceeded quota: none" in message
@@ -154,7 +164,9 @@ def test_an_operator_that_dies_after_the_start_takes_its_job_up_again(bench: Ben
     assert bench.status()["attempt"] == 1
 
 
-def test_what_happened_while_the_operator_was_away_is_answered_when_it_is_back(bench: Bench) -> None:
+def test_what_happened_while_the_operator_was_away_is_answered_when_it_is_back(
+    bench: Bench,
+) -> None:
     with bench.operating():
         for name in ("ends", "fails", "loses", "goes"):
             bench.submit(name)
@@ -173,7 +185,9 @@ def test_what_happened_while_the_operator_was_away_is_answered_when_it_is_back(b
     assert bench.status("loses")["restarts"] == 0
 
 
-def test_a_list_heals_what_the_watch_did_not_tell(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_heals_what_the_watch_did_not_tell(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def silent(*_: Any) -> Any:
         await asyncio.sleep(1)
         nothing: tuple[str, Object]
@@ -225,7 +239,14 @@ def test_the_process_watches_what_it_is_told_to_and_ends_cleanly_on_sigterm(
 ) -> None:
     port = free_port()
     command = [sys.executable, "-m", "grpo_operator", "--kubeconfig", str(grpo_cluster.kubeconfig)]
-    command += ["--trainer-image", "example/trainer:1", "--metrics-address", "127.0.0.1", "--metrics-port", str(port)]
+    command += [
+        "--trainer-image",
+        "example/trainer:1",
+        "--metrics-address",
+        "127.0.0.1",
+        "--metrics-port",
+        str(port),
+    ]
     command += ["--namespace", bench.namespace] if scope == "namespace" else []
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "operator")}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
@@ -246,10 +267,25 @@ def test_the_process_watches_what_it_is_told_to_and_ends_cleanly_on_sigterm(
 def test_a_taken_port_ends_the_process_with_a_sentence(grpo_cluster: Cluster) -> None:
     with operating(grpo_cluster, namespaces=("default",)) as operator:
         port = str(operator.settings.metrics_port)
-        command = [sys.executable, "-m", "grpo_operator", "--kubeconfig", str(grpo_cluster.kubeconfig)]
-        command += ["--metrics-address", "127.0.0.1", "--metrics-port", port, "--namespace", "default"]
+        command = [
+            sys.executable,
+            "-m",
+            "grpo_operator",
+            "--kubeconfig",
+            str(grpo_cluster.kubeconfig),
+        ]
+        command += [
+            "--metrics-address",
+            "127.0.0.1",
+            "--metrics-port",
+            port,
+            "--namespace",
+            "default",
+        ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "operator")}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
     assert done.returncode == 2
     assert f"--metrics-port {port}" in done.stderr
     assert "Traceback" not in done.stderr
@@ -260,7 +296,9 @@ def test_a_lost_node_moves_the_gang_without_counting(bench: Bench) -> None:
         bench.submit()
         pod = bench.wait_running()[1]
         target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
-        bench.patch(f"{PODS}", f"{pod['metadata']['name']}/status", {"status": {"conditions": [target]}})
+        bench.patch(
+            f"{PODS}", f"{pod['metadata']['name']}/status", {"status": {"conditions": [target]}}
+        )
         bench.delete(PODS, pod["metadata"]["name"])
         bench.wait_running(attempt=2)
     assert bench.status()["restarts"] == 0

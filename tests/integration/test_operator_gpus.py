@@ -1,6 +1,8 @@
-"""Gangs that compete for GPUs, with the real planner, scheduler and API server; the GPUs are kwok's.
+"""Gangs that compete for GPUs, with the real planner, scheduler and API server; the GPUs are
+kwok's.
 
-Each test has nodes of its own, which its jobs select by a label, so that tests don't disturb each other.
+Each test has nodes of its own, which its jobs select by a label, so that tests don't disturb each
+other.
 """
 
 import pytest
@@ -19,13 +21,18 @@ def bench(gpu_bench: GpuBench) -> GpuBench:
     return gpu_bench
 
 
-def test_a_gang_waits_for_its_gpus_and_starts_when_they_are_freed(bench: GpuBench, operator: OperatorThread) -> None:
+def test_a_gang_waits_for_its_gpus_and_starts_when_they_are_freed(
+    bench: GpuBench, operator: OperatorThread
+) -> None:
     bench.want("two", 2)
     holder = bench.wait_running("two")
     assert holder[0]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
     bench.want("eight", 8, nodes=2)
     bench.wait_phase("Queued", "eight")
-    message = f"needs 8 × {PRODUCT} on 2 nodes; 6 free, 2 held by {bench.namespace}/two; 1st of 1 in the queue"
+    message = (
+        f"needs 8 × {PRODUCT} on 2 nodes; 6 free, 2 held by {bench.namespace}/two; 1st of 1 "
+        "in the queue"
+    )
     assert bench.condition("Scheduled", "eight") == ("False", "WaitingForGPUs", message)
     assert bench.children("eight") == []
     bench.end(holder[0], message=outcome("Succeeded"))
@@ -33,11 +40,16 @@ def test_a_gang_waits_for_its_gpus_and_starts_when_they_are_freed(bench: GpuBenc
     assert len({pod["spec"]["nodeName"] for pod in pods}) == 2
 
 
-def test_two_gangs_of_three_on_four_gpus_run_one_after_the_other(bench: GpuBench, operator: OperatorThread) -> None:
+def test_two_gangs_of_three_on_four_gpus_run_one_after_the_other(
+    bench: GpuBench, operator: OperatorThread
+) -> None:
     bench.foreign_pod("notebook", 4)
     bench.want("a", 3)
     bench.want("b", 3)
-    first = bench.wait("one to run", lambda: next((n for n in "ab" if bench.status(n).get("phase") == "Running"), ""))
+    first = bench.wait(
+        "one to run",
+        lambda: next((n for n in "ab" if bench.status(n).get("phase") == "Running"), ""),
+    )
     second = "b" if first == "a" else "a"
     bench.wait_phase("Queued", second)
     assert bench.children(second) == []
@@ -46,15 +58,30 @@ def test_two_gangs_of_three_on_four_gpus_run_one_after_the_other(bench: GpuBench
 
 
 def refuse_jobs(bench: GpuBench, prefix: str) -> str:
-    """Has the API server refuse Jobs of this namespace whose name begins so; returns the policy's name."""
+    """Has the API server refuse Jobs of this namespace whose name begins so; returns the policy's
+    name."""
     name = f"{bench.namespace}-jobs"
-    rule = {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["jobs"]}
+    rule = {
+        "apiGroups": ["batch"],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE"],
+        "resources": ["jobs"],
+    }
     policy = {
         "matchConstraints": {"resourceRules": [rule]},
-        "validations": [{"expression": f"!object.metadata.name.startsWith('{prefix}')", "message": "not this team"}],
+        "validations": [
+            {
+                "expression": f"!object.metadata.name.startsWith('{prefix}')",
+                "message": "not this team",
+            }
+        ],
     }
     here = {"matchLabels": {"kubernetes.io/metadata.name": bench.namespace}}
-    binding = {"policyName": name, "validationActions": ["Deny"], "matchResources": {"namespaceSelector": here}}
+    binding = {
+        "policyName": name,
+        "validationActions": ["Deny"],
+        "matchResources": {"namespaceSelector": here},
+    }
     bench.post(f"{POLICIES}policies", {"metadata": {"name": name}, "spec": policy})
     bench.post(f"{POLICIES}policybindings", {"metadata": {"name": name}, "spec": binding})
     containers = [{"name": "c", "image": "x"}]
@@ -62,7 +89,9 @@ def refuse_jobs(bench: GpuBench, prefix: str) -> str:
 
     def refused() -> bool:
         try:
-            bench.post(f"{JOBS}?dryRun=All", {"metadata": {"name": f"{prefix}-probe"}, "spec": probe})
+            bench.post(
+                f"{JOBS}?dryRun=All", {"metadata": {"name": f"{prefix}-probe"}, "spec": probe}
+            )
         except ApiStatusError as error:
             return "not this team" in str(error)
         return False
@@ -75,7 +104,11 @@ def test_a_gang_whose_job_the_api_server_refuses_gives_its_gpus_back(bench: GpuB
     policy = refuse_jobs(bench, "refused")
     with bench.operating(limits=Limits(release_pause=3600)):
         bench.want("refused", 8, nodes=2)
-        bench.wait("the release", lambda: bench.condition("Admitted", "refused")[1] == "PodsNotCreated", hurry=True)
+        bench.wait(
+            "the release",
+            lambda: bench.condition("Admitted", "refused")[1] == "PodsNotCreated",
+            hurry=True,
+        )
         assert "not this team" in bench.condition("Admitted", "refused")[2]
         bench.want("other", 8, nodes=2)
         bench.wait_running("other")
@@ -125,15 +158,25 @@ def test_a_foreign_pod_that_was_faster_makes_the_gang_give_everything_back(
     bench.foreign_pod("notebook", 1)
     limits = Limits(scheduling=60.0, release_pause=5.0)
     with bench.operating(limits=limits):
-        bench.wait("the release", lambda: bench.condition("Admitted", "gang")[1] == "SchedulingTimeout", hurry=True)
+        bench.wait(
+            "the release",
+            lambda: bench.condition("Admitted", "gang")[1] == "SchedulingTimeout",
+            hurry=True,
+        )
         bench.wait("no pod", lambda: not bench.pods("gang"))
-        bench.wait("its turn", lambda: bench.condition("Admitted", "gang")[1] == "WaitingForGPUs", hurry=True)
+        bench.wait(
+            "its turn",
+            lambda: bench.condition("Admitted", "gang")[1] == "WaitingForGPUs",
+            hurry=True,
+        )
         bench.delete(PODS, "notebook")
         bench.wait_running("gang", 2)
     assert bench.status("gang")["restarts"] == 0
 
 
-def test_what_can_never_fit_is_refused_with_numbers(bench: GpuBench, operator: OperatorThread) -> None:
+def test_what_can_never_fit_is_refused_with_numbers(
+    bench: GpuBench, operator: OperatorThread
+) -> None:
     bench.want("huge", 64, nodes=8)
     bench.wait("the reason", lambda: bench.condition("Planned", "huge")[0] == "False")
     assert "8" in bench.condition("Planned", "huge")[2]

@@ -1,6 +1,7 @@
 """The NetworkPolicy that the operator makes in each namespace with jobs, and what others do to it.
 
-What the API server makes of its spec is its own; what it holds off on real nodes is test_network_policies.py's matter.
+What the API server makes of its spec is its own; what it holds off on real nodes is
+test_network_policies.py's matter.
 """
 
 import logging
@@ -23,8 +24,15 @@ WATCHERS: list[dict[str, Any]] = [
     {"ipBlock": {"cidr": "10.1.0.0/16", "except": ["10.1.2.0/24"]}},
     {"namespaceSelector": {}},
 ]
-OPENED = {"podSelector": {"matchLabels": {"app": "x"}}, "ingress": [{}], "policyTypes": ["Ingress", "Egress"]}
-STRANGER: dict[str, Any] = {"metadata": {"name": NETWORK_POLICY}, "spec": {"podSelector": {}, "ingress": [{}]}}
+OPENED = {
+    "podSelector": {"matchLabels": {"app": "x"}},
+    "ingress": [{}],
+    "policyTypes": ["Ingress", "Egress"],
+}
+STRANGER: dict[str, Any] = {
+    "metadata": {"name": NETWORK_POLICY},
+    "spec": {"podSelector": {}, "ingress": [{}]},
+}
 
 
 def as_wanted(bench: Bench) -> bool:
@@ -32,7 +40,9 @@ def as_wanted(bench: Bench) -> bool:
     if not bench.exists(POLICIES, NETWORK_POLICY):
         return False
     found, wanted = bench.get(POLICIES, NETWORK_POLICY), network_policy(bench.namespace, WATCHERS)
-    labelled: bool = wanted["metadata"]["labels"].items() <= found["metadata"].get("labels", {}).items()
+    labelled: bool = (
+        wanted["metadata"]["labels"].items() <= found["metadata"].get("labels", {}).items()
+    )
     return labelled and found["spec"] == wanted["spec"]
 
 
@@ -46,7 +56,10 @@ def test_a_namespace_with_jobs_has_a_policy_that_comes_back_as_it_was(bench: Ben
         for change in (
             {"spec": OPENED},
             {"metadata": {"labels": {"grpo.dev/component": None}}},
-            {"metadata": {"labels": {"app.kubernetes.io/managed-by": "me"}}, "spec": {"ingress": None}},
+            {
+                "metadata": {"labels": {"app.kubernetes.io/managed-by": "me"}},
+                "spec": {"ingress": None},
+            },
         ):
             bench.patch(POLICIES, NETWORK_POLICY, change)
             bench.wait("the policy as it was", lambda: as_wanted(bench))
@@ -67,7 +80,11 @@ def test_a_strangers_policy_of_the_name_is_left_told_and_keeps_no_job_waiting(
         bench.wait_running()
         assert bench.get(POLICIES, NETWORK_POLICY)["spec"] == stranger["spec"]
         told = [one.message for one in caplog.records if one.levelno == logging.WARNING]
-        assert [one for one in told if "NetworkPolicy grpo-pods of this namespace is not the operator's" in one]
+        assert [
+            one
+            for one in told
+            if "NetworkPolicy grpo-pods of this namespace is not the operator's" in one
+        ]
 
 
 def test_peers_that_the_api_server_refuses_are_told_on_the_job(bench: Bench) -> None:

@@ -1,7 +1,8 @@
-"""Two operators and one Lease: killed, told to end and stopped in a burst of jobs, nothing is made twice and none lost.
+"""Two operators and one Lease: killed, told to end and stopped in a burst of jobs, nothing is made
+twice and none lost.
 
-Each operator is a process with the identity of a pod, behind the chart's fence; API server and Job controller are real.
-How long takeovers take is printed, and held by nothing but that they come.
+Each operator is a process with the identity of a pod, behind the chart's fence; API server and Job
+controller are real. How long takeovers take is printed, and held by nothing but that they come.
 """
 
 import re
@@ -46,7 +47,10 @@ class Burst:
         self._thread.join()
 
         def phases() -> list[str]:
-            return [item.get("status", {}).get("phase", "") for item in self._bench.get(GRPOJOBS)["items"]]
+            return [
+                item.get("status", {}).get("phase", "")
+                for item in self._bench.get(GRPOJOBS)["items"]
+            ]
 
         self._bench.wait("all jobs to run", lambda: phases() == ["Running"] * len(self.names), 180)
 
@@ -69,8 +73,11 @@ def kill(leader: Seat, follower: Seat) -> None:
     leader.wait()
 
 
-def in_turns(both: tuple[Seat, Seat], times: int, strike: Callable[[Seat, Seat], None]) -> list[float]:
-    """Strikes the leader, waits until the other leads and starts the struck one again; the seconds of each takeover."""
+def in_turns(
+    both: tuple[Seat, Seat], times: int, strike: Callable[[Seat, Seat], None]
+) -> list[float]:
+    """Strikes the leader, waits until the other leads and starts the struck one again; the seconds
+    of each takeover."""
     took = []
     for turn in range(times):
         leader, follower = both[turn % 2], both[1 - turn % 2]
@@ -103,7 +110,9 @@ def storm(bench: Bench, folder: Path, kills: int, jobs: int, pause: float) -> No
 
 
 @pytest.mark.slow
-def test_a_leader_killed_four_times_in_a_burst_costs_no_job_and_makes_none_twice(bench: Bench, tmp_path: Path) -> None:
+def test_a_leader_killed_four_times_in_a_burst_costs_no_job_and_makes_none_twice(
+    bench: Bench, tmp_path: Path
+) -> None:
     storm(bench, tmp_path, kills=4, jobs=40, pause=1.0)
 
 
@@ -138,13 +147,20 @@ def test_a_follower_only_looks_and_a_leader_that_is_told_to_end_or_stands_still_
         bench.wait("a few jobs", lambda: "run-2" in bench.get(GRPOJOBS).__repr__())
         quiet = second.page("metrics")[1].splitlines()
         assert "grpo_operator_leader 0.0" in quiet
-        assert not [line for line in quiet if line.startswith(("grpo_jobs{", "grpo_job_")) or WRITE.search(line)]
+        assert not [
+            line
+            for line in quiet
+            if line.startswith(("grpo_jobs{", "grpo_job_")) or WRITE.search(line)
+        ]
         scraped = first.scraped()
         since = time.monotonic()
         first.signal(signal.SIGTERM)
         second.wait_works()
         print(f"takeover after SIGTERM: {time.monotonic() - since:.1f} s, by its metric")
-        print(second.metric("grpo_operator_takeover_seconds"), "s since the last sign of the leader before")
+        print(
+            second.metric("grpo_operator_takeover_seconds"),
+            "s since the last sign of the leader before",
+        )
         assert first.wait() == 0
         scraped.close()
         assert "is released" in first.log.read_text()
@@ -164,7 +180,10 @@ def test_a_leader_that_stood_still_before_any_write_is_refused_by_gate_and_fence
     with seats(bench, tmp_path) as (first, second):
         monkeypatch.setenv(stopped_writer.STOPS, "1")
         first.start(module)
-        bench.wait("the first to stand still", lambda: "leads" in first.log.read_text() and state(first) == "T")
+        bench.wait(
+            "the first to stand still",
+            lambda: "leads" in first.log.read_text() and state(first) == "T",
+        )
         monkeypatch.delenv(stopped_writer.STOPS)
         monkeypatch.setenv(stopped_writer.GO, str(tmp_path / "go"))
         second.start(module)

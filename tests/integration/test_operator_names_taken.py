@@ -1,4 +1,5 @@
-"""Names that an attempt needs and another object has: claims that are dying or another job's, Services of strangers.
+"""Names that an attempt needs and another object has: claims that are dying or another job's,
+Services of strangers.
 
 Deletion, ownership and what a Service's spec lets one change are the API server's own.
 """
@@ -36,11 +37,14 @@ def taken(bench: Bench, kind: str = "Scheduled") -> str:
 
 
 def started(bench: Bench) -> None:
-    """Waits until the attempt's Job is there; nothing here binds claims, so that its pods stay Pending."""
+    """Waits until the attempt's Job is there; nothing here binds claims, so that its pods stay
+    Pending."""
 
     def own() -> bool:
         job = bench.get(JOBS, "run-1")["metadata"] if bench.exists(JOBS, "run-1") else {}
-        return [one["uid"] for one in job.get("ownerReferences", [])] == [bench.job()["metadata"]["uid"]]
+        return [one["uid"] for one in job.get("ownerReferences", [])] == [
+            bench.job()["metadata"]["uid"]
+        ]
 
     bench.wait("the attempt's Job", own, hurry=True)
 
@@ -76,7 +80,9 @@ def test_a_job_made_again_waits_for_the_old_ones_dying_claim(
     assert "deletionTimestamp" not in claim
 
 
-def test_a_retained_claim_serves_the_next_job_of_the_name(bench: Bench, operator: OperatorThread) -> None:
+def test_a_retained_claim_serves_the_next_job_of_the_name(
+    bench: Bench, operator: OperatorThread
+) -> None:
     bench.submit(checkpoint=template(True))
     started(bench)
     old = bench.get(CLAIMS, CLAIM)["metadata"]["uid"]
@@ -94,7 +100,9 @@ def test_a_strangers_claim_is_named_and_never_used(bench: Bench, operator: Opera
     assert bench.children() == []
 
 
-def test_a_strangers_service_is_named_until_it_is_gone(bench: Bench, operator: OperatorThread) -> None:
+def test_a_strangers_service_is_named_until_it_is_gone(
+    bench: Bench, operator: OperatorThread
+) -> None:
     stranger = bench.post(SERVICES, STRANGER)
     bench.submit()
     assert "is not the operator's" in taken(bench)
@@ -132,11 +140,22 @@ def test_a_service_that_a_stranger_puts_in_our_place_is_named_on_running_jobs(
     "change",
     gated(
         [
-            {"spec": {"type": "ExternalName", "externalName": "example.com", "clusterIP": "", "clusterIPs": []}},
+            {
+                "spec": {
+                    "type": "ExternalName",
+                    "externalName": "example.com",
+                    "clusterIP": "",
+                    "clusterIPs": [],
+                }
+            },
             {"spec": {"selector": {"app": "web"}}},
             {"spec": {"publishNotReadyAddresses": False}},
             {"metadata": {"labels": {"grpo.dev/component": None}}},
-            {"metadata": {"labels": {"grpo.dev/component": None, "app.kubernetes.io/managed-by": None}}},
+            {
+                "metadata": {
+                    "labels": {"grpo.dev/component": None, "app.kubernetes.io/managed-by": None}
+                }
+            },
         ]
     ),
     ids=["external", "selector", "not-ready", "label", "labels"],
@@ -152,8 +171,12 @@ def test_a_service_of_ours_that_was_changed_is_mended(
 
     def sound() -> bool:
         found = bench.get(SERVICES, RENDEZVOUS_SERVICE)
-        labelled: bool = wanted["metadata"]["labels"].items() <= found["metadata"].get("labels", {}).items()
-        return labelled and {key: found["spec"].get(key) for key in wanted["spec"]} == wanted["spec"]
+        labelled: bool = (
+            wanted["metadata"]["labels"].items() <= found["metadata"].get("labels", {}).items()
+        )
+        return (
+            labelled and {key: found["spec"].get(key) for key in wanted["spec"]} == wanted["spec"]
+        )
 
     bench.wait("the Service as it was", sound, hurry=True)
     assert bench.get(SERVICES, RENDEZVOUS_SERVICE)["metadata"]["uid"] == uid
@@ -170,10 +193,15 @@ def test_a_service_that_can_not_be_mended_is_named(bench: Bench) -> None:
         bench.wait_running()
 
 
-def test_a_gang_whose_name_stays_taken_gives_its_place_back_and_starts_under_the_next_name(bench: Bench) -> None:
+def test_a_gang_whose_name_stays_taken_gives_its_place_back_and_starts_under_the_next_name(
+    bench: Bench,
+) -> None:
     """As a Job of a deleted job of this name that the garbage collector has lost track of."""
     container = {"name": "c", "image": "x"}
-    body = {"metadata": {"name": "run-1"}, "spec": {"template": {"spec": {"restartPolicy": "Never"}}, "suspend": True}}
+    body = {
+        "metadata": {"name": "run-1"},
+        "spec": {"template": {"spec": {"restartPolicy": "Never"}}, "suspend": True},
+    }
     body["spec"]["template"]["spec"]["containers"] = [container]  # type: ignore[index]
     stranger = bench.post(JOBS, body)["metadata"]["uid"]
     limits = Limits(scheduling=60.0, release_pause=5.0)

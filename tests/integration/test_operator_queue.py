@@ -1,4 +1,5 @@
-"""The admission queue on a real API server: who can't start holds nobody up, and waiting costs nothing."""
+"""The admission queue on a real API server: who can't start holds nobody up, and waiting costs
+nothing."""
 
 import re
 
@@ -22,7 +23,9 @@ def bench(gpu_bench: GpuBench) -> GpuBench:
 def places(bench: GpuBench, jobs: int) -> set[str]:
     """`2nd of 6` and the like: what the waiting jobs read of their places."""
     said = (bench.condition("Scheduled", f"waits-{number}")[2] for number in range(jobs))
-    return {found.group(1) for text in said if (found := re.search(r"(\w+ of \d+) in the queue", text))}
+    return {
+        found.group(1) for text in said if (found := re.search(r"(\w+ of \d+) in the queue", text))
+    }
 
 
 def test_jobs_that_can_never_run_hold_nobody_up(bench: GpuBench, operator: OperatorThread) -> None:
@@ -44,7 +47,8 @@ def test_a_gang_that_a_quota_forbids_takes_no_place_and_starts_when_it_allows(
     reason, message = bench.condition("Admitted", "eight")[1:]
     assert reason == "WaitingForQuota"
     assert message == (
-        f"ResourceQuota gpus of namespace {bench.namespace} allows 4 {GPU}; 0 are used, and the gang needs 8"
+        f"ResourceQuota gpus of namespace {bench.namespace} allows 4 {GPU}; 0 are used, and the "
+        "gang needs 8"
     )
     bench.want("four", 4)
     pods = bench.wait_running("four")
@@ -54,7 +58,9 @@ def test_a_gang_that_a_quota_forbids_takes_no_place_and_starts_when_it_allows(
     bench.wait_running("eight")
 
 
-def test_a_service_account_that_comes_late_is_waited_for(bench: GpuBench, operator: OperatorThread) -> None:
+def test_a_service_account_that_comes_late_is_waited_for(
+    bench: GpuBench, operator: OperatorThread
+) -> None:
     bench.want("run", 1, podTemplate={"spec": {"serviceAccountName": "trainer"}})
     bench.wait_phase("Queued", "run")
     assert bench.condition("Admitted", "run")[1] == "ServiceAccountNotFound"
@@ -63,16 +69,22 @@ def test_a_service_account_that_comes_late_is_waited_for(bench: GpuBench, operat
     bench.wait_running("run")
 
 
-def test_a_priority_class_that_does_not_exist_is_waited_for(bench: GpuBench, operator: OperatorThread) -> None:
+def test_a_priority_class_that_does_not_exist_is_waited_for(
+    bench: GpuBench, operator: OperatorThread
+) -> None:
     bench.want("run", 1, placement={"priorityClassName": f"late-{bench.namespace}"})
     bench.wait_phase("Queued", "run")
     assert bench.condition("Admitted", "run")[1] == "PriorityClassNotFound"
     path = "/apis/scheduling.k8s.io/v1/priorityclasses"
-    bench.client.request("POST", path, {"metadata": {"name": f"late-{bench.namespace}"}, "value": 7})
+    bench.client.request(
+        "POST", path, {"metadata": {"name": f"late-{bench.namespace}"}, "value": 7}
+    )
     bench.wait_running("run")
 
 
-def test_while_jobs_wait_and_nothing_changes_there_is_no_request(bench: GpuBench, operator: OperatorThread) -> None:
+def test_while_jobs_wait_and_nothing_changes_there_is_no_request(
+    bench: GpuBench, operator: OperatorThread
+) -> None:
     bench.want("runs", 8, nodes=2)
     bench.wait_running("runs")
     for number in range(6):
@@ -95,7 +107,10 @@ def test_when_gpus_are_freed_the_next_starts_and_others_read_their_new_place(
         bench.end(pod, message=outcome("Succeeded"))
     # those of one second have no age between them
     names = [f"waits-{number}" for number in range(4)]
-    bench.wait("the next to start", lambda: any(bench.status(name).get("phase") == "Running" for name in names))
+    bench.wait(
+        "the next to start",
+        lambda: any(bench.status(name).get("phase") == "Running" for name in names),
+    )
     (first,) = [name for name in names if bench.children(name)]
     bench.wait("the new places", lambda: places(bench, 4) == {"1st of 3", "2nd of 3", "3rd of 3"})
     other = next(name for name in names if name != first)

@@ -1,6 +1,8 @@
-"""An attempt that runs out of memory, on a real API server: the status says what it learned, the next plan heeds it.
+"""An attempt that runs out of memory, on a real API server: the status says what it learned, the
+next plan heeds it.
 
-Nothing trains here; that a run may go on with another split is shown in tests/trainer/test_resume_replanned.py.
+Nothing trains here; that a run may go on with another split is shown in
+tests/trainer/test_resume_replanned.py.
 """
 
 import json
@@ -23,11 +25,19 @@ def bench(gpu_bench: GpuBench) -> GpuBench:
     return gpu_bench
 
 
-def run_out(bench: GpuBench, attempt: int, phase: str = "backward", allocated: int = 80 * GIB) -> None:
+def run_out(
+    bench: GpuBench, attempt: int, phase: str = "backward", allocated: int = 80 * GIB
+) -> None:
     """A rank of the running attempt says that it ran out of memory in a phase."""
     shortage = {"phase": phase, "allocatedBytes": allocated, "requestedBytes": GIB}
     pod = bench.wait_running(attempt=attempt)[0]
-    told = outcome("OutOfMemory", attempt=attempt, message="CUDA out of memory", shortage=shortage, checkpointStep=4)
+    told = outcome(
+        "OutOfMemory",
+        attempt=attempt,
+        message="CUDA out of memory",
+        shortage=shortage,
+        checkpointStep=4,
+    )
     bench.end(pod, 40, told)
 
 
@@ -38,14 +48,19 @@ def split(bench: GpuBench, attempt: int) -> Object:
     return found
 
 
-def test_the_next_attempt_runs_another_plan_of_the_same_batch(bench: GpuBench, operator: OperatorThread) -> None:
+def test_the_next_attempt_runs_another_plan_of_the_same_batch(
+    bench: GpuBench, operator: OperatorThread
+) -> None:
     bench.want("run", 4, **OFTEN)
     run_out(bench, 1)
     bench.wait_running(attempt=2)
     first, second = split(bench, 1), split(bench, 2)
     assert not first["gradientCheckpointing"]
     assert second["gradientCheckpointing"]
-    assert second["microBatch"] * second["gradientAccumulation"] == first["microBatch"] * first["gradientAccumulation"]
+    assert (
+        second["microBatch"] * second["gradientAccumulation"]
+        == first["microBatch"] * first["gradientAccumulation"]
+    )
     status = bench.status()
     assert status["learned"]["memory"]["backward"]["neededBytes"] == 81 * GIB
     assert "after OutOfMemory at backward in attempt 1" in status["plan"]["changes"][0]
@@ -56,7 +71,9 @@ def test_the_next_attempt_runs_another_plan_of_the_same_batch(bench: GpuBench, o
     }
 
 
-def test_one_that_can_never_fit_fails_after_three_new_plans_at_most(bench: GpuBench, operator: OperatorThread) -> None:
+def test_one_that_can_never_fit_fails_after_three_new_plans_at_most(
+    bench: GpuBench, operator: OperatorThread
+) -> None:
     bench.want("run", 4, **OFTEN)
     phases = ["backward", "generate", "backward", "generate"]
     for attempt, phase in enumerate(phases, 1):
@@ -85,7 +102,9 @@ def test_an_operator_that_was_away_finds_what_was_learned(bench: GpuBench) -> No
         bench.want("run", 4, **OFTEN)
         bench.wait_running()
     shortage = {"phase": "generate", "allocatedBytes": 80 * GIB}
-    bench.end(bench.pods()[0], 40, outcome("OutOfMemory", attempt=1, shortage=shortage, checkpointStep=4))
+    bench.end(
+        bench.pods()[0], 40, outcome("OutOfMemory", attempt=1, shortage=shortage, checkpointStep=4)
+    )
     with bench.operating():
         bench.wait_running(attempt=2)
     assert split(bench, 2)["generationSubBatch"] > 0
@@ -95,11 +114,16 @@ def test_an_operator_that_was_away_finds_what_was_learned(bench: GpuBench) -> No
     assert split(bench, 3)["generationSubBatch"] == split(bench, 2)["generationSubBatch"]
 
 
-def test_a_container_that_the_kernel_killed_gets_a_higher_request(bench: GpuBench, operator: OperatorThread) -> None:
+def test_a_container_that_the_kernel_killed_gets_a_higher_request(
+    bench: GpuBench, operator: OperatorThread
+) -> None:
     bench.want("run", 4)
     pods = bench.wait_running()
     bench.end(pods[0], 137, reason="OOMKilled")
     after = bench.wait_running(attempt=2)
-    first, second = (int(one[0]["spec"]["containers"][0]["resources"]["requests"]["memory"]) for one in (pods, after))
+    first, second = (
+        int(one[0]["spec"]["containers"][0]["resources"]["requests"]["memory"])
+        for one in (pods, after)
+    )
     assert second >= 1.49 * first
     assert split(bench, 2)["microBatch"] == split(bench, 1)["microBatch"]

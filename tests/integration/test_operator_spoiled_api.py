@@ -1,6 +1,8 @@
-"""An API server that misbehaves: it closes watches at once, forgets the pages of a LIST, sends errors in a watch.
+"""An API server that misbehaves: it closes watches at once, forgets the pages of a LIST, sends
+errors in a watch.
 
-A healthy server can't be asked for that, so a proxy in front of the real one spoils some of its answers.
+A healthy server can't be asked for that, so a proxy in front of the real one spoils some of its
+answers.
 """
 
 import asyncio
@@ -19,10 +21,11 @@ from tests.integration.operator_bench import Bench
 from tests.integration.operator_thread import quiet_for
 
 MOST_WATCHES_PER_SECOND = 5.0
-"""Of one kind, and of the operator's clock. An operator without pauses opens hundreds in a real second.
+"""Of one kind, and of the operator's clock. An operator without pauses opens hundreds in a real
+second.
 
-The pauses are decided in tests of WatchPace. Here they start again whenever the test's clock jumps by a second while a
-watch is open, since such a watch did not end at once; pods have two informers.
+The pauses are decided in tests of WatchPace. Here they start again whenever the test's clock jumps
+by a second while a watch is open, since such a watch did not end at once; pods have two informers.
 """
 
 
@@ -33,14 +36,19 @@ def proxy(grpo_cluster: Cluster, tmp_path: Path) -> Iterator[ApiProxy]:
 
 
 @pytest.mark.parametrize("kind", gated(["all", "grpojobs"]))
-def test_a_watch_that_closes_at_once_is_not_hammered(bench: Bench, proxy: ApiProxy, kind: str) -> None:
+def test_a_watch_that_closes_at_once_is_not_hammered(
+    bench: Bench, proxy: ApiProxy, kind: str
+) -> None:
     async def close(request: web.Request) -> web.StreamResponse | None:
         return web.Response() if is_watch(request) and kind in ("all", plural(request)) else None
 
     def watches() -> Counter[str]:
-        """Return how often each closed kind was watched so far. Other kinds' watches end with every resync."""
+        """Return how often each closed kind was watched so far. Other kinds' watches end with every
+        resync."""
         prefix = "WATCH " if kind == "all" else f"WATCH {kind}"
-        return Counter({name: count for name, count in proxy.seen.items() if name.startswith(prefix)})
+        return Counter(
+            {name: count for name, count in proxy.seen.items() if name.startswith(prefix)}
+        )
 
     proxy.spoil = close
     started = bench.clock.wall()
@@ -56,17 +64,30 @@ def test_a_watch_that_closes_at_once_is_not_hammered(bench: Bench, proxy: ApiPro
 
 
 @pytest.mark.parametrize("kind", gated(["pods", "grpojobs", "nodes"]))
-def test_a_410_in_the_middle_of_a_list_begins_it_anew(bench: Bench, proxy: ApiProxy, kind: str) -> None:
+def test_a_410_in_the_middle_of_a_list_begins_it_anew(
+    bench: Bench, proxy: ApiProxy, kind: str
+) -> None:
     """The first pages claim that there are more, and those are too old when they are asked for."""
     spoiled: list[str] = []
 
     async def expire(request: web.Request) -> web.StreamResponse | None:
         if request.query.get("continue") == "spoiled":
-            return web.json_response({"kind": "Status", "code": 410, "message": "too old"}, status=410)
-        if request.method != "GET" or is_watch(request) or plural(request) != kind or len(spoiled) >= 2:
+            return web.json_response(
+                {"kind": "Status", "code": 410, "message": "too old"}, status=410
+            )
+        if (
+            request.method != "GET"
+            or is_watch(request)
+            or plural(request) != kind
+            or len(spoiled) >= 2
+        ):
             return None
         spoiled.append(kind)
-        page = {"kind": "List", "metadata": {"resourceVersion": "1", "continue": "spoiled"}, "items": []}
+        page = {
+            "kind": "List",
+            "metadata": {"resourceVersion": "1", "continue": "spoiled"},
+            "items": [],
+        }
         return web.json_response(page)
 
     proxy.spoil = expire
@@ -87,7 +108,10 @@ def test_kopf_begins_anew_after_an_error_in_its_watch(bench: Bench, proxy: ApiPr
         if not is_watch(request) or plural(request) != "grpojobs" or len(sent) >= 2:
             return None
         sent.append("error")
-        event = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcdserver: leader changed"}}
+        event = {
+            "type": "ERROR",
+            "object": {"kind": "Status", "code": 500, "message": "etcdserver: leader changed"},
+        }
         return web.Response(text=json.dumps(event) + "\n")
 
     proxy.spoil = fail
@@ -98,8 +122,11 @@ def test_kopf_begins_anew_after_an_error_in_its_watch(bench: Bench, proxy: ApiPr
         assert operator.page("readyz")[0] == 200
 
 
-def test_kopf_lists_no_object_and_misses_none_when_its_watch_is_too_old(bench: Bench, proxy: ApiProxy) -> None:
-    """A job that comes between kopf's LIST and the watch after it is found by the mirror's LIST, long before resync."""
+def test_kopf_lists_no_object_and_misses_none_when_its_watch_is_too_old(
+    bench: Bench, proxy: ApiProxy
+) -> None:
+    """A job that comes between kopf's LIST and the watch after it is found by the mirror's LIST,
+    long before resync."""
     lists: list[web.Request] = []
     made: list[str] = []
 
@@ -111,7 +138,10 @@ def test_kopf_lists_no_object_and_misses_none_when_its_watch_is_too_old(bench: B
         elif len(made) < 2:
             made.append(f"late-{len(made)}")
             await asyncio.to_thread(bench.submit, made[-1])
-            event = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
+            event = {
+                "type": "ERROR",
+                "object": {"kind": "Status", "code": 410, "message": "too old"},
+            }
             return web.Response(text=json.dumps(event) + "\n", content_type="application/json")
         return None
 

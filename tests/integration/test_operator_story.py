@@ -1,7 +1,8 @@
-"""A story drawn by chance on the real API server: pods fail, Jobs vanish, jobs are suspended, the operator begins anew.
+"""A story drawn by chance on the real API server: pods fail, Jobs vanish, jobs are suspended, the
+operator begins anew.
 
-The other tests know what they do to the operator; this one doesn't. However the story went, every job that is left
-ends, no attempt was made without a cause, and nothing outlives its job.
+The other tests know what they do to the operator; this one doesn't. However the story went, every
+job that is left ends, no attempt was made without a cause, and nothing outlives its job.
 """
 
 import contextlib
@@ -53,7 +54,8 @@ class Story:
     def happens(self) -> str:
         """One event, to one job where it is a job's; returns what it was."""
         events: list[Callable[[str], None]] = [
-            self.a_pod_fails, self.a_pod_fails, self.a_pod_is_deleted, self.the_job_is_deleted, self.suspended,
+            self.a_pod_fails, self.a_pod_fails, self.a_pod_is_deleted, self.the_job_is_deleted,
+            self.suspended,
             self.resumed, self.the_operator_begins_anew, self.made_again,
         ]  # fmt: skip
         event, name = self.chance.choice(events), self.chance.choice(NAMES)
@@ -112,7 +114,11 @@ class Story:
     def survivors(self) -> list[str]:
         """Pods that still run."""
         pods = self.bench.get(PODS)["items"]
-        return [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] not in ("Succeeded", "Failed")]
+        return [
+            pod["metadata"]["name"]
+            for pod in pods
+            if pod["status"]["phase"] not in ("Succeeded", "Failed")
+        ]
 
 
 def _serves(pod: dict[str, Any]) -> bool:
@@ -128,7 +134,9 @@ def story(grpo_cluster: Cluster, chance: random.Random) -> Iterator[Story]:
 
 
 @pytest.mark.seeded
-def test_whatever_happens_every_job_ends_and_nothing_is_started_without_a_cause(story: Story) -> None:
+def test_whatever_happens_every_job_ends_and_nothing_is_started_without_a_cause(
+    story: Story,
+) -> None:
     bench = story.bench
     for name in NAMES:
         story.submitted(name)

@@ -1,4 +1,5 @@
-"""One trace per attempt at an OTLP receiver, over two attempts on a real API server and two restarts of the operator.
+"""One trace per attempt at an OTLP receiver, over two attempts on a real API server and two
+restarts of the operator.
 
 What rank 0 says comes from the trainer's own recorder and server; only the training is played.
 """
@@ -31,15 +32,20 @@ PART = 0.02
 
 
 class Rank0:
-    """The trainer's recorder and server at an address of this machine, which the pod gets as its own."""
+    """The trainer's recorder and server at an address of this machine, which the pod gets as its
+    own."""
 
-    def __init__(self, bench: Bench, pod: Object, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, bench: Bench, pod: Object, address: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         plan = TrainingPlan.model_validate_json(pod["metadata"]["annotations"][PLAN_ANNOTATION])
         self.recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), time.time())
         monkeypatch.setenv(PROGRESS_BIND_ENV, f"{address}:{PROGRESS_PORT}")
         serve(limits_of(plan), self.recorder)
         path = f"{PODS.format(bench.namespace)}/{pod['metadata']['name']}/status"
-        bench.client.request("PATCH", path, {"status": {"podIP": address, "podIPs": [{"ip": address}]}}, MERGE)
+        bench.client.request(
+            "PATCH", path, {"status": {"podIP": address, "podIPs": [{"ip": address}]}}, MERGE
+        )
 
     def start(self, after: int) -> None:
         """Loads and proves, then goes on after so many steps."""
@@ -79,7 +85,11 @@ def started(
 
         def begin_anew() -> OperatorThread:
             running.pop_all().close()
-            chosen: dict[str, Any] = {"progress_interval": 0.2, "status_interval": 0.2, "tracing": tracing}
+            chosen: dict[str, Any] = {
+                "progress_interval": 0.2,
+                "status_interval": 0.2,
+                "tracing": tracing,
+            }
             return running.enter_context(bench.operating(**chosen))
 
         yield begin_anew
@@ -132,17 +142,26 @@ def test_each_attempt_has_one_trace_however_often_the_operator_begins_anew(
         children = [one.span for one in spans if one.span.parent_span_id == root.span.span_id]
         assert sorted(one.name for one in children) == sorted([*START, *["step"] * len(steps)])
         assert [one.attributes["grpo.step"] for one in spans if one.span.name == "step"] == steps
-        assert began - 10**9 <= root.span.start_time_unix_nano, "the API server's times have whole seconds"
+        assert began - 10**9 <= root.span.start_time_unix_nano, (
+            "the API server's times have whole seconds"
+        )
         assert root.span.end_time_unix_nano <= ended
         for one in spans:
-            assert root.span.start_time_unix_nano <= one.span.start_time_unix_nano <= one.span.end_time_unix_nano
+            assert (
+                root.span.start_time_unix_nano
+                <= one.span.start_time_unix_nano
+                <= one.span.end_time_unix_nano
+            )
             assert one.span.end_time_unix_nano <= root.span.end_time_unix_nano
             assert one.resource["k8s.job.name"] == f"run-{attempt}"
             assert one.resource["k8s.namespace.name"] == bench.namespace
         for step in (one.span for one in spans if one.span.name in ("step", "first step")):
             parts = [one.span for one in spans if one.span.parent_span_id == step.span_id]
             assert [one.name for one in parts] == ["generating", "scoring", "training"]
-            assert all(one.end_time_unix_nano - one.start_time_unix_nano >= 0.9 * PART * 10**9 for one in parts)
+            assert all(
+                one.end_time_unix_nano - one.start_time_unix_nano >= 0.9 * PART * 10**9
+                for one in parts
+            )
     check_ends(traces)
     assert operator.page("metrics")[0] == 200
 

@@ -1,4 +1,5 @@
-"""What became of a job's GPUs, by what a real API server has of its pods, over restarts of job and operator."""
+"""What became of a job's GPUs, by what a real API server has of its pods, over restarts of job and
+operator."""
 
 import time
 from datetime import datetime
@@ -20,7 +21,8 @@ def bench(gpu_bench: GpuBench) -> GpuBench:
 
 
 def until_end(pod: Object, begin: str) -> float:
-    """Seconds from then to the end of the pod's container, in whole ones as the API server keeps times."""
+    """Seconds from then to the end of the pod's container, in whole ones as the API server keeps
+    times."""
     (container,) = pod["status"]["containerStatuses"]
     end = datetime.fromisoformat(container["state"]["terminated"]["finishedAt"])
     return (end - datetime.fromisoformat(begin)).total_seconds()
@@ -48,7 +50,9 @@ def ends_told(bench: GpuBench) -> list[str]:
     return [one["message"] for one in bench.get(EVENTS)["items"] if one["reason"] == "Succeeded"]
 
 
-def test_gpus_are_counted_from_bound_to_end_over_restarts_of_job_and_operator(bench: GpuBench) -> None:
+def test_gpus_are_counted_from_bound_to_end_over_restarts_of_job_and_operator(
+    bench: GpuBench,
+) -> None:
     with bench.operating(gpu_hour_prices=PRICES):
         bench.want("run", 4, nodes=2)
         first = bench.wait_running()
@@ -68,20 +72,31 @@ def test_gpus_are_counted_from_bound_to_end_over_restarts_of_job_and_operator(be
     with bench.operating(gpu_hour_prices=PRICES) as operator:
         bench.wait("the operator to look", lambda: operator.page("readyz")[0] == 200)
         assert bench.status()["usage"] == before, "a new operator has nothing to tell"
-        last = {"clock": {"loading": 1.0, "training": 1.5}, "beganAt": {"attempt": 1, "clock": sealed}}
+        last = {
+            "clock": {"loading": 1.0, "training": 1.5},
+            "beganAt": {"attempt": 1, "clock": sealed},
+        }
         for pod in second:
             bench.end(pod, 0, outcome("Succeeded", attempt=2, account=last))
         bench.wait_phase("Succeeded")
         bench.wait("all pods to be counted", lambda: not holding(bench))
         usage = bench.status()["usage"]
         pods = [*first, *bench.pods(attempt=2)]
-        least, most = (2 * sum(until_end(pod, begin(pod)) for pod in pods) for begin in (started, bound))
+        least, most = (
+            2 * sum(until_end(pod, begin(pod)) for pod in pods) for begin in (started, bound)
+        )
         assert least <= usage["heldGpuSeconds"] <= most
-        assert (usage["gpuSeconds"]["loading"], usage["gpuSeconds"]["training"]) == (4 * 1.5, 4 * 2.5)
+        assert (usage["gpuSeconds"]["loading"], usage["gpuSeconds"]["training"]) == (
+            4 * 1.5,
+            4 * 2.5,
+        )
         assert usage["gpuSeconds"]["lost"] >= 4 * 1.0
         assert usage["cost"] == usage["heldGpuSeconds"], "at a price of one a second"
         assert "waitingSince" not in usage
         (message,) = bench.wait("the event of the end", lambda: ends_told(bench))
         assert "GPU-hours, effective" in message
         page = operator.page("metrics")[1]
-        assert f'grpo_job_gpu_seconds{{namespace="{bench.namespace}",grpojob="run",state="lost"}}' in page
+        assert (
+            f'grpo_job_gpu_seconds{{namespace="{bench.namespace}",grpojob="run",state="lost"}}'
+            in page
+        )

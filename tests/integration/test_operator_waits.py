@@ -1,7 +1,8 @@
-"""Gangs that don't get going, clocks that are off and ranks that fall silent: what is waited for, how long, and told.
+"""Gangs that don't get going, clocks that are off and ranks that fall silent: what is waited for,
+how long, and told.
 
-The API server, the Job controller and its quotas are real; kubelets only pretend, so that their clocks and words can be
-what a test wants.
+The API server, the Job controller and its quotas are real; kubelets only pretend, so that their
+clocks and words can be what a test wants.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -20,12 +21,16 @@ LIMITS = Limits(pods=30.0, words=20.0, release_pause=5.0, silence=30.0)
 CREATING = {"metadata": {"annotations": {"kwok.test/creating": "true"}}}
 
 
-def test_a_gang_whose_pods_a_quota_refuses_gives_its_place_back_until_they_are_allowed(bench: Bench) -> None:
+def test_a_gang_whose_pods_a_quota_refuses_gives_its_place_back_until_they_are_allowed(
+    bench: Bench,
+) -> None:
     bench.post(QUOTAS, {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}})
     bench.wait("the quota", lambda: "used" in bench.get(QUOTAS, "few").get("status", {}))
     with bench.operating(limits=LIMITS):
         bench.submit()
-        bench.wait("the release", lambda: bench.condition("Admitted")[1] == "PodsNotCreated", hurry=True)
+        bench.wait(
+            "the release", lambda: bench.condition("Admitted")[1] == "PodsNotCreated", hurry=True
+        )
         assert "exceeded quota: few" in bench.condition("Admitted")[2]
         assert bench.status()["phase"] == "Queued"
         bench.wait("another try", lambda: bench.status()["attempt"] >= 2, hurry=True)
@@ -45,18 +50,32 @@ def test_a_gang_whose_pods_a_quota_refuses_gives_its_place_back_until_they_are_a
 
 def say(bench: Bench, pod: Any, reason: str, message: str) -> None:
     """A warning of the kubelet about a pod."""
-    about = {"kind": "Pod", "namespace": bench.namespace, **{key: pod["metadata"][key] for key in ("name", "uid")}}
+    about = {
+        "kind": "Pod",
+        "namespace": bench.namespace,
+        **{key: pod["metadata"][key] for key in ("name", "uid")},
+    }
     metadata = {"generateName": "kubelet-", "namespace": bench.namespace}
     bench.post(
         EVENTS,
-        {"metadata": metadata, "involvedObject": about, "type": "Warning", "reason": reason, "message": message},
+        {
+            "metadata": metadata,
+            "involvedObject": about,
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+        },
     )
 
 
-def test_a_gang_that_does_not_start_tells_the_kubelets_words_and_fails_in_the_end(bench: Bench) -> None:
+def test_a_gang_that_does_not_start_tells_the_kubelets_words_and_fails_in_the_end(
+    bench: Bench,
+) -> None:
     with bench.operating(limits=LIMITS):
         bench.submit(podTemplate=CREATING, restarts={"limit": 0, "startTimeoutSeconds": 60})
-        pods = bench.wait("the pods", lambda: [pod for pod in bench.pods() if pod["spec"].get("nodeName")])
+        pods = bench.wait(
+            "the pods", lambda: [pod for pod in bench.pods() if pod["spec"].get("nodeName")]
+        )
         say(bench, pods[0], "FailedMount", 'configmap "prompts" not found')
         bench.wait("the words", lambda: "FailedMount" in bench.condition("Degraded")[2], hurry=True)
         assert bench.condition("Degraded")[:2] == ("True", "PodWaiting")
@@ -71,21 +90,34 @@ def test_a_gang_that_does_not_start_tells_the_kubelets_words_and_fails_in_the_en
 def fails(bench: Bench, pod: Any, clock: float) -> None:
     """A pod ends with Error, says a kubelet whose clock is off by so many seconds."""
     then = (datetime.now(UTC) + timedelta(seconds=clock)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    ended = {"exitCode": 1, "reason": "Error", "message": outcome("Error", message="the cause"), "finishedAt": then}
+    ended = {
+        "exitCode": 1,
+        "reason": "Error",
+        "message": outcome("Error", message="the cause"),
+        "finishedAt": then,
+    }
     container = {"name": "trainer", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
-    status = {"phase": "Failed", "containerStatuses": [{**container, "state": {"terminated": ended}}]}
+    status = {
+        "phase": "Failed",
+        "containerStatuses": [{**container, "state": {"terminated": ended}}],
+    }
     bench.patch(PODS, f"{pod['metadata']['name']}/status", {"status": status})
 
 
 @pytest.mark.parametrize("clock", gated([600, -600, 5]))
-def test_a_kubelets_clock_changes_neither_the_cause_nor_the_count(bench: Bench, clock: float) -> None:
+def test_a_kubelets_clock_changes_neither_the_cause_nor_the_count(
+    bench: Bench, clock: float
+) -> None:
     with bench.operating(limits=LIMITS):
         bench.submit(restarts={"limit": 1})
         fails(bench, bench.wait_running()[0], clock)
         fails(bench, bench.wait_running(attempt=2)[0], -clock)
         status = bench.wait_phase("Failed", hurry=True)
     assert (status["attempt"], status["restarts"]) == (2, 1)
-    assert bench.condition("Failed")[1:] == ("RestartLimit", "Error after 1 of 1 restarts: the cause")
+    assert bench.condition("Failed")[1:] == (
+        "RestartLimit",
+        "Error after 1 of 1 restarts: the cause",
+    )
 
 
 def test_a_silent_rank_0_is_told_and_nothing_is_done(bench: Bench) -> None:
@@ -93,8 +125,13 @@ def test_a_silent_rank_0_is_told_and_nothing_is_done(bench: Bench) -> None:
     with bench.operating(limits=LIMITS) as operator:
         bench.submit()
         bench.wait_running()
-        bench.wait("the silence", lambda: bench.condition("Degraded")[1] == "ProgressUnknown", hurry=True)
-        bench.wait("its event", lambda: any(one["reason"] == "ProgressUnknown" for one in bench.get(EVENTS)["items"]))
+        bench.wait(
+            "the silence", lambda: bench.condition("Degraded")[1] == "ProgressUnknown", hurry=True
+        )
+        bench.wait(
+            "its event",
+            lambda: any(one["reason"] == "ProgressUnknown" for one in bench.get(EVENTS)["items"]),
+        )
         assert bench.status()["phase"] == "Running"
         assert quiet_for(operator, 3.0) == {}
     assert bench.status()["attempt"] == 1

@@ -1,4 +1,5 @@
-"""The wheel: it installs in a clean environment, brings the CLI and the planner, and shadows nothing.
+"""The wheel: it installs in a clean environment, brings the CLI and the planner, and shadows
+nothing.
 
 An editable install hides what a wheel lacks: data files, packages, entry points.
 """
@@ -19,10 +20,13 @@ HEAVY = {"torch", "transformers", "kopf", "kubernetes", "aiohttp"}
 
 
 def run(*command: object, folder: Path) -> str:
-    """What the command prints; sources that the caller's PYTHONPATH names would stand in for the wheel."""
+    """What the command prints; sources that the caller's PYTHONPATH names would stand in for the
+    wheel."""
     line = [str(part) for part in command]
     installed = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(line, cwd=folder, env=installed, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        line, cwd=folder, env=installed, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -31,7 +35,9 @@ def run(*command: object, folder: Path) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, as a release has it."""
     folder = tmp_path_factory.mktemp("wheel")
-    return python_package.build_wheel(python_package.copied(folder / "source"), folder, epoch=1_700_000_000)
+    return python_package.build_wheel(
+        python_package.copied(folder / "source"), folder, epoch=1_700_000_000
+    )
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +46,24 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clean")
     run(UV, "venv", "--python", sys.executable, folder / "venv", folder=folder)
     python = folder / "venv/bin/python"
-    run(UV, "pip", "install", "--python", python, "--constraint", ROOT / "constraints.txt", wheel, folder=folder)
+    run(
+        UV,
+        "pip",
+        "install",
+        "--python",
+        python,
+        "--constraint",
+        ROOT / "constraints.txt",
+        wheel,
+        folder=folder,
+    )
     return folder / "venv/bin"
 
 
 def test_the_wheel_holds_our_packages_and_nothing_called_operator(wheel: Path) -> None:
-    inside = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in name}
+    inside = {
+        name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in name
+    }
     assert inside == {
         "grpo_kube",
         "grpo_api",
@@ -56,7 +74,9 @@ def test_the_wheel_holds_our_packages_and_nothing_called_operator(wheel: Path) -
         "grpo_acceptance",
     }
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"grpo_planner/model/catalogue.yaml", "grpo_planner/hardware/products.yaml"} <= set(names)
+    assert {"grpo_planner/model/catalogue.yaml", "grpo_planner/hardware/products.yaml"} <= set(
+        names
+    )
 
 
 def test_the_base_install_is_light(clean: Path) -> None:

@@ -1,6 +1,8 @@
-"""The stories' dashboards, drawn by Grafana's own components as in Grafana, of what a real Prometheus answers.
+"""The stories' dashboards, drawn by Grafana's own components as in Grafana, of what a real
+Prometheus answers.
 
-No pixels are compared: what a reader meets is measured in the page. `make pictures` draws them for one's own eyes.
+No pixels are compared: what a reader meets is measured in the page. `make pictures` draws them for
+one's own eyes.
 """
 
 from collections import Counter
@@ -32,12 +34,21 @@ ALWAYS = {
 }
 """What is drawn each time; `make soak` draws all."""
 CELLS = [
-    pytest.param(STORY[name], board, id=f"{name}-{board}", marks=() if (name, board) in ALWAYS else (pytest.mark.soak,))
+    pytest.param(
+        STORY[name],
+        board,
+        id=f"{name}-{board}",
+        marks=() if (name, board) in ALWAYS else (pytest.mark.soak,),
+    )
     for name, board in product(STORY, DASHBOARDS)
 ]
 MOST = 12
 """Most series in a panel."""
-NAMES = {name for metric in (*training_metrics.TRAINER, *metrics.OPERATOR) for name in (metric.name, metric.key)}
+NAMES = {
+    name
+    for metric in (*training_metrics.TRAINER, *metrics.OPERATOR)
+    for name in (metric.name, metric.key)
+}
 NOBODY_WAITS, NOTHING_FAILED = {"Who waits longest"}, {"Failed jobs by reason", "Failed jobs"}
 SILENT = {
     "Time left",
@@ -129,7 +140,12 @@ EMPTY: dict[str, dict[str, set[str]]] = {
         },
     },
     OPERATOR: {
-        "operator gone": {"Version", "Reconciles that fail", "Deafest watch", "Objects it can't read"},
+        "operator gone": {
+            "Version",
+            "Reconciles that fail",
+            "Deafest watch",
+            "Objects it can't read",
+        },
         "queue stuck": {"Reconciles that fail"},
     },
 }
@@ -142,7 +158,8 @@ MARKS = {
     "preempted three times": Counter(Attempt=4, Checkpoint=4),
     "operator gone": Counter(Attempt=1, Checkpoint=1),
 }
-"""Annotations of some stories' training: each change once, none at a job's beginning or for an operator's absence."""
+"""Annotations of some stories' training: each change once, none at a job's beginning or for an
+operator's absence."""
 
 
 @pytest.fixture(scope="module")
@@ -152,12 +169,16 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize(("story", "board"), CELLS)
-def test_a_reader_finds_everything_legible(story: Story, board: str, chromium: Browser, tmp_path: Path) -> None:
+def test_a_reader_finds_everything_legible(
+    story: Story, board: str, chromium: Browser, tmp_path: Path
+) -> None:
     with told(story, tmp_path) as server:
         drawing = draw(chromium, server, board, View.of(story))
     assert drawing.errors == []
     assert {panel["title"]: panel["faults"] for panel in drawing.panels if panel["faults"]} == {}
-    assert [panel["title"] for panel in drawing.panels if panel["title"] not in panel["words"]] == []
+    assert [
+        panel["title"] for panel in drawing.panels if panel["title"] not in panel["words"]
+    ] == []
     assert [panel["title"] for panel in drawing.panels if panel["title"] in NAMES] == []
     assert [panel["title"] for panel in drawing.panels if len(panel["legend"]) > MOST] == []
     assert drawing.empty == EMPTY[board].get(story.name, QUIET[board])
@@ -167,9 +188,14 @@ def test_a_reader_finds_everything_legible(story: Story, board: str, chromium: B
 
 
 def unsaid(drawing: Drawing, board: str) -> list[str]:
-    """Titles of empty panels that don't say why; a gauge's words are painted and can't be read here."""
+    """Titles of empty panels that don't say why; a gauge's words are painted and can't be read
+    here."""
     why = {panel.title: panel.empty for row in DASHBOARDS[board].rows for panel in row.panels}
-    found = [panel for panel in drawing.panels if panel["title"] in drawing.empty and panel["type"] != "gauge"]
+    found = [
+        panel
+        for panel in drawing.panels
+        if panel["title"] in drawing.empty and panel["type"] != "gauge"
+    ]
     return [panel["title"] for panel in found if why[panel["title"]] not in panel["words"]]
 
 
@@ -182,6 +208,9 @@ def test_every_panel_has_something_to_show_in_some_story() -> None:
 def test_the_first_screen_has_the_verdicts(chromium: Browser, tmp_path: Path) -> None:
     with told(STORY["diverging slowly"], tmp_path) as server:
         draw(chromium, server, TRAINING, View.of(STORY["diverging slowly"]))
-    places = "[...document.querySelectorAll('[data-type=stat]')].map(one => one.getBoundingClientRect().bottom)"
+    places = (
+        "[...document.querySelectorAll('[data-type=stat]')].map(one => "
+        "one.getBoundingClientRect().bottom)"
+    )
     assert max(chromium.evaluate(places)[:10]) < HEIGHT / 2
     assert chromium.picture(HEIGHT).startswith(b"\x89PNG")

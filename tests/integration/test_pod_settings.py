@@ -1,7 +1,8 @@
-"""What the API lets users say about pods becomes a Job that Kubernetes takes, and pods that are `restricted`.
+"""What the API lets users say about pods becomes a Job that Kubernetes takes, and pods that are
+`restricted`.
 
-The Job is validated strictly, so that a field that core/v1 doesn't know is an error; the pod is judged by the admission
-plugin of the pod security standards itself.
+The Job is validated strictly, so that a field that core/v1 doesn't know is an error; the pod is
+judged by the admission plugin of the pod security standards itself.
 """
 
 import json
@@ -31,7 +32,11 @@ NEEDS_MORE = "pod-settings"
 def restricted(api_cluster: AnyCluster) -> Iterator[AnyCluster]:
     """A namespace that takes only `restricted` pods."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
+    namespace = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": NAMESPACE, "labels": labels},
+    }
     api_cluster.kubectl("create", "-f", "-", input=json.dumps(namespace))
     there = ("get", "serviceaccounts", "-n", NAMESPACE, "-o", "name")
     until("the default service account", lambda: "default" in api_cluster.kubectl(*there), 60)
@@ -42,12 +47,16 @@ def restricted(api_cluster: AnyCluster) -> Iterator[AnyCluster]:
 def children(sample: str) -> list[dict[str, Any]]:
     """The Jobs of both roles."""
     spec = parse_spec(changed(SAMPLES[sample]))
-    attempt = Attempt(key=ObjectKey(NAMESPACE, "run"), uid="uid-of-run", spec=spec, plan=SERVED_GPU_PLAN, number=1)
+    attempt = Attempt(
+        key=ObjectKey(NAMESPACE, "run"), uid="uid-of-run", spec=spec, plan=SERVED_GPU_PLAN, number=1
+    )
     return [job for job in (indexed_job(attempt, PODS), engines_job(attempt, PODS)) if job]
 
 
 def create(cluster: AnyCluster, body: dict[str, Any]) -> None:
-    cluster.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", input=json.dumps(body))
+    cluster.kubectl(
+        "create", "--dry-run=server", "--validate=strict", "-f", "-", input=json.dumps(body)
+    )
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
@@ -61,11 +70,19 @@ def test_the_pod_is_restricted(restricted: AnyCluster, sample: str) -> None:
     for job in children(sample):
         template = job["spec"]["template"]
         metadata = {**template["metadata"], "name": "run-1-0", "namespace": NAMESPACE}
-        create(restricted, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+        create(
+            restricted,
+            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]},
+        )
 
 
 def test_the_namespace_does_refuse_what_is_not_restricted(restricted: AnyCluster) -> None:
     pod = children("environment")[0]["spec"]["template"]["spec"] | {"hostNetwork": True}
-    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", "namespace": NAMESPACE}, "spec": pod}
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "x", "namespace": NAMESPACE},
+        "spec": pod,
+    }
     with pytest.raises(CommandError, match='violates PodSecurity "restricted'):
         create(restricted, body)

@@ -1,4 +1,5 @@
-"""The real Prometheus reads what operator and trainer export, and its own tool agrees with names and units."""
+"""The real Prometheus reads what operator and trainer export, and its own tool agrees with names
+and units."""
 
 import re
 import subprocess
@@ -66,14 +67,21 @@ def page(address: str) -> str:
 def checked(text: str) -> str:
     """What promtool has to say about a page."""
     done = subprocess.run(
-        [program("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
+        [program("promtool"), "check", "metrics"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.stdout + done.stderr
 
 
 def scraping(targets: dict[str, str]) -> dict[str, Any]:
     """The settings of a Prometheus that scrapes the targets every second."""
-    scrapes = [{"job_name": name, "static_configs": [{"targets": [target]}]} for name, target in targets.items()]
+    scrapes = [
+        {"job_name": name, "static_configs": [{"targets": [target]}]}
+        for name, target in targets.items()
+    ]
     return {"global": {"scrape_interval": "1s"}, "scrape_configs": scrapes}
 
 
@@ -82,7 +90,9 @@ def values(address: str, expression: str) -> list[float]:
     return [float(one["value"][1]) for one in query(address, expression)]
 
 
-def test_prometheus_scrapes_operator_and_trainer(grpo_cluster: Cluster, rank_zero: str, tmp_path: Path) -> None:
+def test_prometheus_scrapes_operator_and_trainer(
+    grpo_cluster: Cluster, rank_zero: str, tmp_path: Path
+) -> None:
     bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
     with bench.operating() as operator:
         bench.submit()
@@ -93,7 +103,9 @@ def test_prometheus_scrapes_operator_and_trainer(grpo_cluster: Cluster, rank_zer
         running = f'grpo_job_phase{{namespace="{bench.namespace}",grpojob="run",phase="Running"}}'
         with serving(tmp_path, scraping(targets)) as address:
             until("the job's phase", lambda: values(address, running) == [1.0], SECONDS)
-            until("the trainer's KL", lambda: values(address, "grpo_training_kl") == [0.0132], SECONDS)
+            until(
+                "the trainer's KL", lambda: values(address, "grpo_training_kl") == [0.0132], SECONDS
+            )
             assert values(address, "grpo_training_reward_by_function") == [0.5]
             assert values(address, 'grpo_training_memory_bytes{step_phase="generate"}') == [1e9]
             assert values(address, "min(up)") == [1.0]
@@ -102,7 +114,10 @@ def test_prometheus_scrapes_operator_and_trainer(grpo_cluster: Cluster, rank_zer
 def milestones(operator: OperatorThread) -> list[float]:
     """How many jobs' first attempts this operator has seen admitted, scheduled and running."""
     text = operator.page("metrics")[1]
-    found = [re.search(rf"^{metric.name}_count ([0-9.]+)$", text, re.MULTILINE) for metric in TIMES_TO[:3]]
+    found = [
+        re.search(rf"^{metric.name}_count ([0-9.]+)$", text, re.MULTILINE)
+        for metric in TIMES_TO[:3]
+    ]
     return [float(one[1]) if one else -1.0 for one in found]
 
 

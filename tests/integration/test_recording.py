@@ -1,4 +1,5 @@
-"""What the chart records of DCGM's series, by promtool, on series as a scrape of NVIDIA's exporter leaves them.
+"""What the chart records of DCGM's series, by promtool, on series as a scrape of NVIDIA's exporter
+leaves them.
 
 Two ways: with the exporter's labels kept (honorLabels), and with those moved to `exported_…`.
 """
@@ -45,9 +46,17 @@ def series(name: str, values: str, **labels: str) -> dict[str, str]:
 
 def world(*, kept: bool) -> list[dict[str, str]]:
     """Twenty minutes of eight GPUs, and of one job."""
-    found = [series("up", "1x20", **TARGET, **OWN), series("grpo_job_gpus", "3x20", namespace="team", grpojob="run-a")]
+    found = [
+        series("up", "1x20", **TARGET, **OWN),
+        series("grpo_job_gpus", "3x20", namespace="team", grpojob="run-a"),
+    ]
     for number, (namespace, pod, product, busy) in enumerate(GPUS):
-        own = {**TARGET, **labels(namespace, pod, kept=kept), "gpu": str(number), "modelName": product}
+        own = {
+            **TARGET,
+            **labels(namespace, pod, kept=kept),
+            "gpu": str(number),
+            "modelName": product,
+        }
         found.append(series("DCGM_FI_DEV_GPU_UTIL", f"{busy}x20", **own))
         found.append(series("DCGM_FI_DEV_FB_USED", f"{1024 * number}x20", **own))
         found.append(series("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", f"{busy / 200}x20", **own))
@@ -66,7 +75,11 @@ LOOKS = [
     recorded(recording.TENSOR_ACTIVE, (JOB, 0.4)),
     recorded(recording.MEMORY_USED, (JOB, 2 * 2.0**30)),
     recorded(recording.FREE, (f'modelName="{H100}"', 1), (f'modelName="{A10}"', 2)),
-    recorded(recording.IDLE, (f'namespace="team",modelName="{H100}"', 1), (f'namespace="other",modelName="{A10}"', 1)),
+    recorded(
+        recording.IDLE,
+        (f'namespace="team",modelName="{H100}"', 1),
+        (f'namespace="other",modelName="{A10}"', 1),
+    ),
 ]
 
 

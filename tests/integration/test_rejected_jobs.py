@@ -1,7 +1,8 @@
-"""What only the operator can know to be wrong gets Admitted=False, a reason and a sentence, and nothing is created.
+"""What only the operator can know to be wrong gets Admitted=False, a reason and a sentence, and
+nothing is created.
 
-What test_bad_specs.py can't show: a schema knows neither Python's regular expressions, nor models, nor how big a plan
-is, nor how many nodes share a volume.
+What test_bad_specs.py can't show: a schema knows neither Python's regular expressions, nor models,
+nor how big a plan is, nor how many nodes share a volume.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,8 @@ def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
 
 
 def rejected(bench: Bench, name: str, **spec: Any) -> tuple[str, str]:
-    """Submits the job and returns the reason and the sentence of its rejection, once there is one."""
+    """Submits the job and returns the reason and the sentence of its rejection, once there is
+    one."""
     bench.submit(name, **spec)
     bench.wait("a verdict", lambda: bench.condition("Admitted", name)[0])
     status, reason, message = bench.condition("Admitted", name)
@@ -54,7 +56,12 @@ def created(bench: Bench) -> list[Object]:
             "spec.rewards[0].format.pattern: not a regular expression",
         ),
         ("model", {"model": {"name": "nobody/knows-this"}}, "UnknownModel", "parameters"),
-        ("batch", {"training": {"promptsPerStep": 1, "numGenerations": 3}}, "InvalidBatchSplit", "3"),
+        (
+            "batch",
+            {"training": {"promptsPerStep": 1, "numGenerations": 3}},
+            "InvalidBatchSplit",
+            "3",
+        ),
         ("size", {"rewards": [WIDE] * 32}, "NotSupported", "bytes of settings"),
     ],
 )
@@ -68,7 +75,11 @@ def test_a_job_that_only_the_operator_can_reject(
 
 def test_a_rejected_job_starts_once_it_is_mended(bench: Bench) -> None:
     rejected(bench, "mended", rewards=[{"format": {"pattern": "("}}])
-    bench.patch("/apis/grpo.dev/v1alpha1/namespaces/{}/grpojobs", "mended", {"spec": {"rewards": [{"accuracy": {}}]}})
+    bench.patch(
+        "/apis/grpo.dev/v1alpha1/namespaces/{}/grpojobs",
+        "mended",
+        {"spec": {"rewards": [{"accuracy": {}}]}},
+    )
     bench.wait_running("mended")
     assert bench.condition("Admitted", "mended")[0] == "True"
 

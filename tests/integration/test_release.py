@@ -1,6 +1,8 @@
-"""What `make release` writes beside images, tried: the plugin by kubectl alone, the manifest by a real API server.
+"""What `make release` writes beside images, tried: the plugin by kubectl alone, the manifest by a
+real API server.
 
-The archives are of this machine's platform and Python only; `make release` writes all, and lets krew install each.
+The archives are of this machine's platform and Python only; `make release` writes all, and lets
+krew install each.
 """
 
 import platform
@@ -31,7 +33,8 @@ RELEASE = replace(current("example.test/team", "https://example.test"), epoch=1_
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The same release twice: its plugin and its chart; a build of the wheel compares two itself."""
+    """The same release twice: its plugin and its chart; a build of the wheel compares two
+    itself."""
     wheel, _ = python_package.build(tmp_path_factory.mktemp("python"), RELEASE.epoch)
     made = [tmp_path_factory.mktemp("release") for _ in range(2)]
     for folder in made:
@@ -72,7 +75,10 @@ def test_the_manifest_names_images_by_digest_and_registry(folders: list[Path]) -
     objects = yaml.safe_load_all((folders[0] / "install.yaml").read_text())
     (deployment,) = (one for one in objects if one["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == f"example.test/team/grpo-operator:{RELEASE.version}@{DIGESTS['grpo-operator']}"
+    assert (
+        container["image"]
+        == f"example.test/team/grpo-operator:{RELEASE.version}@{DIGESTS['grpo-operator']}"
+    )
     assert f"--trainer-image=example.test/team/grpo-trainer:{RELEASE.version}" in container["args"]
     assert LOCAL not in str(container)
 
@@ -80,9 +86,14 @@ def test_the_manifest_names_images_by_digest_and_registry(folders: list[Path]) -
 def test_the_chart_tells_scanners_its_images_and_readers_its_values(folders: list[Path]) -> None:
     (package,) = folders[0].glob("grpo-operator-*.tgz")
     with tarfile.open(package) as archive:
-        text = {name: archive.extractfile(f"grpo-operator/{name}") for name in ("Chart.yaml", "README.md")}
+        text = {
+            name: archive.extractfile(f"grpo-operator/{name}")
+            for name in ("Chart.yaml", "README.md")
+        }
         about, readme = (file.read().decode() for file in text.values() if file)
     listed = yaml.safe_load(yaml.safe_load(about)["annotations"]["artifacthub.io/images"])
     names = ("grpo-operator", "grpo-trainer")
-    assert listed == [{"name": name, "image": f"example.test/team/{name}:{RELEASE.version}"} for name in names]
+    assert listed == [
+        {"name": name, "image": f"example.test/team/{name}:{RELEASE.version}"} for name in names
+    ]
     assert "| `podSecurityContext.runAsNonRoot` | `true` |" in readme

@@ -1,7 +1,9 @@
-"""Pods without a user pass what OpenShift's restricted-v2 asks of them, on an API server that refuses all others.
+"""Pods without a user pass what OpenShift's restricted-v2 asks of them, on an API server that
+refuses all others.
 
-OpenShift's own admission can't be had here. A policy stands in for what it validates: ids of the namespace's range, no
-right beyond, no path of the node. (The real one also gives an id to a pod that names none.)
+OpenShift's own admission can't be had here. A policy stands in for what it validates: ids of the
+namespace's range, no right beyond, no path of the node. (The real one also gives an id to a pod
+that names none.)
 """
 
 import json
@@ -27,12 +29,18 @@ NAMESPACE = "grpo-openshift"
 RANGE = "openshift.io/sa.scc.uid-range"
 FIRST, COUNT = 1000680000, 10000
 CONTAINERS = "(object.spec.containers + object.spec.?initContainers.orValue([]))"
-IN_RANGE = "{0}.all(id, int(variables.range[0]) <= id && id < int(variables.range[0]) + int(variables.range[1]))"
+IN_RANGE = (
+    "{0}.all(id, int(variables.range[0]) <= id && id < int(variables.range[0]) + "
+    "int(variables.range[1]))"
+)
 USERS = (
     f"{CONTAINERS}.filter(c, has(c.securityContext) && has(c.securityContext.runAsUser))"
     ".map(c, c.securityContext.runAsUser)"
 )
-POD = "[object.spec].filter(s, has(s.securityContext) && has(s.securityContext.{0})).map(s, s.securityContext.{0})"
+POD = (
+    "[object.spec].filter(s, has(s.securityContext) && has(s.securityContext.{0})).map(s, "
+    "s.securityContext.{0})"
+)
 ASKED = {
     "runAsUser of the pod is not in the range": IN_RANGE.format(POD.format("runAsUser")),
     "runAsUser of a container is not in the range": IN_RANGE.format(USERS),
@@ -43,7 +51,8 @@ ASKED = {
     ),
     "capabilities are not dropped": (
         f"{CONTAINERS}.all(c, 'ALL' in c.?securityContext.capabilities.drop.orValue([]) "
-        "&& c.?securityContext.capabilities.add.orValue([]).all(added, added == 'NET_BIND_SERVICE'))"
+        "&& c.?securityContext.capabilities.add.orValue([]).all(added, added == "
+        "'NET_BIND_SERVICE'))"
     ),
     "allowPrivilegeEscalation is not false": (
         f"{CONTAINERS}.all(c, c.?securityContext.allowPrivilegeEscalation.orValue(true) == false "
@@ -51,7 +60,8 @@ ASKED = {
     ),
     "a hostPath volume": "object.spec.?volumes.orValue([]).all(volume, !has(volume.hostPath))",
     "the node's network, processes or memory": (
-        "[object.spec.?hostNetwork, object.spec.?hostPID, object.spec.?hostIPC].all(own, own.orValue(false) == false)"
+        "[object.spec.?hostNetwork, object.spec.?hostPID, object.spec.?hostIPC].all(own, "
+        "own.orValue(false) == false)"
     ),
 }
 """Why a pod is refused, and the rule that holds where it isn't."""
@@ -65,10 +75,20 @@ POLICY = {
         "matchConstraints": {
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}},
             "resourceRules": [
-                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+                {
+                    "apiGroups": [""],
+                    "apiVersions": ["v1"],
+                    "operations": ["CREATE"],
+                    "resources": ["pods"],
+                }
             ],
         },
-        "variables": [{"name": "range", "expression": f"namespaceObject.metadata.annotations['{RANGE}'].split('/')"}],
+        "variables": [
+            {
+                "name": "range",
+                "expression": f"namespaceObject.metadata.annotations['{RANGE}'].split('/')",
+            }
+        ],
         "validations": [{"expression": rule, "message": why} for why, rule in ASKED.items()],
     },
 }
@@ -83,7 +103,10 @@ PLACE = {
     "kind": "Namespace",
     "metadata": {"name": NAMESPACE, "annotations": {RANGE: f"{FIRST}/{COUNT}"}},
 }
-CACHED = {"model.cache": {"claimName": "hub"}, "podTemplate.spec.initContainers": [{"name": "fetch", "command": ["x"]}]}
+CACHED = {
+    "model.cache": {"claimName": "hub"},
+    "podTemplate.spec.initContainers": [{"name": "fetch", "command": ["x"]}],
+}
 NOBODYS = PodDefaults(image="trainer:1", user=None, pull_secrets=("registry",))
 Pod = dict[str, Any]
 
@@ -96,16 +119,27 @@ def openshift(api_cluster: AnyCluster) -> Iterator[AnyCluster]:
     there = ("get", "serviceaccounts", "-n", NAMESPACE, "-o", "name")
     until("the default service account", lambda: "default" in api_cluster.kubectl(*there), 60)
     careless = {"containers": [{"name": "c", "image": "i"}]}
-    until("the policy to be obeyed", lambda: f"Policy '{NAME}'" in (refusal(api_cluster, careless) or ""), 60)
+    until(
+        "the policy to be obeyed",
+        lambda: f"Policy '{NAME}'" in (refusal(api_cluster, careless) or ""),
+        60,
+    )
     yield api_cluster
     api_cluster.kubectl("delete", "--wait=false", "--filename", "-", input=objects)
 
 
 def refusal(cluster: AnyCluster, pod: Pod) -> str | None:
     """Why the API server doesn't take a pod; None: it does."""
-    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod", "namespace": NAMESPACE}, "spec": pod}
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "pod", "namespace": NAMESPACE},
+        "spec": pod,
+    }
     try:
-        cluster.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", input=json.dumps(body))
+        cluster.kubectl(
+            "create", "--dry-run=server", "--validate=strict", "-f", "-", input=json.dumps(body)
+        )
     except CommandError as error:
         return str(error)
     return None
@@ -114,14 +148,18 @@ def refusal(cluster: AnyCluster, pod: Pod) -> str | None:
 def pods(defaults: PodDefaults) -> dict[str, Pod]:
     """The pod of every Job that is made for a GRPOJob."""
     key, spec = ObjectKey(NAMESPACE, "run"), parse_spec(changed(CACHED))
-    return pods_of_jobs(Attempt(key=key, uid="uid-of-run", spec=spec, plan=SERVED_GPU_PLAN, number=1), defaults)
+    return pods_of_jobs(
+        Attempt(key=key, uid="uid-of-run", spec=spec, plan=SERVED_GPU_PLAN, number=1), defaults
+    )
 
 
 KINDS = sorted(pods(NOBODYS))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_pod_without_a_user_is_taken_and_one_of_user_1000_is_not(openshift: AnyCluster, kind: str) -> None:
+def test_a_pod_without_a_user_is_taken_and_one_of_user_1000_is_not(
+    openshift: AnyCluster, kind: str
+) -> None:
     assert refusal(openshift, pods(NOBODYS)[kind]) is None
     assert refusal(openshift, pods(PodDefaults(image="trainer:1", user=FIRST))[kind]) is None
     refused = refusal(openshift, pods(PodDefaults(image="trainer:1"))[kind])
@@ -132,12 +170,22 @@ def test_a_pod_without_a_user_is_taken_and_one_of_user_1000_is_not(openshift: An
 def test_the_operators_own_pod_is_taken(openshift: AnyCluster) -> None:
     documents = load_documents(helm("template", "grpo", str(CHART)).stdout)
     (deployment,) = [one for one in documents if one["kind"] == "Deployment"]
-    assert refusal(openshift, deployment["spec"]["template"]["spec"] | {"serviceAccountName": "default"}) is None
+    assert (
+        refusal(
+            openshift, deployment["spec"]["template"]["spec"] | {"serviceAccountName": "default"}
+        )
+        is None
+    )
 
 
 def with_container(pod: Pod, **security: Any) -> Pod:
     (container,) = pod["containers"]
-    return {**pod, "containers": [{**container, "securityContext": {**container["securityContext"], **security}}]}
+    return {
+        **pod,
+        "containers": [
+            {**container, "securityContext": {**container["securityContext"], **security}}
+        ],
+    }
 
 
 def with_pod(pod: Pod, **security: Any) -> Pod:

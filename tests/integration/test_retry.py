@@ -1,4 +1,5 @@
-"""A failed job is mended and tried again, on the real API server: spec.retry with whatever else is changed with it."""
+"""A failed job is mended and tried again, on the real API server: spec.retry with whatever else is
+changed with it."""
 
 import json
 from typing import Any
@@ -18,7 +19,11 @@ def change(bench: Bench, **spec: Any) -> None:
 
 def fail(bench: Bench, attempt: int = 1) -> None:
     """Ends the running attempt for good."""
-    bench.end(bench.wait_running(attempt=attempt)[0], 43, outcome("BadInput", message="no such reward function"))
+    bench.end(
+        bench.wait_running(attempt=attempt)[0],
+        43,
+        outcome("BadInput", message="no such reward function"),
+    )
     bench.wait_phase("Failed")
 
 
@@ -35,7 +40,10 @@ def test_a_job_that_failed_is_mended_and_retried(bench: Bench, operator: Operato
 
     def told() -> bool:
         found = bench.get(EVENTS + "?fieldSelector=involvedObject.kind=GRPOJob")["items"]
-        return any(one["reason"] == "Retrying" and "spec.retry was raised to 1" in one["message"] for one in found)
+        return any(
+            one["reason"] == "Retrying" and "spec.retry was raised to 1" in one["message"]
+            for one in found
+        )
 
     bench.wait("the event", told)
     fail(bench, attempt=2)
@@ -46,14 +54,19 @@ def test_a_job_that_failed_is_mended_and_retried(bench: Bench, operator: Operato
     assert bench.children() == ["run-2", "run-3"]
 
 
-def test_a_raise_while_it_runs_is_taken_note_of_and_does_not_fire_later(bench: Bench, operator: OperatorThread) -> None:
+def test_a_raise_while_it_runs_is_taken_note_of_and_does_not_fire_later(
+    bench: Bench, operator: OperatorThread
+) -> None:
     bench.submit()
     bench.wait_running()
     change(bench, retry=4)
     bench.wait("the note", lambda: bench.status().get("retry") == 4)
     fail(bench)
     change(bench, restarts={"limit": 7})
-    bench.wait("the look at it", lambda: bench.status()["observedGeneration"] == bench.job()["metadata"]["generation"])
+    bench.wait(
+        "the look at it",
+        lambda: bench.status()["observedGeneration"] == bench.job()["metadata"]["generation"],
+    )
     assert (bench.status()["phase"], bench.status()["attempt"]) == ("Failed", 1)
     change(bench, retry=5)
     bench.wait_running(attempt=2)
@@ -74,7 +87,9 @@ def test_a_run_that_goes_on_keeps_its_split_and_says_what_to_change_back(
     bench: Bench, operator: OperatorThread
 ) -> None:
     bench.submit()
-    bench.end(bench.wait_running()[0], 43, outcome("BadInput", step=5, message="no such reward function"))
+    bench.end(
+        bench.wait_running()[0], 43, outcome("BadInput", step=5, message="no such reward function")
+    )
     bench.wait_phase("Failed")
     change(bench, retry=1, placement={"nodes": 3, "nodeSelector": {"kubernetes.io/os": "linux"}})
     bench.wait("the reason", lambda: bench.condition("Admitted")[1] == "PlanExcluded")
@@ -85,7 +100,9 @@ def test_a_run_that_goes_on_keeps_its_split_and_says_what_to_change_back(
     assert len(bench.wait_running(attempt=2)) == 2
 
 
-def test_later_attempts_get_the_commits_that_the_first_one_found(bench: Bench, operator: OperatorThread) -> None:
+def test_later_attempts_get_the_commits_that_the_first_one_found(
+    bench: Bench, operator: OperatorThread
+) -> None:
     commits = {"model": "a" * 40, "dataset": "b" * 40}
     bench.submit()
     told = outcome("Error", message="the hub gave nothing", revisions=commits)

@@ -1,4 +1,5 @@
-"""Two versions of the product on one cluster: each one's chart by Helm, each one's operator in the place of its pod.
+"""Two versions of the product on one cluster: each one's chart by Helm, each one's operator in the
+place of its pod.
 
 Jobs of every kind stand under them: what runs, what waits, what is over.
 """
@@ -47,10 +48,13 @@ class Release:
 
     def helm(self, command: str, *arguments: str) -> None:
         """A command of Helm on the release."""
-        self._bench.cluster.helm(command, self._bench.namespace, *arguments, "--namespace", self._bench.namespace)
+        self._bench.cluster.helm(
+            command, self._bench.namespace, *arguments, "--namespace", self._bench.namespace
+        )
 
     def operator(self, version: Version) -> Seat:
-        """Starts an operator of that version with the flags that the release's Deployment has for it now."""
+        """Starts an operator of that version with the flags that the release's Deployment has for
+        it now."""
         seat = Seat(self._bench, f"{version.name}-{len(self._seats)}", self._folder)
         self._seats.append(seat)
         deployment = self._bench.get(DEPLOYMENTS, named(self._bench.namespace))
@@ -63,7 +67,9 @@ class Release:
     def fenced(self) -> bool:
         """Whether the API server has the release's policies."""
         found = self._bench.client.get(POLICIES)["items"]
-        return any(one["metadata"]["name"].startswith(named(self._bench.namespace)) for one in found)
+        return any(
+            one["metadata"]["name"].startswith(named(self._bench.namespace)) for one in found
+        )
 
     def end(self) -> None:
         """Ends its operators and takes it away."""
@@ -77,8 +83,11 @@ class Release:
 
 
 def forget_definitions(cluster: AnyCluster) -> None:
-    """Takes the definitions away that another release, or none, has left: Helm upgrades its own alone."""
-    cluster.kubectl("delete", "crd", f"{PLURAL}.{GROUP}", f"{LEADER_PLURAL}.{GROUP}", "--ignore-not-found")
+    """Takes the definitions away that another release, or none, has left: Helm upgrades its own
+    alone."""
+    cluster.kubectl(
+        "delete", "crd", f"{PLURAL}.{GROUP}", f"{LEADER_PLURAL}.{GROUP}", "--ignore-not-found"
+    )
 
 
 @contextmanager
@@ -111,7 +120,11 @@ def populate(bench: GpuBench) -> None:
     bench.end(bench.wait_running("live")[1], 137, reason="OOMKilled")
     bench.wait_running("live", 2)
     succeed(bench, "done")
-    bench.end(bench.wait_running("failed")[0], 41, outcome("BadInput", attempt=1, message="no such column"))
+    bench.end(
+        bench.wait_running("failed")[0],
+        41,
+        outcome("BadInput", attempt=1, message="no such column"),
+    )
     bench.wait_phase("Failed", "failed")
     bench.wait_running("holds")
     bench.wait_running("steady")
@@ -130,7 +143,8 @@ def succeed(bench: GpuBench, name: str) -> None:
 
 
 def story(bench: GpuBench) -> dict[str, Object]:
-    """What no change of versions may touch, by GRPOJob: where it stands and since when, its Jobs and their pods."""
+    """What no change of versions may touch, by GRPOJob: where it stands and since when, its Jobs
+    and their pods."""
     jobs, pods = bench.get(JOBS)["items"], bench.get(PODS)["items"]
     found = {}
     for item in bench.get(GRPOJOBS)["items"]:
@@ -144,15 +158,24 @@ _KEPT = ("phase", "attempt", "restarts", "startTime", "completionTime", "ends", 
 
 
 def _standing(status: Object) -> Object:
-    since = {one["type"]: (one["status"], one["lastTransitionTime"]) for one in status["conditions"]}
+    since = {
+        one["type"]: (one["status"], one["lastTransitionTime"]) for one in status["conditions"]
+    }
     return {name: status[name] for name in _KEPT if name in status} | {"conditions": since}
 
 
 def _owned(found: list[Object], owner: Object) -> list[Object]:
     uid = owner["metadata"]["uid"]
-    return [one for one in found if uid in [by["uid"] for by in one["metadata"].get("ownerReferences", [])]]
+    return [
+        one
+        for one in found
+        if uid in [by["uid"] for by in one["metadata"].get("ownerReferences", [])]
+    ]
 
 
 def _identities(found: list[Object]) -> dict[str, tuple[str, str]]:
     """uid and, of pods, phase by name."""
-    return {one["metadata"]["name"]: (one["metadata"]["uid"], one["status"].get("phase", "")) for one in found}
+    return {
+        one["metadata"]["name"]: (one["metadata"]["uid"], one["status"].get("phase", ""))
+        for one in found
+    }

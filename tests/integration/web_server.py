@@ -1,4 +1,5 @@
-"""Web servers in threads of their own, for what has to answer while a test waits or an operator runs beside it."""
+"""Web servers in threads of their own, for what has to answer while a test waits or an operator
+runs beside it."""
 
 import asyncio
 import threading
@@ -19,7 +20,9 @@ def in_a_thread(server: AbstractAsyncContextManager[None]) -> Iterator[None]:
         OSError: it can't listen there.
     """
     started: Future[Callable[[], object]] = Future()
-    thread = threading.Thread(target=lambda: asyncio.run(_until_stopped(server, started)), daemon=True)
+    thread = threading.Thread(
+        target=lambda: asyncio.run(_until_stopped(server, started)), daemon=True
+    )
     thread.start()
     stop = started.result(30)
     try:
@@ -29,7 +32,9 @@ def in_a_thread(server: AbstractAsyncContextManager[None]) -> Iterator[None]:
         thread.join(30)
 
 
-async def _until_stopped(server: AbstractAsyncContextManager[None], started: "Future[Callable[[], object]]") -> None:
+async def _until_stopped(
+    server: AbstractAsyncContextManager[None], started: "Future[Callable[[], object]]"
+) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     try:
         async with server:

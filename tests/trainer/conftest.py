@@ -1,4 +1,5 @@
-"""What the trainer's tests have in common: processes that coverage doesn't trace unless they ask, and vLLM for some."""
+"""What the trainer's tests have in common: processes that coverage doesn't trace unless they ask,
+and vLLM for some."""
 
 import gc
 import os
@@ -26,15 +27,16 @@ def vllm_cpu() -> Iterator[dict[str, str]]:
 def one_thread() -> None:
     """Let torch compute on one thread, as ranks do that are started.
 
-    Two workers on two cores would have four, which spend their time waiting for each other: on a busy machine a test of
-    one second takes a minute.
+    Two workers on two cores would have four, which spend their time waiting for each other: on a
+    busy machine a test of one second takes a minute.
     """
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def frozen_libraries() -> None:
-    """Keep what was imported out of every later garbage collection, of which each test of trainers makes one.
+    """Keep what was imported out of every later garbage collection, of which each test of trainers
+    makes one.
 
     Some tests unfreeze it at their end, so each module freezes it again.
     """
@@ -46,7 +48,8 @@ def frozen_libraries() -> None:
 def untraced_processes() -> Iterator[None]:
     """Puts coverage's settings aside for `launch(..., traced=True)`.
 
-    A tracer takes a fifth of a rank's time, and processes of reward functions end by SIGKILL, which tears its file.
+    A tracer takes a fifth of a rank's time, and processes of reward functions end by SIGKILL, which
+    tears its file.
     """
     with pytest.MonkeyPatch.context() as environment:
         if settings := os.environ.get(TRACER):

@@ -1,5 +1,6 @@
-"""Tells, as JSON, what becomes of faults in a colocated engine, each of which must be found before its completions are
-used. Run in a process of its own, with vLLM: `python -m tests.trainer.engine_faults FOLDER`.
+"""Tells, as JSON, what becomes of faults in a colocated engine, each of which must be found before
+its completions are used. Run in a process of its own, with vLLM: `python -m
+tests.trainer.engine_faults FOLDER`.
 """
 
 import json
@@ -33,7 +34,9 @@ PROMPTS = [[7, 30, 12], [3, 9, 27, 81, 5, 40], [60], [11] * 20]
 GREEDY = 48
 """Tokens of a greedy completion."""
 NAME = "model.layers.1.self_attn.k_proj.weight"
-ENGINE = EnginePlan(kind="Colocated", memory_share=0.1, cache_bytes=2**25, max_model_length=128, max_sequences=8)
+ENGINE = EnginePlan(
+    kind="Colocated", memory_share=0.1, cache_bytes=2**25, max_model_length=128, max_sequences=8
+)
 
 
 class Faulty(ColocatedGeneration):
@@ -70,8 +73,12 @@ class Faulty(ColocatedGeneration):
 
     def greedy(self, prompts: list[list[int]]) -> list[list[int]]:
         """The likeliest tokens."""
-        likeliest = SamplingParams(temperature=0, max_tokens=GREEDY, stop_token_ids=self.stop_tokens)
-        answers = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], likeliest, use_tqdm=False)
+        likeliest = SamplingParams(
+            temperature=0, max_tokens=GREEDY, stop_token_ids=self.stop_tokens
+        )
+        answers = self._llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], likeliest, use_tqdm=False
+        )
         return [list(answer.outputs[0].token_ids) for answer in answers]
 
     @property
@@ -86,13 +93,17 @@ class Faulty(ColocatedGeneration):
 
     def flip(self) -> None:
         """One bit of a fused parameter."""
-        self.live.get_parameter("model.layers.1.self_attn.qkv_proj.weight").data.view(torch.int32)[0, 3] ^= 1 << 9
+        self.live.get_parameter("model.layers.1.self_attn.qkv_proj.weight").data.view(torch.int32)[
+            0, 3
+        ] ^= 1 << 9
 
 
 def plan(folder: Path, **training: Any) -> TrainingPlan:
     """A plan with an engine."""
     execution = {"engine": ENGINE.model_dump(by_alias=True)}
-    return runs.plan(folder / "model", "None", training={"beta": 0.0, **training}, execution=execution)
+    return runs.plan(
+        folder / "model", "None", training={"beta": 0.0, **training}, execution=execution
+    )
 
 
 class World:
@@ -102,7 +113,11 @@ class World:
         self.logged: dict[str, float] = {}
         job = plan(folder, **training)
         self.setup = EngineSetup(
-            job, folder / "model", PhaseClock(lambda: 0.0), self.logged.update, record_event=lambda: None
+            job,
+            folder / "model",
+            PhaseClock(lambda: 0.0),
+            self.logged.update,
+            record_event=lambda: None,
         )
         self.trainer = self._trainer(job)
         engine = self.trainer.engine
@@ -128,7 +143,8 @@ class World:
                 parameter.add_(torch.randn_like(parameter) * 0.01)
 
     def completions(self) -> tuple[list[list[int]], float]:
-        """Tokens of a generation, and how far the engine's log-probabilities are from the policy's at most."""
+        """Tokens of a generation, and how far the engine's log-probabilities are from the policy's
+        at most."""
         self.engine.set_position(3, 0)
         _, tokens, scores, _ = self.engine.generate(PROMPTS, None, 1)
         found = [[one[0] for one in row] for row in scores]
@@ -140,7 +156,11 @@ class World:
     @torch.no_grad()
     def scored(self, prompt: list[int], completion: list[int]) -> torch.Tensor:
         """The policy's log-probability of each token of a completion."""
-        logits = self.trainer.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float()
+        logits = (
+            self.trainer.model(torch.tensor([prompt + completion]))
+            .logits[0, len(prompt) - 1 : -1]
+            .float()
+        )
         chosen = logits.div(self.setup.plan.training.temperature).log_softmax(-1)
         scores: torch.Tensor = chosen.gather(1, torch.tensor(completion)[:, None])[:, 0]
         return scores
@@ -166,8 +186,12 @@ def told(world: World, fault: str, times: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def gap(model: Any, prompt: list[int], ours: list[int], theirs: list[int]) -> float:
-    """How far the two likeliest tokens lie apart, in nats, where two completions part; infinite where they don't."""
-    at = next((place for place, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
+    """How far the two likeliest tokens lie apart, in nats, where two completions part; infinite
+    where they don't."""
+    at = next(
+        (place for place, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]),
+        None,
+    )
     if at is None:
         return math.inf
     best = model(torch.tensor([prompt + theirs[:at]])).logits[0, -1].log_softmax(-1).topk(2).values
@@ -175,12 +199,15 @@ def gap(model: Any, prompt: list[int], ours: list[int], theirs: list[int]) -> fl
 
 
 def greedy(world: World, folder: Path) -> dict[str, Any]:
-    """The engine's greedy completions, and where they part from transformers' own, the gap there."""
+    """The engine's greedy completions, and where they part from transformers' own, the gap
+    there."""
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     world.engine.sync_weights()
     ours = world.engine.greedy(PROMPTS)
     theirs = [
-        model.generate(torch.tensor([prompt]), max_new_tokens=GREEDY, do_sample=False)[0, len(prompt) :].tolist()
+        model.generate(torch.tensor([prompt]), max_new_tokens=GREEDY, do_sample=False)[
+            0, len(prompt) :
+        ].tolist()
         for prompt in PROMPTS
     ]
     gaps = [gap(model, *three) for three in zip(PROMPTS, ours, theirs, strict=True)]

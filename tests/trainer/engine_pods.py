@@ -1,5 +1,5 @@
-"""Engine pods without a cluster: their real processes on addresses of loopback, which can be killed, stopped and
-started again as pods are.
+"""Engine pods without a cluster: their real processes on addresses of loopback, which can be
+killed, stopped and started again as pods are.
 """
 
 import os
@@ -63,7 +63,9 @@ class EnginePods:
             FOLDER: str(self.faults(index)),
         }
         self._starts[index] += 1
-        self._processes[index] = launch("tests.trainer.faulty_engine", [], environment, self._log(index), traced=True)
+        self._processes[index] = launch(
+            "tests.trainer.faulty_engine", [], environment, self._log(index), traced=True
+        )
 
     @contextmanager
     def kept_up(self) -> Iterator[None]:
@@ -89,7 +91,9 @@ class EnginePods:
         """Until it has begun to start vLLM's processes."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not psutil.Process(self._processes[index].pid).children():
-            assert time.monotonic() < deadline, f"engine {index} starts nothing:\n{self.log(index)[-4000:]}"
+            assert time.monotonic() < deadline, (
+                f"engine {index} starts nothing:\n{self.log(index)[-4000:]}"
+            )
             time.sleep(POLL_SECONDS / 10)
 
     def end(self, index: int) -> None:
@@ -120,12 +124,17 @@ class EnginePods:
         """
         process, deadline = self._processes[index], time.monotonic() + PATIENCE_SECONDS
         while not self._healthy(index):
-            assert self._kept or process.poll() is None, f"engine {index} ended:\n{self.log(index)[-4000:]}"
-            assert time.monotonic() < deadline, f"engine {index} is not up:\n{self.log(index)[-4000:]}"
+            assert self._kept or process.poll() is None, (
+                f"engine {index} ended:\n{self.log(index)[-4000:]}"
+            )
+            assert time.monotonic() < deadline, (
+                f"engine {index} is not up:\n{self.log(index)[-4000:]}"
+            )
             time.sleep(POLL_SECONDS)
 
     def signal(self, index: int, number: int) -> None:
-        """Send a signal to all processes of a pod; waits for the end where it is SIGKILL and nobody else does."""
+        """Send a signal to all processes of a pod; waits for the end where it is SIGKILL and nobody
+        else does."""
         process = self._processes[index]
         try:
             os.killpg(process.pid, number)
@@ -135,7 +144,8 @@ class EnginePods:
             process.wait()
 
     def ended(self, index: int) -> tuple[int, Outcome]:
-        """Wait for an engine's end, and that of all that it has started: its exit code and its outcome.
+        """Wait for an engine's end, and that of all that it has started: its exit code and its
+        outcome.
 
         Raises:
             AssertionError: a process of vLLM's outlives it.

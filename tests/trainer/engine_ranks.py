@@ -1,5 +1,5 @@
-"""Two training ranks under ZeRO-3 with two engine pods, all of them real processes: beside a run of one rank, and once
-more with an engine that dies on the way. Part of engine_servers.py.
+"""Two training ranks under ZeRO-3 with two engine pods, all of them real processes: beside a run of
+one rank, and once more with an engine that dies on the way. Part of engine_servers.py.
 """
 
 import json
@@ -37,17 +37,23 @@ def plan(folder: Path, name: str, ranks: int) -> TrainingPlan:
     told["rendezvous"]["port"] = free_port()
     told["engines"] = {"hosts": HOSTS, "port": free_port(), "weightsPort": free_port()}
     told["dataset"] = {"files": {"volume": {"claimName": "data"}, "paths": ["problems.jsonl"]}}
-    told["rewards"] = [{"python": {"function": "tests.trainer.recording_reward:digits", "timeoutSeconds": 500}}]
+    told["rewards"] = [
+        {"python": {"function": "tests.trainer.recording_reward:digits", "timeoutSeconds": 500}}
+    ]
     return TrainingPlan.model_validate(told)
 
 
 def trained(folder: Path, name: str, ranks: int, fault: str | None = None) -> dict[str, Any]:
-    """What a run logged and completed, and its metrics at the end; the fault strikes the second engine."""
+    """What a run logged and completed, and its metrics at the end; the fault strikes the second
+    engine."""
     here = folder / name
     here.mkdir()
     job = plan(folder, f"{name}/runs", ranks)
     environment = {RECORD_ENV: str(here), STOP_ENV: str(STEPS - 1)}
-    with EnginePods(job, here) as engines, Gang(job, folder, here / "pods", environment=environment) as gang:
+    with (
+        EnginePods(job, here) as engines,
+        Gang(job, folder, here / "pods", environment=environment) as gang,
+    ):
         if fault:
             engines.strike(1, fault)
         with engines.kept_up():
@@ -64,7 +70,8 @@ def trained(folder: Path, name: str, ranks: int, fault: str | None = None) -> di
 
 
 def told(folder: Path) -> dict[str, Any]:
-    """One rank; two; and two with an engine that dies in mid-batch, comes back, and is brought the weights."""
+    """One rank; two; and two with an engine that dies in mid-batch, comes back, and is brought the
+    weights."""
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in runs.PROMPTS))
     return {
         "one": trained(folder, "one", 1),

@@ -1,4 +1,5 @@
-"""Runs a module in a process of its own, with vLLM, which the test's process must not see: TRL looks for it."""
+"""Runs a module in a process of its own, with vLLM, which the test's process must not see: TRL
+looks for it."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +12,9 @@ FACTS = "facts.json"
 """What a module leaves in its folder."""
 
 
-def engine_run(module: str, folder: Path, vllm: Mapping[str, str], *arguments: str, **environment: str) -> Any:
+def engine_run(
+    module: str, folder: Path, vllm: Mapping[str, str], *arguments: str, **environment: str
+) -> Any:
     """What `python -m MODULE FOLDER ARGUMENTS` left in facts.json.
 
     Args:

@@ -1,6 +1,6 @@
-"""Tells, as JSON, what becomes of training with two engine pods and of faults in them. Run in a process of its own,
-which has vLLM, since TRL looks for it: `python -m tests.trainer.engine_servers FOLDER PART`. The part `gate` is one
-calm run and one with an engine that dies; `more` is the rest.
+"""Tells, as JSON, what becomes of training with two engine pods and of faults in them. Run in a
+process of its own, which has vLLM, since TRL looks for it: `python -m tests.trainer.engine_servers
+FOLDER PART`. The part `gate` is one calm run and one with an engine that dies; `more` is the rest.
 """
 
 import json
@@ -36,7 +36,8 @@ def faults(pods: EnginePods, world: World) -> dict[str, Any]:
 
 
 def stopped(pods: EnginePods, job: TrainingPlan) -> dict[str, Any]:
-    """Engines are told to end: one in mid-batch, one that has answered all the same, and one that is only starting."""
+    """Engines are told to end: one in mid-batch, one that has answered all the same, and one that
+    is only starting."""
     pods.strike(1, STOPS)
     pods.strike(0, STOPS_LATER)
     with ThreadPoolExecutor(2) as pool:
@@ -52,7 +53,8 @@ def stopped(pods: EnginePods, job: TrainingPlan) -> dict[str, Any]:
 
 
 def restarted(pods: EnginePods, job: TrainingPlan) -> dict[str, Any]:
-    """The only engine is killed after a sync and comes back, with no weights, while completions are waited for."""
+    """The only engine is killed after a sync and comes back, with no weights, while completions are
+    waited for."""
     world = World(job)
     world.engine.sync_weights()
     before = world.engine.proven_version
@@ -65,7 +67,8 @@ def restarted(pods: EnginePods, job: TrainingPlan) -> dict[str, Any]:
 
 
 def blocked(pods: EnginePods, job: TrainingPlan) -> dict[str, Any]:
-    """The only engine is stopped: a sync, and then, in another run, a generation after the last engine was lost."""
+    """The only engine is stopped: a sync, and then, in another run, a generation after the last
+    engine was lost."""
     world = World(job)
     world.engine.sync_weights()
     pods.signal(0, signal.SIGSTOP)

@@ -1,7 +1,8 @@
-"""Tells, as JSON, what becomes of a training whose engine pods are killed again and again, beside one whose aren't.
+"""Tells, as JSON, what becomes of a training whose engine pods are killed again and again, beside
+one whose aren't.
 
-Run in a process of its own, with vLLM: `python -m tests.trainer.engine_soak FOLDER SEED STEPS KILLS`; and, with fewer
-steps, by engine_servers.py.
+Run in a process of its own, with vLLM: `python -m tests.trainer.engine_soak FOLDER SEED STEPS
+KILLS`; and, with fewer steps, by engine_servers.py.
 """
 
 import hashlib
@@ -34,7 +35,8 @@ LATER = 10
 
 @dataclass(frozen=True)
 class Kill:
-    """What is killed once a step's completions are there: at the next request or sync, or at once."""
+    """What is killed once a step's completions are there: at the next request or sync, or at
+    once."""
 
     step: int
     phase: Phase
@@ -115,13 +117,19 @@ def told(folder: Path, seed: str, steps: int, kills: int) -> dict[str, Any]:
     own.mkdir()
 
     def job() -> TrainingPlan:
-        return engine_world.plan(folder, port, sequences=1, training={"maxSteps": steps, "learningRate": 1e-4})
+        return engine_world.plan(
+            folder, port, sequences=1, training={"maxSteps": steps, "learningRate": 1e-4}
+        )
 
     with EnginePods(job(), own) as pods, pods.kept_up():
         calm = Struck(job(), pods, []).told()
         proven.clear()
         struck = Struck(job(), pods, story).told()
-        armed = [index for index in (0, 1) if not (pods.struck(index, DIES) and pods.struck(index, DIES_RECEIVING))]
+        armed = [
+            index
+            for index in (0, 1)
+            if not (pods.struck(index, DIES) and pods.struck(index, DIES_RECEIVING))
+        ]
         restarts = [pods.starts(index) - 1 for index in (0, 1)]
     EngineView.record_proof = prove  # type: ignore[method-assign]
     wanted = [sum(index in kill.engines for kill in story) for index in (0, 1)]
@@ -132,11 +140,15 @@ def told(folder: Path, seed: str, steps: int, kills: int) -> dict[str, Any]:
         "struck": struck,
         "proven": sorted(set(proven)),
         "losses": [losses, wanted],
-        "missed": {"armed": armed, "restarts": [restarts, wanted]} if armed or restarts != wanted else {},
+        "missed": {"armed": armed, "restarts": [restarts, wanted]}
+        if armed or restarts != wanted
+        else {},
     }
 
 
 if __name__ == "__main__":
     engine_world.set_up(here := Path(sys.argv[1]))
-    (here / FACTS).write_text(json.dumps(told(here, sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+    (here / FACTS).write_text(
+        json.dumps(told(here, sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    )
     os._exit(0)

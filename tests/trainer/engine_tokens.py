@@ -1,6 +1,7 @@
-"""Tells, as JSON, what vLLM on CPUs makes of a checkpoint: greedy completions, and whether weights that are packed for
-its kernels, as they are without our plugin, are still the checkpoint's. Run in a process of its own, with vLLM:
-`python -m tests.trainer.engine_tokens FOLDER`, where FOLDER/model has it.
+"""Tells, as JSON, what vLLM on CPUs makes of a checkpoint: greedy completions, and whether weights
+that are packed for its kernels, as they are without our plugin, are still the checkpoint's. Run in
+a process of its own, with vLLM: `python -m tests.trainer.engine_tokens FOLDER`, where FOLDER/model
+has it.
 """
 
 import json
@@ -30,15 +31,20 @@ PACKS |= {"check_cpu_sgl_kernel": (utils, utils.check_cpu_sgl_kernel)}
 def engine(folder: Path) -> LLM:
     """With the checkpoint's weights."""
     return LLM(
-        model=str(folder), skip_tokenizer_init=True, max_num_seqs=4, dtype="float32", enforce_eager=True,
+        model=str(folder), skip_tokenizer_init=True, max_num_seqs=4, dtype="float32",
+        enforce_eager=True,
         max_model_len=64, kv_cache_memory_bytes=1 << 26, worker_extension_cls=EXTENSION,
     )  # fmt: skip
 
 
 def tokens(llm: LLM) -> list[list[int]]:
     """The likeliest."""
-    greedy = SamplingParams(temperature=0, max_tokens=GREEDY_LENGTH, ignore_eos=True, detokenize=False)
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in GREEDY_PROMPTS], greedy, use_tqdm=False)
+    greedy = SamplingParams(
+        temperature=0, max_tokens=GREEDY_LENGTH, ignore_eos=True, detokenize=False
+    )
+    outputs = llm.generate(
+        [{"prompt_token_ids": ids} for ids in GREEDY_PROMPTS], greedy, use_tqdm=False
+    )
     return [list(each.outputs[0].token_ids) for each in outputs]
 
 
@@ -53,7 +59,8 @@ def shapes(llm: LLM) -> dict[str, list[int]]:
 
 
 def computed(llm: LLM) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and weight of every linear layer as its kernel computes: what it makes of the identity matrix, turned."""
+    """Name and weight of every linear layer as its kernel computes: what it makes of the identity
+    matrix, turned."""
     for name, module in live(llm).named_modules():
         above, _, leaf = name.rpartition(".")
         if not hasattr(module, "quant_method") or leaf == "embed_tokens":
@@ -66,8 +73,13 @@ def computed(llm: LLM) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def differing(llm: LLM, wanted: dict[str, torch.Tensor]) -> list[str]:
-    """The weights that the kernels don't compute with; rows beyond the vocabulary are no weights."""
-    return [name for name, found in computed(llm) if not torch.equal(found[: len(wanted[name])], wanted[name])]
+    """The weights that the kernels don't compute with; rows beyond the vocabulary are no
+    weights."""
+    return [
+        name
+        for name, found in computed(llm)
+        if not torch.equal(found[: len(wanted[name])], wanted[name])
+    ]
 
 
 def packed(folder: Path) -> dict[str, Any]:
@@ -76,7 +88,11 @@ def packed(folder: Path) -> dict[str, Any]:
         setattr(module, name, original)
     wanted = load_file(folder / "model" / "model.safetensors")
     llm = engine(folder / "model")
-    found: dict[str, Any] = {"tokens": tokens(llm), "shapes": shapes(llm), "differing": differing(llm, wanted)}
+    found: dict[str, Any] = {
+        "tokens": tokens(llm),
+        "shapes": shapes(llm),
+        "differing": differing(llm, wanted),
+    }
     sizes = {name: list(tensor.shape) for name, tensor in wanted.items()}
     found |= {"read": [name for name, _ in computed(llm)]}
     found["problems"] = llm.collective_rpc("weights_learn", args=(sizes, "float32"))[0][1]
@@ -88,7 +104,8 @@ def packed(folder: Path) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    """Plain, then packed: the plugin, which vLLM calls before its first model, is called once in a process."""
+    """Plain, then packed: the plugin, which vLLM calls before its first model, is called once in a
+    process."""
     plain = engine(folder / "model")
     found = {"tokens": tokens(plain), "shapes": shapes(plain)}
     (folder / FACTS).write_text(json.dumps({"plain": found, "packed": packed(folder)}))

@@ -1,5 +1,5 @@
-"""A training of this process with engine pods: its plan, its policy, and what it was told. The process must see vLLM,
-since TRL looks for it.
+"""A training of this process with engine pods: its plan, its policy, and what it was told. The
+process must see vLLM, since TRL looks for it.
 """
 
 import os
@@ -35,7 +35,8 @@ def set_up(folder: Path) -> None:
 
 
 def engine(replicas: int, sequences: int) -> dict[str, Any]:
-    """The plan's engine. Numbers are the same to the last digit with one sequence at a time, whatever waits."""
+    """The plan's engine. Numbers are the same to the last digit with one sequence at a time,
+    whatever waits."""
     return EnginePlan(
         kind="Servers",
         replicas=replicas,
@@ -55,11 +56,13 @@ def plan(
     training: dict[str, Any] | None = None,
     guard: dict[str, Any] | None = None,
 ) -> TrainingPlan:
-    """A plan with these engines, on this port or a free one; each samples so many completions at a time."""
+    """A plan with these engines, on this port or a free one; each samples so many completions at a
+    time."""
     job = runs.plan(
         folder / "model",
         "None",
-        training={"beta": 0.0, "maxSteps": STEPS, "promptsPerStep": 4, "numGenerations": 2} | (training or {}),
+        training={"beta": 0.0, "maxSteps": STEPS, "promptsPerStep": 4, "numGenerations": 2}
+        | (training or {}),
         execution={"engine": engine(len(engines), sequences)},
     )
     told = job.model_dump(by_alias=True)
@@ -72,11 +75,17 @@ def plan(
 class World:
     """A policy and its engines."""
 
-    def __init__(self, job: TrainingPlan, kind: type[ServersGeneration] = ServersGeneration) -> None:
+    def __init__(
+        self, job: TrainingPlan, kind: type[ServersGeneration] = ServersGeneration
+    ) -> None:
         self.logged: dict[str, float] = {}
         self.completions: list[str] = []
         setup = EngineSetup(
-            job, Path(job.model.name), PhaseClock(lambda: 0.0), self.logged.update, record_event=lambda: None
+            job,
+            Path(job.model.name),
+            PhaseClock(lambda: 0.0),
+            self.logged.update,
+            record_event=lambda: None,
         )
         self.logs = runs.Logs()
         self.trainer: ReferenceGRPOTrainer = runs.trainer(
@@ -123,8 +132,14 @@ class World:
     @torch.no_grad()
     def scored(self, prompt: list[int], completion: list[int]) -> torch.Tensor:
         """The policy's log-probability of each token of a completion."""
-        logits = self.trainer.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float()
-        scores: torch.Tensor = logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+        logits = (
+            self.trainer.model(torch.tensor([prompt + completion]))
+            .logits[0, len(prompt) - 1 : -1]
+            .float()
+        )
+        scores: torch.Tensor = logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[
+            :, 0
+        ]
         return scores
 
     def told(self) -> dict[str, Any]:

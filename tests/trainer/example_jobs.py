@@ -1,7 +1,7 @@
 """The example jobs, parsed, and rows in GSM8K's format to run them on.
 
-The real rows are taken where they are at hand (GSM8K_SAMPLE, or shared/data beside the repository); they are not part
-of it.
+The real rows are taken where they are at hand (GSM8K_SAMPLE, or shared/data beside the repository);
+they are not part of it.
 """
 
 import os
@@ -13,7 +13,9 @@ from grpo_cli.inputs.manifest import load_documents, load_jobs
 
 REPOSITORY = Path(__file__).parents[2]
 OWN_ROWS = Path(__file__).parent / "data" / "gsm8k-format.jsonl"
-REAL_ROWS = Path(os.environ.get("GSM8K_SAMPLE", REPOSITORY.parent / "shared" / "data" / "gsm8k-sample.jsonl"))
+REAL_ROWS = Path(
+    os.environ.get("GSM8K_SAMPLE", REPOSITORY.parent / "shared" / "data" / "gsm8k-sample.jsonl")
+)
 ROWS = [path for path in (OWN_ROWS, REAL_ROWS) if path.is_file()]
 """Files to test with; the last is the most real."""
 

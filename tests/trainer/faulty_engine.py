@@ -1,7 +1,8 @@
-"""An engine pod's process in which something goes wrong when a test says so: `python -m tests.trainer.faulty_engine`.
+"""An engine pod's process in which something goes wrong when a test says so: `python -m
+tests.trainer.faulty_engine`.
 
-It is the real one, with real vLLM, but for what is struck. A fault is a file in the folder ENGINE_FAULTS; it strikes
-once, or, beside a file `always`, each time.
+It is the real one, with real vLLM, but for what is struck. A fault is a file in the folder
+ENGINE_FAULTS; it strikes once, or, beside a file `always`, each time.
 """
 
 import os
@@ -55,7 +56,8 @@ class FaultyWorker(ReceivingWorker):
             self.weights_flip()
 
     def weights_flip(self) -> None:
-        """One bit of the fused weight that this one is a part of, where an earlier one lies that stays."""
+        """One bit of the fused weight that this one is a part of, where an earlier one lies that
+        stays."""
         fused = self.model_runner.model.get_parameter("model.layers.1.self_attn.qkv_proj.weight")
         fused.data.view(torch.int32)[0, 3] ^= 1 << 9
 

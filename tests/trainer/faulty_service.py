@@ -14,7 +14,8 @@ from typing import Any
 
 Body = dict[str, Any]
 Answer = tuple[int, bytes] | tuple[int, bytes, dict[str, str]] | bytes | None
-"""Status, body and headers; bytes: these instead of HTTP; None: say nothing until the service ends."""
+"""Status, body and headers; bytes: these instead of HTTP; None: say nothing until the service
+ends."""
 Script = Callable[[int, Body], Answer]
 """From the request's number (from 1) and body to the answer."""
 
@@ -61,7 +62,9 @@ def serving(script: Script, port: int = 0) -> Iterator[Service]:
             else:
                 self._say(*answer)
 
-        def _say(self, status: int, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        def _say(
+            self, status: int, body: bytes, headers: Mapping[str, str] = MappingProxyType({})
+        ) -> None:
             self.send_response(status)
             for name, value in ({"Location": "/elsewhere"} | dict(headers)).items():
                 self.send_header(name, value)

@@ -1,8 +1,10 @@
-"""A hub of our own on a loopback port: repositories with commits, as the real clients ask for them, and faults.
+"""A hub of our own on a loopback port: repositories with commits, as the real clients ask for them,
+and faults.
 
-The real clients meet it over HTTP. What it answers follows from the routes that they use: an API with JSON, files with
-`ETag` and `X-Repo-Commit`, and `X-Error-Code` beside a 404 (huggingface_hub's hf_raise_for_status). It imports nothing
-but the standard library, so that a pod can be one, too. Who writes meets hub_uploads.py.
+The real clients meet it over HTTP. What it answers follows from the routes that they use: an API
+with JSON, files with `ETag` and `X-Repo-Commit`, and `X-Error-Code` beside a 404 (huggingface_hub's
+hf_raise_for_status). It imports nothing but the standard library, so that a pod can be one, too.
+Who writes meets hub_uploads.py.
 """
 
 import hashlib
@@ -25,9 +27,21 @@ Answer = tuple[int, dict[str, str], bytes]
 """Status, headers and body."""
 LARGE = ".safetensors"
 """What the names of files end with that are kept beside a repository, known by their sha256."""
-PASSING = ("500", "502", "503", "504", "408", "429", "429 later", "no answer", "half", "short", "page")
-"""Faults that the next request need not meet: refusals, a connection that is cut before or amid the answer, a file of
-another size than announced, a proxy's page."""
+PASSING = (
+    "500",
+    "502",
+    "503",
+    "504",
+    "408",
+    "429",
+    "429 later",
+    "no answer",
+    "half",
+    "short",
+    "page",
+)
+"""Faults that the next request need not meet: refusals, a connection that is cut before or amid the
+answer, a file of another size than announced, a proxy's page."""
 LOST = "lost"
 """A fault of requests that write: it is carried out, and nobody is told."""
 FOR_GOOD = ("401", "403", "404", "400")
@@ -87,7 +101,8 @@ class HubServer(ThreadingHTTPServer):
         return self.repositories.setdefault(f"{kind}s/{name}", Repository(kind)).push(files)
 
     def written(self, method: str, path: str, token: str, body: bytes) -> Answer | None:
-        """The answer to a request that only who writes makes; None for others. Here nobody may write."""
+        """The answer to a request that only who writes makes; None for others. Here nobody may
+        write."""
 
     def fault(self, request: str) -> str:
         """Takes note of a request; the fault that it is to meet."""
@@ -152,7 +167,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         start = int(self.headers.get("range", "bytes=0-")[6:].split("-")[0])
         if start:
-            status, headers = 206, headers | {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+            status, headers = (
+                206,
+                headers | {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"},
+            )
         content = content[start:]
         if fault == "short" and body:
             content = content[: len(content) // 2]
@@ -167,10 +185,16 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             codes = {"404": "RepoNotFound", "401": "GatedRepo", "403": "GatedRepo"}
             waits = {"429 later": "2", "429 in an hour": "3600"}
-            headers = {"Retry-After": waits[fault]} if fault in waits else {"X-Error-Code": codes.get(fault, "")}
+            headers = (
+                {"Retry-After": waits[fault]}
+                if fault in waits
+                else {"X-Error-Code": codes.get(fault, "")}
+            )
             self._send(int(fault[:3]), headers, b"", body=True)
 
-    def _send(self, status: int, headers: dict[str, str], content: bytes, *, body: bool, cut: bool = False) -> None:
+    def _send(
+        self, status: int, headers: dict[str, str], content: bytes, *, body: bool, cut: bool = False
+    ) -> None:
         self.send_response(status)
         for name, value in ({"Content-Length": str(len(content))} | headers).items():
             self.send_header(name, value)
@@ -184,7 +208,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-def _respond(repositories: dict[str, Repository], path: str, sent: bytes) -> tuple[int, dict[str, str], bytes]:
+def _respond(
+    repositories: dict[str, Repository], path: str, sent: bytes
+) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body for a path."""
     api = path.startswith("/api/")
     name, _, rest = path.removeprefix("/api").strip("/").partition("/resolve/")
@@ -201,7 +227,11 @@ def _respond(repositories: dict[str, Repository], path: str, sent: bytes) -> tup
     commit = found.main if revision == "main" else revision
     if commit not in found.commits:
         return 404, {"X-Error-Code": "RevisionNotFound"}, b""
-    return 200, {"Content-Type": "application/json"}, json.dumps(_info(found, what, commit, name, sent)).encode()
+    return (
+        200,
+        {"Content-Type": "application/json"},
+        json.dumps(_info(found, what, commit, name, sent)).encode(),
+    )
 
 
 def _file(found: Repository, revision: str, name: str) -> tuple[int, dict[str, str], bytes]:
@@ -211,7 +241,11 @@ def _file(found: Repository, revision: str, name: str) -> tuple[int, dict[str, s
     content = found.commits[commit].get(name)
     if content is None:
         return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}, b""
-    return 200, {"ETag": f'"{_blob(content)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}, content
+    return (
+        200,
+        {"ETag": f'"{_blob(content)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"},
+        content,
+    )
 
 
 def _info(found: Repository, what: str, commit: str, name: str, sent: bytes) -> Any:
@@ -230,9 +264,18 @@ def _info(found: Repository, what: str, commit: str, name: str, sent: bytes) -> 
 
 
 def _entry(found: Repository, name: str, content: bytes) -> dict[str, Any]:
-    entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": _blob(content)}
+    entry: dict[str, Any] = {
+        "type": "file",
+        "path": name,
+        "size": len(content),
+        "oid": _blob(content),
+    }
     if found.uploaded and name.endswith(LARGE):
-        entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+        entry["lfs"] = {
+            "oid": hashlib.sha256(content).hexdigest(),
+            "size": len(content),
+            "pointerSize": 134,
+        }
     return entry
 
 
@@ -251,7 +294,9 @@ def hub_server(port: int = 0) -> Iterator[HubServer]:
 @contextmanager
 def serving(server: S) -> Iterator[S]:
     """Serves while the body runs."""
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    )
     thread.start()
     try:
         yield server
@@ -263,7 +308,11 @@ def serving(server: S) -> Iterator[S]:
 
 def files_of(folder: Path) -> Files:
     """The files of a folder, as a commit has them."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def environment(url: str, cache: Path) -> dict[str, str]:
@@ -285,7 +334,9 @@ def use(monkeypatch: "pytest.MonkeyPatch", url: str, cache: Path) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache / "hub"))
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", url)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)

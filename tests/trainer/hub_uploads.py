@@ -1,7 +1,9 @@
-"""The half of the stand-in hub that is written to: repositories, large files in parts, commits, and who may do so.
+"""The half of the stand-in hub that is written to: repositories, large files in parts, commits, and
+who may do so.
 
-Written to what huggingface_hub 2.4.0 sends and reads (create_repo, auth_check, preupload_lfs_files, lfs_upload and
-_send_commit) where HF_HUB_DISABLE_XET is set. What only the real hub has is not here: xet, quotas, scans, redirects.
+Written to what huggingface_hub 2.4.0 sends and reads (create_repo, auth_check, preupload_lfs_files,
+lfs_upload and _send_commit) where HF_HUB_DISABLE_XET is set. What only the real hub has is not
+here: xet, quotas, scans, redirects.
 """
 
 import base64
@@ -79,12 +81,20 @@ class Uploads:
         """A private repository is none to who has no token."""
         name = "/".join(request.path.removeprefix("/api/models").strip("/").split("/")[:2])
         found = self.repositories.get(f"models/{name}")
-        return (404, {"X-Error-Code": "RepoNotFound"}, b"") if found and found.private and not request.token else None
+        return (
+            (404, {"X-Error-Code": "RepoNotFound"}, b"")
+            if found and found.private and not request.token
+            else None
+        )
 
     def _refusal(self, request: Request, name: str) -> Answer | None:
         if request.token != WRITER:
             return 403, {"X-Error-Message": "You don't have the rights to write to it"}, b""
-        return None if f"models/{name}" in self.repositories else (404, {"X-Error-Code": "RepoNotFound"}, b"")
+        return (
+            None
+            if f"models/{name}" in self.repositories
+            else (404, {"X-Error-Code": "RepoNotFound"}, b"")
+        )
 
     def _create(self, request: Request) -> Answer:
         wanted = request.json
@@ -92,7 +102,9 @@ class Uploads:
         if request.token != WRITER:
             return _json(403, {"error": "no right"})
         if f"models/{name}" in self.repositories:
-            return _json(409, {"error": "You already created this model repo", "url": f"{self.url()}/{name}"})
+            return _json(
+                409, {"error": "You already created this model repo", "url": f"{self.url()}/{name}"}
+            )
         made = self.repositories[f"models/{name}"] = Repository("model", uploaded=True)
         made.private = wanted["visibility"] == "private"
         _extend(made, FIRST_COMMIT)
@@ -101,7 +113,10 @@ class Uploads:
     def _validate(self, request: Request) -> Answer:
         match = re.match(r"---\n(.*?)\n---\n", request.json["content"], re.DOTALL)
         problem = "" if match and isinstance(yaml.safe_load(match[1]), dict) else "no metadata"
-        return _json(400 if problem else 200, {"errors": [{"message": problem}] if problem else [], "warnings": []})
+        return _json(
+            400 if problem else 200,
+            {"errors": [{"message": problem}] if problem else [], "warnings": []},
+        )
 
     def _may_write(self, request: Request, name: str) -> Answer:
         return self._refusal(request, name) or (200, {"Content-Type": "text/plain"}, b"OK")
@@ -127,17 +142,33 @@ class Uploads:
             return refusal
         objects = [
             {"oid": one["oid"], "size": one["size"]}
-            | ({} if one["oid"] in self.objects else {"actions": self._actions(name, one["oid"], one["size"])})
+            | (
+                {}
+                if one["oid"] in self.objects
+                else {"actions": self._actions(name, one["oid"], one["size"])}
+            )
             for one in request.json["objects"]
         ]
-        return 200, {"Content-Type": "application/vnd.git-lfs+json"}, json.dumps({"objects": objects}).encode()
+        return (
+            200,
+            {"Content-Type": "application/vnd.git-lfs+json"},
+            json.dumps({"objects": objects}).encode(),
+        )
 
     def _actions(self, name: str, oid: str, size: int) -> dict[str, Any]:
-        store, verify = f"{self.url()}/store/{oid}", {"href": f"{self.url()}/{name}.git/info/lfs/verify"}
+        store, verify = (
+            f"{self.url()}/store/{oid}",
+            {"href": f"{self.url()}/{name}.git/info/lfs/verify"},
+        )
         if size <= PART_BYTES:
             return {"upload": {"href": store}, "verify": verify}
-        parts = {str(number): f"{store}/{number}" for number in range(1, -(-size // PART_BYTES) + 1)}
-        upload = {"href": f"{self.url()}/api/complete_multipart", "header": {"chunk_size": str(PART_BYTES), **parts}}
+        parts = {
+            str(number): f"{store}/{number}" for number in range(1, -(-size // PART_BYTES) + 1)
+        }
+        upload = {
+            "href": f"{self.url()}/api/complete_multipart",
+            "header": {"chunk_size": str(PART_BYTES), **parts},
+        }
         return {"upload": upload, "verify": verify}
 
     def _put(self, request: Request, oid: str) -> Answer:
@@ -148,7 +179,11 @@ class Uploads:
 
     def _put_part(self, request: Request, oid: str, number: str) -> Answer:
         self.parts.setdefault(oid, {})[int(number)] = request.body
-        return 200, {"ETag": f'"{hashlib.md5(request.body, usedforsecurity=False).hexdigest()}"'}, b""
+        return (
+            200,
+            {"ETag": f'"{hashlib.md5(request.body, usedforsecurity=False).hexdigest()}"'},
+            b"",
+        )
 
     def _complete(self, request: Request) -> Answer:
         oid, parts = request.json["oid"], self.parts.get(request.json["oid"], {})
@@ -167,12 +202,17 @@ class Uploads:
         found = self.repositories[f"models/{name}"]
         header, *operations = (json.loads(line) for line in request.body.splitlines())
         if header["value"].get("parentCommit", found.main) != found.main:
-            return _json(412, {"error": "A commit has happened since. Please refresh and try again."})
+            return _json(
+                412, {"error": "A commit has happened since. Please refresh and try again."}
+            )
         files, problem = self._applied(operations, dict(found.commits[found.main]))
         if problem:
             return _json(400, {"error": problem})
         oid = _extend(found, files)
-        return _json(200, {"success": True, "commitOid": oid, "commitUrl": f"{self.url()}/{name}/commit/{oid}"})
+        return _json(
+            200,
+            {"success": True, "commitOid": oid, "commitUrl": f"{self.url()}/{name}/commit/{oid}"},
+        )
 
     def _applied(self, operations: list[dict[str, Any]], files: Files) -> tuple[Files, str]:
         for one in operations:
@@ -203,7 +243,9 @@ def _oid(path: str, files: Files) -> str | None:
         return None
     if path.endswith(LARGE):
         return hashlib.sha256(files[path]).hexdigest()
-    return hashlib.sha1(b"blob %d\0" % len(files[path]) + files[path], usedforsecurity=False).hexdigest()
+    return hashlib.sha1(
+        b"blob %d\0" % len(files[path]) + files[path], usedforsecurity=False
+    ).hexdigest()
 
 
 def _json(status: int, answer: Any) -> Answer:

@@ -1,4 +1,5 @@
-"""Tells what two ranks see of work that one of them does: results, errors, signs of life, completions of engines."""
+"""Tells what two ranks see of work that one of them does: results, errors, signs of life,
+completions of engines."""
 
 import os
 import signal
@@ -72,7 +73,8 @@ def failing_leaders() -> dict[str, str]:
 
 
 def stopped_leader() -> dict[str, int]:
-    """How many signs rank 0 has of its leader, rank 1, before that is stopped for some periods, and while it is."""
+    """How many signs rank 0 has of its leader, rank 1, before that is stopped for some periods, and
+    while it is."""
     leader = ranks.gather(os.getpid())[1]
     may_end, signs = threading.Event(), [0]
 
@@ -135,7 +137,9 @@ def facts(folder: Path) -> dict[str, Any]:
             run_on_rank0(work, lambda: None)
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
-    setup = EngineSetup(runs.plan(folder / "model"), folder, PhaseClock(lambda: 0.0), lambda _: None, lambda: None)
+    setup = EngineSetup(
+        runs.plan(folder / "model"), folder, PhaseClock(lambda: 0.0), lambda _: None, lambda: None
+    )
     engine = Brought.__new__(Brought)
     super(ServersGeneration, engine).__init__(setup, cast(Any, None), [1])
     engine._main = cast(Any, FakeMain()) if rank == 0 else None
@@ -143,4 +147,7 @@ def facts(folder: Path) -> dict[str, Any]:
     prompts = [[10 * rank + number] for number in range(2)]
     samples = engine.sample(prompts, [7, 8])
     found |= failing_leaders() | stopped_leader()
-    return found | {"tokens": [one.tokens for one in samples], "versions": sorted({one.version for one in samples})}
+    return found | {
+        "tokens": [one.tokens for one in samples],
+        "versions": sorted({one.version for one in samples}),
+    }

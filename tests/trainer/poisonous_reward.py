@@ -1,4 +1,5 @@
-"""A `python` reward that is finite and far too large for one prompt, so that a run diverges when it comes to that."""
+"""A `python` reward that is finite and far too large for one prompt, so that a run diverges when it
+comes to that."""
 
 from typing import Any
 

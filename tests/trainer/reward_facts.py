@@ -1,6 +1,8 @@
-"""Trains a tiny model on GSM8K-like rows with every kind of reward at once, and says what TRL made of them.
+"""Trains a tiny model on GSM8K-like rows with every kind of reward at once, and says what TRL made
+of them.
 
-The rewards are seen inside TRL's own loop, in one process and in a ZeRO-3 gang. `measure` runs on every rank.
+The rewards are seen inside TRL's own loop, in one process and in a ZeRO-3 gang. `measure` runs on
+every rank.
 """
 
 from pathlib import Path
@@ -38,9 +40,11 @@ SETTINGS: tuple[str, ...] = (
 
 
 def measure(folder: Path, runs_of: list[dict[str, Any]]) -> dict[str, Any]:
-    """For each run, by its name: logs of the last step, the settings that TRL runs with, the reward model's state.
+    """For each run, by its name: logs of the last step, the settings that TRL runs with, the reward
+    model's state.
 
-    A run is a `name`, a `plan`, the folder `data` where the dataset's files are and the folder `root` of the rewards'.
+    A run is a `name`, a `plan`, the folder `data` where the dataset's files are and the folder
+    `root` of the rewards'.
     """
     return {run["name"]: _measured(run) for run in runs_of}
 
@@ -63,7 +67,9 @@ def _trained(job: TrainingPlan, rewards: RewardSet, data: Path) -> dict[str, Any
     rewards.check_dataset(prompts.rows)
     trainer = ReferenceGRPOTrainer(
         loaded=loaded,
-        strategy=strategy_for(job.execution, job.reference, trust_remote_code=job.model.trust_remote_code),
+        strategy=strategy_for(
+            job.execution, job.reference, trust_remote_code=job.model.trust_remote_code
+        ),
         args=config,
         reward_funcs=list(rewards.functions),
         reward_processing_classes=rewards.processing_classes,
@@ -74,9 +80,15 @@ def _trained(job: TrainingPlan, rewards: RewardSet, data: Path) -> dict[str, Any
     check_states(trainer)
     models = [function for function in rewards.functions if isinstance(function, torch.nn.Module)]
     return {
-        "logs": {key: value for key, value in logs.rows[trainer.state.global_step].items() if isinstance(value, float)}
+        "logs": {
+            key: value
+            for key, value in logs.rows[trainer.state.global_step].items()
+            if isinstance(value, float)
+        }
         | {"steps": trainer.state.global_step},
-        "dtypes": sorted({str(parameter.dtype) for model in models for parameter in model.parameters()}),
+        "dtypes": sorted(
+            {str(parameter.dtype) for model in models for parameter in model.parameters()}
+        ),
         "elements": sum(parameter.numel() for model in models for parameter in model.parameters()),
         "policy_dtypes": sorted({str(parameter.dtype) for parameter in trainer.model.parameters()}),
         "rows": len(prompts.rows),
@@ -85,9 +97,13 @@ def _trained(job: TrainingPlan, rewards: RewardSet, data: Path) -> dict[str, Any
     }
 
 
-def job(model: Path, rewards: list[dict[str, Any]], zero: int = 0, world_size: int = 1) -> TrainingPlan:
+def job(
+    model: Path, rewards: list[dict[str, Any]], zero: int = 0, world_size: int = 1
+) -> TrainingPlan:
     """A plan for the GSM8K-like rows with these rewards."""
-    base = runs.plan(model, "Sharded" if zero == 3 else "Clone", zero, world_size, training={"maxSteps": 2})
+    base = runs.plan(
+        model, "Sharded" if zero == 3 else "Clone", zero, world_size, training={"maxSteps": 2}
+    )
     dataset = {
         "files": {"configMap": {"name": "rows"}, "paths": [ROWS.name]},
         "promptColumn": "question",
@@ -102,13 +118,16 @@ def job(model: Path, rewards: list[dict[str, Any]], zero: int = 0, world_size: i
 
 
 def gsm8k_job(model: Path, spec: GRPOJobSpec, rows: Path) -> TrainingPlan:
-    """The GSM8K example with a tiny model, two steps and short completions; a character is a token here."""
+    """The GSM8K example with a tiny model, two steps and short completions; a character is a token
+    here."""
     execution = {"microBatch": 4, "gradientAccumulation": 4, "stepsPerGeneration": 4}
     smaller = {"max_steps": 2, "max_prompt_length": 8192, "max_completion_length": 12}
     files = DatasetFiles.model_validate({"configMap": {"name": "rows"}, "paths": [rows.name]})
     return runs.plan(model, execution=execution).model_copy(
         update={
-            "dataset": spec.dataset.model_copy(update={"name": None, "config": None, "files": files}),
+            "dataset": spec.dataset.model_copy(
+                update={"name": None, "config": None, "files": files}
+            ),
             "rewards": spec.rewards,
             "training": spec.training.model_copy(update=smaller),
         }

@@ -1,6 +1,7 @@
 """A `python` reward that stops answering where a test wants to kill the run.
 
-A kill between two polls could come a step too early or too late. Runs in the trainer's reward process.
+A kill between two polls could come a step too early or too late. Runs in the trainer's reward
+process.
 """
 
 import os

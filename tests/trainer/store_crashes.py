@@ -1,7 +1,9 @@
-"""Attempts of a run on an object store, each of which is struck at one of its requests, and a last one that is not.
+"""Attempts of a run on an object store, each of which is struck at one of its requests, and a last
+one that is not.
 
-A strike falls on a request of some kind, before the store has carried it out or after, and takes one pod or both. Or
-the attempt is cut off there: its requests wait until the next attempt has claimed the run, and then come all the same.
+A strike falls on a request of some kind, before the store has carried it out or after, and takes
+one pod or both. Or the attempt is cut off there: its requests wait until the next attempt has
+claimed the run, and then come all the same.
 """
 
 import random
@@ -95,7 +97,9 @@ class Door:
         if strike is None:
             return ""
         if self.fallen.is_set():
-            return {"cut off": "held", "one before": "", "one after": ""}.get(strike.way, "cut before")
+            return {"cut off": "held", "one before": "", "one after": ""}.get(
+                strike.way, "cut before"
+            )
         if re.fullmatch(REQUESTS[strike.kind], words):
             self.seen += 1
         if self.seen > strike.number:
@@ -164,7 +168,8 @@ def story(run: Run, strikes: Sequence[Strike], chance: random.Random) -> list[St
 
 
 def _bearable(strike: Strike) -> Strike:
-    """A strike for an attempt beside one that was cut off: two of these at once are more than two cores bear."""
+    """A strike for an attempt beside one that was cut off: two of these at once are more than two
+    cores bear."""
     return replace(strike, way="both before") if strike.way == "cut off" else strike
 
 
@@ -182,7 +187,8 @@ def _end(run: Run, door: Door, number: int) -> None:
 
 
 def _go_on_in_vain(run: Run, old: Door, newest: int) -> None:
-    """The requests of an attempt that was cut off come through at last; it ends, and commits nothing."""
+    """The requests of an attempt that was cut off come through at last; it ends, and commits
+    nothing."""
     assert old.gang is not None
     old.proxy.released.set()
     run.ended(old.gang)

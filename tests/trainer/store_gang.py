@@ -1,4 +1,5 @@
-"""Two pods with a disk each, whose checkpoints and model are on an object store only: attempts, and what must hold."""
+"""Two pods with a disk each, whose checkpoints and model are on an object store only: attempts, and
+what must hold."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,14 @@ from grpo_trainer.checkpoints.hashing import hash_of, recorded_parts
 from grpo_trainer.checkpoints.manifest import Manifest
 from grpo_trainer.checkpoints.store_checkpoints import part_key
 from grpo_trainer.runtime.paths import MANIFEST
-from grpo_trainer.stores.run_store import HEAD, Committed, Head, checkpoint_key, export_key, read_head
+from grpo_trainer.stores.run_store import (
+    HEAD,
+    Committed,
+    Head,
+    checkpoint_key,
+    export_key,
+    read_head,
+)
 from grpo_trainer.stores.store_client import Store, open_store
 from harness.controlplane import free_port
 from harness.programs.object_stores import BUCKET, CREDENTIALS
@@ -70,7 +78,8 @@ class Run:
         return open_store(self.spec, dict(CREDENTIALS), folder=self.name)
 
     def whole_head(self) -> Head | None:
-        """The head, all whose checkpoints are there to the last bit; None before the first claim."""
+        """The head, all whose checkpoints are there to the last bit; None before the first
+        claim."""
         head = read_head(self.store)
         for made in head.checkpoints if head else ():
             self._require_whole(made)
@@ -96,7 +105,8 @@ class Run:
         }
 
     def require_exact(self, whole: Whole) -> None:
-        """Every step of every attempt is that of the undisturbed run, and so are the weights that were exported."""
+        """Every step of every attempt is that of the undisturbed run, and so are the weights that
+        were exported."""
         for attempt, steps in enumerate(self.logged, 1):
             for step, values in steps.items():
                 assert not different(values, whole.steps[step]), (attempt, step)
@@ -117,7 +127,9 @@ class Run:
             key = checkpoint_key(made.attempt, made.step)
             named |= {f"{key}/{name}" for name in (MANIFEST, *self._parts(made))}
         left = set(self.store.object_sizes()) - named
-        assert {key for key in left if not key.startswith(f"{export_key(head.export or 0)}/")} == set()
+        assert {
+            key for key in left if not key.startswith(f"{export_key(head.export or 0)}/")
+        } == set()
 
 
 def prepare(case: Case, folder: Path) -> None:
@@ -148,4 +160,8 @@ def two_pods(case: Case, folder: Path, attempt: int, checkpoints: Path) -> Train
 
 def different(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """What differs between two lines of the log, but for times."""
-    return {key: (one[key], other.get(key)) for key in one if "second" not in key and one[key] != other.get(key)}
+    return {
+        key: (one[key], other.get(key))
+        for key in one
+        if "second" not in key and one[key] != other.get(key)
+    }

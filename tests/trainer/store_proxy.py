@@ -1,7 +1,8 @@
-"""A proxy in front of an object store that fails some requests, before they are carried out or after, or is slow.
+"""A proxy in front of an object store that fails some requests, before they are carried out or
+after, or is slow.
 
-A store that is down, slow, or whose answers get lost can't be asked of a healthy one. Signatures hold, since they are
-of the name that the client called.
+A store that is down, slow, or whose answers get lost can't be asked of a healthy one. Signatures
+hold, since they are of the name that the client called.
 """
 
 import http.client
@@ -17,16 +18,19 @@ from urllib.parse import urlsplit
 from tests.trainer.hub import serving
 
 FAULTS = ("503", "cut before", "cut amid", "cut after")
-"""What may befall a request: a refusal that passes, a connection that is cut, half an answer, an answer that is lost.
-There are also `ignores HEADER`: the store seems to have taken what it refused because of this condition; `dies before`
-and `dies after`: StoreProxy.struck is called, and nobody gets an answer; `held`: it waits for StoreProxy.released."""
+"""What may befall a request: a refusal that passes, a connection that is cut, half an answer, an
+answer that is lost. There are also `ignores HEADER`: the store seems to have taken what it refused
+because of this condition; `dies before` and `dies after`: StoreProxy.struck is called, and nobody
+gets an answer; `held`: it waits for StoreProxy.released."""
 CHUNK = 64 * 1024
 Fault = Callable[[int, str], str]
-"""From the request's number, from 0, and its words (`PUT /bucket/key`) to its fault; empty to let it pass."""
+"""From the request's number, from 0, and its words (`PUT /bucket/key`) to its fault; empty to let
+it pass."""
 
 
 class Pace:
-    """How slow a store is: what all its connections together carry, and how long each answer takes to begin."""
+    """How slow a store is: what all its connections together carry, and how long each answer takes
+    to begin."""
 
     def __init__(self, latency: float = 0.0, bytes_per_second: float = 0.0) -> None:
         """0 bytes per second: as many as there are."""
@@ -129,7 +133,9 @@ class _Handler(BaseHTTPRequestHandler):
         target = self.server.target
         connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=60)
         try:
-            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            connection.putrequest(
+                self.command, self.path, skip_host=True, skip_accept_encoding=True
+            )
             for name, value in self.headers.items():
                 connection.putheader(name, value)
             connection.endheaders(body)
@@ -138,13 +144,18 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def _send(self, status: int, headers: dict[str, str], body: bytes, *, cut: bool = False) -> None:
+    def _send(
+        self, status: int, headers: dict[str, str], body: bytes, *, cut: bool = False
+    ) -> None:
         self.send_response_only(status)
         hop = ("connection", "transfer-encoding", "content-length", "keep-alive")
         for name, value in headers.items():
             if name.lower() not in hop:
                 self.send_header(name, value)
-        length = next((value for name, value in headers.items() if name.lower() == "content-length"), str(len(body)))
+        length = next(
+            (value for name, value in headers.items() if name.lower() == "content-length"),
+            str(len(body)),
+        )
         self.send_header("Content-Length", length if self.command == "HEAD" else str(len(body)))
         self.end_headers()
         if self.command != "HEAD":

@@ -51,7 +51,9 @@ class World:
 def save(run: RunStore, step: int) -> None:
     """A small checkpoint of two parts."""
     for part in range(2):
-        run.store.put(f"{checkpoint_key(run.attempt, step)}/model.{part:06}", b"%d/%d" % (run.attempt, step))
+        run.store.put(
+            f"{checkpoint_key(run.attempt, step)}/model.{part:06}", b"%d/%d" % (run.attempt, step)
+        )
     run.commit(step, b'{"step": %d, "attempt": %d}' % (step, run.attempt), 1.0)
 
 

@@ -1,4 +1,5 @@
-"""What must be true of a run that met a number that is not finite (tests/support/facts/divergence_facts.py)."""
+"""What must be true of a run that met a number that is not finite
+(tests/support/facts/divergence_facts.py)."""
 
 from typing import Any
 
@@ -6,7 +7,8 @@ from tests.support.facts.divergence_facts import SAVED
 
 
 def stopped_in_time(facts: dict[str, Any]) -> None:
-    """It ended as Diverged, nothing was sealed after the number, and the optimizer took no step with a bad gradient."""
+    """It ended as Diverged, nothing was sealed after the number, and the optimizer took no step
+    with a bad gradient."""
     step = facts["step"]
     assert facts["ended"].startswith("Diverged: "), facts
     before = (step - 1) // SAVED * SAVED

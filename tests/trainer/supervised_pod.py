@@ -1,4 +1,5 @@
-"""A pod of several processes through the real entry point: the real watchdog and supervisor around an act per rank."""
+"""A pod of several processes through the real entry point: the real watchdog and supervisor around
+an act per rank."""
 
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from tests.support.ranks.launch import tracer
 
 HANG_SECONDS = 10
 """The shortest guard.hangTimeoutSeconds."""
-# Takes the place of grpo_trainer.training.worker in the workers: the real watchdog around an act per rank.
+# Takes the place of grpo_trainer.training.worker in the workers: the real watchdog around an act
+# per rank.
 STAND_IN = """
 import ctypes, faulthandler, os, sys, threading, time, types
 
@@ -83,7 +85,7 @@ def holds_the_gil(recorder, errors):
 module = types.ModuleType("grpo_trainer.training.worker")
 module.train = train
 sys.modules["grpo_trainer.training.worker"] = module
-"""
+"""  # noqa: E501
 POD = """
 import os, sys
 from grpo_trainer.gang.placement import placement
@@ -92,7 +94,8 @@ from grpo_trainer.process.supervisor import supervise
 plan = read_plan(os.environ)
 sys.exit(supervise(plan, placement(plan.execution, os.environ), float(sys.argv[1])))
 """
-"""The entry point of a pod of several processes; its argument are the seconds for their last words."""
+"""The entry point of a pod of several processes; its argument are the seconds for their last
+words."""
 LAST_WORDS = 60.0
 """A busy machine is slow to write them."""
 
@@ -101,16 +104,29 @@ def run(
     folder: Path, *acts: str, hang_seconds: int = 600, last_words: float = LAST_WORDS
 ) -> "subprocess.CompletedProcess[str]":
     """A pod's supervisor, or its only process, after its end."""
-    plan = runs.plan(Path("/models/demo"), folder=folder / "run", execution={"processesPerNode": len(acts)})
+    plan = runs.plan(
+        Path("/models/demo"), folder=folder / "run", execution={"processesPerNode": len(acts)}
+    )
     plan = plan.model_copy(update={"guard": GuardSpec(hang_timeout_seconds=hang_seconds)})
     attempt = folder / "run" / "attempt-1"
     attempt.mkdir(parents=True)
     (folder / "plan.json").write_text(plan.model_dump_json())
     (folder / "sitecustomize.py").write_text(STAND_IN.format(acts=acts))
-    environment = ISOLATED | {PLAN_ENV: str(folder / "plan.json"), TERMINATION_LOG_ENV: str(folder / "end")}
-    environment |= tracer() | {"PYTHONPATH": f"{folder}:{ISOLATED['PYTHONPATH']}", "BEGUN_FILE": str(folder / "begun")}
-    command = [sys.executable, *(("-c", POD, str(last_words)) if len(acts) > 1 else ("-m", "grpo_trainer"))]
-    return subprocess.run(command, env=environment, check=False, timeout=300, capture_output=True, text=True)
+    environment = ISOLATED | {
+        PLAN_ENV: str(folder / "plan.json"),
+        TERMINATION_LOG_ENV: str(folder / "end"),
+    }
+    environment |= tracer() | {
+        "PYTHONPATH": f"{folder}:{ISOLATED['PYTHONPATH']}",
+        "BEGUN_FILE": str(folder / "begun"),
+    }
+    command = [
+        sys.executable,
+        *(("-c", POD, str(last_words)) if len(acts) > 1 else ("-m", "grpo_trainer")),
+    ]
+    return subprocess.run(
+        command, env=environment, check=False, timeout=300, capture_output=True, text=True
+    )
 
 
 def supervised(folder: Path, *acts: str, **settings: Any) -> tuple[Outcome, dict[int, Outcome]]:

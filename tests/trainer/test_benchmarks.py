@@ -1,4 +1,5 @@
-"""Every benchmark can be imported and explains its options; those of a few seconds run at their smallest size."""
+"""Every benchmark can be imported and explains its options; those of a few seconds run at their
+smallest size."""
 
 import importlib
 import subprocess

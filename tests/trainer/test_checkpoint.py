@@ -1,6 +1,8 @@
-"""Checkpoints on disk: fencing, completeness, damage, rotation, and a crash or a full disk at every write.
+"""Checkpoints on disk: fencing, completeness, damage, rotation, and a crash or a full disk at every
+write.
 
-These decide whether a run can lose work. The disk errors are real: a limit on file size set by the kernel.
+These decide whether a run can lose work. The disk errors are real: a limit on file size set by the
+kernel.
 """
 
 import os
@@ -34,18 +36,29 @@ def make_plan(folder: Path, attempt: int = 1, uid: str = "a", keep: int = 2) -> 
     """A plan whose checkpoints are in `folder`."""
     plan = runs.plan(Path("/models/demo"), folder=folder)
     job = plan.job.model_copy(update={"attempt": attempt, "uid": uid})
-    return plan.model_copy(update={"job": job, "checkpoint": plan.checkpoint.model_copy(update={"keep": keep})})
+    return plan.model_copy(
+        update={"job": job, "checkpoint": plan.checkpoint.model_copy(update={"keep": keep})}
+    )
 
 
-def save(plan: TrainingPlan, step: int, run: dict[str, str] | None = None, weights: bytes = b"weights" * 100) -> Path:
+def save(
+    plan: TrainingPlan,
+    step: int,
+    run: dict[str, str] | None = None,
+    weights: bytes = b"weights" * 100,
+) -> Path:
     """A complete checkpoint of two files."""
-    folder = Path(plan.checkpoint_directory or "") / f"attempt-{plan.job.attempt}" / f"checkpoint-{step}"
+    folder = (
+        Path(plan.checkpoint_directory or "") / f"attempt-{plan.job.attempt}" / f"checkpoint-{step}"
+    )
     (folder / "global_step").mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(weights)
     (folder / "global_step" / "rank_0.pt").write_bytes(bytes([step]) * 50)
     sizes = list_files(folder)
     files = records(sizes, digests(folder, split_into_parts(sizes)))
-    commit(plan, folder, Manifest(attempt=plan.job.attempt, step=step, identity=run or {}, files=files))
+    commit(
+        plan, folder, Manifest(attempt=plan.job.attempt, step=step, identity=run or {}, files=files)
+    )
     return folder
 
 
@@ -72,7 +85,8 @@ def unwritable() -> Iterator[Path]:
 
 def test_a_folder_that_may_not_be_written_is_bad_input_at_once(unwritable: Path) -> None:
     with pytest.raises(
-        BadInput, match=r"can't be written by user 65534 .*: Permission denied\. Make the volume of spec"
+        BadInput,
+        match=r"can't be written by user 65534 .*: Permission denied\. Make the volume of spec",
     ):
         claim(make_plan(unwritable))
 
@@ -99,7 +113,9 @@ def test_another_job_is_rejected_with_both_uids(tmp_path: Path) -> None:
         claim(make_plan(tmp_path, uid="yours"))
 
 
-def test_a_checkpoint_loses_its_manifest_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_loses_its_manifest_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = make_plan(tmp_path)
     claim(plan)
     checkpoint = save(plan, 10)
@@ -109,7 +125,9 @@ def test_a_checkpoint_loses_its_manifest_before_anything_else(tmp_path: Path, mo
     assert complete(tmp_path) == []
 
 
-def test_an_export_is_durable_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_is_durable_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     durable: set[str] = set()
     fsync = os.fsync
 
@@ -129,18 +147,28 @@ def test_an_export_is_durable_before_it_has_its_name(tmp_path: Path, monkeypatch
     assert exported == tmp_path / "export"
     parts = ("", "/tokenizer", "/model.safetensors", "/tokenizer/vocabulary")
     assert {f"{tmp_path}/.export-attempt-1{part}" for part in parts} | {str(tmp_path)} <= durable
-    assert sorted(list_files(exported)) == ["SHA256SUMS", "model.safetensors", "tokenizer/vocabulary"]
-    checked = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=exported, capture_output=True, check=False)
+    assert sorted(list_files(exported)) == [
+        "SHA256SUMS",
+        "model.safetensors",
+        "tokenizer/vocabulary",
+    ]
+    checked = subprocess.run(
+        ["sha256sum", "--check", "SHA256SUMS"], cwd=exported, capture_output=True, check=False
+    )
     assert (checked.returncode, len(checked.stdout.splitlines())) == (0, 2)
     told = describe_export(exported)
-    one_hash = subprocess.check_output("sha256sum *.safetensors | sha256sum", shell=True, cwd=exported, text=True)
+    one_hash = subprocess.check_output(
+        "sha256sum *.safetensors | sha256sum", shell=True, cwd=exported, text=True
+    )
     assert told.weights_hash == f"sha256:{one_hash.split()[0]}"
     assert (told.format, told.bytes) == ("Model", sum(list_files(exported).values()))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "global_step/rank_0.pt"])
 @pytest.mark.parametrize("fault", ["missing", "truncated", "flipped"])
-def test_every_damage_is_named_and_the_checkpoint_before_is_chosen(tmp_path: Path, name: str, fault: str) -> None:
+def test_every_damage_is_named_and_the_checkpoint_before_is_chosen(
+    tmp_path: Path, name: str, fault: str
+) -> None:
     plan = make_plan(tmp_path)
     claim(plan)
     run = {"model.name": '"demo"'}
@@ -149,7 +177,9 @@ def test_every_damage_is_named_and_the_checkpoint_before_is_chosen(tmp_path: Pat
     content = path.read_bytes()
     path.unlink()
     if fault != "missing":
-        path.write_bytes(content[:-1] if fault == "truncated" else bytes([content[0] ^ 1]) + content[1:])
+        path.write_bytes(
+            content[:-1] if fault == "truncated" else bytes([content[0] ^ 1]) + content[1:]
+        )
     assert name in damage(bad, read_manifest(bad).files)[0]
     assert choose(plan, run) == good
 
@@ -159,7 +189,9 @@ def test_nothing_undamaged_left_is_rejected(tmp_path: Path) -> None:
     claim(plan)
     (save(plan, 10) / "model.safetensors").unlink()
     (save(plan, 20) / MANIFEST).write_text("{")
-    with pytest.raises(BadInput, match=r"every checkpoint is damaged .*manifest.json.*model.safetensors is missing"):
+    with pytest.raises(
+        BadInput, match=r"every checkpoint is damaged .*manifest.json.*model.safetensors is missing"
+    ):
         choose(plan, {})
 
 
@@ -175,14 +207,20 @@ def test_another_runs_checkpoint_is_rejected_with_every_difference(tmp_path: Pat
     )
     with pytest.raises(BadInput) as rejected:
         require_same_run(folder, read_manifest(folder), identity(other, "other rows"))
-    for part in ("model.name", "dataset: checkpoint", "plan.world_size: checkpoint 1, now 4", "plan.strategy"):
+    for part in (
+        "model.name",
+        "dataset: checkpoint",
+        "plan.world_size: checkpoint 1, now 4",
+        "plan.strategy",
+    ):
         assert part in str(rejected.value)
     require_same_run(folder, read_manifest(folder), identity(plan, "rows"))
 
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Writes beyond `size` bytes of a file fail, as on a full disk (setrlimit(2); Python ignores SIGXFSZ)."""
+    """Writes beyond `size` bytes of a file fail, as on a full disk (setrlimit(2); Python ignores
+    SIGXFSZ)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -205,7 +243,9 @@ def test_a_full_disk_at_any_write_leaves_the_last_checkpoint(tmp_path: Path) -> 
         assert not (tmp_path / "attempt-1" / "checkpoint-20").exists()
 
 
-def test_a_service_that_moved_belongs_to_the_same_run_and_one_that_scores_otherwise_does_not(tmp_path: Path) -> None:
+def test_a_service_that_moved_belongs_to_the_same_run_and_one_that_scores_otherwise_does_not(
+    tmp_path: Path,
+) -> None:
     def with_service(**http: object) -> TrainingPlan:
         reward = RewardSpec.model_validate({"http": {"url": "http://old.svc/score"} | http})
         return make_plan(tmp_path).model_copy(update={"rewards": [reward]})
@@ -214,25 +254,33 @@ def test_a_service_that_moved_belongs_to_the_same_run_and_one_that_scores_otherw
     claim(plan)
     folder = save(plan, 10, identity(plan, "rows"))
     token = {"name": "judge", "key": "token"}
-    moved = with_service(url="https://new.svc", timeoutSeconds=7, batchTimeoutSeconds=9, tokenSecretRef=token)
+    moved = with_service(
+        url="https://new.svc", timeoutSeconds=7, batchTimeoutSeconds=9, tokenSecretRef=token
+    )
     require_same_run(folder, read_manifest(folder), identity(moved, "rows"))
     with pytest.raises(BadInput, match="rewards: checkpoint"):
         require_same_run(folder, read_manifest(folder), identity(with_service(batchSize=7), "rows"))
 
 
-def test_a_run_begins_with_another_ones_newest_checkpoint_until_it_has_its_own(tmp_path: Path) -> None:
+def test_a_run_begins_with_another_ones_newest_checkpoint_until_it_has_its_own(
+    tmp_path: Path,
+) -> None:
     old = make_plan(tmp_path / "old")
     claim(old)
     run = identity(old, "rows")
     save(old, 10, run)
     newest = save(old, 20, run)
-    plan = make_plan(tmp_path / "new", uid="b").model_copy(update={"resume_from": str(tmp_path / "old")})
+    plan = make_plan(tmp_path / "new", uid="b").model_copy(
+        update={"resume_from": str(tmp_path / "old")}
+    )
     claim(plan)
     assert choose(plan, run) == newest
     assert choose(plan.model_copy(update={"checkpoint_directory": None}), run) == newest
     (newest / "model.safetensors").unlink()
     assert choose(plan, run) == tmp_path / "old" / "attempt-1" / "checkpoint-10"
-    one = plan.model_copy(update={"resume_from": str(tmp_path / "old" / "attempt-1" / "checkpoint-10")})
+    one = plan.model_copy(
+        update={"resume_from": str(tmp_path / "old" / "attempt-1" / "checkpoint-10")}
+    )
     assert choose(one, run) == tmp_path / "old" / "attempt-1" / "checkpoint-10"
     own = save(plan, 5, run)
     assert choose(plan, run) == own
@@ -249,10 +297,14 @@ def test_what_another_run_must_share_is_named_with_both_values(tmp_path: Path) -
     claim(old)
     save(old, 10, identity(old, "rows"))
     plan = make_plan(tmp_path / "new").model_copy(update={"resume_from": str(tmp_path / "old")})
-    longer = plan.model_copy(update={"training": plan.training.model_copy(update={"max_steps": 99})})
+    longer = plan.model_copy(
+        update={"training": plan.training.model_copy(update={"max_steps": 99})}
+    )
     assert choose(longer, identity(longer, "rows")) is not None
     other = longer.model_copy(update={"training": longer.training.model_copy(update={"beta": 0.5})})
-    with pytest.raises(BadInput, match=r"spec.resumeFrom: .* training.beta: checkpoint 0.04, now 0.5\. Set these"):
+    with pytest.raises(
+        BadInput, match=r"spec.resumeFrom: .* training.beta: checkpoint 0.04, now 0.5\. Set these"
+    ):
         choose(other, identity(other, "rows"))
     with pytest.raises(BadInput, match="dataset: checkpoint"):
         choose(longer, identity(longer, "other rows"))

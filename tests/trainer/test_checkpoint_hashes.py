@@ -1,4 +1,5 @@
-"""Shares of hashing, for files and gangs of every size: disjoint, complete, balanced; and no damage goes unnamed."""
+"""Shares of hashing, for files and gangs of every size: disjoint, complete, balanced; and no damage
+goes unnamed."""
 
 import hashlib
 import json
@@ -54,7 +55,9 @@ def all_damage(folder: Path, files: dict[str, FileRecord], world: int) -> list[s
 
 @given(st.dictionaries(NAMES, st.one_of(st.integers(0, 3), st.integers(0, 5000 * GIB))), WORLDS)
 @settings(max_examples=cases(100))
-def test_shares_are_disjoint_complete_and_balanced_within_a_chunk(sizes: dict[str, int], world: int) -> None:
+def test_shares_are_disjoint_complete_and_balanced_within_a_chunk(
+    sizes: dict[str, int], world: int
+) -> None:
     chunk = max(CHUNK_BYTES, sum(sizes.values()) // 5000)
     parts = split_into_parts(sizes, chunk)
     for name, size in sizes.items():
@@ -69,7 +72,9 @@ def test_shares_are_disjoint_complete_and_balanced_within_a_chunk(sizes: dict[st
 
 
 FILES = st.dictionaries(
-    st.text("abcé.", min_size=1, max_size=20).map("file{}".format), st.binary(max_size=40), min_size=2
+    st.text("abcé.", min_size=1, max_size=20).map("file{}".format),
+    st.binary(max_size=40),
+    min_size=2,
 )
 
 
@@ -125,7 +130,9 @@ def test_every_damage_is_found_and_no_other_file_is_blamed(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         written(folder, contents)
-        files = record(folder, {name: len(content) for name, content in contents.items()}, saved_by, CHUNK)
+        files = record(
+            folder, {name: len(content) for name, content in contents.items()}, saved_by, CHUNK
+        )
         assert all_damage(folder, files, read_by) == []
         hit = fault(folder, contents, random.randrange)  # type: ignore[attr-defined]
         problems = all_damage(folder, files, read_by)
@@ -166,10 +173,14 @@ def test_a_file_that_another_rank_sees_shorter_is_not_recorded(tmp_path: Path) -
         digests(tmp_path, split_into_parts({"late": 6}))
 
 
-def test_a_file_that_can_not_be_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_can_not_be_read_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written(tmp_path, {"file": b"content"})
     files = record(tmp_path, {"file": 7}, 1, CHUNK)
     os.truncate(tmp_path / "file", 6)
-    monkeypatch.setattr(Path, "stat", lambda _: os.stat_result((0o100644, 0, 0, 0, 0, 0, 7, 0, 0, 0)))
+    monkeypatch.setattr(
+        Path, "stat", lambda _: os.stat_result((0o100644, 0, 0, 0, 0, 0, 7, 0, 0, 0))
+    )
     assert damage(tmp_path, files) == ["file can't be read: ends 1 bytes before byte 7"]
     assert [part.end for part, _ in recorded_parts(files)] == [7]

@@ -1,4 +1,5 @@
-"""Which checkpoints are kept: those that were committed last, however often a run goes back, and by the owner alone."""
+"""Which checkpoints are kept: those that were committed last, however often a run goes back, and by
+the owner alone."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,7 +50,8 @@ def test_an_attempt_that_is_superseded_while_it_deletes_deletes_nothing_more(
 
 
 ATTEMPTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=6)
-"""Of each attempt, how many of the newest checkpoints it finds damaged, and how many it then saves."""
+"""Of each attempt, how many of the newest checkpoints it finds damaged, and how many it then
+saves."""
 
 
 @given(ATTEMPTS, st.integers(1, 3))

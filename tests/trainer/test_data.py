@@ -23,7 +23,11 @@ GSM8K_ROWS = Path(__file__).parent / "data" / "gsm8k-format.jsonl"
 
 
 def spec(*paths: str, **fields: Any) -> DatasetSpec:
-    files = {"configMap": {"name": "data"}, "paths": list(paths), "format": fields.pop("format", "Auto")}
+    files = {
+        "configMap": {"name": "data"},
+        "paths": list(paths),
+        "format": fields.pop("format", "Auto"),
+    }
     return DatasetSpec.model_validate({"files": files, **fields})
 
 
@@ -32,7 +36,9 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def test_text_prompts_stay_text_and_keep_the_other_columns(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "1+1=", "answer": 2}, {"prompt": "2+2=", "answer": 4}])
+    write_jsonl(
+        tmp_path / "a.jsonl", [{"prompt": "1+1=", "answer": 2}, {"prompt": "2+2=", "answer": 4}]
+    )
     prompts = load_prompts(spec("a.jsonl"), TRAINING, tiny_tokenizer(), root=tmp_path)
     assert list(prompts.rows) == [{"answer": 2, "prompt": "1+1="}, {"answer": 4, "prompt": "2+2="}]
     assert (prompts.num_dropped, prompts.num_duplicates) == (0, 0)
@@ -42,7 +48,10 @@ def test_a_system_prompt_turns_text_into_a_chat(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", [{"question": "1+1=", "answer": "2"}])
     dataset = spec("a.jsonl", promptColumn="question", systemPrompt="Count.")
     rows = load_prompts(dataset, TRAINING, tiny_tokenizer(), root=tmp_path).rows
-    assert rows[0]["prompt"] == [{"role": "system", "content": "Count."}, {"role": "user", "content": "1+1="}]
+    assert rows[0]["prompt"] == [
+        {"role": "system", "content": "Count."},
+        {"role": "user", "content": "1+1="},
+    ]
     assert rows.column_names == ["question", "answer", "prompt"]
 
 
@@ -53,20 +62,34 @@ def test_chats_get_the_system_prompt_in_front(tmp_path: Path) -> None:
         {"role": "user", "content": "?"},
     ]
     write_jsonl(tmp_path / "a.jsonl", [{"prompt": chat}])
-    rows = load_prompts(spec("a.jsonl", systemPrompt="Count."), TRAINING, tiny_tokenizer(), root=tmp_path).rows
+    rows = load_prompts(
+        spec("a.jsonl", systemPrompt="Count."), TRAINING, tiny_tokenizer(), root=tmp_path
+    ).rows
     assert rows[0]["prompt"] == [{"role": "system", "content": "Count."}, *chat]
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(4, ["abcd"]), (5, ["abcd", "abcde"]), (6, ["abcd", "abcde", "abcdef"])])
-def test_prompts_over_the_limit_are_dropped_and_counted(tmp_path: Path, limit: int, kept: list[str]) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "abcd"}, {"prompt": "abcde"}, {"prompt": "abcdef"}])
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(4, ["abcd"]), (5, ["abcd", "abcde"]), (6, ["abcd", "abcde", "abcdef"])]
+)
+def test_prompts_over_the_limit_are_dropped_and_counted(
+    tmp_path: Path, limit: int, kept: list[str]
+) -> None:
+    write_jsonl(
+        tmp_path / "a.jsonl", [{"prompt": "abcd"}, {"prompt": "abcde"}, {"prompt": "abcdef"}]
+    )
     training = TrainingSpec(prompts_per_step=1, num_generations=2, max_prompt_length=limit)
     prompts = load_prompts(spec("a.jsonl"), training, tiny_tokenizer(), root=tmp_path)
     assert prompts.rows["prompt"][:] == kept
     assert prompts.num_dropped == 3 - len(kept)
-    assert prompts.counts == {"prompts": len(kept), "prompts_dropped": prompts.num_dropped, "prompts_duplicate": 0}
+    assert prompts.counts == {
+        "prompts": len(kept),
+        "prompts_dropped": prompts.num_dropped,
+        "prompts_duplicate": 0,
+    }
     assert prompts.dropped_message == (
-        f"; {prompts.num_dropped} of 3 prompts were dropped as too long" if prompts.num_dropped else ""
+        f"; {prompts.num_dropped} of 3 prompts were dropped as too long"
+        if prompts.num_dropped
+        else ""
     )
 
 
@@ -78,7 +101,8 @@ def test_the_chat_template_counts_towards_the_limit(tmp_path: Path) -> None:
     assert len(load_prompts(dataset, fits, tiny_tokenizer(), root=tmp_path).rows) == 1
     too_short = TrainingSpec(prompts_per_step=1, num_generations=2, max_prompt_length=tokens - 1)
     with pytest.raises(
-        BadInput, match=r"a.jsonl line 1, column 'prompt': 9 tokens, more than training.maxPromptLength 8"
+        BadInput,
+        match=r"a.jsonl line 1, column 'prompt': 9 tokens, more than training.maxPromptLength 8",
     ):
         load_prompts(dataset, too_short, tiny_tokenizer(), root=tmp_path)
 
@@ -86,16 +110,23 @@ def test_the_chat_template_counts_towards_the_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("rule", "left"), [("Keep", ["a", "b", "a", "a"]), ("Drop", ["a", "b"])])
 def test_duplicates_are_counted(tmp_path: Path, rule: str, left: list[str]) -> None:
     write_jsonl(tmp_path / "a.jsonl", [{"prompt": text} for text in "abaa"])
-    prompts = load_prompts(spec("a.jsonl", onDuplicatePrompt=rule), TRAINING, tiny_tokenizer(), root=tmp_path)
+    prompts = load_prompts(
+        spec("a.jsonl", onDuplicatePrompt=rule), TRAINING, tiny_tokenizer(), root=tmp_path
+    )
     assert prompts.rows["prompt"][:] == left
     assert (prompts.num_duplicates, prompts.num_dropped) == (2, 0)
 
 
 def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
-    rows = [{"prompt": 'Say "hi", then stop', "answer": "hi"}, {"prompt": "two\nlines", "answer": "ä"}]
+    rows = [
+        {"prompt": 'Say "hi", then stop', "answer": "hi"},
+        {"prompt": "two\nlines", "answer": "ä"},
+    ]
     write_jsonl(tmp_path / "a.jsonl", rows)
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    (tmp_path / "a.csv").write_text('prompt,answer\n"Say ""hi"", then stop",hi\n"two\nlines",ä\n', encoding="utf-8")
+    (tmp_path / "a.csv").write_text(
+        'prompt,answer\n"Say ""hi"", then stop",hi\n"two\nlines",ä\n', encoding="utf-8"
+    )
     loaded = [
         load_prompts(spec(name), TRAINING, tiny_tokenizer(), root=tmp_path)
         for name in ("a.jsonl", "a.parquet", "a.csv")
@@ -110,7 +141,9 @@ def test_files_are_read_in_order_and_wildcards_by_name(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     for name, text in {"more/b.jsonl": "2", "more/a.jsonl": "1", "z.jsonl": "0"}.items():
         write_jsonl(tmp_path / name, [{"prompt": text}])
-    rows = load_prompts(spec("z.jsonl", "more/*.jsonl"), TRAINING, tiny_tokenizer(), root=tmp_path).rows
+    rows = load_prompts(
+        spec("z.jsonl", "more/*.jsonl"), TRAINING, tiny_tokenizer(), root=tmp_path
+    ).rows
     assert rows["prompt"][:] == ["0", "1", "2"]
 
 
@@ -132,10 +165,18 @@ def test_columns_are_renamed_before_all_else(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_follows_content_and_mapping(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "1", "answer": "a"}, {"prompt": "2", "answer": "b"}])
-    write_jsonl(tmp_path / "copy.jsonl", [{"answer": "a", "prompt": "1"}, {"answer": "b", "prompt": "2"}])
-    write_jsonl(tmp_path / "other.jsonl", [{"prompt": "1", "answer": "a"}, {"prompt": "2", "answer": "c"}])
-    write_jsonl(tmp_path / "turned.jsonl", [{"prompt": "2", "answer": "b"}, {"prompt": "1", "answer": "a"}])
+    write_jsonl(
+        tmp_path / "a.jsonl", [{"prompt": "1", "answer": "a"}, {"prompt": "2", "answer": "b"}]
+    )
+    write_jsonl(
+        tmp_path / "copy.jsonl", [{"answer": "a", "prompt": "1"}, {"answer": "b", "prompt": "2"}]
+    )
+    write_jsonl(
+        tmp_path / "other.jsonl", [{"prompt": "1", "answer": "a"}, {"prompt": "2", "answer": "c"}]
+    )
+    write_jsonl(
+        tmp_path / "turned.jsonl", [{"prompt": "2", "answer": "b"}, {"prompt": "1", "answer": "a"}]
+    )
 
     def fingerprint(dataset: DatasetSpec) -> str:
         return load_prompts(dataset, TRAINING, tiny_tokenizer(), root=tmp_path).fingerprint
@@ -152,19 +193,26 @@ def test_the_fingerprint_follows_content_and_mapping(tmp_path: Path) -> None:
     assert len({base, *map(fingerprint, changed)}) == 1 + len(changed)
 
 
-def test_hub_datasets_are_loaded_by_name_and_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_datasets_are_loaded_by_name_and_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`datasets` takes a folder for a hub id: the same call, without a network."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "set").mkdir()
     for split in ("train", "test"):
-        write_jsonl(tmp_path / "set" / f"{split}.jsonl", [{"question": f"{split} {n}", "answer": n} for n in range(3)])
+        write_jsonl(
+            tmp_path / "set" / f"{split}.jsonl",
+            [{"question": f"{split} {n}", "answer": n} for n in range(3)],
+        )
     dataset = DatasetSpec(name=str(tmp_path / "set"), split="test", prompt_column="question")
     rows = load_prompts(dataset, TRAINING, tiny_tokenizer()).rows
     assert rows["prompt"][:] == ["test 0", "test 1", "test 2"]
     with pytest.raises(BadInput, match=r"split validation\).*check name, config, split"):
         load_prompts(dataset.model_copy(update={"split": "validation"}), TRAINING, tiny_tokenizer())
     with pytest.raises(BadInput, match="can't be loaded"):
-        load_prompts(dataset.model_copy(update={"name": str(tmp_path / "none")}), TRAINING, tiny_tokenizer())
+        load_prompts(
+            dataset.model_copy(update={"name": str(tmp_path / "none")}), TRAINING, tiny_tokenizer()
+        )
 
 
 def test_gsm8k_rows_become_chats_with_their_answers(tmp_path: Path) -> None:

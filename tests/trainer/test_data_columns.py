@@ -1,4 +1,5 @@
-"""Columns with names that TRL takes for something else: the run trains on text, and rewards get every column as it is.
+"""Columns with names that TRL takes for something else: the run trains on text, and rewards get
+every column as it is.
 
 TRL finds out in its first step, and its error names no column.
 """
@@ -59,7 +60,9 @@ def test_a_step_is_trained_and_rewards_get_every_column(tmp_path: Path, chat: bo
     prompts = load_prompts(job.dataset, job.training, loaded.tokenizer, root=tmp_path)
     rewards = RewardSet(list(job.rewards), ["own"], [reward], {"own": RewardCounters()})
     parts = TrainerParts(loaded, config, prompts, rewards, [], None)
-    trainer = make_trainer(parts, Clone(), StepObserver(), [], lambda _, write: write(), generation_sub_batch=0)
+    trainer = make_trainer(
+        parts, Clone(), StepObserver(), [], lambda _, write: write(), generation_sub_batch=0
+    )
     trainer.train()
     assert trainer.state.global_step == 1
     (given,) = seen
@@ -69,7 +72,9 @@ def test_a_step_is_trained_and_rewards_get_every_column(tmp_path: Path, chat: bo
 @pytest.mark.parametrize("name", RESERVED)
 def test_a_column_that_rewards_could_not_get_is_rejected(tmp_path: Path, name: str) -> None:
     job = plan(tmp_path, {name: "x"})
-    with pytest.raises(BadInput, match=f"column '{name}' has a name that reward functions get something else by"):
+    with pytest.raises(
+        BadInput, match=f"column '{name}' has a name that reward functions get something else by"
+    ):
         load_prompts(job.dataset, job.training, tiny_tokenizer(), root=tmp_path)
 
 
@@ -77,7 +82,11 @@ def test_pictures_of_a_hub_dataset_stay_as_they_are_stored(monkeypatch: pytest.M
     """The same fingerprint in every process, and no library that decodes them."""
     stored = {"bytes": b"\x89PNG", "path": None}
     features = datasets.Features(
-        {"prompt": datasets.Value("string"), "image": datasets.Image(), "images": datasets.List(datasets.Image())}
+        {
+            "prompt": datasets.Value("string"),
+            "image": datasets.Image(),
+            "images": datasets.List(datasets.Image()),
+        }
         | {"parts": {"sound": datasets.Audio()}, "clip": datasets.Video()}
     )
     table = pa.table(
@@ -85,7 +94,8 @@ def test_pictures_of_a_hub_dataset_stay_as_they_are_stored(monkeypatch: pytest.M
         | {"parts": [{"sound": stored}] * 2, "clip": [stored] * 2}
     )
     rows = datasets.Dataset(
-        datasets.table.InMemoryTable(table.cast(features.arrow_schema)), datasets.DatasetInfo(features=features)
+        datasets.table.InMemoryTable(table.cast(features.arrow_schema)),
+        datasets.DatasetInfo(features=features),
     )
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
     spec = DatasetSpec.model_validate({"name": "some/pictures"})

@@ -21,7 +21,13 @@ GOOD = '{"prompt": "1+1=", "answer": "2"}'
 CHAT = {"role": "user", "content": "hi"}
 
 
-def load(root: Path, name: str, training: TrainingSpec | None = None, template: bool = True, **fields: Any) -> None:
+def load(
+    root: Path,
+    name: str,
+    training: TrainingSpec | None = None,
+    template: bool = True,
+    **fields: Any,
+) -> None:
     files = {"configMap": {"name": "data"}, "paths": [name], "format": fields.pop("format", "Auto")}
     dataset = DatasetSpec.model_validate({"files": files, **fields})
     tokenizer = tiny_tokenizer() if template else tiny_tokenizer(None)
@@ -33,7 +39,10 @@ def load(root: Path, name: str, training: TrainingSpec | None = None, template: 
     [
         (b"", r"a.jsonl is empty"),
         (b"\n\n", r"a.jsonl has no rows"),
-        (GOOD.encode() + b"\n{oops}\n", r"a.jsonl line 2 is not a JSON object: Expecting property name"),
+        (
+            GOOD.encode() + b"\n{oops}\n",
+            r"a.jsonl line 2 is not a JSON object: Expecting property name",
+        ),
         (b'["a"]\n', r"a.jsonl line 1 is not a JSON object but '\[\"a\"\]'; write one per line"),
         (b'{"prompt": "x", "prompt": "y"}\n', r"a.jsonl line 1: column 'prompt' occurs twice"),
         (
@@ -41,9 +50,18 @@ def load(root: Path, name: str, training: TrainingSpec | None = None, template: 
             r"a.jsonl line 3, column 'answer' is not UTF-8 \(b'\\xe4'\)",
         ),
         (b'{"prompt": "x", "answer": "\\ud800"}', r"a.jsonl line 1, column 'answer' is not UTF-8"),
-        (b'{"answer": "2"}\n', r"dataset.promptColumn: the dataset has no column 'prompt'; it has answer"),
-        (GOOD.encode() + b'\n{"answer": "2"}', r"a.jsonl line 2, column 'prompt': None is neither text nor a list"),
-        (GOOD.encode() + b'\n{"prompt": " ", "answer": "2"}', r"a.jsonl line 2, column 'prompt': the prompt is empty"),
+        (
+            b'{"answer": "2"}\n',
+            r"dataset.promptColumn: the dataset has no column 'prompt'; it has answer",
+        ),
+        (
+            GOOD.encode() + b'\n{"answer": "2"}',
+            r"a.jsonl line 2, column 'prompt': None is neither text nor a list",
+        ),
+        (
+            GOOD.encode() + b'\n{"prompt": " ", "answer": "2"}',
+            r"a.jsonl line 2, column 'prompt': the prompt is empty",
+        ),
         (
             GOOD.encode() + b'\n{"prompt": ["x"], "answer": "2"}',
             r"a.jsonl line 2, column 'prompt': \['x'\] is not of the type",
@@ -54,10 +72,16 @@ def load(root: Path, name: str, training: TrainingSpec | None = None, template: 
         ),
         (
             b'{"prompt": 7}',
-            r"a.jsonl line 1, column 'prompt': 7 is neither text nor a list of {role, content} messages",
+            (
+                r"a.jsonl line 1, column 'prompt': 7 is neither text nor a list of {role, content} "
+                r"messages"
+            ),
         ),
         (b'{"prompt": "x", "n": 123456789012345678901234567890}', r"a.jsonl line 1, column 'n'"),
-        (b'{"prompt": "x", "completions": "y"}', r"column 'completions' has a name .* such as my_completions"),
+        (
+            b'{"prompt": "x", "completions": "y"}',
+            r"column 'completions' has a name .* such as my_completions",
+        ),
         (b"[" * 100_000, r"a.jsonl line 1 is not a JSON object"),
     ],
 )
@@ -73,8 +97,14 @@ def test_jsonl_faults(tmp_path: Path, content: bytes, message: str) -> None:
         (b"", r"a.csv is empty"),
         (b"prompt,answer\n", r"a.csv has no rows"),
         (b"prompt,prompt\nx,y\n", r"a.csv line 1: column 'prompt' occurs twice"),
-        (b"prompt,answer\nx,y\nx,y,z\n", r"a.csv line 3: 3 cells under a header of 2; quote cells with commas"),
-        (b'prompt,answer\n"two\nlines",y\nx,\xff\n', r"a.csv line 4, column 'answer' is not UTF-8 \(b'\\xff'\)"),
+        (
+            b"prompt,answer\nx,y\nx,y,z\n",
+            r"a.csv line 3: 3 cells under a header of 2; quote cells with commas",
+        ),
+        (
+            b'prompt,answer\n"two\nlines",y\nx,\xff\n',
+            r"a.csv line 4, column 'answer' is not UTF-8 \(b'\\xff'\)",
+        ),
         (b'prompt,answer\n"x"y,z\n', r"a.csv line 2 is not CSV"),
         (b'prompt,answer\n"open,y\n', r"a.csv line 2 is not CSV: unexpected end of data"),
         (b"prompt,answer\n,y\n", r"a.csv line 2, column 'prompt': the prompt is empty"),
@@ -90,9 +120,13 @@ def test_parquet_faults(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 is not enough")
     with pytest.raises(BadInput, match=r"a.parquet can't be read as Parquet"):
         load(tmp_path, "a.parquet")
-    invalid = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff"))
+    invalid = pa.StringArray.from_buffers(
+        1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")
+    )
     pq.write_table(pa.table({"prompt": ["x"], "answer": invalid}), tmp_path / "b.parquet")
-    with pytest.raises(BadInput, match=r"b.parquet row 1, column 'answer' is not valid .*Invalid UTF8"):
+    with pytest.raises(
+        BadInput, match=r"b.parquet row 1, column 'answer' is not valid .*Invalid UTF8"
+    ):
         load(tmp_path, "b.parquet")
     pq.write_table(pa.table({"prompt": ["x", None]}), tmp_path / "c.parquet")
     with pytest.raises(BadInput, match=r"c.parquet row 2, column 'prompt': None is neither text"):
@@ -104,11 +138,23 @@ def test_parquet_faults(tmp_path: Path) -> None:
     [
         ([], r"line 1, column 'prompt': \[\] is neither text nor"),
         (["hi"], r"line 1, column 'prompt', message 1: 'hi' is not a message"),
-        ([CHAT, {"role": "user"}], r"message 2 has the keys \['role'\]; both role and content are needed"),
+        (
+            [CHAT, {"role": "user"}],
+            r"message 2 has the keys \['role'\]; both role and content are needed",
+        ),
         ([{**CHAT, "name": "x"}], r"message 1 has the keys \['content', 'name', 'role'\]"),
-        ([{"role": "robot", "content": "x"}], r"message 1: role 'robot' is none of system, user, assistant, tool"),
-        ([{"role": "user", "content": [{"type": "image"}]}], r"message 1: content \[.*\] is not text"),
-        ([{"role": "system", "content": "x"}, CHAT], r"line 1, column 'prompt' has a system message already"),
+        (
+            [{"role": "robot", "content": "x"}],
+            r"message 1: role 'robot' is none of system, user, assistant, tool",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image"}]}],
+            r"message 1: content \[.*\] is not text",
+        ),
+        (
+            [{"role": "system", "content": "x"}, CHAT],
+            r"line 1, column 'prompt' has a system message already",
+        ),
     ],
 )
 def test_chat_faults(tmp_path: Path, chat: list[Any], message: str) -> None:
@@ -120,7 +166,9 @@ def test_chat_faults(tmp_path: Path, chat: list[Any], message: str) -> None:
 def test_a_chat_needs_a_chat_template(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(GOOD)
     load(tmp_path, "a.jsonl", template=False)
-    with pytest.raises(BadInput, match=r"the model's tokenizer has no chat template; remove dataset.systemPrompt"):
+    with pytest.raises(
+        BadInput, match=r"the model's tokenizer has no chat template; remove dataset.systemPrompt"
+    ):
         load(tmp_path, "a.jsonl", template=False, systemPrompt="Be brief.")
 
 
@@ -128,12 +176,16 @@ def test_the_row_that_a_chat_template_rejects_is_named(tmp_path: Path) -> None:
     rows = [[CHAT], [CHAT, {"role": "tool", "content": "x"}], [CHAT]]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
     tokenizer = tiny_tokenizer(
-        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% "
+        "endif %}"
         "{{ m.content }}{% endfor %}"
     )
-    dataset = DatasetSpec.model_validate({"files": {"configMap": {"name": "data"}, "paths": ["a.jsonl"]}})
+    dataset = DatasetSpec.model_validate(
+        {"files": {"configMap": {"name": "data"}, "paths": ["a.jsonl"]}}
+    )
     with pytest.raises(
-        BadInput, match=r"a.jsonl line 2, column 'prompt': the model's chat template rejects .*no tools"
+        BadInput,
+        match=r"a.jsonl line 2, column 'prompt': the model's chat template rejects .*no tools",
     ):
         load_prompts(dataset, TrainingSpec(prompts_per_step=1), tokenizer, root=tmp_path)
 
@@ -142,7 +194,8 @@ def test_missing_files_are_named_with_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text(GOOD)
     (tmp_path / "c.txt").write_text(GOOD)
     with pytest.raises(
-        BadInput, match=r"dataset.files.paths\[0\]: no file 'a.jsonl' in .*; the folder has b.jsonl, c.txt"
+        BadInput,
+        match=r"dataset.files.paths\[0\]: no file 'a.jsonl' in .*; the folder has b.jsonl, c.txt",
     ):
         load(tmp_path, "a.jsonl")
     with pytest.raises(BadInput, match=r"no file '\*.csv'"):
@@ -157,14 +210,19 @@ def test_missing_files_are_named_with_what_is_there(tmp_path: Path) -> None:
 def test_files_must_agree_on_types(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x", "answer": "2"}\n')
     (tmp_path / "b.jsonl").write_text('{"prompt": "y", "answer": 2}\n')
-    with pytest.raises(BadInput, match=r"a column has different types in a.jsonl, b.jsonl: .*answer"):
+    with pytest.raises(
+        BadInput, match=r"a column has different types in a.jsonl, b.jsonl: .*answer"
+    ):
         load(tmp_path, "*.jsonl")
 
 
 def test_duplicates_fail_if_asked_to(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(f"{GOOD}\n" + '{"prompt": "x", "answer": "2"}\n' + f"{GOOD}\n")
+    (tmp_path / "a.jsonl").write_text(
+        f"{GOOD}\n" + '{"prompt": "x", "answer": "2"}\n' + f"{GOOD}\n"
+    )
     expected = (
-        r"a.jsonl line 3, column 'prompt': the same prompt as a.jsonl line 1, column 'prompt'; see dataset.onDupl"
+        r"a.jsonl line 3, column 'prompt': the same prompt as a.jsonl line 1, column "
+        r"'prompt'; see dataset.onDupl"
     )
     with pytest.raises(BadInput, match=expected):
         load(tmp_path, "a.jsonl", onDuplicatePrompt="Fail")
@@ -175,7 +233,8 @@ def test_too_few_prompts_for_one_generation(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "short"}\n{"prompt": "rather long"}\n')
     training = TrainingSpec(prompts_per_step=2, num_generations=4, max_prompt_length=8)
     with pytest.raises(
-        BadInput, match=r"1 prompts are left \(1 dropped as too long\), fewer than the 2 of one generation"
+        BadInput,
+        match=r"1 prompts are left \(1 dropped as too long\), fewer than the 2 of one generation",
     ):
         load(tmp_path, "a.jsonl", training)
     two_steps = training.model_copy(update={"max_prompt_length": 16, "generation_batch_size": 16})
@@ -189,8 +248,14 @@ def test_renaming_faults(tmp_path: Path) -> None:
         (
             "solution",
             "result",
-        ): r"dataset.columns\[solution\]: the dataset has no column 'result'; it has prompt, answer",
-        ("answer", "prompt"): r"dataset.columns\[answer\]: the dataset has a column of this name already",
+        ): (
+            r"dataset.columns\[solution\]: the dataset has no column 'result'; it has prompt, "
+            r"answer"
+        ),
+        (
+            "answer",
+            "prompt",
+        ): r"dataset.columns\[answer\]: the dataset has a column of this name already",
     }.items():
         with pytest.raises(BadInput, match=message):
             load(tmp_path, "a.jsonl", columns=dict([columns]))

@@ -1,4 +1,5 @@
-"""The pod of `grpo export`, as processes: what it lists, what it sends, how it converts, and that it ends by itself."""
+"""The pod of `grpo export`, as processes: what it lists, what it sends, how it converts, and that
+it ends by itself."""
 
 import io
 import json
@@ -15,7 +16,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.provenance.provenance import ENVELOPE_FILE, STATEMENT_FILE, ConversionStatement, read_statement
+from grpo_api.provenance.provenance import (
+    ENVELOPE_FILE,
+    STATEMENT_FILE,
+    ConversionStatement,
+    read_statement,
+)
 from grpo_api.report.artifacts import SUMS, Listing, files_of, parse_sums, sums_text, weights_hash
 from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_trainer.checkpoints.hashing import list_files, sha256_sums
@@ -109,13 +115,24 @@ def test_an_adapter_is_merged_into_its_base(plan: TrainingPlan, model: Path, pod
     listing = listed(pod)
     folder = pod / "model"
     assert "adapter_config.json" not in listing.files
-    merged, base = (AutoModelForCausalLM.from_pretrained(one).state_dict() for one in (folder, model))
+    merged, base = (
+        AutoModelForCausalLM.from_pretrained(one).state_dict() for one in (folder, model)
+    )
     assert merged.keys() == base.keys()
     export = Path(str(plan.checkpoint_directory)) / "export"
     factors = load_file(export / "adapter_model.safetensors")
-    prefix = next(name[: -len("lora_A.weight")] for name in sorted(factors) if name.endswith("q_proj.lora_A.weight"))
+    prefix = next(
+        name[: -len("lora_A.weight")]
+        for name in sorted(factors)
+        if name.endswith("q_proj.lora_A.weight")
+    )
     config = json.loads((export / "adapter_config.json").read_text())
-    change = factors[f"{prefix}lora_B.weight"] @ factors[f"{prefix}lora_A.weight"] * config["lora_alpha"] / config["r"]
+    change = (
+        factors[f"{prefix}lora_B.weight"]
+        @ factors[f"{prefix}lora_A.weight"]
+        * config["lora_alpha"]
+        / config["r"]
+    )
     name = f"{prefix.removeprefix('base_model.model.')}weight"
     torch.testing.assert_close(merged[name], base[name] + change)
     assert listing.weights_hash == weights_hash(parse_sums((folder / SUMS).read_text()))
@@ -135,10 +152,15 @@ def test_weights_are_given_in_another_dtype(plan: TrainingPlan, pod: Path) -> No
 
 @pytest.mark.parametrize(
     ("plan", "given", "says"),
-    [("Clone", ["--merge"], "leave --merge out"), ("Adapter", ["--dtype", "float32"], "--dtype needs --merge here")],
+    [
+        ("Clone", ["--merge"], "leave --merge out"),
+        ("Adapter", ["--dtype", "float32"], "--dtype needs --merge here"),
+    ],
     indirect=["plan"],
 )
-def test_a_pod_that_can_hand_out_nothing_says_why(pod: Path, tmp_path: Path, given: list[str], says: str) -> None:
+def test_a_pod_that_can_hand_out_nothing_says_why(
+    pod: Path, tmp_path: Path, given: list[str], says: str
+) -> None:
     assert main(["serve", *given], pod) == 1
     assert says in (tmp_path / "termination").read_text()
 
@@ -147,7 +169,9 @@ def test_a_conversion_says_what_it_was_made_of_and_is_not_taken_for_what_was_sig
     plan: TrainingPlan, pod: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     export, merge = Path(str(plan.checkpoint_directory)) / "export", plan.execution.method == "LoRA"
-    (export / "README.md").write_text(f"- hash of the weights (`{HASHED}`): ` old `\nThis adapter was trained", "utf-8")
+    (export / "README.md").write_text(
+        f"- hash of the weights (`{HASHED}`): ` old `\nThis adapter was trained", "utf-8"
+    )
     (export / SUMS).write_text(sums_text(sha256_sums(export, list_files(export).keys() - {SUMS})))
     describe(export, KEYS["Ed25519"])
     assert serving.serve(pod, "bfloat16", merge=merge, idle=0) == 0
@@ -156,15 +180,26 @@ def test_a_conversion_says_what_it_was_made_of_and_is_not_taken_for_what_was_sig
     assert not (folder / ENVELOPE_FILE).exists()
     weights = listed(pod).weights_hash
     done = "merged into its base, to bfloat16" if merge else "to bfloat16"
-    page = f"- hash of the weights (`{HASHED}`): ` {weights} `\n- converted: {done}\nThis model was trained"
+    page = (
+        f"- hash of the weights (`{HASHED}`): ` {weights} `\n- converted: {done}\nThis model "
+        "was trained"
+    )
     assert (folder / "README.md").read_text() == page
-    hashed = {name: entry.sha256 for name, entry in listed(pod).files.items() if name not in {SUMS, STATEMENT_FILE}}
+    hashed = {
+        name: entry.sha256
+        for name, entry in listed(pod).files.items()
+        if name not in {SUMS, STATEMENT_FILE}
+    }
     assert parse_sums((folder / SUMS).read_text()) == hashed
     statement = read_statement((folder / STATEMENT_FILE).read_bytes())
     assert isinstance(statement, ConversionStatement)
     made_of = statement.predicate.consumed_digests
     assert made_of == parse_sums((export / SUMS).read_text())
-    base = [one.uri for one in statement.predicate.build_definition.resolved_dependencies if one.name == "base"]
+    base = [
+        one.uri
+        for one in statement.predicate.build_definition.resolved_dependencies
+        if one.name == "base"
+    ]
     assert base == ([Path(plan.model.name).as_uri()] if merge else [])
     assert verify(folder) == 0
     said = capsys.readouterr().out
@@ -190,10 +225,17 @@ def test_questions_are_answered_by_processes_without_torch(pod: Path) -> None:
     said = subprocess.check_output([sys.executable, "-c", code, "list"])
     listing = Listing.model_validate_json(said)
     size = listing.files["config.json"].bytes
-    assert subprocess.check_output([sys.executable, "-c", code, "send", "--", "config.json", str(size - 2)]) == b"}\n"
+    assert (
+        subprocess.check_output(
+            [sys.executable, "-c", code, "send", "--", "config.json", str(size - 2)]
+        )
+        == b"}\n"
+    )
 
 
-def test_files_can_be_read_by_the_time_they_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_can_be_read_by_the_time_they_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "model").mkdir()
     found: list[Path] = []
 
@@ -203,11 +245,15 @@ def test_files_can_be_read_by_the_time_they_are_listed(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(served_files, "write_atomically", write_listing)
     (tmp_path / "state").mkdir()
-    served_files.publish_listing(tmp_path / "state", FolderSource(tmp_path / "model"), Listing(files={}))
+    served_files.publish_listing(
+        tmp_path / "state", FolderSource(tmp_path / "model"), Listing(files={})
+    )
     assert [path.resolve() for path in found] == [tmp_path / "model"]
 
 
-def test_a_pod_that_has_prepared_for_long_does_not_end_as_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_has_prepared_for_long_does_not_end_as_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = tmp_path / "state"
     (tmp_path / "model").mkdir()
 

@@ -1,4 +1,5 @@
-"""The pod of `grpo export` where the model is on an object store: passed on as it comes, amid faults, checked."""
+"""The pod of `grpo export` where the model is on an object store: passed on as it comes, amid
+faults, checked."""
 
 import io
 from collections.abc import Iterator
@@ -89,15 +90,22 @@ def test_a_model_is_handed_out_as_it_lies_on_the_store(
     proxy.reset(lambda number, _: fault if number % 2 else "")
     assert serving.serve(tmp_path / "state", None, merge=False, idle=0, clock=SteppedClock()) == 0
     listing = listed(tmp_path / "state")
-    assert {name: entry.bytes for name, entry in listing.files.items()} == {name: len(files[name]) for name in files}
+    assert {name: entry.bytes for name, entry in listing.files.items()} == {
+        name: len(files[name]) for name in files
+    }
     for name, content in files.items():
         assert sent(tmp_path / "state", name, len(content) // 3) == content[len(content) // 3 :]
         assert sent(tmp_path / "state", name, 0) == content
     assert not list((tmp_path / "state").rglob("*.safetensors")), "nothing is kept on the node"
 
 
-def test_what_is_converted_is_brought_and_checked_first(files: dict[str, bytes], tmp_path: Path) -> None:
-    assert serving.serve(tmp_path / "state", "bfloat16", merge=False, idle=0, clock=SteppedClock()) == 0
+def test_what_is_converted_is_brought_and_checked_first(
+    files: dict[str, bytes], tmp_path: Path
+) -> None:
+    assert (
+        serving.serve(tmp_path / "state", "bfloat16", merge=False, idle=0, clock=SteppedClock())
+        == 0
+    )
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "state" / "model")
     assert str(found.dtype) == "torch.bfloat16"
     assert SUMS in listed(tmp_path / "state").files

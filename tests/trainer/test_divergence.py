@@ -1,4 +1,5 @@
-"""No checkpoint is sealed after a number was not finite, wherever it strikes: which number, step, rank and beta."""
+"""No checkpoint is sealed after a number was not finite, wherever it strikes: which number, step,
+rank and beta."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("beta", [pytest.param(0.0, marks=pytest.mark.slow), 0.04])
-def test_a_huge_reward_ends_the_run_and_what_was_saved_before_stays(tmp_path: Path, model: Path, beta: float) -> None:
+def test_a_huge_reward_ends_the_run_and_what_was_saved_before_stays(
+    tmp_path: Path, model: Path, beta: float
+) -> None:
     facts = struck(tmp_path, model, Strike("reward", step=3, beta=beta))
     stopped_in_time(facts)
     assert facts["sealed"] == [2]

@@ -1,4 +1,5 @@
-"""In which order files reach the disk: a power cut leaves the old file or the new one, and never a manifest alone."""
+"""In which order files reach the disk: a power cut leaves the old file or the new one, and never a
+manifest alone."""
 
 import os
 from pathlib import Path
@@ -35,16 +36,24 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
     return noted
 
 
-def test_a_file_is_durable_before_its_name_and_its_name_before_the_call_returns(tmp_path: Path, events: Events) -> None:
+def test_a_file_is_durable_before_its_name_and_its_name_before_the_call_returns(
+    tmp_path: Path, events: Events
+) -> None:
     path = tmp_path / "outcome.json"
     path.write_text("old")
     write_atomically(path, "new")
     temporary = tmp_path / f".outcome.json.{os.getpid()}.tmp"
-    assert events == [("sync", str(temporary)), ("rename", f"{temporary} to {path}"), ("sync", str(tmp_path))]
+    assert events == [
+        ("sync", str(temporary)),
+        ("rename", f"{temporary} to {path}"),
+        ("sync", str(tmp_path)),
+    ]
     assert path.read_text() == "new"
 
 
-def test_a_file_that_can_not_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_can_not_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "outcome.json"
     path.write_text("old")
 
@@ -58,7 +67,9 @@ def test_a_file_that_can_not_be_written_leaves_the_old_one(tmp_path: Path, monke
     assert path.read_text() == "old"
 
 
-def test_the_names_of_all_files_are_durable_before_the_manifest_that_lists_them(tmp_path: Path, events: Events) -> None:
+def test_the_names_of_all_files_are_durable_before_the_manifest_that_lists_them(
+    tmp_path: Path, events: Events
+) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
     claim(plan)
     attempt = attempt_folder(plan.checkpoint_directory, plan.job.attempt)
@@ -67,7 +78,9 @@ def test_the_names_of_all_files_are_durable_before_the_manifest_that_lists_them(
     (checkpoint / "global_step3").mkdir(parents=True)
     events.clear()
     commit(plan, checkpoint, Manifest(attempt=1, step=3, identity={}, clock=Clock(), files={}))
-    sealed = next(at for at, (kind, what) in enumerate(events) if kind == "rename" and what.endswith(MANIFEST))
+    sealed = next(
+        at for at, (kind, what) in enumerate(events) if kind == "rename" and what.endswith(MANIFEST)
+    )
     before = {what for kind, what in events[:sealed] if kind == "sync"}
     assert {str(one) for one in (checkpoint / "global_step3", checkpoint, attempt)} <= before
     assert ("sync", str(checkpoint)) in events[sealed:]

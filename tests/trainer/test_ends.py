@@ -1,4 +1,5 @@
-"""Ends that others bring about: peers that never come, a worker killed from outside, a volume or disk that fails.
+"""Ends that others bring about: peers that never come, a worker killed from outside, a volume or
+disk that fails.
 
 Here the message is all that a user gets, so it must name what was missing and for how long.
 """
@@ -49,7 +50,9 @@ def impatient(port: int) -> tuple[Rendezvous, GuardSpec, ExecutionPlan]:
 
 def test_a_rank_without_rank_0_says_where_it_looked() -> None:
     port = free_port()
-    with pytest.raises(RendezvousTimeout, match=rf"rank 0 at 127\.0\.0\.1:{port} did not answer within"):
+    with pytest.raises(
+        RendezvousTimeout, match=rf"rank 0 at 127\.0\.0\.1:{port} did not answer within"
+    ):
         rendezvous.join_gang(*impatient(port), OTHER)
 
 
@@ -61,12 +64,18 @@ def test_rank_0_names_the_ranks_that_did_not_come() -> None:
 def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(RendezvousTimeout, match=rf"the store at 127\.0\.0\.1:{port} can't be opened"):
+        with pytest.raises(
+            RendezvousTimeout, match=rf"the store at 127\.0\.0\.1:{port} can't be opened"
+        ):
             rendezvous.join_gang(*impatient(port), MAIN)
 
 
-def test_a_volume_that_shows_nothing_of_rank_0_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(volume_checkpoints, "claim", lambda *_: None)  # as if rank 0 wrote to another node's disk
+def test_a_volume_that_shows_nothing_of_rank_0_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        volume_checkpoints, "claim", lambda *_: None
+    )  # as if rank 0 wrote to another node's disk
     with pytest.raises(BadInput, match=r"owner\.json, just written by rank 0, can't be seen"):
         claim_folder(runs.plan(Path("/models/demo"), folder=tmp_path))
 
@@ -79,7 +88,8 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["kept", "file"]
 
 
-# Runs at the start of every process of the pod: the supervisor's, which has no LOCAL_RANK, and the workers'.
+# Runs at the start of every process of the pod: the supervisor's, which has no LOCAL_RANK, and the
+# workers'.
 START = """
 import os, pathlib, re, signal, time
 from grpo_trainer.process import supervisor
@@ -96,7 +106,7 @@ STOPPED = """
         time.sleep(0.01)  # until the supervisor listens
     os.kill(os.getppid(), signal.SIGTERM)
     signal.pause()
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
@@ -108,15 +118,24 @@ STOPPED = """
     ],
     ids=["killed", "out of memory", "stopped"],
 )
-def test_workers_that_die_without_words_get_an_outcome(tmp_path: Path, act: str, result: Result, says: str) -> None:
+def test_workers_that_die_without_words_get_an_outcome(
+    tmp_path: Path, act: str, result: Result, says: str
+) -> None:
     execution = PLAN.execution.model_copy(update={"processes_per_node": 2})
-    (tmp_path / "plan.json").write_text(PLAN.model_copy(update={"execution": execution}).model_dump_json())
+    (tmp_path / "plan.json").write_text(
+        PLAN.model_copy(update={"execution": execution}).model_dump_json()
+    )
     (tmp_path / "sitecustomize.py").write_text(START.format(act=act))
     (tmp_path / "memory.events").write_text("oom 0\noom_kill 0\n")
-    environment = ISOLATED | {PLAN_ENV: str(tmp_path / "plan.json"), TERMINATION_LOG_ENV: str(tmp_path / "end")}
+    environment = ISOLATED | {
+        PLAN_ENV: str(tmp_path / "plan.json"),
+        TERMINATION_LOG_ENV: str(tmp_path / "end"),
+    }
     environment |= tracer() | {"PYTHONPATH": f"{tmp_path}:{ISOLATED['PYTHONPATH']}"}
     environment[PROGRESS_BIND_ENV] = f"127.0.0.1:{free_port()}"
-    ended = subprocess.run([sys.executable, "-m", "grpo_trainer"], env=environment, check=False, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-m", "grpo_trainer"], env=environment, check=False, timeout=120
+    )
     outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
     assert (outcome.result, ended.returncode != 0) == (result, True)
     assert says in outcome.message
@@ -131,7 +150,11 @@ def alone(folder: Path, attempt: int = 1, **execution: int) -> TrainingPlan:
 
 
 def test_sigterm_while_a_rank_waits_for_its_peers_ends_it_at_once(tmp_path: Path) -> None:
-    environment = {PLAN_ENV: str(tmp_path / "plan.json"), INDEX_ENV: "1", TERMINATION_LOG_ENV: str(tmp_path / "end")}
+    environment = {
+        PLAN_ENV: str(tmp_path / "plan.json"),
+        INDEX_ENV: "1",
+        TERMINATION_LOG_ENV: str(tmp_path / "end"),
+    }
     (tmp_path / "plan.json").write_text(alone(tmp_path / "runs", nodes=2).model_dump_json())
     pod = launch("grpo_trainer", [], environment, tmp_path / "log", traced=True)
     try:
@@ -156,7 +179,9 @@ def listens_for(pid: int, number: int) -> bool:
 def test_an_attempt_after_the_one_that_finished_only_says_so(tmp_path: Path) -> None:
     first, second = (alone(tmp_path / "runs", attempt) for attempt in (1, 2))
     (tmp_path / "runs" / "attempt-1").mkdir(parents=True)
-    end = Outcome(result=Result.SUCCEEDED, step=6, total_steps=6, attempt=1, message="trained 6 steps")
+    end = Outcome(
+        result=Result.SUCCEEDED, step=6, total_steps=6, attempt=1, message="trained 6 steps"
+    )
     keep_outcome(first, end)
     with Gang(second, tmp_path, tmp_path / "pod", traced=True) as gang:
         assert gang.wait() == [0]

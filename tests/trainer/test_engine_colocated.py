@@ -1,4 +1,5 @@
-"""A sync of an engine in the trainer's own process: what is loaded, what is forgotten, and what is proven, in order."""
+"""A sync of an engine in the trainer's own process: what is loaded, what is forgotten, and what is
+proven, in order."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ class FakeEngine:
         self.calls.append(method)
         return [getattr(self, method)(*args)]
 
-    def weights_learn(self, shapes: dict[str, list[int]], _: str) -> tuple[dict[str, list[Strided]], list[str]]:
+    def weights_learn(
+        self, shapes: dict[str, list[int]], _: str
+    ) -> tuple[dict[str, list[Strided]], list[str]]:
         """Every weight lies there as it is sent."""
         whole = {name: [(0, tuple(shape), _strides(shape))] for name, shape in shapes.items()}
         self.layout: dict[str, list[Strided | None]] = whole  # type: ignore[assignment]
@@ -42,7 +45,10 @@ class FakeEngine:
 
     def weights_prints(self, seed: int) -> dict[str, list[int]]:
         """Hashes it."""
-        return {name: expected_prints(tensor, self.layout[name], seed) for name, tensor in self.weights.items()}
+        return {
+            name: expected_prints(tensor, self.layout[name], seed)
+            for name, tensor in self.weights.items()
+        }
 
     def reset_prefix_cache(self) -> bool:
         """Nothing that was computed with earlier weights is left."""
@@ -57,7 +63,9 @@ def _strides(shape: list[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> ColocatedGeneration:
+def made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: FakeEngine
+) -> ColocatedGeneration:
     """The generation over this engine, with the demo's policy."""
     monkeypatch.setattr(colocated, "_started", lambda _: engine)
     folder = demo_model.save_policy(tmp_path / "model")
@@ -82,7 +90,9 @@ def test_what_is_cached_of_earlier_weights_is_forgotten_once_all_are_loaded(
     assert generation.changed_weights() == []
 
 
-def test_an_engine_that_keeps_its_cache_is_not_sampled_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_keeps_its_cache_is_not_sampled_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generation = made(tmp_path, monkeypatch, FakeEngine(forgets=False))
     with pytest.raises(TrainingError, match="did not reset its prefix cache"):
         generation.sync_weights()

@@ -1,4 +1,5 @@
-"""One generation over engines that are lost in any way: all completions come, and each is the one of its seed.
+"""One generation over engines that are lost in any way: all completions come, and each is the one
+of its seed.
 
 The engines' answers are made by fakes; test_engine_servers.py has real ones.
 """
@@ -11,8 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_trainer.engine_pod.messages import Completion, EngineState, Generate, Generated
-from grpo_trainer.generation.dispatch import CompletionDispatch, CompletionRequest, prompts_per_engine, split_requests
-from grpo_trainer.generation.engine_client import EngineFailed, EngineUnreachable, RequestRejected, WeightsLost
+from grpo_trainer.generation.dispatch import (
+    CompletionDispatch,
+    CompletionRequest,
+    prompts_per_engine,
+    split_requests,
+)
+from grpo_trainer.generation.engine_client import (
+    EngineFailed,
+    EngineUnreachable,
+    RequestRejected,
+    WeightsLost,
+)
 from grpo_trainer.generation.fleet import Engine, EngineView, poll_engine
 from grpo_trainer.runtime.errors import TrainingError
 from tests.virtual_time import virtually
@@ -20,15 +31,24 @@ from tests.virtual_time import virtually
 VERSION = 7
 
 
-@given(st.lists(st.tuples(st.sampled_from([[1], [2], [3]]), st.integers(0, 9)), min_size=1), st.integers(1, 4))
-def test_pieces_hold_all_that_is_wanted_in_its_order(wanted: list[tuple[list[int], int]], most: int) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from([[1], [2], [3]]), st.integers(0, 9)), min_size=1),
+    st.integers(1, 4),
+)
+def test_pieces_hold_all_that_is_wanted_in_its_order(
+    wanted: list[tuple[list[int], int]], most: int
+) -> None:
     pieces = split_requests(wanted, most)
     assert [(piece.prompt, seed) for piece in pieces for seed in piece.seeds] == wanted
     assert max(len(piece.seeds) for piece in pieces) <= most
 
 
 def test_an_engine_holds_prompts_that_fill_it_twice() -> None:
-    assert (prompts_per_engine(64, 8), prompts_per_engine(65, 8), prompts_per_engine(4, 8)) == (16, 18, 2)
+    assert (prompts_per_engine(64, 8), prompts_per_engine(65, 8), prompts_per_engine(4, 8)) == (
+        16,
+        18,
+        2,
+    )
 
 
 def sampled(prompt: list[int], seed: int) -> Completion:
@@ -51,7 +71,9 @@ class FakeClient:
         if failure is not None:
             raise failure
         completions = [sampled(request.prompt, seed) for seed in request.seeds]
-        return Generated(version=request.version, incarnation=request.incarnation, completions=completions)
+        return Generated(
+            version=request.version, incarnation=request.incarnation, completions=completions
+        )
 
 
 async def sound(_: Engine) -> None:
@@ -68,13 +90,17 @@ def engine(index: int, failures: dict[int, EngineFailed]) -> Engine:
 
 
 FAILURES = st.dictionaries(
-    st.integers(1, 6), st.sampled_from([EngineUnreachable("gone"), WeightsLost("stale")]), max_size=2
+    st.integers(1, 6),
+    st.sampled_from([EngineUnreachable("gone"), WeightsLost("stale")]),
+    max_size=2,
 )
 PIECES = [CompletionRequest([number], [10 * number, 10 * number + 1]) for number in range(9)]
 
 
 @given(st.lists(FAILURES, min_size=1, max_size=3))
-def test_completions_are_the_same_whichever_engines_are_lost(failures: list[dict[int, EngineFailed]]) -> None:
+def test_completions_are_the_same_whichever_engines_are_lost(
+    failures: list[dict[int, EngineFailed]],
+) -> None:
     engines = [engine(index, one) for index, one in enumerate(failures)]
     completing = CompletionDispatch(engines, sound, PIECES, {}, max_sequences=4, stall_seconds=60.0)
     version = VERSION
@@ -91,7 +117,8 @@ def test_completions_are_the_same_whichever_engines_are_lost(failures: list[dict
 
 
 def completed_although(failure: EngineFailed) -> list[Engine]:
-    """Two engines that have sampled all, the first of which then failed so when it was to be proven again."""
+    """Two engines that have sampled all, the first of which then failed so when it was to be proven
+    again."""
     engines = [engine(0, {}), engine(1, {})]
 
     async def prove(one: Engine) -> None:
@@ -108,7 +135,10 @@ def test_what_an_engine_sampled_that_has_other_weights_since_is_sampled_elsewher
     asked: Any = engines[1].client
     assert asked.asked == len(PIECES), "whatever engine 0 had answered is asked of engine 1"
     assert not engines[0].is_serving(VERSION)
-    assert engines[0].view.last_message == "has other weights than it was sent: k_proj, after it has sampled"
+    assert (
+        engines[0].view.last_message
+        == "has other weights than it was sent: k_proj, after it has sampled"
+    )
 
 
 def test_an_engine_that_is_gone_before_it_is_proven_again_has_failed_no_proof() -> None:
@@ -122,16 +152,18 @@ def test_both_engines_get_prompts_and_their_rates_are_told() -> None:
     assert virtually(completing.sample_remaining(VERSION))
     rates = completing.metrics()
     assert set(rates) == {"engine_tokens_per_second/0", "engine_tokens_per_second/1"}
-    assert sum(rates.values()) == pytest.approx(12.0), "36 tokens, of which 4 pieces of 4 come in a second"
+    assert sum(rates.values()) == pytest.approx(12.0), (
+        "36 tokens, of which 4 pieces of 4 come in a second"
+    )
 
 
 def test_a_prompt_that_no_engine_takes_ends_the_run() -> None:
     engines = [engine(0, {1: RequestRejected("does not take it: too long")}), engine(1, {})]
     with pytest.raises(TrainingError, match="engine 0 at host-0 does not take it: too long"):
         virtually(
-            CompletionDispatch(engines, sound, PIECES, {}, max_sequences=2, stall_seconds=60.0).sample_remaining(
-                VERSION
-            )
+            CompletionDispatch(
+                engines, sound, PIECES, {}, max_sequences=2, stall_seconds=60.0
+            ).sample_remaining(VERSION)
         )
 
 
@@ -143,7 +175,9 @@ def test_an_engine_that_samples_no_token_is_given_up_and_its_prompts_go_elsewher
 
     stuck, good = engine(0, {}), engine(1, {})
     stuck.client = Stuck({})  # type: ignore[assignment]
-    completing = CompletionDispatch([stuck, good], sound, PIECES, {}, max_sequences=2, stall_seconds=60.0)
+    completing = CompletionDispatch(
+        [stuck, good], sound, PIECES, {}, max_sequences=2, stall_seconds=60.0
+    )
     assert virtually(completing.sample_remaining(VERSION))
     assert stuck.view.is_condemned
     assert "sampled no token" in stuck.view.last_message
@@ -166,7 +200,9 @@ class Looked:
         self.ended.append(reason)
 
 
-def looked(*answers: EngineState | EngineFailed, version: int | None = VERSION) -> tuple[Engine, Looked]:
+def looked(
+    *answers: EngineState | EngineFailed, version: int | None = VERSION
+) -> tuple[Engine, Looked]:
     """An engine after it has been looked at as often as there are answers."""
     client: Any = Looked(*answers)
     made = Engine(EngineView(0, "host"), client)

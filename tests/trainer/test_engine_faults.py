@@ -1,4 +1,5 @@
-"""Faults of a colocated engine on real vLLM, each found before a completion of it is used; and what an engine computes.
+"""Faults of a colocated engine on real vLLM, each found before a completion of it is used; and what
+an engine computes.
 
 engine_faults.py does them in one process, which has vLLM, and tells what came of each.
 """
@@ -26,14 +27,18 @@ def facts(vllm_cpu: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_passes_costs_a_second_sync_and_no_completion(facts: Facts, fault: str) -> None:
+def test_a_fault_that_passes_costs_a_second_sync_and_no_completion(
+    facts: Facts, fault: str
+) -> None:
     once = facts["once"][fault]
     assert once["failures"] == 1
     assert once["apart"] < CLOSE
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_stays_ends_the_attempt_before_a_completion_is_used(facts: Facts, fault: str) -> None:
+def test_a_fault_that_stays_ends_the_attempt_before_a_completion_is_used(
+    facts: Facts, fault: str
+) -> None:
     always = facts["always"][fault]
     assert always["proven"] is None
     assert ("k_proj" if fault in ("skipped", "stale") else "engine's weights") in always["error"]

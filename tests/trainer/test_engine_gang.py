@@ -1,7 +1,8 @@
-"""Colocated engines in a gang, through the real entry point: ZeRO-3 and an adapter on two ranks, killed and resumed.
+"""Colocated engines in a gang, through the real entry point: ZeRO-3 and an adapter on two ranks,
+killed and resumed.
 
-The first attempt stands still after step 5, where all its pods are killed; the second goes on from the checkpoint of
-step 3 and must log the same numbers, which come from the same completions.
+The first attempt stands still after step 5, where all its pods are killed; the second goes on from
+the checkpoint of step 3 and must log the same numbers, which come from the same completions.
 """
 
 import json
@@ -28,19 +29,38 @@ from tests.trainer.stopping_reward import STOP_ENV
 pytestmark = pytest.mark.realtime
 
 STEPS, SAVED, STOPPED = 6, 3, 5
-EXACT = ("reward", "kl", "loss", "grad_norm", "entropy", "completion_length", "tokens", "engine_mismatch")
+EXACT = (
+    "reward",
+    "kl",
+    "loss",
+    "grad_norm",
+    "entropy",
+    "completion_length",
+    "tokens",
+    "engine_mismatch",
+)
 CLOSE = 1e-4
-ENGINE = {"kind": "Colocated", "memoryShare": 0.1, "cacheBytes": 2**25, "maxModelLength": 128, "maxSequences": 8}
+ENGINE = {
+    "kind": "Colocated",
+    "memoryShare": 0.1,
+    "cacheBytes": 2**25,
+    "maxModelLength": 128,
+    "maxSequences": 8,
+}
 
 
 def make_plan(model: Path, folder: Path, attempt: int) -> TrainingPlan:
     """Two pods of one process, LoRA under ZeRO-3."""
     execution = {"nodes": 2, "processesPerNode": 1, "engine": ENGINE}
-    plan = runs.plan(model, "Adapter", 3, 2, folder=folder, execution=execution).model_dump(by_alias=True)
+    plan = runs.plan(model, "Adapter", 3, 2, folder=folder, execution=execution).model_dump(
+        by_alias=True
+    )
     plan["job"]["attempt"] = attempt
     plan["rendezvous"]["port"] = free_port()
     plan["dataset"] = {"files": {"volume": {"claimName": "data"}, "paths": ["problems.jsonl"]}}
-    plan["rewards"] = [{"python": {"function": "tests.trainer.stopping_reward:digits", "timeoutSeconds": 500}}]
+    plan["rewards"] = [
+        {"python": {"function": "tests.trainer.stopping_reward:digits", "timeoutSeconds": 500}}
+    ]
     return TrainingPlan.model_validate(plan)
 
 
@@ -89,23 +109,31 @@ def test_a_resumed_attempt_samples_the_same_completions_with_weights_of_new_numb
         resumed = second.steps()
     assert sorted(resumed) == list(range(SAVED + 1, STEPS + 1))
     for step in range(SAVED + 1, STOPPED + 1):
-        assert {key: resumed[step][key] for key in EXACT} == {key: killed[step][key] for key in EXACT}
+        assert {key: resumed[step][key] for key in EXACT} == {
+            key: killed[step][key] for key in EXACT
+        }
     assert all(row["engine_mismatch_max"] < CLOSE for row in [*killed.values(), *resumed.values()])
     assert progress.metrics["weights_version"] < 2_000_000_000 < later
     assert [*numbers(killed), *numbers(resumed)] == sorted({*numbers(killed), *numbers(resumed)})
     assert progress.metrics["engine_proof_failures"] == 0
     assert progress.metrics["weight_sync_seconds"] > 0 < progress.metrics["weight_proof_seconds"]
     assert progress.metrics["phase_seconds/sync"] > 0
-    assert {sample["weights_version"] for sample in shown.samples} == {progress.metrics["weights_version"]}
+    assert {sample["weights_version"] for sample in shown.samples} == {
+        progress.metrics["weights_version"]
+    }
 
 
 @pytest.mark.parametrize("found", [0.02, math.nan, math.inf])
 def test_an_engine_that_computes_otherwise_ends_the_run(found: float) -> None:
     state = TrainerState(global_step=7)
     for limit, logged in ((None, found), (0.01, 0.01), (0.01, None)):
-        EngineGuard(GuardSpec(max_engine_mismatch=limit)).on_log(None, state, None, logs=mismatch(logged))
+        EngineGuard(GuardSpec(max_engine_mismatch=limit)).on_log(
+            None, state, None, logs=mismatch(logged)
+        )
     with pytest.raises(EngineMismatch, match=r"at step 7 .* guard.maxEngineMismatch is 0.01"):
-        EngineGuard(GuardSpec(max_engine_mismatch=0.01)).on_log(None, state, None, logs=mismatch(found))
+        EngineGuard(GuardSpec(max_engine_mismatch=0.01)).on_log(
+            None, state, None, logs=mismatch(found)
+        )
 
 
 def mismatch(value: float | None) -> dict[str, Any]:

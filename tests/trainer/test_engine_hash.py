@@ -1,6 +1,8 @@
-"""The hash of live weights: its definition in plain integers, what it can't miss, and the kernel that GPUs run.
+"""The hash of live weights: its definition in plain integers, what it can't miss, and the kernel
+that GPUs run.
 
-The kernel runs in Triton's interpreter and is compiled to machine code for three generations of GPUs; none has run it.
+The kernel runs in Triton's interpreter and is compiled to machine code for three generations of
+GPUs; none has run it.
 """
 
 import os
@@ -19,7 +21,9 @@ MODULUS = 1 << 64
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8)
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 SEEDS = st.integers(0, 2**63 - 1)
-SIZES = st.integers(0, 70) | st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 7])
+SIZES = st.integers(0, 70) | st.sampled_from(
+    [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 7]
+)
 
 
 def coefficient(stream: int, place: int) -> int:
@@ -35,7 +39,9 @@ def defined(tensor: torch.Tensor, seed: int) -> int:
     values = tensor.contiguous().view(-1).view(INTEGERS[tensor.element_size()]).tolist()
     within = [coefficient(seed << 1, place) for place in range(min(len(values), BLOCK))]
     blocks = [coefficient((seed << 1) + 1, block) for block in range(len(values) // BLOCK + 1)]
-    total: int = sum(value * within[at % BLOCK] * blocks[at // BLOCK] for at, value in enumerate(values))
+    total: int = sum(
+        value * within[at % BLOCK] * blocks[at // BLOCK] for at, value in enumerate(values)
+    )
     return total % MODULUS
 
 
@@ -43,18 +49,26 @@ def bits(size: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     """Elements of any bits, NaN and infinity among them."""
     generator = torch.Generator().manual_seed(seed % 2**31)
     width = torch.empty((), dtype=dtype).element_size()
-    return torch.randint(0, 256, (size * width,), dtype=torch.uint8, generator=generator).view(dtype)
+    return torch.randint(0, 256, (size * width,), dtype=torch.uint8, generator=generator).view(
+        dtype
+    )
 
 
-@settings(max_examples=cases(100, gate=25))  # the definition takes a tenth of a second for two blocks
+@settings(
+    max_examples=cases(100, gate=25)
+)  # the definition takes a tenth of a second for two blocks
 @given(size=SIZES, dtype=st.sampled_from(DTYPES), seed=SEEDS)
-def test_the_hash_is_the_sum_of_elements_times_odd_coefficients(size: int, dtype: torch.dtype, seed: int) -> None:
+def test_the_hash_is_the_sum_of_elements_times_odd_coefficients(
+    size: int, dtype: torch.dtype, seed: int
+) -> None:
     tensor = bits(size, dtype, seed)
     assert multilinear_hash(tensor, seed) == defined(tensor, seed)
 
 
 @given(size=st.integers(1, 3 * BLOCK), dtype=st.sampled_from(DTYPES), seed=SEEDS, data=st.data())
-def test_no_flipped_bit_is_missed(size: int, dtype: torch.dtype, seed: int, data: st.DataObject) -> None:
+def test_no_flipped_bit_is_missed(
+    size: int, dtype: torch.dtype, seed: int, data: st.DataObject
+) -> None:
     tensor = bits(size, dtype, seed)
     before = multilinear_hash(tensor, seed)
     raw = tensor.view(torch.uint8)
@@ -82,7 +96,11 @@ def test_an_answer_to_one_seed_is_none_to_another(seed: int) -> None:
 def test_a_view_hashes_as_its_elements_in_their_order() -> None:
     tensor = bits(64 * 33, torch.float32, 1).view(64, 33)
     for view in (tensor.t(), tensor[3:9], tensor[:, 5:7], tensor[::2]):
-        assert multilinear_hash(view, 5) == multilinear_hash(view.clone(), 5) == defined(view.contiguous(), 5)
+        assert (
+            multilinear_hash(view, 5)
+            == multilinear_hash(view.clone(), 5)
+            == defined(view.contiguous(), 5)
+        )
     assert multilinear_hash(torch.zeros(9), 5) == multilinear_hash(torch.empty(0), 5) == 0
 
 
@@ -103,14 +121,16 @@ for dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
             values = torch.randint(lowest, -lowest - 1, (size,), dtype=dtype)
             assert torch.equal(block_sums(values, mix_bits(seed << 1), BLOCK), _block_sums(values, seed)), (dtype, size)
 print("equal")
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.realtime
 @pytest.mark.slow
 def test_the_kernel_computes_the_same_sums() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", KERNEL], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.stdout == "equal\n", done.stderr[-3000:]
 
 
@@ -128,7 +148,7 @@ for kind in ("i8", "i16", "i32"):
     built = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32))
     assert len(built.asm["cubin"]) > 1000
 print("compiled")
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.realtime
@@ -137,6 +157,10 @@ print("compiled")
 def test_the_kernel_is_compiled_for_gpus(capability: str, tmp_path: object) -> None:
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, capability], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", COMPILE, capability],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout == "compiled\n", done.stderr[-3000:]

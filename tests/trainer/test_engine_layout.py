@@ -1,4 +1,5 @@
-"""Learning where an engine keeps weights, on models that load as vLLM's do: fused, split over GPUs, padded, derived."""
+"""Learning where an engine keeps weights, on models that load as vLLM's do: fused, split over GPUs,
+padded, derived."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -16,9 +17,12 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 
 
 class Fused(nn.Module):
-    """Parts of several tensors in one parameter, of which this engine holds one of `ranks` shares of the rows."""
+    """Parts of several tensors in one parameter, of which this engine holds one of `ranks` shares
+    of the rows."""
 
-    def __init__(self, rows: list[int], columns: int, ranks: int = 1, rank: int = 0, padding: int = 0) -> None:
+    def __init__(
+        self, rows: list[int], columns: int, ranks: int = 1, rank: int = 0, padding: int = 0
+    ) -> None:
         super().__init__()
         self.rows, self.ranks, self.rank = rows, ranks, rank
         self.fused = nn.Parameter(torch.zeros(sum(rows) // ranks + padding, columns))
@@ -47,7 +51,9 @@ class Fused(nn.Module):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """What is sent."""
         columns = self.fused.size(1)
-        parts: dict[str, tuple[int, ...]] = {str(part): (size, columns) for part, size in enumerate(self.rows)}
+        parts: dict[str, tuple[int, ...]] = {
+            str(part): (size, columns) for part, size in enumerate(self.rows)
+        }
         return parts | {"down": (columns, 4 * self.ranks)}
 
 
@@ -57,7 +63,9 @@ def sent(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, torch.Tenso
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def wrong(model: nn.Module, layout: Layout, tensors: dict[str, torch.Tensor], seed: int) -> list[str]:
+def wrong(
+    model: nn.Module, layout: Layout, tensors: dict[str, torch.Tensor], seed: int
+) -> list[str]:
     """The names that a proof finds to differ."""
     wanted = {
         name: expected_prints(tensor, [write.source for write in layout.writes[name]], seed)
@@ -94,7 +102,9 @@ def test_a_sync_is_proven_and_every_element_that_differs_is_named(engine: Fused,
             view = live_part(engine, write)
             if view.numel():
                 before = view.clone()
-                view.view(torch.int32).bitwise_xor_(torch.zeros_like(view, dtype=torch.int32).fill_(1 << 13))
+                view.view(torch.int32).bitwise_xor_(
+                    torch.zeros_like(view, dtype=torch.int32).fill_(1 << 13)
+                )
                 assert wrong(engine, layout, tensors, seed) == [name]
                 view.copy_(before)
 

@@ -1,4 +1,5 @@
-"""One rank works while the other waits: both see the same results, the same errors, and signs of life meanwhile."""
+"""One rank works while the other waits: both see the same results, the same errors, and signs of
+life meanwhile."""
 
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,24 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_gang("tests.trainer.led_facts:facts", folder)
 
 
-def test_all_ranks_have_rank_0s_word_and_know_meanwhile_that_it_works(facts: list[dict[str, Any]]) -> None:
+def test_all_ranks_have_rank_0s_word_and_know_meanwhile_that_it_works(
+    facts: list[dict[str, Any]],
+) -> None:
     assert [one["word"] for one in facts] == ["from rank 0"] * 2
     assert all(one["signs"] >= 3 for one in facts)
 
 
 def test_all_ranks_raise_what_rank_0_raised(facts: list[dict[str, Any]]) -> None:
     assert [one["error"] for one in facts] == ["EngineLost: rank 0: no engine was left"] * 2
-    assert [one["bug"] for one in facts] == ["KeyError: 'x'", "TrainingError: rank 0: KeyError: 'x'"]
+    assert [one["bug"] for one in facts] == [
+        "KeyError: 'x'",
+        "TrainingError: rank 0: KeyError: 'x'",
+    ]
 
 
-def test_all_ranks_raise_the_error_of_the_lowest_leader_that_failed(facts: list[dict[str, Any]]) -> None:
+def test_all_ranks_raise_the_error_of_the_lowest_leader_that_failed(
+    facts: list[dict[str, Any]],
+) -> None:
     assert [one["failing"] for one in facts] == ["BadInput: ranks 0, 1: of 0"] * 2
 
 

@@ -1,5 +1,5 @@
-"""vLLM for CPUs as the tests have it: complete beside the trainer's packages, shadowing none, its weights plain; and
-without our plugin, which packs them.
+"""vLLM for CPUs as the tests have it: complete beside the trainer's packages, shadowing none, its
+weights plain; and without our plugin, which packs them.
 """
 
 from importlib.metadata import Distribution, distributions
@@ -33,13 +33,20 @@ def installed(folder: Path) -> dict[str, Distribution]:
 
 
 def missing(engine: dict[str, Distribution], everything: dict[str, Distribution]) -> set[str]:
-    """What the engine's distributions ask for, without extras, and no folder has in a version that they accept."""
+    """What the engine's distributions ask for, without extras, and no folder has in a version that
+    they accept."""
     asked = [Requirement(line) for each in engine.values() for line in each.requires or []]
     wanted = [
-        one for one in asked if one.marker is None or one.marker.evaluate({"python_version": "3.11", "extra": ""})
+        one
+        for one in asked
+        if one.marker is None or one.marker.evaluate({"python_version": "3.11", "extra": ""})
     ]
     found = {name: each.version for name, each in everything.items()}
-    return {str(one) for one in wanted if not one.specifier.contains(found.get(canonicalize_name(one.name), ""))}
+    return {
+        str(one)
+        for one in wanted
+        if not one.specifier.contains(found.get(canonicalize_name(one.name), ""))
+    }
 
 
 def test_the_engines_folder_has_what_the_trainers_lacks_and_nothing_else() -> None:
@@ -72,7 +79,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[LlamaForCausalLM, Pa
 @pytest.fixture(scope="module")
 def facts(made: tuple[LlamaForCausalLM, Path], vllm_cpu: dict[str, str]) -> Facts:
     """What engines make of it."""
-    found: Facts = engine_run("engine_tokens", made[1], vllm_cpu, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    found: Facts = engine_run(
+        "engine_tokens", made[1], vllm_cpu, VLLM_ENABLE_V1_MULTIPROCESSING="0"
+    )
     return found
 
 
@@ -88,7 +97,10 @@ def test_an_engine_on_cpus_samples_as_transformers_does(
 def test_with_the_plugin_weights_are_plain_tensors(facts: Facts) -> None:
     width = HIDDEN // HEADS
     shapes = facts["plain"]["shapes"]
-    assert shapes["model.layers.0.self_attn.qkv_proj.weight"] == [HIDDEN + 2 * KEY_HEADS * width, HIDDEN]
+    assert shapes["model.layers.0.self_attn.qkv_proj.weight"] == [
+        HIDDEN + 2 * KEY_HEADS * width,
+        HIDDEN,
+    ]
     assert shapes["model.layers.0.mlp.gate_up_proj.weight"] == [2 * MIDDLE, HIDDEN]
 
 
@@ -107,13 +119,17 @@ def test_packed_weights_read_back_through_their_kernels_are_the_checkpoints(
 @pytest.mark.slow
 def test_packed_weights_are_refused_for_training_since_no_hash_reaches_them(facts: Facts) -> None:
     assert (
-        "model.layers.0.mlp.gate_up_proj.weight: its values are packed away, where nothing can read them"
-        in (facts["packed"]["problems"])
-    )
+        "model.layers.0.mlp.gate_up_proj.weight: its values are packed away, where nothing can "
+        "read them"
+    ) in (facts["packed"]["problems"])
 
 
 def greedy(model: LlamaForCausalLM, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
-    settings = {"max_new_tokens": GREEDY_LENGTH, "min_new_tokens": GREEDY_LENGTH, "do_sample": False}
+    settings = {
+        "max_new_tokens": GREEDY_LENGTH,
+        "min_new_tokens": GREEDY_LENGTH,
+        "do_sample": False,
+    }
     out = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **settings)
     return [int(token) for token in out[0, len(prompt) :]]

@@ -1,4 +1,5 @@
-"""An engine pod's process around its engine: what it takes from the plan, and every end with words. Without vLLM."""
+"""An engine pod's process around its engine: what it takes from the plan, and every end with words.
+Without vLLM."""
 
 import asyncio
 import os
@@ -35,11 +36,18 @@ pytestmark = pytest.mark.realtime
 def plan(folder: Path, kind: Any = "Servers", **execution: Any) -> TrainingPlan:
     """One with an engine."""
     engine = EnginePlan(
-        kind=kind, replicas=1, tensor_parallel=2, memory_share=0.9, max_model_length=300, max_sequences=9000
+        kind=kind,
+        replicas=1,
+        tensor_parallel=2,
+        memory_share=0.9,
+        max_model_length=300,
+        max_sequences=9000,
     )
     job = runs.plan(folder)
     changed = job.execution.model_copy(update={"engine": engine, **execution})
-    return job.model_copy(update={"execution": changed, "engines": EngineAddresses(hosts=["127.0.0.1"])})
+    return job.model_copy(
+        update={"execution": changed, "engines": EngineAddresses(hosts=["127.0.0.1"])}
+    )
 
 
 def ended(folder: Path, job: TrainingPlan) -> tuple[int, Outcome]:
@@ -52,7 +60,9 @@ def ended(folder: Path, job: TrainingPlan) -> tuple[int, Outcome]:
         TERMINATION_LOG_ENV: str(folder / "termination"),
         **ISOLATED,
     }
-    done = subprocess.run([sys.executable, "-m", "grpo_trainer.engine_pod"], env=environment, check=False, cwd=folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "grpo_trainer.engine_pod"], env=environment, check=False, cwd=folder
+    )
     return done.returncode, Outcome.model_validate_json((folder / "termination").read_text())
 
 
@@ -71,7 +81,9 @@ def test_a_trainer_without_vllm_says_the_same_and_would_have_told_nobody(
     engine = EnginePlan(kind="Colocated", memory_share=0.1, max_model_length=300, max_sequences=8)
     job = plan(tmp_path, engine=engine)
     setup = EngineSetup(job, tmp_path, PhaseClock(lambda: 0.0), lambda _: None, lambda: None)
-    with pytest.raises(BadInput, match=r"spec\.image: this image has no vLLM.*generation.engine to Transformers"):
+    with pytest.raises(
+        BadInput, match=r"spec\.image: this image has no vLLM.*generation.engine to Transformers"
+    ):
         ColocatedGeneration(setup, nn.Linear(1, 1), [])
     assert os.environ == PRIVACY
 
@@ -84,7 +96,9 @@ def test_a_plan_without_such_engines_is_refused(tmp_path: Path) -> None:
 
 def test_an_engine_gets_the_plans_settings_and_the_users_own(tmp_path: Path) -> None:
     arguments = EngineArguments(max_num_seqs=7, block_size=32)
-    job = plan(tmp_path, autocast=True).model_copy(update={"generation": GenerationSpec(engine_arguments=arguments)})
+    job = plan(tmp_path, autocast=True).model_copy(
+        update={"generation": GenerationSpec(engine_arguments=arguments)}
+    )
     settings = engine_settings(job, tmp_path)
     assert settings["worker_extension_cls"].endswith(".ReceivingWorker")
     assert (settings["load_format"], settings["tensor_parallel_size"]) == ("dummy", 2)
@@ -126,7 +140,9 @@ class FakeSampler:
             raise RuntimeError("EngineCore died")
 
 
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: FakeSampler) -> tuple[Exception, float]:
+def served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: FakeSampler
+) -> tuple[Exception, float]:
     """Why an engine ends that nobody talks to, and after how many seconds of its event loop."""
     monkeypatch.setenv(ENGINE_BIND_ENV, f"127.0.0.1:{free_port()}")
 
@@ -146,7 +162,9 @@ def test_an_engine_without_a_trainer_ends(tmp_path: Path, monkeypatch: pytest.Mo
     assert limit < seconds <= limit + 2 * program.CHECK_SECONDS
 
 
-def test_an_engine_whose_process_died_ends_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_whose_process_died_ends_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(RuntimeError, match="EngineCore died"):
         served(tmp_path, monkeypatch, FakeSampler(dead=True))
 

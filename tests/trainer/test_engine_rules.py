@@ -1,4 +1,5 @@
-"""Which engine gets which prompt, and what follows when one is lost: any order of events, and none is used wrongly."""
+"""Which engine gets which prompt, and what follows when one is lost: any order of events, and none
+is used wrongly."""
 
 import pytest
 from hypothesis import strategies as st

@@ -1,4 +1,5 @@
-"""An engine pod's HTTP server, with a sampler that needs no vLLM: what it answers, to whom, and what it refuses."""
+"""An engine pod's HTTP server, with a sampler that needs no vLLM: what it answers, to whom, and
+what it refuses."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from grpo_trainer.engine_pod.engine_http import EngineServer
-from grpo_trainer.engine_pod.messages import ATTEMPT_HEADER, Completion, EngineState, Generate, Generated, Learn, Sync
+from grpo_trainer.engine_pod.messages import (
+    ATTEMPT_HEADER,
+    Completion,
+    EngineState,
+    Generate,
+    Generated,
+    Learn,
+    Sync,
+)
 from grpo_trainer.generation.engine_client import (
     EngineClient,
     EngineFailed,
@@ -73,7 +82,9 @@ class FakeSampler:
 class World:
     """A server, its sampler and a client."""
 
-    def __init__(self, server: EngineServer, sampler: FakeSampler, session: ClientSession, port: int) -> None:
+    def __init__(
+        self, server: EngineServer, sampler: FakeSampler, session: ClientSession, port: int
+    ) -> None:
         self.server, self.sampler, self.session = server, sampler, session
         self.client = EngineClient(session, "127.0.0.1", port, ATTEMPT)
         self.stranger = EngineClient(session, "127.0.0.1", port, "uid/2")
@@ -82,7 +93,9 @@ class World:
     async def serve(self, version: int) -> None:
         """Bring a version and confirm it."""
         await self.client.learn(Learn(shapes=SHAPES, dtype="float32"), PATIENCE)
-        await self.client.sync(Sync(version=version, meeting={"name": "m"}, names=list(SHAPES)), PATIENCE)
+        await self.client.sync(
+            Sync(version=version, meeting={"name": "m"}, names=list(SHAPES)), PATIENCE
+        )
         await self.client.confirm(version)
 
 
@@ -90,13 +103,18 @@ class World:
 async def world() -> AsyncIterator[World]:
     sampler = FakeSampler()
     server = EngineServer(sampler, ATTEMPT)  # type: ignore[arg-type]
-    async with TestServer(server.application(), host="127.0.0.1") as running, ClientSession() as session:
+    async with (
+        TestServer(server.application(), host="127.0.0.1") as running,
+        ClientSession() as session,
+    ):
         assert running.port is not None
         yield World(server, sampler, session, running.port)
 
 
 def wanted(incarnation: str, version: int = 3, **sampling: Any) -> Generate:
-    return Generate(version=version, incarnation=incarnation, prompt=[1, 2], seeds=[5, 6], sampling=sampling)
+    return Generate(
+        version=version, incarnation=incarnation, prompt=[1, 2], seeds=[5, 6], sampling=sampling
+    )
 
 
 async def test_weights_come_in_are_proven_and_sampled_with(world: World) -> None:
@@ -133,7 +151,9 @@ async def test_what_was_not_confirmed_is_not_sampled_with(world: World) -> None:
 async def test_a_completion_that_a_sync_overtakes_is_refused(world: World) -> None:
     await world.serve(3)
     world.sampler.go_on.clear()
-    asked = asyncio.create_task(world.client.generate(wanted((await world.client.state()).incarnation)))
+    asked = asyncio.create_task(
+        world.client.generate(wanted((await world.client.state()).incarnation))
+    )
     await world.sampler.sampling.wait()
     await world.serve(4)
     world.sampler.go_on.set()
@@ -162,7 +182,9 @@ async def test_only_its_own_attempt_is_answered(world: World) -> None:
     assert world.server.end_reason.result() == "given up"
 
 
-async def test_what_nobody_learnt_or_vllm_does_not_know_is_no_failure_of_the_engine(world: World) -> None:
+async def test_what_nobody_learnt_or_vllm_does_not_know_is_no_failure_of_the_engine(
+    world: World,
+) -> None:
     await world.serve(3)
     with pytest.raises(RequestRejected, match="1 tensors were never learnt, the first is c"):
         await world.client.sync(Sync(version=4, meeting={}, names=["c"]), PATIENCE)
@@ -173,7 +195,9 @@ async def test_what_nobody_learnt_or_vllm_does_not_know_is_no_failure_of_the_eng
 @pytest.mark.parametrize("path", ["/learn", "/sync", "/prove", "/confirm", "/generate", "/end"])
 async def test_any_other_body_is_refused(world: World, path: str) -> None:
     for body in (b"", b"[]", b"{}", b"\xff", b'{"version": -1}', b'{"version": 1e400}'):
-        async with world.session.post(world.base + path, data=body, headers={ATTEMPT_HEADER: ATTEMPT}) as answer:
+        async with world.session.post(
+            world.base + path, data=body, headers={ATTEMPT_HEADER: ATTEMPT}
+        ) as answer:
             assert answer.status == 400, (path, body)
 
 

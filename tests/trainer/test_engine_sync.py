@@ -1,7 +1,8 @@
-"""One pass of weights over several engines: what rank 0 waits for, what each engine is proven by, and whose time is up.
+"""One pass of weights over several engines: what rank 0 waits for, what each engine is proven by,
+and whose time is up.
 
-The groups and the engines' answers are made here; test_engine_transfer.py has real groups, test_engine_servers.py real
-engines.
+The groups and the engines' answers are made here; test_engine_transfer.py has real groups,
+test_engine_servers.py real engines.
 """
 
 import threading
@@ -94,12 +95,14 @@ class World:
         takes: Mapping[int, Callable[[], None]] | None = None,
         proves: Mapping[int, Callable[[], None]] | None = None,
     ) -> None:
-        """`takes`: what the second side of an engine's group does first, by its index; `proves`: what an engine does
-        when it is asked for hashes."""
+        """`takes`: what the second side of an engine's group does first, by its index; `proves`:
+        what an engine does when it is asked for hashes."""
         self.clock = SteppedClock()
         self.groups: dict[str, FakeGroup] = {}
         self.lanes: list[Lane] = []
-        monkeypatch.setattr(sync_pass, "form_group", lambda meeting, *_: self.groups[meeting.engine])
+        monkeypatch.setattr(
+            sync_pass, "form_group", lambda meeting, *_: self.groups[meeting.engine]
+        )
         for index in range(2):
             client: Any = FakeClient((proves or {}).get(index, lambda: None))
             engine = Engine(EngineView(index, f"host-{index}"), client)
@@ -108,7 +111,9 @@ class World:
             lane = Lane(engine, f"process-{index}", self.clock)
             lane.workers = [{NAME: [WHOLE]}]
             self.lanes.append(lane)
-            self.groups[engine.view.name] = FakeGroup(engine, (takes or {}).get(index, lambda: None))
+            self.groups[engine.view.name] = FakeGroup(
+                engine, (takes or {}).get(index, lambda: None)
+            )
         fleet: Any = FakeFleet()
         self.sending = SyncPass(fleet, self.lanes, VERSION, SEED)
         self.sending.begin([self.meeting(lane) for lane in self.lanes], [NAME])
@@ -116,7 +121,13 @@ class World:
     def meeting(self, lane: Lane) -> Meeting:
         """Of a lane with one worker."""
         return Meeting(
-            "trainer-0", 29600, lane.group_name(), lane.engine.view.name, workers=1, seconds=SECONDS, gpu=False
+            "trainer-0",
+            29600,
+            lane.group_name(),
+            lane.engine.view.name,
+            workers=1,
+            seconds=SECONDS,
+            gpu=False,
         )
 
     def group(self, index: int) -> FakeGroup:
@@ -132,10 +143,14 @@ def test_engines_that_have_what_was_sent_serve_it(monkeypatch: pytest.MonkeyPatc
     world = World(monkeypatch)
     world.sending.send(NAME, SENT)
     assert [verdict.problem for verdict in world.finished()] == ["", ""]
-    assert all(lane.engine.is_serving(VERSION) and not lane.engine.is_syncing for lane in world.lanes)
+    assert all(
+        lane.engine.is_serving(VERSION) and not lane.engine.is_syncing for lane in world.lanes
+    )
 
 
-def test_a_tensor_may_change_once_every_engine_has_taken_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_may_change_once_every_engine_has_taken_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     began, go_on = threading.Event(), threading.Event()
 
     def slowly() -> None:
@@ -149,7 +164,9 @@ def test_a_tensor_may_change_once_every_engine_has_taken_it(monkeypatch: pytest.
         fast = world.lanes[0].pending
         assert fast is not None
         fast.result(60.0)
-        early = wait([sending], timeout=0.2).done  # however busy the machine is: it waits for `go_on`
+        early = wait(
+            [sending], timeout=0.2
+        ).done  # however busy the machine is: it waits for `go_on`
         go_on.set()
         sending.result(60.0)
     assert not early
@@ -166,8 +183,12 @@ def test_an_engine_with_another_bit_is_not_confirmed(monkeypatch: pytest.MonkeyP
     assert not world.lanes[1].engine.is_serving(VERSION)
 
 
-def test_an_engine_that_restarts_while_it_is_proven_serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, proves={0: lambda: world.lanes[0].engine.view.record_answer("another process")})
+def test_an_engine_that_restarts_while_it_is_proven_serves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(
+        monkeypatch, proves={0: lambda: world.lanes[0].engine.view.record_answer("another process")}
+    )
     world.sending.send(NAME, SENT)
     restarted, sound = world.finished()
     assert (restarted.problem, sound.problem) == ("restarted during the sync", "")
@@ -183,7 +204,9 @@ def test_a_pass_gives_each_engine_its_time_once(monkeypatch: pytest.MonkeyPatch)
     assert [verdict.is_blocked for verdict in world.finished()] == [False, False]
 
 
-def test_an_engine_that_blocks_is_left_and_the_other_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_blocks_is_left_and_the_other_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def block() -> None:
         world.clock.advance(SECONDS)
         raise TransferFailed("nobody took it")
@@ -199,7 +222,9 @@ def test_an_engine_that_blocks_is_left_and_the_other_goes_on(monkeypatch: pytest
     assert world.lanes[1].engine.is_serving(VERSION)
 
 
-def test_an_engine_that_is_gone_before_its_proof_is_told_from_one_that_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_gone_before_its_proof_is_told_from_one_that_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def die() -> None:
         raise EngineUnreachable("can't be reached for /prove")
 

@@ -1,6 +1,8 @@
-"""Weights on their way from rank 0 to an engine's workers: they arrive, and every failure names both sides in time.
+"""Weights on their way from rank 0 to an engine's workers: they arrive, and every failure names
+both sides in time.
 
-Over gloo, between threads of this process that meet as pods do. NCCL needs several GPUs and is not seen here.
+Over gloo, between threads of this process that meet as pods do. NCCL needs several GPUs and is not
+seen here.
 """
 
 from collections.abc import Iterator
@@ -34,7 +36,9 @@ TENSORS = [torch.arange(5.0), torch.ones(3, 4, dtype=torch.bfloat16), torch.zero
 def meeting() -> Iterator[Meeting]:
     port = free_port()
     store = open_store("127.0.0.1", port)
-    yield Meeting("127.0.0.1", port, "first", "engine 0 at host-0", workers=1, seconds=60.0, gpu=False)
+    yield Meeting(
+        "127.0.0.1", port, "first", "engine 0 at host-0", workers=1, seconds=60.0, gpu=False
+    )
     del store
 
 
@@ -52,7 +56,8 @@ def test_every_worker_receives_every_tensor(meeting: Meeting) -> None:
         received = [tensor.clone(), torch.full_like(tensor, 9), torch.full_like(tensor, 9)]
         with ThreadPoolExecutor(3) as pool:
             done = [
-                pool.submit(group.broadcast, buffer, "weight") for group, buffer in zip(groups, received, strict=True)
+                pool.submit(group.broadcast, buffer, "weight")
+                for group, buffer in zip(groups, received, strict=True)
             ]
             for one in done:
                 one.result()
@@ -62,7 +67,8 @@ def test_every_worker_receives_every_tensor(meeting: Meeting) -> None:
 
 
 class Waiting:
-    """A broadcast that nobody takes: gloo raises once its time is up, NCCL only says that it goes on."""
+    """A broadcast that nobody takes: gloo raises once its time is up, NCCL only says that it goes
+    on."""
 
     def wait(self) -> None:
         """As gloo ends."""
@@ -88,19 +94,30 @@ class DeafGroup:
 @pytest.mark.parametrize("gpu", [False, True])
 def test_a_worker_that_takes_nothing_is_named_with_the_tensor_and_the_time(gpu: bool) -> None:
     clock, deaf = SteppedClock(), DeafGroup()
-    meeting = Meeting("trainer-0", 29600, "silent", "engine 0 at host-0", workers=1, seconds=600.0, gpu=gpu)
+    meeting = Meeting(
+        "trainer-0", 29600, "silent", "engine 0 at host-0", workers=1, seconds=600.0, gpu=gpu
+    )
     with pytest.raises(TransferFailed) as failed:
-        WeightGroup(meeting, 0, deaf, clock).broadcast(torch.zeros(4), "lm_head.weight of version 3", 90.0)
+        WeightGroup(meeting, 0, deaf, clock).broadcast(
+            torch.zeros(4), "lm_head.weight of version 3", 90.0
+        )
     assert str(failed.value).startswith(
-        "lm_head.weight of version 3 did not get from rank 0 at trainer-0 to engine 0 at host-0: gave up after "
+        "lm_head.weight of version 3 did not get from rank 0 at trainer-0 to engine 0 at host-0: "
+        "gave up after "
         f"{clock.now():.1f} s of at most 90.0 s: "
     )
     assert deaf.seconds == 90.0
-    assert clock.now() == pytest.approx(90.0 if gpu else 0.0, abs=0.01), "NCCL is asked until the time is up"
+    assert clock.now() == pytest.approx(90.0 if gpu else 0.0, abs=0.01), (
+        "NCCL is asked until the time is up"
+    )
 
 
 def test_a_group_that_was_left_sends_nothing() -> None:
-    group = WeightGroup(Meeting("trainer-0", 1, "left", "engine 0", workers=1, seconds=9.0, gpu=False), 0, DeafGroup())
+    group = WeightGroup(
+        Meeting("trainer-0", 1, "left", "engine 0", workers=1, seconds=9.0, gpu=False),
+        0,
+        DeafGroup(),
+    )
     group.leave()
     group.leave()
     with pytest.raises(TransferFailed, match="this side has left the group"):
@@ -121,7 +138,9 @@ def test_a_side_that_leaves_ends_the_others_wait(meeting: Meeting) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(worker.broadcast, torch.zeros(4), "norm.weight")
         main.leave()
-        with pytest.raises(TransferFailed, match=r"norm.weight did not get .* to engine 0 at host-0"):
+        with pytest.raises(
+            TransferFailed, match=r"norm.weight did not get .* to engine 0 at host-0"
+        ):
             waiting.result(60.0)  # of the 600 s that gloo would wait
 
 
@@ -141,7 +160,11 @@ def test_a_group_that_broke_leaves_another_engines_alone(meeting: Meeting) -> No
     ("abandoned", "words", "seconds"),
     [
         (lambda: True, "did not come to the transfer", 0.0),
-        (lambda: False, "did not meet for a transfer of weights within 60 s: not all of its workers came", 60.0),
+        (
+            lambda: False,
+            "did not meet for a transfer of weights within 60 s: not all of its workers came",
+            60.0,
+        ),
     ],
 )
 def test_an_engine_that_does_not_come_is_not_waited_for_longer(
@@ -158,19 +181,30 @@ def unreachable(*_: Any, timeout: timedelta, **__: Any) -> None:
     raise RuntimeError(f"timed out after {timeout.total_seconds():.0f} s")
 
 
-def test_an_engine_that_can_not_reach_rank_0_says_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_can_not_reach_rank_0_says_where_it_looked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(transfer, "TCPStore", unreachable)
-    nowhere = Meeting("trainer-0", 29600, "x", "engine 1 at host-1", workers=1, seconds=600.0, gpu=False)
+    nowhere = Meeting(
+        "trainer-0", 29600, "x", "engine 1 at host-1", workers=1, seconds=600.0, gpu=False
+    )
     with pytest.raises(
-        TransferFailed, match=r"rank 0 at trainer-0:29600 and engine 1 at host-1 did not meet .* timed out after 30 s"
+        TransferFailed,
+        match=(
+            r"rank 0 at trainer-0:29600 and engine 1 at host-1 did not meet .* timed out after "
+            r"30 s"
+        ),
     ):
         join_group(nowhere, 1)
 
 
 @pytest.mark.slow  # the store's own clock
 def test_nobody_who_listens_is_looked_for_as_long_as_the_meeting_says() -> None:
-    nowhere = Meeting("127.0.0.1", free_port(), "x", "engine 1 at host-1", workers=1, seconds=10.0, gpu=False)
+    nowhere = Meeting(
+        "127.0.0.1", free_port(), "x", "engine 1 at host-1", workers=1, seconds=10.0, gpu=False
+    )
     with pytest.raises(
-        TransferFailed, match=rf"rank 0 at 127.0.0.1:{nowhere.port} and engine 1 at host-1 did not meet"
+        TransferFailed,
+        match=rf"rank 0 at 127.0.0.1:{nowhere.port} and engine 1 at host-1 did not meet",
     ):
         join_group(nowhere, 1)

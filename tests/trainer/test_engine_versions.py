@@ -1,4 +1,5 @@
-"""Every completion carries the number of the weights that it was sampled with, also where they were brought again."""
+"""Every completion carries the number of the weights that it was sampled with, also where they were
+brought again."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,12 @@ import pytest
 from torch import nn
 
 from grpo_api.report.training_metrics import ENGINE_PROOF_FAILURES, WEIGHTS_VERSION
-from grpo_trainer.generation.generation_base import ATTEMPT_VERSIONS, EngineGeneration, EngineSetup, Sample
+from grpo_trainer.generation.generation_base import (
+    ATTEMPT_VERSIONS,
+    EngineGeneration,
+    EngineSetup,
+    Sample,
+)
 from grpo_trainer.runtime.errors import EngineWeightsDiffer
 from grpo_trainer.telemetry.phases import PhaseClock
 from tests.support.ranks import runs

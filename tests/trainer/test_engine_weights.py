@@ -1,4 +1,5 @@
-"""What an engine is sent of a policy: names, shapes and values, with an adapter and without, and nothing is changed."""
+"""What an engine is sent of a policy: names, shapes and values, with an adapter and without, and
+nothing is changed."""
 
 from pathlib import Path
 
@@ -22,7 +23,9 @@ def policy(tmp_path: Path, dtype: torch.dtype, tied: bool = True) -> PreTrainedM
 def adapted(model: PreTrainedModel, targets: list[str]) -> torch.nn.Module:
     """With an adapter that changes something."""
     torch.manual_seed(0)
-    wrapped: torch.nn.Module = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=targets))
+    wrapped: torch.nn.Module = get_peft_model(
+        model, LoraConfig(r=4, lora_alpha=8, target_modules=targets)
+    )
     for name, parameter in wrapped.named_parameters():
         if "lora_B" in name or "lora_embedding_" in name:
             torch.nn.init.normal_(parameter, std=0.1)
@@ -40,7 +43,9 @@ def test_a_plain_policy_is_sent_as_it_is_saved(tmp_path: Path, tied: bool) -> No
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj", "down_proj"], ["embed_tokens", "k_proj"]])
-def test_an_adapter_is_merged_in_what_is_sent_and_the_base_keeps_every_bit(tmp_path: Path, targets: list[str]) -> None:
+def test_an_adapter_is_merged_in_what_is_sent_and_the_base_keeps_every_bit(
+    tmp_path: Path, targets: list[str]
+) -> None:
     model = adapted(policy(tmp_path, torch.bfloat16, tied=False), targets)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for _ in range(3):
@@ -52,7 +57,11 @@ def test_an_adapter_is_merged_in_what_is_sent_and_the_base_keeps_every_bit(tmp_p
         wanted = merged.get_parameter(name)
         assert (tensor.float() - wanted).abs().max() <= wanted.abs().max() * 2**-7, name
     own = policy(tmp_path, torch.bfloat16, tied=False)
-    changed = {name.split(".")[-2] for name, tensor in sent.items() if not torch.equal(tensor, own.get_parameter(name))}
+    changed = {
+        name.split(".")[-2]
+        for name, tensor in sent.items()
+        if not torch.equal(tensor, own.get_parameter(name))
+    }
     assert changed == set(targets)
 
 

@@ -1,4 +1,5 @@
-"""The evaluation of an exported model: what it scores, how sure it is, and how it ends as the command of a GRPOJob."""
+"""The evaluation of an exported model: what it scores, how sure it is, and how it ends as the
+command of a GRPOJob."""
 
 import json
 import math
@@ -65,7 +66,12 @@ def plan(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Traini
     files = {"files": {"configMap": {"name": "rows"}, "paths": ["held-out.jsonl"]}}
     training = {"numGenerations": COMPLETIONS, "promptsPerStep": 16, "maxCompletionLength": 8}
     given = runs.plan(model).model_dump(by_alias=True, exclude_none=True)
-    given |= {"dataset": files, "rewards": REWARDS, "training": training, "resumeFrom": str(model.parent)}
+    given |= {
+        "dataset": files,
+        "rewards": REWARDS,
+        "training": training,
+        "resumeFrom": str(model.parent),
+    }
     made = TrainingPlan.model_validate(given)
     (tmp_path / "plan.json").write_text(made.model_dump_json(by_alias=True, exclude_none=True))
     monkeypatch.setenv(DATA_MOUNT_ENV, str(tmp_path))
@@ -75,7 +81,9 @@ def plan(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Traini
 
 
 @given(st.lists(st.lists(REWARD, min_size=3, max_size=3), min_size=2, max_size=20))
-def test_the_score_is_the_mean_of_the_rows_that_have_a_reward(rows: list[list[float | None]]) -> None:
+def test_the_score_is_the_mean_of_the_rows_that_have_a_reward(
+    rows: list[list[float | None]],
+) -> None:
     known = [[one for one in row if one is not None] for row in rows]
     means = [fmean(row) for row in known if row]
     if not means:
@@ -90,18 +98,23 @@ def test_the_score_is_the_mean_of_the_rows_that_have_a_reward(rows: list[list[fl
 
 
 def test_nineteen_of_twenty_intervals_hold_the_truth_where_completions_of_a_row_are_alike() -> None:
-    """Rows differ in how hard they are; counted by completions, the intervals would be far too narrow."""
+    """Rows differ in how hard they are; counted by completions, the intervals would be far too
+    narrow."""
     chance, hit, truth = random.Random(0), 0, 0.5
     for _ in range(1000):
         hardness = [chance.random() for _ in range(50)]
-        rows: list[list[float | None]] = [[float(chance.random() < hard) for _ in range(16)] for hard in hardness]
+        rows: list[list[float | None]] = [
+            [float(chance.random() < hard) for _ in range(16)] for hard in hardness
+        ]
         found = score(rows, {}).reward
         hit += abs(found.mean - truth) <= found.margin
     assert 920 <= hit <= 970
 
 
 @given(st.floats(-5, 5), st.floats(0, 5), st.floats(-5, 5), st.floats(0, 5))
-def test_means_agree_within_the_noise_of_both(one: float, error: float, other: float, other_error: float) -> None:
+def test_means_agree_within_the_noise_of_both(
+    one: float, error: float, other: float, other_error: float
+) -> None:
     a, b = Estimate(one, error), Estimate(other, other_error)
     assert is_within_noise(a, b) == is_within_noise(b, a)
     assert max(a.margin, b.margin) <= noise_of_difference(a, b) <= a.margin + b.margin + 1e-9
@@ -110,11 +123,20 @@ def test_means_agree_within_the_noise_of_both(one: float, error: float, other: f
 
 def test_a_job_without_a_reward_is_compared_with_nothing() -> None:
     assert reported_reward(Outcome(result=Result.SUCCEEDED, metrics={"reward": 1.0}), 4) is None
-    assert reported_reward(Outcome(result=Result.SUCCEEDED, metrics={"reward": math.nan, "reward_std": 1.0}), 4) is None
-    job = reported_reward(Outcome(result=Result.SUCCEEDED, metrics={"reward": 1.0, "reward_std": 0.5}), 4)
+    assert (
+        reported_reward(
+            Outcome(result=Result.SUCCEEDED, metrics={"reward": math.nan, "reward_std": 1.0}), 4
+        )
+        is None
+    )
+    job = reported_reward(
+        Outcome(result=Result.SUCCEEDED, metrics={"reward": 1.0, "reward_std": 0.5}), 4
+    )
     assert job == Estimate(1.0, 0.25)
     alike = Outcome(result=Result.SUCCEEDED, metrics={"reward": 1.0, "reward_std": 0.0})
-    assert reported_reward(alike, 4, spread=0.5) == Estimate(1.0, 0.25), "a last step without a fault knows no better"
+    assert reported_reward(alike, 4, spread=0.5) == Estimate(1.0, 0.25), (
+        "a last step without a fault knows no better"
+    )
     found = Score(Estimate(0.5, 0.1), 10, 2)
     assert score_message(found, None).endswith("the job reported none")
     assert "within the noise" in score_message(found, job)
@@ -122,7 +144,9 @@ def test_a_job_without_a_reward_is_compared_with_nothing() -> None:
     assert as_json(found, job)["job"]["withinNoise"] is True
 
 
-def test_a_model_is_sampled_with_a_seed_and_scored_by_all_rewards(plan: TrainingPlan, model: Path) -> None:
+def test_a_model_is_sampled_with_a_seed_and_scored_by_all_rewards(
+    plan: TrainingPlan, model: Path
+) -> None:
     found, again, other = (
         evaluate_held_out(plan, model),
         evaluate_held_out(plan, model),
@@ -142,7 +166,9 @@ def test_reward_models_and_text_prompts_are_scored_as_in_training(
 ) -> None:
     judge = demo_model.save_reward_model(tmp_path / "judge")
     rewards = [{"model": {"name": str(judge), "dtype": "float32"}}]
-    own = TrainingPlan.model_validate(plan.model_dump(by_alias=True, exclude_none=True) | {"rewards": rewards})
+    own = TrainingPlan.model_validate(
+        plan.model_dump(by_alias=True, exclude_none=True) | {"rewards": rewards}
+    )
     found = evaluate_held_out(own, model, completions=2)
     assert math.isfinite(found.reward.mean)
     assert found.reward.standard_error > 0
@@ -181,7 +207,9 @@ def test_a_model_on_an_object_store_is_waited_for_and_brought(
         run = RunStore(open_store(spec, dict(CREDENTIALS), folder="demo-1"), "uid", 1, 1)
         run.claim()
         run.export(model)
-        assert program.main(["--wait", "0"]) == EXIT_CODES[Result.ERROR], "it has a model, and has not succeeded yet"
+        assert program.main(["--wait", "0"]) == EXIT_CODES[Result.ERROR], (
+            "it has a model, and has not succeeded yet"
+        )
         said = Outcome.model_validate_json((tmp_path / "termination-log").read_text())
         assert f"no finished model in s3://{BUCKET}/runs/demo-1 after 0 s" in said.message
         run.finish(Outcome(result=Result.SUCCEEDED, metrics={"reward": 0.5, "reward_std": 1.0}))

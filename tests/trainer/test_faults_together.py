@@ -1,8 +1,9 @@
-"""One run of 60 steps with every fault that passes: each may cost time and steps done twice, none a digit or the run.
+"""One run of 60 steps with every fault that passes: each may cost time and steps done twice, none a
+digit or the run.
 
-The hub answers 503 twice, the reward service is away for 20 s, a rank is killed, another is told to stop, and the disk
-of the checkpoints is full for 10 s. The next attempt is started as the operator would, on the same folder, with the
-commits that the one before told; the hub is gone by then.
+The hub answers 503 twice, the reward service is away for 20 s, a rank is killed, another is told to
+stop, and the disk of the checkpoints is full for 10 s. The next attempt is started as the operator
+would, on the same folder, with the commits that the one before told; the hub is gone by then.
 """
 
 import signal
@@ -26,7 +27,10 @@ from tests.trainer.hub import HubServer, environment, files_of, hub_server
 STEPS, SAVE = 60, 4
 EXACT = ("reward", "kl", "loss", "grad_norm", "entropy", "learning_rate", "completion_length")
 ROWS = "question\n" + "".join(f"say {number % 10}\n" for number in range(64))
-CARD = "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train.csv\n---\n"
+CARD = (
+    "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: "
+    "main/train.csv\n---\n"
+)
 
 
 class RewardService:
@@ -37,7 +41,9 @@ class RewardService:
         self._running = ExitStack()
 
     def __enter__(self) -> "RewardService":
-        self.url = self._running.enter_context(serving(lambda _, body: lengths(body), self._port)).url
+        self.url = self._running.enter_context(
+            serving(lambda _, body: lengths(body), self._port)
+        ).url
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,11 +68,15 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
     """A hub with the model and the rows."""
     with hub_server() as server:
         server.add("model", "team/model", files_of(demo_model.save_policy(tmp_path / "model")))
-        server.add("dataset", "team/rows", {"README.md": CARD.encode(), "main/train.csv": ROWS.encode()})
+        server.add(
+            "dataset", "team/rows", {"README.md": CARD.encode(), "main/train.csv": ROWS.encode()}
+        )
         yield server
 
 
-def make_plan(folder: Path, url: str, attempt: int = 1, revisions: dict[str, str] | None = None) -> TrainingPlan:
+def make_plan(
+    folder: Path, url: str, attempt: int = 1, revisions: dict[str, str] | None = None
+) -> TrainingPlan:
     """Two pods of one process."""
     execution = {"nodes": 2, "processesPerNode": 1, "saveEverySteps": SAVE, "stepsPerGeneration": 2}
     plan = runs.plan(
@@ -80,7 +90,12 @@ def make_plan(folder: Path, url: str, attempt: int = 1, revisions: dict[str, str
     plan["job"]["attempt"] = attempt
     plan["rendezvous"]["port"] = free_port()
     plan["model"]["name"] = "team/model"
-    plan["dataset"] = {"name": "team/rows", "config": "main", "split": "train", "promptColumn": "question"}
+    plan["dataset"] = {
+        "name": "team/rows",
+        "config": "main",
+        "split": "train",
+        "promptColumn": "question",
+    }
     plan["rewards"] = [{"http": {"url": url}}, {"format": {"pattern": ".*[0-9].*"}, "weight": 5.0}]
     plan["revisions"] = revisions or {}
     return TrainingPlan.model_validate(plan)
@@ -92,7 +107,9 @@ def exact(steps: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.soak
-def test_a_run_with_every_fault_that_passes_is_the_undisturbed_one(disk: Path, hub: HubServer, tmp_path: Path) -> None:
+def test_a_run_with_every_fault_that_passes_is_the_undisturbed_one(
+    disk: Path, hub: HubServer, tmp_path: Path
+) -> None:
     with RewardService() as service:
         first = environment(hub.url, tmp_path / "calm-cache")
         plan = make_plan(tmp_path / "calm", service.url)
@@ -107,7 +124,9 @@ def test_a_run_with_every_fault_that_passes_is_the_undisturbed_one(disk: Path, h
     assert (disk / "runs" / "export" / "model.safetensors").is_file()
 
 
-def disturbed(disk: Path, hub: HubServer, service: RewardService, folder: Path) -> dict[int, dict[int, dict[str, Any]]]:
+def disturbed(
+    disk: Path, hub: HubServer, service: RewardService, folder: Path
+) -> dict[int, dict[int, dict[str, Any]]]:
     """The steps of each attempt of the run that everything happens to."""
     variables, seen = environment(hub.url, folder / "cache"), {}
     hub.faults = ["503", "503"]

@@ -1,4 +1,5 @@
-"""The first example is a healthy run: its reward rises over all its steps, at a small KL and with few idle groups.
+"""The first example is a healthy run: its reward rises over all its steps, at a small KL and with
+few idle groups.
 
 A newcomer sees this run first, and takes its curves for what a run should look like.
 """
@@ -40,7 +41,9 @@ def first_job(files: Path, seed: int | None = None) -> TrainingPlan:
     completions = training.prompts_per_step * training.num_generations
     execution = {"nodes": PODS, "microBatch": completions // PODS, "saveEverySteps": 1000}
     plan = runs.plan(files / "model", execution=execution)
-    return plan.model_copy(update={"training": training, "rewards": spec.rewards, "dataset": spec.dataset})
+    return plan.model_copy(
+        update={"training": training, "rewards": spec.rewards, "dataset": spec.dataset}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,9 @@ def rewards(steps: list[dict[str, Any]], first: int, last: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.realtime
-def test_the_reward_starts_low_still_rises_after_60_steps_and_ends_high(steps: list[dict[str, Any]]) -> None:
+def test_the_reward_starts_low_still_rises_after_60_steps_and_ends_high(
+    steps: list[dict[str, Any]],
+) -> None:
     assert rewards(steps, 1, 5) < 0.4
     assert rewards(steps, 81, 100) > rewards(steps, 51, 60) + 0.02
     assert rewards(steps, 96, 100) >= 0.85
@@ -84,14 +89,18 @@ def test_every_seed_makes_a_model_that_is_right_as_often(seed: int) -> None:
 
 
 @given(seed=st.integers(min_value=0))
-def test_the_answers_are_right_sums_in_the_asked_form(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+def test_the_answers_are_right_sums_in_the_asked_form(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
     path = tmp_path_factory.mktemp("problems") / "arithmetic.jsonl"
     write_problems(path, 8, seed)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(rows) == 8
     for row in rows:
         (message,) = row["prompt"]
-        sum_in_words = re.fullmatch(r"(\d) (plus|minus) (\d) is (\d): the answer is (\d)\.\n#### (\d)", row["answer"])
+        sum_in_words = re.fullmatch(
+            r"(\d) (plus|minus) (\d) is (\d): the answer is (\d)\.\n#### (\d)", row["answer"]
+        )
         assert sum_in_words, row
         first, name, second, *results = sum_in_words.groups()
         sign = 1 if name == "plus" else -1
@@ -102,6 +111,8 @@ def test_the_answers_are_right_sums_in_the_asked_form(tmp_path_factory: pytest.T
 def test_the_problems_are_all_sums_of_digits_with_a_digit_as_result() -> None:
     assert len({question for question, _ in PROBLEMS}) == len(PROBLEMS)
     sums = {(first, second) for first in range(10) for second in range(10)}
-    expected = {f"{first}+{second}": first + second for first, second in sums if first + second <= LARGEST}
+    expected = {
+        f"{first}+{second}": first + second for first, second in sums if first + second <= LARGEST
+    }
     expected |= {f"{first}-{second}": first - second for first, second in sums if first >= second}
     assert dict(PROBLEMS) == expected

@@ -1,6 +1,8 @@
-"""Disks that fail: a checkpoint's at every write in turn on two ranks, the export's, the claim's, the outcome's.
+"""Disks that fail: a checkpoint's at every write in turn on two ranks, the export's, the claim's,
+the outcome's.
 
-None of it may end a run. The disk is a real one of 16 MiB, and what it says is what the kernel says.
+None of it may end a run. The disk is a real one of 16 MiB, and what it says is what the kernel
+says.
 """
 
 import time
@@ -40,8 +42,12 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("strategy", ["Clone", pytest.param("Sharded", marks=pytest.mark.slow)])
-def test_a_disk_that_fails_at_any_write_costs_one_checkpoint_and_no_step(disk: Path, strategy: str) -> None:
-    first, second = run_gang("tests.support.facts.disk_facts:failing_writes", disk.parent, strategy=strategy)
+def test_a_disk_that_fails_at_any_write_costs_one_checkpoint_and_no_step(
+    disk: Path, strategy: str
+) -> None:
+    first, second = run_gang(
+        "tests.support.facts.disk_facts:failing_writes", disk.parent, strategy=strategy
+    )
     assert first["losses"] == first["calm"]
     failed = len(OBSTACLES[strategy]) + 1  # and the full disk
     *fails, sealed = first["checkpoints"]
@@ -50,7 +56,10 @@ def test_a_disk_that_fails_at_any_write_costs_one_checkpoint_and_no_step(disk: P
     for obstacle, one in zip(OBSTACLES[strategy], fails, strict=False):
         assert "could not be written: rank" in one["problem"], obstacle
         assert "irectory" in one["problem"], obstacle
-    assert "No space left on device" in fails[-1]["problem"] or "inline_container" in fails[-1]["problem"]
+    assert (
+        "No space left on device" in fails[-1]["problem"]
+        or "inline_container" in fails[-1]["problem"]
+    )
     assert (sealed["there"], sealed["problem"], sealed["failures"]) == (True, "", failed)
     assert fails[-1]["save_seconds"] is None
     assert sealed["save_seconds"] > 0
@@ -63,7 +72,10 @@ def test_a_disk_that_fails_at_any_write_costs_one_checkpoint_and_no_step(disk: P
 def test_a_checkpoint_is_tried_again_after_ever_more_steps_and_told(tmp_path: Path) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path, execution={"saveEverySteps": 100})
     claim_folder(plan)
-    recorder, preemption = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0), Preemption(60.0, can_save=True)
+    recorder, preemption = (
+        Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0),
+        Preemption(60.0, can_save=True),
+    )
     seal = seal_checkpoints(plan, {}, recorder, preemption)
 
     def write(step: int) -> None:
@@ -85,7 +97,9 @@ def test_a_checkpoint_is_tried_again_after_ever_more_steps_and_told(tmp_path: Pa
     assert recorder.progress.metrics["checkpoint_seconds"] == preemption.save_seconds
 
 
-def test_a_checkpoint_costs_the_time_of_writing_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_costs_the_time_of_writing_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
     claim_folder(plan)
     recorder, preemption, now = (
@@ -100,13 +114,19 @@ def test_a_checkpoint_costs_the_time_of_writing_it_too(tmp_path: Path, monkeypat
         now[0] += 40.0
 
     seal_checkpoints(plan, {}, recorder, preemption).save(3, write)
-    assert (recorder.progress.metrics["checkpoint_seconds"], preemption.save_seconds) == (40.0, 40.0)
+    assert (recorder.progress.metrics["checkpoint_seconds"], preemption.save_seconds) == (
+        40.0,
+        40.0,
+    )
 
 
 def test_what_stops_is_not_made_to_save(tmp_path: Path) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
     seal = seal_checkpoints(
-        plan, {}, Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0), Preemption(60.0, can_save=True)
+        plan,
+        {},
+        Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0),
+        Preemption(60.0, can_save=True),
     )
 
     def write() -> None:
@@ -118,16 +138,22 @@ def test_what_stops_is_not_made_to_save(tmp_path: Path) -> None:
     assert not control.should_save
 
 
-def test_a_preempted_run_whose_checkpoint_failed_says_that_the_one_before_stands(tmp_path: Path) -> None:
+def test_a_preempted_run_whose_checkpoint_failed_says_that_the_one_before_stands(
+    tmp_path: Path,
+) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
     recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), 0.0)
-    recorder.record_checkpoint_failure("the checkpoint of step 8 could not be written: rank 0: full")
+    recorder.record_checkpoint_failure(
+        "the checkpoint of step 8 could not be written: rank 0: full"
+    )
     run: Any = SimpleNamespace(
         trainer=SimpleNamespace(state=TrainerState(global_step=8)),
         step_exchange=SimpleNamespace(verdict="save"),
         seal=SimpleNamespace(last=tmp_path / "attempt-1" / "checkpoint-4"),
     )
-    with pytest.raises(Preempted, match="at step 8, the checkpoint before stands, for the checkpoint of"):
+    with pytest.raises(
+        Preempted, match="at step 8, the checkpoint before stands, for the checkpoint of"
+    ):
         _finish(plan, run, recorder)
     run.seal.last = tmp_path / "attempt-1" / "checkpoint-8"
     with pytest.raises(Preempted, match="a checkpoint was saved at step 8"):
@@ -168,7 +194,9 @@ def test_a_full_disk_keeps_neither_the_claim_nor_the_words_at_the_end(
     keep_outcome(plan, Outcome(result=Result.SUCCEEDED, message="m" * 3000))
     assert "the outcome is in the termination message only: [Errno 28]" in capsys.readouterr().out
     claim_folder(plan, clock=SteppedClock(after_sleep=(disk / "ballast").unlink))
-    assert "tried again in 1 s: OSError: [Errno 28] No space left on device" in capsys.readouterr().out
+    assert (
+        "tried again in 1 s: OSError: [Errno 28] No space left on device" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -180,7 +208,9 @@ def test_a_full_disk_keeps_neither_the_claim_nor_the_words_at_the_end(
         ("python", "Errno 28"),
     ],
 )
-def test_every_library_is_understood_when_a_disk_is_full(disk: Path, library: str, raised: str) -> None:
+def test_every_library_is_understood_when_a_disk_is_full(
+    disk: Path, library: str, raised: str
+) -> None:
     from safetensors.torch import save_file
     from tokenizers import Tokenizer, models
     from torch import save, zeros
@@ -190,7 +220,9 @@ def test_every_library_is_understood_when_a_disk_is_full(disk: Path, library: st
     writes: dict[str, Callable[[], Any]] = {
         "torch": lambda: save({"a": zeros(9999)}, disk / "file"),
         "safetensors": lambda: save_file({"a": zeros(9999)}, disk / "file"),
-        "tokenizers": lambda: Tokenizer(models.WordLevel(vocabulary, unk_token="a")).save(str(disk / "file")),
+        "tokenizers": lambda: Tokenizer(models.WordLevel(vocabulary, unk_token="a")).save(
+            str(disk / "file")
+        ),
         "python": lambda: (disk / "file").write_text("text"),
     }
     with pytest.raises(DiskFailed, match=raised), durable_files.disk_errors():

@@ -1,6 +1,7 @@
 """The hub fails in every way that passes, and in those that don't: the real clients against hub.py.
 
-The pauses are the product's, on a clock that they alone move. huggingface_hub never sleeps: its retries never begin.
+The pauses are the product's, on a clock that they alone move. huggingface_hub never sleeps: its
+retries never begin.
 """
 
 import shutil
@@ -31,7 +32,10 @@ from tests.support.ranks import demo_model, runs
 from tests.trainer.hub import FOR_GOOD, PASSING, HubServer, files_of, hub_server, use
 
 ROWS = b"question,answer\nsay 1,1\nsay 2,2\nsay 3,3\n"
-CARD = b"---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train.csv\n---\n"
+CARD = (
+    b"---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: "
+    b"main/train.csv\n---\n"
+)
 pytestmark = pytest.mark.realtime
 
 DATASET = {"README.md": CARD, "main/train.csv": ROWS}
@@ -58,12 +62,18 @@ def stepped(commits: Mapping[str, str] | None = None, tell: ReportBytes = lambda
 
 
 def located(way: Hub | None = None) -> Source:
-    return locate_model(Repository("model", "team/model", None, "model"), "float32", way or stepped())
+    return locate_model(
+        Repository("model", "team/model", None, "model"), "float32", way or stepped()
+    )
 
 
 def prompts(way: Hub | None = None, /, **spec: str) -> Prompts:
-    dataset = DatasetSpec.model_validate({"name": "team/rows", "config": "main", "promptColumn": "question", **spec})
-    return load_prompts(dataset, TrainingSpec(prompts_per_step=1), tiny_tokenizer(), hub=way or stepped())
+    dataset = DatasetSpec.model_validate(
+        {"name": "team/rows", "config": "main", "promptColumn": "question", **spec}
+    )
+    return load_prompts(
+        dataset, TrainingSpec(prompts_per_step=1), tiny_tokenizer(), hub=way or stepped()
+    )
 
 
 def forget(tmp_path: Path) -> None:
@@ -71,12 +81,18 @@ def forget(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
 
 
-FAULTS = st.lists(st.sampled_from(["", *(fault for fault in PASSING if fault != "429 later")]), max_size=20)
+FAULTS = st.lists(
+    st.sampled_from(["", *(fault for fault in PASSING if fault != "429 later")]), max_size=20
+)
 
 
 @given(FAULTS)
-@settings(max_examples=cases(12, gate=4), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_passes_is_waited_for(hub: HubServer, model: Path, tmp_path: Path, faults: list[str]) -> None:
+@settings(
+    max_examples=cases(12, gate=4), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whatever_passes_is_waited_for(
+    hub: HubServer, model: Path, tmp_path: Path, faults: list[str]
+) -> None:
     forget(tmp_path)
     hub.faults = list(faults)
     source = located()
@@ -85,8 +101,12 @@ def test_whatever_passes_is_waited_for(hub: HubServer, model: Path, tmp_path: Pa
 
 
 @given(FAULTS)
-@settings(max_examples=cases(6, gate=2), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_dataset_is_the_same_whatever_passed_meanwhile(hub: HubServer, tmp_path: Path, faults: list[str]) -> None:
+@settings(
+    max_examples=cases(6, gate=2), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_dataset_is_the_same_whatever_passed_meanwhile(
+    hub: HubServer, tmp_path: Path, faults: list[str]
+) -> None:
     forget(tmp_path)
     hub.faults = list(faults)
     assert prompts().rows["prompt"][:] == ["say 1", "say 2", "say 3"]
@@ -94,11 +114,16 @@ def test_a_dataset_is_the_same_whatever_passed_meanwhile(hub: HubServer, tmp_pat
 
 @pytest.mark.parametrize("fault", FOR_GOOD)
 @pytest.mark.parametrize(
-    "requests_before", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+    "requests_before",
+    [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)],
 )
-def test_what_the_hub_refuses_is_bad_input_at_once(hub: HubServer, fault: str, requests_before: int) -> None:
+def test_what_the_hub_refuses_is_bad_input_at_once(
+    hub: HubServer, fault: str, requests_before: int
+) -> None:
     hub.faults = [""] * requests_before + [fault] * 50
-    with pytest.raises(BadInput, match=r"spec\.model\.name: team/model \(revision default\) can't be fetched"):
+    with pytest.raises(
+        BadInput, match=r"spec\.model\.name: team/model \(revision default\) can't be fetched"
+    ):
         located()
     assert len(hub.asked) <= requests_before + 12, "not asked again and again"
 
@@ -116,14 +141,18 @@ def test_a_missing_revision_is_bad_input(hub: HubServer, revision: str) -> None:
 def test_a_hub_that_stays_away_is_left_after_a_while_and_the_gang_restarts(hub: HubServer) -> None:
     clock = SteppedClock()
     hub.faults = ["503"] * 1000
-    with pytest.raises(HubUnavailable, match=r"team/model .*nothing arrived for .*HTTP 503") as caught:
+    with pytest.raises(
+        HubUnavailable, match=r"team/model .*nothing arrived for .*HTTP 503"
+    ) as caught:
         located(Hub(clock=clock))
     assert classify_error(caught.value)[0] not in PERMANENT
     assert LONGEST_WAIT - LONGEST_PAUSE <= clock.now() <= LONGEST_WAIT
     assert len(hub.asked) > LONGEST_WAIT / LONGEST_PAUSE, "it was tried again"
 
 
-def test_nobody_there_is_waited_for_too(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_there_is_waited_for_too(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.shutdown()
     hub.server_close()
     with pytest.raises(HubUnavailable, match="ConnectError"):
@@ -145,7 +174,9 @@ def test_the_hub_says_how_long_to_wait(hub: HubServer) -> None:
         prompts()
 
 
-def test_a_full_disk_is_no_missing_model(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_no_missing_model(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = Path.open
 
     def full(path: Path, mode: str = "r", *rest: object, **named: object) -> object:
@@ -154,7 +185,9 @@ def test_a_full_disk_is_no_missing_model(hub: HubServer, tmp_path: Path, monkeyp
         return real(path, mode, *rest, **named)  # type: ignore[call-overload]
 
     monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(DiskFailed, match=r"no room left in .*models--team--model, \d+ bytes are free") as caught:
+    with pytest.raises(
+        DiskFailed, match=r"no room left in .*models--team--model, \d+ bytes are free"
+    ) as caught:
         located()
     assert classify_error(caught.value)[0] not in PERMANENT
     with pytest.raises(DiskFailed):
@@ -203,7 +236,9 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(hub: HubServer) -> None:
         ({"name": "team/none"}, r"spec\.dataset\.name: team/none"),
     ],
 )
-def test_a_dataset_that_is_not_there_is_bad_input(hub: HubServer, spec: dict[str, str], says: str) -> None:
+def test_a_dataset_that_is_not_there_is_bad_input(
+    hub: HubServer, spec: dict[str, str], says: str
+) -> None:
     with pytest.raises(BadInput, match=says):
         prompts(None, **spec)
 
@@ -229,5 +264,8 @@ def test_offline_what_is_cached_is_all_there_is(
 def test_a_token_of_the_store_that_has_run_out_passes() -> None:
     assert retry.passing_error(hf_xet.XetAuthenticationError("expired"))
     assert retry.passing_error(RuntimeError("the store did not answer"))
-    assert retry.passing_error(RuntimeError("Dataset scripts are no longer supported, but found a.py")) is None
+    assert (
+        retry.passing_error(RuntimeError("Dataset scripts are no longer supported, but found a.py"))
+        is None
+    )
     assert retry.passing_error(PermissionError(13, "Permission denied")) is None

@@ -1,5 +1,5 @@
-"""A whole run whose model goes to the hub: the hub fails, the next attempt finds all steps done and pushes; and without
-a volume. The hub is a stand-in (hub.py, hub_uploads.py)."""
+"""A whole run whose model goes to the hub: the hub fails, the next attempt finds all steps done and
+pushes; and without a volume. The hub is a stand-in (hub.py, hub_uploads.py)."""
 
 import shutil
 import tempfile
@@ -36,7 +36,10 @@ pytestmark = pytest.mark.realtime
 
 ROWS = "".join(f'{{"prompt": "say {number % 10}"}}\n' for number in range(16)).encode()
 OUT = "models/team/out"
-EXPORT = {"to": "Hub", "hub": {"repository": "team/out", "tokenSecretRef": {"name": "hub", "key": "token"}}}
+EXPORT = {
+    "to": "Hub",
+    "hub": {"repository": "team/out", "tokenSecretRef": {"name": "hub", "key": "token"}},
+}
 
 
 @pytest.fixture
@@ -49,7 +52,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub
     with writable_hub() as server:
         use(monkeypatch, server.url, tmp_path / "cache")
         server.add("model", "team/model", files_of(demo_model.save_policy(tmp_path / "model")))
-        server.add("model", "team/judge", files_of(demo_model.save_reward_model(tmp_path / "judge")))
+        server.add(
+            "model", "team/judge", files_of(demo_model.save_reward_model(tmp_path / "judge"))
+        )
         server.add("dataset", "team/rows", {"train.jsonl": ROWS})
         yield server
 
@@ -61,11 +66,18 @@ def trained(folder: Path | None, attempt: int = 1) -> str:
     rewards = [RewardSpec.model_validate({"model": {"name": "team/judge", "dtype": "float32"}})]
     job = plan.job.model_copy(update={"attempt": attempt})
     export = ExportSpec.model_validate(EXPORT)
-    changes = {"job": job, "dataset": DatasetSpec(name="team/rows"), "rewards": rewards, "export": export}
+    changes = {
+        "job": job,
+        "dataset": DatasetSpec(name="team/rows"),
+        "rewards": rewards,
+        "export": export,
+    }
     plan = TrainingPlan.model_validate(plan.model_copy(update=changes).model_dump())
     recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), time.time())
     claim_folder(plan)
-    watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, lambda *_: None)
+    watchdog = Watchdog(
+        plan.guard, plan.execution, plan.grace_period_seconds, recorder, lambda *_: None
+    )
     message = run(plan, recorder, watchdog, SteppedClock())
     assert recorder.progress.resumed_from_step == 6 * (attempt - 1)
     return message
@@ -91,7 +103,9 @@ def assert_on_the_hub(hub: WritableHub, folder: Path, message: str) -> None:
     assert weights_hash(parse_sums(files[SUMS].decode())) in card.text
     model = AutoModelForCausalLM.from_pretrained(folder)
     before = AutoModelForCausalLM.from_pretrained(folder.parent / "model")
-    assert not torch.equal(model.get_input_embeddings().weight, before.get_input_embeddings().weight), "it is trained"
+    assert not torch.equal(
+        model.get_input_embeddings().weight, before.get_input_embeddings().weight
+    ), "it is trained"
 
 
 def test_a_hub_that_fails_loses_no_model_and_the_next_attempt_only_pushes(
@@ -108,18 +122,24 @@ def test_a_hub_that_fails_loses_no_model_and_the_next_attempt_only_pushes(
     with pytest.raises(HubUnavailable, match=r"team/out: .*HTTP 503; the model is in .*/export$"):
         trained(tmp_path / "run")
     exported = told_alike(tmp_path / "run" / "export")
-    assert set(hub.repositories[OUT].commits[hub.repositories[OUT].main]) == {".gitattributes"}, "nothing half visible"
+    assert set(hub.repositories[OUT].commits[hub.repositories[OUT].main]) == {".gitattributes"}, (
+        "nothing half visible"
+    )
     monkeypatch.setattr(hub_client.Client, "send", send)
     message = trained(tmp_path / "run", attempt=2)
     assert f"and in {tmp_path / 'run' / 'export'}" in message
-    assert told_alike(tmp_path / "run" / "export") == exported, "nothing was trained, and the same is told of it"
+    assert told_alike(tmp_path / "run" / "export") == exported, (
+        "nothing was trained, and the same is told of it"
+    )
     on_the_hub = hub.repositories[OUT].commits[hub.repositories[OUT].main]
     assert files_of(tmp_path / "run" / "export").items() <= on_the_hub.items()
     assert {"README.md", SUMS, STATEMENT_FILE} <= on_the_hub.keys()
     assert_on_the_hub(hub, tmp_path / "fetched", message)
 
 
-def test_without_a_volume_the_model_goes_through_the_pods_disk(hub: WritableHub, tmp_path: Path) -> None:
+def test_without_a_volume_the_model_goes_through_the_pods_disk(
+    hub: WritableHub, tmp_path: Path
+) -> None:
     message = trained(None)
     assert " and in " not in message
     assert_on_the_hub(hub, tmp_path / "fetched", message)

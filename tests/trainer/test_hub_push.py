@@ -1,6 +1,8 @@
-"""An export is pushed to the stand-in hub (hub.py, hub_uploads.py) by the real client, whatever happens meanwhile.
+"""An export is pushed to the stand-in hub (hub.py, hub_uploads.py) by the real client, whatever
+happens meanwhile.
 
-The stand-in has no xet store, so the client sends large files as git LFS does: pushing through xet is untested.
+The stand-in has no xet store, so the client sends large files as git LFS does: pushing through xet
+is untested.
 """
 
 import random
@@ -39,7 +41,8 @@ class Killed(BaseException):
 
 @pytest.fixture
 def export(tmp_path: Path) -> Path:
-    """A folder as an export leaves it: one file that is sent whole, one in parts, and small ones."""
+    """A folder as an export leaves it: one file that is sent whole, one in parts, and small
+    ones."""
     folder = tmp_path / "export"
     (folder / "extra").mkdir(parents=True)
     noise = random.Random(0)
@@ -63,7 +66,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub
 
 def spec(private: bool = True) -> HubExportSpec:
     return HubExportSpec.model_validate(
-        {"repository": "team/out", "private": private, "tokenSecretRef": {"name": "hub", "key": "token"}}
+        {
+            "repository": "team/out",
+            "private": private,
+            "tokenSecretRef": {"name": "hub", "key": "token"},
+        }
     )
 
 
@@ -77,7 +84,12 @@ def push(
 ) -> str:
     tell = (lambda _: None) if told is None else told.append
     return pushing.push_folder(
-        folder, spec(private), "six steps", tell, is_only_copy=only_copy, clock=clock or SteppedClock()
+        folder,
+        spec(private),
+        "six steps",
+        tell,
+        is_only_copy=only_copy,
+        clock=clock or SteppedClock(),
     )
 
 
@@ -96,13 +108,17 @@ def assert_pushed_once(hub: WritableHub, folder: Path, commit: str) -> None:
     assert len(repository.commits) == 2, "the one that made the repository, and ours"
 
 
-def test_a_model_is_pushed_in_one_commit_to_a_private_repository(hub: WritableHub, export: Path) -> None:
+def test_a_model_is_pushed_in_one_commit_to_a_private_repository(
+    hub: WritableHub, export: Path
+) -> None:
     told: list[int] = []
     require_target(told.append)
     assert (made(hub).private, len(made(hub).commits)) == (True, 1)
     assert_pushed_once(hub, export, push(export, told=told))
     assert max(told) > 55_000, "what goes out is a sign of life"
-    assert sum("/store/" in request for request in hub.asked) == 4, "one file whole, one in three parts"
+    assert sum("/store/" in request for request in hub.asked) == 4, (
+        "one file whole, one in three parts"
+    )
 
 
 def test_a_public_repository_is_made_only_if_asked_for(hub: WritableHub, export: Path) -> None:
@@ -116,15 +132,21 @@ def test_a_public_repository_is_made_only_if_asked_for(hub: WritableHub, export:
 
 
 @given(st.lists(st.sampled_from(["", "", LOST, *PASSES]), max_size=30))
-@settings(max_examples=cases(12, gate=4), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_passes_there_is_one_commit(hub: WritableHub, export: Path, faults: list[str]) -> None:
+@settings(
+    max_examples=cases(12, gate=4), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whatever_passes_there_is_one_commit(
+    hub: WritableHub, export: Path, faults: list[str]
+) -> None:
     hub.repositories.clear()
     hub.uploads.objects.clear()
     hub.faults = list(faults)
     assert_pushed_once(hub, export, push(export))
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)], ids=["every fourth", "each"])
+@pytest.mark.parametrize(
+    "every", [4, pytest.param(1, marks=pytest.mark.slow)], ids=["every fourth", "each"]
+)
 @pytest.mark.parametrize("done", [False, True], ids=["lost", "done"])
 def test_an_attempt_that_ends_at_any_request_leaves_all_or_nothing(
     hub: WritableHub, export: Path, monkeypatch: pytest.MonkeyPatch, done: bool, every: int
@@ -164,7 +186,9 @@ def test_a_file_that_went_out_is_not_sent_again(hub: WritableHub, export: Path) 
     hub.faults = [""] * next(i for i, one in enumerate(hub.asked) if "/commit/" in one) + ["503"]
     hub.asked.clear()
     assert_pushed_once(hub, export, push(export))
-    assert sum(one.startswith("PUT") for one in hub.asked) == 4, "the second try found them on the hub"
+    assert sum(one.startswith("PUT") for one in hub.asked) == 4, (
+        "the second try found them on the hub"
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,7 +221,9 @@ def test_without_a_hub_there_is_no_push(hub: WritableHub, monkeypatch: pytest.Mo
         require_target()
 
 
-def test_a_hub_that_stays_away_is_left_sooner_if_the_model_is_safe(hub: WritableHub, export: Path) -> None:
+def test_a_hub_that_stays_away_is_left_sooner_if_the_model_is_safe(
+    hub: WritableHub, export: Path
+) -> None:
     clock = SteppedClock()
     hub.faults = ["503"] * 1000
     with pytest.raises(HubUnavailable, match=r"team/out: .*HTTP 503") as caught:
@@ -232,7 +258,11 @@ def test_another_commit_meanwhile_stays(hub: WritableHub, export: Path) -> None:
 
 def test_a_former_model_leaves_no_weights_behind(hub: WritableHub, export: Path) -> None:
     require_target()
-    former = {"model-3.safetensors": b"old", "pytorch_model.bin": b"old", "adapter_config.json": b"{}"}
+    former = {
+        "model-3.safetensors": b"old",
+        "pytorch_model.bin": b"old",
+        "adapter_config.json": b"{}",
+    }
     theirs = {"LICENSE": b"MIT", "other/model.safetensors": b"theirs", "config.json": b"{}"}
     made(hub).push(FIRST_COMMIT | former | theirs)
     assert made(hub).commits[push(export)] == FIRST_COMMIT | theirs | files_of(export)
@@ -245,7 +275,9 @@ def test_what_a_gitignore_leaves_out_is_told(hub: WritableHub, export: Path) -> 
         push(export)
 
 
-def test_the_hub_has_what_the_attempt_that_succeeded_says_of_the_model(hub: WritableHub, export: Path) -> None:
+def test_the_hub_has_what_the_attempt_that_succeeded_says_of_the_model(
+    hub: WritableHub, export: Path
+) -> None:
     (export / STATEMENT_FILE).write_text('{"attempt": 1}', encoding="utf-8")
     first = push(export)
     assert push(export) == first
@@ -253,7 +285,9 @@ def test_the_hub_has_what_the_attempt_that_succeeded_says_of_the_model(hub: Writ
     assert made(hub).commits[push(export)] == FIRST_COMMIT | files_of(export)
 
 
-def test_a_signature_of_a_former_model_does_not_stay_beside_another(hub: WritableHub, export: Path) -> None:
+def test_a_signature_of_a_former_model_does_not_stay_beside_another(
+    hub: WritableHub, export: Path
+) -> None:
     (export / STATEMENT_FILE).write_text("{}", encoding="utf-8")
     (export / ENVELOPE_FILE).write_text("{}", encoding="utf-8")
     push(export)
@@ -262,7 +296,9 @@ def test_a_signature_of_a_former_model_does_not_stay_beside_another(hub: Writabl
 
 
 @pytest.mark.parametrize("fault", ["403", "400"])
-def test_a_link_that_has_run_out_is_asked_for_again(hub: WritableHub, export: Path, fault: str) -> None:
+def test_a_link_that_has_run_out_is_asked_for_again(
+    hub: WritableHub, export: Path, fault: str
+) -> None:
     push(export)
     position = next(i for i, one in enumerate(hub.asked) if one.startswith("PUT"))
     hub.repositories.clear()

@@ -1,4 +1,5 @@
-"""One cache for several: ranks, pods and jobs fetch a repository once, and one that is killed is replaced."""
+"""One cache for several: ranks, pods and jobs fetch a repository once, and one that is killed is
+replaced."""
 
 import signal
 import time
@@ -38,7 +39,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 def fetched(hub: HubServer) -> list[str]:
     """The files that were fetched, as often as they were."""
-    return sorted(one.rsplit("/", 1)[1] for one in hub.asked if one.startswith("GET") and "/resolve/" in one)
+    return sorted(
+        one.rsplit("/", 1)[1] for one in hub.asked if one.startswith("GET") and "/resolve/" in one
+    )
 
 
 def everything(_folder: Path, url: str, cache: str) -> dict[str, Any]:
@@ -60,23 +63,35 @@ def refused(_folder: Path, url: str, cache: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         use(patch, url, Path(cache))
         try:
-            Hub().snapshot(Repository("model", "team/none", None, "model"), lambda fetch: fetch(["*.json"]))
+            Hub().snapshot(
+                Repository("model", "team/none", None, "model"), lambda fetch: fetch(["*.json"])
+            )
         except BadInput as error:
             said = str(error)
     late = rank0_task.run_on_leader(ranks.rank(), slow)
-    return {"said": said, "late": late, "main": rank0_task.run_on_rank0(lambda: f"rank {ranks.rank()}")}
+    return {
+        "said": said,
+        "late": late,
+        "main": rank0_task.run_on_rank0(lambda: f"rank {ranks.rank()}"),
+    }
 
 
 def test_the_ranks_of_a_pod_fetch_once(hub: HubServer, tmp_path: Path) -> None:
     scenario = f"{__name__}:everything"
     facts = run_gang(scenario, tmp_path / "gang", url=hub.url, cache=str(tmp_path / "cache"))
-    assert facts[0] == facts[1] == {"commit": hub.repositories["models/team/model"].main, "files": sorted(FILES)}
+    assert (
+        facts[0]
+        == facts[1]
+        == {"commit": hub.repositories["models/team/model"].main, "files": sorted(FILES)}
+    )
     assert fetched(hub) == sorted(FILES)
     assert hub.asked.count("GET /api/models/team/model") == 1, "only rank 0 asks what main is"
 
 
 def test_ranks_wait_for_their_leaders_and_fail_with_them(hub: HubServer, tmp_path: Path) -> None:
-    facts = run_gang(f"{__name__}:refused", tmp_path / "gang", url=hub.url, cache=str(tmp_path / "cache"))
+    facts = run_gang(
+        f"{__name__}:refused", tmp_path / "gang", url=hub.url, cache=str(tmp_path / "cache")
+    )
     assert facts[0]["said"] == facts[1]["said"]
     assert facts[0]["said"].startswith("rank 0: spec.model.name: team/none")
     assert [fact["late"] for fact in facts] == [0, 1]
@@ -118,8 +133,11 @@ def test_who_was_killed_while_fetching_is_replaced(hub: HubServer, tmp_path: Pat
 
 @given(st.lists(st.integers(1, int(STALE_SECONDS / POLL_SECONDS)), min_size=1, max_size=40))
 @settings(max_examples=cases(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_holder_that_lives_is_waited_for_however_long(tmp_path: Path, silences: list[int]) -> None:
-    """`silences`: how many polls of the one that waits come between the holder's signs of life, and its end."""
+def test_a_holder_that_lives_is_waited_for_however_long(
+    tmp_path: Path, silences: list[int]
+) -> None:
+    """`silences`: how many polls of the one that waits come between the holder's signs of life, and
+    its end."""
     clock = SteppedClock()
     first, second = Lease(tmp_path / "a.lease"), Lease(tmp_path / "a.lease", clock)
     signs = iter([polls for silence in silences for polls in [False] * (silence - 1) + [True]])
@@ -143,9 +161,14 @@ def test_a_holder_that_lives_is_waited_for_however_long(tmp_path: Path, silences
     second.release()
 
 
-@given(st.lists(st.sampled_from(["take", "beat", "release", "die"]), max_size=30), st.binary(max_size=20))
+@given(
+    st.lists(st.sampled_from(["take", "beat", "release", "die"]), max_size=30),
+    st.binary(max_size=20),
+)
 @settings(max_examples=cases(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_lease_is_free_again_whatever_its_holders_did(tmp_path: Path, story: list[str], rubbish: bytes) -> None:
+def test_a_lease_is_free_again_whatever_its_holders_did(
+    tmp_path: Path, story: list[str], rubbish: bytes
+) -> None:
     path, clock = tmp_path / "a.lease", SteppedClock()
     path.write_bytes(rubbish)
     holder = Lease(path, clock)
@@ -164,10 +187,14 @@ def test_a_lease_is_free_again_whatever_its_holders_did(tmp_path: Path, story: l
     assert not any(tmp_path.iterdir())
 
 
-def test_a_cache_that_can_not_be_written_is_bad_input(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_can_not_be_written_is_bad_input(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def denied(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied", "/hub-cache/hub")
 
     monkeypatch.setattr(Path, "mkdir", denied)  # tests run as root, whom no mode keeps out
-    with pytest.raises(BadInput, match=r"can't be kept: .*Permission denied.* writable for the pods' user"):
+    with pytest.raises(
+        BadInput, match=r"can't be kept: .*Permission denied.* writable for the pods' user"
+    ):
         Hub().commit(MODEL)

@@ -1,4 +1,5 @@
-"""A whole run from the hub: it is down twice, `main` moves between the attempts, and the last one has no hub at all."""
+"""A whole run from the hub: it is down twice, `main` moves between the attempts, and the last one
+has no hub at all."""
 
 import shutil
 import time
@@ -32,7 +33,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     with hub_server() as server:
         use(monkeypatch, server.url, tmp_path / "cache")
         server.add("model", "team/model", files_of(demo_model.save_policy(tmp_path / "model")))
-        server.add("model", "team/judge", files_of(demo_model.save_reward_model(tmp_path / "judge")))
+        server.add(
+            "model", "team/judge", files_of(demo_model.save_reward_model(tmp_path / "judge"))
+        )
         server.add("dataset", "team/rows", {"train.jsonl": ROWS})
         yield server
 
@@ -43,11 +46,18 @@ def trained(folder: Path, attempt: int, revisions: dict[str, str]) -> Outcome:
     plan = runs.plan(Path("team/model"), folder=folder)
     judge = RewardSpec.model_validate({"model": {"name": "team/judge", "dtype": "float32"}})
     job = plan.job.model_copy(update={"attempt": attempt})
-    changes = {"job": job, "dataset": DatasetSpec(name="team/rows"), "rewards": [judge], "revisions": revisions}
+    changes = {
+        "job": job,
+        "dataset": DatasetSpec(name="team/rows"),
+        "rewards": [judge],
+        "revisions": revisions,
+    }
     plan = TrainingPlan.model_validate(plan.model_copy(update=changes).model_dump())
     recorder = Recorder(plan.job.attempt, Placement(0, 0, 1, 1), time.time())
     claim_folder(plan)
-    watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, lambda *_: None)
+    watchdog = Watchdog(
+        plan.guard, plan.execution, plan.grace_period_seconds, recorder, lambda *_: None
+    )
     message = run(plan, recorder, watchdog, SteppedClock())
     assert recorder.progress.resumed_from_step == 3 * (attempt - 1)
     return make_outcome(0, Result.SUCCEEDED, message, recorder.progress)
@@ -68,7 +78,9 @@ def test_later_attempts_train_what_the_first_one_found(hub: HubServer, tmp_path:
     assert first.revisions.keys() == {*commits, DATASET_FINGERPRINT}
     hub.add("model", "team/model", files_of(demo_model.save_policy(tmp_path / "other", seed=1)))
     hub.add("dataset", "team/rows", {"train.jsonl": ROWS.replace(b"say", b"tell")})
-    shutil.rmtree(tmp_path / "run" / "attempt-1" / "checkpoint-6")  # as if it had been killed before
+    shutil.rmtree(
+        tmp_path / "run" / "attempt-1" / "checkpoint-6"
+    )  # as if it had been killed before
     hub.asked.clear()
     hub.shutdown()
     hub.server_close()

@@ -1,4 +1,5 @@
-"""The three KL divergences against values worked out by hand, how they relate, and the arithmetic of an overflow.
+"""The three KL divergences against values worked out by hand, how they relate, and the arithmetic
+of an overflow.
 
 A wrong direction or normalisation looks plausible.
 """
@@ -29,8 +30,12 @@ def test_k3_by_hand() -> None:
 def test_full_by_hand_and_its_direction() -> None:
     policy = torch.tensor([0.75, 0.25], dtype=torch.float64).log()
     reference = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
-    assert kl.full(policy, reference).item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
-    assert kl.full(reference, policy).item() == pytest.approx(0.5 * math.log(2 / 3) + 0.5 * math.log(2))
+    assert kl.full(policy, reference).item() == pytest.approx(
+        0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    )
+    assert kl.full(reference, policy).item() == pytest.approx(
+        0.5 * math.log(2 / 3) + 0.5 * math.log(2)
+    )
 
 
 def test_full_is_the_mean_of_k3_over_the_policys_own_tokens() -> None:
@@ -43,13 +48,19 @@ def test_full_is_the_mean_of_k3_over_the_policys_own_tokens() -> None:
 def test_the_seeds_kl_div_is_the_other_direction_per_sequence() -> None:
     torch.manual_seed(0)
     policy, reference = torch.randn(3, 4, 7), torch.randn(3, 4, 7)
-    batchmean = functional.kl_div(policy.log_softmax(-1), reference.softmax(-1), reduction="batchmean")
+    batchmean = functional.kl_div(
+        policy.log_softmax(-1), reference.softmax(-1), reduction="batchmean"
+    )
     assert batchmean.item() == pytest.approx(kl.full(reference, policy).sum().item() / 3, rel=1e-5)
 
 
 def test_logged_weighs_by_the_importance_ratio_and_ignores_masked_tokens() -> None:
-    policy = torch.tensor([[math.log(0.5), math.log(0.5)], [math.log(0.2), 5.0]], dtype=torch.float64)
-    reference = torch.tensor([[math.log(0.25), math.log(0.5)], [math.log(0.1), math.inf]], dtype=torch.float64)
+    policy = torch.tensor(
+        [[math.log(0.5), math.log(0.5)], [math.log(0.2), 5.0]], dtype=torch.float64
+    )
+    reference = torch.tensor(
+        [[math.log(0.25), math.log(0.5)], [math.log(0.1), math.inf]], dtype=torch.float64
+    )
     mask = torch.tensor([[1, 1], [1, 0]])
     half = 0.5 + math.log(2) - 1
     reference = reference.masked_fill(mask == 0, 0.0)
@@ -59,7 +70,9 @@ def test_logged_weighs_by_the_importance_ratio_and_ignores_masked_tokens() -> No
 
 
 def test_trl_logs_what_logged_says(tmp_path: Path) -> None:
-    trainer: Any = runs.build(runs.plan(step_facts.saved_model(tmp_path)), output_dir=str(tmp_path / "output"))
+    trainer: Any = runs.build(
+        runs.plan(step_facts.saved_model(tmp_path)), output_dir=str(tmp_path / "output")
+    )
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
     inputs = step_facts.fixed_inputs()
@@ -87,7 +100,9 @@ def test_limiting_keeps_bits_within_and_makes_the_rest_finite(dtype: torch.dtype
     assert limited[0, 1].item() == pytest.approx(-130.0, rel=1e-2)
     assert torch.isfinite(kl.k3(policy, limited)).all()
     assert finite_loss.tokens_beyond_limit(policy, reference, mask).item() == 2
-    assert finite_loss.tokens_beyond_limit(policy, reference, torch.tensor([[1, 0, 1, 1]])).item() == 1
+    assert (
+        finite_loss.tokens_beyond_limit(policy, reference, torch.tensor([[1, 0, 1, 1]])).item() == 1
+    )
 
 
 def test_a_policy_that_is_not_finite_ends_the_run() -> None:

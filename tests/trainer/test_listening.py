@@ -20,7 +20,12 @@ def answers(listener: socket.socket, host: str) -> bool:
 
 @pytest.mark.parametrize(
     ("host", "answered"),
-    [("", ["127.0.0.1", "::1"]), ("::1", ["::1"]), ("127.0.0.1", ["127.0.0.1"]), ("0.0.0.0", ["127.0.0.1"])],
+    [
+        ("", ["127.0.0.1", "::1"]),
+        ("::1", ["::1"]),
+        ("127.0.0.1", ["127.0.0.1"]),
+        ("0.0.0.0", ["127.0.0.1"]),
+    ],
 )
 def test_a_listener_answers_on_its_addresses(host: str, answered: list[str]) -> None:
     with open_listening_socket(host, 0) as listener:
@@ -41,7 +46,12 @@ def test_a_taken_port_is_no_reason_to_try_another_family() -> None:
 
 @pytest.mark.parametrize(
     ("address", "parts"),
-    [(":8080", ("", 8080)), ("127.0.0.1:1", ("127.0.0.1", 1)), ("[::1]:8080", ("::1", 8080)), ("[::]:1", ("::", 1))],
+    [
+        (":8080", ("", 8080)),
+        ("127.0.0.1:1", ("127.0.0.1", 1)),
+        ("[::1]:8080", ("::1", 8080)),
+        ("[::]:1", ("::", 1)),
+    ],
 )
 def test_an_address_may_have_colons_of_its_own(address: str, parts: tuple[str, int]) -> None:
     assert split_address(address) == parts

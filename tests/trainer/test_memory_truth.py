@@ -1,8 +1,10 @@
-"""The planner's closed form against fake-tensor accounts of the real code: within 1 % of the total peak.
+"""The planner's closed form against fake-tensor accounts of the real code: within 1 % of the total
+peak.
 
-An upgrade of transformers, PEFT, TRL or torch that moves memory fails here, and not on a GPU. Widths are those of real
-models; most have few layers, since each further layer adds the same bytes, and the terms around the head, which are the
-harder ones, weigh more then. The benchmark memory_truth runs whole models.
+An upgrade of transformers, PEFT, TRL or torch that moves memory fails here, and not on a GPU.
+Widths are those of real models; most have few layers, since each further layer adds the same bytes,
+and the terms around the head, which are the harder ones, weigh more then. The benchmark
+memory_truth runs whole models.
 """
 
 from collections.abc import Iterable
@@ -31,12 +33,17 @@ from tests.unit.test_planner_properties import GROUPS, jobs
 TOLERANCE = 0.01
 UNFUSED_TOLERANCE = 0.03
 """Of mixtures of experts and of attention without a kernel; too low by TOLERANCE at the most."""
-pytestmark = pytest.mark.no_cover  # fake tensors are all Python: a tracer takes a fifth of their time
+pytestmark = (
+    pytest.mark.no_cover
+)  # fake tensors are all Python: a tracer takes a fifth of their time
 
 
 def marked(cases: Iterable[Case]) -> list[ParameterSet]:
     """Those outside GATE are slow."""
-    return [pytest.param(one, id=one.name, marks=[] if one in GATE else [pytest.mark.slow]) for one in cases]
+    return [
+        pytest.param(one, id=one.name, marks=[] if one in GATE else [pytest.mark.slow])
+        for one in cases
+    ]
 
 
 @pytest.mark.parametrize("case", marked(CASES))
@@ -45,7 +52,9 @@ def test_the_total_peak_is_within_one_percent(case: Case) -> None:
     adapter = truth.trained if case.lora_rank else 0
     assert truth.parameters == case.shape.parameters + adapter
     for accumulation in (1, 2):
-        assert predicted(case, accumulation).peak == pytest.approx(counted(truth, accumulation), rel=TOLERANCE)
+        assert predicted(case, accumulation).peak == pytest.approx(
+            counted(truth, accumulation), rel=TOLERANCE
+        )
 
 
 def test_the_gate_has_cases_of_the_lists() -> None:
@@ -63,11 +72,16 @@ def test_experts_and_eager_attention_are_within_three_percent(case: Case) -> Non
 
 
 def as_planned(like: Case, job: GRPOJobSpec, plan: ExecutionPlan) -> Case:
-    """One GPU's part of a plan, on a case's model; long texts and large batches are cut to what an account can make."""
+    """One GPU's part of a plan, on a case's model; long texts and large batches are cut to what an
+    account can make."""
     at_once = plan.generation_sub_batch or plan.micro_batch * plan.steps_per_generation
     return replace(
         like,
-        precision="bfloat16" if plan.dtype == "bfloat16" else "mixed" if plan.autocast else "float32",
+        precision="bfloat16"
+        if plan.dtype == "bfloat16"
+        else "mixed"
+        if plan.autocast
+        else "float32",
         micro_batch=min(8, plan.micro_batch),
         generation_batch=min(32, at_once),
         prompt=min(512, job.training.max_prompt_length),
@@ -113,11 +127,16 @@ def test_plans_of_random_jobs_have_the_peaks_that_are_counted() -> None:
 
 def test_adapters_of_experts_count_as_peft_makes_them() -> None:
     config = Qwen3MoeConfig(
-        hidden_size=64, moe_intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        hidden_size=64, moe_intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
         head_dim=16, vocab_size=100, num_experts=4, num_experts_per_tok=2,
     )  # fmt: skip
-    adapted = get_peft_model(Qwen3MoeForCausalLM(config), LoraConfig(r=8, target_modules="all-linear"))
-    assert adapted.get_nb_trainable_parameters()[0] == from_config(config.to_dict()).adapter_parameters(8)
+    adapted = get_peft_model(
+        Qwen3MoeForCausalLM(config), LoraConfig(r=8, target_modules="all-linear")
+    )
+    assert adapted.get_nb_trainable_parameters()[0] == from_config(
+        config.to_dict()
+    ).adapter_parameters(8)
 
 
 def test_the_plan_knows_the_proofs_chunk() -> None:

@@ -1,4 +1,5 @@
-"""The page beside an exported model: the hub's reader and a Markdown parser find in it what users wrote."""
+"""The page beside an exported model: the hub's reader and a Markdown parser find in it what users
+wrote."""
 
 import json
 import math
@@ -20,8 +21,23 @@ from tests.generated import cases
 from tests.support.ranks import runs
 
 HASH = "sha256:" + "a" * 64
-NASTY = ("---", "\n---\n", "a: b", "`", "```", "```\n# x", "[x](http://x)", "<script>", "ü", "\u2028", "\x85", "|")
-TEXT = st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=5)), min_size=1, max_size=6).map("".join)
+NASTY = (
+    "---",
+    "\n---\n",
+    "a: b",
+    "`",
+    "```",
+    "```\n# x",
+    "[x](http://x)",
+    "<script>",
+    "ü",
+    "\u2028",
+    "\x85",
+    "|",
+)
+TEXT = st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=5)), min_size=1, max_size=6).map(
+    "".join
+)
 NAME = TEXT.map(lambda text: re.sub(r"[\x00-\x20\x7f]", "", text)).filter(bool)
 """As grpo_api.text.names.Repository takes them."""
 
@@ -55,7 +71,9 @@ def test_the_hub_reads_what_the_model_is() -> None:
     data = read(model_card(trained(strategy="Adapter"), HASH))
     assert (data["base_model_relation"], data["library_name"]) == ("adapter", "peft")
     data = read(model_card(trained("/models/base"), HASH))
-    assert not {"base_model", "base_model_relation"} & data.keys(), "a folder has no name on the hub"
+    assert not {"base_model", "base_model_relation"} & data.keys(), (
+        "a folder has no name on the hub"
+    )
 
 
 def test_it_says_what_it_was_made_of(tmp_path: Path) -> None:
@@ -70,13 +88,19 @@ def test_it_says_what_it_was_made_of(tmp_path: Path) -> None:
     assert "sha256:6741e84d570578177e1536a0563070d2da8466ffa87a54e2afc488b7c4076d7b" in text
 
 
-@given(model=NAME, dataset=NAME, done=st.sampled_from(["merged into its base, to bfloat16", "to float32"]))
+@given(
+    model=NAME,
+    dataset=NAME,
+    done=st.sampled_from(["merged into its base, to bfloat16", "to float32"]),
+)
 @settings(max_examples=cases(50))
 def test_of_a_conversion_it_says_what_is_true_of_that(model: str, dataset: str, done: str) -> None:
     plan = with_model(runs.plan(Path("m"), strategy="Adapter"), model).model_copy(
         update={"dataset": DatasetSpec(name=dataset)}
     )
-    merged = plan.model_copy(update={"adapter": plan.adapter.model_copy(update={"merge_on_export": True})})
+    merged = plan.model_copy(
+        update={"adapter": plan.adapter.model_copy(update={"merge_on_export": True})}
+    )
     other = HASH.replace("a", "b")
     adapter, whole = (model_card(trained(plan=one), HASH) for one in (plan, merged))
     for page in (adapter, whole):
@@ -96,8 +120,12 @@ def test_a_page_of_somebody_else_stays_as_it_is() -> None:
 
 @given(model=NAME, dataset=NAME, metrics=st.dictionaries(TEXT, st.floats(), max_size=3))
 @settings(max_examples=cases(50))
-def test_nothing_that_users_write_gets_out_of_its_place(model: str, dataset: str, metrics: dict[str, float]) -> None:
-    plan = with_model(runs.plan(Path("m")), model).model_copy(update={"dataset": DatasetSpec(name=dataset)})
+def test_nothing_that_users_write_gets_out_of_its_place(
+    model: str, dataset: str, metrics: dict[str, float]
+) -> None:
+    plan = with_model(runs.plan(Path("m")), model).model_copy(
+        update={"dataset": DatasetSpec(name=dataset)}
+    )
     text = model_card(trained(plan=plan, metrics=metrics), HASH)
     assert set(read(text)) <= {
         "base_model", "base_model_relation", "datasets", "library_name", "pipeline_tag", "tags",
@@ -120,14 +148,25 @@ def test_numbers_that_are_none_are_told() -> None:
     assert "` loss `: -inf" in text
 
 
-@pytest.mark.parametrize("field", ["tokenSecretRef", "volume", "node_selector", "nodeSelector", "price"])
+@pytest.mark.parametrize(
+    "field", ["tokenSecretRef", "volume", "node_selector", "nodeSelector", "price"]
+)
 def test_it_tells_nothing_of_the_cluster(field: str) -> None:
     secret = {"name": "s", "key": "k"}
     plan = runs.plan(Path("org/base"))
     model = plan.model.model_validate(
-        {"name": "org/base", "parameters": "1B", "tokenSecretRef": secret, "volume": {"claimName": "claim-x"}}
+        {
+            "name": "org/base",
+            "parameters": "1B",
+            "tokenSecretRef": secret,
+            "volume": {"claimName": "claim-x"},
+        }
     )
-    execution = plan.execution.model_copy(update={"node_selector": {"a/b": "c"}, "gpu_hour_price": 2.5})
-    text = model_card(trained(plan=plan.model_copy(update={"model": model, "execution": execution})), HASH)
+    execution = plan.execution.model_copy(
+        update={"node_selector": {"a/b": "c"}, "gpu_hour_price": 2.5}
+    )
+    text = model_card(
+        trained(plan=plan.model_copy(update={"model": model, "execution": execution})), HASH
+    )
     assert field not in text
     assert "claim-x" not in text

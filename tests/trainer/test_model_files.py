@@ -1,4 +1,5 @@
-"""Which files of a repository are fetched: one set of weights, however many formats lie beside each other."""
+"""Which files of a repository are fetched: one set of weights, however many formats lie beside each
+other."""
 
 import json
 from contextlib import suppress
@@ -17,8 +18,18 @@ from tests.trainer.hub import hub_server, use
 
 pytestmark = pytest.mark.realtime
 
-SETTINGS = ["config.json", "tokenizer.json", "chat_template.jinja", "modeling.py", "additional/tool.jinja"]
-COPIES = ["consolidated.safetensors", "consolidated-00001-of-00002.safetensors", "original/model.safetensors"]
+SETTINGS = [
+    "config.json",
+    "tokenizer.json",
+    "chat_template.jinja",
+    "modeling.py",
+    "additional/tool.jinja",
+]
+COPIES = [
+    "consolidated.safetensors",
+    "consolidated-00001-of-00002.safetensors",
+    "original/model.safetensors",
+]
 COPIES += [
     "onnx/model.onnx",
     "model-Q4.gguf",
@@ -31,15 +42,28 @@ SHARDS = ["model-00001-of-00002.safetensors", "part [2].safetensors"]
 
 @pytest.mark.parametrize(
     "weights",
-    [["model.safetensors"], ["adapter_model.safetensors"], [INDEX, *SHARDS], [INDEX, "model.safetensors"]],
+    [
+        ["model.safetensors"],
+        ["adapter_model.safetensors"],
+        [INDEX, *SHARDS],
+        [INDEX, "model.safetensors"],
+    ],
 )
-def test_one_set_of_weights_is_fetched(weights: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_set_of_weights_is_fetched(
+    weights: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     index = json.dumps({"weight_map": {"a": SHARDS[0], "b": SHARDS[1], "c": SHARDS[0]}})
     names = [*SETTINGS, *COPIES, *weights]
     with hub_server() as server:
         use(monkeypatch, server.url, tmp_path)
-        server.add("model", "team/model", {name: index.encode() if name == INDEX else b"{}" for name in names})
-        folder, _ = Hub().snapshot(Repository("model", "team/model", None, "model"), models._download)
+        server.add(
+            "model",
+            "team/model",
+            {name: index.encode() if name == INDEX else b"{}" for name in names},
+        )
+        folder, _ = Hub().snapshot(
+            Repository("model", "team/model", None, "model"), models._download
+        )
     fetched = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     assert fetched == {*SETTINGS, *weights}
 
@@ -62,5 +86,7 @@ def test_an_index_lists_names_or_is_bad_input(tmp_path: Path, index: str) -> Non
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {"a": 1}}', "[" * 100_000])
 def test_a_damaged_index_is_bad_input(index: str, tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(index)
-    with pytest.raises(BadInput, match=r"index\.json is no index of weights .*copy the model again"):
+    with pytest.raises(
+        BadInput, match=r"index\.json is no index of weights .*copy the model again"
+    ):
         shards(tmp_path)

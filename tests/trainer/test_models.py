@@ -1,4 +1,5 @@
-"""Models and adapters that can't be used as declared: a damaged tokenizer, an unknown kind, modules not there."""
+"""Models and adapters that can't be used as declared: a damaged tokenizer, an unknown kind, modules
+not there."""
 
 import json
 from pathlib import Path
@@ -46,20 +47,33 @@ def adapter_plan(model: Path, *names: str) -> TrainingPlan:
     ("names", "problem"),
     [
         (["q_prj"], r"\[0\]: no module is called 'q_prj'"),
-        (["q_proj", "k_prj", "x"], r"\[1\]: no module is called 'k_prj'; \[2\]: no module is called 'x'"),
+        (
+            ["q_proj", "k_prj", "x"],
+            r"\[1\]: no module is called 'k_prj'; \[2\]: no module is called 'x'",
+        ),
         (["all-linear", "q_proj"], r"\[0\]: no module is called 'all-linear'"),
-        (["q_proj", "mlp"], r"\[1\]: 'mlp' is a Qwen2MLP, which has parts but no weights of its own"),
+        (
+            ["q_proj", "mlp"],
+            r"\[1\]: 'mlp' is a Qwen2MLP, which has parts but no weights of its own",
+        ),
         (["lm_head"], r"\[0\]: 'lm_head' is the head"),
         (["*"], r"\[0\]: no module is called '\*'"),
     ],
 )
-def test_modules_that_can_t_be_adapted_are_rejected(model: Path, names: list[str], problem: str) -> None:
-    there = "The model has embed_tokens, q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; all-linear"
+def test_modules_that_can_t_be_adapted_are_rejected(
+    model: Path, names: list[str], problem: str
+) -> None:
+    there = (
+        "The model has embed_tokens, q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
+        "down_proj; all-linear"
+    )
     with pytest.raises(BadInput, match=rf"spec\.adapter\.targetModules{problem}.*\. {there}"):
         load_model(adapter_plan(model, *names))
 
 
-@pytest.mark.parametrize("names", [["all-linear"], ["q_proj", "layers.1.mlp.up_proj"], ["model.layers.0.mlp.up_proj"]])
+@pytest.mark.parametrize(
+    "names", [["all-linear"], ["q_proj", "layers.1.mlp.up_proj"], ["model.layers.0.mlp.up_proj"]]
+)
 def test_modules_are_found_as_peft_finds_them(model: Path, names: list[str]) -> None:
     loaded = load_model(adapter_plan(model, *names))
     assert loaded.peft_config is not None
@@ -78,15 +92,21 @@ class OwnModel(Qwen2ForCausalLM):
 """
 
 
-def test_a_model_with_code_of_its_own_is_merged_on_export(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_code_of_its_own_is_merged_on_export(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last act of a run, after all its steps."""
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(model.parent / "modules"))
     (model / "own.py").write_text(REMOTE_CODE)
     own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"model_type": "own_qwen", "auto_map": own}))
+    (model / "config.json").write_text(
+        json.dumps(config | {"model_type": "own_qwen", "auto_map": own})
+    )
     plan = runs.plan(model, "Adapter", folder=model.parent / "run", adapter={"mergeOnExport": True})
-    plan = plan.model_copy(update={"model": plan.model.model_copy(update={"trust_remote_code": True})})
+    plan = plan.model_copy(
+        update={"model": plan.model.model_copy(update={"trust_remote_code": True})}
+    )
     claim_folder(plan)
     loaded = load_model(plan)
     assert loaded.peft_config is not None
@@ -99,7 +119,9 @@ def test_a_model_with_code_of_its_own_is_merged_on_export(model: Path, monkeypat
 
 
 def test_a_model_that_is_not_wanted_is_not_written(model: Path, tmp_path: Path) -> None:
-    plan = runs.plan(model, "Clone", folder=tmp_path / "run").model_copy(update={"export": ExportSpec(to="None")})
+    plan = runs.plan(model, "Clone", folder=tmp_path / "run").model_copy(
+        update={"export": ExportSpec(to="None")}
+    )
     claim_folder(plan)
     source = Source("demo", model, "", "float32")
     assert export_model(plan, source, lambda _: pytest.fail("it was written")) is None

@@ -1,4 +1,5 @@
-"""Native code that a GPU run loads or compiles late, loaded and compiled here, with CUDA's own libraries.
+"""Native code that a GPU run loads or compiles late, loaded and compiled here, with CUDA's own
+libraries.
 
 In the built image, as a pod, the same script runs in tests/e2e/test_image.py.
 """
@@ -27,7 +28,10 @@ def test_plans_are_made_for_the_gpus_that_the_pinned_torch_is_built_for() -> Non
 
 @pytest.mark.slow
 def test_what_a_gpu_run_loads_late_is_there(tmp_path: Path) -> None:
-    command, environment = [sys.executable, native_parts.__file__], {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    command, environment = (
+        [sys.executable, native_parts.__file__],
+        {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+    )
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)

@@ -1,4 +1,5 @@
-"""The network between the pods, on hosts of their own: what works is measured, and what doesn't is named in seconds.
+"""The network between the pods, on hosts of their own: what works is measured, and what doesn't is
+named in seconds.
 
 Each host is a network namespace with two interfaces, of which the first by name leads nowhere.
 """
@@ -63,7 +64,9 @@ def said_by_all(ranks: list[dict[str, Any]]) -> str:
     return str(ranks[0]["message"])
 
 
-def test_ranks_talk_through_the_interface_that_leads_to_rank_0_and_measure_it(sound: Wires, tmp_path: Path) -> None:
+def test_ranks_talk_through_the_interface_that_leads_to_rank_0_and_measure_it(
+    sound: Wires, tmp_path: Path
+) -> None:
     ranks = meet(sound, HOSTS, plan(), tmp_path / "ranks")
     assert [rank.get("interface") for rank in ranks] == ["eth0"] * HOSTS
     assert all(rank["bandwidth"] > 1e5 for rank in ranks)
@@ -73,7 +76,10 @@ def test_the_pair_that_can_not_talk_is_named(sound: Wires, tmp_path: Path) -> No
     sound.lose(1, sender=3)
     sound.lose(3, sender=1)
     message = said_by_all(meet(sound, HOSTS, plan(), tmp_path / "ranks"))
-    one, other = "rank 1 (pod demo-1-1, 10.77.0.11 on eth0)", "rank 3 (pod demo-1-3, 10.77.0.13 on eth0)"
+    one, other = (
+        "rank 1 (pod demo-1-1, 10.77.0.11 on eth0)",
+        "rank 3 (pod demo-1-3, 10.77.0.13 on eth0)",
+    )
     assert one in message
     assert other in message
     assert "rank 0" not in message
@@ -100,7 +106,9 @@ def test_an_interface_that_leads_nowhere_is_named(sound: Wires, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_an_all_reduce_that_is_stuck_ends_by_its_deadline_with_what_it_was_told(sound: Wires, tmp_path: Path) -> None:
+def test_an_all_reduce_that_is_stuck_ends_by_its_deadline_with_what_it_was_told(
+    sound: Wires, tmp_path: Path
+) -> None:
     for sender in (0, 1, 3):
         sound.lose(2, sender, larger_than=1000)
     ranks = meet(sound, HOSTS, plan(), tmp_path / "ranks", unchecked=True)
@@ -110,7 +118,9 @@ def test_an_all_reduce_that_is_stuck_ends_by_its_deadline_with_what_it_was_told(
 
 
 @pytest.mark.slow
-def test_without_the_check_s_interface_the_group_would_not_come_about(sound: Wires, tmp_path: Path) -> None:
+def test_without_the_check_s_interface_the_group_would_not_come_about(
+    sound: Wires, tmp_path: Path
+) -> None:
     given = {GLOO_INTERFACE: STRAY}
     ranks = meet(sound, HOSTS, plan(), tmp_path / "ranks", unchecked=True, environment=given)
     assert {rank.get("result") for rank in ranks} == {"RendezvousTimeout"}, ranks
@@ -122,7 +132,9 @@ def test_the_user_s_choice_stands_and_one_that_is_not_there_is_named() -> None:
     environment = {GLOO_INTERFACE: "lo"}
     assert choose_interface("10.1.2.3", environment, gpu=False) == (loopback, "lo")
     assert environment == {GLOO_INTERFACE: "lo", NCCL_INTERFACE: "=lo"}
-    with pytest.raises(RendezvousTimeout, match=r"NCCL_SOCKET_IFNAME is 'ib0', but this pod's interfaces are .*lo"):
+    with pytest.raises(
+        RendezvousTimeout, match=r"NCCL_SOCKET_IFNAME is 'ib0', but this pod's interfaces are .*lo"
+    ):
         choose_interface(loopback, {NCCL_INTERFACE: "ib0"}, gpu=True)
     unknown: dict[str, str] = {}
     assert choose_interface("192.0.2.1", unknown, gpu=True) == ("192.0.2.1", "")
@@ -146,7 +158,9 @@ def test_interfaces_are_named_as_nccl_names_them(wish: str, name: str, taken: bo
 
 @settings(max_examples=cases(60))
 @given(st.text(max_size=40), st.text(max_size=40), st.booleans())
-def test_any_wish_and_any_address_give_an_interface_or_a_sentence(wish: str, routed: str, gpu: bool) -> None:
+def test_any_wish_and_any_address_give_an_interface_or_a_sentence(
+    wish: str, routed: str, gpu: bool
+) -> None:
     environment = {NCCL_INTERFACE if gpu else GLOO_INTERFACE: wish} if wish else {}
     known = [
         name
@@ -172,5 +186,7 @@ def test_wrong_sums_are_no_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
         values.mul_(2.0)[7] = 3.0
 
     monkeypatch.setattr(dist, "all_reduce", damaged)
-    with pytest.raises(Transient, match=r"1 of \d+ sums of an all-reduce over 2 ranks are wrong on rank 1"):
+    with pytest.raises(
+        Transient, match=r"1 of \d+ sums of an all-reduce over 2 ranks are wrong on rank 1"
+    ):
         bus_bandwidth(torch.device("cpu"))

@@ -1,6 +1,8 @@
-"""A run's folder on an object store: its fence, its faults and its leftovers, on two implementations of S3.
+"""A run's folder on an object store: its fence, its faults and its leftovers, on two
+implementations of S3.
 
-A crash at a request is what the store sees of it: from that request on nothing more comes, carried out or not.
+A crash at a request is what the store sees of it: from that request on nothing more comes, carried
+out or not.
 """
 
 from collections.abc import Iterator
@@ -23,7 +25,9 @@ pytestmark = pytest.mark.realtime
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
     """Each of the implementations."""
     with served_world(request.param, tmp_path_factory.mktemp("store")) as world:
         yield world
@@ -54,7 +58,9 @@ def test_what_is_committed_stays_and_what_is_not_goes(world: World, tmp_path: Pa
     assert ended.outcome == Outcome(result=Result.SUCCEEDED, attempt=2)
 
 
-def test_an_old_attempt_that_lives_on_commits_nothing_and_leaves_nothing(world: World, tmp_path: Path) -> None:
+def test_an_old_attempt_that_lives_on_commits_nothing_and_leaves_nothing(
+    world: World, tmp_path: Path
+) -> None:
     folder = world.folder()
     old, new = world.run(folder, 1), world.run(folder, 2)
     old.claim()
@@ -63,7 +69,12 @@ def test_an_old_attempt_that_lives_on_commits_nothing_and_leaves_nothing(world: 
     old.store.put(f"{checkpoint_key(1, 4)}/model.000000", b"of a save that failed")
     (tmp_path / "model.safetensors").write_bytes(b"w")
     before = new.store.get(HEAD)
-    for act in (partial(save, old, 2), old.claim, partial(old.withdraw, []), partial(old.export, tmp_path)):
+    for act in (
+        partial(save, old, 2),
+        old.claim,
+        partial(old.withdraw, []),
+        partial(old.export, tmp_path),
+    ):
         with pytest.raises(Preempted, match="attempt 1 is superseded by attempt 2"):
             act()
     assert new.store.get(HEAD) == before
@@ -115,7 +126,9 @@ def test_a_store_that_stays_away_is_given_up(world: World) -> None:
     run = world.run(world.folder(), 1)
     try:
         world.proxy.reset(lambda *_: "503")
-        with pytest.raises(StoreFailed, match=r"no answer for \d+ s, the last try failed with: .*503"):
+        with pytest.raises(
+            StoreFailed, match=r"no answer for \d+ s, the last try failed with: .*503"
+        ):
             run.claim()
     finally:
         world.proxy.reset()
@@ -124,7 +137,10 @@ def test_a_store_that_stays_away_is_given_up(world: World) -> None:
 def test_a_refusal_is_told_at_once(world: World) -> None:
     spec = ObjectStoreSpec(url="s3://no-such-bucket", endpoint=world.proxy.url)
     run = RunStore(open_store(spec, dict(CREDENTIALS)), UID, 1, KEEP)
-    with pytest.raises(BadInput, match=r"spec.checkpoint.store: s3://no-such-bucket: put .* is refused: .*Check the"):
+    with pytest.raises(
+        BadInput,
+        match=r"spec.checkpoint.store: s3://no-such-bucket: put .* is refused: .*Check the",
+    ):
         run.claim()
     with pytest.raises(Denied):
         replace(run, attempt=2).claim()
@@ -139,7 +155,10 @@ def test_a_store_that_ignores_conditions_is_refused(world: World, condition: str
 
     try:
         world.proxy.reset(unconditional)
-        with pytest.raises(BadInput, match=f"(?i)took a write with {condition}.*Use a store with conditional writes"):
+        with pytest.raises(
+            BadInput,
+            match=f"(?i)took a write with {condition}.*Use a store with conditional writes",
+        ):
             run.claim()
     finally:
         world.proxy.reset()

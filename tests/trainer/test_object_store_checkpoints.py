@@ -1,4 +1,5 @@
-"""Checkpoints on an object store as a run meets them: saved amid a storm, brought, passed over, gone back behind."""
+"""Checkpoints on an object store as a run meets them: saved amid a storm, brought, passed over,
+gone back behind."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -37,7 +38,9 @@ def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProx
         yield proxy
 
 
-def test_a_checkpoint_comes_back_whole_and_leaves_no_copy(proxy: StoreProxy, tmp_path: Path) -> None:
+def test_a_checkpoint_comes_back_whole_and_leaves_no_copy(
+    proxy: StoreProxy, tmp_path: Path
+) -> None:
     first, second = plan(proxy.url, tmp_path, 1), plan(proxy.url, tmp_path, 2)
     seal, recorder = started(first)
     save(seal, first, 4)
@@ -54,7 +57,10 @@ def test_a_checkpoint_comes_back_whole_and_leaves_no_copy(proxy: StoreProxy, tmp
     again, _ = started(second)
     save(again, second, 5)
     assert not list(tmp_path.glob("disk-2/demo-0/*/checkpoint-*"))
-    assert brought(plan(proxy.url, tmp_path, 3)) == tmp_path / "disk-3" / "demo-0" / "attempt-2" / "checkpoint-5"
+    assert (
+        brought(plan(proxy.url, tmp_path, 3))
+        == tmp_path / "disk-3" / "demo-0" / "attempt-2" / "checkpoint-5"
+    )
 
 
 def test_a_file_that_changes_on_the_disk_after_its_upload_does_not_damage_the_checkpoint(
@@ -84,13 +90,18 @@ def test_a_storm_costs_a_checkpoint_and_no_step(proxy: StoreProxy, tmp_path: Pat
     proxy.reset(lambda *_: "503")
     save(seal, made, 2)
     problem = recorder.progress.checkpoint_problem
-    assert "the checkpoint of step 2 could not be written: rank 0: s3://bucket/runs/demo-0: put attempt-1/" in problem
+    assert (
+        "the checkpoint of step 2 could not be written: rank 0: s3://bucket/runs/demo-0: put "
+        "attempt-1/"
+    ) in problem
     assert clock.now() > 0, "it was tried again"
     assert not list(tmp_path.glob("disk-1/demo-0/attempt-1/*"))
     proxy.reset()
     save(seal, made, 3)
     assert recorder.progress.checkpoint_problem == ""
-    assert {key.split("/")[1] for key in of(made).run.store.object_sizes("attempt-1")} == {"checkpoint-3"}
+    assert {key.split("/")[1] for key in of(made).run.store.object_sizes("attempt-1")} == {
+        "checkpoint-3"
+    }
 
 
 def test_a_slow_store_takes_its_time_and_nothing_is_given_up(
@@ -117,7 +128,11 @@ def test_a_slow_store_takes_its_time_and_nothing_is_given_up(
 
 @pytest.mark.parametrize(
     "damage",
-    ["changed", pytest.param("missing", marks=pytest.mark.slow), pytest.param("no manifest", marks=pytest.mark.slow)],
+    [
+        "changed",
+        pytest.param("missing", marks=pytest.mark.slow),
+        pytest.param("no manifest", marks=pytest.mark.slow),
+    ],
 )
 def test_a_damaged_checkpoint_is_passed_over(
     proxy: StoreProxy, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
@@ -160,17 +175,27 @@ def test_a_run_goes_back_behind_what_it_diverged_on(proxy: StoreProxy, tmp_path:
     head = of(first).run.head()
     assert head is not None
     assert [one.step for one in head.checkpoints] == [4]
-    assert {key.split("/")[1] for key in of(first).run.store.object_sizes("attempt-1")} == {"checkpoint-4"}
+    assert {key.split("/")[1] for key in of(first).run.store.object_sizes("attempt-1")} == {
+        "checkpoint-4"
+    }
     with pytest.raises(Diverged):
         brought(plan(proxy.url, tmp_path, 3), lambda _: True)
 
 
 def beginning_with(first: TrainingPlan, folder: Path, **update: Any) -> TrainingPlan:
-    """Another job, which begins with what this one has on its store; its own checkpoints are on a volume."""
-    made = runs.plan(Path("/models/demo"), folder=folder / "next" / "next-1", **update).model_dump(by_alias=True)
-    made |= {"job": made["job"] | {"uid": "another"}, "resumeFrom": str(folder / "resume" / "demo-0")}
+    """Another job, which begins with what this one has on its store; its own checkpoints are on a
+    volume."""
+    made = runs.plan(Path("/models/demo"), folder=folder / "next" / "next-1", **update).model_dump(
+        by_alias=True
+    )
+    made |= {
+        "job": made["job"] | {"uid": "another"},
+        "resumeFrom": str(folder / "resume" / "demo-0"),
+    }
     assert first.checkpoint.store
-    return TrainingPlan.model_validate(made | {"resumeStore": first.checkpoint.store.model_dump(by_alias=True)})
+    return TrainingPlan.model_validate(
+        made | {"resumeStore": first.checkpoint.store.model_dump(by_alias=True)}
+    )
 
 
 @pytest.fixture
@@ -181,7 +206,9 @@ def their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("their_keys")
-def test_another_job_begins_with_the_newest_undamaged_checkpoint(proxy: StoreProxy, tmp_path: Path) -> None:
+def test_another_job_begins_with_the_newest_undamaged_checkpoint(
+    proxy: StoreProxy, tmp_path: Path
+) -> None:
     first = plan(proxy.url, tmp_path, 1)
     seal, _ = started(first)
     for step in (4, 8):
@@ -191,7 +218,10 @@ def test_another_job_begins_with_the_newest_undamaged_checkpoint(proxy: StorePro
     job = beginning_with(first, tmp_path)
     found = brought(job)
     assert found == tmp_path / "resume" / "demo-0" / "attempt-1" / "checkpoint-4"
-    assert address_of(found, target_of(job), source_of(job)) == f"s3://{BUCKET}/runs/demo-0/attempt-1/checkpoint-4"
+    assert (
+        address_of(found, target_of(job), source_of(job))
+        == f"s3://{BUCKET}/runs/demo-0/attempt-1/checkpoint-4"
+    )
     own, _ = started(job)
     save(own, job, 5)
     assert not found.exists(), "nothing reads it any more"
@@ -207,7 +237,10 @@ def test_another_job_begins_with_an_adapter_on_a_store(proxy: StoreProxy, tmp_pa
     started(first)
     job = beginning_with(first, tmp_path, strategy="Adapter")
     claim_folder(job)
-    with pytest.raises(BadInput, match=f"s3://{BUCKET}/runs/demo-0 has no complete checkpoint and no exported adapter"):
+    with pytest.raises(
+        BadInput,
+        match=f"s3://{BUCKET}/runs/demo-0 has no complete checkpoint and no exported adapter",
+    ):
         begin(job, {})
     made = tmp_path / "made"
     made.mkdir()

@@ -1,5 +1,6 @@
-"""A process that dies at any of its requests, before or after the store has carried it out: the next attempt finds a
-whole checkpoint or begins anew, and nothing of the dead one is left at the end."""
+"""A process that dies at any of its requests, before or after the store has carried it out: the
+next attempt finds a whole checkpoint or begins anew, and nothing of the dead one is left at the
+end."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -37,7 +38,10 @@ class DiedError(BaseException):
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A versitygw for processes with its keys, whose parts are small."""
-    with pytest.MonkeyPatch.context() as patch, serving("versitygw", tmp_path_factory.mktemp("store")) as served:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        serving("versitygw", tmp_path_factory.mktemp("store")) as served,
+    ):
         patch.setattr(store_checkpoints, "PART_BYTES", 100)
         for name, value in CREDENTIALS.items():
             patch.setenv(CHECKPOINT_STORE_ENV + name, value)
@@ -46,7 +50,8 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextmanager
 def dying(at: int, after: bool) -> Iterator[None]:
-    """Lets the process die at a request, from 0, of whatever thread: before it is carried out, or after."""
+    """Lets the process die at a request, from 0, of whatever thread: before it is carried out, or
+    after."""
     lock, asked, ask = threading.Lock(), iter(range(1_000_000)), Store._ask
 
     def counted(store: Store, what: str, action: Callable[[], Any]) -> Any:
@@ -67,7 +72,9 @@ def dying(at: int, after: bool) -> Iterator[None]:
 def live(made: TrainingPlan, model: Path, steps: tuple[int, ...], saved: list[int]) -> None:
     """An attempt from its claim to its end."""
     found = brought(made, files=FILES)
-    assert (number_in_name(found) if found else 0) >= max(saved, default=0), "what was saved is not lost"
+    assert (number_in_name(found) if found else 0) >= max(saved, default=0), (
+        "what was saved is not lost"
+    )
     seal, _ = started(made)
     for step in steps:
         save(seal, made, step, FILES)

@@ -1,5 +1,5 @@
-"""Two pods with a disk each and checkpoints on an object store only: killed at any request, cut off, and gone on with
-to the last digit; nothing is left."""
+"""Two pods with a disk each and checkpoints on an object store only: killed at any request, cut
+off, and gone on with to the last digit; nothing is left."""
 
 import itertools
 import random
@@ -51,7 +51,9 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield served.endpoint
 
 
-def test_two_pods_without_a_volume_go_on_exactly_and_leave_a_model(endpoint: str, place: Path, whole: Whole) -> None:
+def test_two_pods_without_a_volume_go_on_exactly_and_leave_a_model(
+    endpoint: str, place: Path, whole: Whole
+) -> None:
     run = Run(place, endpoint, "demo-0")
     with proxy_to(endpoint) as proxy:
         with run.gang(1, proxy.url) as gang:
@@ -73,10 +75,14 @@ def test_two_pods_without_a_volume_go_on_exactly_and_leave_a_model(endpoint: str
     head = read_head(run.store)
     assert head is not None
     assert [(one.attempt, one.step) for one in head.checkpoints] == [(2, CASE.steps)]
-    names = {key.removeprefix("attempt-2/export/") for key in run.store.object_sizes("attempt-2/export")}
+    names = {
+        key.removeprefix("attempt-2/export/") for key in run.store.object_sizes("attempt-2/export")
+    }
     assert {"README.md", SUMS, STATEMENT_FILE} <= names, "what is told of the model is beside it"
     brought_once(asked)
-    assert not list(place.glob("demo-0-2/disk-*/**/*.pt")), "a pod's disk has a checkpoint only on its way"
+    assert not list(place.glob("demo-0-2/disk-*/**/*.pt")), (
+        "a pod's disk has a checkpoint only on its way"
+    )
     run.require_exact(whole)
     run.require_nothing_left()
 
@@ -89,14 +95,19 @@ def brought_once(asked: list[str]) -> None:
         name = re.sub(r"^GET .*/checkpoint-\d+/|\.\d{6}$", "", words)
         nodes = sum(is_read_by_ranks(name, range(node, node + 1)) for node in range(2))
         assert parts.count(words) == nodes, words
-    assert {is_read_by_ranks(re.sub(r"^GET .*/checkpoint-\d+/|\.\d{6}$", "", one), range(1)) for one in parts} == {
+    assert {
+        is_read_by_ranks(re.sub(r"^GET .*/checkpoint-\d+/|\.\d{6}$", "", one), range(1))
+        for one in parts
+    } == {
         True,
         False,
     }
 
 
 @pytest.mark.slow
-def test_two_attempts_alive_at_once_on_a_slow_and_stormy_store(endpoint: str, place: Path, whole: Whole) -> None:
+def test_two_attempts_alive_at_once_on_a_slow_and_stormy_store(
+    endpoint: str, place: Path, whole: Whole
+) -> None:
     run = Run(place, endpoint, "demo-1")
     strikes = [
         Strike("head write", 2, "cut off", pace=(0.05, 2e6)),
@@ -110,7 +121,9 @@ def test_two_attempts_alive_at_once_on_a_slow_and_stormy_store(endpoint: str, pl
 @pytest.mark.seeded
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_hundred_crashes(endpoint: str, place: Path, whole: Whole, chance: random.Random, part: int) -> None:
+def test_a_hundred_crashes(
+    endpoint: str, place: Path, whole: Whole, chance: random.Random, part: int
+) -> None:
     own = random.Random(f"{chance.random()}/{part}")
     fallen: list[Strike] = []
     names = (f"storm-{part}-{number}" for number in itertools.count())

@@ -1,4 +1,5 @@
-"""Attempts that act on one run's folder in any order, amid faults and crashes: what must hold after each act."""
+"""Attempts that act on one run's folder in any order, amid faults and crashes: what must hold after
+each act."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.realtime
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
     """Each of the implementations."""
     with served_world(request.param, tmp_path_factory.mktemp("store")) as world:
         yield world
@@ -62,7 +65,8 @@ ACTS = st.builds(
 def test_whatever_happens_the_head_only_goes_forward(
     world: World, acts: list[Act], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Old attempts change nothing, what counts is whole, an act that failed was done or not, and nothing is left."""
+    """Old attempts change nothing, what counts is whole, an act that failed was done or not, and
+    nothing is left."""
     folder, model = world.folder(), tmp_path_factory.mktemp("model")
     (model / "model.safetensors").write_bytes(b"w" * (PART_BYTES + 1))
     direct = world.run(folder, 9)

@@ -1,4 +1,5 @@
-"""The order of the prompts is TRL's in every pass, whichever passes the process has seen, but for what is left out."""
+"""The order of the prompts is TRL's in every pass, whichever passes the process has seen, but for
+what is left out."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,9 @@ NUMBERS, EXTRA = st.integers(0, 12), st.integers(0, 3)
 
 
 def sampler(rows: int, seed: int, shuffle: bool) -> RepeatSampler:
-    return RepeatSampler(range(rows), mini_repeat_count=2, batch_size=2, repeat_count=3, shuffle=shuffle, seed=seed)
+    return RepeatSampler(
+        range(rows), mini_repeat_count=2, batch_size=2, repeat_count=3, shuffle=shuffle, seed=seed
+    )
 
 
 @given(
@@ -22,7 +25,9 @@ def sampler(rows: int, seed: int, shuffle: bool) -> RepeatSampler:
     shuffle=st.booleans(),
     passes=st.lists(st.integers(0, 6), min_size=1, max_size=6),
 )
-def test_any_pass_has_the_order_that_it_has_in_trl(rows: int, seed: int, shuffle: bool, passes: list[int]) -> None:
+def test_any_pass_has_the_order_that_it_has_in_trl(
+    rows: int, seed: int, shuffle: bool, passes: list[int]
+) -> None:
     bare = sampler(rows, seed, shuffle)
     expected = [list(bare) for _ in range(7)]
     ours = sampler(rows, seed, shuffle)
@@ -44,11 +49,18 @@ def generations(rows: int, seed: int, shuffle: bool, passes: int) -> list[tuple[
 
 
 RANGES = st.lists(
-    st.builds(lambda first, more: Generations(first=first, last=first + more), NUMBERS, EXTRA), max_size=4
+    st.builds(lambda first, more: Generations(first=first, last=first + more), NUMBERS, EXTRA),
+    max_size=4,
 )
 
 
-@given(rows=st.integers(2, 20), seed=st.integers(0, 9), shuffle=st.booleans(), skipped=RANGES, begun=st.integers(0, 2))
+@given(
+    rows=st.integers(2, 20),
+    seed=st.integers(0, 9),
+    shuffle=st.booleans(),
+    skipped=RANGES,
+    begun=st.integers(0, 2),
+)
 def test_what_is_left_out_is_taken_out_of_one_long_order(
     rows: int, seed: int, shuffle: bool, skipped: list[Generations], begun: int
 ) -> None:
@@ -59,7 +71,9 @@ def test_what_is_left_out_is_taken_out_of_one_long_order(
     ours = PromptOrder(sampler(rows, seed, shuffle), merge_spans(skipped))
     for epoch in range(begun, 4):
         ours.epoch = epoch
-        flat = [index for one in expected[epoch * per_pass : (epoch + 1) * per_pass] for index in one]
+        flat = [
+            index for one in expected[epoch * per_pass : (epoch + 1) * per_pass] for index in one
+        ]
         assert list(ours) == flat
         assert len(ours) == len(flat)
 
@@ -74,12 +88,21 @@ def test_a_checkpoint_is_outdated_once_it_was_trained_on_what_is_left_out(
     cadence: Cadence, skipped: list[Generations], later: list[Generations], step: int
 ) -> None:
     # every micro-batch of the run, by its generation; each pass ends a step
-    order = [number for number in range(400) if not any(one.first <= number <= one.last for one in skipped)]
+    order = [
+        number
+        for number in range(400)
+        if not any(one.first <= number <= one.last for one in skipped)
+    ]
     steps: list[list[int]] = []
     for begun in range(0, 13 * cadence.per_pass, cadence.per_pass):
-        one_pass = [number for number in order[begun : begun + cadence.per_pass] for _ in range(cadence.micro_batches)]
+        one_pass = [
+            number
+            for number in order[begun : begun + cadence.per_pass]
+            for _ in range(cadence.micro_batches)
+        ]
         steps += [
-            one_pass[start : start + cadence.accumulation] for start in range(0, len(one_pass), cadence.accumulation)
+            one_pass[start : start + cadence.accumulation]
+            for start in range(0, len(one_pass), cadence.accumulation)
         ]
     found = cadence.generations_of_step(step, skipped)
     assert (found.first, found.last) == (steps[step - 1][0], steps[step - 1][-1])

@@ -1,4 +1,5 @@
-"""What counts as a hang in which stage: long work that gets on is none, on this rank or another, and silence is one."""
+"""What counts as a hang in which stage: long work that gets on is none, on this rank or another,
+and silence is one."""
 
 import signal
 import socket
@@ -40,13 +41,19 @@ def clock() -> SteppedClock:
 
 def estimated(seconds: float | None) -> TrainingPlan:
     """The plan with another estimate of a step."""
-    return PLAN.model_copy(update={"execution": PLAN.execution.model_copy(update={"estimated_step_seconds": seconds})})
+    return PLAN.model_copy(
+        update={"execution": PLAN.execution.model_copy(update={"estimated_step_seconds": seconds})}
+    )
 
 
-def watched(clock: SteppedClock, plan: TrainingPlan = PLAN, rank: int = 0) -> tuple[Recorder, Watchdog]:
+def watched(
+    clock: SteppedClock, plan: TrainingPlan = PLAN, rank: int = 0
+) -> tuple[Recorder, Watchdog]:
     """A recorder and the watchdog on it."""
     known = Recorder(plan.job.attempt, Placement(rank, 0, 1, 2), 0.0, clock.now)
-    return known, Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, known, lambda *_: None, now=clock.now)
+    return known, Watchdog(
+        plan.guard, plan.execution, plan.grace_period_seconds, known, lambda *_: None, now=clock.now
+    )
 
 
 def test_hours_of_fetching_are_no_hang(clock: SteppedClock) -> None:
@@ -128,7 +135,9 @@ def test_only_a_finished_step_counts_while_it_trains(clock: SteppedClock) -> Non
     assert watchdog.verdict() is None
 
 
-def test_a_lost_store_costs_only_what_others_say(clock: SteppedClock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_store_costs_only_what_others_say(
+    clock: SteppedClock, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Lost:
         def add(self, _key: str, _amount: int) -> int:
             raise RuntimeError("Connection reset by peer")
@@ -185,7 +194,9 @@ def test_a_second_sigterm_does_not_begin_the_grace_period_anew(clock: SteppedClo
     assert watchdog.seconds_since_sigterm == 20.0
 
 
-def test_sigterm_during_a_save_ends_nothing_before_its_time_and_is_not_forgotten(clock: SteppedClock) -> None:
+def test_sigterm_during_a_save_ends_nothing_before_its_time_and_is_not_forgotten(
+    clock: SteppedClock,
+) -> None:
     known, watchdog = watched(clock)
     known.begin_training(3, 10)
     known.enter_stage("Saving")
@@ -210,7 +221,11 @@ def test_a_network_that_does_not_come_about_is_no_hang_of_half_an_hour(clock: St
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["stage", "event", "heard", "step"]), st.sampled_from(STAGES), st.floats(0, 1e5)),
+    st.tuples(
+        st.sampled_from(["stage", "event", "heard", "step"]),
+        st.sampled_from(STAGES),
+        st.floats(0, 1e5),
+    ),
     max_size=20,
 )
 
@@ -238,4 +253,6 @@ def test_a_verdict_falls_exactly_when_nothing_happened_for_longer_than_the_patie
         clock.advance(pause)
         here = known.progress.stage
         idle = clock.now() - (own if here == "Training" else max(own, others))
-        assert (watchdog.verdict() is not None) == (idle > hang_timeout_seconds(here, plan.guard, plan.execution))
+        assert (watchdog.verdict() is not None) == (
+            idle > hang_timeout_seconds(here, plan.guard, plan.execution)
+        )

@@ -1,4 +1,5 @@
-"""The parts of a step: their seconds, and the memory of a GPU, whose counters are faked here for want of one."""
+"""The parts of a step: their seconds, and the memory of a GPU, whose counters are faked here for
+want of one."""
 
 import pytest
 import torch
@@ -26,7 +27,9 @@ class Counters:
         self.peak, self.now = max(self.peak, amount), left
 
 
-def test_each_phase_has_its_own_peak_and_loading_is_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_phase_has_its_own_peak_and_loading_is_what_came_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     counters, clock = Counters(monkeypatch), PhaseClock(lambda: 0.0)
     counters.use(70, left=40)
     for forward in (60, 55):

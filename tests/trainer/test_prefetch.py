@@ -1,4 +1,5 @@
-"""A cache is filled before the job: the same files as it will ask for, once, and from where the last try ended."""
+"""A cache is filled before the job: the same files as it will ask for, once, and from where the
+last try ended."""
 
 import signal
 import time
@@ -41,7 +42,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
 
 
 @pytest.fixture
-def hub(models: dict[str, Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+def hub(
+    models: dict[str, Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[HubServer]:
     """A hub with both and a dataset, and an empty cache."""
     with hub_server() as server:
         use(monkeypatch, server.url, tmp_path / "cache")
@@ -55,13 +58,17 @@ def fill(server: HubServer, models: dict[str, Files]) -> None:
     server.add("dataset", "team/rows", {"train.jsonl": ROWS})
 
 
-def plan(model: str = "team/model", judge: str = "team/judge", dataset: str = "team/rows") -> TrainingPlan:
+def plan(
+    model: str = "team/model", judge: str = "team/judge", dataset: str = "team/rows"
+) -> TrainingPlan:
     rewards = [{"format": {"pattern": "a"}}, {"model": {"name": judge}}]
     changes = {
         "rewards": [RewardSpec.model_validate(one) for one in rewards],
         "dataset": DatasetSpec(name=dataset),
     }
-    return TrainingPlan.model_validate(runs.plan(Path(model)).model_copy(update=changes).model_dump())
+    return TrainingPlan.model_validate(
+        runs.plan(Path(model)).model_copy(update=changes).model_dump()
+    )
 
 
 def fetched(hub: HubServer) -> list[str]:
@@ -96,16 +103,25 @@ def test_the_job_finds_everything_and_asks_the_hub_nothing_any_more(hub: HubServ
 
 def test_folders_are_left_where_they_are(hub: HubServer) -> None:
     outcome = prefetch.fetch_inputs(plan("/models/policy", "/rewards/1", "/data"))
-    assert (outcome.message, outcome.revisions, hub.asked) == ("in the cache: nothing to fetch", {}, [])
+    assert (outcome.message, outcome.revisions, hub.asked) == (
+        "in the cache: nothing to fetch",
+        {},
+        [],
+    )
 
 
-@settings(max_examples=cases(6, gate=2), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=cases(6, gate=2), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     faults=st.lists(st.sampled_from(["", *PASSING]), max_size=12),
     tries=st.lists(st.integers(0, 20), max_size=3),
 )
 def test_however_the_hub_fails_and_wherever_it_is_ended_the_next_try_completes_it(
-    models: dict[str, Files], tmp_path_factory: pytest.TempPathFactory, faults: list[str], tries: list[int]
+    models: dict[str, Files],
+    tmp_path_factory: pytest.TempPathFactory,
+    faults: list[str],
+    tries: list[int],
 ) -> None:
     """`tries`: after how many requests each earlier try was refused for good."""
     with pytest.MonkeyPatch.context() as patch, hub_server() as server:
@@ -119,7 +135,8 @@ def test_however_the_hub_fails_and_wherever_it_is_ended_the_next_try_completes_i
         server.asked.clear()
         server.faults = []
         assert (
-            prefetch.fetch_inputs(plan(), SteppedClock()).message == "in the cache: team/model, team/judge, team/rows"
+            prefetch.fetch_inputs(plan(), SteppedClock()).message
+            == "in the cache: team/model, team/judge, team/rows"
         )
         load(plan(), {})
         assert fetched(server) == []
@@ -133,7 +150,9 @@ def _try(job: TrainingPlan) -> None:
         return
 
 
-def test_what_is_there_is_not_fetched_again_after_a_refusal(hub: HubServer, models: dict[str, Files]) -> None:
+def test_what_is_there_is_not_fetched_again_after_a_refusal(
+    hub: HubServer, models: dict[str, Files]
+) -> None:
     judge = hub.repositories.pop("models/team/judge")
     with pytest.raises(BadInput, match=r"spec.rewards\[1\].model.name: team/judge"):
         prefetch.fetch_inputs(plan(), SteppedClock())
@@ -158,7 +177,9 @@ def run_main(job: TrainingPlan, folder: Path, patch: pytest.MonkeyPatch) -> tupl
 
 
 @pytest.mark.parametrize(
-    ("model", "result"), [("team/model", Result.SUCCEEDED), ("team/nothing", Result.BAD_INPUT)], ids=["there", "not"]
+    ("model", "result"),
+    [("team/model", Result.SUCCEEDED), ("team/nothing", Result.BAD_INPUT)],
+    ids=["there", "not"],
 )
 def test_the_end_is_told_by_the_exit_code_and_an_outcome(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, result: Result
@@ -180,7 +201,9 @@ def test_progress_is_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
-def test_a_pod_that_is_deleted_ends_and_lets_go_of_the_lease(hub: HubServer, tmp_path: Path) -> None:
+def test_a_pod_that_is_deleted_ends_and_lets_go_of_the_lease(
+    hub: HubServer, tmp_path: Path
+) -> None:
     hub.held = "/resolve/"
     (tmp_path / "plan.json").write_text(plan().model_dump_json(by_alias=True))
     variables = environment(hub.url, tmp_path / "cache") | {PLAN_ENV: str(tmp_path / "plan.json")}

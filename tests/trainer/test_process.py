@@ -1,4 +1,5 @@
-"""The trainer around the training: placement, outcomes, supervisor, watchdog, preemption, telemetry and settings.
+"""The trainer around the training: placement, outcomes, supervisor, watchdog, preemption, telemetry
+and settings.
 
 These rules need no training run to be seen.
 """
@@ -26,12 +27,22 @@ from grpo_trainer import __main__ as program
 from grpo_trainer.gang.placement import LOCAL_RANK_ENV, Placement, placement
 from grpo_trainer.process.outcome import keep_outcome, make_outcome
 from grpo_trainer.process.preemption import Preemption
-from grpo_trainer.process.process_setup import hide_unused_libraries, threads_per_process, unused_libraries
+from grpo_trainer.process.process_setup import (
+    hide_unused_libraries,
+    threads_per_process,
+    unused_libraries,
+)
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.supervisor import root_cause
 from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.runtime.durable_files import read_plan
-from grpo_trainer.runtime.errors import BadInput, DivergedKL, DriftedApart, RewardError, classify_error
+from grpo_trainer.runtime.errors import (
+    BadInput,
+    DivergedKL,
+    DriftedApart,
+    RewardError,
+    classify_error,
+)
 from grpo_trainer.training.guard import KLGuard
 from grpo_trainer.training.trl_config import config_arguments, deepspeed_config, require_supported
 from tests.stepped_clock import SteppedClock
@@ -50,7 +61,9 @@ def changed(**execution: object) -> TrainingPlan:
 
 
 def test_rank_follows_from_pod_index_and_local_rank() -> None:
-    place = placement(changed(nodes=3, processes_per_node=4).execution, {INDEX_ENV: "2", LOCAL_RANK_ENV: "1"})
+    place = placement(
+        changed(nodes=3, processes_per_node=4).execution, {INDEX_ENV: "2", LOCAL_RANK_ENV: "1"}
+    )
     assert (place.rank, place.world_size, place.is_main) == (9, 12, False)
 
 
@@ -69,11 +82,17 @@ def test_plan_errors_come_all_at_once_with_their_paths(tmp_path: Path) -> None:
     path.write_text(json.dumps(raw))
     with pytest.raises(BadInput) as rejected:
         read_plan({PLAN_ENV: str(path)})
-    assert all(part in str(rejected.value) for part in ("schemaVersion", "execution.microBatch", "surprise"))
+    assert all(
+        part in str(rejected.value)
+        for part in ("schemaVersion", "execution.microBatch", "surprise")
+    )
 
 
 def test_bad_plan_ends_as_bad_input_before_torch_is_imported(tmp_path: Path) -> None:
-    environment = ISOLATED | {PLAN_ENV: str(tmp_path / "none"), TERMINATION_LOG_ENV: str(tmp_path / "end")}
+    environment = ISOLATED | {
+        PLAN_ENV: str(tmp_path / "none"),
+        TERMINATION_LOG_ENV: str(tmp_path / "end"),
+    }
     command = [sys.executable, "-X", "importtime", "-m", "grpo_trainer"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == EXIT_CODES[Result.BAD_INPUT]
@@ -99,10 +118,15 @@ def test_a_process_computes_on_its_share_of_the_cores(
     ("error", "result"),
     [
         (RewardError("reward 'a'"), Result.REWARD_ERROR),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), Result.OUT_OF_MEMORY),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+            Result.OUT_OF_MEMORY,
+        ),
         (MemoryError(), Result.OUT_OF_MEMORY),
         (
-            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+            ),
             Result.OUT_OF_MEMORY,
         ),
         (RuntimeError("Connection closed by peer [10.0.0.1]:1"), Result.ERROR),
@@ -116,7 +140,14 @@ def test_exceptions_become_results(error: BaseException, result: Result) -> None
 
 def test_an_outcome_carries_the_last_numbers_also_those_that_are_none() -> None:
     reached = Progress(attempt=2, step=5, total_steps=9).model_copy(
-        update={"metrics": {"kl": 0.25, "reward": math.nan, "loss": math.inf, "reward_by_function/tall": 1.0}}
+        update={
+            "metrics": {
+                "kl": 0.25,
+                "reward": math.nan,
+                "loss": math.inf,
+                "reward_by_function/tall": 1.0,
+            }
+        }
     )
     outcome = make_outcome(3, Result.ERROR, "gone", reached)
     told = {"kl": 0.25, "reward": "NaN", "loss": "Infinity"}
@@ -132,10 +163,19 @@ def test_durable_success_is_found_by_the_next_attempt(tmp_path: Path) -> None:
     assert finished_attempt(plan) is None
     keep_outcome(plan, make_outcome(0, Result.ERROR, "no", Progress(attempt=1, step=3)))
     assert finished_attempt(plan) is None
-    export = Export(to="Volume", path="/checkpoints/x/export", format="Model", bytes=9, weights_hash=weights_hash({}))
+    export = Export(
+        to="Volume",
+        path="/checkpoints/x/export",
+        format="Model",
+        bytes=9,
+        weights_hash=weights_hash({}),
+    )
     kept = Checkpoint(step=5, time=1.7e9, bytes=9, where="/checkpoints/x/attempt-1/checkpoint-5")
     keep_outcome(
-        plan, make_outcome(0, Result.SUCCEEDED, "done", Progress(attempt=1, step=6, checkpoint=kept), export=export)
+        plan,
+        make_outcome(
+            0, Result.SUCCEEDED, "done", Progress(attempt=1, step=6, checkpoint=kept), export=export
+        ),
     )
     found = finished_attempt(plan)
     assert found is not None
@@ -164,11 +204,16 @@ def test_supervisor_reports_the_cause_not_the_symptom(results: list[Result], cau
 
 
 def test_a_success_is_told_by_the_first_rank_whoever_ends_first() -> None:
-    assert root_cause([Outcome(result=Result.SUCCEEDED, rank=rank) for rank in (3, 0, 1, 2)]).rank == 0
+    assert (
+        root_cause([Outcome(result=Result.SUCCEEDED, rank=rank) for rank in (3, 0, 1, 2)]).rank == 0
+    )
 
 
 def test_libraries_without_use_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert unused_libraries(changed(zero_stage=0, optimizer="AdamW").execution) == ["bitsandbytes", "deepspeed"]
+    assert unused_libraries(changed(zero_stage=0, optimizer="AdamW").execution) == [
+        "bitsandbytes",
+        "deepspeed",
+    ]
     assert unused_libraries(changed(zero_stage=2, optimizer="AdamW8bit").execution) == []
     monkeypatch.setitem(sys.modules, "bitsandbytes", math)
     monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
@@ -183,7 +228,14 @@ def test_watchdog_ends_a_run_without_steps() -> None:
     clock = SteppedClock()
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0, clock.now)
     recorder.begin_training(3, 10)
-    watchdog = Watchdog(PLAN.guard, PLAN.execution, PLAN.grace_period_seconds, recorder, lambda *_: None, now=clock.now)
+    watchdog = Watchdog(
+        PLAN.guard,
+        PLAN.execution,
+        PLAN.grace_period_seconds,
+        recorder,
+        lambda *_: None,
+        now=clock.now,
+    )
     assert watchdog.verdict() is None
     clock.advance(PLAN.guard.hang_timeout_seconds + 5)
     outcome = watchdog.verdict()
@@ -193,7 +245,8 @@ def test_watchdog_ends_a_run_without_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waited", "step_seconds", "decision"), [(0.0, 1.0, "save"), (50.0, 5.0, "stop"), (54.0, 1.0, "stop")]
+    ("waited", "step_seconds", "decision"),
+    [(0.0, 1.0, "save"), (50.0, 5.0, "stop"), (54.0, 1.0, "stop")],
 )
 def test_preemption_saves_if_time_allows(waited: float, step_seconds: float, decision: str) -> None:
     assert Preemption(60.0, can_save=True).decide(waited, step_seconds) == decision
@@ -205,7 +258,9 @@ def test_preemption_saves_if_time_allows(waited: float, step_seconds: float, dec
 def test_the_warm_up_is_the_declared_share_of_the_steps(ratio: float, steps: int) -> None:
     training = PLAN.training.model_copy(update={"warmup_ratio": ratio})
     words = config_arguments(PLAN.model_copy(update={"training": training}))
-    arguments = TrainingArguments("unused", use_cpu=True, report_to="none", warmup_steps=words["warmup_steps"])
+    arguments = TrainingArguments(
+        "unused", use_cpu=True, report_to="none", warmup_steps=words["warmup_steps"]
+    )
     assert arguments.get_warmup_steps(steps) == math.ceil(ratio * steps)
 
 
@@ -219,14 +274,21 @@ def test_kl_guard_counts_consecutive_steps(tmp_path: Path) -> None:
     for kl in (2.0, 0.5, math.nan):
         guard.on_log(*log, logs={"kl": kl})
     guard.on_log(*log, logs={"loss": 0.0})
-    with pytest.raises(DivergedKL, match=r"above guard.maxKL = 1.0 for 2 steps, 3 at step 7") as end:
+    with pytest.raises(
+        DivergedKL, match=r"above guard.maxKL = 1.0 for 2 steps, 3 at step 7"
+    ) as end:
         guard.on_log(*log, logs={"kl": 3.0})
     assert end.value.step == 5, "the last step before the KL was above"
 
 
 def test_plan_fields_reach_the_configurations() -> None:
     arguments = config_arguments(
-        changed(zero_stage=3, strategy="Sharded", gather_for_generation=False, gradient_checkpointing=True)
+        changed(
+            zero_stage=3,
+            strategy="Sharded",
+            gather_for_generation=False,
+            gradient_checkpointing=True,
+        )
     )
     assert arguments["ds3_gather_for_generation"] is False
     assert arguments["gradient_checkpointing"] is True
@@ -236,12 +298,19 @@ def test_plan_fields_reach_the_configurations() -> None:
     assert config_arguments(changed(optimizer="AdamW8bit"))["optim"] == "adamw_8bit"
     assert config_arguments(changed(strategy="None"))["beta"] == 0.0
     offloaded = deepspeed_config(changed(zero_stage=2, offload="CPU", accelerator="GPU").execution)
-    assert offloaded["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
-    apart = deepspeed_config(changed(zero_stage=3, gather_for_generation=False).execution)["zero_optimization"]
+    assert offloaded["zero_optimization"]["offload_optimizer"] == {
+        "device": "cpu",
+        "pin_memory": True,
+    }
+    apart = deepspeed_config(changed(zero_stage=3, gather_for_generation=False).execution)[
+        "zero_optimization"
+    ]
     assert (apart["stage3_prefetch_bucket_size"], apart["stage3_max_reuse_distance"]) == (0, 0)
 
 
 def test_what_no_planner_plans_is_rejected() -> None:
     with pytest.raises(BadInput, match="AdamW8bit under ZeRO-2"):
         require_supported(changed(zero_stage=2, optimizer="AdamW8bit").execution)
-    require_supported(changed(steps_per_generation=6, gradient_accumulation=4, save_every_steps=4).execution)
+    require_supported(
+        changed(steps_per_generation=6, gradient_accumulation=4, save_every_steps=4).execution
+    )

@@ -1,4 +1,5 @@
-"""The proof of weights in one process: what it accepts, and every way in which a model can differ from its files.
+"""The proof of weights in one process: what it accepts, and every way in which a model can differ
+from its files.
 
 test_reference_gang.py injects the same kinds of fault into several ranks.
 """
@@ -10,7 +11,13 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    set_seed,
+)
 
 from grpo_api.spec.rewards import ModelReward
 from grpo_trainer.hub.repositories import Hub, Repository
@@ -63,7 +70,9 @@ def test_equal_numbers_are_not_equal_bits() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_loaded_model_is_proven_in_its_dtype(tmp_path: Path, tied: bool, dtype: torch.dtype) -> None:
+def test_a_loaded_model_is_proven_in_its_dtype(
+    tmp_path: Path, tied: bool, dtype: torch.dtype
+) -> None:
     folder = demo_model.save_policy(tmp_path, tied=tied)
     model = load(folder, dtype)
     found = proof(model, folder)
@@ -73,7 +82,10 @@ def test_a_loaded_model_is_proven_in_its_dtype(tmp_path: Path, tied: bool, dtype
 
 
 def test_the_fingerprint_is_the_weights_alone(tmp_path: Path) -> None:
-    same = [demo_model.save_policy(tmp_path / name, shard=size) for name, size in (("a", "100KB"), ("b", "1GB"))]
+    same = [
+        demo_model.save_policy(tmp_path / name, shard=size)
+        for name, size in (("a", "100KB"), ("b", "1GB"))
+    ]
     other = demo_model.save_policy(tmp_path / "c", seed=1)
     first, second = (proof(load(folder), folder).fingerprint for folder in same)
     assert first == second != proof(load(other), other).fingerprint
@@ -118,8 +130,14 @@ def test_random_weights_differ(folder: Path) -> None:
 
 def test_a_tied_weight_is_found_under_its_other_name(folder: Path, tmp_path: Path) -> None:
     model = load(folder)
-    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items() if "embed_tokens" not in name}
-    tensors.setdefault("lm_head.weight", model.get_parameter("model.embed_tokens.weight").detach().clone())
+    tensors = {
+        name: tensor.clone()
+        for name, tensor in model.state_dict().items()
+        if "embed_tokens" not in name
+    }
+    tensors.setdefault(
+        "lm_head.weight", model.get_parameter("model.embed_tokens.weight").detach().clone()
+    )
     other = tmp_path / "other"
     other.mkdir()
     save_file(tensors, other / "model.safetensors", {"format": "pt"})
@@ -151,19 +169,27 @@ def test_merged_experts_are_proven_in_the_files_form(tmp_path: Path) -> None:
 
 def test_a_fresh_adapter_is_proven_between_ranks_and_its_base_by_the_file(folder: Path) -> None:
     base = load(folder)
-    wrapped = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    wrapped = get_peft_model(
+        base, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     found = proof(wrapped, folder)
     adapters = [name for name, _ in wrapped.named_parameters() if "lora_" in name]
     assert found.across_ranks == len(adapters) > 0
     assert found.parameters == len(list(wrapped.named_parameters())) - len(adapters)
-    flip_last_bit(wrapped.get_parameter(f"base_model.model.{PARAMETER.replace('.weight', '.base_layer.weight')}"))
+    flip_last_bit(
+        wrapped.get_parameter(
+            f"base_model.model.{PARAMETER.replace('.weight', '.base_layer.weight')}"
+        )
+    )
     with pytest.raises(WeightsDiffer, match=r"down_proj\.base_layer"):
         proof(wrapped, folder)
 
 
 def test_a_saved_adapter_is_proven_by_its_file(folder: Path, tmp_path: Path) -> None:
     set_seed(0)
-    wrapped = get_peft_model(load(folder), LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    wrapped = get_peft_model(
+        load(folder), LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     wrapped.save_pretrained(tmp_path / "adapter")
     files = open_weights(tmp_path / "adapter")
     files.paths.update(open_weights(folder).paths)
@@ -171,7 +197,9 @@ def test_a_saved_adapter_is_proven_by_its_file(folder: Path, tmp_path: Path) -> 
         assert prove_weights(wrapped, files, "policy").across_ranks == 0
     adapter = open_weights(tmp_path / "adapter")
     with adapter:
-        assert prove_weights(wrapped, adapter, "adapter", adapter_only=True).parameters == len(adapter.paths)
+        assert prove_weights(wrapped, adapter, "adapter", adapter_only=True).parameters == len(
+            adapter.paths
+        )
     with files, adapter:
         flip_last_bit(next(p for name, p in wrapped.named_parameters() if "lora_A" in name))
         with pytest.raises(WeightsDiffer, match="lora_A"):
@@ -192,7 +220,9 @@ def test_ranks_are_compared_without_a_file(folder: Path) -> None:
         (lambda path: path.write_bytes(b"\xff" * 64), "truncated or damaged"),
     ],
 )
-def test_damaged_files_are_rejected_before_loading(folder: Path, damage: object, message: str) -> None:
+def test_damaged_files_are_rejected_before_loading(
+    folder: Path, damage: object, message: str
+) -> None:
     damage(sorted(folder.glob("*.safetensors"))[-1])  # type: ignore[operator]
     with pytest.raises(BadInput, match=message):
         located(folder)
@@ -206,12 +236,15 @@ def test_a_folder_without_safetensors_is_rejected(tmp_path: Path) -> None:
         located(tmp_path / "absent")
 
 
-def test_a_hub_model_that_cannot_be_fetched_names_the_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_model_that_cannot_be_fetched_names_the_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     absent = Repository("model", "demo/absent", "v1", "rewards[1].model")
     with pytest.raises(
-        BadInput, match=r"spec\.rewards\[1\]\.model\.name: demo/absent \(revision v1\) can't be fetched"
+        BadInput,
+        match=r"spec\.rewards\[1\]\.model\.name: demo/absent \(revision v1\) can't be fetched",
     ):
         models.locate_model(absent, "float32", Hub())
 
@@ -242,7 +275,9 @@ def test_a_reward_model_is_frozen_proven_and_has_one_label(tmp_path: Path) -> No
         models.load_reward_model(ModelReward(name=str(policy)))
 
 
-def test_a_reward_model_that_differs_from_its_file_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reward_model_that_differs_from_its_file_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = demo_model.save_reward_model(tmp_path)
     real = models.freeze
 

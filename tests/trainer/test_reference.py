@@ -1,6 +1,7 @@
 """The reference strategies in one process: what each builds, leaves alone, rejects and restores.
 
-Every trainer is TRL's own, on a tiny model. test_reference_gang.py compares the strategies under several parallelisms.
+Every trainer is TRL's own, on a tiny model. test_reference_gang.py compares the strategies under
+several parallelisms.
 """
 
 from collections.abc import Iterator
@@ -44,13 +45,17 @@ def model(tmp_path: Path) -> Path:
     return demo_model.save_policy(tmp_path / "model")
 
 
-def build(model: Path, strategy: str = "Clone", *callbacks: Any, **arguments: Any) -> ReferenceGRPOTrainer:
+def build(
+    model: Path, strategy: str = "Clone", *callbacks: Any, **arguments: Any
+) -> ReferenceGRPOTrainer:
     job = runs.plan(model, strategy, **arguments)
     return runs.build(job, *callbacks, output_dir=str(model.parent / "output"), save_strategy="no")
 
 
 def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 def pointers(module: nn.Module) -> list[int]:
@@ -80,14 +85,21 @@ def test_a_tied_embedding_stays_tied_in_the_copy(model: Path, strategy: str) -> 
 def test_neither_policy_nor_reference_drops_out(tmp_path: Path) -> None:
     trainer = build(demo_model.save_policy(tmp_path / "model", dropout=0.5))
     assert trainer.args.disable_dropout
-    assert trainer.model.config.attention_dropout == 0.5, "the exported configuration is the model's own"
+    assert trainer.model.config.attention_dropout == 0.5, (
+        "the exported configuration is the model's own"
+    )
     trainer.model.train()
-    assert score(trainer, trainer.ref_model) == score(trainer, trainer.model) == score(trainer, trainer.model)
+    assert (
+        score(trainer, trainer.ref_model)
+        == score(trainer, trainer.model)
+        == score(trainer, trainer.model)
+    )
 
 
 @pytest.fixture
 def other_device(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """There is no second device here: moves to one with non_blocking become clones, and are recorded."""
+    """There is no second device here: moves to one with non_blocking become clones, and are
+    recorded."""
     moves: list[torch.device] = []
     real = torch.Tensor.to
 
@@ -101,7 +113,9 @@ def other_device(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     return moves
 
 
-def test_offload_brings_the_copy_in_for_its_own_passes_only(model: Path, other_device: list[torch.device]) -> None:
+def test_offload_brings_the_copy_in_for_its_own_passes_only(
+    model: Path, other_device: list[torch.device]
+) -> None:
     trainer = build(model, "Offload")
     home = pointers(trainer.ref_model)
     score(trainer, trainer.model)
@@ -144,7 +158,9 @@ def test_adapter_has_no_second_model_and_scores_with_the_base(model: Path) -> No
 
 
 def test_adapter_off_nests_survives_exceptions_and_restores_modes(tmp_path: Path) -> None:
-    trainer = build(demo_model.save_policy(tmp_path / "model", dropout=0.5), "Adapter", adapter={"dropout": 0.5})
+    trainer = build(
+        demo_model.save_policy(tmp_path / "model", dropout=0.5), "Adapter", adapter={"dropout": 0.5}
+    )
     disturb(trainer.model)
     model = trainer.model
     model.train()
@@ -165,7 +181,9 @@ def test_adapter_off_nests_survives_exceptions_and_restores_modes(tmp_path: Path
     assert {name: module.training for name, module in model.named_modules()} == modes
     with use_adapter(model, None):
         assert score(trainer, model) == score(trainer, model)  # no dropout in the reference
-    assert score(trainer, model) != score(trainer, model)  # the adapter's own, which the plan asks for
+    assert score(trainer, model) != score(
+        trainer, model
+    )  # the adapter's own, which the plan asks for
 
 
 def test_none_trains_without_a_reference(model: Path) -> None:
@@ -188,7 +206,9 @@ def test_none_trains_without_a_reference(model: Path) -> None:
         (NoReference(), (0, False, 0.1), "beta 0 needs None"),
     ],
 )
-def test_what_does_not_fit_is_rejected_with_the_reason(strategy: Any, arguments: Any, message: str) -> None:
+def test_what_does_not_fit_is_rejected_with_the_reason(
+    strategy: Any, arguments: Any, message: str
+) -> None:
     with pytest.raises(BadInput, match=message):
         strategy.check(*arguments)
 
@@ -208,15 +228,22 @@ def test_trl_asking_for_a_second_model_is_an_error(model: Path) -> None:
 
 def test_offload_under_zero3_shards_into_host_memory(model: Path) -> None:
     job = runs.plan(model, "Offload", zero=3)
-    strategy = strategy_for(job.execution, job.reference, trust_remote_code=job.model.trust_remote_code)
+    strategy = strategy_for(
+        job.execution, job.reference, trust_remote_code=job.model.trust_remote_code
+    )
     assert isinstance(strategy, Sharded)
-    assert strategy.config({"zero_optimization": {}})["zero_optimization"]["offload_param"]["device"] == "cpu"
+    assert (
+        strategy.config({"zero_optimization": {}})["zero_optimization"]["offload_param"]["device"]
+        == "cpu"
+    )
 
 
 def test_sharded_offload_reaches_deepspeeds_config() -> None:
     policy = {"zero_optimization": {"stage": 3, "offload_param": {"device": "none"}}}
     job = runs.plan(Path("/m"), "Sharded", 3, reference={"offload": {}})
-    strategy = strategy_for(job.execution, job.reference, trust_remote_code=job.model.trust_remote_code)
+    strategy = strategy_for(
+        job.execution, job.reference, trust_remote_code=job.model.trust_remote_code
+    )
     assert isinstance(strategy, Sharded)
     zero = strategy.config(policy)["zero_optimization"]
     assert zero["offload_param"] == {"device": "cpu", "pin_memory": True}

@@ -1,8 +1,9 @@
-"""References on two ranks under DDP, ZeRO-2 and ZeRO-3, against one process: the same KL, proven weights, exact resume,
-TRL's sync, an overflow that stays harmless, averaged gradients, and every injected fault answered.
+"""References on two ranks under DDP, ZeRO-2 and ZeRO-3, against one process: the same KL, proven
+weights, exact resume, TRL's sync, an overflow that stays harmless, averaged gradients, and every
+injected fault answered.
 
-The parallelism changes nothing but where things live. One launch of two ranks measures a reduced set of cells;
-The benchmark strategy_matrix measures all of them for docs/strategies.md.
+The parallelism changes nothing but where things live. One launch of two ranks measures a reduced
+set of cells; The benchmark strategy_matrix measures all of them for docs/strategies.md.
 """
 
 from collections.abc import Iterator
@@ -26,8 +27,13 @@ from tests.trainer.strikes import stopped_in_time
 pytestmark = pytest.mark.realtime
 
 GATE: dict[str, Any] = {"overflow": ["DDP"], "strikes": [0, 3, 4], "drift": ["DDP"]}
-"""What `make test` measures, beside one cell for each strategy, every wrong weight and the memory savers."""
-MORE: dict[str, Any] = {"overflow": ["ZeRO-2", "ZeRO-3"], "strikes": [1, 2, 5, 6, 7], "drift": ["ZeRO-2"]}
+"""What `make test` measures, beside one cell for each strategy, every wrong weight and the memory
+savers."""
+MORE: dict[str, Any] = {
+    "overflow": ["ZeRO-2", "ZeRO-3"],
+    "strikes": [1, 2, 5, 6, 7],
+    "drift": ["ZeRO-2"],
+}
 """What `make test-all` has besides."""
 CELLS = {"DDP": ["Clone"], "ZeRO-2": ["Offload"], "ZeRO-3": ["Sharded", "Adapter"]}
 FULL = ["Clone", "Offload", "Sharded"]
@@ -46,7 +52,13 @@ def gang(folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     none: dict[str, Any] = {"cells": {}, "step": [], "faults": [], "savers": False}
-    return run_gang("tests.support.facts.gang_facts:everything", tmp_path_factory.mktemp("more"), 2, **none, **MORE)
+    return run_gang(
+        "tests.support.facts.gang_facts:everything",
+        tmp_path_factory.mktemp("more"),
+        2,
+        **none,
+        **MORE,
+    )
 
 
 def of_both(fact: str) -> pytest.MarkDecorator:
@@ -74,7 +86,9 @@ def cells(gang: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from strategies.items()
 
 
-def test_the_kl_is_the_same_bits_everywhere(gang: list[dict[str, Any]], alone: dict[str, dict[str, Any]]) -> None:
+def test_the_kl_is_the_same_bits_everywhere(
+    gang: list[dict[str, Any]], alone: dict[str, dict[str, Any]]
+) -> None:
     policy, reference = alone["Clone"]["policy"], alone["Clone"]["reference"]
     expected = kl.k3(torch.tensor(policy), torch.tensor(reference))
     assert expected.min() >= 0
@@ -82,7 +96,9 @@ def test_the_kl_is_the_same_bits_everywhere(gang: list[dict[str, Any]], alone: d
     assert alone["Adapter"]["reference"] == reference
     for strategy, facts in cells(gang):
         assert facts["reference"] == reference, strategy
-        assert facts["policy"] == (policy if strategy in FULL else alone["Adapter"]["policy"]), strategy
+        assert facts["policy"] == (policy if strategy in FULL else alone["Adapter"]["policy"]), (
+            strategy
+        )
         assert torch.equal(kl.k3(torch.tensor(policy), torch.tensor(facts["reference"])), expected)
 
 
@@ -93,14 +109,18 @@ def test_policy_and_reference_are_proven_before_the_first_step(gang: list[dict[s
         assert all(parameters == 26 for _, parameters, _, _ in facts["proofs"])
 
 
-def test_a_resumed_run_logs_the_same_digits(gang: list[dict[str, Any]], alone: dict[str, dict[str, Any]]) -> None:
+def test_a_resumed_run_logs_the_same_digits(
+    gang: list[dict[str, Any]], alone: dict[str, dict[str, Any]]
+) -> None:
     for strategy, facts in [*cells(gang), *alone.items()]:
         assert facts["resumed"] == facts["uninterrupted"], strategy
         assert "resumed policy" in facts["proven"]
         assert all(row["kl"] > 0 for row in facts["resumed"])
 
 
-def test_the_sync_is_trls_to_the_bit(gang: list[dict[str, Any]], alone: dict[str, dict[str, Any]]) -> None:
+def test_the_sync_is_trls_to_the_bit(
+    gang: list[dict[str, Any]], alone: dict[str, dict[str, Any]]
+) -> None:
     expected = alone["Clone"]["synced_by_trl"]
     for strategy, facts in cells(gang):
         if strategy in FULL:
@@ -108,10 +128,17 @@ def test_the_sync_is_trls_to_the_bit(gang: list[dict[str, Any]], alone: dict[str
 
 
 @of_both("overflow")
-def test_an_overflow_on_one_rank_is_answered_by_all(request: pytest.FixtureRequest, launch: str, key: str) -> None:
+def test_an_overflow_on_one_rank_is_answered_by_all(
+    request: pytest.FixtureRequest, launch: str, key: str
+) -> None:
     for facts in request.getfixturevalue(launch):
         measured = facts["overflow"][key]
-        assert [row[finite_loss.KL_OVERFLOW_METRIC] for row in measured["rows"]] == [0.0, 1.0, 0.0, 0.0]
+        assert [row[finite_loss.KL_OVERFLOW_METRIC] for row in measured["rows"]] == [
+            0.0,
+            1.0,
+            0.0,
+            0.0,
+        ]
         assert all(row["finite"] for row in measured["rows"])
         assert measured["rows"][1]["kl"] > 1e6
         assert all(row["kl"] < 1 for row in measured["rows"][2:])
@@ -123,7 +150,11 @@ def test_two_halves_on_two_ranks_are_one_batch_on_one(
     gang: list[dict[str, Any]], folder: Path, tmp_path: Path, parallelism: str
 ) -> None:
     norm = step_facts.stepped(tmp_path, ["1 process"])["1 process"]
-    assert gang[0]["step"][parallelism] == gang[1]["step"][parallelism] == pytest.approx(norm, rel=1e-5)
+    assert (
+        gang[0]["step"][parallelism]
+        == gang[1]["step"][parallelism]
+        == pytest.approx(norm, rel=1e-5)
+    )
     expected = load_file(tmp_path / "1 process.safetensors")
     found = load_file(folder / "step" / f"{parallelism}.safetensors")
     start = load_file(tmp_path / "model" / "model.safetensors")
@@ -149,7 +180,9 @@ FAULTS = {
 
 @pytest.mark.parametrize("parallelism", PARALLELISMS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_rank_answers_a_fault_alike(gang: list[dict[str, Any]], parallelism: str, fault: str) -> None:
+def test_every_rank_answers_a_fault_alike(
+    gang: list[dict[str, Any]], parallelism: str, fault: str
+) -> None:
     error, part = FAULTS[fault]
     first, second = (facts["faults"][parallelism][fault] for facts in gang)
     assert first == second
@@ -168,7 +201,9 @@ def test_ranks_that_drifted_apart_write_no_checkpoint_and_go_back(
 ) -> None:
     first, second = (facts["drift"][key] for facts in request.getfixturevalue(launch))
     assert first["error"] == second["error"]
-    assert first["error"].startswith("DriftedApart: policy: parameter model.layers.1.mlp.down_proj.weight differs")
+    assert first["error"].startswith(
+        "DriftedApart: policy: parameter model.layers.1.mlp.down_proj.weight differs"
+    )
     assert first["written"] == []
     assert classify_error(DriftedApart(""))[0] not in PERMANENT
 
@@ -188,7 +223,11 @@ def test_zero3_s_savers_are_in_force_where_asked(gang: list[dict[str, Any]]) -> 
         off, on = facts["savers"]["off"], facts["savers"]["on"]
         assert set(off["zero_hooks"]) == {0}, "everything is gathered before the generation"
         assert min(on["zero_hooks"]) > 0, "each module is gathered when it runs"
-        assert min(off["live_elements"]) == off["elements"], "the whole model is on every rank while it generates"
-        assert max(on["live_elements"]) < sum(on["largest"]), "one matrix, the tied embedding and the small ones"
+        assert min(off["live_elements"]) == off["elements"], (
+            "the whole model is on every rank while it generates"
+        )
+        assert max(on["live_elements"]) < sum(on["largest"]), (
+            "one matrix, the tied embedding and the small ones"
+        )
         assert (off["recomputed"], off["optimizer_offload"]) == ([], False)
         assert (sorted(set(on["recomputed"])), on["optimizer_offload"]) == ([0, 1], True)

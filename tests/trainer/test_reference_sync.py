@@ -44,7 +44,9 @@ def build(model: Path, *callbacks: Any, **arguments: Any) -> ReferenceGRPOTraine
 
 
 def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -140,7 +142,9 @@ def test_states_are_checked_not_assumed(model: Path, tmp_path: Path) -> None:
     judge = reward_model("judge", spec, RewardCounters(), "cpu", path="rewards[1].model", hub=Hub())
     rewards = [runs.digits, judge]
     loaded = load_policy(job.model, job.execution, job.adapter)
-    trainer = runs.trainer(job, config, loaded, rewards=rewards, reward_tokenizers=[None, judge.tokenizer])
+    trainer = runs.trainer(
+        job, config, loaded, rewards=rewards, reward_tokenizers=[None, judge.tokenizer]
+    )
     trainer.train()
     check_states(trainer)
     layer = trainer.ref_model.model.layers[0]

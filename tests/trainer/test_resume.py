@@ -1,8 +1,10 @@
-"""Exact resume of what is partitioned or adapted, through the real entry point: ZeRO-3 and LoRA, on two processes.
+"""Exact resume of what is partitioned or adapted, through the real entry point: ZeRO-3 and LoRA, on
+two processes.
 
-Their checkpoints are other files than the plain run's of test_worker.py: a shard per rank, a shard of the moved
-reference per rank, or an adapter. The first attempt stands still after step 5, where the whole gang is killed; what it
-logged after its checkpoint of step 3 is what the second attempt must log again.
+Their checkpoints are other files than the plain run's of test_worker.py: a shard per rank, a shard
+of the moved reference per rank, or an adapter. The first attempt stands still after step 5, where
+the whole gang is killed; what it logged after its checkpoint of step 3 is what the second attempt
+must log again.
 """
 
 import json
@@ -25,7 +27,16 @@ from tests.trainer.stopping_reward import STOP_ENV
 pytestmark = pytest.mark.realtime
 
 STEPS, SAVED, STOPPED = 6, 3, 5
-EXACT = ("reward", "kl", "loss", "grad_norm", "entropy", "learning_rate", "completion_length", "tokens")
+EXACT = (
+    "reward",
+    "kl",
+    "loss",
+    "grad_norm",
+    "entropy",
+    "learning_rate",
+    "completion_length",
+    "tokens",
+)
 CASES: dict[str, dict[str, Any]] = {
     "Sharded": {"zero": 3, "reference": {"sync": {"everySteps": 2, "mixup": 0.3}}},
     "Adapter": {"adapter": {"mergeOnExport": True}},
@@ -50,17 +61,22 @@ class Story:
 
 def make_plan(strategy: str, model: Path, folder: Path, attempt: int) -> TrainingPlan:
     """The case's plan for two pods of one process."""
-    plan = runs.plan(model, strategy, world_size=2, folder=folder, **CASES[strategy]).model_dump(by_alias=True)
+    plan = runs.plan(model, strategy, world_size=2, folder=folder, **CASES[strategy]).model_dump(
+        by_alias=True
+    )
     plan["job"]["attempt"] = attempt
     plan["rendezvous"]["port"] = free_port()
     plan["dataset"] = {"files": {"volume": {"claimName": "data"}, "paths": ["problems.jsonl"]}}
-    plan["rewards"] = [{"python": {"function": "tests.trainer.stopping_reward:digits", "timeoutSeconds": 500}}]
+    plan["rewards"] = [
+        {"python": {"function": "tests.trainer.stopping_reward:digits", "timeoutSeconds": 500}}
+    ]
     plan["execution"] |= {"nodes": 2, "processesPerNode": 1}
     return TrainingPlan.model_validate(plan)
 
 
 def another_job(plan: TrainingPlan, source: Path) -> TrainingPlan:
-    """The plan for a job that begins with the checkpoints in `source`, and ends earlier than that would."""
+    """The plan for a job that begins with the checkpoints in `source`, and ends earlier than that
+    would."""
     job = JobIdentity(namespace="default", name="another", uid="1", attempt=1)
     training = plan.training.model_copy(update={"max_steps": STOPPED})
     return plan.model_copy(update={"job": job, "training": training, "resume_from": str(source)})
@@ -79,7 +95,9 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in runs.PROMPTS))
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(STOP_ENV, str(STOPPED))
-        with Gang(make_plan(request.param, model, folder / "runs", 1), folder, folder / "pods-1") as gang:
+        with Gang(
+            make_plan(request.param, model, folder / "runs", 1), folder, folder / "pods-1"
+        ) as gang:
             gang.until(lambda: STOPPED in gang.steps())
             for pod in gang.pods:
                 pod.kill()
@@ -117,19 +135,27 @@ def test_the_second_attempt_continues_with_the_first_one_s_numbers(story: Story)
         expected = {key: story.killed[step][key] for key in EXACT}
         assert {key: story.resumed[step][key] for key in EXACT} == expected
         assert expected["kl"] > 0
-    assert story.resumed[STEPS]["tokens"] > story.resumed[STOPPED]["tokens"] > story.killed[SAVED]["tokens"]
+    assert (
+        story.resumed[STEPS]["tokens"]
+        > story.resumed[STOPPED]["tokens"]
+        > story.killed[SAVED]["tokens"]
+    )
 
 
 def test_another_job_continues_with_the_first_one_s_numbers(story: Story) -> None:
     assert sorted(story.continued) == list(range(SAVED + 1, STOPPED + 1))
     for step in range(SAVED + 1, STOPPED + 1):
-        assert {key: story.continued[step][key] for key in EXACT} == {key: story.killed[step][key] for key in EXACT}
+        assert {key: story.continued[step][key] for key in EXACT} == {
+            key: story.killed[step][key] for key in EXACT
+        }
     assert story.untouched
 
 
 def test_the_export_is_one_plain_trained_model(story: Story) -> None:
     start = AutoModelForCausalLM.from_pretrained(story.model).state_dict()
-    trained, report = AutoModelForCausalLM.from_pretrained(story.runs / "export", output_loading_info=True)
+    trained, report = AutoModelForCausalLM.from_pretrained(
+        story.runs / "export", output_loading_info=True
+    )
     assert not (story.runs / "export" / "adapter_model.safetensors").exists()
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

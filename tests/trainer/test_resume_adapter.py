@@ -1,5 +1,6 @@
-"""A run that begins with another's exported adapter: its weights at step 0 to the bit, the bare base as its reference,
-and what doesn't fit is named. Two ranks under DDP, ZeRO-2 and ZeRO-3, and once through the real entry point.
+"""A run that begins with another's exported adapter: its weights at step 0 to the bit, the bare
+base as its reference, and what doesn't fit is named. Two ranks under DDP, ZeRO-2 and ZeRO-3, and
+once through the real entry point.
 """
 
 import json
@@ -97,14 +98,20 @@ def test_the_export_names_its_base_as_the_plan_does(gang: Facts, folder: Path) -
 )
 def test_another_adapter_is_bad_input_on_all_ranks(gang: Facts, fault: str, message: str) -> None:
     for facts in gang:
-        assert facts["ends"][fault].startswith("BadInput: ranks 0, 1: spec.resumeFrom: the adapter in ")
+        assert facts["ends"][fault].startswith(
+            "BadInput: ranks 0, 1: spec.resumeFrom: the adapter in "
+        )
         assert message in facts["ends"][fault]
 
 
-def test_a_job_begins_with_an_export_through_the_real_entry_point(gang: Facts, folder: Path) -> None:
+def test_a_job_begins_with_an_export_through_the_real_entry_point(
+    gang: Facts, folder: Path
+) -> None:
     assert gang
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in runs.PROMPTS))
-    plan = adapter_facts.job(folder / "model", folder / "next", folder / "first").model_dump(by_alias=True)
+    plan = adapter_facts.job(folder / "model", folder / "next", folder / "first").model_dump(
+        by_alias=True
+    )
     plan["rendezvous"]["port"] = free_port()
     plan["resumeFrom"] = str(folder / "first")
     plan["dataset"] = {"files": {"volume": {"claimName": "data"}, "paths": ["problems.jsonl"]}}
@@ -125,7 +132,9 @@ def fresh(model: Path, **settings: Any) -> PeftModel:
     torch.manual_seed(3)
     arguments = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} | settings
     arguments |= {"task_type": "CAUSAL_LM", "init_lora_weights": False}
-    return get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), LoraConfig(**arguments))
+    return get_peft_model(
+        AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), LoraConfig(**arguments)
+    )
 
 
 def source(model: Path, revision: str = "") -> Source:
@@ -138,7 +147,9 @@ def edit(folder: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_names_that_lead_to_the_same_modules_are_the_same_target(model: Path, tmp_path: Path) -> None:
+def test_names_that_lead_to_the_same_modules_are_the_same_target(
+    model: Path, tmp_path: Path
+) -> None:
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     fresh(model, target_modules=names).save_pretrained(tmp_path)
     begun = fresh(model, lora_dropout=0.1)
@@ -146,7 +157,10 @@ def test_names_that_lead_to_the_same_modules_are_the_same_target(model: Path, tm
         for name, parameter in begun.named_parameters():
             parameter.mul_(1 + ("lora_" in name))
     load_adapter(begun, tmp_path, source(model))
-    held, saved = get_peft_model_state_dict(begun), load_file(tmp_path / "adapter_model.safetensors")
+    held, saved = (
+        get_peft_model_state_dict(begun),
+        load_file(tmp_path / "adapter_model.safetensors"),
+    )
     assert held.keys() == saved.keys()
     assert all(torch.equal(held[key], saved[key]) for key in saved)
 
@@ -203,7 +217,11 @@ def test_a_tensor_that_does_not_fit_is_named(model: Path, tmp_path: Path, change
     save_file(tensors, path, {"format": "pt"})
     with pytest.raises(BadInput) as caught:
         load_adapter(fresh(model), tmp_path, source(model))
-    expected = {"lacking": "absent, now (", "additional": "(3,), now absent", "shape": "(3,), now ("}
+    expected = {
+        "lacking": "absent, now (",
+        "additional": "(3,), now absent",
+        "shape": "(3,), now (",
+    }
     assert f"the first is {name}" in str(caught.value)
     assert f": adapter {expected[change]}" in str(caught.value)
 
@@ -223,11 +241,17 @@ def test_the_head_s_base_may_lie_beside_its_adapter_if_it_is_the_same(tmp_path: 
     tensors = load_file(path)
     copy = "base_model.model.lm_head.base_layer.weight"
     assert copy in tensors
-    load_adapter(fresh(untied, target_modules=["q_proj", "lm_head"]), tmp_path / "adapter", source(untied))
+    load_adapter(
+        fresh(untied, target_modules=["q_proj", "lm_head"]), tmp_path / "adapter", source(untied)
+    )
     tensors[copy][0, 0] += 1
     save_file(tensors, path, {"format": "pt"})
     with pytest.raises(BadInput, match=r"lm_head\.base_layer\.weight: adapter \(.*\), now absent"):
-        load_adapter(fresh(untied, target_modules=["q_proj", "lm_head"]), tmp_path / "adapter", source(untied))
+        load_adapter(
+            fresh(untied, target_modules=["q_proj", "lm_head"]),
+            tmp_path / "adapter",
+            source(untied),
+        )
 
 
 def begun(model: Path, folder: Path, start: Path, strategy: str = "Adapter") -> Path | None:
@@ -244,5 +268,8 @@ def test_only_a_published_export_is_an_adapter_to_begin_with(model: Path, tmp_pa
     assert begun(model, tmp_path / "b", export) == export
     with pytest.raises(BadInput, match="no complete checkpoint and no exported adapter"):
         begun(model, tmp_path / "c", torn)
-    with pytest.raises(BadInput, match=r"an exported adapter, but this run trains all parameters \(plan.method Full"):
+    with pytest.raises(
+        BadInput,
+        match=r"an exported adapter, but this run trains all parameters \(plan.method Full",
+    ):
         begun(model, tmp_path / "d", export, "Clone")

@@ -1,7 +1,9 @@
-"""Resume at any step of any epoch: what follows is the undisturbed run's to the last digit, in all that TRL logs.
+"""Resume at any step of any epoch: what follows is the undisturbed run's to the last digit, in all
+that TRL logs.
 
-Generated: how much data, how many passes, where checkpoints are and where the kill strikes, how a step is cut into
-micro-batches and generations, whether the reference moves. Trainers are built anew from the plan, in one process.
+Generated: how much data, how many passes, where checkpoints are and where the kill strikes, how a
+step is cut into micro-batches and generations, whether the reference moves. Trainers are built anew
+from the plan, in one process.
 """
 
 import gc
@@ -26,7 +28,11 @@ SYNCED = ("Clone", "Offload")
 @st.composite
 def drawn(draw: st.DrawFn) -> Case:
     """A run of one to three passes, whole or broken off, killed anywhere."""
-    ahead, accumulation, iterations = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    ahead, accumulation, iterations = (
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 2)),
+    )
     generations = draw(st.integers(1, 3))
     steps = draw(st.integers(2, MOST_STEPS))
     in_pass = -(-generations * ahead * iterations // accumulation)
@@ -48,7 +54,8 @@ def drawn(draw: st.DrawFn) -> Case:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """With a model; and what is imported is put out of the garbage collector's way, as the worker does."""
+    """With a model; and what is imported is put out of the garbage collector's way, as the worker
+    does."""
     folder = tmp_path_factory.mktemp("exact")
     demo_model.save_policy(folder / "model")
     gc.collect()
@@ -61,10 +68,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @given(case=drawn())
 @settings(max_examples=cases(20, gate=1))
-@example(case=Case(rows=8, epochs=3.0, save=3, kill=7, accumulation=2))  # the third pass, in the first one's order
-@example(case=Case(rows=8, steps=6, save=6, kill=6, accumulation=2))  # killed after its last step: took one more
-@example(case=Case(rows=9, epochs=3.0, save=4, kill=5, accumulation=2, ahead=3))  # a pass ends within a step
-@example(case=Case(rows=8, steps=9, save=5, kill=6, ahead=4, iterations=2, sync=2))  # amid a generation
+@example(
+    case=Case(rows=8, epochs=3.0, save=3, kill=7, accumulation=2)
+)  # the third pass, in the first one's order
+@example(
+    case=Case(rows=8, steps=6, save=6, kill=6, accumulation=2)
+)  # killed after its last step: took one more
+@example(
+    case=Case(rows=9, epochs=3.0, save=4, kill=5, accumulation=2, ahead=3)
+)  # a pass ends within a step
+@example(
+    case=Case(rows=8, steps=9, save=5, kill=6, ahead=4, iterations=2, sync=2)
+)  # amid a generation
 @example(case=Case(rows=8, steps=6, save=3, kill=4, sync=2, strategy="Offload"))
 def test_a_resumed_run_is_the_undisturbed_one(folder: Path, case: Case) -> None:
     assert differences(case, folder) == []
@@ -86,7 +101,10 @@ def test_a_run_that_goes_further_has_its_own_interval_and_schedule(folder: Path)
     fresh(short, folder)
     source = (folder / "runs").rename(folder / "short")
     continued = train(further, folder, 1, start=source).logged
-    assert {path.name for path in folder.glob("runs/*/checkpoint-*")} == {"checkpoint-6", "checkpoint-7"}
+    assert {path.name for path in folder.glob("runs/*/checkpoint-*")} == {
+        "checkpoint-6",
+        "checkpoint-7",
+    }
     for step in (5, 6, 7):
         assert continued[step]["learning_rate"] == whole[step]["learning_rate"] > 0
 

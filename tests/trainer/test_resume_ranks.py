@@ -1,6 +1,8 @@
-"""Exact resume with several ranks, to which accelerate deals the batches, and after a real kill amid a step.
+"""Exact resume with several ranks, to which accelerate deals the batches, and after a real kill
+amid a step.
 
-The generated cases of test_resume_exact.py are cut between two steps, in one process; these are few and whole.
+The generated cases of test_resume_exact.py are cut between two steps, in one process; these are few
+and whole.
 """
 
 import random
@@ -22,13 +24,25 @@ from tests.support.ranks.pods import Gang
 
 pytestmark = pytest.mark.realtime
 
-PARALLEL = [("Clone", 0), ("Offload", 0), ("Adapter", 0), ("Clone", 2), ("None", 2), ("Sharded", 3), ("Adapter", 3)]
+PARALLEL = [
+    ("Clone", 0),
+    ("Offload", 0),
+    ("Adapter", 0),
+    ("Clone", 2),
+    ("None", 2),
+    ("Sharded", 3),
+    ("Adapter", 3),
+]
 """Strategies and ZeRO stages; 0 is DDP."""
 
 
 def drawn(chance: random.Random, strategy: str, zero: int) -> Case:
     """A run of two to three passes, killed in a later pass than the first."""
-    ahead, accumulation, iterations = chance.randint(1, 3), chance.randint(1, 2), chance.randint(1, 2)
+    ahead, accumulation, iterations = (
+        chance.randint(1, 3),
+        chance.randint(1, 2),
+        chance.randint(1, 2),
+    )
     generations = chance.randint(1, 2)
     in_pass = -(-generations * ahead * iterations // accumulation)
     steps = in_pass * 2 + chance.randint(0, in_pass)
@@ -48,13 +62,18 @@ def drawn(chance: random.Random, strategy: str, zero: int) -> Case:
 
 @pytest.mark.seeded
 @pytest.mark.slow
-def test_two_ranks_resume_exactly(chance: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_resume_exactly(
+    chance: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(DATA_MOUNT_ENV, str(tmp_path))
     demo_model.save_policy(tmp_path / "model")
     kinds = [("Clone", 0), ("Sharded", 3), *(chance.choice(PARALLEL) for _ in range(cases(1)))]
     stories = [drawn(chance, *kind) for kind in kinds]
     found = run_gang(
-        "tests.support.facts.resume_cases:several", tmp_path, world_size=2, cases=[asdict(case) for case in stories]
+        "tests.support.facts.resume_cases:several",
+        tmp_path,
+        world_size=2,
+        cases=[asdict(case) for case in stories],
     )
     for case, *differences in zip(stories, *found, strict=True):
         assert differences == [[], []], case
@@ -70,12 +89,18 @@ KILLED = [
 def pod(case: Case, folder: Path, attempt: int) -> TrainingPlan:
     """The case's plan with a port of its own."""
     made = plan(case, folder, attempt)
-    return made.model_copy(update={"rendezvous": made.rendezvous.model_copy(update={"port": free_port()})})
+    return made.model_copy(
+        update={"rendezvous": made.rendezvous.model_copy(update={"port": free_port()})}
+    )
 
 
-@pytest.mark.parametrize("case", KILLED, ids=["in the third pass", "amid a generation", "a pass ends within a step"])
+@pytest.mark.parametrize(
+    "case", KILLED, ids=["in the third pass", "amid a generation", "a pass ends within a step"]
+)
 @pytest.mark.slow
-def test_a_process_killed_anywhere_goes_on_exactly(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_killed_anywhere_goes_on_exactly(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(DATA_MOUNT_ENV, str(tmp_path))
     demo_model.save_policy(tmp_path / "model")
     write_data(case, tmp_path)

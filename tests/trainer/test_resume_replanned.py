@@ -1,7 +1,8 @@
-"""A run that goes on with another split, as after running out of memory: the same samples, the loss but for rounding.
+"""A run that goes on with another split, as after running out of memory: the same samples, the loss
+but for rounding.
 
-Micro-batch and accumulation change with their product, and activations are recomputed. Trainers are built anew from the
-plan, in one process.
+Micro-batch and accumulation change with their product, and activations are recomputed. Trainers are
+built anew from the plan, in one process.
 """
 
 from collections.abc import Iterator
@@ -47,7 +48,9 @@ def compare(undisturbed: Story, resumed: Story, step: int) -> None:
     """The step's samples are the same, and its loss and gradient norm but for rounding."""
     one, other = undisturbed.logged[step], resumed.logged[step]
     for key in ("reward", "reward_std", "completions/mean_length", "learning_rate", "num_tokens"):
-        assert other.get(key) == one.get(key), key  # a step within a generation has no rewards of its own
+        assert other.get(key) == one.get(key), (
+            key
+        )  # a step within a generation has no rewards of its own
     for key in ("loss", "grad_norm"):
         assert other[key] == pytest.approx(one[key], rel=TOLERANCE, abs=TOLERANCE), key
     assert one["grad_norm"] > 0
@@ -69,7 +72,9 @@ def test_the_next_step_is_the_same_with_another_split(folder: Path, loss: str, s
     assert len(resumed.last["completion"]) == 8
 
 
-@pytest.mark.parametrize("split", ["half the micro-batch", pytest.param("both, to the end", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "split", ["half the micro-batch", pytest.param("both, to the end", marks=pytest.mark.slow)]
+)
 def test_a_generation_that_is_half_used_is_cut_anew(folder: Path, split: str) -> None:
     begun = replace(BEGUN, ahead=4, iterations=2, save=1, kill=1)  # four steps on one generation
     changed = replace(begun, **SPLITS[split])
@@ -101,7 +106,11 @@ def test_what_is_trained_knows_the_products_only(
     micro: int, accumulation: int, ahead: int, loss: str, factor: int
 ) -> None:
     def of(micro: int, accumulation: int, per_generation: int) -> dict[str, str]:
-        execution = {"microBatch": micro, "gradientAccumulation": accumulation, "stepsPerGeneration": per_generation}
+        execution = {
+            "microBatch": micro,
+            "gradientAccumulation": accumulation,
+            "stepsPerGeneration": per_generation,
+        }
         plan = runs.plan(Path("/models/demo"), training={"lossType": loss}, execution=execution)
         return what_is_trained(identity(plan, "rows"))
 
@@ -116,7 +125,9 @@ def test_what_is_trained_knows_the_products_only(
 @given(st.sampled_from([1, 2, 3, 4, 6, 12]), st.sampled_from([1, 2, 3, 4, 6, 12]))
 def test_cutting_anew_keeps_every_completion_in_its_place(before: int, after: int) -> None:
     tokens, count = torch.arange(24).reshape(12, 2), torch.tensor(7.0)
-    found = recut_rollouts([{"tokens": part, "count": count} for part in tokens.chunk(before)], after)
+    found = recut_rollouts(
+        [{"tokens": part, "count": count} for part in tokens.chunk(before)], after
+    )
     assert len(found) == after
     assert torch.equal(torch.cat([batch["tokens"] for batch in found]), tokens)
     assert {batch["tokens"].shape[0] for batch in found} == {12 // after}

@@ -86,7 +86,12 @@ def accuracy(compare: str, completions: list[str], answers: list[str]) -> list[f
 
 
 def test_exact_and_numeric_comparison() -> None:
-    completions = ["<answer>1,000</answer>", "<answer>1000.0</answer>", "<answer>1001</answer>", "<answer>x</answer>"]
+    completions = [
+        "<answer>1,000</answer>",
+        "<answer>1000.0</answer>",
+        "<answer>1001</answer>",
+        "<answer>x</answer>",
+    ]
     answers = ["... #### 1,000"] * 4
     assert accuracy("Exact", completions, answers) == [2.0, 0.0, 0.0, 0.0]
     assert accuracy("Numeric", completions, answers) == [2.0, 2.0, 0.0, 0.0]

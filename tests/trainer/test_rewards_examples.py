@@ -1,4 +1,5 @@
-"""The examples' data and rewards, run: the GSM8K job on rows in its format, and the code inside the ConfigMaps.
+"""The examples' data and rewards, run: the GSM8K job on rows in its format, and the code inside the
+ConfigMaps.
 
 An example is copied before it is understood.
 """
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.realtime
 
 
 def prompts_of(spec: GRPOJobSpec, rows: Path) -> Prompts:
-    """The job's prompts, with the hub replaced by a file; a character is a token here, so none is too long."""
+    """The job's prompts, with the hub replaced by a file; a character is a token here, so none is
+    too long."""
     files = DatasetFiles.model_validate({"configMap": {"name": "rows"}, "paths": [rows.name]})
     dataset = spec.dataset.model_copy(update={"name": None, "config": None, "files": files})
     training = spec.training.model_copy(update={"max_prompt_length": 8192})
@@ -59,14 +61,18 @@ def test_the_gsm8k_job_rewards_right_answers_in_the_right_form(rows: Path) -> No
         ("#### {}", "", 0.0),
     ):
         completions = [reply(form.format(answer + wrong)) for answer in right]
-        scores = [function(completions=completions, answer=answers) for function in rewards.functions]
+        scores = [
+            function(completions=completions, answer=answers) for function in rewards.functions
+        ]
         assert {sum(of_one) for of_one in zip(*scores, strict=True)} == {expected}
 
 
 def test_the_python_example_s_function_scores_brevity(tmp_path: Path) -> None:
     spec, documents = example("07-python-reward.yaml")
     (tmp_path / "0").mkdir()
-    for name, text in next(item["data"] for item in documents if item["kind"] == "ConfigMap").items():
+    for name, text in next(
+        item["data"] for item in documents if item["kind"] == "ConfigMap"
+    ).items():
         (tmp_path / "0" / name).write_text(text)
     rewards = build_rewards(spec.rewards, root=tmp_path)
     logged: list[tuple[str, float]] = []
@@ -98,7 +104,9 @@ def test_the_http_example_s_service_answers_the_reward(tmp_path: Path) -> None:
         here = declared.model_copy(update={"url": f"http://127.0.0.1:{port}/score"})
         function = HTTPFunction("judge", here, RewardCounters(), None)
         completions = [reply("x" * 498 + "22"), reply("21")]
-        scores = asyncio.run(function(prompts=["p"] * 2, completions=completions, answer=["#### 22"] * 2))
+        scores = asyncio.run(
+            function(prompts=["p"] * 2, completions=completions, answer=["#### 22"] * 2)
+        )
     finally:
         service.kill()
         service.wait()
@@ -116,11 +124,16 @@ def _wait_for(port: int) -> None:
 
 def test_the_cpu_example_s_rows_load_and_score(tmp_path: Path) -> None:
     spec, documents = example("09-cpu.yaml")
-    for name, text in next(item["data"] for item in documents if item["kind"] == "ConfigMap").items():
+    for name, text in next(
+        item["data"] for item in documents if item["kind"] == "ConfigMap"
+    ).items():
         (tmp_path / name).write_text(text)
     prompts = load_prompts(spec.dataset, spec.training, tiny_tokenizer(), root=tmp_path)
     rewards = build_rewards(spec.rewards)
     rewards.check_dataset(prompts.rows)
     assert prompts.num_dropped == 0
     answers = prompts.rows["answer"][:]
-    assert rewards.functions[0](completions=[reply(text) for text in answers], answer=answers) == [1.0] * 4
+    assert (
+        rewards.functions[0](completions=[reply(text) for text in answers], answer=answers)
+        == [1.0] * 4
+    )

@@ -35,7 +35,9 @@ class CPUClock:
 
 def format_function(pattern: str, **fields: float) -> tuple[FormatFunction, RewardCounters]:
     counters = RewardCounters()
-    return FormatFunction("format", FormatReward(pattern=pattern, **fields), counters, CPUClock()), counters
+    return FormatFunction(
+        "format", FormatReward(pattern=pattern, **fields), counters, CPUClock()
+    ), counters
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,8 @@ def test_a_catastrophe_costs_its_budget_and_no_reward(pattern: str, text: str) -
 
 
 def test_other_threads_go_on_while_a_pattern_runs_away() -> None:
-    """With `concurrent=False`, or in `re`, the GIL is held for the whole match and the counter does not move."""
+    """With `concurrent=False`, or in `re`, the GIL is held for the whole match and the counter does
+    not move."""
     function, counters = format_function(r"(a|aa)+", timeout_seconds=1)
     stop, beats = threading.Event(), 0
 
@@ -101,6 +104,7 @@ def test_a_spent_batch_budget_leaves_the_rest_unscored() -> None:
 def test_a_pattern_that_only_re_takes_is_bad_input() -> None:
     """The API rejects what `re` rejects; `regex` knows fuzzy counts that `re` takes for text."""
     with pytest.raises(
-        BadInput, match=r"reward 'format': format.pattern 'a{e<x}' is not a regular expression: bad fuzzy"
+        BadInput,
+        match=r"reward 'format': format.pattern 'a{e<x}' is not a regular expression: bad fuzzy",
     ):
         format_function("a{e<x}")

@@ -31,7 +31,9 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_service, "_FIRST_PAUSE", 0.01)
 
 
-def http_function(service: Service, token: str | None = None, **fields: Any) -> tuple[HTTPFunction, RewardCounters]:
+def http_function(
+    service: Service, token: str | None = None, **fields: Any
+) -> tuple[HTTPFunction, RewardCounters]:
     counters = RewardCounters()
     spec = HTTPReward.model_validate({"url": service.url, "timeoutSeconds": 600, **fields})
     return HTTPFunction("judge", spec, counters, token), counters
@@ -41,7 +43,10 @@ async def score(function: HTTPFunction, texts: list[str] = TEXTS) -> list[float 
     columns = {"answer": [f"answer {text}" for text in texts], "completion_ids": [[1]] * len(texts)}
     state = SimpleNamespace(global_step=4)
     return await function(
-        prompts=[f"p {text}" for text in texts], completions=list(texts), trainer_state=state, **columns
+        prompts=[f"p {text}" for text in texts],
+        completions=list(texts),
+        trainer_state=state,
+        **columns,
     )
 
 
@@ -93,7 +98,9 @@ async def test_no_more_requests_at_once_than_declared() -> None:
         (200, b'{"rewards": 3}'),
     ],
 )
-async def test_a_fault_that_passes_costs_another_try_and_nothing_else(fault: tuple[int, bytes]) -> None:
+async def test_a_fault_that_passes_costs_another_try_and_nothing_else(
+    fault: tuple[int, bytes],
+) -> None:
     with serving(lambda number, body: fault if number == 1 else lengths(body)) as service:
         function, counters = http_function(service)
         assert await score(function, ["a", "bb"]) == [1.0, 2.0]
@@ -113,14 +120,17 @@ async def test_a_lasting_fault_costs_only_its_own_completions_within_the_share()
         return (500, b"oops") if "ccc" in body["completions"] else lengths(body)
 
     with serving(script) as service:
-        function, counters = http_function(service, batchSize=2, maxConcurrency=1, batchTimeoutSeconds=SECONDS)
+        function, counters = http_function(
+            service, batchSize=2, maxConcurrency=1, batchTimeoutSeconds=SECONDS
+        )
         assert await score(function) == [1.0, 2.0, None, None, 5.0]
         assert sum("ccc" in body["completions"] for body in service.bodies) > 3
         assert counters == RewardCounters(timeouts=2, failures=0)
     judge(counters, 0.4)
     with pytest.raises(
         RewardError,
-        match=r"'judge', step 5: 2 of the 5 completions .*got no reward: 40.0%, more than its maxFailureShare, 39.0%.*"
+        match=r"'judge', step 5: 2 of the 5 completions .*got no reward: 40.0%, more than its "
+        r"maxFailureShare, 39.0%.*"
         rf"no answer within batchTimeoutSeconds = {SECONDS}; the last try: HTTP 500: b'oops'",
     ):
         judge(counters, 0.39)
@@ -141,7 +151,9 @@ async def test_all_tries_together_end_with_the_batch_s_time() -> None:
         function, counters = http_function(service, batchSize=1, batchTimeoutSeconds=SECONDS)
         assert await score(function) == [None, 2.0, 3.0, 4.0, 5.0]
     assert counters == RewardCounters(timeouts=1, failures=0)
-    assert counters.last_problem.endswith(f"/score: no answer within batchTimeoutSeconds = {SECONDS}")
+    assert counters.last_problem.endswith(
+        f"/score: no answer within batchTimeoutSeconds = {SECONDS}"
+    )
     assert function.longest_seconds == SECONDS
 
 
@@ -159,23 +171,33 @@ async def test_what_will_not_change_is_not_tried_again(status: int) -> None:
 async def test_a_service_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        absent = Service(url=f"http://user:secret@127.0.0.1:{closed.getsockname()[1]}/score?key=secret")
+        absent = Service(
+            url=f"http://user:secret@127.0.0.1:{closed.getsockname()[1]}/score?key=secret"
+        )
         function, counters = http_function(absent, batchTimeoutSeconds=SECONDS)
         assert await score(function) == [None] * 5
     assert counters == RewardCounters(timeouts=5)
     judge(counters, 1)
-    with pytest.raises(RewardError, match=r"5 of the 5 completions.*ClientConnectorError") as caught:
+    with pytest.raises(
+        RewardError, match=r"5 of the 5 completions.*ClientConnectorError"
+    ) as caught:
         judge(counters, 0.99)
     told = capsys.readouterr().out
     assert (
-        told.count(f"reward 'judge' tries again until batchTimeoutSeconds = {SECONDS} are over: http://127.0.0.1") == 1
+        told.count(
+            f"reward 'judge' tries again until batchTimeoutSeconds = {SECONDS} are over: "
+            "http://127.0.0.1"
+        )
+        == 1
     )
     assert "secret" not in str(caught.value) + told
 
 
 @pytest.mark.parametrize("url", ["http://:80/", "http://judge:99999/", "http://[::1/"])
 def test_a_url_that_leads_nowhere_is_bad_input(url: str) -> None:
-    with pytest.raises(BadInput, match=r"reward 'judge': http\.url is not the address of a service"):
+    with pytest.raises(
+        BadInput, match=r"reward 'judge': http\.url is not the address of a service"
+    ):
         http_function(Service(url=url))
 
 

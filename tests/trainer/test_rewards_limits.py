@@ -1,4 +1,5 @@
-"""maxFailureShare, the limit of every kind of reward: what passes, what ends a run, and in whose words.
+"""maxFailureShare, the limit of every kind of reward: what passes, what ends a run, and in whose
+words.
 
 A reward that never answers trains nothing, at full price.
 """
@@ -27,13 +28,20 @@ from tests.trainer.test_worker import make_plan
 from tests.virtual_time import virtually
 
 
-def ended_after(lost: list[int], limit: float, size: int = 8, steps: int | None = None) -> int | None:
-    """The generation after which a run ends in which each lost so many of its `size` completions; None: never."""
+def ended_after(
+    lost: list[int], limit: float, size: int = 8, steps: int | None = None
+) -> int | None:
+    """The generation after which a run ends in which each lost so many of its `size` completions;
+    None: never."""
     limits = FailureLimits({"judge": RewardCounters(last_problem="HTTP 500")}, {"judge": limit})
     total = steps or len(lost)
     for step in range(1, len(lost) + 1):
         try:
-            limits.judge(step, ScoredCompletions(size * step, {"judge": sum(lost[:step])}), is_last=step == total)
+            limits.judge(
+                step,
+                ScoredCompletions(size * step, {"judge": sum(lost[:step])}),
+                is_last=step == total,
+            )
         except RewardError:
             return step
     return None
@@ -64,7 +72,8 @@ def test_a_run_shorter_than_the_window_is_judged_whole_at_its_end() -> None:
 def test_the_share_is_that_of_the_last_generations_of_all_ranks(
     lost: list[list[int]], limit: float, steps_per_generation: int
 ) -> None:
-    """Three ranks, which see the same sums: each ends, or goes on, by itself, as the definition says."""
+    """Three ranks, which see the same sums: each ends, or goes on, by itself, as the definition
+    says."""
     counters = {"judge": RewardCounters(last_problem="HTTP 500"), "format": RewardCounters()}
     ranks = [FailureLimits(counters, {"judge": limit, "format": 0.0}) for _ in lost[0]]
     steps = len(lost) * steps_per_generation
@@ -77,7 +86,9 @@ def test_the_share_is_that_of_the_last_generations_of_all_ranks(
         for rank in ranks:
             scored = ScoredCompletions(len(made) * 8 * len(ranks), {"judge": missing, "format": 0})
             if exceeded:
-                with pytest.raises(RewardError, match=rf"reward 'judge', step {step}: .*The last failure: HTTP 500"):
+                with pytest.raises(
+                    RewardError, match=rf"reward 'judge', step {step}: .*The last failure: HTTP 500"
+                ):
                     rank.judge(step, scored, is_last=step == steps)
             else:
                 rank.judge(step, scored, is_last=step == steps)
@@ -116,7 +127,10 @@ def broken(folder: Path) -> dict[str, tuple[dict[str, Any], str]]:
         ),
         "http": (
             {"http": {"url": "http://127.0.0.1:9/"}},
-            "http://127.0.0.1:9/: no answer within batchTimeoutSeconds = [0-9]+; the last try: ClientConnectorError",
+            (
+                "http://127.0.0.1:9/: no answer within batchTimeoutSeconds = [0-9]+; the last try: "
+                "ClientConnectorError"
+            ),
         ),
         "model": ({"model": {"name": str(folder / "judge")}}, r"a logit of .*judge is nan"),
     }
@@ -132,7 +146,12 @@ def scores_of(function: Any, completion: str) -> Scores:
     if isinstance(function, RewardModel):
         logits = function(**function.tokenizer([completion], return_tensors="pt")).logits[:, 0]
         return [None if logit.isnan() else logit.item() for logit in logits]
-    arguments = {"prompts": ["p"], "completions": [completion], "completion_ids": [[1]], "answer": ["1"]}
+    arguments = {
+        "prompts": ["p"],
+        "completions": [completion],
+        "completion_ids": [[1]],
+        "answer": ["1"],
+    }
     if inspect.iscoroutinefunction(type(function).__call__):
         vars(function)["_post"] = refused
         return virtually(function(**arguments))
@@ -142,7 +161,9 @@ def scores_of(function: Any, completion: str) -> Scores:
 
 @pytest.mark.realtime
 @pytest.mark.parametrize("kind", ["format", "accuracy", "python", "http", "model"])
-def test_a_reward_that_never_scores_ends_the_run_in_its_last_failure_s_words(tmp_path: Path, kind: str) -> None:
+def test_a_reward_that_never_scores_ends_the_run_in_its_last_failure_s_words(
+    tmp_path: Path, kind: str
+) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "mine.py").write_text(MODULE)
     if kind == "model":
@@ -159,7 +180,10 @@ def test_a_reward_that_never_scores_ends_the_run_in_its_last_failure_s_words(tmp
     counters = rewards.counters["mine"]
     lost = counters.failures + counters.timeouts
     assert lost == 1
-    with pytest.raises(RewardError, match=rf"reward 'mine', step 1: 1 of the 1 completions .*100.0%.*10.0%.*{words}"):
+    with pytest.raises(
+        RewardError,
+        match=rf"reward 'mine', step 1: 1 of the 1 completions .*100.0%.*10.0%.*{words}",
+    ):
         rewards.failure_limits.judge(1, ScoredCompletions(1, {"mine": lost}), is_last=True)
 
 
@@ -178,17 +202,21 @@ def test_no_opinion_is_no_failure(tmp_path: Path) -> None:
 
 @pytest.mark.realtime
 def test_a_function_that_can_t_be_started_again_is_no_bad_input(tmp_path: Path) -> None:
-    """It was imported when the run began: what keeps it away now may pass, and a restart may help."""
+    """It was imported when the run began: what keeps it away now may pass, and a restart may
+    help."""
     (tmp_path / "0").mkdir()
     module = tmp_path / "0" / "mine.py"
     module.write_text(MODULE)
-    spec = {"python": {"function": "mine:hangs", "configMap": {"name": "mine"}, "timeoutSeconds": 1}}
+    spec = {
+        "python": {"function": "mine:hangs", "configMap": {"name": "mine"}, "timeoutSeconds": 1}
+    }
     rewards = build_rewards([RewardSpec.model_validate(spec)], root=tmp_path)
     try:
         module.unlink()
         assert scores_of(rewards.functions[0], "a") == [None]
         with pytest.raises(
-            RewardError, match=r"mine:hangs failed: its process could not be started again: .*No module"
+            RewardError,
+            match=r"mine:hangs failed: its process could not be started again: .*No module",
         ):
             scores_of(rewards.functions[0], "a")
     finally:
@@ -199,14 +227,17 @@ LATE_SECONDS = 10
 
 
 def late_plan(folder: Path, model: Path, share: float) -> TrainingPlan:
-    """Two pods, a generation per step, and a function beside the `format` reward that comes too late where told.
+    """Two pods, a generation per step, and a function beside the `format` reward that comes too
+    late where told.
 
     `share`: the function's maxFailureShare.
     """
     plan = make_plan(folder, model)
     function = {"function": "tests.trainer.late_reward:score", "timeoutSeconds": LATE_SECONDS}
     late = RewardSpec.model_validate({"name": "late", "maxFailureShare": share, "python": function})
-    execution = plan.execution.model_copy(update={"gradient_accumulation": 2, "steps_per_generation": 2})
+    execution = plan.execution.model_copy(
+        update={"gradient_accumulation": 2, "steps_per_generation": 2}
+    )
     return plan.model_copy(
         update={
             "rewards": [*plan.rewards, late],
@@ -224,13 +255,15 @@ def late_plan(folder: Path, model: Path, share: float) -> TrainingPlan:
         (
             0.0,
             2,
-            "reward 'late', step 2: 8 of the 32 completions of 2 generations, all ranks together, got no reward: "
+            "reward 'late', step 2: 8 of the 32 completions of 2 generations, all ranks together, "
+            "got no reward: "
             "5.0% of 10 generations, more than its maxFailureShare, 0.0%",
         ),
         pytest.param(
             0.1,
             7,
-            "reward 'late', step 7: 24 of the 112 completions of 7 generations, all ranks together, got no reward: "
+            "reward 'late', step 7: 24 of the 112 completions of 7 generations, all ranks "
+            "together, got no reward: "
             "15.0% of 10 generations, more than its maxFailureShare, 10.0%",
             marks=pytest.mark.slow,
         ),
@@ -240,9 +273,12 @@ def late_plan(folder: Path, model: Path, share: float) -> TrainingPlan:
 def test_a_gang_outlives_late_batches_until_they_are_too_many(
     tmp_path: Path, share: float, step: int, says: str
 ) -> None:
-    """Half a generation each time, on one rank, and all ranks end alike. What became of the data is told."""
+    """Half a generation each time, on one rank, and all ranks end alike. What became of the data is
+    told."""
     prompts = [*(f"say {number % 10}" for number in range(63)), "x" * 600]
-    (tmp_path / "problems.jsonl").write_text("".join(f'{{"prompt": "{prompt}"}}\n' for prompt in prompts))
+    (tmp_path / "problems.jsonl").write_text(
+        "".join(f'{{"prompt": "{prompt}"}}\n' for prompt in prompts)
+    )
     model = demo_model.save_policy(tmp_path / "model")
     with Gang(late_plan(tmp_path, model, share), tmp_path, tmp_path / "pods") as gang:
         codes, outcomes, log = gang.wait(), [gang.outcome(0), gang.outcome(1)], gang.log()
@@ -251,5 +287,9 @@ def test_a_gang_outlives_late_batches_until_they_are_too_many(
         assert (outcome.result, outcome.step) == (Result.REWARD_ERROR, step)
         assert says in outcome.message
         assert f"did not return within timeoutSeconds = {LATE_SECONDS}" in outcome.message
-    assert json_lines(log, "prompts") == {63: {"prompts": 63, "prompts_dropped": 1, "prompts_duplicate": 53}}
-    assert max(json_lines(log, "step")) == step - 1, "the step that is judged is not told as finished well"
+    assert json_lines(log, "prompts") == {
+        63: {"prompts": 63, "prompts_dropped": 1, "prompts_duplicate": 53}
+    }
+    assert max(json_lines(log, "step")) == step - 1, (
+        "the step that is judged is not told as finished well"
+    )

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.realtime
 
 @pytest.fixture(scope="module")
 def function() -> Iterator[AccuracyFunction]:
-    spec = AccuracyReward.model_validate({"extract": "Boxed", "compare": "Math", "timeoutSeconds": 60})
+    spec = AccuracyReward.model_validate(
+        {"extract": "Boxed", "compare": "Math", "timeoutSeconds": 60}
+    )
     function = AccuracyFunction("math", spec, RewardCounters())
     yield function
     function.close()
@@ -46,7 +48,9 @@ def function() -> Iterator[AccuracyFunction]:
         (r"\frac{1}{", "1", 0.0),
     ],
 )
-def test_equal_mathematics(function: AccuracyFunction, given: str, expected: str, score: float) -> None:
+def test_equal_mathematics(
+    function: AccuracyFunction, given: str, expected: str, score: float
+) -> None:
     assert function([rf"so \boxed{{{given}}}"], answer=[expected]) == [score]
 
 
@@ -57,11 +61,15 @@ def test_without_an_answer_nothing_is_compared(function: AccuracyFunction) -> No
 @pytest.mark.slow
 def test_an_endless_expression_costs_its_time_and_no_reward() -> None:
     counters = RewardCounters()
-    spec = AccuracyReward.model_validate({"extract": "XML", "compare": "Math", "timeoutSeconds": 10})
+    spec = AccuracyReward.model_validate(
+        {"extract": "XML", "compare": "Math", "timeoutSeconds": 10}
+    )
     function = AccuracyFunction("math", spec, counters)
     try:
         tower = "<answer>9^{9^{9^{9}}}</answer>"
-        assert function(["<answer>1/2</answer>", tower, "<answer>0.5</answer>"], answer=["0.5", "7", r"\frac12"]) == [
+        assert function(
+            ["<answer>1/2</answer>", tower, "<answer>0.5</answer>"], answer=["0.5", "7", r"\frac12"]
+        ) == [
             1.0,
             None,
             1.0,
@@ -73,7 +81,8 @@ def test_an_endless_expression_costs_its_time_and_no_reward() -> None:
 
 
 class Scripted(FunctionProcess):
-    """Stands in for math-verify's process: each comparison takes the seconds that its answer says."""
+    """Stands in for math-verify's process: each comparison takes the seconds that its answer
+    says."""
 
     def __init__(self, clock: SteppedClock) -> None:
         self.clock = clock
@@ -88,13 +97,20 @@ class Scripted(FunctionProcess):
 
 
 @settings(max_examples=cases(50))
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 60), st.integers(1, 200))
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 60), st.integers(1, 200)
+)
 def test_each_completion_has_its_time_and_all_of_a_batch_have_theirs(
     needed: list[int], seconds: int, batch_seconds: int
 ) -> None:
     """`needed`: seconds of each comparison, in turn."""
     clock, counters = SteppedClock(), RewardCounters()
-    fields = {"extract": "None", "compare": "Math", "timeoutSeconds": seconds, "batchTimeoutSeconds": batch_seconds}
+    fields = {
+        "extract": "None",
+        "compare": "Math",
+        "timeoutSeconds": seconds,
+        "batchTimeoutSeconds": batch_seconds,
+    }
     spec = AccuracyReward.model_validate(fields)
     function = AccuracyFunction("math", spec, counters, Scripted(clock), clock)
     scores = function([str(one) for one in needed], answer=["right"] * len(needed))

@@ -1,4 +1,5 @@
-"""The `http` reward through outages: what passes costs time and nothing else, what stays costs its own completions.
+"""The `http` reward through outages: what passes costs time and nothing else, what stays costs its
+own completions.
 
 Minutes pass on a virtual clock, where the tries are scripted; what goes over the wire is real.
 """
@@ -27,10 +28,14 @@ TEXTS = [f"completion {'x' * length}" for length in range(20)]
 LENGTHS = [float(len(text)) for text in TEXTS]
 
 
-def http_function(url: str = "http://judge/score", **fields: Any) -> tuple[HTTPFunction, RewardCounters]:
+def http_function(
+    url: str = "http://judge/score", **fields: Any
+) -> tuple[HTTPFunction, RewardCounters]:
     """With the defaults, but for the fields named."""
     counters = RewardCounters()
-    return HTTPFunction("judge", HTTPReward.model_validate({"url": url, **fields}), counters, None), counters
+    return HTTPFunction(
+        "judge", HTTPReward.model_validate({"url": url, **fields}), counters, None
+    ), counters
 
 
 async def score(function: HTTPFunction, texts: list[str]) -> Scores:
@@ -98,7 +103,9 @@ CHUNKS = st.lists(
 def test_every_completion_is_scored_or_counted_within_the_time(
     chunks: list[tuple[list[float], str]], concurrency: int, seconds: int
 ) -> None:
-    function, counters = http_function(batchSize=1, maxConcurrency=concurrency, batchTimeoutSeconds=seconds)
+    function, counters = http_function(
+        batchSize=1, maxConcurrency=concurrency, batchTimeoutSeconds=seconds
+    )
     texts = [str(number) for number in range(len(chunks))]
     left = [list(failures) for failures, _ in chunks]
     ended: dict[int, str] = {}
@@ -123,7 +130,9 @@ def test_every_completion_is_scored_or_counted_within_the_time(
 
     scores, at = virtually(run())
     assert at <= seconds + 1e-6
-    assert scores == [float(number) if ended.get(number) == "scores" else None for number in range(len(chunks))]
+    assert scores == [
+        float(number) if ended.get(number) == "scores" else None for number in range(len(chunks))
+    ]
     permanent = sum(end == "permanent" for end in ended.values())
     assert counters == RewardCounters(failures=permanent, timeouts=len(chunks) - len(ended))
     assert bool(counters.last_problem) == (counters.failures + counters.timeouts > 0)
@@ -132,7 +141,9 @@ def test_every_completion_is_scored_or_counted_within_the_time(
 
 
 def seconds_asked(retry_after: str, date: str | None = None) -> float:
-    return http_service._retry_after({"Retry-After": retry_after} | ({"Date": date} if date else {}))
+    return http_service._retry_after(
+        {"Retry-After": retry_after} | ({"Date": date} if date else {})
+    )
 
 
 def test_retry_after_is_understood() -> None:
@@ -141,11 +152,16 @@ def test_retry_after_is_understood() -> None:
     assert seconds_asked("3600") == http_service._LONGEST_ASKED
     assert seconds_asked(formatdate(1012.0, usegmt=True), formatdate(1000.0, usegmt=True)) == 12
     assert seconds_asked(formatdate(900.0, usegmt=True), formatdate(1000.0, usegmt=True)) == 0
-    assert seconds_asked(formatdate(1012.0, usegmt=True)) == 0, "without a Date nobody knows the service's clock"
+    assert seconds_asked(formatdate(1012.0, usegmt=True)) == 0, (
+        "without a Date nobody knows the service's clock"
+    )
 
 
 @settings(max_examples=cases(40))
-@given(asked=st.text(max_size=40) | st.from_regex(r"[-+]?[0-9]{0,400}", fullmatch=True), date=st.none() | st.text())
+@given(
+    asked=st.text(max_size=40) | st.from_regex(r"[-+]?[0-9]{0,400}", fullmatch=True),
+    date=st.none() | st.text(),
+)
 def test_any_retry_after_is_a_bounded_pause(asked: str, date: str | None) -> None:
     assert 0 <= seconds_asked(asked, date) <= http_service._LONGEST_ASKED
 
@@ -197,15 +213,35 @@ def test_retry_after_is_waited_for(short_pauses: None) -> None:
 
 
 FAULTS = st.one_of(
-    st.sampled_from([500, 502, 503, 504, 408, 425, 429, 202, 204, 599]).map(lambda status: (status, b"")),
-    st.sampled_from(
-        [b"<html>", b"", b"[]", b"null", b'{"rewards": 1}', b'{"rewards": []}', b'{"rewards": [1e999]}', b"[" * 100000]
-    ).map(lambda body: (200, body)),
-    st.sampled_from([b'{"rewards": [NaN]}', b'{"rewards": ["1"]}', b'{"rewards": [1, 2]}']).map(lambda b: (200, b)),
-    st.sampled_from(
-        [b"", b"\x00" * 64, b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{", b"HTTP/1.1 999999 x\r\n\r\n"]
+    st.sampled_from([500, 502, 503, 504, 408, 425, 429, 202, 204, 599]).map(
+        lambda status: (status, b"")
     ),
-    st.sampled_from([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"HTTP/1.1 503\r\n\r\n"]),
+    st.sampled_from(
+        [
+            b"<html>",
+            b"",
+            b"[]",
+            b"null",
+            b'{"rewards": 1}',
+            b'{"rewards": []}',
+            b'{"rewards": [1e999]}',
+            b"[" * 100000,
+        ]
+    ).map(lambda body: (200, body)),
+    st.sampled_from([b'{"rewards": [NaN]}', b'{"rewards": ["1"]}', b'{"rewards": [1, 2]}']).map(
+        lambda b: (200, b)
+    ),
+    st.sampled_from(
+        [
+            b"",
+            b"\x00" * 64,
+            b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{",
+            b"HTTP/1.1 999999 x\r\n\r\n",
+        ]
+    ),
+    st.sampled_from(
+        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"HTTP/1.1 503\r\n\r\n"]
+    ),
     st.binary(max_size=64),
 )
 
@@ -216,7 +252,9 @@ FAULTS = st.one_of(
 def test_whatever_a_service_answers_passes_once_it_answers_well(faults: list[Answer]) -> None:
     with (
         pytest.MonkeyPatch.context() as patch,
-        serving(lambda number, body: faults[number - 1] if number <= len(faults) else lengths(body)) as service,
+        serving(
+            lambda number, body: faults[number - 1] if number <= len(faults) else lengths(body)
+        ) as service,
     ):
         patch.setattr(http_service, "_FIRST_PAUSE", 0.001)
         patch.setattr(http_service, "_LONGEST_PAUSE", 0.001)

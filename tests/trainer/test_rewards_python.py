@@ -14,7 +14,12 @@ from typing import Any
 import pytest
 
 from grpo_api.spec.rewards import PythonReward
-from grpo_trainer.rewards.python_function import AsyncPythonFunction, FunctionProcess, PythonFunction, python_function
+from grpo_trainer.rewards.python_function import (
+    AsyncPythonFunction,
+    FunctionProcess,
+    PythonFunction,
+    python_function,
+)
 from grpo_trainer.rewards.reward_base import RewardCounters
 from grpo_trainer.runtime.errors import BadInput, RewardError
 
@@ -121,7 +126,9 @@ def make(folder: Path) -> Iterator[Any]:
     """Builds functions by name, and ends their processes."""
     made: list[PythonFunction] = []
 
-    def build(function: str, counters: RewardCounters | None = None, seconds: float = 600.0) -> PythonFunction:
+    def build(
+        function: str, counters: RewardCounters | None = None, seconds: float = 600.0
+    ) -> PythonFunction:
         spec = PythonReward.model_validate(
             {"function": function, "configMap": {"name": "mine"}, "timeoutSeconds": seconds}
         )
@@ -208,7 +215,9 @@ def test_what_a_crashed_function_started_is_ended_too(make: Any, tmp_path: Path)
         ("nothing", ["a", "b"], r"TypeError: returned None; return a list"),
     ],
 )
-def test_failures_name_reward_sample_and_step(make: Any, function: str, completions: list[str], message: str) -> None:
+def test_failures_name_reward_sample_and_step(
+    make: Any, function: str, completions: list[str], message: str
+) -> None:
     state = SimpleNamespace(global_step=7)
     with pytest.raises(RewardError, match=message):
         make(f"mine:{function}")(completions=completions, trainer_state=state, **ARGUMENTS)
@@ -225,13 +234,17 @@ def test_failures_name_reward_sample_and_step(make: Any, function: str, completi
     ],
 )
 def test_a_function_that_is_not_there_is_bad_input(make: Any, function: str, message: str) -> None:
-    with pytest.raises(BadInput, match=rf"reward 'mine': python.function {function} can't be imported: .*{message}"):
+    with pytest.raises(
+        BadInput, match=rf"reward 'mine': python.function {function} can't be imported: .*{message}"
+    ):
         make(function)
 
 
 @pytest.mark.slow
 def test_an_import_that_takes_for_ever_is_bad_input(folder: Path) -> None:
-    with pytest.raises(BadInput, match=r"sleeps:any can't be imported: the import took more than 10 s"):
+    with pytest.raises(
+        BadInput, match=r"sleeps:any can't be imported: the import took more than 10 s"
+    ):
         FunctionProcess("sleeps:any", folder, start_seconds=10.0)
 
 
@@ -239,7 +252,9 @@ def test_the_image_s_functions_need_no_configmap() -> None:
     spec = PythonReward(function="trl.rewards:think_format_reward")
     function = python_function("think", spec, RewardCounters(), Path("absent"))
     try:
-        completions = [[{"role": "assistant", "content": text}] for text in ("<think>\nx\n</think>\n4", "4")]
+        completions = [
+            [{"role": "assistant", "content": text}] for text in ("<think>\nx\n</think>\n4", "4")
+        ]
         assert function(prompts=["p", "p"], completions=completions) == [1.0, 0.0]
     finally:
         function.close()

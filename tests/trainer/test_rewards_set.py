@@ -1,4 +1,5 @@
-"""RewardSet: names, weights, mounts and tokens by position, checks before training, and reward models.
+"""RewardSet: names, weights, mounts and tokens by position, checks before training, and reward
+models.
 
 TRL takes rewards as parallel lists, where one that is out of step is wrong without an error.
 """
@@ -43,14 +44,20 @@ def test_names_weights_and_functions_agree_by_position() -> None:
     assert rewards.weights == [0.5, -2, 1, 1, 1]
     assert rewards.processing_classes == [None] * 5
     assert list(rewards.counters) == rewards.names
-    assert rewards.longest_seconds == 10 + 0 + 10 + max(300, 40), "services are asked at the same time"
+    assert rewards.longest_seconds == 10 + 0 + 10 + max(300, 40), (
+        "services are asked at the same time"
+    )
     assert rewards.functions[2](completions=["b"]) == [1.0]
 
 
-def test_files_and_tokens_are_found_by_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_tokens_are_found_by_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert (reward_mount(1), reward_token_env(1)) == ("/rewards/1", "GRPO_REWARD_TOKEN_1")
     (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "mine.py").write_text("def one(completions, **kwargs):\n    return [1] * len(completions)\n")
+    (tmp_path / "1" / "mine.py").write_text(
+        "def one(completions, **kwargs):\n    return [1] * len(completions)\n"
+    )
     python = {"python": {"function": "mine:one", "configMap": {"name": "mine"}}}
     rewards = rewards_of({"format": {"pattern": "a"}}, python, root=tmp_path)
     try:
@@ -58,7 +65,10 @@ def test_files_and_tokens_are_found_by_position(tmp_path: Path, monkeypatch: pyt
     finally:
         rewards.close()
         rewards.close()
-    with pytest.raises(BadInput, match=r"reward 'python': python.function mine:one can't be imported: ModuleNotFound"):
+    with pytest.raises(
+        BadInput,
+        match=r"reward 'python': python.function mine:one can't be imported: ModuleNotFound",
+    ):
         rewards_of(python, root=tmp_path)
     monkeypatch.setenv(reward_token_env(0), "s3cret")
     (judge,) = rewards_of({"http": {"url": "http://judge/"}}).functions
@@ -89,15 +99,21 @@ def test_answers_are_checked_before_training(accuracy: dict[str, Any], message: 
 
 
 def test_good_answers_pass_the_check() -> None:
-    rewards_of({"accuracy": {"compare": "Numeric"}}, {"accuracy": {"answerColumn": "word"}}).check_dataset(ROWS)
+    rewards_of(
+        {"accuracy": {"compare": "Numeric"}}, {"accuracy": {"answerColumn": "word"}}
+    ).check_dataset(ROWS)
     with pytest.raises(BadInput, match=r"row 2 of those that are trained on: the answer is empty"):
-        rewards_of({"accuracy": {}}).check_dataset(Dataset.from_list([{"answer": "1"}, {"answer": "so\n####"}]))
+        rewards_of({"accuracy": {}}).check_dataset(
+            Dataset.from_list([{"answer": "1"}, {"answer": "so\n####"}])
+        )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_reward_model_is_frozen_and_scores_as_its_files_do(tmp_path: Path, dtype: str) -> None:
     folder = demo_model.save_reward_model(tmp_path / "judge")
-    rewards = rewards_of({"name": "judge", "model": {"name": str(folder), "dtype": dtype, "batchSize": 2}})
+    rewards = rewards_of(
+        {"name": "judge", "model": {"name": str(folder), "dtype": dtype, "batchSize": 2}}
+    )
     (model,) = rewards.functions
     assert isinstance(model, RewardModel)
     assert model.config._name_or_path == model.__name__ == "judge"
@@ -105,15 +121,21 @@ def test_a_reward_model_is_frozen_and_scores_as_its_files_do(tmp_path: Path, dty
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, dtype)}
     (tokenizer,) = rewards.processing_classes
-    inputs = tokenizer(["hello", "a", "rather longer"], return_tensors="pt", padding=True, padding_side="right")
-    expected = AutoModelForSequenceClassification.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    inputs = tokenizer(
+        ["hello", "a", "rather longer"], return_tensors="pt", padding=True, padding_side="right"
+    )
+    expected = AutoModelForSequenceClassification.from_pretrained(
+        folder, dtype=getattr(torch, dtype)
+    ).eval()
     expected.config.pad_token_id = tokenizer.pad_token_id
     with torch.inference_mode():
         logits = model(**inputs).logits
         assert logits.shape == (3, 1)
         assert logits.dtype == torch.float32
         tolerance = 1e-6 if dtype == "float32" else 2e-2
-        torch.testing.assert_close(logits, expected(**inputs).logits.float(), atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(
+            logits, expected(**inputs).logits.float(), atol=tolerance, rtol=tolerance
+        )
 
 
 def test_what_is_no_reward_model_is_bad_input(tmp_path: Path) -> None:
@@ -134,9 +156,12 @@ def test_a_reward_model_must_be_able_to_read_the_prompts(tmp_path: Path) -> None
     rewards = rewards_of({"name": "judge", "model": {"name": str(folder)}})
     rewards.check_dataset(ROWS)
     with pytest.raises(
-        BadInput, match="'judge': the prompts are chats but the reward model's tokenizer has no chat templ"
+        BadInput,
+        match="'judge': the prompts are chats but the reward model's tokenizer has no chat templ",
     ):
-        rewards.check_dataset(Dataset.from_list([{"prompt": [{"role": "user", "content": "1+1="}]}]))
+        rewards.check_dataset(
+            Dataset.from_list([{"prompt": [{"role": "user", "content": "1+1="}]}])
+        )
 
 
 def test_a_reward_model_is_rejected_where_it_would_load_partitioned(tmp_path: Path) -> None:

@@ -52,12 +52,19 @@ def all_kinds(url: str, judge: Path) -> list[dict[str, Any]]:
         {"python": {"function": "mine:constant", "configMap": {"name": "mine"}}, "weight": 2.0},
         {"python": {"function": "mine:sometimes", "configMap": {"name": "mine"}}},
         {"name": "service", "http": {"url": url}, "weight": 0.125},
-        {"name": "judge", "model": {"name": str(judge), "dtype": "bfloat16", "batchSize": 3}, "weight": 0.0},
+        {
+            "name": "judge",
+            "model": {"name": str(judge), "dtype": "bfloat16", "batchSize": 3},
+            "weight": 0.0,
+        },
     ]
 
 
-def runs_of(models: tuple[Path, Path], root: Path, url: str, zero: int, world_size: int) -> list[dict[str, Any]]:
-    """All kinds together; in one process the GSM8K example too, on the real rows where they are at hand."""
+def runs_of(
+    models: tuple[Path, Path], root: Path, url: str, zero: int, world_size: int
+) -> list[dict[str, Any]]:
+    """All kinds together; in one process the GSM8K example too, on the real rows where they are at
+    hand."""
     policy, judge = models
     plan = job(policy, all_kinds(url, judge), zero, world_size).model_dump(mode="json")
     runs = [{"name": "all kinds", "plan": plan, "data": str(ROWS.parent), "root": str(root)}]
@@ -68,7 +75,9 @@ def runs_of(models: tuple[Path, Path], root: Path, url: str, zero: int, world_si
     return [*runs, {"name": "gsm8k", "plan": gsm8k, "data": str(rows.parent), "root": str(root)}]
 
 
-def results_of(folder: Path, models: tuple[Path, Path], root: Path, zero: int, world_size: int) -> list[dict[str, Any]]:
+def results_of(
+    folder: Path, models: tuple[Path, Path], root: Path, zero: int, world_size: int
+) -> list[dict[str, Any]]:
     """What the ranks measured, while a service answers 8 for everything."""
 
     def eights(_: int, body: Body) -> tuple[int, bytes]:
@@ -80,7 +89,9 @@ def results_of(folder: Path, models: tuple[Path, Path], root: Path, zero: int, w
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, models: tuple[Path, Path], root: Path) -> dict[str, Any]:
+def alone(
+    tmp_path_factory: pytest.TempPathFactory, models: tuple[Path, Path], root: Path
+) -> dict[str, Any]:
     """Results of one process."""
     return results_of(tmp_path_factory.mktemp("alone"), models, root, 0, 1)[0]
 
@@ -102,13 +113,17 @@ def test_all_kinds_together(alone: dict[str, Any]) -> None:
     check_all_kinds(alone["all kinds"]["logs"])
 
 
-def test_all_kinds_together_under_zero_3(tmp_path: Path, models: tuple[Path, Path], root: Path) -> None:
+def test_all_kinds_together_under_zero_3(
+    tmp_path: Path, models: tuple[Path, Path], root: Path
+) -> None:
     results = [result["all kinds"] for result in results_of(tmp_path, models, root, 3, 2)]
     check_all_kinds(results[0]["logs"])
     for result in results:
         assert result["dtypes"] == ["torch.bfloat16"], "the reward model keeps its dtype"
         assert result["policy_dtypes"] == ["torch.float32"]
-        assert result["elements"] == results[0]["elements"] > 80_000, "the reward model is whole on every rank"
+        assert result["elements"] == results[0]["elements"] > 80_000, (
+            "the reward model is whole on every rank"
+        )
         assert set(map(tuple, result["counters"].values())) == {(0, 0)}
 
 
@@ -133,4 +148,6 @@ def test_the_gsm8k_job_trains_with_the_example_s_settings(alone: dict[str, Any])
     assert logs["steps"] == 2
     assert logs["rewards/format/mean"] == 0.0, "twelve characters contain no reasoning"
     assert 0.0 <= logs["rewards/accuracy/mean"] <= 2.0
-    assert logs["reward"] == pytest.approx(logs["rewards/format/mean"] + logs["rewards/accuracy/mean"], abs=1e-6)
+    assert logs["reward"] == pytest.approx(
+        logs["rewards/format/mean"] + logs["rewards/accuracy/mean"], abs=1e-6
+    )

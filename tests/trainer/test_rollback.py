@@ -1,7 +1,8 @@
-"""A run that diverged goes on without the batch that it diverged on, from the checkpoint before, and exactly so.
+"""A run that diverged goes on without the batch that it diverged on, from the checkpoint before,
+and exactly so.
 
-One prompt's reward is so large that its step diverges. What the operator does in between, handing the first attempt's
-word to the next one's plan, is in tests/integration/test_operator_rollback.py.
+One prompt's reward is so large that its step diverges. What the operator does in between, handing
+the first attempt's word to the next one's plan, is in tests/integration/test_operator_rollback.py.
 """
 
 import json
@@ -40,7 +41,8 @@ LEFT_OUT = {"first": DIVERGES, "last": DIVERGES}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The model, and the prompts with a poisonous one where the order comes to it in generation DIVERGES."""
+    """The model, and the prompts with a poisonous one where the order comes to it in generation
+    DIVERGES."""
     folder = tmp_path_factory.mktemp("rollback")
     demo_model.save_policy(folder / "model")
     rows = [{"prompt": f"say {number}"} for number in range(ROWS)]
@@ -58,13 +60,17 @@ def nth_generation(folder: Path, number: int) -> list[int]:
     """The rows of a generation of the first pass."""
     trainer: Any = runs.build(plan(folder), output_dir=str(folder / "unused"), max_steps=1)
     trainer.train_dataset = list(range(ROWS))
-    order = list(PromptOrder(super(type(trainer), trainer)._get_train_sampler(trainer.train_dataset), ()))
+    order = list(
+        PromptOrder(super(type(trainer), trainer)._get_train_sampler(trainer.train_dataset), ())
+    )
     runs.reset()
     size = len(order) // (ROWS // 2)
     return sorted(set(order[number * size : (number + 1) * size]))
 
 
-def plan(folder: Path, attempt: int = 1, *skipped: dict[str, int], kept: bool = True) -> TrainingPlan:
+def plan(
+    folder: Path, attempt: int = 1, *skipped: dict[str, int], kept: bool = True
+) -> TrainingPlan:
     made = runs.plan(
         folder / "model",
         training={"maxSteps": STEPS, "scaleRewards": "none"},
@@ -80,7 +86,9 @@ def plan(folder: Path, attempt: int = 1, *skipped: dict[str, int], kept: bool = 
 
 
 @pytest.fixture
-def train(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator["Train"]:
+def train(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator["Train"]:
     monkeypatch.setenv(DATA_MOUNT_ENV, str(folder))
     yield Train(folder, capsys)
     runs.reset()
@@ -93,14 +101,20 @@ class Train:
         self.folder = folder
         self._capsys = capsys
 
-    def __call__(self, attempt: int, *skipped: dict[str, int], kept: bool = True) -> dict[int, dict[str, Any]]:
+    def __call__(
+        self, attempt: int, *skipped: dict[str, int], kept: bool = True
+    ) -> dict[int, dict[str, Any]]:
         """The steps that it logged."""
         runs.reset()
         self._capsys.readouterr()
         job = plan(self.folder, attempt, *skipped, kept=kept)
         recorder = Recorder(job.job.attempt, Placement(0, 0, 1, 1), time.time())
         claim_folder(job)
-        run(job, recorder, Watchdog(job.guard, job.execution, job.grace_period_seconds, recorder, lambda *_: None))
+        run(
+            job,
+            recorder,
+            Watchdog(job.guard, job.execution, job.grace_period_seconds, recorder, lambda *_: None),
+        )
         return json_lines(self._capsys.readouterr().out, "step")
 
     def sealed(self) -> list[str]:

@@ -1,4 +1,5 @@
-"""The time of a process belongs to one part at each moment, and what it says of it is what a restart can count on."""
+"""The time of a process belongs to one part at each moment, and what it says of it is what a
+restart can count on."""
 
 import threading
 from collections.abc import Callable
@@ -36,7 +37,12 @@ def test_each_moment_belongs_to_one_part(clock: SteppedClock) -> None:
         (6, lambda: recorder.enter_phase(None)),
         (1, lambda: recorder.enter_stage("Saving")),
         (5, lambda: recorder.enter_phase("forward")),
-        (2, lambda: recorder.record_checkpoint(Checkpoint(step=9, time=1.7e9, bytes=5, where="/checkpoints/run"), 7.0)),
+        (
+            2,
+            lambda: recorder.record_checkpoint(
+                Checkpoint(step=9, time=1.7e9, bytes=5, where="/checkpoints/run"), 7.0
+            ),
+        ),
         (1, lambda: recorder.enter_stage("Training")),
         (9, lambda: recorder.enter_stage("Exporting")),
         (8, lambda: recorder.enter_stage("Finished")),
@@ -61,11 +67,15 @@ def test_an_attempt_that_finds_the_work_done_counts_all_of_it(clock: SteppedCloc
     clock.advance(3)
     done = Account(clock=Clock(loading=10, training=50))
     recorder.adopt_outcome(Outcome(result=Result.SUCCEEDED, attempt=4, account=done))
-    assert recorder.progress.account == Account(clock=Clock(loading=3), began_at=Beginning(attempt=4, clock=done.clock))
+    assert recorder.progress.account == Account(
+        clock=Clock(loading=3), began_at=Beginning(attempt=4, clock=done.clock)
+    )
 
 
 @pytest.mark.parametrize("first", ["event", "counted"])
-def test_an_update_that_comes_during_another_is_kept(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_that_comes_during_another_is_kept(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0)
     other = threading.Thread(target=recorder.add_to_counter, args=(CHECKPOINTS.key,))
     copy = Progress.model_copy

@@ -1,6 +1,8 @@
-"""The order of a run's requests to its object store: what counts is whole after each, and old attempts change nothing.
+"""The order of a run's requests to its object store: what counts is whole after each, and old
+attempts change nothing.
 
-The store is in memory, so that each request of an attempt can be looked at, and another attempt can come before it.
+The store is in memory, so that each request of an attempt can be looked at, and another attempt can
+come before it.
 """
 
 from collections.abc import Callable
@@ -96,7 +98,9 @@ def test_what_counts_is_whole_after_every_request(model: Path) -> None:
 
 
 @pytest.mark.parametrize("act", ["claim", "save", "export"])
-def test_an_attempt_that_is_superseded_before_any_request_changes_nothing_after_it(act: str, model: Path) -> None:
+def test_an_attempt_that_is_superseded_before_any_request_changes_nothing_after_it(
+    act: str, model: Path
+) -> None:
     for number in count():
         backend = MemoryStore()
         store = WatchedStore(backend)
@@ -170,7 +174,9 @@ def test_a_manifest_that_was_changed_after_its_commit_is_not_used() -> None:
     assert run.manifest(made) is None
 
 
-def test_a_write_counts_although_no_answer_to_one_ever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_counts_although_no_answer_to_one_ever_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run, put_if_unchanged = run_of(1, WatchedStore(MemoryStore())), Store.put_if_unchanged
 
     def carried_out_and_refused(*arguments: Any) -> bool:
@@ -197,7 +203,11 @@ def test_a_request_that_fails_is_sent_again_after_pauses_that_double_up_to_a_lim
 
     monkeypatch.setattr(obstore, "get", fail)
     with pytest.raises(StoreFailed, match="connection reset"):
-        Store("memory:///runs/demo-0", MemoryStore(), longest_wait=20 * LONGEST_PAUSE, clock=clock).get("head.json")
+        Store(
+            "memory:///runs/demo-0", MemoryStore(), longest_wait=20 * LONGEST_PAUSE, clock=clock
+        ).get("head.json")
     pauses = [later - earlier for earlier, later in pairwise(tries)]
-    assert pauses == pytest.approx([min(FIRST_PAUSE * 2**number, LONGEST_PAUSE) for number in range(len(pauses))])
+    assert pauses == pytest.approx(
+        [min(FIRST_PAUSE * 2**number, LONGEST_PAUSE) for number in range(len(pauses))]
+    )
     assert pauses[-1] == pytest.approx(LONGEST_PAUSE)

@@ -1,4 +1,5 @@
-"""What rank 0 says to whom: metrics to everybody, training data to those who show the attempt's token."""
+"""What rank 0 says to whom: metrics to everybody, training data to those who show the attempt's
+token."""
 
 import math
 import re
@@ -33,7 +34,9 @@ def served(monkeypatch: pytest.MonkeyPatch, wanted: str) -> int:
     monkeypatch.setenv(PROGRESS_BIND_ENV, f"127.0.0.1:{port}")
     monkeypatch.setenv(TOKEN_DIGEST_ENV, wanted)
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
-    recorder.record_metrics({"kl": 0.25}, [{"prompt": PROMPT, "completion": "4", "digits": math.nan}])
+    recorder.record_metrics(
+        {"kl": 0.25}, [{"prompt": PROMPT, "completion": "4", "digits": math.nan}]
+    )
     serve(limits_of(PLAN), recorder)
     return port
 
@@ -47,7 +50,9 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> int:
 def asked(port: int, path: str, *headers: bytes) -> tuple[int, bytes]:
     """Status and body for a request with these lines."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall(b"\r\n".join([b"GET " + path.encode() + b" HTTP/1.0", *headers, b"", b""]))
+        connection.sendall(
+            b"\r\n".join([b"GET " + path.encode() + b" HTTP/1.0", *headers, b"", b""])
+        )
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     head, _, body = answer.partition(b"\r\n\r\n")
     return int(head.split()[1]), body
@@ -58,14 +63,32 @@ def line(token: bytes, name: bytes = NAME) -> bytes:
 
 
 def test_training_data_are_shown_with_the_attempts_token_alone(guarded: int) -> None:
-    wrong = (OTHER, OWN[:-1], OWN + b"0", OWN.upper(), digest(OWN.decode()).encode(), b"", b"Bearer " + OWN)
+    wrong = (
+        OTHER,
+        OWN[:-1],
+        OWN + b"0",
+        OWN.upper(),
+        digest(OWN.decode()).encode(),
+        b"",
+        b"Bearer " + OWN,
+    )
     for path in ("/samples", "/progress", "/progress?traceEvery=3", "/samples?x"):
         refused = asked(guarded, path)
         assert refused[0] == 403
-        for headers in (*((line(token),) for token in wrong), (line(OWN, b"Authorization"),), (line(OTHER),) * 2):
+        for headers in (
+            *((line(token),) for token in wrong),
+            (line(OWN, b"Authorization"),),
+            (line(OTHER),) * 2,
+        ):
             assert asked(guarded, path, *headers) == refused
         own = line(OWN)
-        for headers in ((own,), (own, own), (line(OTHER), own), (line(OTHER + b", " + OWN),), (own.lower(),)):
+        for headers in (
+            (own,),
+            (own, own),
+            (line(OTHER), own),
+            (line(OTHER + b", " + OWN),),
+            (own.lower(),),
+        ):
             assert asked(guarded, path, *headers)[0] == 200
 
 
@@ -79,7 +102,11 @@ def test_samples_are_on_their_own_page_only(guarded: int) -> None:
 
 
 @settings(max_examples=cases(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lines=st.lists(st.binary(max_size=60).map(lambda text: re.sub(rb"[\r\n]", b" ", text)), max_size=3))
+@given(
+    lines=st.lists(
+        st.binary(max_size=60).map(lambda text: re.sub(rb"[\r\n]", b" ", text)), max_size=3
+    )
+)
 def test_no_bytes_in_the_header_open_it(guarded: int, lines: list[bytes]) -> None:
     status, body = asked(guarded, "/samples", *map(line, lines))
     assert status in (400, 403, 431)

@@ -1,4 +1,5 @@
-"""When steps were, as rank 0 tells it to who asks: from the end of the one before, checkpoint included."""
+"""When steps were, as rank 0 tells it to who asks: from the end of the one before, checkpoint
+included."""
 
 import urllib.request
 from collections.abc import Sequence
@@ -25,7 +26,8 @@ def clock() -> SteppedClock:
 
 
 def trained(clock: SteppedClock, first: int, steps: int, save: Sequence[int] = ()) -> Recorder:
-    """A recorder after so many steps of 3 s of generating, 1 s of scoring and 2 s of training, then one has begun."""
+    """A recorder after so many steps of 3 s of generating, 1 s of scoring and 2 s of training, then
+    one has begun."""
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), 0.0, clock.now)
     clock.advance(10)
     recorder.begin_training(first - 1, 10_000)
@@ -69,7 +71,10 @@ def test_steps_touch_each_other_and_add_up_to_the_run(clock: SteppedClock) -> No
 
 def test_the_first_and_the_newest_of_every_nth_are_told(clock: SteppedClock) -> None:
     recorder = trained(clock, first=5, steps=KEPT_STEP_TIMES + 100)
-    assert [one.step for one in recorder.step_times(1)][:2] == [5, KEPT_STEP_TIMES + 103 - MAX_STEPS + 1]
+    assert [one.step for one in recorder.step_times(1)][:2] == [
+        5,
+        KEPT_STEP_TIMES + 103 - MAX_STEPS + 1,
+    ]
     assert len(recorder.step_times(1)) == MAX_STEPS + 1
     assert [one.step for one in recorder.step_times(100)] == [5, 300, 400, 500, 600]
     assert [one.step for one in recorder.step_times(200)] == [5, 200, 400, 600]
@@ -82,7 +87,10 @@ def test_the_first_and_the_newest_of_every_nth_are_told(clock: SteppedClock) -> 
     [
         ("", []),
         (f"?{TRACE_QUERY}=3", [1, 3, 6]),
-        *((f"?{TRACE_QUERY}={text}", []) for text in ("", "0", "-1", "x", "1.5", "9" * 5000, "%D9%A3")),
+        *(
+            (f"?{TRACE_QUERY}={text}", [])
+            for text in ("", "0", "-1", "x", "1.5", "9" * 5000, "%D9%A3")
+        ),
         (f"?other=1&{TRACE_QUERY}=1&{TRACE_QUERY}=4", [1, 4]),
     ],
 )

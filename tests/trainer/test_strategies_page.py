@@ -1,7 +1,7 @@
 """The measured tables of docs/strategies.md are there, whole, and say what the page claims.
 
-They are written by benchmarks that run by hand: an empty or stale one would be noticed by nobody. What they say is
-measured anew in CI by test_reference_gang.py, over fewer cells.
+They are written by benchmarks that run by hand: an empty or stale one would be noticed by nobody.
+What they say is measured anew in CI by test_reference_gang.py, over fewer cells.
 """
 
 import re
@@ -17,7 +17,9 @@ from tests.trainer.test_reference_gang import FAULTS
 
 def section(name: str) -> str:
     """What is between a section's markers."""
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", STRATEGIES.read_text(), flags=re.DOTALL)
+    found = re.search(
+        rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", STRATEGIES.read_text(), flags=re.DOTALL
+    )
     assert found, name
     return found[1]
 
@@ -29,7 +31,9 @@ def rows(name: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("parallelism", CELLS)
-def test_every_cell_is_measured_without_a_difference_or_rejected_with_the_reason(parallelism: str) -> None:
+def test_every_cell_is_measured_without_a_difference_or_rejected_with_the_reason(
+    parallelism: str,
+) -> None:
     page = {row[0]: row[2:] for row in rows("matrix") if row[1] == parallelism}
     plain = {name for strategies in CELLS.values() for name in strategies if " " not in name}
     assert page.keys() == plain | set(CELLS[parallelism])
@@ -45,7 +49,11 @@ def test_every_cell_is_measured_without_a_difference_or_rejected_with_the_reason
 
 def test_syncs_without_a_reference_of_its_own_are_rejected_with_the_reason() -> None:
     for strategy in ("Adapter", "None"):
-        assert re.search(rf"^`{strategy}` with `sync` is rejected: .*has no reference model", section("matrix"), re.M)
+        assert re.search(
+            rf"^`{strategy}` with `sync` is rejected: .*has no reference model",
+            section("matrix"),
+            re.M,
+        )
 
 
 def test_an_overflow_and_a_split_batch_are_measured_under_each_parallelism() -> None:
@@ -58,7 +66,9 @@ def test_an_overflow_and_a_split_batch_are_measured_under_each_parallelism() -> 
 
 def test_every_fault_has_its_outcome() -> None:
     expected = {"none": "accepted"} | {fault: error for fault, (error, _) in FAULTS.items()}
-    assert {row[0]: set(row[1:]) for row in rows("faults")} == {fault: {error} for fault, error in expected.items()}
+    assert {row[0]: set(row[1:]) for row in rows("faults")} == {
+        fault: {error} for fault, error in expected.items()
+    }
 
 
 def test_the_load_is_within_its_bounds() -> None:
@@ -69,7 +79,9 @@ def test_the_load_is_within_its_bounds() -> None:
 
 def test_the_overhead_is_within_its_limit() -> None:
     assert len(rows("overhead")) >= 5
-    medians = re.search(r"CPU ([\d.]+), wall [\d.]+ .*Telemetry's share of a step: ([\d.]+)%", section("overhead"))
+    medians = re.search(
+        r"CPU ([\d.]+), wall [\d.]+ .*Telemetry's share of a step: ([\d.]+)%", section("overhead")
+    )
     assert medians
     assert float(medians[1]) <= LIMIT
     assert float(medians[2]) <= 0.5

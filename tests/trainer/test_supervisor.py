@@ -1,6 +1,8 @@
-"""One pod, several processes: who is blamed, how long the others are waited for, and where each stood in a hang.
+"""One pod, several processes: who is blamed, how long the others are waited for, and where each
+stood in a hang.
 
-The processes are real, through the real entry point; what they train is a stand-in that fails, waits or hangs as told.
+The processes are real, through the real entry point; what they train is a stand-in that fails,
+waits or hangs as told.
 """
 
 import math
@@ -29,7 +31,9 @@ from tests.trainer.supervised_pod import HANG_SECONDS, run, supervised
 
 @pytest.mark.realtime
 @pytest.mark.parametrize(
-    ("act", "result"), [("fails", Result.REWARD_ERROR), ("loses_a_peer", Result.ERROR)], ids=["cause", "symptom"]
+    ("act", "result"),
+    [("fails", Result.REWARD_ERROR), ("loses_a_peer", Result.ERROR)],
+    ids=["cause", "symptom"],
 )
 def test_a_failure_is_told_while_the_other_process_is_busy_and_that_one_says_how_far_it_was(
     tmp_path: Path, act: str, result: Result
@@ -48,9 +52,15 @@ def test_words_that_break_off_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.realtime
-def test_a_process_that_holds_the_gil_is_found_by_the_others_watchdog_and_shown_by_its_stack(tmp_path: Path) -> None:
+def test_a_process_that_holds_the_gil_is_found_by_the_others_watchdog_and_shown_by_its_stack(
+    tmp_path: Path,
+) -> None:
     outcome, kept = supervised(
-        tmp_path, "waits_in_a_collective", "holds_the_gil", hang_seconds=HANG_SECONDS, last_words=10.0
+        tmp_path,
+        "waits_in_a_collective",
+        "holds_the_gil",
+        hang_seconds=HANG_SECONDS,
+        last_words=10.0,
     )
     assert (outcome.result, outcome.rank) == (Result.HANG, 1)
     assert outcome.standstill is not None
@@ -63,10 +73,14 @@ def test_a_process_that_holds_the_gil_is_found_by_the_others_watchdog_and_shown_
 
 @pytest.mark.realtime
 @pytest.mark.slow
-def test_a_process_alone_that_holds_the_gil_ends_with_its_stacks_as_its_last_words(tmp_path: Path) -> None:
+def test_a_process_alone_that_holds_the_gil_ends_with_its_stacks_as_its_last_words(
+    tmp_path: Path,
+) -> None:
     ended = run(tmp_path, "holds_the_gil", hang_seconds=HANG_SECONDS)
     assert ended.returncode == 1
-    assert not (tmp_path / "end").exists(), "nothing in Python could write it: the kubelet takes the end of the log"
+    assert not (tmp_path / "end").exists(), (
+        "nothing in Python could write it: the kubelet takes the end of the log"
+    )
     assert "in holds_the_gil" in ended.stderr
 
 
@@ -80,7 +94,9 @@ def test_a_process_alone_that_holds_the_gil_ends_with_its_stacks_as_its_last_wor
         (Outcome(result=Result.PREEMPTED), PATIENCE_SECONDS),
     ],
 )
-def test_patience_is_for_ends_that_others_can_explain(outcome: Outcome | None, seconds: float) -> None:
+def test_patience_is_for_ends_that_others_can_explain(
+    outcome: Outcome | None, seconds: float
+) -> None:
     assert patience_after(outcome) == seconds
     assert 0 < patience_after(Outcome(result=Result.ERROR)) < 1
 
@@ -101,7 +117,8 @@ ENDS = st.lists(
 def test_the_first_bad_end_sets_the_deadline_and_no_later_one_puts_it_off(
     ends: list[tuple[float, Outcome | None]], last_words: float
 ) -> None:
-    """`ends`: seconds since the end before, and what the process left. The others are asked once, and then killed."""
+    """`ends`: seconds since the end before, and what the process left. The others are asked once,
+    and then killed."""
     countdown, now = Countdown(last_words), 0.0
     assert countdown.seconds_left(now) is None
     assert countdown.due_action(now) is None
@@ -134,18 +151,35 @@ def test_a_process_tells_its_own_main_thread_s_frames(monkeypatch: pytest.Monkey
 
 def stack(*paths: str) -> str:
     """What faulthandler writes of a main thread with these frames, another thread before it."""
-    frames = "".join(f'  File "/usr/lib/python3.11/site-packages/{path}", line 7 in work\n' for path in paths)
+    frames = "".join(
+        f'  File "/usr/lib/python3.11/site-packages/{path}", line 7 in work\n' for path in paths
+    )
     return (
         "main 0x0000000000000007\nThread 0x0000000000000001 (most recent call first):\n"
-        f'  File "/a.py", line 1 in other\n\nCurrent thread 0x0000000000000007 (most recent call first):\n{frames}'
+        '  File "/a.py", line 1 in other\n\nCurrent thread 0x0000000000000007 (most recent call '
+        f"first):\n{frames}"
     )
 
 
 @pytest.mark.parametrize(
     ("paths", "waiting"),
     [
-        (("torch/distributed/distributed_c10d.py", "grpo_trainer/gang/ranks.py", "trl/trainer/grpo_trainer.py"), True),
-        (("grpo_trainer/rewards/python_function.py", "trl/trainer/grpo_trainer.py", "torch/distributed/run.py"), False),
+        (
+            (
+                "torch/distributed/distributed_c10d.py",
+                "grpo_trainer/gang/ranks.py",
+                "trl/trainer/grpo_trainer.py",
+            ),
+            True,
+        ),
+        (
+            (
+                "grpo_trainer/rewards/python_function.py",
+                "trl/trainer/grpo_trainer.py",
+                "torch/distributed/run.py",
+            ),
+            False,
+        ),
         (("torch/autograd/graph.py", "torch/_tensor.py", "trl/trainer/grpo_trainer.py"), True),
         ((), False),
     ],
@@ -159,14 +193,23 @@ def test_who_stands_in_a_collective_waits_for_others(paths: tuple[str, ...], wai
 
 CHARACTERS = st.characters(codec=None) | st.sampled_from('"\\\n\x00\x7f […]ü語😀\ud800')
 LINES = st.sampled_from(
-    ["main 0x07", "Thread 0x07 (most recent call first):", '  File "x", line 1 in y', '  File "/a/trl/b", line 9 in c']
+    [
+        "main 0x07",
+        "Thread 0x07 (most recent call first):",
+        '  File "x", line 1 in y',
+        '  File "/a/trl/b", line 9 in c',
+    ]
 ) | st.text(CHARACTERS, max_size=300)
 
 
 @settings(max_examples=cases(60))
 @given(st.lists(LINES, max_size=60), st.text(CHARACTERS, max_size=2000), st.floats(-1e9, 1e9))
-def test_stacks_of_any_content_leave_an_outcome_that_fits(lines: list[str], message: str, silent: float) -> None:
-    metrics = {f"a_metric_of_some_length_{number}": -1.2345678901234567e-300 for number in range(16)}
+def test_stacks_of_any_content_leave_an_outcome_that_fits(
+    lines: list[str], message: str, silent: float
+) -> None:
+    metrics = {
+        f"a_metric_of_some_length_{number}": -1.2345678901234567e-300 for number in range(16)
+    }
     outcome = Outcome(result=Result.HANG, rank=3, metrics=metrics, message=message)
     told = add_standstill(outcome, silent, "\n".join(lines))
     said = told.model_dump_json().encode()
@@ -178,7 +221,13 @@ def test_stacks_of_any_content_leave_an_outcome_that_fits(lines: list[str], mess
 
 
 def test_frames_of_the_trainer_come_before_others_where_there_is_no_room() -> None:
-    frames = ["torch/a:1 in x", "torch/b:1 in x", "trl/c:1 in x", "json/d:1 in x", "grpo_trainer/e:1 in x"]
+    frames = [
+        "torch/a:1 in x",
+        "torch/b:1 in x",
+        "trl/c:1 in x",
+        "json/d:1 in x",
+        "grpo_trainer/e:1 in x",
+    ]
     assert select_frames(frames, 3) == [frames[0], frames[2], frames[4]]
     assert select_frames(frames, 99) == frames
     long = Standstill(silent_seconds=1, frames=["語" * 160] * 24)
@@ -189,7 +238,8 @@ def test_frames_of_the_trainer_come_before_others_where_there_is_no_room() -> No
 
 
 HANGS = st.lists(
-    st.tuples(st.booleans(), st.floats(0, 1e5), st.sampled_from([Result.HANG, Result.PREEMPTED, Result.ERROR])),
+    st.tuples(st.booleans(), st.floats(0, 1e5), st.sampled_from([Result.HANG, Result.PREEMPTED,
+    Result.ERROR])),
     min_size=1, max_size=8,
 )  # fmt: skip
 
@@ -200,7 +250,9 @@ def test_the_rank_that_all_waited_for_is_named_whatever_order_they_end_in(
     hangs: list[tuple[bool, float, Result]], order: object
 ) -> None:
     outcomes = [
-        Outcome(result=result, rank=rank, standstill=Standstill(silent_seconds=silent, waiting=waiting))
+        Outcome(
+            result=result, rank=rank, standstill=Standstill(silent_seconds=silent, waiting=waiting)
+        )
         for rank, (waiting, silent, result) in enumerate(hangs)
     ]
     outcomes.append(Outcome(result=Result.HANG, rank=99))

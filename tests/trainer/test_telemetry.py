@@ -1,4 +1,5 @@
-"""What a run shows of itself: logs by our keys, the recorder of several threads, /metrics, phases, samples."""
+"""What a run shows of itself: logs by our keys, the recorder of several threads, /metrics, phases,
+samples."""
 
 import json
 import math
@@ -26,7 +27,12 @@ from grpo_api.text.timing import Beginning
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.errors import Diverged
-from grpo_trainer.telemetry.observer import SAMPLE_CHARACTERS, PublishLogs, StepObserver, translate_logs
+from grpo_trainer.telemetry.observer import (
+    SAMPLE_CHARACTERS,
+    PublishLogs,
+    StepObserver,
+    translate_logs,
+)
 from grpo_trainer.telemetry.phases import PhaseClock
 from grpo_trainer.telemetry.progress_server import ProgressCollector, limits_of, serve
 from grpo_trainer.training.guard import LossGuard
@@ -47,7 +53,14 @@ PREDICTION = MemoryPrediction(
 
 
 def test_logs_are_translated_and_absent_stays_absent() -> None:
-    logs = {"kl": 0.5, "reward": None, "loss": math.inf, "rewards/tall/mean": 1.0, "rewards/tall/std": 0.1, "x": 2}
+    logs = {
+        "kl": 0.5,
+        "reward": None,
+        "loss": math.inf,
+        "rewards/tall/mean": 1.0,
+        "rewards/tall/std": 0.1,
+        "x": 2,
+    }
     assert translate_logs(logs) == {"kl": 0.5, "loss": math.inf, "reward_by_function/tall": 1.0}
 
 
@@ -73,7 +86,9 @@ def test_all_that_several_threads_publish_at_once_is_kept() -> None:
     finally:
         sys.setswitchinterval(interval)
     progress = recorder.progress
-    assert [len(found) for found in (progress.startup_seconds, progress.metrics, progress.memory)] == [800] * 3
+    assert [
+        len(found) for found in (progress.startup_seconds, progress.metrics, progress.memory)
+    ] == [800] * 3
 
 
 def test_server_answers_and_a_taken_port_costs_only_telemetry(
@@ -95,15 +110,26 @@ def test_server_answers_and_a_taken_port_costs_only_telemetry(
     assert 'grpo_training_reward_by_function{reward="tall"} -Inf' in text
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=60) as answer:
         progress = answer.read().decode()
-    assert json.loads(progress)["metrics"] == {"kl": 0.25, "loss": "NaN", "reward_by_function/tall": "-Infinity"}
+    assert json.loads(progress)["metrics"] == {
+        "kl": 0.25,
+        "loss": "NaN",
+        "reward_by_function/tall": "-Infinity",
+    }
     read = Progress.model_validate_json(progress).metrics
-    assert (read.pop("reward_by_function/tall"), str(read)) == (-math.inf, "{'kl': 0.25, 'loss': nan}")
+    assert (read.pop("reward_by_function/tall"), str(read)) == (
+        -math.inf,
+        "{'kl': 0.25, 'loss': nan}",
+    )
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60)
 
 
-@pytest.mark.parametrize(("bind", "asked"), [("[::1]:{}", "[::1]"), (":{}", "[::1]"), (":{}", "127.0.0.1")])
-def test_rank_0_answers_over_ipv6_and_on_both_families(bind: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("bind", "asked"), [("[::1]:{}", "[::1]"), (":{}", "[::1]"), (":{}", "127.0.0.1")]
+)
+def test_rank_0_answers_over_ipv6_and_on_both_families(
+    bind: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     port = free_port()
     monkeypatch.setenv(PROGRESS_BIND_ENV, bind.format(port))
     serve(limits_of(PLAN), Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time()))
@@ -115,9 +141,16 @@ def test_a_scrape_has_limits_eta_process_and_build_beside_the_run() -> None:
     execution = PLAN.execution.model_copy(update={"memory": PREDICTION})
     guard = PLAN.guard.model_copy(update={"max_kl": 0.5})
     reference = PLAN.reference.model_copy(update={"sync": ReferenceSync(every_steps=64)})
-    changes = {"execution": execution, "guard": guard, "reference": reference, "checkpoint_directory": "/runs"}
+    changes = {
+        "execution": execution,
+        "guard": guard,
+        "reference": reference,
+        "checkpoint_directory": "/runs",
+    }
     plan = PLAN.model_copy(update=changes)
-    told = Progress(attempt=2, step=30, total_steps=100, seconds_per_step=2.0, memory={"generate": 9, "host": 7})
+    told = Progress(
+        attempt=2, step=30, total_steps=100, seconds_per_step=2.0, memory={"generate": 9, "host": 7}
+    )
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in ProgressCollector(lambda: told, limits_of(plan)).collect()
@@ -133,9 +166,14 @@ def test_a_scrape_has_limits_eta_process_and_build_beside_the_run() -> None:
     assert found["grpo_training_memory_bytes", "generate"] == 9.0
     assert found["grpo_training_host_memory_bytes",] == 7.0
     assert ("grpo_training_memory_bytes", "host") not in found
-    assert found["grpo_trainer_build_info", version("grpo-operator"), version("torch"), version("trl")] == 1.0
+    assert (
+        found["grpo_trainer_build_info", version("grpo-operator"), version("torch"), version("trl")]
+        == 1.0
+    )
     bare = ProgressCollector(lambda: Progress(attempt=1), limits_of(PLAN)).collect()
-    assert {"grpo_training_guard_max_kl", "grpo_training_eta_seconds"}.isdisjoint(family.name for family in bare)
+    assert {"grpo_training_guard_max_kl", "grpo_training_eta_seconds"}.isdisjoint(
+        family.name for family in bare
+    )
 
 
 def test_a_step_that_is_not_finite_counts_once_whoever_finds_it() -> None:
@@ -153,7 +191,9 @@ def test_a_step_that_is_not_finite_counts_once_whoever_finds_it() -> None:
     assert recorder.progress.metrics["nonfinite_steps"] == 1.0
     recorder.record_nonfinite_step(4)  # by its gradient, before anything of it is logged
     assert recorder.progress.metrics["nonfinite_steps"] == 2.0
-    assert recorder.progress.metrics["kl_overflow_tokens"] == 3.0, "one token a step, over four micro-batches"
+    assert recorder.progress.metrics["kl_overflow_tokens"] == 3.0, (
+        "one token a step, over four micro-batches"
+    )
 
 
 def test_checkpoints_count_from_zero_and_the_newest_has_its_time() -> None:
@@ -165,9 +205,15 @@ def test_checkpoints_count_from_zero_and_the_newest_has_its_time() -> None:
     assert (resumed["checkpoints"], resumed["checkpoint_failures"]) == (0.0, 0.0)
     recorder.record_checkpoint_failure("full")
     recorder.record_checkpoint_failure("full")
-    recorder.record_checkpoint(Checkpoint(step=6, time=1.8e9, bytes=5, where="/checkpoints/run"), 1.5)
+    recorder.record_checkpoint(
+        Checkpoint(step=6, time=1.8e9, bytes=5, where="/checkpoints/run"), 1.5
+    )
     saved = recorder.progress.metrics
-    assert (saved["checkpoints"], saved["checkpoint_failures"], saved["checkpoint_step"]) == (1.0, 2.0, 6.0)
+    assert (saved["checkpoints"], saved["checkpoint_failures"], saved["checkpoint_step"]) == (
+        1.0,
+        2.0,
+        6.0,
+    )
     assert saved["checkpoint_timestamp_seconds"] == 1.8e9
 
 
@@ -181,8 +227,13 @@ def test_phases_interrupt_each_other() -> None:
     assert set(clock.take_seconds().values()) == {0.0}
 
 
-def test_samples_and_steps_name_the_weights_that_an_engine_sampled_with(capsys: pytest.CaptureFixture[str]) -> None:
-    recorder, observer = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time()), StepObserver()
+def test_samples_and_steps_name_the_weights_that_an_engine_sampled_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recorder, observer = (
+        Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time()),
+        StepObserver(),
+    )
     publish, args = PublishLogs(recorder, observer), cast(Any, None)
     for number in (0, 1_000_000_007):
         if number:
@@ -190,7 +241,11 @@ def test_samples_and_steps_name_the_weights_that_an_engine_sampled_with(capsys: 
             recorder.record_metrics({WEIGHTS_VERSION.key: float(number)})
         observer.record_completions(["p"] * 3, ["c"] * 3, torch.ones(3, 1), ["a"])
         publish.on_log(args, TrainerState(global_step=1), None, logs={"loss": 0.5})
-    assert [one.get("weights_version") for one in observer.samples] == [1_000_000_006, 1_000_000_006, 1_000_000_007]
+    assert [one.get("weights_version") for one in observer.samples] == [
+        1_000_000_006,
+        1_000_000_006,
+        1_000_000_007,
+    ]
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line.get("weights_version") for line in lines] == [None, 1_000_000_007]
 
@@ -198,7 +253,9 @@ def test_samples_and_steps_name_the_weights_that_an_engine_sampled_with(capsys: 
 def test_samples_are_bounded_and_leave_out_missing_rewards() -> None:
     observer = StepObserver()
     rewards = torch.tensor([[1.0, math.nan]]).repeat(9, 1)
-    observer.record_completions(["p" * 5000] * 9, [[{"role": "assistant", "content": "c"}]] * 9, rewards, ["a", "b"])
+    observer.record_completions(
+        ["p" * 5000] * 9, [[{"role": "assistant", "content": "c"}]] * 9, rewards, ["a", "b"]
+    )
     assert len(observer.samples) == 3
     assert len(str(observer.samples[0]["prompt"])) < SAMPLE_CHARACTERS + 10
     assert observer.samples[0] | {"prompt": ""} == {"prompt": "", "completion": "c", "a": 1.0}

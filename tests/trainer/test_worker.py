@@ -1,7 +1,9 @@
-"""The whole trainer through its real entry point: two ranks train, one is killed, one is told to stop, the run goes on.
+"""The whole trainer through its real entry point: two ranks train, one is killed, one is told to
+stop, the run goes on.
 
-What a pod must survive can't be seen in parts: kill -9, SIGTERM on one rank only, another pod layout. One chain of
-attempts is compared, step by step and digit by digit, with a run that nothing disturbed.
+What a pod must survive can't be seen in parts: kill -9, SIGTERM on one rank only, another pod
+layout. One chain of attempts is compared, step by step and digit by digit, with a run that nothing
+disturbed.
 """
 
 import json
@@ -60,13 +62,21 @@ def make_plan(folder: Path, model: Path, attempt: int = 1, nodes: int = 2) -> Tr
                 {"format": {"pattern": "[^0-9]*[0-9].*"}},
                 {"name": "tall", "format": {"pattern": ".*[bdfhkl].*"}},
             ],
-            "training": {"learningRate": 1e-3, "numGenerations": 4, "promptsPerStep": 4, "maxSteps": STEPS}
+            "training": {
+                "learningRate": 1e-3,
+                "numGenerations": 4,
+                "promptsPerStep": 4,
+                "maxSteps": STEPS,
+            }
             | {"maxCompletionLength": 6, "warmupRatio": 0.25},
             "reference": {"sync": {"everySteps": 3}},
             "adapter": {},
             "checkpoint": {"keep": 2},
             "guard": {"hangTimeoutSeconds": 300, "rendezvousTimeoutSeconds": 300},
-            "export": {"to": "Volume", "signingKeySecretRef": {"name": "signing", "key": "key.pem"}},
+            "export": {
+                "to": "Volume",
+                "signingKeySecretRef": {"name": "signing", "key": "key.pem"},
+            },
             "checkpointDirectory": str(folder),
             "execution": {
                 "strategy": "Clone",
@@ -87,33 +97,56 @@ def make_plan(folder: Path, model: Path, attempt: int = 1, nodes: int = 2) -> Tr
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """An undisturbed run; then kill -9, SIGTERM to one rank, and the end in one pod of two processes."""
+    """An undisturbed run; then kill -9, SIGTERM to one rank, and the end in one pod of two
+    processes."""
     folder = tmp_path_factory.mktemp("story")
     model = demo_model.save_policy(folder / "model")
     rows = [{"prompt": f"say {number % 10}"} for number in range(64)] + [{"prompt": "x" * 600}]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     outcomes, codes, resumed = {}, {}, {}
     signing = {SIGNING_KEY_ENV: str(private(folder / "signing.pem", KEYS["Ed25519"]))}
-    with Gang(make_plan(folder / "calm", model), folder, folder / "pods-calm", environment=signing) as gang:
+    with Gang(
+        make_plan(folder / "calm", model), folder, folder / "pods-calm", environment=signing
+    ) as gang:
         gang.until(lambda: STEPS - 2 in gang.steps())
         progress, metrics = gang.progress(f"?{TRACE_QUERY}=1"), gang.get("/metrics")
         samples = Samples.model_validate_json(gang.get("/samples"))
-        codes["calm"], calm, outcomes["calm"] = gang.wait(), gang.steps(), [gang.outcome(0), gang.outcome(1)]
+        codes["calm"], calm, outcomes["calm"] = (
+            gang.wait(),
+            gang.steps(),
+            [gang.outcome(0), gang.outcome(1)],
+        )
     saved = folder / "runs" / "attempt-1" / f"checkpoint-{SAVE}" / "manifest.json"
-    with Gang(make_plan(folder / "runs", model), folder, folder / "pods-1", environment=signing) as gang:
+    with Gang(
+        make_plan(folder / "runs", model), folder, folder / "pods-1", environment=signing
+    ) as gang:
         gang.until(lambda: saved.exists() and SAVE + 1 in gang.steps())
         gang.pods[1].kill()
-        codes["killed"], resumed["killed"], outcomes["killed"] = gang.wait(), gang.steps(), [gang.outcome(0)]
+        codes["killed"], resumed["killed"], outcomes["killed"] = (
+            gang.wait(),
+            gang.steps(),
+            [gang.outcome(0)],
+        )
     with Gang(
-        make_plan(folder / "runs", model, attempt=2), folder, folder / "pods-2", traced=True, environment=signing
+        make_plan(folder / "runs", model, attempt=2),
+        folder,
+        folder / "pods-2",
+        traced=True,
+        environment=signing,
     ) as gang:
         gang.until(lambda: any(step > SAVE for step in gang.steps()))
         gang.pods[1].send_signal(signal.SIGTERM)
         codes["stopped"], resumed["stopped"] = gang.wait(), gang.steps()
         outcomes["stopped"] = [gang.outcome(0), gang.outcome(1)]
     last = make_plan(folder / "runs", model, attempt=3, nodes=1)
-    with Gang(last, folder, folder / "pods-3", fresh=True, traced=True, environment=signing) as gang:
-        codes["last"], resumed["last"], outcomes["last"] = gang.wait(), gang.steps(), [gang.outcome(0)]
+    with Gang(
+        last, folder, folder / "pods-3", fresh=True, traced=True, environment=signing
+    ) as gang:
+        codes["last"], resumed["last"], outcomes["last"] = (
+            gang.wait(),
+            gang.steps(),
+            [gang.outcome(0)],
+        )
     return Story(
         calm=calm,
         progress=progress,
@@ -128,8 +161,13 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 def test_undisturbed_run_succeeds(story: Story) -> None:
     assert story.codes["calm"] == [0, 0]
-    assert [(outcome.result, outcome.step) for outcome in story.outcomes["calm"]] == [(Result.SUCCEEDED, STEPS)] * 2
-    assert all(one.message.endswith("; 1 of 65 prompts were dropped as too long") for one in story.outcomes["calm"])
+    assert [(outcome.result, outcome.step) for outcome in story.outcomes["calm"]] == [
+        (Result.SUCCEEDED, STEPS)
+    ] * 2
+    assert all(
+        one.message.endswith("; 1 of 65 prompts were dropped as too long")
+        for one in story.outcomes["calm"]
+    )
     assert sorted(story.calm) == list(range(1, STEPS + 1))
 
 
@@ -152,7 +190,9 @@ def test_every_step_of_every_attempt_has_the_undisturbed_numbers(story: Story) -
     seen: set[int] = set()
     for steps in story.resumed.values():
         for step, values in steps.items():
-            assert {key: values.get(key) for key in EXACT} == {key: story.calm[step].get(key) for key in EXACT}, step
+            assert {key: values.get(key) for key in EXACT} == {
+                key: story.calm[step].get(key) for key in EXACT
+            }, step
             seen.add(step)
     assert seen == set(range(1, STEPS + 1))
     assert min(story.resumed["stopped"]) == SAVE + 1
@@ -165,10 +205,15 @@ def test_two_processes_in_one_pod_finish_with_one_outcome(story: Story) -> None:
 
 
 def test_only_the_newest_checkpoints_are_kept_and_owned(story: Story) -> None:
-    manifests = sorted(path.parent.name for path in (story.folder / "runs").glob("attempt-*/*/manifest.json"))
+    manifests = sorted(
+        path.parent.name for path in (story.folder / "runs").glob("attempt-*/*/manifest.json")
+    )
     assert len(manifests) == 2
     assert f"checkpoint-{STEPS}" in manifests
-    assert json.loads((story.folder / "runs" / "owner.json").read_text()) == {"uid": "1234", "attempt": 3}
+    assert json.loads((story.folder / "runs" / "owner.json").read_text()) == {
+        "uid": "1234",
+        "attempt": 3,
+    }
 
 
 def test_the_export_is_a_plain_model(story: Story) -> None:
@@ -178,11 +223,14 @@ def test_the_export_is_a_plain_model(story: Story) -> None:
 
 
 def test_the_export_is_signed_and_says_what_it_was_made_of(story: Story) -> None:
-    """Attempt 1 was killed on one rank, 2 was told to stop, 3 went on from a checkpoint to the end."""
+    """Attempt 1 was killed on one rank, 2 was told to stop, 3 went on from a checkpoint to the
+    end."""
     key = public(story.folder / "public.pem", KEYS["Ed25519"])
     exports = [story.folder / name / "export" for name in ("calm", "runs")]
     assert [main(["verify", str(export), "--key", str(key)]) for export in exports] == [0, 0]
-    calm, resumed = (Statement.model_validate_json((export / STATEMENT_FILE).read_text()) for export in exports)
+    calm, resumed = (
+        Statement.model_validate_json((export / STATEMENT_FILE).read_text()) for export in exports
+    )
     run = resumed.predicate.run_details.grpo_run
     assert [[(end.result, end.ranks) for end in attempt.ends] for attempt in run.attempts] == [
         [("Error", 1)],
@@ -190,10 +238,21 @@ def test_the_export_is_signed_and_says_what_it_was_made_of(story: Story) -> None
         [],
     ]
     assert run.attempts[2].resumed_from_step == int(min(story.resumed["last"])) - 1
-    assert (run.steps, run.reference.syncs, run.reference.last_sync_step) == (STEPS, STEPS // 3, STEPS)
-    weights = [[one.digest for one in made.subject if one.name == "model.safetensors"] for made in (calm, resumed)]
+    assert (run.steps, run.reference.syncs, run.reference.last_sync_step) == (
+        STEPS,
+        STEPS // 3,
+        STEPS,
+    )
+    weights = [
+        [one.digest for one in made.subject if one.name == "model.safetensors"]
+        for made in (calm, resumed)
+    ]
     assert weights[0] == weights[1]
-    (rows,) = (one for one in resumed.predicate.build_definition.resolved_dependencies if one.name == "rows")
+    (rows,) = (
+        one
+        for one in resumed.predicate.build_definition.resolved_dependencies
+        if one.name == "rows"
+    )
     assert rows in calm.predicate.build_definition.resolved_dependencies
 
 
@@ -215,12 +274,17 @@ def test_outcomes_carry_the_last_step_s_numbers_however_the_process_ended(story:
 
 def test_steps_are_told_with_what_each_spent_its_time_on(story: Story) -> None:
     told = story.progress.steps
-    assert [one.step for one in told] == [1, *range(told[-1].step - MAX_STEPS + 1, told[-1].step + 1)]
+    assert [one.step for one in told] == [
+        1,
+        *range(told[-1].step - MAX_STEPS + 1, told[-1].step + 1),
+    ]
     assert told[-1].step in (story.progress.step - 1, story.progress.step)
     assert all(before.ended == after.began for before, after in pairwise(told[1:]))
     for one in told:
         assert one.ended.training > one.began.training
-        assert (one.ended.generating > one.began.generating) == (one.step % 2 == 1), "four batches for two steps"
+        assert (one.ended.generating > one.began.generating) == (one.step % 2 == 1), (
+            "four batches for two steps"
+        )
         assert (one.ended.saving > one.began.saving) == (one.step % SAVE == 0)
         assert (one.began.loading, one.began.proving) == (one.ended.loading, one.ended.proving)
 
@@ -259,7 +323,9 @@ def test_metrics_are_prometheus_text_without_what_was_not_logged(story: Story) -
     assert "grpo_training_eta_seconds " in story.metrics
     assert "process_resident_memory_bytes " in story.metrics
     assert "grpo_training_allreduce_bytes_per_second " in story.metrics
-    assert 'grpo_training_memory_bytes{step_phase="generate"}' not in story.metrics, "no device, no device memory"
+    assert 'grpo_training_memory_bytes{step_phase="generate"}' not in story.metrics, (
+        "no device, no device memory"
+    )
 
 
 def test_no_worker_is_left(story: Story) -> None:

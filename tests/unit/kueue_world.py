@@ -17,10 +17,13 @@ ASSIGNED: dict[str, Any] = {
 }
 
 
-def told(kind: str, status: bool | str = True, reason: str = "Because", message: str = "") -> dict[str, Any]:
+def told(
+    kind: str, status: bool | str = True, reason: str = "Because", message: str = ""
+) -> dict[str, Any]:
     """One condition of a Workload."""
     return {
-        "type": kind, "status": str(status), "reason": reason, "message": message, "lastTransitionTime": at(-5),
+        "type": kind, "status": str(status), "reason": reason, "message": message,
+        "lastTransitionTime": at(-5),
     }  # fmt: skip
 
 
@@ -45,8 +48,19 @@ def make_item(
 ) -> dict[str, Any]:
     """A Workload that was made for a plan of a job; `spec` and `meta` are merged in."""
     body = workload(job or make_job(QUEUED), plan, Priority(), PODS)
-    metadata = {**body["metadata"], "uid": "workload-1", "resourceVersion": "13", "generation": 1, **meta}
-    return {**body, "metadata": metadata, "spec": {**body["spec"], **(spec or {})}, "status": status or {}}
+    metadata = {
+        **body["metadata"],
+        "uid": "workload-1",
+        "resourceVersion": "13",
+        "generation": 1,
+        **meta,
+    }
+    return {
+        **body,
+        "metadata": metadata,
+        "spec": {**body["spec"], **(spec or {})},
+        "status": status or {},
+    }
 
 
 def make_workload(status: dict[str, Any] | None = None, **more: Any) -> WorkloadRecord:
@@ -55,7 +69,10 @@ def make_workload(status: dict[str, Any] | None = None, **more: Any) -> Workload
 
 
 def make_queued(
-    workload: WorkloadRecord | None, *things: Thing, status: dict[str, Any] | None = None, **spec: Any
+    workload: WorkloadRecord | None,
+    *things: Thing,
+    status: dict[str, Any] | None = None,
+    **spec: Any,
 ) -> Observation:
     """What is seen of a job that Kueue admits."""
     return replace(make_seen(make_job({**QUEUED, **spec}, status), *things), workload=workload)

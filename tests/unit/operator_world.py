@@ -1,4 +1,5 @@
-"""A small world for the operator's unit tests: API objects as the server would send them, and what is seen of them.
+"""A small world for the operator's unit tests: API objects as the server would send them, and what
+is seen of them.
 
 A test states only what it is about. Everything goes through the real record parsers.
 """
@@ -73,7 +74,8 @@ GPU_PLAN = PLAN.model_copy(
 )
 
 ENGINE = EnginePlan(
-    kind="Servers", replicas=2, gpus_per_replica=0, memory_share=0.4, max_model_length=64, max_sequences=8,
+    kind="Servers", replicas=2, gpus_per_replica=0, memory_share=0.4, max_model_length=64,
+    max_sequences=8,
     host_memory_bytes=2**30,
 )  # fmt: skip
 GPU_ENGINE = ENGINE.model_copy(
@@ -94,13 +96,24 @@ def at(offset: float) -> str:
     return timestamp(NOW + offset)
 
 
-def condition(kind: str, status: str = "True", reason: str = "Because", since: float = -60) -> dict[str, Any]:
+def condition(
+    kind: str, status: str = "True", reason: str = "Because", since: float = -60
+) -> dict[str, Any]:
     """A condition of a GRPOJob, as stored."""
-    return {"type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": at(since)}
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": "",
+        "lastTransitionTime": at(since),
+    }
 
 
-def job_object(spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
-    """A GRPOJob as the API server sends it; `spec` is merged into SPEC one level deep, `meta` into its metadata."""
+def job_object(
+    spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None, **meta: Any
+) -> dict[str, Any]:
+    """A GRPOJob as the API server sends it; `spec` is merged into SPEC one level deep, `meta` into
+    its metadata."""
     merged = {key: dict(value) if isinstance(value, dict) else value for key, value in SPEC.items()}
     for key, value in (spec or {}).items():
         merged[key] = {**merged[key], **value} if isinstance(merged.get(key), dict) else value
@@ -116,12 +129,16 @@ def job_object(spec: dict[str, Any] | None = None, status: dict[str, Any] | None
     return {"metadata": metadata, "spec": merged, "status": status or {}}
 
 
-def make_job(spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None, **meta: Any) -> GRPOJobRecord:
+def make_job(
+    spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None, **meta: Any
+) -> GRPOJobRecord:
     """The record of job_object."""
     return grpojob_record(job_object(spec, status, **meta))
 
 
-def active_status(attempt: int = 1, plan: ExecutionPlan = PLAN, running: bool = True, **more: Any) -> dict[str, Any]:
+def active_status(
+    attempt: int = 1, plan: ExecutionPlan = PLAN, running: bool = True, **more: Any
+) -> dict[str, Any]:
     """The status of a job whose attempt was admitted a minute ago and has its Job."""
     return {
         "attempt": attempt,
@@ -129,7 +146,10 @@ def active_status(attempt: int = 1, plan: ExecutionPlan = PLAN, running: bool = 
         "attemptStartTime": at(-60),
         "startTime": at(-60),
         "jobUid": f"job-{attempt}",
-        "conditions": [condition("Admitted", reason="Admitted"), condition("Running", str(running))],
+        "conditions": [
+            condition("Admitted", reason="Admitted"),
+            condition("Running", str(running)),
+        ],
         **more,
     }
 
@@ -140,12 +160,17 @@ def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
 
 
 def child_object(attempt: int = 1, owner: str = UID, **more: Any) -> dict[str, Any]:
-    """The Indexed Job of an attempt; keywords: created, deleting, ended, ended_at, spent, uid, name."""
+    """The Indexed Job of an attempt; keywords: created, deleting, ended, ended_at, spent, uid,
+    name."""
     ended = more.get("ended")
-    status: dict[str, Any] = {"startTime": at(-50)} | ({"failedIndexes": more["spent"]} if "spent" in more else {})
+    status: dict[str, Any] = {"startTime": at(-50)} | (
+        {"failedIndexes": more["spent"]} if "spent" in more else {}
+    )
     if ended:
         over = {"type": ended, "status": "True", "reason": more.get("reason", "")}
-        status["conditions"] = [over | ({"lastTransitionTime": at(more["ended_at"])} if "ended_at" in more else {})]
+        status["conditions"] = [
+            over | ({"lastTransitionTime": at(more["ended_at"])} if "ended_at" in more else {})
+        ]
     name = more.get("name", f"{KEY.name}-{attempt}")
     meta: dict[str, Any] = {
         "namespace": KEY.namespace,
@@ -178,14 +203,18 @@ def said(result: str, **more: Any) -> str:
     return Outcome.model_validate({"result": result, **more}).model_dump_json()
 
 
-def make_pod(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any) -> PodRecord:
+def make_pod(
+    index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any
+) -> PodRecord:
     """The record of pod_object."""
     return pod_record(pod_object(index, attempt, state, **more))
 
 
-def pod_object(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """A pod; without `state` it runs. Keywords: phase, node, deleted, conditions, reason, owner, by, arrived
-    (at its kubelet, by that one's clock)."""
+def pod_object(
+    index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    """A pod; without `state` it runs. Keywords: phase, node, deleted, conditions, reason, owner,
+    by, arrived (at its kubelet, by that one's clock)."""
     state = {"running": {}} if state is None else state
     phase = more.get("phase")
     if phase is None:
@@ -208,7 +237,11 @@ def pod_object(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = 
     }
     if more.get("deleted"):
         meta |= {"deletionTimestamp": at(0), "deletionGracePeriodSeconds": 30}
-    status: dict[str, Any] = {"phase": phase, "podIP": "10.0.0.7", "conditions": more.get("conditions", [])}
+    status: dict[str, Any] = {
+        "phase": phase,
+        "podIP": "10.0.0.7",
+        "conditions": more.get("conditions", []),
+    }
     if state:
         status["containerStatuses"] = [{"name": "trainer", "state": state}]
     if "arrived" in more:
@@ -224,11 +257,16 @@ def make_engines(attempt: int = 1, **more: Any) -> JobRecord:
     return make_child(attempt, name=engine_job(KEY.name, attempt), uid=f"engines-{attempt}", **more)
 
 
-def make_engine(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any) -> PodRecord:
-    """An engine's pod; `life` tells several of one index apart, other keywords are those of make_pod."""
+def make_engine(
+    index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any
+) -> PodRecord:
+    """An engine's pod; `life` tells several of one index apart, other keywords are those of
+    make_pod."""
     name = f"{engine_job(KEY.name, attempt)}-{index}-{more.pop('life', 'abcde')}"
     more = {"by": f"engines-{attempt}", "node": f"engine-{index}", **more}
-    return make_pod(index, attempt, state, component=COMPONENT_ENGINE, name=name, uid=f"pod-{name}", **more)
+    return make_pod(
+        index, attempt, state, component=COMPONENT_ENGINE, name=name, uid=f"pod-{name}", **more
+    )
 
 
 TRAINERS: tuple[Thing, ...] = (make_child(), make_pod(0), make_pod(1))
@@ -243,7 +281,8 @@ def make_seen(
     now: float = NOW,
     ago: float = 10,
 ) -> Observation:
-    """What the operator sees of a job and its children, all of which it first saw so many seconds ago."""
+    """What the operator sees of a job and its children, all of which it first saw so many seconds
+    ago."""
     return make_story(job, (ago, things), now=now, pull=pull, silence=silence)
 
 
@@ -254,12 +293,15 @@ def make_story(
     silence: Silence | None = None,
     now: float = NOW,
 ) -> Observation:
-    """What is seen now, after looks so many seconds ago; the last look's things are those of now, too."""
+    """What is seen now, after looks so many seconds ago; the last look's things are those of now,
+    too."""
     first_seen = FirstSeen()
     for ago, things in (*looks, (0.0, looks[-1][1])):
         children = [thing for thing in things if isinstance(thing, JobRecord)]
         pods = [thing for thing in things if isinstance(thing, PodRecord)]
-        seen = observe(job, children, pods, now=now - ago, at=Observed(NOW - ago), first_seen=first_seen)
+        seen = observe(
+            job, children, pods, now=now - ago, at=Observed(NOW - ago), first_seen=first_seen
+        )
     current = pull if pull and pull.progress.attempt == job.status.attempt else None
     return replace(seen, pull=current, silence=silence)
 
@@ -277,7 +319,8 @@ def judged(seen: Observation, limits: Limits = LIMITS) -> Decision:
 
 
 def make_pull(ago: float = 1, attempt: int = 1, still: float = 1, **more: Any) -> Pull:
-    """An answer of rank 0, `ago` seconds old, whose step and stage were first seen `still` seconds ago."""
+    """An answer of rank 0, `ago` seconds old, whose step and stage were first seen `still` seconds
+    ago."""
     progress = Progress(attempt=attempt, last_step_time=NOW - 1, **more)
     return Pull(progress, Observed(NOW - ago), Observed(NOW - still))
 
@@ -289,7 +332,11 @@ def after(seen: Observation, decision: Decision) -> GRPOJobStatus:
 
 def stored(job: GRPOJobRecord, status: GRPOJobStatus) -> GRPOJobRecord:
     """The job as it is after the status was written."""
-    spec = {} if job.spec is None else job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    spec = (
+        {}
+        if job.spec is None
+        else job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    )
     return make_job(spec, to_json(status), generation=job.generation)
 
 

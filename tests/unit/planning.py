@@ -13,7 +13,11 @@ from tests.samples import changed
 H100, A100, L4, T4 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB", "NVIDIA-L4", "Tesla-T4"
 A10G, H200 = "NVIDIA-A10G", "NVIDIA-H200"
 MEMORY_MIB = {H100: 81559, A100: 81920, L4: 23034, T4: 15360, A10G: 23028, H200: 143771}
-LLAMA_1B, QWEN_7B, QWEN_32B = "meta-llama/Llama-3.2-1B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-32B"
+LLAMA_1B, QWEN_7B, QWEN_32B = (
+    "meta-llama/Llama-3.2-1B-Instruct",
+    "Qwen/Qwen2.5-7B-Instruct",
+    "Qwen/Qwen2.5-32B",
+)
 LLAMA_70B = "meta-llama/Llama-3.3-70B-Instruct"
 BARE: dict[str, Any] = {
     "model": {"name": QWEN_7B},
@@ -26,7 +30,8 @@ BARE: dict[str, Any] = {
 def spec(model: str = QWEN_7B, **changes: Any) -> GRPOJobSpec:
     """A job with defaults, and `training__beta=0` for spec.training.beta."""
     dotted = {
-        key.replace("__", "."): value for key, value in ({"generation__engine": "Transformers"} | changes).items()
+        key.replace("__", "."): value
+        for key, value in ({"generation__engine": "Transformers"} | changes).items()
     }
     return parse_spec(changed({"model.name": model} | dotted, BARE))
 
@@ -34,7 +39,8 @@ def spec(model: str = QWEN_7B, **changes: Any) -> GRPOJobSpec:
 def nodes(count: int, gpus: int, product: str, host_gib: int = 1024, **facts: Any) -> Node:
     """So many nodes of one kind with nothing on them."""
     values: dict[str, Any] = {
-        "gpu_product": product, "gpu_memory_mib": MEMORY_MIB.get(product, 0), "gpus_free": gpus, "gpus_total": gpus,
+        "gpu_product": product, "gpu_memory_mib": MEMORY_MIB.get(product, 0), "gpus_free": gpus,
+        "gpus_total": gpus,
         "host_memory_free": host_gib * GIB, "host_memory_total": host_gib * GIB, "cpu_free": 128.0,
         "cpu_total": 128.0, "node_selector": (("nvidia.com/gpu.product", product),), "count": count,
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """A queue of GPU jobs for unit tests: jobs, nodes, pods, and what a pass makes of them.
 
-The jobs have a plan from an earlier attempt (kept_plan), so that the queue is tested without the planner's choice.
+The jobs have a plan from an earlier attempt (kept_plan), so that the queue is tested without the
+planner's choice.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,16 +32,27 @@ from tests.unit.test_operator_inventory import GFD, node, pod
 GPUS = {"placement": {"accelerator": "GPU"}}
 
 
-def gang(nodes: int, per_node: int, engines: int = 0, per_engine: int = 0, product: str = "") -> ExecutionPlan:
-    """A plan of so many pods with so many GPUs each, and of engines of their own, with GPUs of the same product."""
-    plan = GPU_PLAN.model_copy(update={"gpus": nodes * per_node, "nodes": nodes, "gpus_per_node": per_node})
+def gang(
+    nodes: int, per_node: int, engines: int = 0, per_engine: int = 0, product: str = ""
+) -> ExecutionPlan:
+    """A plan of so many pods with so many GPUs each, and of engines of their own, with GPUs of the
+    same product."""
+    plan = GPU_PLAN.model_copy(
+        update={"gpus": nodes * per_node, "nodes": nodes, "gpus_per_node": per_node}
+    )
     if not engines:
         return plan
-    own = {"replicas": engines, "gpus_per_replica": per_engine, "gpu_product": product or plan.gpu_product}
+    own = {
+        "replicas": engines,
+        "gpus_per_replica": per_engine,
+        "gpu_product": product or plan.gpu_product,
+    }
     return plan.model_copy(update={"engine": GPU_ENGINE.model_copy(update=own)})
 
 
-def job(name: str, plan: ExecutionPlan, age: float = 100, active: bool = False, **placement: Any) -> GRPOJobRecord:
+def job(
+    name: str, plan: ExecutionPlan, age: float = 100, active: bool = False, **placement: Any
+) -> GRPOJobRecord:
     """A job that has run before, and runs again (active) or waits."""
     status = active_status(plan=plan, progress={"step": 5, "totalSteps": 9})
     if not active:
@@ -58,7 +70,9 @@ def cluster(*sizes: int, pods: Any = (), **more: Any) -> Snapshot:
         item = node({**GFD, "nvidia.com/gpu.count": str(size)}, {"nvidia.com/gpu": str(size)})
         item["metadata"] = {**item["metadata"], "name": f"node-{number}"}
         nodes.append(node_facts(item))
-    return Snapshot(nodes=tuple(nodes), gpu_pods=tuple(one for one in map(pod_facts, pods) if one), **more)
+    return Snapshot(
+        nodes=tuple(nodes), gpu_pods=tuple(one for one in map(pod_facts, pods) if one), **more
+    )
 
 
 def gpu_pod(name: str, gpus: int, on: str = "node-0", **labels: str) -> Any:
@@ -66,23 +80,40 @@ def gpu_pod(name: str, gpus: int, on: str = "node-0", **labels: str) -> Any:
 
 
 def own_pod(of: GRPOJobRecord, gpus: int, on: str, attempt: int = 1, engine: bool = False) -> Any:
-    labels = {"grpo.dev/job-name": of.name, "grpo.dev/job-uid": of.uid, "grpo.dev/attempt": str(attempt)}
+    labels = {
+        "grpo.dev/job-name": of.name,
+        "grpo.dev/job-uid": of.uid,
+        "grpo.dev/attempt": str(attempt),
+    }
     name = f"{of.name}-{attempt}-engine-0" if engine else f"{of.name}-{attempt}-0"
     made = gpu_pod(name, gpus, on, **labels, **({"grpo.dev/component": "engine"} if engine else {}))
-    made["metadata"]["ownerReferences"] = [{"controller": True, "kind": "Job", "uid": f"job-{attempt}"}]
+    made["metadata"]["ownerReferences"] = [
+        {"controller": True, "kind": "Job", "uid": f"job-{attempt}"}
+    ]
     return made
 
 
 def judged(jobs: list[GRPOJobRecord], snapshot: Snapshot, **more: Any) -> Mapping[str, Verdict]:
     """The verdicts of one pass, by uid."""
-    asked = CycleInput(jobs=tuple(jobs), snapshot=snapshot, now=NOW, limits=LIMITS, default_image="trainer:1", **more)
+    asked = CycleInput(
+        jobs=tuple(jobs),
+        snapshot=snapshot,
+        now=NOW,
+        limits=LIMITS,
+        default_image="trainer:1",
+        **more,
+    )
     return schedule(asked, Plans()).verdicts
 
 
 def passed(jobs: list[GRPOJobRecord], snapshot: Snapshot) -> dict[str, tuple[bool, str]]:
     """Admitted, and the reason, by name of the waiting job."""
     found = judged(jobs, snapshot)
-    return {one.name: (found[one.uid].admitted, found[one.uid].reason) for one in jobs if one.uid in found}
+    return {
+        one.name: (found[one.uid].admitted, found[one.uid].reason)
+        for one in jobs
+        if one.uid in found
+    }
 
 
 class Still:
@@ -104,7 +135,9 @@ class Jobs(list[GRPOJobRecord]):
         return next((job for job in self if job.key == key), None)
 
 
-def queue(jobs: list[GRPOJobRecord], snapshot: Snapshot, image: str = "trainer:1") -> AdmissionQueue:
+def queue(
+    jobs: list[GRPOJobRecord], snapshot: Snapshot, image: str = "trainer:1"
+) -> AdmissionQueue:
     """A queue that has noticed the jobs."""
 
     def tell(keys: Iterable[ObjectKey], *, slow: bool = False) -> None:
@@ -112,7 +145,12 @@ def queue(jobs: list[GRPOJobRecord], snapshot: Snapshot, image: str = "trainer:1
 
     source = jobs if isinstance(jobs, Jobs) else Jobs(jobs)
     found = AdmissionQueue(
-        source, Still(snapshot), tell, limits=LIMITS, pods=PodDefaults(image=image), clock=lambda: NOW
+        source,
+        Still(snapshot),
+        tell,
+        limits=LIMITS,
+        pods=PodDefaults(image=image),
+        clock=lambda: NOW,
     )
     for one in jobs:
         found.record_job(one.key, one)
@@ -134,12 +172,17 @@ async def answered(
 
 
 def packs(pods: list[tuple[str, int]], room: dict[str, int], avoid: dict[str, set[str]]) -> bool:
-    """Whether the pods (gang, GPUs) fit, those of a gang on nodes of their own; engines, of gang "", anywhere."""
+    """Whether the pods (gang, GPUs) fit, those of a gang on nodes of their own; engines, of gang
+    "", anywhere."""
     if not pods:
         return True
     (uid, width), rest = pods[0], pods[1:]
     return any(
-        packs(rest, {**room, name: free - width}, {**avoid, uid: {*avoid.get(uid, ()), name}} if uid else avoid)
+        packs(
+            rest,
+            {**room, name: free - width},
+            {**avoid, uid: {*avoid.get(uid, ()), name}} if uid else avoid,
+        )
         for name, free in room.items()
         if free >= width and name not in avoid.get(uid, ())
     )

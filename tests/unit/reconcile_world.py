@@ -1,4 +1,5 @@
-"""A reconciler for unit tests, whose API server keeps objects in memory and records each request."""
+"""A reconciler for unit tests, whose API server keeps objects in memory and records each
+request."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -42,18 +43,26 @@ class Rank0:
 
 
 def make_observer(
-    api: Any, caches: Caches, workloads: Workloads, limits: Limits = LIMITS, rank0: Rank0 | None = None
+    api: Any,
+    caches: Caches,
+    workloads: Workloads,
+    limits: Limits = LIMITS,
+    rank0: Rank0 | None = None,
 ) -> Observer:
     """An observer at NOW; without `rank0` no rank 0 answers."""
     clock = ProcessClock(lambda: NOW, lambda: Observed(NOW))
     events = PodStartEvents(api, limits)
-    return Observer(api, caches, clock, workloads=workloads, rank0=rank0 or Rank0(), pod_start_events=events)
+    return Observer(
+        api, caches, clock, workloads=workloads, rank0=rank0 or Rank0(), pod_start_events=events
+    )
 
 
 class Cluster:
     """An API server with one GRPOJob, and an operator whose caches show each change at once."""
 
-    def __init__(self, spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None
+    ) -> None:
         """`spec` is merged into that of a job on CPUs, with two pods."""
         self.requests: list[str] = []
         """Method, kind and name of each request so far."""
@@ -70,11 +79,19 @@ class Cluster:
 
     def _make_reconciler(self) -> Reconciler:
         api: Any = self
-        workloads = Workloads(api, self.caches, _NoFacts(), lambda _: "", pods=PODS, clock=lambda: NOW)
+        workloads = Workloads(
+            api, self.caches, _NoFacts(), lambda _: "", pods=PODS, clock=lambda: NOW
+        )
         observer = make_observer(api, self.caches, workloads, rank0=self.rank0)
         shared = SharedObjects(api, self.caches, lambda: NOW, None)
         starter = AttemptStarter(
-            api, self.caches, shared, workloads, first_seen=observer.first_seen, pods=PODS, tokens=Tokens()
+            api,
+            self.caches,
+            shared,
+            workloads,
+            first_seen=observer.first_seen,
+            pods=PODS,
+            tokens=Tokens(),
         )
         return Reconciler(
             observer=observer,
@@ -131,7 +148,9 @@ class Cluster:
             raise AlreadyExists(f"{name} exists", 409)
         return self.store(resource, body)
 
-    async def patch(self, resource: Resource, namespace: str, name: str, patch: Object, subresource: str) -> Object:
+    async def patch(
+        self, resource: Resource, namespace: str, name: str, patch: Object, subresource: str
+    ) -> Object:
         self.requests.append(f"PATCH {resource.plural}/{subresource} {name}")
         known = self._known(resource, namespace, name)
         if patch["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:
@@ -151,7 +170,10 @@ class Cluster:
     async def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
         self.requests.append(f"LIST {selection}")
         folder = selection.resource.path(selection.namespace)
-        yield [item for path, item in self._objects.items() if path.startswith(f"{folder}/")], self._version
+        yield (
+            [item for path, item in self._objects.items() if path.startswith(f"{folder}/")],
+            self._version,
+        )
 
     def _known(self, resource: Resource, namespace: str, name: str) -> Object:
         try:

@@ -1,6 +1,8 @@
-"""The acceptance run without a device: versions, the processes of checks, what is told of a bad end, the report.
+"""The acceptance run without a device: versions, the processes of checks, what is told of a bad
+end, the report.
 
-Here the checks are stand-ins that load no library; tests/trainer/test_acceptance.py runs the real ones.
+Here the checks are stand-ins that load no library; tests/trainer/test_acceptance.py runs the real
+ones.
 """
 
 import json
@@ -73,14 +75,26 @@ def test_what_differs_from_the_image_is_told_before_anything_is_imported() -> No
         "other than the image: no-such-package missing (image 1.0), trl 1.15.0 (image 1.16.0)"
     )
     assert report.versions_sentence({}) == "every version is the image's"
-    code = "import sys, grpo_acceptance.__main__; print({'torch', 'pydantic', 'trl'} & set(sys.modules))"
+    code = (
+        "import sys, grpo_acceptance.__main__; print({'torch', 'pydantic', 'trl'} & "
+        "set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 
 def test_every_package_of_the_trainer_is_among_the_versions() -> None:
     pins = report.image_versions()
-    assert {"torch", "triton", "transformers", "trl", "peft", "deepspeed", "bitsandbytes", "pydantic"} <= pins.keys()
+    assert {
+        "torch",
+        "triton",
+        "transformers",
+        "trl",
+        "peft",
+        "deepspeed",
+        "bitsandbytes",
+        "pydantic",
+    } <= pins.keys()
     here = report.installed_versions(pins)
     assert report.differing_versions(here, pins) == {}, "the tests run on the image's versions"
 
@@ -94,14 +108,18 @@ def test_findings_travel_between_processes_unchanged(findings: list[Finding]) ->
 def test_a_report_of_anything_is_a_table_with_a_row_per_finding(
     findings: list[Finding], seconds: float, log: str
 ) -> None:
-    result = json.loads(json.dumps(report.as_json(WHERE, [CheckResult("one", findings, seconds, log)])))
+    result = json.loads(
+        json.dumps(report.as_json(WHERE, [CheckResult("one", findings, seconds, log)]))
+    )
     rows = [line for line in report.markdown_page(result).split("\n") if line.startswith("|")]
     assert len(rows) == 3 + 2 + len(findings)
     assert all(row.count("|") == 4 for row in rows)
 
 
 @pytest.mark.realtime
-def test_a_bad_end_spoils_no_other_check_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_end_spoils_no_other_check_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     checks = [
@@ -113,24 +131,31 @@ def test_a_bad_end_spoils_no_other_check_and_is_told(tmp_path: Path, monkeypatch
         check("one_rank_raises", ranks=True),
         check("passes", needs_gpu=True),
     ]
-    done = list(run_checks(checks, Context("cpu", str(tmp_path), world=2), SYSTEM_CLOCK.now() + 120))
+    done = list(
+        run_checks(checks, Context("cpu", str(tmp_path), world=2), SYSTEM_CLOCK.now() + 120)
+    )
     seen = [(one.findings[0].state, one.findings[0].message) for one in done]
     assert seen == [
         (State.FAILED, "ended with exit code -6; CUDA error: device-side assert triggered"),
         (State.PASSED, "cpu, 1 ranks, GPUs '0'"),
         (State.FAILED, "no answer within 3 s; "),
         (State.PASSED, "cpu, 1 ranks, GPUs ''"),
-        (State.FAILED, "ended with exit code 1; AttributeError: module 'tests.faulty_checks' has no attribute "
+        (State.FAILED, "ended with exit code 1; AttributeError: module 'tests.faulty_checks' has "
+                       "no attribute "
          "'no_such_function'"),
         (State.FAILED, "ended with exit code 1; RuntimeError: NCCL error"),
         (State.NOT_RUN, "needs a GPU"),
     ]  # fmt: skip
     child = Path("/proc") / (tmp_path / faulty_checks.CHILD).read_text()
-    assert not child.exists() or "Z" in (child / "stat").read_text().split()[2], "what a check started is ended with it"
+    assert not child.exists() or "Z" in (child / "stat").read_text().split()[2], (
+        "what a check started is ended with it"
+    )
 
 
 @pytest.mark.realtime
-def test_what_does_not_fit_the_budget_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_the_budget_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     monkeypatch.setattr(runner, "LEAST_SECONDS", 1.0)
     checks = [check("hangs"), check("passes")]
@@ -142,9 +167,24 @@ def test_what_does_not_fit_the_budget_is_not_run(tmp_path: Path, monkeypatch: py
 @contextmanager
 def faulty_run(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """The acceptance command with the checks passes, hangs and aborts."""
-    command = [sys.executable, "-u", "-m", "tests.faulty_checks", "--device", "cpu", "--output", str(folder / "out")]
-    environment = os.environ | {"PYTHONPATH": ":".join(sys.path), "TMPDIR": str(folder), "CUDA_VISIBLE_DEVICES": ""}
-    with subprocess.Popen([*command, *options], env=environment, stdout=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "tests.faulty_checks",
+        "--device",
+        "cpu",
+        "--output",
+        str(folder / "out"),
+    ]
+    environment = os.environ | {
+        "PYTHONPATH": ":".join(sys.path),
+        "TMPDIR": str(folder),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    with subprocess.Popen(
+        [*command, *options], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process
         finally:
@@ -161,20 +201,32 @@ def messages(folder: Path) -> dict[str, str]:
 def test_a_run_that_is_killed_leaves_a_whole_report_and_no_process(tmp_path: Path) -> None:
     with faulty_run(tmp_path) as process:
         assert process.stdout
-        begun = (line.split()[1].rstrip(",") for line in process.stdout if line.startswith("begins"))
+        begun = (
+            line.split()[1].rstrip(",") for line in process.stdout if line.startswith("begins")
+        )
         assert next(name for name in begun if name != "passes") == "hangs"
-        (pid,) = until("the hanging check", lambda: list(tmp_path.glob(f"acceptance-*/{faulty_checks.CHILD}")))
+        (pid,) = until(
+            "the hanging check", lambda: list(tmp_path.glob(f"acceptance-*/{faulty_checks.CHILD}"))
+        )
         child = Path("/proc") / until("its child", pid.read_text)
         process.kill()
     assert messages(tmp_path) == {
         "passes": "cpu, 1 ranks, GPUs ''", "hangs": report.CUT_OFF, "aborts": report.NEVER_BEGUN,
     }  # fmt: skip
-    assert "| hangs | not run | the run ended during it |" in (tmp_path / "out" / "result.md").read_text()
-    until("the hanging check's end", lambda: not child.exists() or "Z" in (child / "stat").read_text().split()[2])
+    assert (
+        "| hangs | not run | the run ended during it |"
+        in (tmp_path / "out" / "result.md").read_text()
+    )
+    until(
+        "the hanging check's end",
+        lambda: not child.exists() or "Z" in (child / "stat").read_text().split()[2],
+    )
 
 
 @pytest.mark.realtime
-def test_an_installation_that_used_the_whole_budget_leaves_no_time_for_checks(tmp_path: Path) -> None:
+def test_an_installation_that_used_the_whole_budget_leaves_no_time_for_checks(
+    tmp_path: Path,
+) -> None:
     with faulty_run(tmp_path, "--used", "600") as process:
         assert process.wait() == 0
     assert messages(tmp_path) == dict.fromkeys(("passes", "hangs", "aborts"), "time")
@@ -183,13 +235,17 @@ def test_an_installation_that_used_the_whole_budget_leaves_no_time_for_checks(tm
 def test_a_check_runs_only_where_it_shows_something() -> None:
     cpu, gpus = Context("cpu", "/nowhere"), Context("cuda", "/nowhere", world=8)
     assert skip_message(check("one", needs_gpu=True), cpu) == "needs a GPU"
-    assert skip_message(check("all", ranks=True), replace(gpus, world=1)) == "one rank can't show it"
+    assert (
+        skip_message(check("all", ranks=True), replace(gpus, world=1)) == "one rank can't show it"
+    )
     assert all(skip_message(one, gpus) == "" for one in CHECKS)
 
 
 def test_names_of_checks_are_unique_and_all_memory_cases_are_among_them() -> None:
     assert len({one.name for one in CHECKS}) == len(CHECKS)
-    assert [one.arguments[0] for one in CHECKS if one.module == ".memory"] == list(range(MEMORY_CASES))
+    assert [one.arguments[0] for one in CHECKS if one.module == ".memory"] == list(
+        range(MEMORY_CASES)
+    )
     assert len(json.loads(predictions())) == len(CASES) == MEMORY_CASES
 
 
@@ -197,7 +253,10 @@ def test_the_page_of_gpus_explains_every_check() -> None:
     text = (ROOT / "docs" / "gpu.md").read_text()
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     explained = {name for row in rows for name in re.findall(r"`([-\w]+)`", row)}
-    assert {one.name for one in CHECKS if one.module != ".memory"} | {"memory-1", "memory-9"} == explained
+    assert {one.name for one in CHECKS if one.module != ".memory"} | {
+        "memory-1",
+        "memory-9",
+    } == explained
 
 
 def test_the_page_shows_what_differs_what_failed_and_numbers() -> None:
@@ -207,21 +266,34 @@ def test_the_page_shows_what_differs_what_failed_and_numbers() -> None:
         CheckResult("step", [finding], 9.5),
     ]
     page = report.markdown_page(report.as_json(WHERE, done))
-    assert page.startswith("1 passed, 1 failed, 0 not run. Python, H100; versions that are not the image's:")
+    assert page.startswith(
+        "1 passed, 1 failed, 0 not run. Python, H100; versions that are not the image's:"
+    )
     assert "| torch | 2.11.0 | 2.13.0 |" in page
     assert "| step, float32 | failed | loss differs by 0.5; 2 steps; loss 0.5 |" in page
 
 
 def test_three_files_are_written(tmp_path: Path) -> None:
     report.write_report(
-        tmp_path / "out", WHERE, [CheckResult("gpu", [make_finding("GPU", [], "1 × H100")], 1.0, "a line")]
+        tmp_path / "out",
+        WHERE,
+        [CheckResult("gpu", [make_finding("GPU", [], "1 × H100")], 1.0, "a line")],
     )
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["log.txt", "result.json", "result.md"]
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["summary"] == "1 passed, 0 failed, 0 not run"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "log.txt",
+        "result.json",
+        "result.md",
+    ]
+    assert (
+        json.loads((tmp_path / "out" / "result.json").read_text())["summary"]
+        == "1 passed, 0 failed, 0 not run"
+    )
     assert "==== gpu, 1.0 s\na line" in (tmp_path / "out" / "log.txt").read_text()
 
 
-@pytest.mark.parametrize(("wrong", "result"), [([], Result.SUCCEEDED), (["step: differs"], Result.ERROR)])
+@pytest.mark.parametrize(
+    ("wrong", "result"), [([], Result.SUCCEEDED), (["step: differs"], Result.ERROR)]
+)
 def test_in_a_pod_it_ends_with_the_attempt_s_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: list[str], result: Result
 ) -> None:

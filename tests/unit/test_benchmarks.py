@@ -1,4 +1,5 @@
-"""The list of benchmarks, and the one that needs nothing. tests/trainer and tests/e2e run the others."""
+"""The list of benchmarks, and the one that needs nothing. tests/trainer and tests/e2e run the
+others."""
 
 import sys
 
@@ -36,7 +37,9 @@ def test_every_benchmark_has_a_smallest_size() -> None:
     assert {*IN_THE_GATE, *WITH_LIMITS} <= SMALLEST.keys()
 
 
-def test_plans_are_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plans_are_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(plan_speed, "MODELS", plan_speed.MODELS[:2])
     monkeypatch.setattr(plan_speed, "HARD", dict(list(plan_speed.HARD.items())[-1:]))
     monkeypatch.setattr(sys, "argv", ["plan_speed", *SMALLEST["plan_speed"]])

@@ -17,9 +17,16 @@ def test_pods_end(simulated_nodes): pass
 """
 
 
-def test_a_missing_tool_fails_the_test_with_the_name_of_its_fixture(pytester: pytest.Pytester) -> None:
+def test_a_missing_tool_fails_the_test_with_the_name_of_its_fixture(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makepyfile(CODE)
-    result = pytester.runpytest_inprocess("-p", "tests.built_tools", "-p", "no:hypothesispytest", "-W", "ignore")
+    result = pytester.runpytest_inprocess(
+        "-p", "tests.built_tools", "-p", "no:hypothesispytest", "-W", "ignore"
+    )
     result.assert_outcomes(errors=2)
-    lines = ["*ClusterError: kwok is not built: run `make tools`", "*in the fixture `simulated_nodes`"]
+    lines = [
+        "*ClusterError: kwok is not built: run `make tools`",
+        "*in the fixture `simulated_nodes`",
+    ]
     result.stdout.fnmatch_lines(lines * 2)

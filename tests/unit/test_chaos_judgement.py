@@ -1,4 +1,5 @@
-"""What chaos judges by can fail: each invariant is shown something that breaks it, and something that doesn't."""
+"""What chaos judges by can fail: each invariant is shown something that breaks it, and something
+that doesn't."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,14 +19,19 @@ from tests.integration.chaos.observer import earlier_lives
 H100 = "H100"
 
 
-def condition(kind: str, status: bool = True, reason: str = "Because", at: str = "t0") -> dict[str, Any]:
+def condition(
+    kind: str, status: bool = True, reason: str = "Because", at: str = "t0"
+) -> dict[str, Any]:
     return {
-        "type": kind, "status": str(status), "reason": reason, "message": "", "lastTransitionTime": at,
+        "type": kind, "status": str(status), "reason": reason, "message": "",
+        "lastTransitionTime": at,
         "observedGeneration": 1,
     }  # fmt: skip
 
 
-def version(at: float = 0.0, *conditions: dict[str, Any], spec: Any = None, **status: Any) -> Version:
+def version(
+    at: float = 0.0, *conditions: dict[str, Any], spec: Any = None, **status: Any
+) -> Version:
     return Version(at, 1, spec or {}, {"conditions": list(conditions), **status})
 
 
@@ -43,7 +49,14 @@ RUNNING = (condition("Admitted"), condition("Running"))
 def test_a_job_that_does_as_it_should_is_not_blamed() -> None:
     queued = version(0, condition("Admitted", False), phase="Queued")
     running = version(1, *RUNNING, phase="Running", attempt=1, plan={"nodes": 1})
-    ended = version(2, condition("Admitted"), condition("Succeeded"), phase="Succeeded", attempt=1, completionTime="t")
+    ended = version(
+        2,
+        condition("Admitted"),
+        condition("Succeeded"),
+        phase="Succeeded",
+        attempt=1,
+        completionTime="t",
+    )
     assert told(queued) == told(queued, running) == told(running, ended) == ""
 
 
@@ -60,7 +73,9 @@ def test_a_job_that_does_as_it_should_is_not_blamed() -> None:
         ({}, {"observedGeneration": 2}, "nothing is observed that is not yet"),
     ],
 )
-def test_counters_that_jump_are_blamed(before: dict[str, Any], after: dict[str, Any], blame: str) -> None:
+def test_counters_that_jump_are_blamed(
+    before: dict[str, Any], after: dict[str, Any], blame: str
+) -> None:
     assert blame in told(version(0, **before), version(1, **after))
 
 
@@ -83,20 +98,31 @@ def test_conditions_that_contradict_each_other_are_blamed(
 
 
 def test_an_end_that_is_taken_back_is_blamed() -> None:
-    ended = version(0, condition("Failed", reason="BadInput"), phase="Failed", completionTime="t", attempt=1)
+    ended = version(
+        0, condition("Failed", reason="BadInput"), phase="Failed", completionTime="t", attempt=1
+    )
     again = version(1, *RUNNING, phase="Running", attempt=2, plan={"nodes": 1})
     assert "Failed was True (BadInput) and is not any more" in told(ended, again)
 
 
 def test_a_transition_time_moves_with_the_status_alone() -> None:
     before = version(0, condition("Admitted", False, at="t0"))
-    assert "its lastTransitionTime moved" in told(before, version(1, condition("Admitted", False, at="t1")))
+    assert "its lastTransitionTime moved" in told(
+        before, version(1, condition("Admitted", False, at="t1"))
+    )
     assert told(before, version(1, condition("Admitted", at="t1"))) == ""
 
 
 def node(history: History, name: str, gpus: int, at: float, ready: bool = True) -> None:
-    status = {"allocatable": {"nvidia.com/gpu": str(gpus)}, "conditions": [{"type": "Ready", "status": str(ready)}]}
-    history.see("nodes", {"metadata": {"name": name, "labels": {PRODUCT: H100}}, "spec": {}, "status": status}, at)
+    status = {
+        "allocatable": {"nvidia.com/gpu": str(gpus)},
+        "conditions": [{"type": "Ready", "status": str(ready)}],
+    }
+    history.see(
+        "nodes",
+        {"metadata": {"name": name, "labels": {PRODUCT: H100}}, "spec": {}, "status": status},
+        at,
+    )
 
 
 def gang(at: float, gpus: int, attempt: int = 1) -> Version:
@@ -126,7 +152,8 @@ def test_a_node_that_was_lost_after_an_admission_is_no_promise_broken() -> None:
 
 
 def pod(
-    history: History, name: str, attempt: int, *, told_to_end: bool = False, gpus: int = 0, ready: str = "True",
+    history: History, name: str, attempt: int, *, told_to_end: bool = False, gpus: int = 0,
+    ready: str = "True",
     phase: str = "Running", job: str = "uid",
 ) -> None:  # fmt: skip
     metadata: dict[str, Any] = {"name": name, "uid": name, "annotations": {PLAN_ANNOTATION: "{}"}}
@@ -154,7 +181,9 @@ def test_a_gang_that_ended_while_its_job_could_not_be_read_holds_nothing(
     history = History()
     node(history, "n", 8, 0.0)
     unread = replace(gang(20.0, 5), status={**gang(20.0, 5).status, "phase": UNKNOWN_PHASE})
-    history.jobs["rival"] = Job("rival", "team/rival", [gang(10.0, 5), *([unread] if spoiled else []), gang(30.0, 5)])
+    history.jobs["rival"] = Job(
+        "rival", "team/rival", [gang(10.0, 5), *([unread] if spoiled else []), gang(30.0, 5)]
+    )
     for number, phase in enumerate(ends):
         pod(history, f"rival-{number}", 1, phase=phase, job="rival")
     assert bool(told(gang(100.0, 4, 0), gang(100.0, 4), history=history)) is blamed
@@ -184,7 +213,13 @@ def audited(now: Version, *deeds: Entry) -> str:
 
 
 def final(kind: str, reason: str, **status: Any) -> Version:
-    return version(9, condition(kind, reason=reason), phase=kind, completionTime="t", **{"attempt": 1, **status})
+    return version(
+        9,
+        condition(kind, reason=reason),
+        phase=kind,
+        completionTime="t",
+        **{"attempt": 1, **status},
+    )
 
 
 def test_a_success_that_nobody_let_happen_is_blamed() -> None:
@@ -205,13 +240,17 @@ def test_a_failure_without_its_cause_is_blamed() -> None:
 def test_restarts_are_held_against_what_failed() -> None:
     short = final("Failed", "OutOfMemory", attempt=2, restarts=1)
     assert audited(short, ended(1, Result.OUT_OF_MEMORY), ended(2, Result.OUT_OF_MEMORY)) == ""
-    assert "OutOfMemory in attempt 2: nobody reported that" in audited(short, ended(1, Result.OUT_OF_MEMORY))
+    assert "OutOfMemory in attempt 2: nobody reported that" in audited(
+        short, ended(1, Result.OUT_OF_MEMORY)
+    )
     spent = final("Failed", "RestartLimit", attempt=4, restarts=3)
     failures = [ended(attempt, Result.ERROR) for attempt in (1, 2, 3, 4)]
     assert audited(spent, *failures) == ""
     assert "3 attempts had an end that counts" in audited(spent, *failures[1:])
     waits = version(9, condition("Admitted", False), attempt=2, restarts=1)
-    assert "1 restarts were counted; attempts that failed: []" in audited(waits, ended(1, Result.PREEMPTED))
+    assert "1 restarts were counted; attempts that failed: []" in audited(
+        waits, ended(1, Result.PREEMPTED)
+    )
     silent = version(9, condition("Admitted"), attempt=2, restarts=0)
     assert "attempts that surely failed: [1]" in audited(silent, ended(1, Result.OUT_OF_MEMORY))
     assert audited(silent, ended(1, Result.OUT_OF_MEMORY, sure=False)) == ""
@@ -230,7 +269,10 @@ def test_a_failure_beside_a_lost_pod_need_not_be_counted() -> None:
 
 def test_rollbacks_are_held_against_what_diverged() -> None:
     wish = {"guard": {"onDivergence": "Rollback"}}
-    spent = replace(final("Failed", "Diverged", attempt=3, rollbacks=[rolled_back(1), rolled_back(2)]), spec=wish)
+    spent = replace(
+        final("Failed", "Diverged", attempt=3, rollbacks=[rolled_back(1), rolled_back(2)]),
+        spec=wish,
+    )
     divergences = [ended(attempt, Result.DIVERGED) for attempt in (1, 2, 3)]
     assert audited(spent, *divergences) == ""
     assert "in attempt 1: nobody reported that" in audited(spent, *divergences[1:])
@@ -240,19 +282,30 @@ def test_rollbacks_are_held_against_what_diverged() -> None:
 
 
 def rolled_back(attempt: int) -> dict[str, Any]:
-    return {"attempt": attempt, "reason": "Diverged", "skipped": {"first": attempt, "last": attempt}}
+    return {
+        "attempt": attempt,
+        "reason": "Diverged",
+        "skipped": {"first": attempt, "last": attempt},
+    }
 
 
 def test_an_event_that_no_condition_said_is_blamed() -> None:
     history = History()
-    history.jobs["uid"] = Job("uid", "team/job", [version(0, condition("Admitted", reason="Admitted"))])
+    history.jobs["uid"] = Job(
+        "uid", "team/job", [version(0, condition("Admitted", reason="Admitted"))]
+    )
     about: dict[str, object] = {"uid": "uid", "name": "job"}
     events: list[dict[str, object]] = [
-        {"involvedObject": about, "reason": reason, "message": "m"} for reason in ("Admitted", "Hang")
+        {"involvedObject": about, "reason": reason, "message": "m"}
+        for reason in ("Admitted", "Hang")
     ]
-    assert list(events_tell_what_was(history, events)) == ["event Hang on job: no condition ever said so: m"]
+    assert list(events_tell_what_was(history, events)) == [
+        "event Hang on job: no condition ever said so: m"
+    ]
     history.listed("grpojobs", set(), 9.0)
-    assert list(events_tell_what_was(history, events)) == [], "it went unseen, and what was written last with it"
+    assert list(events_tell_what_was(history, events)) == [], (
+        "it went unseen, and what was written last with it"
+    )
 
 
 def test_an_end_for_which_nothing_was_done_is_blamed() -> None:

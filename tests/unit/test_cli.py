@@ -1,4 +1,5 @@
-"""The command line without a cluster: files are read as kubectl reads them, objects rendered, errors told in a line."""
+"""The command line without a cluster: files are read as kubectl reads them, objects rendered,
+errors told in a line."""
 
 import json
 import re
@@ -18,7 +19,13 @@ from grpo_cli.show.errors import ManifestError, NotYet
 from tests.running_samples import HUB
 from tests.samples import REMOVE, changed, job
 
-CPU = changed({"placement": {"accelerator": "CPU", "nodes": 2}, "model.parameters": "77K", "image": "trainer:1"})
+CPU = changed(
+    {
+        "placement": {"accelerator": "CPU", "nodes": 2},
+        "model.parameters": "77K",
+        "image": "trainer:1",
+    }
+)
 
 
 def write(folder: Path, *documents: dict[str, Any]) -> str:
@@ -50,7 +57,10 @@ def test_scalars_are_read_as_kubectl_reads_them(text: str, value: object) -> Non
 
 def test_only_the_jobs_of_a_file_are_taken(tmp_path: Path) -> None:
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
-    assert [found["metadata"]["name"] for found in load_jobs(write(tmp_path, claim, job("a", CPU), job("b", CPU)))] == [
+    assert [
+        found["metadata"]["name"]
+        for found in load_jobs(write(tmp_path, claim, job("a", CPU), job("b", CPU)))
+    ] == [
         "a",
         "b",
     ]
@@ -86,7 +96,10 @@ def test_a_file_without_a_job_is_told_from_one(tmp_path: Path, text: str, says: 
         ({"name": "a" * 53}, "metadata.name is 'a{53}'; it takes 1 to 52"),
         ({"name": "a", "namespace": 1}, "metadata.namespace is 1; put it in quotes"),
         ({"name": "a", "labels": ["x"]}, r"metadata.labels is \['x'\]"),
-        ({"name": "a", "annotations": {"cost": 42}}, "metadata.annotations has 'cost': 42; put both in quotes"),
+        (
+            {"name": "a", "annotations": {"cost": 42}},
+            "metadata.annotations has 'cost': 42; put both in quotes",
+        ),
     ],
 )
 def test_metadata_that_the_server_would_refuse_is_a_sentence(
@@ -104,7 +117,10 @@ def test_a_new_job_that_would_lose_its_model_is_refused_and_a_stored_one_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     assert main([command, "-f", write(tmp_path, job("a", LOST))]) == 2
-    assert "a: spec: the trained model would be lost with its pods: set checkpoint.volume" in capsys.readouterr().err
+    assert (
+        "a: spec: the trained model would be lost with its pods: set checkpoint.volume"
+        in capsys.readouterr().err
+    )
     stored = job("a", LOST) | {"metadata": {"name": "a", "uid": "uid-of-a"}}
     assert main([command, "-f", write(tmp_path, stored)]) == 0
 
@@ -119,10 +135,17 @@ def test_a_new_job_that_would_lose_its_model_is_refused_and_a_stored_one_is_not(
         ),
         (
             {"export": {"to": "Hub", "hub": HUB}, "checkpoint.volume": {"claimName": "team"}},
-            "will be on claim team, folder a-<uid>/export and on the hub, private repository team/out",
+            (
+                "will be on claim team, folder a-<uid>/export and on the hub, private repository "
+                "team/out"
+            ),
         ),
         (
-            {"export.to": "Volume", "checkpoint.volumeClaimTemplate": {"size": "1Gi"}, "adapter.use": "Always"},
+            {
+                "export.to": "Volume",
+                "checkpoint.volumeClaimTemplate": {"size": "1Gi"},
+                "adapter.use": "Always",
+            },
             "the trained adapter, 0.00 GiB, will be on claim a-checkpoints, folder a-<uid>/export",
         ),
         (
@@ -131,7 +154,11 @@ def test_a_new_job_that_would_lose_its_model_is_refused_and_a_stored_one_is_not(
         ),
         ({"checkpoint.volume": {"claimName": "team"}}, "the trained model is not kept"),
         (
-            {"export": REMOVE, "checkpoint.store": {"url": "s3://b/runs"}, "model.parameters": "2B"},
+            {
+                "export": REMOVE,
+                "checkpoint.store": {"url": "s3://b/runs"},
+                "model.parameters": "2B",
+            },
             "on a pod's own disk, on their way: checkpoints and the export, up to 59.6 GiB",
         ),
         (
@@ -147,8 +174,14 @@ def test_the_plan_says_where_the_model_will_be(
     assert says in " ".join(capsys.readouterr().out.split())
 
 
-def test_labels_and_annotations_are_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    metadata = {"name": "a", "labels": {"team": "rl"}, "annotations": {"note": "n", "grpo.dev/plan": "forged"}}
+def test_labels_and_annotations_are_rendered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metadata = {
+        "name": "a",
+        "labels": {"team": "rl"},
+        "annotations": {"note": "n", "grpo.dev/plan": "forged"},
+    }
     assert main(["render", "-f", write(tmp_path, job("a", CPU) | {"metadata": metadata})]) == 0
     gang = list(yaml.safe_load_all(capsys.readouterr().out))[-1]
     template = gang["spec"]["template"]["metadata"]
@@ -174,13 +207,22 @@ def test_a_missing_file_is_named() -> None:
         load_jobs("nowhere.yaml")
 
 
-def test_render_prints_what_the_operator_creates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_prints_what_the_operator_creates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = changed({"checkpoint": {"volumeClaimTemplate": {"size": "1Gi"}}}, CPU)
     assert main(["render", "-f", write(tmp_path, job("first", spec)), "-n", "team"]) == 0
     service, claim, gang = yaml.safe_load_all(capsys.readouterr().out)
     assert (service["kind"], service["spec"]["clusterIP"]) == ("Service", "None")
-    assert (claim["kind"], claim["metadata"]["name"]) == ("PersistentVolumeClaim", "first-checkpoints")
-    assert (gang["kind"], gang["metadata"]["name"], gang["metadata"]["namespace"]) == ("Job", "first-1", "team")
+    assert (claim["kind"], claim["metadata"]["name"]) == (
+        "PersistentVolumeClaim",
+        "first-checkpoints",
+    )
+    assert (gang["kind"], gang["metadata"]["name"], gang["metadata"]["namespace"]) == (
+        "Job",
+        "first-1",
+        "team",
+    )
     assert gang["spec"]["completions"] == 2
     assert gang["spec"]["template"]["spec"]["containers"][0]["image"] == "trainer:1"
     carried = json.loads(gang["spec"]["template"]["metadata"]["annotations"][PLAN_ANNOTATION])
@@ -190,15 +232,29 @@ def test_render_prints_what_the_operator_creates(tmp_path: Path, capsys: pytest.
 def test_render_shows_where_another_jobs_checkpoints_would_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["render", "-f", write(tmp_path, job("next", changed({"resumeFrom": {"grpoJob": "first"}}, CPU)))]) == 0
+    assert (
+        main(
+            [
+                "render",
+                "-f",
+                write(tmp_path, job("next", changed({"resumeFrom": {"grpoJob": "first"}}, CPU))),
+            ]
+        )
+        == 0
+    )
     gang = list(yaml.safe_load_all(capsys.readouterr().out))[-1]
-    claims = [volume.get("persistentVolumeClaim") for volume in gang["spec"]["template"]["spec"]["volumes"]]
+    claims = [
+        volume.get("persistentVolumeClaim")
+        for volume in gang["spec"]["template"]["spec"]["volumes"]
+    ]
     assert {"claimName": "first-checkpoints"} in claims
     plan = json.loads(gang["spec"]["template"]["metadata"]["annotations"][PLAN_ANNOTATION])
     assert plan["resumeFrom"].startswith("/resume/first-")
 
 
-def test_render_plans_a_gpu_job_on_the_gpus_that_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_plans_a_gpu_job_on_the_gpus_that_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write(tmp_path, job("big", changed({"model.parameters": "8B", "adapter.use": "Never"})))
     assert main(["render", "-f", path]) == 2
     assert "which GPUs?" in capsys.readouterr().err
@@ -237,7 +293,10 @@ def test_without_kubectl_the_command_says_so(
     assert "install kubectl or set KUBECTL" in capsys.readouterr().err
 
 
-NEWER = job("a", CPU) | {"metadata": {"namespace": "n", "name": "a"}, "status": {"phase": "Dreaming"}}
+NEWER = job("a", CPU) | {
+    "metadata": {"namespace": "n", "name": "a"},
+    "status": {"phase": "Dreaming"},
+}
 
 
 @pytest.mark.realtime
@@ -246,11 +305,18 @@ NEWER = job("a", CPU) | {"metadata": {"namespace": "n", "name": "a"}, "status": 
     [
         ("Unable to connect", "printed no JSON object: 'Unable to connect"),
         ("[]", "printed no JSON object"),
-        (json.dumps(NEWER), "a was written by another version of the operator: status.phase: Input should be"),
+        (
+            json.dumps(NEWER),
+            "a was written by another version of the operator: status.phase: Input should be",
+        ),
     ],
 )
 def test_an_answer_that_is_none_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], prints: str, says: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    prints: str,
+    says: str,
 ) -> None:
     (tmp_path / "kubectl.py").write_text(f"print({prints!r})")
     monkeypatch.setenv("KUBECTL", f"{sys.executable} {tmp_path}/kubectl.py")
@@ -259,21 +325,27 @@ def test_an_answer_that_is_none_is_a_sentence(
 
 
 def pod(attempt: int | str, index: int) -> dict[str, Any]:
-    labels = {"grpo.dev/attempt": str(attempt), "batch.kubernetes.io/job-completion-index": str(index)}
+    labels = {
+        "grpo.dev/attempt": str(attempt),
+        "batch.kubernetes.io/job-completion-index": str(index),
+    }
     return {"metadata": {"name": f"p-{attempt}-{index}", "labels": labels}}
 
 
 PODS = [pod(1, 0), pod(1, 1), pod(2, 0), pod("latest", 0), {"metadata": {"name": "stranger"}}]
 
 
-@pytest.mark.parametrize(("attempt", "index", "name"), [(None, 0, "p-2-0"), (None, 1, "p-1-1"), (1, 0, "p-1-0")])
+@pytest.mark.parametrize(
+    ("attempt", "index", "name"), [(None, 0, "p-2-0"), (None, 1, "p-1-1"), (1, 0, "p-1-0")]
+)
 def test_logs_come_from_the_rank_of_the_attempt(attempt: int | None, index: int, name: str) -> None:
     assert choose_pod(PODS, attempt, index) == name
 
 
 def test_logs_of_a_pod_that_is_not_there_say_which_are() -> None:
     with pytest.raises(
-        NotYet, match=r"attempt 2 on node 1 .* there are: attempt 1 node 0, attempt 1 node 1, attempt 2"
+        NotYet,
+        match=r"attempt 2 on node 1 .* there are: attempt 1 node 0, attempt 1 node 1, attempt 2",
     ):
         choose_pod(PODS, 2, 1)
     with pytest.raises(NotYet, match="there are: none"):

@@ -1,4 +1,5 @@
-"""Pods that the command line makes, beside who has their claims: a volume of one node is mounted where it is."""
+"""Pods that the command line makes, beside who has their claims: a volume of one node is mounted
+where it is."""
 
 from argparse import Namespace
 from typing import Any
@@ -22,7 +23,10 @@ MODES: tuple[list[str], ...] = (ONE, MANY, ["ReadOnlyMany"], [*ONE, "ReadOnlyMan
 
 
 def volumes(names: Any) -> list[dict[str, Any]]:
-    return [{"name": "scratch", "emptyDir": {}}, *({"persistentVolumeClaim": {"claimName": one}} for one in names)]
+    return [
+        {"name": "scratch", "emptyDir": {}},
+        *({"persistentVolumeClaim": {"claimName": one}} for one in names),
+    ]
 
 
 def job(*names: str) -> dict[str, Any]:
@@ -31,11 +35,18 @@ def job(*names: str) -> dict[str, Any]:
 
 def claim(name: str, modes: list[str], bound: bool = True) -> dict[str, Any]:
     told = {"accessModes": modes}
-    return {"metadata": {"name": name}, "spec": {} if bound else told, "status": told if bound else {}}
+    return {
+        "metadata": {"name": name},
+        "spec": {} if bound else told,
+        "status": told if bound else {},
+    }
 
 
 def pod(name: str, node: str, names: Any) -> dict[str, Any]:
-    return {"metadata": {"name": name}, "spec": {"nodeName": node, "volumes": volumes(names), "tolerations": [GPU]}}
+    return {
+        "metadata": {"name": name},
+        "spec": {"nodeName": node, "volumes": volumes(names), "tolerations": [GPU]},
+    }
 
 
 class Cluster:
@@ -56,7 +67,9 @@ class Cluster:
 def node_of(made: dict[str, Any]) -> list[str]:
     """The nodes that the pod's required affinity names."""
     affinity = made["spec"]["template"]["spec"].get("affinity", {}).get("nodeAffinity", {})
-    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get(
+        "nodeSelectorTerms", []
+    )
     return [value for term in terms for field in term["matchFields"] for value in field["values"]]
 
 
@@ -64,7 +77,9 @@ def node_of(made: dict[str, Any]) -> list[str]:
 @given(
     modes=st.fixed_dictionaries({name: st.sampled_from(MODES) for name in NAMES}),
     wanted=st.sets(st.sampled_from(NAMES)),
-    others=st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sets(st.sampled_from(NAMES))), max_size=4),
+    others=st.lists(
+        st.tuples(st.sampled_from(["a", "b"]), st.sets(st.sampled_from(NAMES))), max_size=4
+    ),
     bound=st.booleans(),
 )
 def test_a_pod_goes_where_its_claims_are_and_only_if_they_can_be_had_there(
@@ -94,10 +109,18 @@ def test_a_pod_goes_where_its_claims_are_and_only_if_they_can_be_had_there(
 
 def test_the_nodes_that_a_user_names_stay_named_and_nothing_given_is_changed() -> None:
     labels = {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["a"]}]}
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [labels]}}}
+    affinity = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [labels]}
+        }
+    }
     given_pod = {"affinity": affinity, "tolerations": [GPU], "volumes": []}
-    made = pin_to_holder(given_pod, Holder("kept", "run-1-0", "node-1", (GPU, {"key": "mine", "operator": "Exists"})))
-    (term,) = made["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    made = pin_to_holder(
+        given_pod, Holder("kept", "run-1-0", "node-1", (GPU, {"key": "mine", "operator": "Exists"}))
+    )
+    (term,) = made["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
     name = {"key": "metadata.name", "operator": "In", "values": ["node-1"]}
     assert term == {**labels, "matchFields": [name]}
     assert made["tolerations"] == [GPU, {"key": "mine", "operator": "Exists"}]
@@ -107,12 +130,19 @@ def test_the_nodes_that_a_user_names_stay_named_and_nothing_given_is_changed() -
 def test_a_claim_of_one_pod_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     there = [claim("kept", ["ReadWriteOncePod"])]
     Cluster(monkeypatch, persistentvolumeclaims=there, pods=[pod("run-1-0", "a", ["kept"])])
-    with pytest.raises(NotYet, match="one pod at a time can mount claim kept, which pod run-1-0 has on node a: wait"):
+    with pytest.raises(
+        NotYet,
+        match="one pod at a time can mount claim kept, which pod run-1-0 has on node a: wait",
+    ):
         pin_to_claims(OPTIONS, job("kept"))
 
 
-def test_who_may_not_look_places_nothing_and_shared_claims_ask_for_no_pods(monkeypatch: pytest.MonkeyPatch) -> None:
-    denied = Cluster(monkeypatch, persistentvolumeclaims=KubectlError("Error from server (Forbidden): no"))
+def test_who_may_not_look_places_nothing_and_shared_claims_ask_for_no_pods(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    denied = Cluster(
+        monkeypatch, persistentvolumeclaims=KubectlError("Error from server (Forbidden): no")
+    )
     assert pin_to_claims(OPTIONS, job("kept")) == (job("kept"), None)
     denied.items["persistentvolumeclaims"] = KubectlError("the server is gone")
     with pytest.raises(KubectlError, match="is gone"):
@@ -131,18 +161,30 @@ def test_a_pod_that_waits_too_long_says_what_the_kubelet_says_and_beside_whom_it
     monkeypatch.setattr(kubectl, "create_object", lambda *_: "run-export-x")
     waiting = {"state": {"waiting": {"reason": "ContainerCreating"}}}
     events = [
-        {"lastTimestamp": "2026-01-01T00:00:09Z", "reason": "FailedAttachVolume", "message": "Multi-Attach error"},
+        {
+            "lastTimestamp": "2026-01-01T00:00:09Z",
+            "reason": "FailedAttachVolume",
+            "message": "Multi-Attach error",
+        },
         {"lastTimestamp": "2026-01-01T00:00:01Z", "reason": "Failed", "message": "older"},
         {},
     ]
-    mine = {"metadata": {"name": "p"}, "status": {"phase": "Pending", "containerStatuses": [waiting]}}
+    mine = {
+        "metadata": {"name": "p"},
+        "status": {"phase": "Pending", "containerStatuses": [waiting]},
+    }
     cluster = Cluster(monkeypatch, pods=[mine], events=events)
-    with pytest.raises(KubectlError, match=r"does not run after 600 s: FailedAttachVolume: Multi-Attach error$"):
+    with pytest.raises(
+        KubectlError, match=r"does not run after 600 s: FailedAttachVolume: Multi-Attach error$"
+    ):
         Delivery(OPTIONS, {}, clock=SteppedClock()).wait_for_listing()
     holder = Holder("kept", "run-1-0", "node-1")
     unbound = {"status": "False", "reason": "Unschedulable", "message": "no room"}
     mine["status"] = {"phase": "Pending", "conditions": [unbound]}
-    told = "Unschedulable: no room; it can run only beside claim kept, which pod run-1-0 has on node node-1"
+    told = (
+        "Unschedulable: no room; it can run only beside claim kept, which pod run-1-0 has on "
+        "node node-1"
+    )
     with pytest.raises(KubectlError, match=f"{told}$"):
         Delivery(OPTIONS, {}, holder, SteppedClock()).wait_for_listing()
     mine["status"] = {"phase": "Pending"}

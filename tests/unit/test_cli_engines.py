@@ -27,10 +27,19 @@ SERVED: dict[str, Any] = {
 def engine(attempt: int, index: int, made: str) -> dict[str, Any]:
     found = pod(attempt, index)
     found["metadata"]["labels"]["grpo.dev/component"] = "engine"
-    return {"metadata": found["metadata"] | {"name": f"e-{attempt}-{index}-{made}", "creationTimestamp": made}}
+    return {
+        "metadata": found["metadata"]
+        | {"name": f"e-{attempt}-{index}-{made}", "creationTimestamp": made}
+    }
 
 
-PODS = [pod(1, 0), engine(1, 0, "2026-01-02"), engine(1, 0, "2026-01-01"), engine(1, 1, "2026-01-01"), pod(2, 0)]
+PODS = [
+    pod(1, 0),
+    engine(1, 0, "2026-01-02"),
+    engine(1, 0, "2026-01-01"),
+    engine(1, 1, "2026-01-01"),
+    pod(2, 0),
+]
 
 
 def test_logs_come_from_a_rank_or_from_the_youngest_pod_of_an_engine() -> None:
@@ -38,15 +47,22 @@ def test_logs_come_from_a_rank_or_from_the_youngest_pod_of_an_engine() -> None:
     assert choose_pod(PODS, 1, 0) == "p-1-0"
     assert choose_pod(PODS, None, 0, engine=True) == "e-1-0-2026-01-02"
     assert choose_pod(PODS, 1, 1, engine=True) == "e-1-1-2026-01-01"
-    with pytest.raises(NotYet, match="attempt 2 for engine 0; there are: attempt 1 engine 0, attempt 1 engine 1"):
+    with pytest.raises(
+        NotYet, match="attempt 2 for engine 0; there are: attempt 1 engine 0, attempt 1 engine 1"
+    ):
         choose_pod(PODS, 2, 0, engine=True)
 
 
-def test_render_prints_the_engines_beside_their_gang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_prints_the_engines_beside_their_gang(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(json.dumps(job("first", changed(SERVED))))
     assert main(["render", "-f", str(path), "-n", "team"]) == 0
-    found = [(item["kind"], item["metadata"]["name"]) for item in yaml.safe_load_all(capsys.readouterr().out)]
+    found = [
+        (item["kind"], item["metadata"]["name"])
+        for item in yaml.safe_load_all(capsys.readouterr().out)
+    ]
     assert found == [
         ("Service", "grpo-rendezvous"),
         ("Service", "grpo-engines"),
@@ -58,7 +74,11 @@ def test_render_prints_the_engines_beside_their_gang(tmp_path: Path, capsys: pyt
 def test_status_tells_engines_from_ranks() -> None:
     pods = [{"name": "run-1-0", "index": 0, "phase": "Running"},
             {"name": "run-1-engine-0", "index": 0, "phase": "Failed", "engine": True}]  # fmt: skip
-    metrics = {"kl": "0.01", "weightsVersion": 1000000003, "phaseSeconds": {"generate": "29", "sync": "0.5"}}
+    metrics = {
+        "kl": "0.01",
+        "weightsVersion": 1000000003,
+        "phaseSeconds": {"generate": "29", "sync": "0.5"},
+    }
     known = make_job(status=active_status(plan=SERVED_GPU_PLAN, pods=pods, metrics=metrics))
     assert known.spec
     out = Console(width=200, file=io.StringIO(), highlight=False)

@@ -1,4 +1,5 @@
-"""`grpo export` without a cluster: who has a model, what the pod may do, and files over connections that break."""
+"""`grpo export` without a cluster: who has a model, what the pod may do, and files over connections
+that break."""
 
 import hashlib
 from argparse import Namespace
@@ -15,7 +16,14 @@ from grpo_api.job import GRPOJob
 from grpo_api.report.artifacts import Export, FileEntry, Listing, weights_hash
 from grpo_cli.cluster.attempt import build_attempt
 from grpo_cli.cluster.delivery import export_job
-from grpo_cli.cluster.download import PAUSES, download_files, missing_files, require_folder, require_room, require_safe
+from grpo_cli.cluster.download import (
+    PAUSES,
+    download_files,
+    missing_files,
+    require_folder,
+    require_room,
+    require_safe,
+)
 from grpo_cli.commands.export import exported_model, is_conversion_requested, require_reported
 from grpo_cli.show.errors import CliError, KubectlError, NotYet, OptionError
 from grpo_operator.records.names import LABEL_JOB, LABEL_UID
@@ -34,7 +42,9 @@ def job(phase: str = "Succeeded", **status: Any) -> GRPOJob:
     return GRPOJob(spec=known.spec, status=known.status)
 
 
-@pytest.mark.parametrize(("to", "path"), [("Volume", "pvc://team/run/export"), ("ObjectStore", "s3://team/run/export")])
+@pytest.mark.parametrize(
+    ("to", "path"), [("Volume", "pvc://team/run/export"), ("ObjectStore", "s3://team/run/export")]
+)
 def test_a_model_of_one_s_own_place_can_be_had(to: str, path: str) -> None:
     assert exported_model("run", job(export=EXPORT | {"to": to, "path": path})).path == path
 
@@ -77,8 +87,13 @@ def test_a_job_without_a_model_says_what_there_is(status: dict[str, Any], says: 
         ("Adapter", False, "float32", "run has exported an adapter; add --merge"),
     ],
 )
-def test_what_is_asked_for_fits_what_was_exported(kind: str, merge: bool, dtype: str | None, answer: Any) -> None:
-    options, told = Namespace(name="run", merge=merge, dtype=dtype), Export.model_validate(EXPORT | {"format": kind})
+def test_what_is_asked_for_fits_what_was_exported(
+    kind: str, merge: bool, dtype: str | None, answer: Any
+) -> None:
+    options, told = (
+        Namespace(name="run", merge=merge, dtype=dtype),
+        Export.model_validate(EXPORT | {"format": kind}),
+    )
     if isinstance(answer, bool):
         assert is_conversion_requested(options, told) is answer
         return
@@ -98,7 +113,10 @@ SPEC: dict[str, Any] = {
     "model": {"tokenSecretRef": {"name": "hub", "key": "token"}, "volume": {"claimName": "models"}},
     "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
     "envFrom": [{"secretRef": {"name": "all"}}],
-    "placement": {"tolerations": [{"key": "gpu", "operator": "Exists"}], "nodeSelector": {"pool": "a"}},
+    "placement": {
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "nodeSelector": {"pool": "a"},
+    },
 }
 
 
@@ -113,7 +131,12 @@ def test_the_pod_reads_the_claim_and_has_no_right_beside(merge: bool) -> None:
     assert ("model" in volumes) is merge
     mounts = {one["name"]: one for one in container["volumeMounts"]}
     assert mounts.keys() == volumes.keys()
-    read_only = {"name": "checkpoints", "mountPath": "/checkpoints", "subPath": "kept", "readOnly": True}
+    read_only = {
+        "name": "checkpoints",
+        "mountPath": "/checkpoints",
+        "subPath": "kept",
+        "readOnly": True,
+    }
     assert mounts["checkpoints"] == read_only
     assert [name for name, mount in mounts.items() if not mount.get("readOnly")] == ["scratch"]
     assert pod["automountServiceAccountToken"] is False
@@ -125,7 +148,9 @@ def test_the_pod_reads_the_claim_and_has_no_right_beside(merge: bool) -> None:
     assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in container["env"]
     assert "nvidia.com/gpu" not in str(container["resources"])
     assert (pod["nodeSelector"], pod["tolerations"][0]["key"]) == ({"pool": "a"}, "gpu")
-    assert container["command"][3:] == (["serve", "--merge", "--dtype", "float32"] if merge else ["serve"])
+    assert container["command"][3:] == (
+        ["serve", "--merge", "--dtype", "float32"] if merge else ["serve"]
+    )
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -154,7 +179,8 @@ def test_nothing_takes_the_pod_for_one_of_the_job_s_own_and_nothing_of_it_stays(
 
 
 class Volume:
-    """A folder behind a connection that is cut after each of so many bytes, and may spoil what it carries once."""
+    """A folder behind a connection that is cut after each of so many bytes, and may spoil what it
+    carries once."""
 
     def __init__(self, files: dict[str, bytes], cuts: list[int], spoils: int | None = None) -> None:
         self.files, self.cuts, self.spoils = files, list(cuts), spoils
@@ -191,7 +217,9 @@ def possible(files: dict[str, bytes]) -> bool:
 
 
 @settings(max_examples=cases(150))
-@given(FILES.filter(possible), st.lists(st.integers(0, 30), max_size=6), st.none() | st.integers(1, 60))
+@given(
+    FILES.filter(possible), st.lists(st.integers(0, 30), max_size=6), st.none() | st.integers(1, 60)
+)
 @example({"model.safetensors": b"abc", "-rf": b"", "a b/ü": b"x"}, [1, 0, 0, 1], None)
 def test_whatever_cuts_the_connection_every_byte_arrives_once(
     files: dict[str, bytes], cuts: list[int], spoils: int | None
@@ -203,7 +231,11 @@ def test_whatever_cuts_the_connection_every_byte_arrives_once(
         wanted = missing_files(folder, volume.listing)
         require_room(folder, wanted)
         download_files(folder, wanted, volume.read, counted.append, SteppedClock())
-        found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        found = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
         assert found == files
         assert sum(counted) == sum(map(len, files.values()))
         assert missing_files(folder, volume.listing) == {}
@@ -216,7 +248,9 @@ def test_the_next_command_goes_on_where_this_one_was_cut(tmp_path: Path) -> None
     clock = SteppedClock()
     volume = Volume({"a": b"12345", "b": b"67890"}, [5, 2, *[0] * len(PAUSES)])
     wanted = missing_files(tmp_path, volume.listing)
-    with pytest.raises(KubectlError, match="b: nothing came for a minute: error: unexpected EOF; the same"):
+    with pytest.raises(
+        KubectlError, match="b: nothing came for a minute: error: unexpected EOF; the same"
+    ):
         download_files(tmp_path, wanted, volume.read, lambda _: None, clock)
     assert clock.now() == sum(PAUSES)
     assert (tmp_path / "a").read_bytes() == b"12345"
@@ -231,7 +265,13 @@ def test_the_next_command_goes_on_where_this_one_was_cut(tmp_path: Path) -> None
 def test_a_part_of_another_version_is_not_continued(tmp_path: Path) -> None:
     before, after = Volume({"a": b"12345"}, [3, *[0] * len(PAUSES)]), Volume({"a": b"abcde"}, [])
     with pytest.raises(KubectlError):
-        download_files(tmp_path, missing_files(tmp_path, before.listing), before.read, lambda _: None, SteppedClock())
+        download_files(
+            tmp_path,
+            missing_files(tmp_path, before.listing),
+            before.read,
+            lambda _: None,
+            SteppedClock(),
+        )
     download_files(tmp_path, missing_files(tmp_path, after.listing), after.read, lambda _: None)
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"abcde")]
 
@@ -245,11 +285,15 @@ def test_a_file_that_stays_wrong_is_not_taken(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("name", ["another.safetensors", "model.safetensors", ".hidden", "below/it"])
+@pytest.mark.parametrize(
+    "name", ["another.safetensors", "model.safetensors", ".hidden", "below/it"]
+)
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"mine")
-    with pytest.raises(OptionError, match=f"has files that are not of this export: {name}; name a new folder"):
+    with pytest.raises(
+        OptionError, match=f"has files that are not of this export: {name}; name a new folder"
+    ):
         missing_files(tmp_path, Volume({"model.safetensors": b"12345"}, []).listing)
     with pytest.raises(OptionError, match="is no folder"):
         require_folder(tmp_path / name)
@@ -294,4 +338,6 @@ def test_weights_that_the_job_did_not_report_are_refused() -> None:
     told = Export.model_validate(EXPORT)
     require_reported(Listing(files={"config.json": FileEntry(bytes=1, sha256="1" * 64)}), told)
     with pytest.raises(KubectlError, match="somebody changed it"):
-        require_reported(Listing(files={"a.safetensors": FileEntry(bytes=1, sha256="1" * 64)}), told)
+        require_reported(
+            Listing(files={"a.safetensors": FileEntry(bytes=1, sha256="1" * 64)}), told
+        )

@@ -1,4 +1,5 @@
-"""`grpo prefetch`: the Job that it makes, and how it follows one; a script stands in for kubectl and the cluster."""
+"""`grpo prefetch`: the Job that it makes, and how it follows one; a script stands in for kubectl
+and the cluster."""
 
 import json
 import sys
@@ -24,10 +25,22 @@ from tests.stepped_clock import SteppedClock
 from tests.unit.operator_world import PODS
 
 SPEC: dict[str, Any] = {
-    "model": {"name": "team/model", "parameters": "1B", "cache": {"claimName": "hub", "subPath": "a"}},
+    "model": {
+        "name": "team/model",
+        "parameters": "1B",
+        "cache": {"claimName": "hub", "subPath": "a"},
+    },
     "dataset": {"name": "team/rows", "tokenSecretRef": {"name": "hub", "key": "rows"}},
-    "rewards": [{"format": {"pattern": "a"}}, {"model": {"name": "team/judge"}}, {"model": {"name": "/rewards/2"}}],
-    "placement": {"gpus": {"min": 8}, "nodeSelector": {"pool": "gpus"}, "tolerations": [{"operator": "Exists"}]},
+    "rewards": [
+        {"format": {"pattern": "a"}},
+        {"model": {"name": "team/judge"}},
+        {"model": {"name": "/rewards/2"}},
+    ],
+    "placement": {
+        "gpus": {"min": 8},
+        "nodeSelector": {"pool": "gpus"},
+        "tolerations": [{"operator": "Exists"}],
+    },
     "checkpoint": {"volume": {"claimName": "checkpoints"}},
     "env": [{"name": "HF_ENDPOINT", "value": "https://mirror.example"}],
     "restarts": {"limit": 7},
@@ -52,10 +65,18 @@ def test_its_pod_is_the_jobs_without_what_only_training_needs() -> None:
     (container,) = pod["containers"]
     assert container["command"] == ["python", "-m", "grpo_trainer.prefetch"]
     assert container["resources"] == {"requests": {"cpu": "1", "memory": str(2 * 2**30)}}
-    assert {volume["name"] for volume in pod["volumes"]} == {"plan", "scratch", "shared-memory", "hub-cache"}
+    assert {volume["name"] for volume in pod["volumes"]} == {
+        "plan",
+        "scratch",
+        "shared-memory",
+        "hub-cache",
+    }
     variables = {one["name"]: one for one in container["env"]}
     assert variables["HF_ENDPOINT"]["value"] == "https://mirror.example"
-    assert variables["GRPO_DATASET_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "rows"}
+    assert variables["GRPO_DATASET_TOKEN"]["valueFrom"]["secretKeyRef"] == {
+        "name": "hub",
+        "key": "rows",
+    }
     assert variables["HF_HUB_CACHE"]["value"] == "/hub-cache/hub"
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
     assert not {"initContainers", "runtimeClassName", "affinity"} & pod.keys()
@@ -71,17 +92,23 @@ def test_it_runs_where_the_job_s_pods_may() -> None:
     assert pod["nodeSelector"] == {"pool": "gpus"}
     assert pod["affinity"] == {"nodeAffinity": nodes}
     keys = [one.get("key") for one in pod["tolerations"]]
-    assert keys == [None, "nvidia.com/gpu", "amd.com/gpu"], "the nodes of the job have GPUs, which keep others away"
+    assert keys == [None, "nvidia.com/gpu", "amd.com/gpu"], (
+        "the nodes of the job have GPUs, which keep others away"
+    )
 
 
 @pytest.mark.realtime
-def test_it_goes_where_the_claim_of_its_cache_is(world: "World", capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_goes_where_the_claim_of_its_cache_is(
+    world: "World", capsys: pytest.CaptureFixture[str]
+) -> None:
     other = {"nodeName": "node-1", "volumes": [{"persistentVolumeClaim": {"claimName": "hub"}}]}
     claim = {"metadata": {"name": "hub"}, "spec": {"accessModes": ["ReadWriteOnce"]}}
     waits = pod("a", "Pending", conditions=[{"reason": "Unschedulable", "message": "no room"}])
     done = pod("a", "Succeeded", said(Result.SUCCEEDED, "done"))
     holder = {"metadata": {"name": "other-1-0"}, "spec": other}
-    world.answers([None, made(), ended("Complete")], [[waits], [done]], claims=[claim], holders=[holder])
+    world.answers(
+        [None, made(), ended("Complete")], [[waits], [done]], claims=[claim], holders=[holder]
+    )
     assert command(world) == 0
     (created,) = world.created
     required = created["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
@@ -141,8 +168,17 @@ class World:
         (folder / "kubectl.py").write_text(CLUSTER.format(state=str(self._state)))
         self.folder = folder
 
-    def answers(self, jobs: list[Any], pods: list[list[Any]], claims: Any = (), holders: Any = ()) -> None:
-        state = {"jobs": jobs, "pods": pods, "created": [], "log": [], "claims": claims, "holders": holders}
+    def answers(
+        self, jobs: list[Any], pods: list[list[Any]], claims: Any = (), holders: Any = ()
+    ) -> None:
+        state = {
+            "jobs": jobs,
+            "pods": pods,
+            "created": [],
+            "log": [],
+            "claims": claims,
+            "holders": holders,
+        }
         self._state.write_text(json.dumps(state))
 
     def asked(self, word: str) -> list[list[str]]:
@@ -164,7 +200,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def manifest(namespace: str = "team-a", **fields: Any) -> str:
     metadata = {"name": "run", "namespace": namespace}
-    body = {"apiVersion": "grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": metadata, "spec": {**SPEC, **fields}}
+    body = {
+        "apiVersion": "grpo.dev/v1alpha1",
+        "kind": "GRPOJob",
+        "metadata": metadata,
+        "spec": {**SPEC, **fields},
+    }
     return yaml.safe_dump(body)
 
 
@@ -172,7 +213,9 @@ def ended(kind: str, body: Any = None) -> Any:
     return {**(body or made()), "status": {"conditions": [{"type": kind, "status": "True"}]}}
 
 
-def pod(name: str, phase: str, message: str = "", created: str = "2026-01-01T00:00:00Z", **status: Any) -> Any:
+def pod(
+    name: str, phase: str, message: str = "", created: str = "2026-01-01T00:00:00Z", **status: Any
+) -> Any:
     state = {"terminated": {"message": message}} if message else {}
     status = {"phase": phase, "containerStatuses": [{"state": state}], **status}
     return {"metadata": {"name": name, "creationTimestamp": created}, "status": status}
@@ -183,18 +226,36 @@ def said(result: Result, message: str) -> str:
 
 
 def command(world: World, *more: str) -> int:
-    return main(["prefetch", "-f", str(world.folder / "job.yaml"), "--trainer-image", "trainer:1", *more])
+    return main(
+        ["prefetch", "-f", str(world.folder / "job.yaml"), "--trainer-image", "trainer:1", *more]
+    )
 
 
 @pytest.mark.realtime
-def test_a_job_is_made_and_followed_to_its_end(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    waits = pod("a", "Pending", conditions=[{"reason": "Unschedulable", "message": "no node has room"}])
+def test_a_job_is_made_and_followed_to_its_end(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = pod(
+        "a", "Pending", conditions=[{"reason": "Unschedulable", "message": "no node has room"}]
+    )
     first = pod("a", "Failed", said(Result.ERROR, "no answer"))
-    second = pod("b", "Succeeded", said(Result.SUCCEEDED, "in the cache: team/model"), created="2026-01-01T00:01:00Z")
-    world.answers([None, made(), made(), made(), ended("Complete")], [[waits], [waits], [first], [second, first]])
+    second = pod(
+        "b",
+        "Succeeded",
+        said(Result.SUCCEEDED, "in the cache: team/model"),
+        created="2026-01-01T00:01:00Z",
+    )
+    world.answers(
+        [None, made(), made(), made(), ended("Complete")],
+        [[waits], [waits], [first], [second, first]],
+    )
     assert command(world) == 0
     out, err = capsys.readouterr()
-    assert out.splitlines() == ["job run-prefetch: pod a", "job run-prefetch: pod b", "in the cache: team/model"]
+    assert out.splitlines() == [
+        "job run-prefetch: pod a",
+        "job run-prefetch: pod b",
+        "in the cache: team/model",
+    ]
     assert err.splitlines() == ["job run-prefetch: no node has room"]
     body = made()
     del body["metadata"]["namespace"]
@@ -215,8 +276,13 @@ def test_one_that_is_at_work_is_followed_and_one_that_has_ended_made_anew(world:
 
 
 @pytest.mark.realtime
-def test_a_failure_is_told_with_the_last_pods_words(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.answers([None, ended("Failed")], [[pod("a", "Failed", said(Result.BAD_INPUT, "spec.model.name: no such"))]])
+def test_a_failure_is_told_with_the_last_pods_words(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.answers(
+        [None, ended("Failed")],
+        [[pod("a", "Failed", said(Result.BAD_INPUT, "spec.model.name: no such"))]],
+    )
     assert command(world) == 1
     assert capsys.readouterr().err == "spec.model.name: no such\n"
 
@@ -225,8 +291,16 @@ def test_a_failure_is_told_with_the_last_pods_words(world: World, capsys: pytest
 @pytest.mark.parametrize(
     ("fields", "jobs", "ends"),
     [
-        ({"model": {"name": "team/model", "parameters": "1B"}}, [None], (2, "spec.model.cache is unset")),
-        ({}, [made(dataset={"name": "team/others"})], (2, "is fetching what an earlier version of the spec")),
+        (
+            {"model": {"name": "team/model", "parameters": "1B"}},
+            [None],
+            (2, "spec.model.cache is unset"),
+        ),
+        (
+            {},
+            [made(dataset={"name": "team/others"})],
+            (2, "is fetching what an earlier version of the spec"),
+        ),
         ({}, [None, None], (2, "job run-prefetch was deleted")),
         (
             {
@@ -240,7 +314,11 @@ def test_a_failure_is_told_with_the_last_pods_words(world: World, capsys: pytest
     ],
 )
 def test_what_cannot_be_fetched_is_a_sentence(
-    world: World, capsys: pytest.CaptureFixture[str], fields: Any, jobs: list[Any], ends: tuple[int, str]
+    world: World,
+    capsys: pytest.CaptureFixture[str],
+    fields: Any,
+    jobs: list[Any],
+    ends: tuple[int, str],
 ) -> None:
     (world.folder / "job.yaml").write_text(manifest(**fields))
     world.answers(jobs, [[]])
@@ -248,7 +326,9 @@ def test_what_cannot_be_fetched_is_a_sentence(
     assert ends[1] in "".join(capsys.readouterr())
 
 
-def test_a_file_of_several_namespaces_needs_one(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_several_namespaces_needs_one(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     (world.folder / "job.yaml").write_text(f"{manifest()}\n---\n{manifest('team-b')}")
     world.answers([None], [[]])
     assert command(world) == 2
@@ -268,8 +348,11 @@ STATUS = st.fixed_dictionaries(
     optional={
         "phase": st.sampled_from(["Pending", "Running", "Succeeded", "Failed", "Unknown"]),
         "conditions": st.none()
-        | st.lists(st.fixed_dictionaries({}, optional={"reason": TEXT, "message": TEXT}), max_size=3),
-        "containerStatuses": st.none() | st.lists(st.fixed_dictionaries({}, optional={"state": STATE}), max_size=3),
+        | st.lists(
+            st.fixed_dictionaries({}, optional={"reason": TEXT, "message": TEXT}), max_size=3
+        ),
+        "containerStatuses": st.none()
+        | st.lists(st.fixed_dictionaries({}, optional={"state": STATE}), max_size=3),
     },
 )
 
@@ -277,9 +360,15 @@ STATUS = st.fixed_dictionaries(
 @settings(max_examples=cases(100))
 @given(statuses=st.lists(STATUS, max_size=4), end=st.sampled_from(["Complete", "Failed"]))
 def test_whatever_pods_say_an_end_is_told(statuses: list[Any], end: str) -> None:
-    pods = [{"metadata": {"name": f"p-{number}"}, "status": status} for number, status in enumerate(statuses)]
+    pods = [
+        {"metadata": {"name": f"p-{number}"}, "status": status}
+        for number, status in enumerate(statuses)
+    ]
     assert prefetch._told(end, pods) == (0 if end == "Complete" else 1)
-    assert all(isinstance(prefetch._waits(one), str) and isinstance(prefetch._began(one), bool) for one in pods)
+    assert all(
+        isinstance(prefetch._waits(one), str) and isinstance(prefetch._began(one), bool)
+        for one in pods
+    )
 
 
 @settings(max_examples=cases(50))

@@ -1,4 +1,5 @@
-"""`grpo status`: whatever the job and however narrow the terminal, nothing that is known of it is cut off."""
+"""`grpo status`: whatever the job and however narrow the terminal, nothing that is known of it is
+cut off."""
 
 import io
 from typing import Any
@@ -29,7 +30,13 @@ def screen(width: int, **changes: Any) -> str:
 
 def pod(name: str, reason: str) -> dict[str, Any]:
     """A pod as the status tells of it."""
-    return {"name": name, "index": 3, "node": "gpu-node-with-a-name-of-its-own-17", "phase": "Failed", "reason": reason}
+    return {
+        "name": name,
+        "index": 3,
+        "node": "gpu-node-with-a-name-of-its-own-17",
+        "phase": "Failed",
+        "reason": reason,
+    }
 
 
 @settings(max_examples=cases(60))
@@ -39,7 +46,13 @@ def test_no_width_loses_a_word(width: int, message: str, name: str, reason: str)
     text = screen(width, conditions=[told], pods=[pod(name, reason)], avoidedNodes=[name])
     assert max(map(len, text.splitlines())) <= width
     shown = "".join(text.split())
-    for known in (message, name, reason, told["lastTransitionTime"], "gpu-node-with-a-name-of-its-own-17"):
+    for known in (
+        message,
+        name,
+        reason,
+        told["lastTransitionTime"],
+        "gpu-node-with-a-name-of-its-own-17",
+    ):
         assert "".join(known.split()) in shown
 
 

@@ -40,7 +40,9 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return answer
 
 
-def test_a_namespace_has_a_row_per_job_and_their_sum(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_namespace_has_a_row_per_job_and_their_sum(
+    kubectl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kubectl.write_text(json.dumps(LIST))
     assert main(["usage"]) == 0
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
@@ -63,7 +65,9 @@ def test_one_job_tells_every_state(kubectl: Path, capsys: pytest.CaptureFixture[
     assert said == f"4.00 GPU-hours, {wanted}"
 
 
-def test_json_has_the_numbers_that_the_status_has(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_numbers_that_the_status_has(
+    kubectl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kubectl.write_text(json.dumps(LIST))
     assert main(["usage", "-o", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -76,7 +80,11 @@ def test_json_has_the_numbers_that_the_status_has(kubectl: Path, capsys: pytest.
     ("answer", "line", "says"),
     [
         ({"items": [job("on-cpus")]}, ["usage"], "no GRPOJob here has a status.usage"),
-        (job("odd", heldGpuSeconds="much"), ["usage", "odd"], "odd was written by another version of the operator"),
+        (
+            job("odd", heldGpuSeconds="much"),
+            ["usage", "odd"],
+            "odd was written by another version of the operator",
+        ),
         (LIST, ["usage", "math", "-A"], "leave math out, or name its namespace with -n"),
     ],
 )

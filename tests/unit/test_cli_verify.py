@@ -31,7 +31,9 @@ def key(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_what_was_exported_and_signed_is_told(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_exported_and_signed_is_told(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write(tmp_path / "model", key=KEYS[kind])
     given_key = public(tmp_path / "public.pem", KEYS[kind])
     assert verify(folder, "--key", given_key) == 0
@@ -44,10 +46,14 @@ def test_what_was_exported_and_signed_is_told(tmp_path: Path, kind: str, capsys:
     assert "Clone, moved 2 times, last after step 6 (every 3 steps, mixup 0.6)" in told
 
 
-def test_what_nobody_signed_says_so(tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_nobody_signed_says_so(
+    tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write(tmp_path / "unsigned")
     assert verify(folder) == 0
-    assert "by nobody: whoever changes a file can change what is said of it" in capsys.readouterr().out
+    assert (
+        "by nobody: whoever changes a file can change what is said of it" in capsys.readouterr().out
+    )
     assert verify(folder, "--key", key) == 1
     assert f"{ENVELOPE_FILE} is missing: the model is not signed" in capsys.readouterr().err
 
@@ -137,7 +143,9 @@ def _swap(first: str, second: str) -> Change:
     return change
 
 
-NEW = st.text("abcxyz0189._-", min_size=1, max_size=8).filter(lambda name: name.strip(".") and name not in FILES)
+NEW = st.text("abcxyz0189._-", min_size=1, max_size=8).filter(
+    lambda name: name.strip(".") and name not in FILES
+)
 CHANGES = st.one_of(
     st.builds(_flip, NAMES, st.integers(0, 9999), st.integers(0, 7)),
     st.builds(_truncate, NAMES, st.integers(0, 9999)),
@@ -179,7 +187,9 @@ def test_every_file_that_differs_is_named(model: Path, capsys: pytest.CaptureFix
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3)
+    ),
     max_leaves=9,
 )
 
@@ -223,7 +233,9 @@ def test_names_that_lead_out_of_the_folder_are_missing_and_never_opened(
     os.mkfifo(model.parent / "pipe")  # who opened it would wait for ever
     path = model / STATEMENT_FILE
     said = json.loads(path.read_text())
-    said["subject"] += [{"name": name, "digest": {"sha256": "00" * 32}} for name in ("../pipe", "/dev/stdin")]
+    said["subject"] += [
+        {"name": name, "digest": {"sha256": "00" * 32}} for name in ("../pipe", "/dev/stdin")
+    ]
     path.write_text(json.dumps(said))
     assert verify(model) == 1
     assert capsys.readouterr().err.count("is missing") == 2
@@ -252,7 +264,9 @@ def test_a_copy_of_the_hub_s_has_files_that_may_be_ignored(
     assert "config.json was changed" in capsys.readouterr().err
 
 
-def test_an_export_without_provenance_is_not_taken(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_without_provenance_is_not_taken(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (model / STATEMENT_FILE).unlink()
     assert verify(model) == 1
     (model / STATEMENT_FILE).symlink_to(ENVELOPE_FILE)
@@ -272,7 +286,9 @@ def test_what_is_no_folder_is_another_code(tmp_path: Path) -> None:
     assert verify(tmp_path / "nothing") == 2
 
 
-def test_a_model_stays_genuine_wherever_it_is_copied(model: Path, key: Path, tmp_path: Path) -> None:
+def test_a_model_stays_genuine_wherever_it_is_copied(
+    model: Path, key: Path, tmp_path: Path
+) -> None:
     shutil.copytree(model, tmp_path / "copy")
     (tmp_path / "link").symlink_to(tmp_path / "copy")
     assert verify(tmp_path / "copy", "--key", key) == verify(tmp_path / "link", "--key", key) == 0

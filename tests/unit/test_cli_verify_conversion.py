@@ -1,4 +1,5 @@
-"""A converted model under `grpo verify`: what it is and what it was made of; it never passes for what was signed."""
+"""A converted model under `grpo verify`: what it is and what it was made of; it never passes for
+what was signed."""
 
 import json
 import tempfile
@@ -51,10 +52,16 @@ def described(folder: Path, used: dict[str, str]) -> None:
     definition = {
         "buildType": CONVERSION_TYPE,
         "externalParameters": {"merge": True, "dtype": "bfloat16"},
-        "resolvedDependencies": [{"name": f"export/{name}", "digest": {"sha256": one}} for name, one in used.items()],
+        "resolvedDependencies": [
+            {"name": f"export/{name}", "digest": {"sha256": one}} for name, one in used.items()
+        ],
     }
     details = {"builder": {"id": "x", "version": {}}}
-    details["metadata"] = {"invocationId": "1-2/2", "startedOn": "2026-01-31", "finishedOn": "2026-01-31"}
+    details["metadata"] = {
+        "invocationId": "1-2/2",
+        "startedOn": "2026-01-31",
+        "finishedOn": "2026-01-31",
+    }
     document = {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": name, "digest": {"sha256": one}} for name, one in hashes],
@@ -66,7 +73,9 @@ def described(folder: Path, used: dict[str, str]) -> None:
 
 def said_to_be_used(folder: Path) -> dict[str, str]:
     """Name → sha256 of what the document names."""
-    found = json.loads((folder / STATEMENT_FILE).read_text())["predicate"]["buildDefinition"]["resolvedDependencies"]
+    found = json.loads((folder / STATEMENT_FILE).read_text())["predicate"]["buildDefinition"][
+        "resolvedDependencies"
+    ]
     return {one["name"].removeprefix("export/"): one["digest"]["sha256"] for one in found}
 
 
@@ -75,7 +84,9 @@ def public_key(tmp_path: Path) -> Path:
     return public(tmp_path / "public.pem", KEY)
 
 
-def test_it_is_told_what_it_is_and_what_it_was_made_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_told_what_it_is_and_what_it_was_made_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert verify(conversion(tmp_path)) == 0
     told = capsys.readouterr().out
     assert "merged into its base, to bfloat16, from weights sha256:" in told
@@ -92,7 +103,9 @@ def test_only_its_original_has_the_signature(
     assert "grpo: these files are a conversion of it" in told
     assert verify(conversion(tmp_path / "unsigned", key=None), "--key", public_key) == 1
     assert verify(conversion(tmp_path / "other", key=KEYS["P-256"]), "--key", public_key) == 1
-    assert capsys.readouterr().err.count("is not signed, and neither is its original by this key") == 2
+    assert (
+        capsys.readouterr().err.count("is not signed, and neither is its original by this key") == 2
+    )
 
 
 def _other_weights(folder: Path) -> str:
@@ -161,7 +174,10 @@ def test_a_conversion_of_weights_that_the_job_did_not_report_is_refused(tmp_path
     folder = conversion(tmp_path)
     (digest,) = digests([tmp_path / "export" / WEIGHTS])
     require_made_of(folder, weights_hash({WEIGHTS: digest}))
-    with pytest.raises(KubectlError, match=r"weights sha256:\w+ were converted, the job reported sha256:0: somebody"):
+    with pytest.raises(
+        KubectlError,
+        match=r"weights sha256:\w+ were converted, the job reported sha256:0: somebody",
+    ):
         require_made_of(folder, "sha256:0")
     with pytest.raises(KubectlError, match="weights those of no conversion were converted"):
         require_made_of(tmp_path / "export", "sha256:0")

@@ -1,4 +1,5 @@
-"""The signature of an exported model's provenance: no change passes, and others' tools read it as we read theirs."""
+"""The signature of an exported model's provenance: no change passes, and others' tools read it as
+we read theirs."""
 
 import base64
 import json
@@ -52,11 +53,16 @@ def test_files_that_are_described_anew_no_longer_have_the_signature(
 
 
 def _meaning(text: bytes) -> tuple[bytes, str, bytes] | None:
-    """What an envelope says, with the key's name left out, which is a hint that nothing vouches for."""
+    """What an envelope says, with the key's name left out, which is a hint that nothing vouches
+    for."""
     try:
         found = json.loads(text)
         (signature,) = found["signatures"]
-        return base64.b64decode(found["payload"]), found["payloadType"], base64.b64decode(signature["sig"])
+        return (
+            base64.b64decode(found["payload"]),
+            found["payloadType"],
+            base64.b64decode(signature["sig"]),
+        )
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -74,7 +80,9 @@ def test_no_byte_of_an_envelope_can_change_what_was_signed(at: int, flip: int) -
         changed = bytearray(before)
         changed[position % len(before)] ^= flip
         path.write_bytes(changed)
-        assert verify(folder, "--key", given_key) == (0 if _meaning(bytes(changed)) == _meaning(before) else 1)
+        assert verify(folder, "--key", given_key) == (
+            0 if _meaning(bytes(changed)) == _meaning(before) else 1
+        )
 
 
 @pytest.mark.parametrize(
@@ -82,13 +90,22 @@ def test_no_byte_of_an_envelope_can_change_what_was_signed(at: int, flip: int) -
     [
         {"payloadType": "application/json"},
         {"signatures": []},
-        {"signatures": [{"keyid": signing.key_id(KEY.public_key()), "sig": base64.b64encode(b"0" * 64).decode()}]},
+        {
+            "signatures": [
+                {
+                    "keyid": signing.key_id(KEY.public_key()),
+                    "sig": base64.b64encode(b"0" * 64).decode(),
+                }
+            ]
+        },
         {"signatures": [{"sig": "%"}]},
         {"payload": "%"},
         {"payload": None},
     ],
 )
-def test_a_changed_field_of_the_envelope_is_found(model: Path, key: Path, changes: dict[str, object]) -> None:
+def test_a_changed_field_of_the_envelope_is_found(
+    model: Path, key: Path, changes: dict[str, object]
+) -> None:
     path = model / ENVELOPE_FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     assert verify(model, "--key", key) == 1
@@ -127,13 +144,18 @@ def test_a_laptop_without_cryptography_checks_files_and_says_what_keys_need(
     monkeypatch.delattr("grpo_api.provenance.signing")
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     assert verify(model) == 0
-    assert f"{ENVELOPE_FILE} was not checked: give the public key with --key" in capsys.readouterr().out
+    assert (
+        f"{ENVELOPE_FILE} was not checked: give the public key with --key"
+        in capsys.readouterr().out
+    )
     assert verify(model, "--key", key) == 2
     assert "pip install 'grpo-operator[verify]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_another_implementation_reads_our_signature_and_we_read_its(tmp_path: Path, kind: str) -> None:
+def test_another_implementation_reads_our_signature_and_we_read_its(
+    tmp_path: Path, kind: str
+) -> None:
     """securesystemslib, which in-toto and TUF stand on."""
     folder, signer = write(tmp_path / "model", key=KEYS[kind]), KEYS[kind]
     path = folder / ENVELOPE_FILE

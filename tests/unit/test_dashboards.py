@@ -1,4 +1,5 @@
-"""Dashboards are for people: every panel has a title in words, a unit and a description, and asks for what exists."""
+"""Dashboards are for people: every panel has a title in words, a unit and a description, and asks
+for what exists."""
 
 import json
 import re
@@ -12,7 +13,11 @@ from grpo_codegen.dashboards.panels import Dashboard, Panel
 from grpo_codegen.recording import RULES
 
 DECLARED = {metric.name: metric.kind for metric in (*training_metrics.TRAINER, *metrics.OPERATOR)}
-FOREIGN = {"process_resident_memory_bytes", "process_cpu_seconds_total", *(rule.name for rule in RULES)}
+FOREIGN = {
+    "process_resident_memory_bytes",
+    "process_cpu_seconds_total",
+    *(rule.name for rule in RULES),
+}
 """Metrics of prometheus_client, and what the chart records of NVIDIA's exporter."""
 KINDS = {"timeseries", "stat", "gauge", "bargauge", "table", "row"}
 """What Grafana's components draw outside Grafana, too."""
@@ -30,7 +35,11 @@ def page(board: Dashboard) -> dict[str, Any]:
 
 def expressions(board: Dashboard) -> list[str]:
     queries = [query.expression for panel in panels(board) for query in panel.queries]
-    return queries + [mark.expression for mark in board.annotations] + [choice.series for choice in board.variables]
+    return (
+        queries
+        + [mark.expression for mark in board.annotations]
+        + [choice.series for choice in board.variables]
+    )
 
 
 def metrics_in(expression: str) -> set[str]:
@@ -56,11 +65,15 @@ def test_every_query_asks_for_metrics_that_something_exports(board: Dashboard) -
         for name in metrics_in(expression):
             family = re.sub(r"_bucket$", "", name)
             known = DECLARED.get(family)
-            assert name in FOREIGN or known == ("histogram" if family != name else known) is not None, expression
+            assert (
+                name in FOREIGN or known == ("histogram" if family != name else known) is not None
+            ), expression
 
 
 @EVERY
-def test_numbers_that_are_good_or_bad_have_rising_bounds_and_a_colour_below_them(board: Dashboard) -> None:
+def test_numbers_that_are_good_or_bad_have_rising_bounds_and_a_colour_below_them(
+    board: Dashboard,
+) -> None:
     for panel in panels(board):
         values = [value for value, _ in panel.bounds]
         assert values == sorted(values)
@@ -69,7 +82,9 @@ def test_numbers_that_are_good_or_bad_have_rising_bounds_and_a_colour_below_them
 
 
 @EVERY
-def test_only_panels_that_can_be_drawn_anywhere_are_used_and_none_lies_on_another(board: Dashboard) -> None:
+def test_only_panels_that_can_be_drawn_anywhere_are_used_and_none_lies_on_another(
+    board: Dashboard,
+) -> None:
     drawn = page(board)["panels"]
     assert {panel["type"] for panel in drawn} <= KINDS
     places = [panel["gridPos"] for panel in drawn]
@@ -99,7 +114,10 @@ def test_dashboards_lead_to_each_other_and_share_the_crosshair(board: Dashboard)
     assert link["includeVars"]
     assert link["keepTime"]
     assert text["graphTooltip"] == 1
-    assert [choice["name"] for choice in text["templating"]["list"]][:2] == ["datasource", "cluster"]
+    assert [choice["name"] for choice in text["templating"]["list"]][:2] == [
+        "datasource",
+        "cluster",
+    ]
 
 
 def test_a_job_of_the_fleet_leads_to_its_own_dashboard() -> None:

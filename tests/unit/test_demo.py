@@ -1,4 +1,5 @@
-"""What `make demo` prints fits 80 columns; `make demo CONTEXT=…` needs nothing installed and says what is missing.
+"""What `make demo` prints fits 80 columns; `make demo CONTEXT=…` needs nothing installed and says
+what is missing.
 
 e2e/test_quickstart.py runs the second one whole.
 """
@@ -29,7 +30,12 @@ STATUS = {
     "restarts": 0,
     "plan": {"parameters": "77K", "strategy": "Clone"},
     "pods": [
-        {"name": f"first-job-1-{index}-x7k2p", "index": index, "node": f"node-{index}", "phase": "Running"}
+        {
+            "name": f"first-job-1-{index}-x7k2p",
+            "index": index,
+            "node": f"node-{index}",
+            "phase": "Running",
+        }
         for index in range(2)
     ],
     "progress": {"step": 42, "totalSteps": 100, "summary": "42/100"},
@@ -49,7 +55,9 @@ def job(name: str = "first-job", **status: Any) -> dict[str, Any]:
 def screen(shown: dict[str, Any]) -> list[str]:
     """The lines of the live view on a terminal of 80 columns."""
     output = io.StringIO()
-    console = Console(width=WIDTH, file=output, force_terminal=True, color_system=None, highlight=False)
+    console = Console(
+        width=WIDTH, file=output, force_terminal=True, color_system=None, highlight=False
+    )
     console.print(live_view(shown, 123.4))
     return output.getvalue().splitlines()
 
@@ -69,9 +77,14 @@ def test_the_live_view_shows_every_value_whole_at_80_columns() -> None:
         {"metadata": {"name": "first-job"}},
         job("a-long-name-" * 5),
         job(pods=[{"name": "\u4efb\u52a1-" * 30, "index": 0, "node": None}]),
-        job(metrics={"kl": "1.234e-05", "reward": "-123456.7891"}, progress={"summary": "99999999/100000000"}),
         job(
-            phase="Failed", restarts=17, outcome={"message": "[rank 1] OutOfMemory: " + "needs 81 GiB of 80 GiB; " * 9}
+            metrics={"kl": "1.234e-05", "reward": "-123456.7891"},
+            progress={"summary": "99999999/100000000"},
+        ),
+        job(
+            phase="Failed",
+            restarts=17,
+            outcome={"message": "[rank 1] OutOfMemory: " + "needs 81 GiB of 80 GiB; " * 9},
         ),
     ],
     ids=["new", "long names", "unicode", "wide numbers", "failed"],
@@ -174,5 +187,7 @@ def test_it_imports_the_standard_library_alone() -> None:
 @pytest.mark.realtime
 def test_a_machine_without_kubectl_is_told_so() -> None:
     command = [sys.executable, "-I", anywhere.__file__, "--context", "none"]
-    done = subprocess.run(command, env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (1, "kubectl is not on the PATH: install it first\n")

@@ -1,4 +1,5 @@
-"""Every example is a job that the API accepts, numbered without gaps: one that doesn't apply is worse than none."""
+"""Every example is a job that the API accepts, numbered without gaps: one that doesn't apply is
+worse than none."""
 
 import json
 import re
@@ -18,14 +19,18 @@ QUICKSTART = FOLDER / "quickstart.yaml"
 def test_examples_are_numbered_without_gaps() -> None:
     numbers = [int(path.name.split("-")[0]) for path in EXAMPLES]
     assert numbers == list(range(1, len(EXAMPLES) + 1))
-    assert sorted(FOLDER.glob("*.yaml")) == [*EXAMPLES, QUICKSTART], "and the quickstart, which comes before them"
+    assert sorted(FOLDER.glob("*.yaml")) == [*EXAMPLES, QUICKSTART], (
+        "and the quickstart, which comes before them"
+    )
     assert all(re.fullmatch(r"[0-9]{2}-[a-z0-9-]+\.yaml", path.name) for path in EXAMPLES)
 
 
 def test_messages_name_examples_that_there_are() -> None:
     root = EXAMPLES[0].parents[1]
     sources = [*(root / "operator").rglob("*.py"), *(root / "trainer_image").rglob("*.py")]
-    named = {name for path in sources for name in re.findall(r"examples/[\w-]+\.yaml", path.read_text())}
+    named = {
+        name for path in sources for name in re.findall(r"examples/[\w-]+\.yaml", path.read_text())
+    }
     assert named
     assert {name for name in named if not (root / name).exists()} == set()
 
@@ -41,7 +46,9 @@ def test_every_example_parses_and_opens_with_a_comment(path: Path) -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_configmaps_that_an_example_mounts_are_in_it_or_are_made_by_the_demo(path: Path) -> None:
     documents = load_documents(path.read_text())
-    there = {document["metadata"]["name"] for document in documents if document["kind"] == "ConfigMap"}
+    there = {
+        document["metadata"]["name"] for document in documents if document["kind"] == "ConfigMap"
+    }
     (job,) = load_jobs(str(path))
     assert set(_config_maps(job["spec"])) <= there
 
@@ -52,13 +59,28 @@ def test_the_quickstart_evaluates_as_it_trains_on_rows_that_it_does_not_train_on
     assert evaluation.resume_from is not None
     assert evaluation.resume_from.grpo_job == load_jobs(str(QUICKSTART))[0]["metadata"]["name"]
     assert evaluation.rewards == training.rewards
-    sampling = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length")
+    sampling = (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "max_completion_length",
+    )
     # how exact the reported reward is follows from the prompts of a step
     for name in (*sampling, "prompts_per_step", "max_prompt_length"):
         assert getattr(evaluation.training, name) == getattr(training.training, name), name
     (data,) = (document["data"] for document in documents if document["kind"] == "ConfigMap")
-    rows = {name: {json.dumps(json.loads(line)) for line in text.splitlines()} for name, text in data.items()}
-    named = [path for spec in (training, evaluation) if spec.dataset.files for path in spec.dataset.files.paths]
+    rows = {
+        name: {json.dumps(json.loads(line)) for line in text.splitlines()}
+        for name, text in data.items()
+    }
+    named = [
+        path
+        for spec in (training, evaluation)
+        if spec.dataset.files
+        for path in spec.dataset.files.paths
+    ]
     assert named == list(rows) == ["train.jsonl", "held-out.jsonl"]
     assert not rows["train.jsonl"] & rows["held-out.jsonl"]
 
@@ -92,7 +114,11 @@ def test_the_gsm8k_job_is_the_known_one() -> None:
     (job,) = load_jobs(str(EXAMPLES[1]))
     spec = parse_spec(job["spec"], creating=True)
     assert spec.model.name == "meta-llama/Llama-3.2-1B-Instruct"
-    assert (spec.dataset.name, spec.dataset.config, spec.dataset.split) == ("openai/gsm8k", "main", "train")
+    assert (spec.dataset.name, spec.dataset.config, spec.dataset.split) == (
+        "openai/gsm8k",
+        "main",
+        "train",
+    )
     assert "<reasoning>" in (spec.dataset.system_prompt or "")
     assert "<answer>" in (spec.dataset.system_prompt or "")
     form, right = spec.rewards
@@ -101,10 +127,24 @@ def test_the_gsm8k_job_is_the_known_one() -> None:
     assert (form.format.score, right.accuracy.score, right.accuracy.compare) == (0.5, 2.0, "Exact")
     training = spec.training
     assert (training.learning_rate, training.adam_beta1, training.adam_beta2) == (5e-6, 0.9, 0.99)
-    assert (training.weight_decay, training.warmup_ratio, training.lr_scheduler_type) == (0.1, 0.1, "cosine")
-    assert (training.num_generations, training.max_prompt_length, training.max_completion_length) == (4, 256, 786)
-    assert (training.num_train_epochs, training.max_grad_norm, training.dtype) == (1, 0.1, "bfloat16")
+    assert (training.weight_decay, training.warmup_ratio, training.lr_scheduler_type) == (
+        0.1,
+        0.1,
+        "cosine",
+    )
+    assert (
+        training.num_generations,
+        training.max_prompt_length,
+        training.max_completion_length,
+    ) == (4, 256, 786)
+    assert (training.num_train_epochs, training.max_grad_norm, training.dtype) == (
+        1,
+        0.1,
+        "bfloat16",
+    )
     assert (spec.checkpoint.every_steps, spec.checkpoint.keep) == (100, 1)
     one_prompt = training.num_generations
     assert training.per_device_train_batch_size == one_prompt
-    assert training.prompts_per_step * training.num_generations == 4 * one_prompt, "four accumulated on one GPU"
+    assert training.prompts_per_step * training.num_generations == 4 * one_prompt, (
+        "four accumulated on one GPU"
+    )

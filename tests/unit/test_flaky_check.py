@@ -1,4 +1,5 @@
-"""`make flaky-check` ends at the first failure with what repeats it, and leaves no busy process behind."""
+"""`make flaky-check` ends at the first failure with what repeats it, and leaves no busy process
+behind."""
 
 import os
 import subprocess
@@ -21,7 +22,9 @@ def test_flaky(request):
 """
 
 
-def test_the_first_failure_ends_it_and_is_repeatable(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_failure_ends_it_and_is_repeatable(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     test = tmp_path / "test_flaky.py"
     test.write_text(FAILS_IN_THE_SECOND_ROUND)
     assert flaky_check.repeat([str(test)], 10) == 1
@@ -30,7 +33,9 @@ def test_the_first_failure_ends_it_and_is_repeatable(tmp_path: Path, capfd: pyte
     assert [line for line in lines if line.startswith("==")][:1] == ["== round 1 of 10"]
 
 
-def test_files_without_realtime_tests_are_said_to_have_none(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_files_without_realtime_tests_are_said_to_have_none(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "test_pure.py").write_text("def test_pure(): pass\n")
     assert flaky_check.repeat([str(tmp_path)], 10) == 0
     assert capfd.readouterr().out.splitlines()[-1] == "none of these tests is marked realtime"

@@ -18,7 +18,9 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 MOST_WORDS = 40
 ROW = re.compile(r"^\| (?P<word>[^|]+) \| (?P<meaning>[^|]+) \| (?P<where>[^|]*) ?\|$")
 FILES = {"provenance.json"}
-DEFINITION: dict[str, Any] = yaml.load((ROOT / "crds" / "grpojob.yaml").read_text(), yaml.CSafeLoader)
+DEFINITION: dict[str, Any] = yaml.load(
+    (ROOT / "crds" / "grpojob.yaml").read_text(), yaml.CSafeLoader
+)
 SCHEMA: dict[str, Any] = DEFINITION["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
@@ -30,7 +32,8 @@ def rows() -> list[tuple[str, str]]:
 
 
 def has_field(path: str) -> bool:
-    """Return True if the CRD has the field; a path without `spec.` or `status.` is one of the spec."""
+    """Return True if the CRD has the field; a path without `spec.` or `status.` is one of the
+    spec."""
     names = path.split(".")
     if names[0] not in SCHEMA["properties"]:
         names.insert(0, "spec")
@@ -72,7 +75,9 @@ def test_a_field_that_does_not_exist_is_found() -> None:
     assert not is_known("WeightsProven")
 
 
-@pytest.mark.parametrize("word", [word.partition(",")[0].partition(" of ")[0] for word, _ in rows()])
+@pytest.mark.parametrize(
+    "word", [word.partition(",")[0].partition(" of ")[0] for word, _ in rows()]
+)
 def test_the_pages_use_the_glossary_s_words(word: str) -> None:
     pages = [page for page in sorted((ROOT / "docs").glob("*.md")) if page != GLOSSARY]
     using = [page for page in pages if word.lower() in page.read_text().lower()]

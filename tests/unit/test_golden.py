@@ -10,7 +10,11 @@ from tests.golden import files
 from tests.golden.layout import InOrder, text, unlike
 
 SHOWN_LINES = 60
-BASE = {"image": "a", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}], "args": ["x"]}
+BASE = {
+    "image": "a",
+    "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+    "args": ["x"],
+}
 
 
 def difference(case: str) -> str:
@@ -28,7 +32,8 @@ def test_a_case_is_rendered_as_recorded(case: str) -> None:
     found = difference(case)
     if found:
         pytest.fail(
-            f"{case} is not what is recorded. If that is intended, run `{files.COMMAND}`:\n{found}", pytrace=False
+            f"{case} is not what is recorded. If that is intended, run `{files.COMMAND}`:\n{found}",
+            pytrace=False,
         )
 
 
@@ -58,16 +63,31 @@ def test_the_command_writes_what_differs_and_deletes_what_belongs_to_no_case(
         ({**BASE, "new": None}, {"new": None}),
         ({"image": "a", "args": ["x"]}, {"-": ["env"]}),
         ({**BASE, "args": ["x", "y"]}, {"args": ["x", "y"]}),
-        ({**BASE, "env": [BASE["env"][0], {"name": "B", "value": "3"}]}, {"env": {"B": {"value": "3"}}}),
+        (
+            {**BASE, "env": [BASE["env"][0], {"name": "B", "value": "3"}]},
+            {"env": {"B": {"value": "3"}}},
+        ),
         ({**BASE, "env": [BASE["env"][1], BASE["env"][0]]}, {"env": {"names": ["B", "A"]}}),
         ({**BASE, "env": [BASE["env"][1]]}, {"env": {"names": ["B"]}}),
         ({**BASE, "env": []}, {"env": []}),
     ],
-    ids=["nothing", "value", "new key", "missing key", "list", "named thing", "order", "missing name", "empty list"],
+    ids=[
+        "nothing",
+        "value",
+        "new key",
+        "missing key",
+        "list",
+        "named thing",
+        "order",
+        "missing name",
+        "empty list",
+    ],
 )
 def test_a_difference_shows_each_change_of_the_base(value: Any, shown: Any) -> None:
     assert unlike(value, BASE) == shown
 
 
 def test_keys_are_sorted_unless_their_order_travels() -> None:
-    assert text({"b": 1.0, "a": InOrder(d=0.1 + 0.2, c=2)}) == '{"a": {"d": 0.3, "c": 2}, "b": 1.0}\n'
+    assert (
+        text({"b": 1.0, "a": InOrder(d=0.1 + 0.2, c=2)}) == '{"a": {"d": 0.3, "c": 2}, "b": 1.0}\n'
+    )

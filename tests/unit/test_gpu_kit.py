@@ -1,4 +1,5 @@
-"""The kit for a bare GPU machine: what is in it, how large it may be, and the page that shows a result.
+"""The kit for a bare GPU machine: what is in it, how large it may be, and the page that shows a
+result.
 
 Wheels are downloaded and built by `make gpu-kit` only, for the tests have no network.
 """
@@ -36,7 +37,8 @@ def test_a_run_without_a_store_hub_or_signing_key_imports_none_of_their_librarie
 
 def test_the_import_closure_follows_functions_only_when_asked() -> None:
     at_import, when_called = (
-        import_closure(["grpo_trainer.stores.run_store"], inside_functions=on) for on in (False, True)
+        import_closure(["grpo_trainer.stores.run_store"], inside_functions=on)
+        for on in (False, True)
     )
     assert "obstore" not in at_import.third_party
     assert when_called.third_party["obstore"] == {"grpo_trainer.stores.store_client"}
@@ -45,7 +47,10 @@ def test_the_import_closure_follows_functions_only_when_asked() -> None:
 
 def wheel_of_bitsandbytes(path: Path) -> Path:
     """A wheel with the names of the real one."""
-    names = ["bitsandbytes/__init__.py", *(f"bitsandbytes/libbitsandbytes_{name}.so" for name in LIBRARIES)]
+    names = [
+        "bitsandbytes/__init__.py",
+        *(f"bitsandbytes/libbitsandbytes_{name}.so" for name in LIBRARIES),
+    ]
     record = "bitsandbytes-1.dist-info/RECORD"
     with zipfile.ZipFile(path, "w") as wheel:
         for name in names:
@@ -76,27 +81,41 @@ def test_a_kit_over_forty_megabytes_is_refused_with_its_largest_wheels(
     monkeypatch.setattr(kit, "LIMIT_BYTES", 65)
     kit.require_small(tmp_path.glob("*.whl"))
     monkeypatch.setattr(kit, "LIMIT_BYTES", 64)
-    with pytest.raises(ClusterError, match=r"the largest: b.whl 0.0 MB, c.whl 0.0 MB, a.whl 0.0 MB"):
+    with pytest.raises(
+        ClusterError, match=r"the largest: b.whl 0.0 MB, c.whl 0.0 MB, a.whl 0.0 MB"
+    ):
         kit.require_small(tmp_path.glob("*.whl"))
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
 def test_the_kit_holds_what_the_checks_import_and_the_machine_lacks(python: str) -> None:
     contents = kit.contents(python)
-    assert {"bitsandbytes", "datasets", "deepspeed", "peft", "pydantic", "pydantic-core", "trl"} <= contents
+    assert {
+        "bitsandbytes",
+        "datasets",
+        "deepspeed",
+        "peft",
+        "pydantic",
+        "pydantic-core",
+        "trl",
+    } <= contents
     assert {*kit.MACHINE, *kit.LEFT_OUT} & contents == set()
     assert contents <= kit.pinned().keys(), "the kit has the image's versions"
 
 
 def test_nothing_is_left_out_that_a_check_needs_when_it_is_imported() -> None:
-    at_import, when_called = (import_closure(RUN_PATH, inside_functions=on).third_party for on in (False, True))
+    at_import, when_called = (
+        import_closure(RUN_PATH, inside_functions=on).third_party for on in (False, True)
+    )
     assert kit.LEFT_OUT.keys() <= when_called.keys(), "each is imported somewhere"
     assert kit.LEFT_OUT.keys() & at_import.keys() == set()
     assert kit.LOADED_BY_NAME.keys() & when_called.keys() == set(), "else the statement suffices"
 
 
 def test_the_page_lists_what_a_machine_has() -> None:
-    section = re.search(r"<!-- machine -->\n(.*?)\n<!-- /machine -->", page.PAGE.read_text(), re.DOTALL)
+    section = re.search(
+        r"<!-- machine -->\n(.*?)\n<!-- /machine -->", page.PAGE.read_text(), re.DOTALL
+    )
     assert section is not None
     assert tuple(re.findall(r"`([\w-]+)`", section[1])) == kit.MACHINE
 
@@ -109,7 +128,11 @@ def test_the_kit_is_installed_beside_what_the_machine_has(tmp_path: Path) -> Non
     (tmp_path / "kit" / "one.whl").touch()
     told = ["sh", str(script), "site"]
     done = subprocess.run(
-        told, env={"PYTHON": "echo", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True
+        told,
+        env={"PYTHON": "echo", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "--no-index --no-deps" in done.stdout
     assert done.stdout.endswith(f"--target site {tmp_path}/kit/one.whl\n")
@@ -120,9 +143,11 @@ def test_the_kit_is_installed_beside_what_the_machine_has(tmp_path: Path) -> Non
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_only_a_gpu_s_result_becomes_the_last_one(tmp_path: Path, device: str) -> None:
     result: dict[str, Any] = {
-        "machine": "Python 3.12", "device": device, "versions": {}, "different": {}, "summary": "1 passed",
+        "machine": "Python 3.12", "device": device, "versions": {}, "different": {},
+        "summary": "1 passed",
         "checks": [{"check": "gpu", "seconds": 1.0, "findings": [
-            {"what": "GPU", "state": "passed", "message": "1 × H100", "numbers": {"product": "H100"}}]}],
+            {"what": "GPU", "state": "passed", "message": "1 × H100",
+            "numbers": {"product": "H100"}}]}],
     }  # fmt: skip
     (tmp_path / "result.json").write_text(json.dumps(result))
     target = tmp_path / PAGE
@@ -136,6 +161,8 @@ def test_only_a_gpu_s_result_becomes_the_last_one(tmp_path: Path, device: str) -
 
 
 def test_the_page_has_a_place_for_the_result() -> None:
-    section = re.search(r"<!-- acceptance -->\n(.*?)\n<!-- /acceptance -->", page.PAGE.read_text(), re.DOTALL)
+    section = re.search(
+        r"<!-- acceptance -->\n(.*?)\n<!-- /acceptance -->", page.PAGE.read_text(), re.DOTALL
+    )
     assert section is not None
     assert section[1].startswith(("There is none.", "1", "2", "3", "4", "5", "6", "7", "8", "9"))

@@ -1,4 +1,5 @@
-"""The pure parts of the cluster harness: caching, settings, addresses, and what it borrows from the host."""
+"""The pure parts of the cluster harness: caching, settings, addresses, and what it borrows from the
+host."""
 
 import os
 import subprocess
@@ -127,8 +128,11 @@ def test_version_2_groups_delegate_only_what_a_kubelet_asks_for(
     assert (tmp_path / "grpo-test").is_dir()
 
 
-def test_version_1_cpusets_start_with_their_parents_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain files stand in for a version 1 cpuset hierarchy, which makes such files in every new folder."""
+def test_version_1_cpusets_start_with_their_parents_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain files stand in for a version 1 cpuset hierarchy, which makes such files in every new
+    folder."""
     child = tmp_path / "grpo-test"
     child.mkdir()
     (tmp_path / "tasks").touch()
@@ -141,12 +145,16 @@ def test_version_1_cpusets_start_with_their_parents_cpus(tmp_path: Path, monkeyp
     assert (child / "cpuset.mems").read_text() == "0\n"
 
 
-def test_whether_groups_can_be_made_is_tried_without_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_groups_can_be_made_is_tried_without_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cgroups, "roots", lambda: [tmp_path])
     cgroups.require()
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(cgroups, "roots", lambda: [tmp_path / "absent"])
-    with pytest.raises(ClusterError, match="real nodes need cgroups, and this machine refuses them"):
+    with pytest.raises(
+        ClusterError, match="real nodes need cgroups, and this machine refuses them"
+    ):
         cgroups.require()
 
 
@@ -162,12 +170,19 @@ def test_everything_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(prerequisites, "APT", Path("/nonexistent"))
     with pytest.raises(ClusterError) as refused:
         prerequisites.require(nodes=False, images=True)
-    assert str(refused.value).splitlines()[1] == "  apt-get install -y binutils buildah debootstrap gcc openssl"
+    assert (
+        str(refused.value).splitlines()[1]
+        == "  apt-get install -y binutils buildah debootstrap gcc openssl"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "version"),
-    [("go version go1.26.8 linux/amd64", (1, 26)), ("go version go1.19.8 linux/amd64", (1, 19)), ("devel", (0, 0))],
+    [
+        ("go version go1.26.8 linux/amd64", (1, 26)),
+        ("go version go1.19.8 linux/amd64", (1, 19)),
+        ("devel", (0, 0)),
+    ],
 )
 def test_an_old_go_is_told_from_a_new_one(text: str, version: tuple[int, int]) -> None:
     assert go_version(text) == version
@@ -184,7 +199,8 @@ def test_a_repacked_wheel_needs_no_cuda() -> None:
     text = (
         "Metadata-Version: 2.4\nName: torch\nVersion: 2.15.0\nRequires-Dist: filelock\n"
         'Requires-Dist: nvidia-nccl-cu13==2.30.7; platform_system == "Linux"\n'
-        "Requires-Dist: cuda-toolkit[cublas]==13.2.2\nRequires-Dist: triton~=3.9.0\n\nVersion: 2.15.0 of the text\n"
+        "Requires-Dist: cuda-toolkit[cublas]==13.2.2\nRequires-Dist: triton~=3.9.0\n\nVersion: "
+        "2.15.0 of the text\n"
     )
     slim = slim_metadata(text, "2.15.0")
     assert slim.splitlines()[2:4] == ["Version: 2.15.0+nocuda", "Requires-Dist: filelock"]
@@ -202,12 +218,19 @@ def test_waiting_ends_with_the_last_reason() -> None:
 
 
 @pytest.mark.realtime
-def test_a_port_is_given_once_although_nobody_listens_on_it_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_is_given_once_although_nobody_listens_on_it_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(controlplane, "PORTS", (30001, 30004))
     given = {controlplane.free_port() for _ in range(3)}
     assert given == {30001, 30002, 30003}
     with pytest.raises(ClusterError, match="no free TCP port"):
         controlplane.free_port()
-    other_process = "from harness import controlplane; controlplane.PORTS = (30001, 30004); controlplane.free_port()"
-    child = subprocess.run([sys.executable, "-c", other_process], capture_output=True, text=True, check=False)
+    other_process = (
+        "from harness import controlplane; controlplane.PORTS = (30001, 30004); "
+        "controlplane.free_port()"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", other_process], capture_output=True, text=True, check=False
+    )
     assert "no free TCP port" in child.stderr

@@ -57,7 +57,9 @@ async def talking(handler: Handler, **chosen: Any) -> AsyncIterator[tuple[HttpCl
     async with serving(handler) as url:
         configuration = Configuration(host=url)
         configuration.api_key = {"BearerToken": "bearer secret"}
-        async with HttpCluster(configuration, lambda *request: seen.append(request), **chosen) as client:
+        async with HttpCluster(
+            configuration, lambda *request: seen.append(request), **chosen
+        ) as client:
             yield client, seen
 
 
@@ -130,7 +132,9 @@ async def test_an_answer_without_json_is_quoted() -> None:
             await client.get(JOBS, "n", "a")
 
 
-@pytest.mark.parametrize("text", ["<html>welcome</html>", "[]", "null", '{"metadata": {}}', '{"metadata": null}', "{}"])
+@pytest.mark.parametrize(
+    "text", ["<html>welcome</html>", "[]", "null", '{"metadata": {}}', '{"metadata": null}', "{}"]
+)
 async def test_a_success_that_is_no_list_is_an_outage(text: str) -> None:
     async def confused(_: web.Request) -> web.Response:
         return web.Response(text=text)
@@ -140,7 +144,9 @@ async def test_a_success_that_is_no_list_is_an_outage(text: str) -> None:
             await list_and_parse(client, ALL_PODS, lambda item: item)
 
 
-@pytest.mark.parametrize("line", ["<html>", "[]", "7", '{"type": "ADDED"}', '{"type": "ADDED", "object": 3}'])
+@pytest.mark.parametrize(
+    "line", ["<html>", "[]", "7", '{"type": "ADDED"}', '{"type": "ADDED", "object": 3}']
+)
 async def test_a_line_that_is_no_event_is_an_outage(line: str) -> None:
     async def confused(_: web.Request) -> web.Response:
         return web.Response(text=line + "\n")
@@ -212,7 +218,10 @@ async def test_events_longer_than_a_buffer_arrive_whole() -> None:
 
 @pytest.mark.parametrize(
     ("event", "error"),
-    [({"code": 410, "message": "too old"}, Expired), ({"code": 500, "message": "broken"}, Unavailable)],
+    [
+        ({"code": 410, "message": "too old"}, Expired),
+        ({"code": 500, "message": "broken"}, Unavailable),
+    ],
 )
 async def test_an_error_in_the_stream_is_raised(event: Any, error: type[Exception]) -> None:
     async def stream(_: web.Request) -> web.StreamResponse:
@@ -238,7 +247,9 @@ async def test_the_client_is_used_inside_its_block_only() -> None:
         await HttpCluster(Configuration(host="http://127.0.0.1:1")).get(GRPOJOBS, "n", "a")
 
 
-async def test_no_way_to_the_api_server_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_way_to_the_api_server_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ConfigurationError, match="no way to the API server"):
@@ -273,7 +284,9 @@ async def test_a_kind_is_discovered_when_its_group_and_its_version_name_it(
         assert await client.is_discovered(GRPOJOBS) is named
 
 
-@pytest.mark.parametrize("document", [{"groups": "none"}, {"groups": ["x"]}, {"groups": [{"name": 7}]}])
+@pytest.mark.parametrize(
+    "document", [{"groups": "none"}, {"groups": ["x"]}, {"groups": [{"name": 7}]}]
+)
 async def test_what_is_no_discovery_is_an_outage(document: Any) -> None:
     async def confused(_: web.Request) -> web.Response:
         return web.json_response(document)

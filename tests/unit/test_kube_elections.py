@@ -1,7 +1,8 @@
 """Several candidates for one Lease: at most one leads at any moment, and in the end somebody does.
 
-The candidates are the real state machine and the real elector; the API server is a Lease with a resourceVersion. What
-becomes of requests, what clocks show and when a process stands still is generated.
+The candidates are the real state machine and the real elector; the API server is a Lease with a
+resourceVersion. What becomes of requests, what clocks show and when a process stands still is
+generated.
 """
 
 import asyncio
@@ -28,7 +29,8 @@ LEASES: Any = None
 
 
 class Store:
-    """The API server's Lease; what happens to a request is drawn: it arrives late or never, its answer gets lost."""
+    """The API server's Lease; what happens to a request is drawn: it arrives late or never, its
+    answer gets lost."""
 
     def __init__(self) -> None:
         self.item: Object | None = None
@@ -93,7 +95,8 @@ class Candidate:
         return self.one.is_leader(self.now(real))
 
     async def turn(self, real: float, late: float) -> None:
-        """What the elector does in one round, an answer coming `late` seconds after it was asked for."""
+        """What the elector does in one round, an answer coming `late` seconds after it was asked
+        for."""
         now = self.now(real)
         step = self.one.step(now)
         if step.turn is Turn.LOST:
@@ -110,7 +113,9 @@ class Candidate:
             await self.look(now)
 
     async def look(self, now: float) -> None:
-        with contextlib.suppress(Unavailable):  # lost, as drawn: the candidate goes on knowing what it knew
+        with contextlib.suppress(
+            Unavailable
+        ):  # lost, as drawn: the candidate goes on knowing what it knew
             try:
                 self.one.record_lease(lease_of(await self.store.get(LEASES, "", "")), now)
             except NotFound:
@@ -119,7 +124,9 @@ class Candidate:
     async def _write(self, now: float, late: float, stamp: str) -> None:
         lease = self.one.proposal(now, stamp)
         body = {"metadata": {"resourceVersion": lease.version}, "spec": lease.spec}
-        with contextlib.suppress(Unavailable):  # lost, as drawn: whether it was written shows in a later look
+        with contextlib.suppress(
+            Unavailable
+        ):  # lost, as drawn: whether it was written shows in a later look
             try:
                 create, replace = self.store.create, self.store.replace
                 send = replace(LEASES, "", "", body) if lease.version else create(LEASES, "", body)
@@ -132,12 +139,18 @@ FATES = ["ok"] * 6 + ["lost", "away"]
 
 
 class Story:
-    """Candidates in real time, drawn from one seed: their clocks, fates of requests, pauses of whole processes."""
+    """Candidates in real time, drawn from one seed: their clocks, fates of requests, pauses of
+    whole processes."""
 
     def __init__(self, seed: int) -> None:
         self.chance, self.store, self.real = random.Random(seed), Store(), 0.0
         self.all = [
-            Candidate(self.store, f"c{number}", self.chance.uniform(-1e6, 1e6), self.chance.uniform(-1e6, 1e6))
+            Candidate(
+                self.store,
+                f"c{number}",
+                self.chance.uniform(-1e6, 1e6),
+                self.chance.uniform(-1e6, 1e6),
+            )
             for number in range(self.chance.randint(2, 4))
         ]
 
@@ -223,7 +236,9 @@ def test_an_elector_that_can_not_renew_ends_the_process() -> None:
         with pytest.raises(LeadershipLost, match="Lease n/lease: the Lease was not renewed for"):
             await running
         await one.release()
-        assert store.requests.count("replace") == 2, "what is lost is not released, for it may be another's"
+        assert store.requests.count("replace") == 2, (
+            "what is lost is not released, for it may be another's"
+        )
         return asyncio.get_running_loop().time() - since
 
     assert virtually(story()) <= 6.0
@@ -267,6 +282,11 @@ def test_an_elector_holds_the_lease_from_when_it_asked_and_not_from_the_answer()
         await asyncio.sleep(TERMS.retry + 2.6)  # the first renewal has been answered
         running.cancel()
         renewal_sent_at = acquired_at + TERMS.retry
-        return renewal_sent_at + TERMS.duration - asyncio.get_running_loop().time() - one.answer_within()
+        return (
+            renewal_sent_at
+            + TERMS.duration
+            - asyncio.get_running_loop().time()
+            - one.answer_within()
+        )
 
     assert virtually(story()) == pytest.approx(0.0)

@@ -37,14 +37,18 @@ def test_a_lease_that_nobody_else_holds_is_taken_at_once(lease: Lease | None) ->
 def test_one_that_is_held_is_free_once_its_record_has_not_changed_for_its_duration_here() -> None:
     one = standing(held("other", "2099-01-01T00:00:00Z"))
     assert one.step(100.0).seconds == TERMS.look
-    one.record_lease(held("other", "2099-01-01T00:00:00Z", version="7"), 105.0)  # somebody's label, no renewal
+    one.record_lease(
+        held("other", "2099-01-01T00:00:00Z", version="7"), 105.0
+    )  # somebody's label, no renewal
     assert one.step(109.5).seconds == pytest.approx(0.5)
     one.record_lease(held("other", "1970-01-01T00:00:00Z"), 109.9)
     assert one.step(119.8).turn is Turn.WAIT
     assert one.step(119.9).turn is Turn.ACQUIRE
 
 
-@pytest.mark.parametrize(("promised", "free"), [(-5, 10.0), (0, 10.0), (1, 10.0), (25, 25.0), (2**31 - 1, 60.0)])
+@pytest.mark.parametrize(
+    ("promised", "free"), [(-5, 10.0), (0, 10.0), (1, 10.0), (25, 25.0), (2**31 - 1, 60.0)]
+)
 def test_what_a_lease_promises_is_held_to_bounds(promised: int, free: float) -> None:
     one = standing(held("other", seconds=promised))
     assert one.step(100.0 + free - 0.01).turn is Turn.WAIT

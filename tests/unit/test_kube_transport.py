@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from grpo_kube.transport import FIRST_PAUSE, LAST_PAUSE, SHORT_WATCH, EmptyLists, WatchPace, json_only
+from grpo_kube.transport import (
+    FIRST_PAUSE,
+    LAST_PAUSE,
+    SHORT_WATCH,
+    EmptyLists,
+    WatchPace,
+    json_only,
+)
 from tests.virtual_time import virtually
 
 
@@ -50,12 +57,16 @@ async def test_only_the_same_watch_waits() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 400), st.integers(0, 1)), max_size=40))
-def test_a_watch_that_told_something_or_lasted_is_followed_at_once(watches: list[tuple[float, int]]) -> None:
+def test_a_watch_that_told_something_or_lasted_is_followed_at_once(
+    watches: list[tuple[float, int]],
+) -> None:
     async def story() -> None:
         world, short = World(), 0
         for lasts, size in watches:
             pause = await world.ask(PODS, lasts, size)
-            assert pause == pytest.approx(min(LAST_PAUSE, FIRST_PAUSE * 2 ** (short - 1)) if short else 0)
+            assert pause == pytest.approx(
+                min(LAST_PAUSE, FIRST_PAUSE * 2 ** (short - 1)) if short else 0
+            )
             short = short + 1 if lasts < SHORT_WATCH and not size else 0
 
     virtually(story())
@@ -79,7 +90,10 @@ def sent(method: str, url: str, ok: bool = True) -> tuple[str, int]:
 @pytest.mark.parametrize("prefix", ["http://a", "http://a:1/k8s/clusters/c-1"])
 def test_a_list_is_made_to_select_nothing_and_told_of_once_it_was_answered(prefix: str) -> None:
     assert sent("GET", prefix + LISTED) == (f"{prefix}{LISTED}?fieldSelector=metadata.name%3D-", 1)
-    assert sent("GET", f"{prefix}{LISTED}?limit=5")[0] == f"{prefix}{LISTED}?limit=5&fieldSelector=metadata.name%3D-"
+    assert (
+        sent("GET", f"{prefix}{LISTED}?limit=5")[0]
+        == f"{prefix}{LISTED}?limit=5&fieldSelector=metadata.name%3D-"
+    )
     assert sent("GET", prefix + LISTED, ok=False)[1] == 0
 
 
@@ -103,14 +117,18 @@ def test_whatever_is_no_list_of_them_passes_untouched(method: str, url: str) -> 
 )
 def test_a_proxys_page_is_a_connection_that_broke(ok: bool, kind: str, broken: bool) -> None:
     closed: list[bool] = []
-    answer = type("Answer", (), {"ok": ok, "content_type": kind, "close": lambda _: closed.append(True)})()
+    answer = type(
+        "Answer", (), {"ok": ok, "content_type": kind, "close": lambda _: closed.append(True)}
+    )()
 
     async def send(_: Any) -> Any:
         return answer
 
     request: Any = type("Request", (), {"url": URL("http://a/apis")})
     if broken:
-        with pytest.raises(aiohttp.ClientConnectionError, match="/apis was answered with text/html, not JSON"):
+        with pytest.raises(
+            aiohttp.ClientConnectionError, match="/apis was answered with text/html, not JSON"
+        ):
             asyncio.run(json_only(request, send))
     else:
         assert asyncio.run(json_only(request, send)) is answer

@@ -1,4 +1,5 @@
-"""No write of the operator's passes the gate once it does not lead, and what the chart's fence refuses is no denial."""
+"""No write of the operator's passes the gate once it does not lead, and what the chart's fence
+refuses is no denial."""
 
 from collections.abc import AsyncIterator, Awaitable
 from math import inf
@@ -47,7 +48,10 @@ async def test_no_write_is_sent_past_the_gate_not_even_a_second_try_and_reads_go
         sent.append(request.method)
         return status(503) if request.method != "GET" else web.json_response({})
 
-    async with serving(unavailable) as url, HttpCluster(Configuration(host=url), gate=gate) as client:
+    async with (
+        serving(unavailable) as url,
+        HttpCluster(Configuration(host=url), gate=gate) as client,
+    ):
         async for write in each_write(client):
             left[:] = [10.0]
             with pytest.raises(NotLeading):
@@ -73,7 +77,9 @@ class Noting:
     [(4.0, [4.0] * 6), (inf, [REQUEST_SECONDS] * 5 + [LIST_SECONDS])],
     ids=["four seconds", "for ever"],
 )
-async def test_a_write_is_awaited_for_no_longer_than_the_gate_allows(left: float, seconds: list[float]) -> None:
+async def test_a_write_is_awaited_for_no_longer_than_the_gate_allows(
+    left: float, seconds: list[float]
+) -> None:
     client = HttpCluster(Configuration(host="http://nowhere"), gate=lambda: left, tries=1)
     client._session = session = Noting()  # type: ignore[assignment]
     async for write in each_write(client):

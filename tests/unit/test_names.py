@@ -1,8 +1,8 @@
 """Public functions say what they do or what they return (style.md, section 1).
 
-A function that returns bool begins with is_, has_, may_ or should_. No public function is named by a bare participle or
-preposition. `EXCEPTIONS` holds the names of today that break this. It may only shrink: the test fails for a name in it
-that has been renamed.
+A function that returns bool begins with is_, has_, may_ or should_. No public function is named by
+a bare participle or preposition. `EXCEPTIONS` holds the names of today that break this. It may only
+shrink: the test fails for a name in it that has been renamed.
 """
 
 import ast
@@ -54,7 +54,8 @@ EXCEPTIONS: dict[str, set[str]] = {
 
 @cache
 def public_functions(package: str) -> dict[str, bool]:
-    """Return the package's public functions and methods as `Class.name`, each with whether it returns bool."""
+    """Return the package's public functions and methods as `Class.name`, each with whether it
+    returns bool."""
     functions: dict[str, bool] = {}
     for path in sorted((ROOT / package).rglob("*.py")):
         for name, function in definitions(ast.parse(path.read_text())):
@@ -66,11 +67,14 @@ def public_functions(package: str) -> dict[str, bool]:
 def definitions(
     body: ast.Module | ast.ClassDef, owner: str = ""
 ) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Yield the public functions and methods below a module or class, with their qualified names."""
+    """Yield the public functions and methods below a module or class, with their qualified
+    names."""
     for node in body.body:
         if isinstance(node, ast.ClassDef):
             yield from definitions(node, f"{owner}{node.name}.")
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith(
+            "_"
+        ):
             yield f"{owner}{node.name}", node
 
 
@@ -110,5 +114,7 @@ def test_public_functions_say_what_they_do_or_return(package: str) -> None:
         ("may_start", True, False),
     ],
 )
-def test_a_participle_or_a_predicate_without_a_verb_is_found(name: str, returns_bool: bool, breaks: bool) -> None:
+def test_a_participle_or_a_predicate_without_a_verb_is_found(
+    name: str, returns_bool: bool, breaks: bool
+) -> None:
     assert breaks_rule(name, returns_bool) == breaks

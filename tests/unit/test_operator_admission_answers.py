@@ -2,7 +2,17 @@
 
 from grpo_operator.decide.decisions import Action, Decision
 from tests.unit.operator_world import active_status, make_job, make_seen
-from tests.unit.queue_world import ASKED, Jobs, answered, cluster, gang, gpu_pod, job, own_pod, queue
+from tests.unit.queue_world import (
+    ASKED,
+    Jobs,
+    answered,
+    cluster,
+    gang,
+    gpu_pod,
+    job,
+    own_pod,
+    queue,
+)
 
 
 async def test_the_answer_keeps_the_end_that_it_follows() -> None:
@@ -10,7 +20,11 @@ async def test_the_answer_keeps_the_end_that_it_follows() -> None:
     answer = await answered([one], cluster(8), one)
     assert (answer.action, answer.plan, answer.counted) == (Action.COMMIT, gang(1, 4), True)
     waiting = await answered([one], cluster(2), one)
-    assert (waiting.action, waiting.reason, waiting.counted) == (Action.QUEUE, "WaitingForGPUs", True)
+    assert (waiting.action, waiting.reason, waiting.counted) == (
+        Action.QUEUE,
+        "WaitingForGPUs",
+        True,
+    )
     assert waiting.look_again is None
 
 
@@ -59,7 +73,14 @@ async def test_a_spec_too_big_for_an_annotation_is_refused() -> None:
 
 async def test_kueue_jobs_are_planned_on_the_whole_cluster() -> None:
     full = cluster(8, pods=[gpu_pod("p", 8)])
-    spec = {"placement": {"accelerator": "GPU", "nodes": None, "queueName": "team", "gpus": {"min": 1, "max": 8}}}
+    spec = {
+        "placement": {
+            "accelerator": "GPU",
+            "nodes": None,
+            "queueName": "team",
+            "gpus": {"min": 1, "max": 8},
+        }
+    }
     one = make_job({**spec, "model": {"name": "Qwen/Qwen2.5-0.5B-Instruct", "parameters": "494M"}})
     answer = await queue([one], full).answer(make_seen(one), Decision(Action.ADMIT))
     assert answer is not None

@@ -26,7 +26,9 @@ class Bench:
         self.jobs, self.snapshot, self.now = Jobs(jobs), snapshot, NOW
         self.problem: Unavailable | None = None
         self.heard: list[tuple[str, bool]] = []
-        self.queue = AdmissionQueue(self.jobs, self, self.tell, limits=LIMITS, pods=PODS, clock=lambda: self.now)
+        self.queue = AdmissionQueue(
+            self.jobs, self, self.tell, limits=LIMITS, pods=PODS, clock=lambda: self.now
+        )
         for one in jobs:
             self.queue.record_job(one.key, one)
 
@@ -96,10 +98,14 @@ async def test_a_change_that_concerns_nobody_makes_no_pass(monkeypatch: pytest.M
         assert len(asked) == 1
 
 
-async def test_who_is_paused_is_judged_when_the_pause_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_paused_is_judged_when_the_pause_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     end = {"attempt": 1, "reason": "SchedulingTimeout", "endTime": at(-29.9)}
     released = [condition("Admitted", "False", "SchedulingTimeout", since=-29.9)]
-    one = make_job({"placement": {"accelerator": "GPU"}}, {"attempt": 1, "conditions": released, "ends": [end]})
+    one = make_job(
+        {"placement": {"accelerator": "GPU"}}, {"attempt": 1, "conditions": released, "ends": [end]}
+    )
     bench = Bench([one], cluster(8))
     async with running(bench, monkeypatch):
         await asyncio.sleep(5 * queue_module.GATHER)
@@ -113,7 +119,11 @@ async def test_only_news_is_told() -> None:
     assert await bench.news() == []
     bench.snapshot = cluster(8)
     assert await bench.news() == [("j0", False), ("j1", False), ("j2", False)]
-    assert [await bench.action(one) for one in bench.jobs] == [Action.COMMIT, Action.QUEUE, Action.QUEUE]
+    assert [await bench.action(one) for one in bench.jobs] == [
+        Action.COMMIT,
+        Action.QUEUE,
+        Action.QUEUE,
+    ]
 
 
 async def test_new_sentences_alone_are_told_one_after_the_other() -> None:
@@ -150,7 +160,9 @@ async def test_a_verdict_is_for_one_generation(taken: int, verdict: Action) -> N
     bench = Bench(waiting(1), cluster(8, pods=[gpu_pod("p", taken)]))
     await bench.news()
     assert await bench.action(bench.jobs[0]) is verdict
-    changed = make_job({"placement": {"accelerator": "GPU", "nodes": None}}, name="j0", uid="uid-j0", generation=2)
+    changed = make_job(
+        {"placement": {"accelerator": "GPU", "nodes": None}}, name="j0", uid="uid-j0", generation=2
+    )
     bench.jobs[0] = changed
     assert await bench.action(changed) is None
 
@@ -168,7 +180,9 @@ async def test_a_commit_that_is_denied_gives_its_place_to_others_for_a_while() -
     assert await bench.action(first) is Action.QUEUE, "its GPUs are the other's by now"
 
 
-async def test_a_restart_is_answered_at_once_and_counts_who_was_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_restart_is_answered_at_once_and_counts_who_was_admitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     mine, other = job("mine", gang(1, 8), active=True), job("other", gang(1, 8))
     bench = Bench([mine, other], cluster(8, 8, pods=[own_pod(mine, 8, "node-0")]))
     assert await bench.action(mine) is Action.COMMIT, "without any pass"
@@ -176,10 +190,14 @@ async def test_a_restart_is_answered_at_once_and_counts_who_was_admitted(monkeyp
     await bench.news()
     bench.snapshot = cluster(8)
     assert await bench.action(other) is Action.COMMIT
-    assert await bench.action(mine) is Action.QUEUE, "its node is gone, and the other was promised the last"
+    assert await bench.action(mine) is Action.QUEUE, (
+        "its node is gone, and the other was promised the last"
+    )
 
 
-async def test_a_pass_that_a_restart_overtook_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pass_that_a_restart_overtook_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     mine, other = job("mine", gang(1, 8), active=True), job("other", gang(1, 8))
     bench = Bench([mine, other], cluster(8, 8, pods=[own_pod(mine, 8, "node-0")]))
 
@@ -197,7 +215,9 @@ async def test_a_pass_that_a_restart_overtook_is_made_again(monkeypatch: pytest.
     assert await bench.action(other) is Action.QUEUE
 
 
-async def test_a_job_that_comes_during_a_pass_is_judged_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_that_comes_during_a_pass_is_judged_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     first, late = waiting(2)
     bench = Bench([first], cluster(8))
 
@@ -238,14 +258,25 @@ async def test_many_new_specs_are_planned_over_several_passes_and_those_ahead_do
             "placement": {"accelerator": "GPU", "gpuProduct": "None"},
             "training": {"learningRate": 1e-6 * (number + 1)},
         }
-        jobs.append(make_job(spec, name=f"j{number:03}", uid=f"uid-{number:03}", creationTimestamp=at(number - 1000)))
+        jobs.append(
+            make_job(
+                spec,
+                name=f"j{number:03}",
+                uid=f"uid-{number:03}",
+                creationTimestamp=at(number - 1000),
+            )
+        )
     bench = Bench(jobs, cluster(8))
     assert len(await bench.news()) == MOST_NEW_SPECS
-    assert await bench.news() == [(f"j{number:03}", False) for number in range(MOST_NEW_SPECS, count)]
+    assert await bench.news() == [
+        (f"j{number:03}", False) for number in range(MOST_NEW_SPECS, count)
+    ]
     assert await bench.action(jobs[0]) is Action.QUEUE
 
 
-async def test_a_gang_that_can_not_be_looked_at_any_more_holds_its_place_until_its_jobs_say_otherwise() -> None:
+async def test_a_gang_that_can_not_be_looked_at_any_more_holds_its_place_until_its_jobs_say_otherwise() -> (  # noqa: E501
+    None
+):
     holder, waits = job("holder", gang(1, 8), age=200, active=True), job("waits", gang(1, 8))
     bench = Bench([holder, waits], cluster(8))
     bench.queue.record_job(holder.key, None)  # its status can't be read, and its Job lives

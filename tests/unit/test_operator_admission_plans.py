@@ -1,4 +1,5 @@
-"""The planner's answers that the queue keeps: the same bytes, for the specs asked for last, and made only once."""
+"""The planner's answers that the queue keeps: the same bytes, for the specs asked for last, and
+made only once."""
 
 import pytest
 
@@ -7,7 +8,11 @@ from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import Planner, plan_job
 from tests.unit.planning import H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, inventory, nodes, spec
 
-SPECS = [spec(LLAMA_1B), spec(QWEN_7B, placement__gpus__min=4), spec(LLAMA_70B, adapter__use="Never")]
+SPECS = [
+    spec(LLAMA_1B),
+    spec(QWEN_7B, placement__gpus__min=4),
+    spec(LLAMA_70B, adapter__use="Never"),
+]
 CLUSTERS = [inventory(nodes(2, 8, H100)), inventory(nodes(4, 1, L4)), Inventory()]
 
 
@@ -38,7 +43,9 @@ def test_a_job_for_which_nothing_is_free_is_planned_once(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("grpo_planner.plan._chosen", planned_again)
     # other GPUs are free, none of which would do; and another object of the same spec asks
-    almost = inventory(nodes(1, 8, H100, gpus_free=0, host_memory_free=0), nodes(1, 8, H100, gpus_free=0))
+    almost = inventory(
+        nodes(1, 8, H100, gpus_free=0, host_memory_free=0), nodes(1, 8, H100, gpus_free=0)
+    )
     assert plans.plan(spec(LLAMA_1B), almost) is first
 
 

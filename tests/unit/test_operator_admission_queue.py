@@ -1,4 +1,5 @@
-"""Who may start on which GPUs: reservations, the order of the queue, and what those who wait are told.
+"""Who may start on which GPUs: reservations, the order of the queue, and what those who wait are
+told.
 
 tests/integration/test_operator_gpus.py has the planner's choice as well.
 """
@@ -28,8 +29,9 @@ def test_a_waiting_job_is_told_what_it_needs_and_who_has_it() -> None:
     holder = {"grpo.dev/job-name": "run-7", "grpo.dev/job-uid": "other"}
     found = judged([waiting], cluster(4, 4, pods=[gpu_pod("run-7-1-0", 2, **holder)]))
     message = found["uid-a"].message
-    assert (
-        message == "needs 8 × NVIDIA-H100-80GB-HBM3 on 2 nodes; 6 free, 2 held by team-a/run-7; 1st of 1 in the queue"
+    assert message == (
+        "needs 8 × NVIDIA-H100-80GB-HBM3 on 2 nodes; 6 free, 2 held by team-a/run-7; 1st of 1 "
+        "in the queue"
     )
 
 
@@ -38,13 +40,16 @@ def test_only_the_biggest_holders_are_named() -> None:
     found = judged([job("a", gang(1, 8))], cluster(8, pods=pods))
     said, _, _ = found["uid-a"].message.rpartition(";")
     assert said.endswith(
-        "on 1 node; 2 free, 1 held by team-a/p0, 1 held by team-a/p1, 1 held by team-a/p2, 3 by 3 others"
+        "on 1 node; 2 free, 1 held by team-a/p0, 1 held by team-a/p1, 1 held by team-a/p2, 3 by 3 "
+        "others"
     )
 
 
 def test_what_an_admitted_gang_still_lacks_is_reserved() -> None:
     admitted = job("first", gang(2, 4), active=True)
-    assert passed([admitted, job("a", gang(1, 4))], cluster(4, 4)) == {"a": (False, "WaitingForGPUs")}
+    assert passed([admitted, job("a", gang(1, 4))], cluster(4, 4)) == {
+        "a": (False, "WaitingForGPUs")
+    }
     half_bound = cluster(4, 4, pods=[own_pod(admitted, 4, "node-0")])
     assert passed([admitted, job("a", gang(1, 4))], half_bound) == {"a": (False, "WaitingForGPUs")}
     assert passed([admitted, job("a", gang(1, 4))], cluster(4, 4, 4))["a"] == (True, "Admitted")
@@ -60,24 +65,34 @@ def test_a_bound_pod_is_not_counted_twice() -> None:
 
 def test_a_restarting_jobs_own_pods_make_room_for_its_next_attempt() -> None:
     again = job("a", gang(1, 8))
-    assert passed([again], cluster(8, pods=[own_pod(again, 8, "node-0")])) == {"a": (True, "Admitted")}
+    assert passed([again], cluster(8, pods=[own_pod(again, 8, "node-0")])) == {
+        "a": (True, "Admitted")
+    }
 
 
 def test_the_oldest_goes_first() -> None:
     young, old = job("young", gang(1, 8), age=10), job("old", gang(1, 8), age=20)
-    assert passed([young, old], cluster(8)) == {"old": (True, "Admitted"), "young": (False, "WaitingInQueue")}
+    assert passed([young, old], cluster(8)) == {
+        "old": (True, "Admitted"),
+        "young": (False, "WaitingInQueue"),
+    }
 
 
 def test_the_highest_priority_goes_before_the_oldest() -> None:
     urgent = job("urgent", gang(1, 8), age=10, priorityClassName="high")
-    found = passed([job("old", gang(1, 8), age=20), urgent], cluster(8, priorities={"high": 1000, "": 5}))
+    found = passed(
+        [job("old", gang(1, 8), age=20), urgent], cluster(8, priorities={"high": 1000, "": 5})
+    )
     assert found == {"urgent": (True, "Admitted"), "old": (False, "WaitingInQueue")}
 
 
 def test_a_small_job_may_not_take_what_the_head_of_the_line_waits_for() -> None:
     jobs = [job("big", gang(1, 8), age=20), job("small", gang(1, 2), age=10)]
     busy = cluster(8, pods=[gpu_pod("p", 4)])
-    assert passed(jobs, busy) == {"big": (False, "WaitingForGPUs"), "small": (False, "WaitingInQueue")}
+    assert passed(jobs, busy) == {
+        "big": (False, "WaitingForGPUs"),
+        "small": (False, "WaitingInQueue"),
+    }
     found = judged(jobs, busy)
     assert found["uid-small"].message.endswith("; 2nd of 2 in the queue, behind team-a/big")
 
@@ -90,7 +105,9 @@ def test_a_small_job_goes_first_on_gpus_that_nobody_ahead_waits_for() -> None:
     }
 
 
-def test_a_job_that_the_planner_stumbles_over_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_the_planner_stumbles_over_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def stumble(*_: object) -> None:
         raise IndexError("a bug")
 
@@ -122,7 +139,9 @@ def test_who_is_not_in_the_line() -> None:
 def test_who_was_refused_by_an_operator_before_is_judged_again(reason: str) -> None:
     status = {"conditions": [{**condition("Admitted", "False", reason), "observedGeneration": 1}]}
     model = {"name": "Qwen/Qwen2.5-0.5B-Instruct", "parameters": "494M"}
-    one = make_job({"model": model, "placement": {"accelerator": "GPU", "nodes": 1}}, status, name="a")
+    one = make_job(
+        {"model": model, "placement": {"accelerator": "GPU", "nodes": 1}}, status, name="a"
+    )
     assert passed([one], cluster(8)) == {"a": (True, "Admitted")}
 
 
@@ -143,9 +162,14 @@ def test_nodes_that_the_job_can_not_use_are_left_out_with_a_reason() -> None:
 
 
 def test_memory_and_cpu_of_others_are_taken_off() -> None:
-    snapshot = cluster(8, other_use={"node-0": {"memory": 2.0**30, "cpu": 2.0}, "gone": {"cpu": 1.0}})
+    snapshot = cluster(
+        8, other_use={"node-0": {"memory": 2.0**30, "cpu": 2.0}, "gone": {"cpu": 1.0}}
+    )
     (found,) = Capacity(snapshot, ()).inventory(job("a", gang(1, 4))).nodes
-    assert (found.host_memory_total - found.host_memory_free, found.cpu_total - found.cpu_free) == (2**30, 2.0)
+    assert (found.host_memory_total - found.host_memory_free, found.cpu_total - found.cpu_free) == (
+        2**30,
+        2.0,
+    )
 
 
 def test_a_plan_is_kept_once_a_step_was_done() -> None:
@@ -158,8 +182,12 @@ def test_fits_counts_whole_nodes() -> None:
     capacity, one = Capacity(cluster(8, 8), ()), job("a", gang(1, 4))
     assert capacity.has_room_now(one, gang(2, 8))
     assert not capacity.has_room_now(one, gang(3, 4))
-    assert not capacity.has_room_now(one, gang(1, 4).model_copy(update={"gpu_product": "NVIDIA-A10"}))
-    assert not capacity.has_room_now(one, gang(1, 4).model_copy(update={"host_memory_bytes": 2**41}))
+    assert not capacity.has_room_now(
+        one, gang(1, 4).model_copy(update={"gpu_product": "NVIDIA-A10"})
+    )
+    assert not capacity.has_room_now(
+        one, gang(1, 4).model_copy(update={"host_memory_bytes": 2**41})
+    )
 
 
 def test_a_strangers_pod_with_a_gangs_labels_takes_nothing_of_its_place() -> None:
@@ -167,13 +195,17 @@ def test_a_strangers_pod_with_a_gangs_labels_takes_nothing_of_its_place() -> Non
     admitted, waits = job("a", gang(1, 4), active=True), job("b", gang(1, 4), age=50)
     stranger = own_pod(admitted, 0, "node-1")
     del stranger["metadata"]["ownerReferences"]
-    assert passed([admitted, waits], cluster(4, 0, pods=[stranger])) == {"b": (False, "WaitingForGPUs")}
+    assert passed([admitted, waits], cluster(4, 0, pods=[stranger])) == {
+        "b": (False, "WaitingForGPUs")
+    }
 
 
 def test_a_strangers_pod_with_a_jobs_labels_makes_no_room_for_it() -> None:
     waiting = job("a", gang(1, 4))
     labels = {"grpo.dev/job-name": "a", "grpo.dev/job-uid": waiting.uid, "grpo.dev/attempt": "1"}
-    assert passed([waiting], cluster(4, pods=[own_pod(waiting, 4, "node-0")])) == {"a": (True, "Admitted")}
+    assert passed([waiting], cluster(4, pods=[own_pod(waiting, 4, "node-0")])) == {
+        "a": (True, "Admitted")
+    }
     stranger = gpu_pod("stranger", 4, **labels)
     assert passed([waiting], cluster(4, pods=[stranger])) == {"a": (False, "WaitingForGPUs")}
 
@@ -183,7 +215,9 @@ GANGS = {"wide": gang(3, 2), "pair": gang(2, 2), "one": gang(1, 1), "other": gan
 
 @settings(max_examples=cases(200))
 @given(st.randoms(use_true_random=False))
-def test_however_the_scheduler_packs_gangs_their_gpus_are_promised_once(chance: random.Random) -> None:
+def test_however_the_scheduler_packs_gangs_their_gpus_are_promised_once(
+    chance: random.Random,
+) -> None:
     active = {name: job(name, plan, active=True) for name, plan in GANGS.items()}
     free, pods = dict.fromkeys(("node-0", "node-1", "node-2"), 4), []
     coming = [(name, index) for name, plan in GANGS.items() for index in range(plan.nodes)]

@@ -1,4 +1,5 @@
-"""Gangs whose pods would not be created take no place: quotas, PriorityClasses and ServiceAccounts are looked at."""
+"""Gangs whose pods would not be created take no place: quotas, PriorityClasses and ServiceAccounts
+are looked at."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,9 @@ GPU = "requests.nvidia.com/gpu"
 
 def quota(hard: dict[str, Any], used: dict[str, Any] | None = None, **spec: Any) -> QuotaFacts:
     meta = {"namespace": "team-a", "name": "team-quota"}
-    return quota_facts({"metadata": meta, "spec": spec, "status": {"hard": hard, "used": used or {}}})
+    return quota_facts(
+        {"metadata": meta, "spec": spec, "status": {"hard": hard, "used": used or {}}}
+    )
 
 
 def said(*quotas: QuotaFacts, of: Any = None, **more: Any) -> tuple[str, str]:
@@ -72,7 +75,9 @@ def test_each_resource_of_a_quota_is_held_against_the_whole_gang(
         ({"scopes": ["CrossNamespacePodAffinity"]}, "high", False),
     ],
 )
-def test_a_quota_counts_only_pods_of_its_scopes(spec: dict[str, Any], priority: str, counted: bool) -> None:
+def test_a_quota_counts_only_pods_of_its_scopes(
+    spec: dict[str, Any], priority: str, counted: bool
+) -> None:
     assert is_in_scope(quota({"pods": "0"}, **spec), priority) is counted
 
 
@@ -88,16 +93,22 @@ def test_a_quota_counts_only_pods_of_its_scopes(spec: dict[str, Any], priority: 
 def test_a_scope_selector_chooses_by_priority_class(
     operator: str, values: list[str], by_priority: dict[str, bool]
 ) -> None:
-    selector = {"matchExpressions": [{"scopeName": "PriorityClass", "operator": operator, "values": values}]}
+    selector = {
+        "matchExpressions": [{"scopeName": "PriorityClass", "operator": operator, "values": values}]
+    }
     found = quota({"pods": "0"}, scopeSelector=selector)
     assert {name: is_in_scope(found, name) for name in by_priority} == by_priority
 
 
 def test_a_job_without_a_class_counts_as_of_the_clusters_default() -> None:
-    selector = {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["usual"]}]}
+    selector = {
+        "matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["usual"]}]
+    }
     none = quota({GPU: "0"}, scopeSelector=selector)
     assert said(none)[0] == "Admitted"
-    assert said(none, priorities={"usual": 7, "": 7}, default_priority="usual")[0] == "WaitingForQuota"
+    assert (
+        said(none, priorities={"usual": 7, "": 7}, default_priority="usual")[0] == "WaitingForQuota"
+    )
 
 
 def test_two_gangs_do_not_get_one_quota() -> None:
@@ -108,7 +119,9 @@ def test_two_gangs_do_not_get_one_quota() -> None:
 
 
 @pytest.mark.parametrize(("since", "reason"), [(-5, "WaitingForQuota"), (-60, "Admitted")])
-def test_a_gang_that_was_just_committed_is_counted_until_its_pods_are(since: float, reason: str) -> None:
+def test_a_gang_that_was_just_committed_is_counted_until_its_pods_are(
+    since: float, reason: str
+) -> None:
     new = job("new", gang(1, 4), active=True)
     status = new.status.model_copy(update={"attempt_start_time": at(since)})
     new = replace(new, typed=replace(new.content, status=status))
@@ -133,7 +146,9 @@ def test_a_service_account_that_does_not_exist_holds_nothing() -> None:
     assert reason == "ServiceAccountNotFound"
     assert "namespace team-a has no ServiceAccount default" in message
     assert said(service_accounts={"team-a": frozenset({"default"})})[0] == "Admitted"
-    assert said(service_accounts={"team-b": frozenset()})[0] == "Admitted", "this namespace's can't be seen"
+    assert said(service_accounts={"team-b": frozenset()})[0] == "Admitted", (
+        "this namespace's can't be seen"
+    )
 
 
 async def test_who_waits_for_a_quota_is_queued_with_a_plan() -> None:

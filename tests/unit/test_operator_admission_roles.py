@@ -1,4 +1,5 @@
-"""Admission of gangs with two roles: both start or none does, each on the nodes that have its GPUs."""
+"""Admission of gangs with two roles: both start or none does, each on the nodes that have its
+GPUs."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,15 @@ from grpo_operator.admission.snapshot import QuotaFacts, Snapshot
 from grpo_operator.records.records import GRPOJobRecord
 from grpo_planner.result.result import PlanReason, PlanResult
 from tests.generated import cases
-from tests.unit.operator_world import GPU_PLAN, LIMITS, NOW, SERVED_GPU_PLAN, active_status, condition, make_job
+from tests.unit.operator_world import (
+    GPU_PLAN,
+    LIMITS,
+    NOW,
+    SERVED_GPU_PLAN,
+    active_status,
+    condition,
+    make_job,
+)
 from tests.unit.queue_world import cluster, gang, gpu_pod, job, judged, own_pod, packs, passed
 from tests.unit.test_operator_inventory import GFD, node
 
@@ -64,7 +73,8 @@ def test_what_is_short_is_told_of_both_roles() -> None:
     waiting = job("a", gang(1, 8, 2, 2, L4))
     found = judged([waiting], of((H100, 8), (L4, 4), pods=[gpu_pod("x", 1, "node-1")]))
     assert found[waiting.uid].message == (
-        f"needs 8 × {H100} on 1 node; 8 free, and needs 4 × {L4} for 2 engines; 3 free, 1 held by team-a/x; "
+        f"needs 8 × {H100} on 1 node; 8 free, and needs 4 × {L4} for 2 engines; 3 free, 1 held by "
+        "team-a/x; "
         "1st of 1 in the queue"
     )
 
@@ -86,7 +96,9 @@ def test_an_engine_needs_none_of_what_only_training_requests() -> None:
 def test_an_engine_keeps_nothing_on_its_nodes_disk() -> None:
     roomy = node({**GFD, "nvidia.com/gpu.count": "8"}, {"nvidia.com/gpu": "8"})
     roomy["status"]["allocatable"]["ephemeral-storage"] = "4Ti"
-    small = node({**GFD, "nvidia.com/gpu.count": "4", "nvidia.com/gpu.product": L4}, {"nvidia.com/gpu": "4"})
+    small = node(
+        {**GFD, "nvidia.com/gpu.count": "4", "nvidia.com/gpu.product": L4}, {"nvidia.com/gpu": "4"}
+    )
     small["metadata"] = {**small["metadata"], "name": "small"}
     small["status"]["allocatable"]["ephemeral-storage"] = "1Gi"
     there = Snapshot(nodes=(node_facts(roomy), node_facts(small)))
@@ -96,19 +108,33 @@ def test_an_engine_keeps_nothing_on_its_nodes_disk() -> None:
 
 def test_a_new_plan_is_admitted_only_where_its_engines_fit_too() -> None:
     """Whatever the planner, which looks for one role at a time, says of the nodes that are free."""
-    found = PlanResult(feasible=True, fits_now=True, reason=PlanReason.PLANNED, message="", chosen=gang(1, 8, 2, 2, L4))
+    found = PlanResult(
+        feasible=True,
+        fits_now=True,
+        reason=PlanReason.PLANNED,
+        message="",
+        chosen=gang(1, 8, 2, 2, L4),
+    )
     plans = Plans()
     plans.plan = lambda *_: found  # type: ignore[method-assign]
     one = make_job({"placement": {"accelerator": "GPU", "nodes": None}})
     for free, starts in ((4, True), (3, False)):
-        asked = CycleInput(jobs=(one,), snapshot=of((H100, 8), (L4, free)), now=NOW, limits=LIMITS, default_image="t:1")
+        asked = CycleInput(
+            jobs=(one,),
+            snapshot=of((H100, 8), (L4, free)),
+            now=NOW,
+            limits=LIMITS,
+            default_image="t:1",
+        )
         assert schedule(asked, plans).verdicts[one.uid].admitted is starts
 
 
 def test_engines_that_a_running_gang_lacks_are_nobody_elses() -> None:
     runs, waits = job("a", gang(1, 4, 2, 2), active=True), job("b", gang(1, 2))
     mine = [own_pod(runs, 4, "node-0"), own_pod(runs, 2, "node-0", engine=True)]
-    assert not passed([runs, waits], cluster(8, pods=mine))["b"][0], "the second engine is made again"
+    assert not passed([runs, waits], cluster(8, pods=mine))["b"][0], (
+        "the second engine is made again"
+    )
     mine.append(own_pod(runs, 2, "node-0", engine=True))
     assert not passed([runs, waits], cluster(8, pods=mine))["b"][0]
     assert passed([runs, waits], cluster(10, pods=mine))["b"][0]
@@ -131,7 +157,12 @@ def test_a_status_whose_pods_have_no_gpus_holds_nobody_up() -> None:
 def test_a_quota_counts_the_pods_jobs_and_requests_of_both_roles() -> None:
     one = job("a", SERVED_GPU_PLAN)
     assert one.spec
-    wanted = {"pods": 4.0, "count/jobs.batch": 2.0, "requests.nvidia.com/gpu": 12.0, "requests.memory": 4 * 2.0**30}
+    wanted = {
+        "pods": 4.0,
+        "count/jobs.batch": 2.0,
+        "requests.nvidia.com/gpu": 12.0,
+        "requests.memory": 4 * 2.0**30,
+    }
     assert {name: needs(one.spec, SERVED_GPU_PLAN, name) for name in wanted} == wanted
     tight = QuotaFacts(namespace="team-a", name="q", hard={"pods": 3.0}, used={})
     there = Snapshot(nodes=of((H100, 8), (H100, 8), (L4, 8)).nodes, quotas={"team-a": (tight,)})
@@ -140,8 +171,14 @@ def test_a_quota_counts_the_pods_jobs_and_requests_of_both_roles() -> None:
 
 def test_a_namespace_holds_the_gpus_of_its_engines_too() -> None:
     """So that the one with fewest comes next."""
-    runs = [_in("team-a", job("a", gang(1, 2, 4, 1), active=True)), _in("team-b", job("b", gang(1, 4), active=True))]
-    waiting = [_in("team-a", job("c", gang(1, 2), age=50)), _in("team-b", job("d", gang(1, 2), age=10))]
+    runs = [
+        _in("team-a", job("a", gang(1, 2, 4, 1), active=True)),
+        _in("team-b", job("b", gang(1, 4), active=True)),
+    ]
+    waiting = [
+        _in("team-a", job("c", gang(1, 2), age=50)),
+        _in("team-b", job("d", gang(1, 2), age=10)),
+    ]
     found = passed([*runs, *waiting], cluster(6 + 4 + 2))
     assert (found["d"][0], found["c"][0]) == (True, False)
 
@@ -176,13 +213,20 @@ def _pods(one: GRPOJobRecord, product: str) -> list[tuple[str, int]]:
     plan = one.status.plan
     assert plan
     own = [role for role in gpu_roles(one, plan) if role.plan.gpu_product == product]
-    return [("" if r.is_engines else one.uid, r.plan.gpus_per_node) for r in own for _ in range(r.plan.nodes)]
+    return [
+        ("" if r.is_engines else one.uid, r.plan.gpus_per_node)
+        for r in own
+        for _ in range(r.plan.nodes)
+    ]
 
 
 @settings(max_examples=cases(200), deadline=None)
 @given(SIZES, PLANS)
-def test_what_a_claim_reserves_is_what_its_gang_needs(sizes: list[tuple[str, int]], plan: ExecutionPlan) -> None:
-    """A gang that fits and was admitted leaves as much as it does not need, and is no obstacle to itself."""
+def test_what_a_claim_reserves_is_what_its_gang_needs(
+    sizes: list[tuple[str, int]], plan: ExecutionPlan
+) -> None:
+    """A gang that fits and was admitted leaves as much as it does not need, and is no obstacle to
+    itself."""
     one, there = job("a", plan, active=True), of(*sizes)
     if not Capacity(there, ()).has_room_now(one, plan):
         return

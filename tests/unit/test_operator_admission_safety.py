@@ -1,9 +1,11 @@
-"""GPUs are never given twice: passes, commits, restarts and changes of the cluster in every order that chance makes.
+"""GPUs are never given twice: passes, commits, restarts and changes of the cluster in every order
+that chance makes.
 
-A small world stands in for the API server and the scheduler: commits land, are denied, conflict, or lose their answer;
-pods are bound wherever they fit and end when they like; nodes come, go and are cordoned; foreign pods come. Some of it
-happens while a pass is in its thread. At every commit the gangs that lack pods must be placeable beside what is bound,
-if they were before: by brute force, unless somebody else took or moved something between the verdict and the commit.
+A small world stands in for the API server and the scheduler: commits land, are denied, conflict, or
+lose their answer; pods are bound wherever they fit and end when they like; nodes come, go and are
+cordoned; foreign pods come. Some of it happens while a pass is in its thread. At every commit the
+gangs that lack pods must be placeable beside what is bound, if they were before: by brute force,
+unless somebody else took or moved something between the verdict and the commit.
 """
 
 import random
@@ -54,7 +56,9 @@ class World:
         self.jobs: dict[ObjectKey, GRPOJobRecord] = {}
         self.unseen: dict[ObjectKey, GRPOJobRecord] = {}
         """Commits that landed and whose answers were lost."""
-        self.nodes = [facts(f"node-{number}", chance.choice([4, 8])) for number in range(chance.randint(1, 4))]
+        self.nodes = [
+            facts(f"node-{number}", chance.choice([4, 8])) for number in range(chance.randint(1, 4))
+        ]
         self.pods: list[PodFacts] = []
         self.count = self.committed = 0
         self.judging = False
@@ -62,7 +66,9 @@ class World:
         """Whether others take and move things only while no verdict waits for its commit."""
         self.disturbed = False
         """Whether they have done so since a verdict that is not committed yet."""
-        self.queue = AdmissionQueue(self, self, self.tell, limits=LIMITS, clock=lambda: NOW, pods=PODS)
+        self.queue = AdmissionQueue(
+            self, self, self.tell, limits=LIMITS, clock=lambda: NOW, pods=PODS
+        )
 
     def __iter__(self) -> Iterator[GRPOJobRecord]:
         return iter(self.jobs.values())
@@ -91,10 +97,18 @@ class World:
         taken: dict[str, int] = {}
         for pod in self.pods:
             taken[pod.node] = taken.get(pod.node, 0) + int(pod.takes[GPU])
-        return {one.name: int(one.offers[GPU]) - taken.get(one.name, 0) for one in self.nodes if one.usable}
+        return {
+            one.name: int(one.offers[GPU]) - taken.get(one.name, 0)
+            for one in self.nodes
+            if one.usable
+        }
 
     def own(self, one: GRPOJobRecord) -> list[PodFacts]:
-        return [pod for pod in self.pods if (pod.grpojob_uid, pod.attempt) == (one.uid, str(one.status.attempt))]
+        return [
+            pod
+            for pod in self.pods
+            if (pod.grpojob_uid, pod.attempt) == (one.uid, str(one.status.attempt))
+        ]
 
     def lacking(self) -> list[tuple[GRPOJobRecord, Role]]:
         """Each pod that an admitted gang still lacks, by its role, the widest first."""
@@ -104,7 +118,9 @@ class World:
             for one, plan in active
             if plan
             for role in gpu_roles(one, plan)
-            for _ in range(role.plan.nodes - sum(pod.engine == role.is_engines for pod in self.own(one)))
+            for _ in range(
+                role.plan.nodes - sum(pod.engine == role.is_engines for pod in self.own(one))
+            )
         ]
         return sorted(pods, key=lambda pair: -pair[1].plan.gpus_per_node)
 
@@ -113,14 +129,20 @@ class World:
         return set() if role.is_engines else {pod.node for pod in self.own(one) if not pod.engine}
 
     def placeable(self) -> bool:
-        """Whether all that admitted gangs lack can be bound once the pods of their earlier attempts have ended."""
+        """Whether all that admitted gangs lack can be bound once the pods of their earlier attempts
+        have ended."""
         live = {one.uid: str(one.status.attempt) for one in self.truth if one.is_active}
         room = self.free()
         for pod in self.pods:
             if pod.node in room and live.get(pod.grpojob_uid, pod.attempt) != pod.attempt:
                 room[pod.node] += int(pod.takes[GPU])
-        avoid = {one.uid: {pod.node for pod in self.own(one) if not pod.engine} for one in self.truth}
-        lacking = [("" if role.is_engines else one.uid, role.plan.gpus_per_node) for one, role in self.lacking()]
+        avoid = {
+            one.uid: {pod.node for pod in self.own(one) if not pod.engine} for one in self.truth
+        }
+        lacking = [
+            ("" if role.is_engines else one.uid, role.plan.gpus_per_node)
+            for one, role in self.lacking()
+        ]
         return packs(lacking, room, avoid)
 
     # what happens
@@ -148,7 +170,11 @@ class World:
             self.gone(self.chance.choice(sorted(self.jobs)))
 
     def is_edited(self) -> None:
-        waiting = [one for one in self.jobs.values() if one.is_waiting_for_admission and one.key not in self.unseen]
+        waiting = [
+            one
+            for one in self.jobs.values()
+            if one.is_waiting_for_admission and one.key not in self.unseen
+        ]
         if waiting:
             one = self.chance.choice(waiting)
             self.store(one, generation=one.generation + 1)
@@ -158,12 +184,16 @@ class World:
         lacking = self.lacking()
         for one, role in self.chance.sample(lacking, len(lacking)):
             avoid, width = self.avoided(one, role), role.plan.gpus_per_node
-            rooms = [name for name, free in self.free().items() if free >= width and name not in avoid]
+            rooms = [
+                name for name, free in self.free().items() if free >= width and name not in avoid
+            ]
             if rooms:
                 self.bind(self.chance.choice(rooms), width, one, engine=role.is_engines)
                 return
 
-    def bind(self, where: str, gpus: int, by: GRPOJobRecord | None = None, *, engine: bool = False) -> None:
+    def bind(
+        self, where: str, gpus: int, by: GRPOJobRecord | None = None, *, engine: bool = False
+    ) -> None:
         self.count += 1
         name, uid, attempt = (by.name, by.uid, str(by.status.attempt)) if by else ("", "", "")
         pod = PodFacts(
@@ -232,9 +262,13 @@ class World:
         if answer.action is Action.COMMIT and fate == "denied":
             self.queue.release_denied(one)
             return
-        status = make_job({}, to_json(build(make_seen(one), answer)), generation=one.generation).status
+        status = make_job(
+            {}, to_json(build(make_seen(one), answer)), generation=one.generation
+        ).status
         typed = replace(one.content, status=status)
-        self.write(replace(one, typed=typed), lost=answer.action is Action.COMMIT and fate == "lost")
+        self.write(
+            replace(one, typed=typed), lost=answer.action is Action.COMMIT and fate == "lost"
+        )
         self.committed += answer.action is Action.COMMIT
 
     def write(self, written: GRPOJobRecord, lost: bool) -> None:
@@ -243,12 +277,28 @@ class World:
             self.unseen[written.key] = written
         else:
             self.store(written)
-        assert self.placeable() or not sound or self.disturbed, f"{written.key} was given what is others'"
+        assert self.placeable() or not sound or self.disturbed, (
+            f"{written.key} was given what is others'"
+        )
         self.disturbed &= self.promised
 
     async def something_happens(self) -> None:
-        others = (self.is_bound, self.is_bound, self.foreign, self.node_comes_or_goes, self.node_is_cordoned_or_not)
-        jobs = (self.comes, self.comes, self.pod_ends, self.leaves, self.is_edited, self.succeeds, self.is_heard)
+        others = (
+            self.is_bound,
+            self.is_bound,
+            self.foreign,
+            self.node_comes_or_goes,
+            self.node_is_cordoned_or_not,
+        )
+        jobs = (
+            self.comes,
+            self.comes,
+            self.pod_ends,
+            self.leaves,
+            self.is_edited,
+            self.succeeds,
+            self.is_heard,
+        )
         things = (*others, *jobs)
         number = self.chance.randrange(len(things) + 8)
         if number < len(things):
@@ -257,7 +307,9 @@ class World:
             return
         restarts = number < len(things) + 3
         if asking := [
-            one for one in self.jobs.values() if (one.is_active if restarts else one.is_waiting_for_admission)
+            one
+            for one in self.jobs.values()
+            if (one.is_active if restarts else one.is_waiting_for_admission)
         ]:
             await self.is_looked_at(asking)
 

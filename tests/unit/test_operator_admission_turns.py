@@ -1,4 +1,5 @@
-"""The order of the queue: priority, share, age; and that nobody who can be planned waits for ever."""
+"""The order of the queue: priority, share, age; and that nobody who can be planned waits for
+ever."""
 
 import random
 from collections.abc import Iterable
@@ -16,11 +17,15 @@ from tests.unit.operator_world import LIMITS, NOW, make_job
 from tests.unit.queue_world import cluster, gang, gpu_pod, job, judged, own_pod
 
 
-def of(namespace: str, name: str, gpus: int = 1, age: float = 100, **placement: Any) -> GRPOJobRecord:
+def of(
+    namespace: str, name: str, gpus: int = 1, age: float = 100, **placement: Any
+) -> GRPOJobRecord:
     return replace(job(name, gang(1, gpus), age=age, **placement), key=ObjectKey(namespace, name))
 
 
-def turns(jobs: Iterable[GRPOJobRecord], held: dict[str, int], passed: dict[str, int] | None = None) -> list[str]:
+def turns(
+    jobs: Iterable[GRPOJobRecord], held: dict[str, int], passed: dict[str, int] | None = None
+) -> list[str]:
     """The order, when each job takes one GPU at its turn."""
     found = []
     for one in sort_queue(jobs, {"high": 10, "": 1}, held, passed or {}):
@@ -53,13 +58,21 @@ def test_who_was_passed_over_too_often_is_next_in_its_priority() -> None:
         of("b", "b1"),
         of("c", "urgent", priorityClassName="high"),
     ]
-    passed = {"uid-late": MOST_PASSED_OVER, "uid-later": MOST_PASSED_OVER + 3, "uid-b1": MOST_PASSED_OVER - 1}
+    passed = {
+        "uid-late": MOST_PASSED_OVER,
+        "uid-later": MOST_PASSED_OVER + 3,
+        "uid-b1": MOST_PASSED_OVER - 1,
+    }
     assert turns(jobs, {"a": 64}, passed) == ["urgent", "late", "later", "b1"]
 
 
 def test_only_younger_jobs_of_the_same_priority_that_start_first_are_counted() -> None:
     big = of("a", "big", gpus=8, age=50)
-    small = [of("b", "small", age=10), of("b", "older", age=60), of("b", "up", age=5, priorityClassName="high")]
+    small = [
+        of("b", "small", age=10),
+        of("b", "older", age=60),
+        of("b", "up", age=5, priorityClassName="high"),
+    ]
     busy = cluster(8, 4, priorities={"high": 10}, pods=[gpu_pod("p", 4)])
     found = judged([big, *small], busy)
     assert [found[one.uid].admitted for one in (big, *small)] == [False, True, True, True]
@@ -68,9 +81,15 @@ def test_only_younger_jobs_of_the_same_priority_that_start_first_are_counted() -
 
 
 def test_who_can_not_be_planned_is_not_passed_over() -> None:
-    never = make_job({"placement": {"accelerator": "GPU", "gpuProduct": "None"}}, name="never", uid="uid-never")
+    never = make_job(
+        {"placement": {"accelerator": "GPU", "gpuProduct": "None"}}, name="never", uid="uid-never"
+    )
     found = judged([never, of("b", "small", age=10)], cluster(8))
-    assert (found["uid-never"].plan, found["uid-never"].passed_over, found["uid-small"].admitted) == (None, 0, True)
+    assert (
+        found["uid-never"].plan,
+        found["uid-never"].passed_over,
+        found["uid-small"].admitted,
+    ) == (None, 0, True)
 
 
 def test_a_job_reads_its_place_and_who_is_before_it() -> None:
@@ -84,7 +103,14 @@ def test_a_job_reads_its_place_and_who_is_before_it() -> None:
 
 
 def test_places_are_spelled() -> None:
-    assert [ordinal(number) for number in (1, 2, 3, 11, 22, 113)] == ["1st", "2nd", "3rd", "11th", "22nd", "113th"]
+    assert [ordinal(number) for number in (1, 2, 3, 11, 22, 113)] == [
+        "1st",
+        "2nd",
+        "3rd",
+        "11th",
+        "22nd",
+        "113th",
+    ]
 
 
 def test_newcomers_of_a_namespace_with_a_smaller_share_pass_a_job_only_so_often() -> None:
@@ -118,7 +144,10 @@ class Cluster:
         self.longest = self.number = 0
 
     def free(self) -> list[int]:
-        return [size - sum(places.get(at, 0) for _, _, places in self.running) for at, size in enumerate(self.sizes)]
+        return [
+            size - sum(places.get(at, 0) for _, _, places in self.running)
+            for at, size in enumerate(self.sizes)
+        ]
 
     def round(self, now: int) -> None:
         """Some end, some come, and one pass is made."""
@@ -126,9 +155,15 @@ class Cluster:
         for _ in range(self.chance.choice([0, 1, 1, 2, 3])):
             self.number += 1
             width = self.chance.choice([1, 1, 1, 2, max(self.sizes)])
-            one = of(self.chance.choice("aaab"), f"j{self.number:05}", width, age=100_000 - self.number)
+            one = of(
+                self.chance.choice("aaab"), f"j{self.number:05}", width, age=100_000 - self.number
+            )
             self.came[one.uid], self.waiting[one.uid] = (now, len(self.waiting)), one
-        pods = [own_pod(one, gpus, f"node-{at}") for _, one, places in self.running for at, gpus in places.items()]
+        pods = [
+            own_pod(one, gpus, f"node-{at}")
+            for _, one, places in self.running
+            for at, gpus in places.items()
+        ]
         asked = CycleInput(
             jobs=tuple(self.waiting.values()),
             snapshot=cluster(*self.sizes, pods=pods),
@@ -148,7 +183,8 @@ class Cluster:
         at = next(at for at, free in enumerate(self.free()) if free >= plan.gpus)
         self.running.append((now + self.chance.randint(1, LONGEST), one, {at: plan.gpus}))
         since, before = self.came[one.uid]
-        # docs/faults.md states the bound: of those that wait already, of those that may pass, and of its own GPUs
+        # docs/faults.md states the bound: of those that wait already, of those that may pass, and
+        # of its own GPUs
         bound = LONGEST * (MOST_PASSED_OVER + before + (before + 1) * (max(self.sizes) + 1))
         self.longest = max(self.longest, now - since)
         assert now - since <= bound, f"{one.name} waited for {now - since} rounds"

@@ -1,4 +1,5 @@
-"""status.export and status.checkpoint: what pods say of the model and the checkpoints, as a user can use it."""
+"""status.export and status.checkpoint: what pods say of the model and the checkpoints, as a user
+can use it."""
 
 from typing import Any
 
@@ -41,7 +42,9 @@ def kept(step: int, where: str = "/checkpoints/run-uid/attempt-1/checkpoint") ->
     return {"step": step, "time": 1.7e9, "bytes": 9, "where": where}
 
 
-def seen(*pods: Any, spec: dict[str, Any] = VOLUME, known: dict[str, Any] | None = None, **pull: Any) -> Observation:
+def seen(
+    *pods: Any, spec: dict[str, Any] = VOLUME, known: dict[str, Any] | None = None, **pull: Any
+) -> Observation:
     """A job of two pods with checkpoints on a volume."""
     job = make_job(spec, active_status(**(known or {})))
     told = make_pull(**pull) if pull else None
@@ -59,7 +62,10 @@ def done(index: int, **more: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("spec", "path"),
-    [(VOLUME, "pvc://team/kept/here/run-uid/export"), (OWN, "pvc://run-checkpoints/run-uid/export")],
+    [
+        (VOLUME, "pvc://team/kept/here/run-uid/export"),
+        (OWN, "pvc://run-checkpoints/run-uid/export"),
+    ],
 )
 def test_the_exported_model_is_told_by_claim_and_folder(spec: dict[str, Any], path: str) -> None:
     told = status(seen(done(0, export=export(), checkpoint=kept(8)), done(1), spec=spec))
@@ -79,7 +85,13 @@ def test_what_is_no_folder_on_the_volume_stays_what_it_is() -> None:
 
 
 @settings(max_examples=cases(60))
-@given(st.text(st.characters(min_codepoint=32, exclude_categories=["Cs", "Cc"]), min_size=1, max_size=MAX_WHERE - 13))
+@given(
+    st.text(
+        st.characters(min_codepoint=32, exclude_categories=["Cs", "Cc"]),
+        min_size=1,
+        max_size=MAX_WHERE - 13,
+    )
+)
 def test_no_name_is_too_long_for_the_status(below: str) -> None:
     told = status(seen(done(0, export=export(f"/checkpoints/{below}")), done(1)))
     assert told.phase == "Succeeded"
@@ -87,8 +99,12 @@ def test_no_name_is_too_long_for_the_status(below: str) -> None:
     assert told.export.path[: MAX_WHERE - 1] == f"pvc://team/kept/here/{below}"[: MAX_WHERE - 1]
 
 
-@pytest.mark.parametrize("wrong", [{"path": "a\nb"}, {"weights_hash": "md5:0"}, {"bytes": -1}, {"format": "GGUF"}])
-def test_an_export_that_can_not_be_believed_is_none_and_the_job_has_succeeded(wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"path": "a\nb"}, {"weights_hash": "md5:0"}, {"bytes": -1}, {"format": "GGUF"}]
+)
+def test_an_export_that_can_not_be_believed_is_none_and_the_job_has_succeeded(
+    wrong: dict[str, Any],
+) -> None:
     text = said("Succeeded", step=9, export=export()).replace(*_swapped(wrong))
     pods = (make_pod(0, state=terminated(0, text)), done(1))
     told = status(seen(*pods))
@@ -97,7 +113,12 @@ def test_an_export_that_can_not_be_believed_is_none_and_the_job_has_succeeded(wr
 
 def _swapped(wrong: dict[str, Any]) -> tuple[str, str]:
     """What of the message to replace, and by what."""
-    before = {"path": "/checkpoints/run-uid/export", "weights_hash": HASH, "bytes": '"bytes":9', "format": "Model"}
+    before = {
+        "path": "/checkpoints/run-uid/export",
+        "weights_hash": HASH,
+        "bytes": '"bytes":9',
+        "format": "Model",
+    }
     ((field, value),) = wrong.items()
     return before[field], '"bytes":-1' if field == "bytes" else value.replace("\n", "\\n")
 
@@ -121,17 +142,24 @@ def test_an_attempt_that_trains_without_a_checkpoint_has_none(stage: str, stays:
     assert (told.checkpoint is not None) is stays
     silent = seen(known=known)
     assert status(silent).checkpoint is not None
-    assert status(make_seen(stored(silent.job, told), make_child(), make_pod(0), make_pod(1))) is not None
+    assert (
+        status(make_seen(stored(silent.job, told), make_child(), make_pod(0), make_pod(1)))
+        is not None
+    )
 
 
 NAMES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), min_size=1, max_size=40)
 
 
 @given(st.dictionaries(NAMES, st.from_regex(r"[0-9a-f]{64}", fullmatch=True), max_size=6))
-def test_a_list_of_hashes_is_read_back_and_the_weights_hash_is_of_weights_alone(sums: dict[str, str]) -> None:
+def test_a_list_of_hashes_is_read_back_and_the_weights_hash_is_of_weights_alone(
+    sums: dict[str, str],
+) -> None:
     assert parse_sums(sums_text(sums)) == sums
     assert weights_hash({**sums, "config.json": "0" * 64}) == weights_hash(sums)
-    assert weights_hash({**sums, "more.safetensors": "0" * 64}) != weights_hash({**sums, "more.safetensors": "1" * 64})
+    assert weights_hash({**sums, "more.safetensors": "0" * 64}) != weights_hash(
+        {**sums, "more.safetensors": "1" * 64}
+    )
 
 
 @pytest.mark.parametrize("text", ["x", f"{'0' * 63}  a", f"{'0' * 64} a", f"{'G' * 64}  a"])

@@ -1,4 +1,5 @@
-"""Nodes on which attempts keep dying: admission counts without them, unless the gang fits nowhere else."""
+"""Nodes on which attempts keep dying: admission counts without them, unless the gang fits nowhere
+else."""
 
 from dataclasses import replace
 
@@ -21,7 +22,9 @@ async def test_a_restart_goes_to_another_node_and_waits_for_one() -> None:
 
 async def test_a_gang_that_fits_nowhere_else_goes_back_to_where_it_died() -> None:
     again = job("a", gang(1, 4), active=True)
-    decision = await answered([again], cluster(4, 2, pods=[own_pod(again, 4, "node-0")]), again, BLAMED)
+    decision = await answered(
+        [again], cluster(4, 2, pods=[own_pod(again, 4, "node-0")]), again, BLAMED
+    )
     assert (decision.action, decision.avoided_nodes) == (Action.COMMIT, ())
 
 
@@ -36,7 +39,11 @@ async def test_one_that_waits_is_let_back_when_the_other_nodes_are_gone() -> Non
 def test_what_is_let_back_holds_its_place_there() -> None:
     first, second = job("a", gang(1, 4), age=20).avoiding(["node-0"]), job("b", gang(1, 4), age=10)
     found = judged([first, second], cluster(4))
-    assert (found["uid-a"].admitted, found["uid-a"].avoids, found["uid-b"].admitted) == (True, False, False)
+    assert (found["uid-a"].admitted, found["uid-a"].avoids, found["uid-b"].admitted) == (
+        True,
+        False,
+        False,
+    )
 
 
 def test_an_avoided_node_is_named_to_those_who_miss_it() -> None:

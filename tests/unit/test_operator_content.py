@@ -1,7 +1,7 @@
 """Content can't kill: whatever an object contains, it costs that object only.
 
-Cases are generated: any field of a real-looking object, at any depth, gets another type, an extreme, or goes. What can
-still be read must then also be decided on without an error.
+Cases are generated: any field of a real-looking object, at any depth, gets another type, an
+extreme, or goes. What can still be read must then also be decided on without an error.
 """
 
 import asyncio
@@ -53,8 +53,12 @@ PARSERS: list[tuple[Callable[[Any], Any], Any]] = [
 
 @settings(max_examples=cases(60))
 @given(data=st.data())
-@pytest.mark.parametrize(("parse", "base"), PARSERS, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_parser_names_what_it_can_not_read(parse: Callable[[Any], Any], base: Any, data: st.DataObject) -> None:
+@pytest.mark.parametrize(
+    ("parse", "base"), PARSERS, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_parser_names_what_it_can_not_read(
+    parse: Callable[[Any], Any], base: Any, data: st.DataObject
+) -> None:
     with contextlib.suppress(ValueError):
         parse(data.draw(dirty(base) | VALUES))
 
@@ -92,7 +96,14 @@ def decided(job: Any, child: Any, pods: list[Any]) -> None:
         for item in items:
             cache.put(item)
     for record in caches.grpojobs:
-        seen = observe(record, list(caches.jobs), list(caches.pods), now=NOW, at=Observed(NOW), first_seen=FirstSeen())
+        seen = observe(
+            record,
+            list(caches.jobs),
+            list(caches.pods),
+            now=NOW,
+            at=Observed(NOW),
+            first_seen=FirstSeen(),
+        )
         to_json(build(seen, decide(seen, LIMITS)))
 
 
@@ -105,7 +116,9 @@ class Stream:
     async def pages(self, _: Selection) -> AsyncIterator[tuple[list[Object], int]]:
         yield self.listed, 10
 
-    async def watch(self, _: Selection, version: int, seconds: float) -> AsyncIterator[tuple[str, Object]]:
+    async def watch(
+        self, _: Selection, version: int, seconds: float
+    ) -> AsyncIterator[tuple[str, Object]]:
         assert seconds > 0
         assert version >= 0
         events, self.events = self.events, []
@@ -124,7 +137,10 @@ def clean(number: int) -> Any:
 @settings(max_examples=cases(25))
 @given(
     listed=st.lists(dirty(POD) | VALUES, max_size=20),
-    events=st.lists(st.tuples(st.sampled_from(["ADDED", "MODIFIED", "DELETED"]), dirty(POD) | VALUES), max_size=40),
+    events=st.lists(
+        st.tuples(st.sampled_from(["ADDED", "MODIFIED", "DELETED"]), dirty(POD) | VALUES),
+        max_size=40,
+    ),
 )
 def test_the_watch_goes_on_over_any_objects(listed: list[Any], events: list[Any]) -> None:
     virtually(_watched(listed, events))
@@ -194,7 +210,9 @@ def broken(index: str, version: int = 7) -> Any:
     return item
 
 
-def test_an_unreadable_object_is_counted_logged_once_and_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_object_is_counted_logged_once_and_forgotten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caches = Caches()
     for _ in range(3):
         assert caches.pods.put(broken("abc")) is None
@@ -249,8 +267,12 @@ class Torn:
 
 
 @pytest.mark.parametrize("times", [1, 2, 5, 8])
-@pytest.mark.parametrize("error", [Expired("410 the continue token is too old"), Unavailable("503")])
-async def test_a_list_that_breaks_off_begins_anew_and_is_never_half(times: int, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [Expired("410 the continue token is too old"), Unavailable("503")]
+)
+async def test_a_list_that_breaks_off_begins_anew_and_is_never_half(
+    times: int, error: Exception
+) -> None:
     caches, torn = Caches(), Torn(times, error)
     told: set[ObjectKey] = set()
     backoff, selection = Backoff(0.001, 0.002), Selection(PODS)

@@ -12,7 +12,17 @@ from grpo_operator.pods.manifests import Attempt, engines_job, indexed_job, trai
 from grpo_operator.pods.namespace_objects import engine_service
 from grpo_operator.records.names import LABEL_COMPONENT, LABEL_UID
 from grpo_operator.records.reasons import Reason
-from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, PODS, SERVED_GPU_PLAN, SERVED_PLAN, SPEC, UID, make_job
+from tests.unit.operator_world import (
+    GPU_PLAN,
+    KEY,
+    PLAN,
+    PODS,
+    SERVED_GPU_PLAN,
+    SERVED_PLAN,
+    SPEC,
+    UID,
+    make_job,
+)
 
 
 def attempt(plan: ExecutionPlan = SERVED_PLAN, **spec: Any) -> Attempt:
@@ -37,7 +47,9 @@ def test_engines_have_a_job_of_their_own_that_makes_each_again_by_its_index() ->
     assert body["metadata"]["name"] == "run-3-engine"
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
     assert spec["backoffLimitPerIndex"] > 0
-    assert not {"backoffLimit", "maxFailedIndexes", "suspend"} & spec.keys(), "no broken index ends the others"
+    assert not {"backoffLimit", "maxFailedIndexes", "suspend"} & spec.keys(), (
+        "no broken index ends the others"
+    )
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
 
 
@@ -47,7 +59,10 @@ def test_a_plan_without_engines_in_pods_of_their_own_has_no_such_job(plan: Execu
     told = training_plan(attempt(plan))
     assert told.engines is None
     colocated = SERVED_PLAN.model_copy(
-        update={"engine": SERVED_PLAN.engine and SERVED_PLAN.engine.model_copy(update={"kind": "Colocated"})}
+        update={
+            "engine": SERVED_PLAN.engine
+            and SERVED_PLAN.engine.model_copy(update={"kind": "Colocated"})
+        }
     )
     assert engines(colocated) is None
 
@@ -71,19 +86,27 @@ def test_the_service_of_engines_selects_all_of_them_and_none_who_trains() -> Non
     theirs = engines()["spec"]["template"]["metadata"]["labels"]
     assert selector <= theirs.items()
     assert not selector <= ours.items()
-    assert (theirs[LABEL_UID], ours[LABEL_COMPONENT], theirs[LABEL_COMPONENT]) == (UID, "trainer", "engine")
+    assert (theirs[LABEL_UID], ours[LABEL_COMPONENT], theirs[LABEL_COMPONENT]) == (
+        UID,
+        "trainer",
+        "engine",
+    )
 
 
 def test_the_roles_of_a_gang_keep_apart_only_where_ranks_must() -> None:
     ours = indexed_job(attempt(), PODS)["spec"]["template"]["spec"]
     (term,) = ours["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     wanted = term["labelSelector"]["matchLabels"].items()
-    assert not wanted <= engines()["spec"]["template"]["metadata"]["labels"].items(), "an engine may share its node"
+    assert not wanted <= engines()["spec"]["template"]["metadata"]["labels"].items(), (
+        "an engine may share its node"
+    )
     assert "affinity" not in pod(), "and engines share one with each other"
 
 
 def test_an_engine_has_its_own_command_port_gpus_and_requests() -> None:
-    own = container(SERVED_GPU_PLAN, placement={"accelerator": "GPU"}, command=["python", "-m", "mine"])
+    own = container(
+        SERVED_GPU_PLAN, placement={"accelerator": "GPU"}, command=["python", "-m", "mine"]
+    )
     assert own["command"] == ["python", "-m", "grpo_trainer.engine_pod"]
     assert own["ports"] == [{"name": "engine", "containerPort": ENGINE_PORT}]
     assert own["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": ENGINE_PORT}
@@ -95,7 +118,8 @@ def test_an_engine_has_its_own_command_port_gpus_and_requests() -> None:
 def test_the_spec_may_say_what_engines_request() -> None:
     given = {"requests": {"cpu": "3", "memory": "5Gi"}, "limits": {"memory": "6Gi"}}
     theirs = container(
-        generation={"engine": "Servers", "servers": {"resources": given}}, resources={"limits": {"memory": "1Gi"}}
+        generation={"engine": "Servers", "servers": {"resources": given}},
+        resources={"limits": {"memory": "1Gi"}},
     )
     assert theirs["resources"] == given
 
@@ -103,15 +127,28 @@ def test_the_spec_may_say_what_engines_request() -> None:
 def test_an_engine_gets_the_model_and_none_of_the_secrets_and_volumes_of_training() -> None:
     key = {"name": "secret", "key": "key"}
     spec: dict[str, Any] = {
-        "model": {**SPEC["model"], "volume": {"claimName": "m"}, "cache": {"claimName": "hub"}, "tokenSecretRef": key},
+        "model": {
+            **SPEC["model"],
+            "volume": {"claimName": "m"},
+            "cache": {"claimName": "hub"},
+            "tokenSecretRef": key,
+        },
         "dataset": {"name": "x/y", "tokenSecretRef": key},
         "rewards": [{"http": {"url": "http://judge", "tokenSecretRef": key}}],
         "checkpoint": {"volume": {"claimName": "c"}},
-        "export": {"to": "Hub", "hub": {"repository": "a/b", "tokenSecretRef": key}, "signingKeySecretRef": key},
+        "export": {
+            "to": "Hub",
+            "hub": {"repository": "a/b", "tokenSecretRef": key},
+            "signingKeySecretRef": key,
+        },
     }
     names = {volume["name"] for volume in pod(**spec)["volumes"]}
     assert names == {"plan", "scratch", "shared-memory", "model", "hub-cache"}
-    secrets = {one["name"] for one in container(**spec)["env"] if "secretKeyRef" in one.get("valueFrom", {})}
+    secrets = {
+        one["name"]
+        for one in container(**spec)["env"]
+        if "secretKeyRef" in one.get("valueFrom", {})
+    }
     assert secrets == {"HF_TOKEN"}
 
 
@@ -123,8 +160,13 @@ def test_a_users_settings_reach_both_roles() -> None:
     placement = {**SPEC["placement"], "priorityClassName": "high", "nodeSelector": {"pool": "x"}}
     theirs = engines(**spec, placement=placement)["spec"]["template"]
     assert theirs["metadata"]["labels"]["team"] == "a"
-    assert {"name": "HTTPS_PROXY", "value": "http://proxy"} in theirs["spec"]["containers"][0]["env"]
-    assert (theirs["spec"]["priorityClassName"], theirs["spec"]["nodeSelector"]) == ("high", {"pool": "x"})
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy"} in theirs["spec"]["containers"][0][
+        "env"
+    ]
+    assert (theirs["spec"]["priorityClassName"], theirs["spec"]["nodeSelector"]) == (
+        "high",
+        {"pool": "x"},
+    )
 
 
 def test_where_engines_can_not_have_pods_of_their_own_a_plan_with_them_is_refused() -> None:

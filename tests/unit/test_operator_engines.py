@@ -1,4 +1,5 @@
-"""Engines in pods of their own: when they are started, what is told of them, and what becomes of them at every end."""
+"""Engines in pods of their own: when they are started, what is told of them, and what becomes of
+them at every end."""
 
 from typing import Any
 
@@ -68,13 +69,23 @@ def test_the_gang_runs_only_once_its_engines_do() -> None:
     assert of_type(status, "Scheduled")[:2] == ("True", "AllPodsBound")
     seen = seen_of(*WHOLE, ran=False)
     status = after(seen, judged(seen))
-    assert (status.phase, of_type(status, "Running")[2]) == ("Running", "attempt 1 runs with 2 pods and 2 of 2 engines")
-    assert [(pod.index, pod.engine) for pod in status.pods] == [(0, None), (1, None), (0, True), (1, True)]
+    assert (status.phase, of_type(status, "Running")[2]) == (
+        "Running",
+        "attempt 1 runs with 2 pods and 2 of 2 engines",
+    )
+    assert [(pod.index, pod.engine) for pod in status.pods] == [
+        (0, None),
+        (1, None),
+        (0, True),
+        (1, True),
+    ]
 
 
 def test_engines_without_a_node_release_the_whole_gang_in_time() -> None:
     refused = engine_waits(
-        1, node="", conditions=[{"type": "PodScheduled", "status": "False", "message": "no L4 is free"}]
+        1,
+        node="",
+        conditions=[{"type": "PodScheduled", "status": "False", "message": "no L4 is free"}],
     )
     things = (*TRAINERS, make_engines(), make_engine(0), refused)
     early = seen_of(*things, ran=False, ago=100)
@@ -122,8 +133,16 @@ def test_a_lost_engine_ends_nothing_and_is_told(lost: tuple[PodRecord, ...]) -> 
     decision = judged(seen)
     assert decision.action is Action.WAIT
     status = after(seen, decision)
-    assert (status.phase, status.attempt, status.restarts, status.uncounted_restarts) == ("Running", 1, 0, 0)
-    assert of_type(status, "Running")[::2] == ("True", "attempt 1 runs with 2 pods and 1 of 2 engines")
+    assert (status.phase, status.attempt, status.restarts, status.uncounted_restarts) == (
+        "Running",
+        1,
+        0,
+        0,
+    )
+    assert of_type(status, "Running")[::2] == (
+        "True",
+        "attempt 1 runs with 2 pods and 1 of 2 engines",
+    )
     held, reason, message = of_type(status, "Degraded")
     assert (held, reason) == ("True", "EnginesLost")
     assert message.startswith("1 of 2 engines run")
@@ -142,12 +161,17 @@ def test_an_engine_that_is_back_is_told_too() -> None:
     change = telling_change(told.status.conditions, status.conditions)
     assert change
     assert (change.type, change.status) == ("Degraded", "False")
-    assert [pod.phase for pod in status.pods if pod.engine] == ["Running", "Running"], "the pods that count are shown"
+    assert [pod.phase for pod in status.pods if pod.engine] == ["Running", "Running"], (
+        "the pods that count are shown"
+    )
 
 
 def test_how_engines_ended_is_told_in_the_kubelets_word() -> None:
     seen = seen_of(*TRAINERS, make_engines(), make_engine(0, state=KILLED), make_engine(1))
-    assert "engine 0 ended with OOMKilled, exit code 137" in of_type(after(seen, judged(seen)), "Degraded")[2]
+    assert (
+        "engine 0 ended with OOMKilled, exit code 137"
+        in of_type(after(seen, judged(seen)), "Degraded")[2]
+    )
 
 
 def test_a_volume_that_refuses_a_checkpoint_is_told_before_a_lost_engine() -> None:
@@ -161,7 +185,9 @@ def test_a_volume_that_refuses_a_checkpoint_is_told_before_a_lost_engine() -> No
 def test_a_job_of_engines_that_is_gone_is_made_again_while_the_gang_trains() -> None:
     assert judged(seen_of(*TRAINERS, ago=9999)).action is Action.START
     left = (make_engine(0), make_engine(1))
-    assert judged(seen_of(*TRAINERS, *left)).action is Action.START, "pods without their Job are nobody's"
+    assert judged(seen_of(*TRAINERS, *left)).action is Action.START, (
+        "pods without their Job are nobody's"
+    )
     assert judged(seen_of(*TRAINERS, make_engines(deleting=True), *left)).action is Action.START
 
 
@@ -170,7 +196,9 @@ def test_an_engine_job_is_never_taken_for_the_gangs() -> None:
     assert seen.child is None
     assert seen.pods == ()
     decision = judged(seen)
-    assert (decision.action, decision.counted) == (Action.ADMIT, False), "the gang's Job was deleted"
+    assert (decision.action, decision.counted) == (Action.ADMIT, False), (
+        "the gang's Job was deleted"
+    )
 
 
 @pytest.mark.parametrize("end", [said("Error", message="x"), said("WeightSyncTimeout"), ""])
@@ -181,7 +209,9 @@ def test_the_end_of_a_training_pod_ends_both_roles(end: str) -> None:
     assert (decision.action, decision.counted) == (Action.ADMIT, True)
     left = clean_up(seen, LIMITS)
     assert left.delete_jobs == ("run-1-engine",), "the gang's is kept for its logs"
-    committed = after(seen, Decision(Action.COMMIT, plan=SERVED_PLAN, ended=decision.ended, counted=True))
+    committed = after(
+        seen, Decision(Action.COMMIT, plan=SERVED_PLAN, ended=decision.ended, counted=True)
+    )
     nxt = make_seen(stored(seen.job, committed), make_child(), make_pod(0), failed, *ENGINES)
     assert nxt.engines is None
     assert nxt.engine_pods == ()
@@ -194,7 +224,9 @@ def test_no_engine_is_started_for_a_gang_that_is_over() -> None:
     failed = make_pod(1, state=terminated(1, said("Error")))
     seen = seen_of(make_child(), make_pod(0), failed, ends=ends)
     assert judged(seen).action is not Action.START
-    done = seen_of(make_child(), make_pod(0), make_pod(1, state=terminated(0, said("Succeeded", rank=1))))
+    done = seen_of(
+        make_child(), make_pod(0), make_pod(1, state=terminated(0, said("Succeeded", rank=1)))
+    )
     assert judged(done).action is Action.WAIT, "rank 0 exports and needs no engine"
 
 

@@ -1,4 +1,5 @@
-"""Engines that never come, and engines that never come back: what the job says meanwhile, and how the attempt ends."""
+"""Engines that never come, and engines that never come back: what the job says meanwhile, and how
+the attempt ends."""
 
 import pytest
 from hypothesis import given, settings
@@ -40,11 +41,15 @@ NO_IMAGE = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"
 PULLED = make_engine(1, state=NO_IMAGE, phase="Pending")
 
 
-def seen_of(*things: Thing, stage: str = "Training", ran: bool = True, bound: float = -60) -> Observation:
+def seen_of(
+    *things: Thing, stage: str = "Training", ran: bool = True, bound: float = -60
+) -> Observation:
     """What is seen of two training pods, whose rank 0 is at that stage, beside these."""
     status = active_status(plan=SERVED_PLAN, running=ran)
     status["conditions"].append(condition("Scheduled", since=bound))
-    return make_seen(make_job(status=status), *TRAINERS, *things, pull=make_pull(step=0, stage=stage))
+    return make_seen(
+        make_job(status=status), *TRAINERS, *things, pull=make_pull(step=0, stage=stage)
+    )
 
 
 def degraded(seen: Observation) -> tuple[str, str, str]:
@@ -67,25 +72,34 @@ def test_an_engine_that_never_comes_releases_a_gang_that_waits_for_it() -> None:
 
 @pytest.mark.parametrize("stage", ["Training", "Saving", "Exporting"])
 def test_a_gang_that_has_begun_without_an_engine_runs_and_is_not_released(stage: str) -> None:
-    """The trainer waits for engines as long as guard.rendezvousTimeoutSeconds, and begins with those that came."""
+    """The trainer waits for engines as long as guard.rendezvousTimeoutSeconds, and begins with
+    those that came."""
     seen = seen_of(make_engines(), make_engine(0), PULLED, stage=stage, ran=False, bound=-9999)
     decision = judged(seen)
     assert decision.action is Action.WAIT
     status = after(seen, decision)
-    assert (status.phase, of_type(status, "Running")[2]) == ("Running", "attempt 1 runs with 2 pods and 1 of 2 engines")
+    assert (status.phase, of_type(status, "Running")[2]) == (
+        "Running",
+        "attempt 1 runs with 2 pods and 1 of 2 engines",
+    )
     assert of_type(status, "Degraded") == (
         "True",
         "EnginesLost",
-        "1 of 2 engines run: engine 1 waits: ImagePullBackOff: no such image; the others are made again by their "
+        "1 of 2 engines run: engine 1 waits: ImagePullBackOff: no such image; the others are made "
+        "again by their "
         "index, and training goes on with those that are proven to have its weights",
     )
 
 
-def test_rank_0_is_asked_before_all_engines_run_and_without_engines_only_of_a_gang_that_runs() -> None:
+def test_rank_0_is_asked_before_all_engines_run_and_without_engines_only_of_a_gang_that_runs() -> (
+    None
+):
     for plan, running, count in ((SERVED_PLAN, False, 1), (PLAN, False, 0), (PLAN, True, 1)):
         job = make_job(status=active_status(plan=plan, running=running))
         found = list(targets([job], lambda _: [make_pod(0), make_pod(1), make_engine(0)]))
-        assert [(one.uid, one.job_uid, one.attempt) for one in found] == [("pod-1-0", job.uid, 1)] * count
+        assert [(one.uid, one.job_uid, one.attempt) for one in found] == [
+            ("pod-1-0", job.uid, 1)
+        ] * count
 
 
 def test_an_engine_that_used_up_its_retries_is_said_to_stay_away() -> None:
@@ -93,7 +107,8 @@ def test_an_engine_that_used_up_its_retries_is_said_to_stay_away() -> None:
     held, reason, message = degraded(seen_of(*things))
     assert (held, reason) == ("True", "EnginesLost")
     assert message == (
-        "1 of 2 engines run: engine 1 ended with OOMKilled, exit code 137; this attempt does without engine 1, which "
+        "1 of 2 engines run: engine 1 ended with OOMKilled, exit code 137; this attempt does "
+        "without engine 1, which "
         "used up all retries; training goes on with those that are proven to have its weights"
     )
 
@@ -104,7 +119,9 @@ ALL_GONE: tuple[Thing, ...] = (make_engine(0, state=KILLED), make_engine(1, stat
 @pytest.mark.parametrize(
     "engines", [make_engines(spent="0,1"), make_engines(spent="0-1"), make_engines(ended="Failed")]
 )
-def test_without_any_engine_the_attempt_waits_for_the_trainers_word_and_says_so(engines: JobRecord) -> None:
+def test_without_any_engine_the_attempt_waits_for_the_trainers_word_and_says_so(
+    engines: JobRecord,
+) -> None:
     seen = seen_of(engines, *ALL_GONE)
     assert judged(seen).action is Action.WAIT, "the trainer may be done with sampling"
     message = degraded(seen)[2]
@@ -117,11 +134,14 @@ def test_without_any_engine_the_attempt_waits_for_the_trainers_word_and_says_so(
 def test_its_word_starts_an_attempt_with_new_engines(result: str) -> None:
     engines = make_engines(ended="Failed", spent="0,1")
     failed = make_pod(0, state=terminated(51, said(result, message="no engine was left")))
-    seen = make_seen(make_job(status=active_status(plan=SERVED_PLAN)), make_child(), failed, make_pod(1), engines,
+    seen = make_seen(make_job(status=active_status(plan=SERVED_PLAN)), make_child(), failed,
+    make_pod(1), engines,
                      *ALL_GONE)  # fmt: skip
     decision = judged(seen)
     assert (decision.action, decision.reason, decision.counted) == (Action.ADMIT, result, True)
-    committed = after(seen, Decision(Action.COMMIT, plan=SERVED_PLAN, ended=decision.ended, counted=True))
+    committed = after(
+        seen, Decision(Action.COMMIT, plan=SERVED_PLAN, ended=decision.ended, counted=True)
+    )
     assert (committed.restarts, committed.ends[-1].reason) == (1, result)
     again = make_seen(stored(seen.job, committed), make_child(), failed, engines, *ALL_GONE)
     assert clean_up(again, LIMITS).delete_jobs == ("run-1-engine",)
@@ -129,14 +149,20 @@ def test_its_word_starts_an_attempt_with_new_engines(result: str) -> None:
 
 
 @settings(max_examples=cases(200), deadline=None)
-@given(st.text("0123456789-, x٣", max_size=40) | st.sampled_from(["0-999999999", "9" * 1000, "5-1", "-", ","]))
+@given(
+    st.text("0123456789-, x٣", max_size=40)
+    | st.sampled_from(["0-999999999", "9" * 1000, "5-1", "-", ","])
+)
 def test_whatever_a_job_says_of_its_indices_makes_a_sentence(spent: str) -> None:
     seen = seen_of(make_engines(spent=spent), make_engine(0), make_engine(1, state=KILLED))
     assert degraded(seen)[2].startswith("1 of 2 engines run: engine 1 ended with OOMKilled")
 
 
 def test_indices_of_a_wrong_type_cost_the_job_alone() -> None:
-    body = {"metadata": {"namespace": "a", "name": "b", "uid": "c", "resourceVersion": "1"}, "status": {}}
+    body = {
+        "metadata": {"namespace": "a", "name": "b", "uid": "c", "resourceVersion": "1"},
+        "status": {},
+    }
     assert job_record(body).spent == ""
     with pytest.raises(Unreadable, match="failedIndexes"):
         job_record({**body, "status": {"failedIndexes": 7}})

@@ -1,4 +1,5 @@
-"""The variables that the operator sets in training containers: they hold for any image, and a user's own win."""
+"""The variables that the operator sets in training containers: they hold for any image, and a
+user's own win."""
 
 from typing import Any
 
@@ -24,7 +25,9 @@ def test_processes_on_gpus_get_the_allocator_that_their_memory_was_predicted_for
     assert environment()["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "PYTORCH_CUDA_ALLOC_CONF" not in environment(PLAN)
     own = [{"name": "PYTORCH_ALLOC_CONF", "value": "max_split_size_mb:512"}]
-    assert not [name for name in environment(env=own) if name.endswith("CUDA_ALLOC_CONF")], "torch would prefer ours"
+    assert not [name for name in environment(env=own) if name.endswith("CUDA_ALLOC_CONF")], (
+        "torch would prefer ours"
+    )
 
 
 def test_freed_memory_goes_back_to_the_system_from_the_first_process_on() -> None:
@@ -43,7 +46,9 @@ def test_freed_memory_goes_back_to_the_system_from_the_first_process_on() -> Non
         ({}, None),
     ],
 )
-def test_the_cores_of_a_pod_are_shared_out_among_its_processes(resources: dict[str, Any], threads: str | None) -> None:
+def test_the_cores_of_a_pod_are_shared_out_among_its_processes(
+    resources: dict[str, Any], threads: str | None
+) -> None:
     assert GPU_PLAN.processes_per_node == 4
     assert environment(resources=resources).get("OMP_NUM_THREADS") == threads
     own = [{"name": "OMP_NUM_THREADS", "value": "3"}]
@@ -69,7 +74,10 @@ def test_the_memory_model_counts_on_expandable_segments_only_where_they_are_set(
     assert usual.memory is not None
     assert chosen.memory is not None
     assert chosen.memory.expandable_segments is expandable
-    assert any("without expandable_segments:True" in text for text in chosen.warnings) is not expandable
+    assert (
+        any("without expandable_segments:True" in text for text in chosen.warnings)
+        is not expandable
+    )
     more = FRAGMENTATION[expandable] - FRAGMENTATION[True]
     peak = usual.memory.peak_allocated_bytes
     assert (chosen.memory.device_bytes > usual.memory.device_bytes) is not expandable
@@ -77,7 +85,10 @@ def test_the_memory_model_counts_on_expandable_segments_only_where_they_are_set(
 
 
 def test_what_a_secret_says_is_not_counted_on() -> None:
-    hidden = {"name": "PYTORCH_ALLOC_CONF", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    hidden = {
+        "name": "PYTORCH_ALLOC_CONF",
+        "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}},
+    }
     chosen = planned(spec(LLAMA_1B, env=[hidden]), nodes(1, 1, H100))
     assert chosen.memory is not None
     assert not chosen.memory.expandable_segments

@@ -1,4 +1,5 @@
-"""What events say; and under load: late, but as many as are made, in order for each job, the dropped ones counted."""
+"""What events say; and under load: late, but as many as are made, in order for each job, the
+dropped ones counted."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -51,7 +52,9 @@ def _counting(counts: Counter[str]) -> Callable[[str], None]:
 
 def told(recorder: EventRecorder, name: str, number: int) -> None:
     """Records that a condition of the job has changed."""
-    new = Condition(type="Running", status="True", reason=f"Number{number}", last_transition_time=at(0))
+    new = Condition(
+        type="Running", status="True", reason=f"Number{number}", last_transition_time=at(0)
+    )
     job = make_job(name=name)
     recorder.record(job.key, event(job, new, NOW))
 
@@ -59,7 +62,8 @@ def told(recorder: EventRecorder, name: str, number: int) -> None:
 async def sent(
     server: Server, jobs: list[int], *, busy: bool, gap: float = 0.0, wait: float = 600.0
 ) -> tuple[Server, Counter[str]]:
-    """Records an event of each of these jobs in turn, so many seconds apart, and gives them time to arrive."""
+    """Records an event of each of these jobs in turn, so many seconds apart, and gives them time to
+    arrive."""
     counts: Counter[str] = Counter()
     count = _counting(counts)
     recorder = EventRecorder(server, merge_start_event, lambda: busy, count)  # type: ignore[arg-type]
@@ -174,7 +178,9 @@ def test_no_words_are_lost_by_folding() -> None:
 
 def stated(**types: tuple[str, str]) -> list[Condition]:
     return [
-        Condition(type=kind, status=status, reason=reason, message="said", last_transition_time=at(0))
+        Condition(
+            type=kind, status=status, reason=reason, message="said", last_transition_time=at(0)
+        )
         for kind, (status, reason) in types.items()
     ]
 
@@ -185,7 +191,11 @@ def stated(**types: tuple[str, str]) -> list[Condition]:
         ({}, {"Admitted": ("True", "Admitted"), "Running": ("False", "Starting")}, "Admitted"),
         ({}, {"Admitted": ("False", "NoImage")}, "Admitted"),
         ({"Running": ("False", "Starting")}, {"Running": ("True", "AllPodsRunning")}, "Running"),
-        ({"Running": ("True", "R")}, {"Running": ("False", "Finished"), "Failed": ("True", "BadInput")}, "Failed"),
+        (
+            {"Running": ("True", "R")},
+            {"Running": ("False", "Finished"), "Failed": ("True", "BadInput")},
+            "Failed",
+        ),
         ({"Running": ("True", "R")}, {"Running": ("True", "R")}, ""),
         ({}, {"Degraded": ("False", "AsExpected")}, ""),
         ({"Admitted": ("False", "A")}, {"Admitted": ("False", "B")}, "Admitted"),
@@ -199,7 +209,11 @@ def test_which_change_becomes_the_event(old: Any, new: Any, told: str) -> None:
 def test_an_event_says_what_and_how_bad() -> None:
     (failed,) = stated(Failed=("True", "BadInput"))
     body = event(make_job(), failed, NOW)
-    assert (body["type"], body["reason"], body["message"]) == ("Warning", "BadInput", "Failed=True: said")
+    assert (body["type"], body["reason"], body["message"]) == (
+        "Warning",
+        "BadInput",
+        "Failed=True: said",
+    )
     assert body["involvedObject"]["uid"] == make_job().uid
     (refused, runs) = stated(Admitted=("False", "NoImage"), Running=("True", "AllPodsRunning"))
     assert [event(make_job(), one, NOW)["type"] for one in (refused, runs)] == ["Warning", "Normal"]
@@ -221,7 +235,9 @@ def test_the_event_of_the_end_sums_up_what_became_of_the_gpus() -> None:
 
 @given(path=st.text("abc/", min_size=1, max_size=1024), said=st.integers(0, 5000))
 def test_the_event_of_the_end_says_where_the_model_is(path: str, said: int) -> None:
-    model = Export(to="Volume", path=path, format="Model", bytes=3 << 29, weights_hash=weights_hash({}))
+    model = Export(
+        to="Volume", path=path, format="Model", bytes=3 << 29, weights_hash=weights_hash({})
+    )
     (done,) = stated(Succeeded=("True", "Succeeded"))
     long = done.model_copy(update={"message": "x" * said})
     message = event(make_job(), long, NOW, GRPOJobStatus(export=model))["message"]

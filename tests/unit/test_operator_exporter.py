@@ -1,4 +1,5 @@
-"""Spans on their way to a collector that is well, slow, strict, choosy or away; read by OpenTelemetry's own schema."""
+"""Spans on their way to a collector that is well, slow, strict, choosy or away; read by
+OpenTelemetry's own schema."""
 
 import asyncio
 import json
@@ -29,7 +30,9 @@ TRACE = Trace.of_attempt(make_job(), 2, "1.2")
 
 
 def span(number: int = 0, trace: Trace = TRACE) -> Span:
-    return trace.span(traces.STEP, NOW, NOW + number, number=number, attributes=[(traces.STEP_NUMBER, number)])
+    return trace.span(
+        traces.STEP, NOW, NOW + number, number=number, attributes=[(traces.STEP_NUMBER, number)]
+    )
 
 
 @asynccontextmanager
@@ -59,7 +62,10 @@ async def until(probe: Callable[[], bool]) -> None:
 
 async def test_all_spans_arrive_in_order_in_batches_with_the_headers_that_were_asked_for() -> None:
     receiver, many = Receiver(), 3 * BATCH + 5
-    async with serving(receiver.handle) as url, sending(f"{url}/", authorization="Bearer x") as (exporter, counts):
+    async with (
+        serving(receiver.handle) as url,
+        sending(f"{url}/", authorization="Bearer x") as (exporter, counts),
+    ):
         for number in range(many):
             exporter.put(span(number))
         await until(lambda: counts["sent"] == many)
@@ -80,8 +86,12 @@ async def test_what_can_not_be_taken_now_is_sent_again_when_the_collector_says(s
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 404, 413, 500])
-async def test_what_is_refused_for_good_is_counted_and_does_not_hold_up_the_rest(status: int) -> None:
-    answers = [web.Response(status=status, headers={"Location": "http://169.254.169.254/"}, text="no" * 99)]
+async def test_what_is_refused_for_good_is_counted_and_does_not_hold_up_the_rest(
+    status: int,
+) -> None:
+    answers = [
+        web.Response(status=status, headers={"Location": "http://169.254.169.254/"}, text="no" * 99)
+    ]
     receiver = Receiver(lambda: answers.pop() if answers else web.json_response({}))
     async with serving(receiver.handle) as url, sending(url) as (exporter, counts):
         exporter.put(span(1))
@@ -97,7 +107,10 @@ async def test_what_is_refused_for_good_is_counted_and_does_not_hold_up_the_rest
         ('{"partialSuccess": {"rejectedSpans": "2", "errorMessage": "too old"}}', 2),
         ('{"partialSuccess": {"rejectedSpans": 99}}', 5),
         ('{"partialSuccess": {"errorMessage": "deprecated"}}', 0),
-        *((text, 0) for text in ("", "{}", "[]", "no json", '{"partialSuccess": null}', "[" * 100_000)),
+        *(
+            (text, 0)
+            for text in ("", "{}", "[]", "no json", '{"partialSuccess": null}', "[" * 100_000)
+        ),
         ('{"partialSuccess": {"rejectedSpans": "many"}}', 0),
         ('{"partialSuccess": {"rejectedSpans": -3}}', 0),
         ('{"partialSuccess": {"rejectedSpans": 1e999}}', 0),
@@ -156,7 +169,8 @@ texts = st.text(st.characters(), max_size=40) | st.just("x" * (2 * MAX_TEXT)) | 
 @given(
     times=st.tuples(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12)),
     attributes=st.dictionaries(
-        st.sampled_from(traces.ATTRIBUTES), texts | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+        st.sampled_from(traces.ATTRIBUTES),
+        texts | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False),
     ),
     failure=st.none() | texts,
     attempt=st.integers(1, 2**31),
@@ -173,7 +187,9 @@ def test_any_span_is_valid_by_the_schema(
     assert first.attributes.keys() == {attribute.key for attribute in attributes}
     assert (first.span.trace_id.hex(), first.span.span_id.hex()) == (trace.id, made.id)
     assert (first.span.status.code == 2) == (failure is not None)
-    assert [link.trace_id.hex() for link in first.span.links] == ([trace.before.id] if trace.before else [])
+    assert [link.trace_id.hex() for link in first.span.links] == (
+        [trace.before.id] if trace.before else []
+    )
     assert second.resource["k8s.namespace.name"] == "team-a"
     assert second.resource["k8s.job.name"] == "run-2"
 

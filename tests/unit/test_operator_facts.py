@@ -1,4 +1,5 @@
-"""What admission knows of the cluster: what counts, who is woken by what, and what is not relied on."""
+"""What admission knows of the cluster: what counts, who is woken by what, and what is not relied
+on."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +8,14 @@ from typing import Any
 import pytest
 
 from grpo_kube.objects.errors import ClusterError, Forbidden, NotFound, Unavailable
-from grpo_kube.objects.resources import NODES, PODS, PRIORITY_CLASSES, QUOTAS, SERVICE_ACCOUNTS, Selection
+from grpo_kube.objects.resources import (
+    NODES,
+    PODS,
+    PRIORITY_CLASSES,
+    QUOTAS,
+    SERVICE_ACCOUNTS,
+    Selection,
+)
 from grpo_operator.loop import cluster_state as facts_module
 from grpo_operator.loop.cluster_state import ClusterState
 from tests.unit.test_operator_inventory import node, pod
@@ -17,7 +25,16 @@ Object = dict[str, Any]
 
 def meta(item: Object, name: str, version: int = 1, **more: Any) -> Object:
     known = item.get("metadata", {})
-    return {**item, "metadata": {"uid": f"uid-{name}", **known, "name": name, "resourceVersion": str(version), **more}}
+    return {
+        **item,
+        "metadata": {
+            "uid": f"uid-{name}",
+            **known,
+            "name": name,
+            "resourceVersion": str(version),
+            **more,
+        },
+    }
 
 
 class Script:
@@ -27,7 +44,10 @@ class Script:
         self.objects: dict[str, list[Object]] = {
             "nodes": [meta(node(), "node-0")],
             "pods": [meta(pod("p", {"nvidia.com/gpu": "2"}), "p", namespace="team-a")],
-            "priorityclasses": [meta({"value": 5, "globalDefault": True}, "usual"), meta({"value": 9}, "high")],
+            "priorityclasses": [
+                meta({"value": 5, "globalDefault": True}, "usual"),
+                meta({"value": 9}, "high"),
+            ],
             "resourcequotas": [meta({"status": {"hard": {"pods": "3"}}}, "q", namespace="team-a")],
             "serviceaccounts": [meta({}, "default", namespace="team-a")],
         }
@@ -41,10 +61,19 @@ class Script:
         if error := self.errors.get(which):
             raise error
         there = self.objects[selection.resource.plural]
-        yield [one for one in there if selection.namespace in (None, one["metadata"].get("namespace"))], 1
+        yield (
+            [
+                one
+                for one in there
+                if selection.namespace in (None, one["metadata"].get("namespace"))
+            ],
+            1,
+        )
 
     async def watch(self, selection: Selection, *_: float) -> AsyncIterator[tuple[str, Object]]:
-        events = self.events.setdefault((selection.resource.plural, selection.namespace), asyncio.Queue())
+        events = self.events.setdefault(
+            (selection.resource.plural, selection.namespace), asyncio.Queue()
+        )
         while True:
             yield await events.get()
 
@@ -125,7 +154,9 @@ async def test_where_pods_of_all_namespaces_are_forbidden_those_of_the_watched_a
     assert [one.name for one in found.gpu_pods] == ["p"]
 
 
-@pytest.mark.parametrize("resource", [QUOTAS, SERVICE_ACCOUNTS, PRIORITY_CLASSES], ids=lambda one: one.plural)
+@pytest.mark.parametrize(
+    "resource", [QUOTAS, SERVICE_ACCOUNTS, PRIORITY_CLASSES], ids=lambda one: one.plural
+)
 async def test_what_is_forbidden_is_unknown_and_keeps_nobody(resource: Any) -> None:
     script = Script()
     script.errors[resource.plural, None] = Forbidden("403", 403)
@@ -143,16 +174,24 @@ async def test_nodes_that_are_forbidden_are_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("resource", [NODES, PODS, QUOTAS], ids=lambda one: one.plural)
-@pytest.mark.parametrize("error", [Unavailable("503", 503), NotFound("404", 404)], ids=["unavailable", "not found"])
-async def test_after_any_other_error_nobody_knows_the_cluster(resource: Any, error: ClusterError) -> None:
+@pytest.mark.parametrize(
+    "error", [Unavailable("503", 503), NotFound("404", 404)], ids=["unavailable", "not found"]
+)
+async def test_after_any_other_error_nobody_knows_the_cluster(
+    resource: Any, error: ClusterError
+) -> None:
     script = Script()
     script.errors[resource.plural, None] = error
     async with Watching(script) as watching:
-        with pytest.raises(Unavailable, match=f"{resource.plural} of all namespaces have not been listed"):
+        with pytest.raises(
+            Unavailable, match=f"{resource.plural} of all namespaces have not been listed"
+        ):
             watching.facts.take()
 
 
-async def test_what_was_not_heard_of_for_long_is_not_relied_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_not_heard_of_for_long_is_not_relied_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with Watching(Script()) as watching:
         watching.facts.take()
         monkeypatch.setattr(facts_module, "DEAF_SECONDS", -1.0)

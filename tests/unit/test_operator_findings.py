@@ -1,4 +1,5 @@
-"""What an attempt has found, as the next plan counts on it: the model's shape, which nobody need declare, and links."""
+"""What an attempt has found, as the next plan counts on it: the model's shape, which nobody need
+declare, and links."""
 
 import json
 from dataclasses import replace
@@ -42,7 +43,9 @@ def told(found: Architecture | None, step: int = 0, **status: Any) -> Observatio
     plan = plan_job(spec, THERE).chosen
     assert plan is not None
     job = make_job(GUESSED, active_status(1, plan, **status))
-    return replace(make_seen(job, make_child(), make_pod(0)), pull=make_pull(architecture=found, step=step))
+    return replace(
+        make_seen(job, make_child(), make_pod(0)), pull=make_pull(architecture=found, step=step)
+    )
 
 
 def test_an_attempt_that_starts_over_is_planned_by_what_the_one_before_loaded() -> None:
@@ -56,7 +59,8 @@ def test_an_attempt_that_starts_over_is_planned_by_what_the_one_before_loaded() 
     assert there.chosen is not None
     assert (there.chosen.shape_source, there.chosen.architecture) == ("FormerAttempt", "Exact")
     assert (
-        "spec.model.parameters says 1.2B, but a former attempt loaded 1.97B (1,965,676,032)" in there.chosen.warnings[0]
+        "spec.model.parameters says 1.2B, but a former attempt loaded 1.97B (1,965,676,032)"
+        in there.chosen.warnings[0]
     )
     assert there.chosen.memory != seen.job.status.plan.memory
 
@@ -85,7 +89,9 @@ def test_what_ran_out_is_held_against_the_shape_that_was_loaded() -> None:
 
 
 def test_what_an_all_reduce_measured_is_kept_for_gangs_of_several_gpus() -> None:
-    job = make_job({**GUESSED, "placement": {"accelerator": "GPU", "nodes": 2, "gpus": {"min": 16}}})
+    job = make_job(
+        {**GUESSED, "placement": {"accelerator": "GPU", "nodes": 2, "gpus": {"min": 16}}}
+    )
     assert job.spec is not None
     plan = plan_job(job.spec, inventory(nodes(2, 8, H100))).chosen
     assert plan is not None
@@ -97,15 +103,21 @@ def test_what_an_all_reduce_measured_is_kept_for_gangs_of_several_gpus() -> None
     seen = replace(make_seen(make_job(GUESSED, active_status(1, plan)), make_child()), pull=pull)
     status = build(seen, judged(seen))
     assert status.learned is not None
-    assert status.learned.links == MeasuredLinks(gpu_product=H100, nodes=2, bytes_per_second=1_250_000_000)
+    assert status.learned.links == MeasuredLinks(
+        gpu_product=H100, nodes=2, bytes_per_second=1_250_000_000
+    )
 
 
 @settings(max_examples=cases(30))
 @given(st.builds(Architecture), st.none() | st.floats())
-def test_whatever_an_attempt_says_that_it_found_holds_nothing_up(found: Architecture, measured: float | None) -> None:
+def test_whatever_an_attempt_says_that_it_found_holds_nothing_up(
+    found: Architecture, measured: float | None
+) -> None:
     seen = told(found, learned=learned(1))
     assert seen.job.status.plan is not None
-    several = seen.job.status.plan.model_copy(update={"gpus": 2, "gpus_per_node": 2, "processes_per_node": 2})
+    several = seen.job.status.plan.model_copy(
+        update={"gpus": 2, "gpus_per_node": 2, "processes_per_node": 2}
+    )
     job = make_job(GUESSED, active_status(1, several, learned=learned(1)))
     metrics = {} if measured is None else {ALLREDUCE.key: measured}
     seen = replace(seen, job=job, pull=make_pull(architecture=found, metrics=metrics))

@@ -1,4 +1,5 @@
-"""A hang of a gang: the operator waits for what all ranks say, and names the one that the others waited for."""
+"""A hang of a gang: the operator waits for what all ranks say, and names the one that the others
+waited for."""
 
 import json
 from typing import Any
@@ -16,16 +17,24 @@ MINUTES = 1800.0
 
 def hung(silent: float, waiting: bool, **more: Any) -> dict[str, Any]:
     """A container that said that it had no progress, and where it stood."""
-    frame = "torch/distributed/distributed_c10d.py:3 in barrier" if waiting else "user/reward.py:9 in judge"
+    frame = (
+        "torch/distributed/distributed_c10d.py:3 in barrier"
+        if waiting
+        else "user/reward.py:9 in judge"
+    )
     still = {
         "silentSeconds": silent,
         "waiting": waiting,
         "frames": [frame, "grpo_trainer/training/reference_trainer.py:7 in step"],
     }
-    return terminated(41, said(more.pop("result", "Hang"), standstill=still, message="no step finished", **more))
+    return terminated(
+        41, said(more.pop("result", "Hang"), standstill=still, message="no step finished", **more)
+    )
 
 
-@pytest.mark.parametrize("result", ["Hang", "Preempted"], ids=["by its watchdog", "by the Job controller"])
+@pytest.mark.parametrize(
+    "result", ["Hang", "Preempted"], ids=["by its watchdog", "by the Job controller"]
+)
 def test_the_rank_that_all_waited_for_is_named_with_its_frame(result: str) -> None:
     seen = running(
         make_pod(0, state=hung(MINUTES, True, rank=0, step=7)),
@@ -57,7 +66,9 @@ def test_a_hang_waits_for_the_other_ranks_words_longer_than_another_end() -> Non
         st.none() | st.booleans() | st.floats() | st.text(max_size=300),
         lambda inner: (
             st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from(["silentSeconds", "waiting", "frames", "newer"]), inner, max_size=4)
+            | st.dictionaries(
+                st.sampled_from(["silentSeconds", "waiting", "frames", "newer"]), inner, max_size=4
+            )
         ),
         max_leaves=8,
     )
@@ -70,5 +81,9 @@ def test_what_a_hang_says_of_where_may_be_anything_and_costs_at_most_itself(stil
 
 
 def test_a_hang_without_a_word_of_where_is_one_still() -> None:
-    decision = judged(running(make_pod(0, state=terminated(41, said("Hang", message="no step"))), make_pod(1), ago=16))
+    decision = judged(
+        running(
+            make_pod(0, state=terminated(41, said("Hang", message="no step"))), make_pod(1), ago=16
+        )
+    )
     assert (decision.action, decision.message) == (Action.ADMIT, "no step")

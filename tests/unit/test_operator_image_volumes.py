@@ -1,4 +1,5 @@
-"""Models from images: the volume in the pod, what excludes it, and what a user of an older cluster is told."""
+"""Models from images: the volume in the pod, what excludes it, and what a user of an older cluster
+is told."""
 
 from typing import Any
 
@@ -18,7 +19,10 @@ FROM_IMAGE: dict[str, Any] = {**NAME, "image": IMAGE}
 
 
 def judge(**more: Any) -> list[dict[str, Any]]:
-    return [{"format": {"pattern": "a"}}, {"model": {"name": "/rewards/1", "parameters": "77K", **more}}]
+    return [
+        {"format": {"pattern": "a"}},
+        {"model": {"name": "/rewards/1", "parameters": "77K", **more}},
+    ]
 
 
 @settings(max_examples=cases(50))

@@ -1,4 +1,5 @@
-"""Nodes and pods as the API server describes them → what the planner may use: every trap has its case."""
+"""Nodes and pods as the API server describes them → what the planner may use: every trap has its
+case."""
 
 from typing import Any
 
@@ -46,7 +47,11 @@ def test_a_node_with_all_its_labels() -> None:
     (kind,), warnings = cards(facts)
     assert warnings == []
     seen = planner_node(facts, kind, {"nvidia.com/gpu": 3.0, "memory": 2.0**30, "cpu": 1.5})
-    assert (seen.name, seen.gpu_product, seen.gpu_memory_mib) == ("node-0", "NVIDIA-H100-80GB-HBM3", 81559)
+    assert (seen.name, seen.gpu_product, seen.gpu_memory_mib) == (
+        "node-0",
+        "NVIDIA-H100-80GB-HBM3",
+        81559,
+    )
     assert (seen.gpus_free, seen.gpus_total, seen.compute_capability) == (5, 8, (9, 0))
     assert (seen.host_memory_total - seen.host_memory_free, seen.cpu_free) == (2**30, 62.5)
     assert seen.node_selector == (("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3"),)
@@ -55,8 +60,16 @@ def test_a_node_with_all_its_labels() -> None:
 @pytest.mark.parametrize(
     ("changes", "gpus", "says"),
     [
-        ({"nvidia.com/gpu.sharing-strategy": "time-slicing"}, {"nvidia.com/gpu": "32"}, "shared or time-sliced"),
-        ({"nvidia.com/gpu.product": "NVIDIA-T4-SHARED"}, {"nvidia.com/gpu": "8"}, "shared or time-sliced"),
+        (
+            {"nvidia.com/gpu.sharing-strategy": "time-slicing"},
+            {"nvidia.com/gpu": "32"},
+            "shared or time-sliced",
+        ),
+        (
+            {"nvidia.com/gpu.product": "NVIDIA-T4-SHARED"},
+            {"nvidia.com/gpu": "8"},
+            "shared or time-sliced",
+        ),
         ({"nvidia.com/gpu.replicas": "4"}, {"nvidia.com/gpu": "8"}, "shared or time-sliced"),
         ({}, {"nvidia.com/gpu": "9"}, "offers 9 nvidia.com/gpu but its label counts 8"),
         ({"nvidia.com/mig-1g.10gb.replicas": "2"}, {"nvidia.com/mig-1g.10gb": "7"}, "are shared"),
@@ -69,7 +82,9 @@ def test_a_node_with_all_its_labels() -> None:
         "shared MIG instances",
     ],
 )
-def test_gpus_that_can_not_be_counted_on_are_left_out(changes: dict[str, str], gpus: dict[str, str], says: str) -> None:
+def test_gpus_that_can_not_be_counted_on_are_left_out(
+    changes: dict[str, str], gpus: dict[str, str], says: str
+) -> None:
     found, warnings = cards(node_facts(node({**GFD, **changes}, gpus)))
     assert found == []
     assert len(warnings) == 1
@@ -96,7 +111,11 @@ def test_a_memory_label_that_says_nothing_is_unknown(text: str) -> None:
 
 
 def test_mig_single_gives_one_instance_per_pod() -> None:
-    labels = {**GFD, "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.memory": "9728"}
+    labels = {
+        **GFD,
+        "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb",
+        "nvidia.com/gpu.memory": "9728",
+    }
     facts = node_facts(node({**labels, "nvidia.com/gpu.count": "56"}, {"nvidia.com/gpu": "56"}))
     (kind,), _ = cards(facts)
     seen = planner_node(facts, kind, {"nvidia.com/gpu": 55.0})
@@ -105,7 +124,11 @@ def test_mig_single_gives_one_instance_per_pod() -> None:
 
 
 def test_mig_mixed_gives_every_profile_as_a_product() -> None:
-    labels = {**GFD, "nvidia.com/mig-3g.40gb.memory": "40448", "nvidia.com/mig-1g.10gb.memory": "9728"}
+    labels = {
+        **GFD,
+        "nvidia.com/mig-3g.40gb.memory": "40448",
+        "nvidia.com/mig-1g.10gb.memory": "9728",
+    }
     gpus = {"nvidia.com/gpu": "0", "nvidia.com/mig-3g.40gb": "2", "nvidia.com/mig-1g.10gb": "1"}
     found, _ = cards(node_facts(node(labels, gpus)))
     assert [(kind.resource, kind.product, kind.memory_mib) for kind in found] == [
@@ -117,14 +140,25 @@ def test_mig_mixed_gives_every_profile_as_a_product() -> None:
 def test_amd_gpus_by_their_own_labels() -> None:
     labels = {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/gpu.vram": "192G"}
     (kind,), warnings = cards(node_facts(node(labels, {"amd.com/gpu": "8"})))
-    assert (kind.resource, kind.product, kind.memory_mib) == ("amd.com/gpu", "AMD_Instinct_MI300X_OAM", 192 * 1024)
-    assert (kind.selector, warnings) == ((("amd.com/gpu.product-name", "AMD_Instinct_MI300X_OAM"),), [])
+    assert (kind.resource, kind.product, kind.memory_mib) == (
+        "amd.com/gpu",
+        "AMD_Instinct_MI300X_OAM",
+        192 * 1024,
+    )
+    assert (kind.selector, warnings) == (
+        (("amd.com/gpu.product-name", "AMD_Instinct_MI300X_OAM"),),
+        [],
+    )
     (bare,), warnings = cards(node_facts(node({}, {"amd.com/gpu": "8"})))
     assert (bare.memory_mib, "amd.com/gpu.vram" in warnings[0]) == (0, True)
 
 
 def test_links_and_price_are_read_off_the_administrators_labels() -> None:
-    labels = {"grpo.dev/node-gbps": "12.5", "grpo.dev/gpu-gbps": "450", "grpo.dev/gpu-hour-price": "2.49"}
+    labels = {
+        "grpo.dev/node-gbps": "12.5",
+        "grpo.dev/gpu-gbps": "450",
+        "grpo.dev/gpu-hour-price": "2.49",
+    }
     facts = node_facts(node(GFD | labels))
     (kind,), _ = cards(facts)
     seen = planner_node(facts, kind, {})
@@ -132,7 +166,9 @@ def test_links_and_price_are_read_off_the_administrators_labels() -> None:
     for text in ("", "fast", "-1", "1e9", "nan", "1.2.3", "12345678"):
         odd = node_facts(node(GFD | dict.fromkeys(labels, text)))
         seen = planner_node(odd, kind, {})
-        assert (seen.node_gbps, seen.gpu_gbps, seen.gpu_hour_price) == (0, 0, 0), "a label can't be refused"
+        assert (seen.node_gbps, seen.gpu_gbps, seen.gpu_hour_price) == (0, 0, 0), (
+            "a label can't be refused"
+        )
 
 
 def test_a_product_s_price_is_that_of_nodes_without_a_label() -> None:
@@ -164,7 +200,11 @@ EVICTED_LATER = {"operator": "Exists", "effect": "NoExecute"}
         (node(taints=[TAINT]), {}, "taint team=a:NoSchedule"),
         (node(taints=[{**TAINT, "effect": "PreferNoSchedule"}]), {}, ""),
         (node(taints=[TAINT]), {"tolerations": [{"key": "team", "value": "a"}]}, ""),
-        (node(taints=[TAINT]), {"tolerations": [{"key": "team", "value": "b"}]}, "taint team=a:NoSchedule"),
+        (
+            node(taints=[TAINT]),
+            {"tolerations": [{"key": "team", "value": "b"}]},
+            "taint team=a:NoSchedule",
+        ),
         (node(taints=[TAINT]), {"tolerations": [{"key": "team", "operator": "Exists"}]}, ""),
         (node(taints=[TAINT]), {"tolerations": [{"operator": "Exists"}]}, ""),
         (
@@ -176,14 +216,19 @@ EVICTED_LATER = {"operator": "Exists", "effect": "NoExecute"}
         (node(taints=[{"key": "amd.com/gpu", "effect": "NoSchedule"}]), {}, ""),
     ],
 )
-def test_which_nodes_a_jobs_pods_could_be_bound_to(item: Any, placement: dict[str, Any], why: str) -> None:
+def test_which_nodes_a_jobs_pods_could_be_bound_to(
+    item: Any, placement: dict[str, Any], why: str
+) -> None:
     assert left_out(node_facts(item), PlacementSpec.model_validate(placement)) == why
 
 
 def pod(name: str, requests: dict[str, str], **more: Any) -> Any:
     return {
         "metadata": {"namespace": "team-a", "name": name, "labels": more.get("labels", {})},
-        "spec": {"nodeName": more.get("node", "node-0"), "containers": [{"resources": {"requests": requests}}]},
+        "spec": {
+            "nodeName": more.get("node", "node-0"),
+            "containers": [{"resources": {"requests": requests}}],
+        },
         "status": {"phase": more.get("phase", "Running")},
     }
 
@@ -211,7 +256,8 @@ def test_holders_are_named_by_their_grpojob_and_the_biggest_comes_first() -> Non
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("500m", 0.5), ("16Gi", 2.0**34), ("80G", 8e10), ("1e3", 1000.0), ("2", 2.0), ("128974848000m", 128974848.0),
+    [("500m", 0.5), ("16Gi", 2.0**34), ("80G", 8e10), ("1e3", 1000.0), ("2", 2.0), ("128974848000m",
+    128974848.0),
      ("junk", 0.0), (None, 0.0), (3, 3.0)],
 )  # fmt: skip
 def test_quantities(text: object, value: float) -> None:

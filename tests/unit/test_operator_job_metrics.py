@@ -1,4 +1,5 @@
-"""The grpo_job_* families: valid whatever jobs are called and say, few, and made anew only for what has changed."""
+"""The grpo_job_* families: valid whatever jobs are called and say, few, and made anew only for what
+has changed."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -29,11 +30,15 @@ MEMORY = {**PEAK, "phases": {"forward": PEAK}}
 
 
 def live(name: str = "run", **more: Any) -> GRPOJobRecord:
-    return make_job(status=active_status(plan=GPU_PLAN, phase="Running", **more), name=name, uid=f"uid-{name}")
+    return make_job(
+        status=active_status(plan=GPU_PLAN, phase="Running", **more), name=name, uid=f"uid-{name}"
+    )
 
 
 def over(name: str, ago: float, phase: str = "Succeeded", **more: Any) -> GRPOJobRecord:
-    status = active_status(phase=phase, conditions=[condition(phase)], completionTime=at(-ago), **more)
+    status = active_status(
+        phase=phase, conditions=[condition(phase)], completionTime=at(-ago), **more
+    )
     return make_job(status=status, name=name, uid=f"uid-{name}")
 
 
@@ -51,7 +56,12 @@ def of(found: list[Sample], name: str, **labels: str) -> list[float]:
 
 
 def test_a_running_job_tells_its_phase_conditions_progress_and_memory() -> None:
-    said = [condition("Admitted"), condition("Running"), condition("Degraded"), condition("Recoverable")]
+    said = [
+        condition("Admitted"),
+        condition("Running"),
+        condition("Degraded"),
+        condition("Recoverable"),
+    ]
     said.append(condition("Failed", "False"))
     progress = {"step": 140, "totalSteps": 1868, "percent": 7}
     found = samples([live(conditions=said, progress=progress, memory=MEMORY, restarts=2)])
@@ -69,8 +79,13 @@ def test_a_running_job_tells_its_phase_conditions_progress_and_memory() -> None:
 def test_a_running_job_tells_since_when_it_has_not_got_on_and_how_long_its_stage_may() -> None:
     job = live(conditions=[condition("Admitted"), condition("Running")])
 
-    def told(pull: Pull | None, silence: Silence | None = None, of_job: GRPOJobRecord = job) -> list[Any]:
-        return [(labels, value) for _, labels, value in progress_samples(of_job, pull, silence, lambda at: NOW - at.at)]
+    def told(
+        pull: Pull | None, silence: Silence | None = None, of_job: GRPOJobRecord = job
+    ) -> list[Any]:
+        return [
+            (labels, value)
+            for _, labels, value in progress_samples(of_job, pull, silence, lambda at: NOW - at.at)
+        ]
 
     assert told(None) == [], "not asked yet"
     assert told(make_pull(stage="Exporting", ago=30)) == [((), NOW - 30), (("Exporting",), 1800.0)]
@@ -87,7 +102,9 @@ def make_pull(stage: str = "Training", *, ago: float, attempt: int = 1) -> Pull:
 
 def test_what_changes_while_the_job_does_not_is_read_at_every_scrape() -> None:
     since = [100.0]
-    metrics = JobMetrics(lambda: [live()], lambda: NOW, lambda _: [(JOB_PROGRESS_TIME, (), since[0])])
+    metrics = JobMetrics(
+        lambda: [live()], lambda: NOW, lambda _: [(JOB_PROGRESS_TIME, (), since[0])]
+    )
     for _ in range(2):
         found = [sample for family in page([], metrics) for sample in family.samples]
         assert of(found, "grpo_job_progress_timestamp_seconds", grpojob="run") == [since[0]]
@@ -95,9 +112,15 @@ def test_what_changes_while_the_job_does_not_is_read_at_every_scrape() -> None:
 
 
 def test_two_thousand_jobs_of_the_chattiest_kind_fit_into_two_megabytes() -> None:
-    """A thousand that run and have a number for everything, and many that have just ended and had."""
+    """A thousand that run and have a number for everything, and many that have just ended and
+    had."""
     peaks = MemoryPhases(load=1, generate=2, reference=3, forward=4, backward=2**34, step=6)
-    sizes = {"peak_allocated_bytes": 1, "device_bytes": 1, "usable_bytes": 1, "host_bytes_per_node": 1}
+    sizes = {
+        "peak_allocated_bytes": 1,
+        "device_bytes": 1,
+        "usable_bytes": 1,
+        "host_bytes_per_node": 1,
+    }
     memory = MemoryPrediction(phases=peaks, peak_phase="backward", **sizes)
     measured = {**MEMORY, "phases": dict.fromkeys(MemoryPhases.model_fields, PEAK)}
     kinds = ("Admitted", "Planned", "Scheduled", "Running", "Degraded", "Recoverable")
@@ -111,11 +134,16 @@ def test_two_thousand_jobs_of_the_chattiest_kind_fit_into_two_megabytes() -> Non
         memory=measured,
         conditions=[condition(kind) for kind in kinds],
     )
-    jobs = [make_job(status=status, name=f"gsm8k-llama-{number}", uid=f"uid-{number}") for number in range(1000)]
+    jobs = [
+        make_job(status=status, name=f"gsm8k-llama-{number}", uid=f"uid-{number}")
+        for number in range(1000)
+    ]
     jobs += [over(f"gsm8k-llama-{number}", ago=1, usage=usage) for number in range(1000, 2000)]
     pull = make_pull(ago=1)
     metrics = JobMetrics(
-        lambda: jobs, lambda: NOW, lambda job: progress_samples(job, pull, None, lambda at: NOW - at.at)
+        lambda: jobs,
+        lambda: NOW,
+        lambda job: progress_samples(job, pull, None, lambda at: NOW - at.at),
     )
     text = virtually(metrics.text())
     assert text.count("grpo_job_gpu_seconds{") == 1300 * len(GPUSeconds.model_fields)
@@ -124,12 +152,25 @@ def test_two_thousand_jobs_of_the_chattiest_kind_fit_into_two_megabytes() -> Non
 
 
 def test_what_became_of_the_gpus_is_told_of_live_and_ended_jobs() -> None:
-    usage = {"asOf": at(-1), "gpuSeconds": {"training": 5400, "lost": 1800.6}, "queuedSeconds": 7, "cost": 5.25}
-    ended = active_status(phase="Failed", conditions=[condition("Failed")], completionTime=at(-1), usage=usage)
-    jobs = [live("runs", usage=usage), make_job(status=ended, name="over", uid="uid-over"), live("young")]
+    usage = {
+        "asOf": at(-1),
+        "gpuSeconds": {"training": 5400, "lost": 1800.6},
+        "queuedSeconds": 7,
+        "cost": 5.25,
+    }
+    ended = active_status(
+        phase="Failed", conditions=[condition("Failed")], completionTime=at(-1), usage=usage
+    )
+    jobs = [
+        live("runs", usage=usage),
+        make_job(status=ended, name="over", uid="uid-over"),
+        live("young"),
+    ]
     found = samples(jobs)
     for name in ("runs", "over"):
-        told = {one.labels["state"]: one.value for one in found if one.name == "grpo_job_gpu_seconds"}
+        told = {
+            one.labels["state"]: one.value for one in found if one.name == "grpo_job_gpu_seconds"
+        }
         assert told == {"training": 5400, "lost": 1801}
         assert of(found, "grpo_job_cost", grpojob=name) == [5.25]
         assert of(found, "grpo_job_queued_seconds", grpojob=name) == [7]
@@ -152,7 +193,9 @@ def test_ended_jobs_are_counted_and_only_the_newest_have_series_of_their_own() -
     assert of(found, "grpo_job_condition", grpojob="bad", type="Failed") == [1]
     assert of(found, "grpo_job_phase", grpojob="old") == []
     assert of(found, "grpo_job_phase", grpojob=f"job-{ENDED_JOBS + 99}") == []
-    assert len({one.labels["grpojob"] for one in found if "grpojob" in one.labels}) == ENDED_JOBS + 1
+    assert (
+        len({one.labels["grpojob"] for one in found if "grpojob" in one.labels}) == ENDED_JOBS + 1
+    )
 
 
 def test_a_job_that_ended_long_ago_has_no_series_although_there_is_room() -> None:
@@ -194,8 +237,13 @@ def test_a_jobs_lines_are_made_once_per_version(monkeypatch: pytest.MonkeyPatch)
 
 
 @settings(max_examples=cases(50))
-@given(st.lists(dirty(GRPOJOB), max_size=4), st.lists(st.text(min_size=1, max_size=20), min_size=4, max_size=4))
-def test_the_page_is_valid_whatever_jobs_are_called_and_say(items: list[Any], names: list[str]) -> None:
+@given(
+    st.lists(dirty(GRPOJOB), max_size=4),
+    st.lists(st.text(min_size=1, max_size=20), min_size=4, max_size=4),
+)
+def test_the_page_is_valid_whatever_jobs_are_called_and_say(
+    items: list[Any], names: list[str]
+) -> None:
     jobs = []
     for number, (item, name) in enumerate(zip(items, names, strict=False)):
         try:
@@ -204,7 +252,9 @@ def test_the_page_is_valid_whatever_jobs_are_called_and_say(items: list[Any], na
         except (ValueError, TypeError, KeyError):
             continue
     found = samples(jobs)
-    assert {one.labels["grpojob"] for one in found if "grpojob" in one.labels} == {job.name for job in jobs}
+    assert {one.labels["grpojob"] for one in found if "grpojob" in one.labels} == {
+        job.name for job in jobs
+    }
     series = [(one.name, *sorted(one.labels.items())) for one in found]
     assert len(series) == len(set(series))
     assert sum(of(found, "grpo_jobs")) == len(jobs)

@@ -1,4 +1,5 @@
-"""A job that Kueue admits: what the state of its Workload means for it, and what is written to the Workload then."""
+"""A job that Kueue admits: what the state of its Workload means for it, and what is written to the
+Workload then."""
 
 from dataclasses import replace
 from typing import Any
@@ -66,13 +67,21 @@ def running(workload: dict[str, Any] | None, *more: Any, **spec: Any) -> Observa
         (None, "is gone"),
     ],
 )
-def test_a_gang_ends_with_its_admission_and_no_restart_is_counted(status: dict[str, Any] | None, words: str) -> None:
+def test_a_gang_ends_with_its_admission_and_no_restart_is_counted(
+    status: dict[str, Any] | None, words: str
+) -> None:
     decision = judged(running(status))
-    assert (decision.action, decision.reason, decision.counted) == (Action.RELEASE, "Evicted", False)
+    assert (decision.action, decision.reason, decision.counted) == (
+        Action.RELEASE,
+        "Evicted",
+        False,
+    )
     assert words in decision.message
 
 
-@pytest.mark.parametrize("status", [admitted(), admitted(told("Evicted", False)), admitted(told("Preempted"))])
+@pytest.mark.parametrize(
+    "status", [admitted(), admitted(told("Evicted", False)), admitted(told("Preempted"))]
+)
 def test_a_gang_runs_on_while_it_is_admitted(status: dict[str, Any]) -> None:
     assert judged(running(status)).action is Action.WAIT
 
@@ -81,14 +90,18 @@ def test_a_gang_of_which_nobody_knows_whether_it_is_admitted_runs_on_and_none_is
     away = replace(running(None), kueue_problem="the operator may not see")
     assert judged(away).action is Action.WAIT
     assert written(away) is None
-    unstarted = replace(make_queued(None, status=active_status(jobUid=None)), kueue_problem="may not see")
+    unstarted = replace(
+        make_queued(None, status=active_status(jobUid=None)), kueue_problem="may not see"
+    )
     assert (judged(unstarted).action, judged(unstarted).reason) == (Action.WAIT, "FailedCreate")
 
 
 def test_the_engines_of_a_gang_are_started_with_it_however_long_its_nodes_take() -> None:
     unbound = [make_pod(index, state={}, phase="Pending", node="") for index in range(2)]
     job = active_status(plan=SERVED_PLAN, running=False, attemptStartTime=at(-9000))
-    seen = make_queued(make_workload(admitted(), plan=SERVED_PLAN), make_child(), *unbound, status=job)
+    seen = make_queued(
+        make_workload(admitted(), plan=SERVED_PLAN), make_child(), *unbound, status=job
+    )
     assert judged(seen).action is Action.START
 
 
@@ -128,7 +141,12 @@ NO_QUEUE: dict[str, Any] = {"placement": {"accelerator": "CPU", "nodes": 2, "que
         (admitted(told("PodsReady")), active_status(), TRAINERS, None),
         (admitted(), active_status(), (make_child(),), None),
         (evicted(), active_status(), TRAINERS, None),
-        (admitted(told("PodsReady")), active_status(), (make_child(), make_pod(0, state=terminated(1))), None),
+        (
+            admitted(told("PodsReady")),
+            active_status(),
+            (make_child(), make_pod(0, state=terminated(1))),
+            None,
+        ),
         # one that has ended
         (admitted(), DONE, (), Write.FINISH),
         ({}, DONE, (), Write.FINISH),
@@ -151,20 +169,31 @@ def test_a_suspended_job_is_taken_out_of_its_queue_and_comes_back() -> None:
     assert written(replace(suspended, workload=inactive), Decision(Action.SUSPEND)) is None
     assert written(make_queued(inactive, status=WAITS), QUEUES) is Write.RESUME
     by_others = make_workload({}, spec={"active": False})
-    assert written(make_queued(by_others, status=WAITS), QUEUES) is None, "somebody else's pause is theirs to end"
-    waits = gate_by_workload(make_queued(by_others, status=WAITS), Decision(Action.COMMIT, plan=PLAN), PODS)
+    assert written(make_queued(by_others, status=WAITS), QUEUES) is None, (
+        "somebody else's pause is theirs to end"
+    )
+    waits = gate_by_workload(
+        make_queued(by_others, status=WAITS), Decision(Action.COMMIT, plan=PLAN), PODS
+    )
     assert "spec.active is false" in waits.message
 
 
 def test_a_job_without_its_queue_name_gives_its_workload_up() -> None:
     for status in (WAITS, active_status()):
-        assert written(make_queued(make_workload(admitted()), status=status, **NO_QUEUE), QUEUES) is Write.DELETE
+        assert (
+            written(make_queued(make_workload(admitted()), status=status, **NO_QUEUE), QUEUES)
+            is Write.DELETE
+        )
 
 
-@pytest.mark.parametrize("decision", [Decision(Action.REJECT, "InvalidSpec"), Decision(Action.QUEUE, "NoGPUs")])
+@pytest.mark.parametrize(
+    "decision", [Decision(Action.REJECT, "InvalidSpec"), Decision(Action.QUEUE, "NoGPUs")]
+)
 def test_a_job_that_can_not_run_any_more_holds_no_quota(decision: Decision) -> None:
     assert written(make_queued(make_workload(admitted()), status=WAITS), decision) is Write.DELETE
-    assert written(make_queued(make_workload(admitted()), make_pod(0), status=WAITS), decision) is None
+    assert (
+        written(make_queued(make_workload(admitted()), make_pod(0), status=WAITS), decision) is None
+    )
 
 
 def test_queue_and_priority_follow_the_job_until_quota_is_reserved() -> None:
@@ -178,7 +207,9 @@ def test_queue_and_priority_follow_the_job_until_quota_is_reserved() -> None:
 
 def commits(workload: dict[str, Any] | None, plan: Any = PLAN, **more: Any) -> Decision:
     found = None if workload is None else make_workload(workload, **more)
-    return gate_by_workload(make_queued(found, status=WAITS), Decision(Action.COMMIT, plan=plan), PODS)
+    return gate_by_workload(
+        make_queued(found, status=WAITS), Decision(Action.COMMIT, plan=plan), PODS
+    )
 
 
 def test_an_attempt_is_committed_only_when_kueue_has_admitted_its_pods() -> None:
@@ -187,8 +218,14 @@ def test_an_attempt_is_committed_only_when_kueue_has_admitted_its_pods() -> None
     checks = [{"name": "nodes", "state": "Pending", "message": "asked for"}]
     for status, words in (
         (None, "waits for Kueue's LocalQueue team"),
-        ({"conditions": [told("QuotaReserved", False, message="too many")]}, "LocalQueue team: too many"),
-        (reserved | {"admissionChecks": checks}, "its quota is reserved, nodes is Pending: asked for"),
+        (
+            {"conditions": [told("QuotaReserved", False, message="too many")]},
+            "LocalQueue team: too many",
+        ),
+        (
+            reserved | {"admissionChecks": checks},
+            "its quota is reserved, nodes is Pending: asked for",
+        ),
         (evicted(), "it was evicted: Preempted: somebody else needs it"),
         ({"conditions": [told("Admitted")]}, "waits for"),
     ):
@@ -222,9 +259,17 @@ def test_a_job_keeps_its_plan_until_its_spec_changes_or_it_runs_out_of_memory() 
     assert planned_for(job, None) is None
 
 
-def test_a_plan_that_answered_a_shortfall_of_memory_stays_although_the_workload_was_made_for_another() -> None:
+def test_a_plan_that_answered_a_shortfall_of_memory_stays_although_the_workload_was_made_for_another() -> (  # noqa: E501
+    None
+):
     workload, smaller = make_workload(admitted()), PLAN.model_copy(update={"micro_batch": 2})
-    short = {"attempt": 1, "where": "host", "tried": "as it was", "neededBytes": 2, "usableBytes": 1}
+    short = {
+        "attempt": 1,
+        "where": "host",
+        "tried": "as it was",
+        "neededBytes": 2,
+        "usableBytes": 1,
+    }
     learned: dict[str, Any] = {"learned": {"shortfalls": [short]}}
     assert planned_for(make_job(QUEUED, active_status(**learned)), workload) is None
     answered = active_status(2, plan=smaller, **learned)
@@ -234,19 +279,29 @@ def test_a_plan_that_answered_a_shortfall_of_memory_stays_although_the_workload_
 
 
 WORDS = st.sampled_from(["True", "False", "Unknown", ""])
-KINDS = st.sampled_from(["QuotaReserved", "Admitted", "Evicted", "Finished", "PodsReady", "Requeued", "Else"])
+KINDS = st.sampled_from(
+    ["QuotaReserved", "Admitted", "Evicted", "Finished", "PodsReady", "Requeued", "Else"]
+)
 CONDITIONS = st.lists(st.builds(told, KINDS, WORDS, st.text(max_size=9)), max_size=8)
 STATUSES = st.fixed_dictionaries(
-    {"conditions": CONDITIONS}, optional={"admission": st.just(ASSIGNED), "admissionChecks": st.just([])}
+    {"conditions": CONDITIONS},
+    optional={"admission": st.just(ASSIGNED), "admissionChecks": st.just([])},
 )
 JOBS = st.sampled_from([WAITS, active_status(), DONE, {}])
-THINGS = st.lists(st.sampled_from([make_child(), make_pod(0), make_pod(1), make_pod(0, deleted=True)]), unique=True)
+THINGS = st.lists(
+    st.sampled_from([make_child(), make_pod(0), make_pod(1), make_pod(0, deleted=True)]),
+    unique=True,
+)
 
 
 @settings(max_examples=cases(200))
 @given(st.none() | STATUSES, JOBS, THINGS, st.booleans(), st.booleans())
 def test_whatever_kueue_says_pods_run_only_while_it_admits_them(
-    status: dict[str, Any] | None, job: dict[str, Any], things: list[Any], suspend: bool, active: bool
+    status: dict[str, Any] | None,
+    job: dict[str, Any],
+    things: list[Any],
+    suspend: bool,
+    active: bool,
 ) -> None:
     found = None if status is None else make_workload(status, spec={"active": active})
     seen = make_queued(found, *things, status=job, suspend=suspend)

@@ -1,4 +1,5 @@
-"""The status of a Workload: what is read in it, whatever it says, and what is made of it after an eviction."""
+"""The status of a Workload: what is read in it, whatever it says, and what is made of it after an
+eviction."""
 
 import contextlib
 from typing import Any
@@ -18,20 +19,27 @@ ANY = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 
 
 def test_what_an_eviction_gives_back() -> None:
-    for reason, comes_back in (("Preempted", "True"), ("NodeFailures", "True"), ("Deactivated", "False")):
+    for reason, comes_back in (
+        ("Preempted", "True"),
+        ("NodeFailures", "True"),
+        ("Deactivated", "False"),
+    ):
         item = make_item(evicted(reason) | {"requeueState": {"count": 1}})
         before = {one["type"]: one for one in item["status"]["conditions"]}
         found = status_without_admission(item, NOW)
         assert found["admission"] is None
         after = {one["type"]: one for one in found["conditions"]}
         assert {kind: one["status"] for kind, one in after.items()} == {
-            "QuotaReserved": "False", "Admitted": "False", "PodsReady": "False", "Requeued": comes_back,
+            "QuotaReserved": "False", "Admitted": "False", "PodsReady": "False",
+            "Requeued": comes_back,
             "Evicted": "True",
         }  # fmt: skip
         assert after["Evicted"] == before["Evicted"], "Kueue's own stays as it is"
         assert after["Requeued"]["reason"] == reason
     found = status_without_admission(make_item(evicted("DeactivatedDueToAdmissionCheck")), NOW)
-    assert "Deactivated" in [one["reason"] for one in found["conditions"] if one["type"] == "Requeued"]
+    assert "Deactivated" in [
+        one["reason"] for one in found["conditions"] if one["type"] == "Requeued"
+    ]
 
 
 def test_what_others_say_gives_way_where_there_is_no_room() -> None:
@@ -45,7 +53,8 @@ def test_what_others_say_gives_way_where_there_is_no_room() -> None:
 
 @settings(max_examples=cases(200))
 @given(st.recursive(ANY, lambda below: st.lists(below, max_size=3) | st.dictionaries(
-    st.sampled_from(["conditions", "admission", "podSetAssignments", "admissionChecks", "podSetUpdates", "name",
+    st.sampled_from(["conditions", "admission", "podSetAssignments", "admissionChecks",
+    "podSetUpdates", "name",
                      "flavors", "state", "type", "status"]), below, max_size=4)))  # fmt: skip
 def test_a_status_of_any_content_is_read_or_costs_its_workload_alone(status: Any) -> None:
     with contextlib.suppress(Unreadable):
@@ -55,4 +64,6 @@ def test_a_status_of_any_content_is_read_or_costs_its_workload_alone(status: Any
 def test_wishes_of_admission_checks_are_bounded() -> None:
     update = {"name": "trainer", "labels": {"a": "x" * MAX_UPDATES}}
     with pytest.raises(ValueError, match="podSetUpdates"):
-        workload_record(make_item(admitted(admissionChecks=[{"name": "x", "podSetUpdates": [update]}])))
+        workload_record(
+            make_item(admitted(admissionChecks=[{"name": "x", "podSetUpdates": [update]}]))
+        )

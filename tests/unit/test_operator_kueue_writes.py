@@ -1,4 +1,5 @@
-"""Writes to Workloads against a small API server: taken names, old versions, missing classes, another cluster."""
+"""Writes to Workloads against a small API server: taken names, old versions, missing classes,
+another cluster."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,16 @@ from grpo_operator.pods.manifests import attempt_of, indexed_job
 from grpo_operator.records.names import RESOURCE_FLAVORS, WORKLOAD_PRIORITIES, WORKLOADS
 from grpo_operator.records.records import GRPOJobRecord
 from tests.unit.kueue_world import QUEUED, admitted, evicted, make_item, make_queued, told
-from tests.unit.operator_world import KEY, NOW, PLAN, PODS, active_status, condition, make_job, make_seen
+from tests.unit.operator_world import (
+    KEY,
+    NOW,
+    PLAN,
+    PODS,
+    active_status,
+    condition,
+    make_job,
+    make_seen,
+)
 from tests.unit.queue_world import cluster, queue
 from tests.unit.reconcile_world import apply_merge_patch, make_observer
 
@@ -31,7 +41,9 @@ DONE: Item = {"attempt": 1, "conditions": [{**condition("Failed"), "message": "n
 class World:
     """An API server with objects by path, each with a version."""
 
-    def __init__(self, *workloads: Item, snapshot: Snapshot | None = None, problem: str = "") -> None:
+    def __init__(
+        self, *workloads: Item, snapshot: Snapshot | None = None, problem: str = ""
+    ) -> None:
         self.snapshot, self.problem, self.now = snapshot or Snapshot(), problem, NOW
         self.objects: dict[str, Item] = {}
         self.caches = Caches()
@@ -41,7 +53,9 @@ class World:
             self.keep(WORKLOADS, one)
             self.caches.workloads.put(one)
         found: Any = self
-        self.workloads = Workloads(found, self.caches, self, lambda _: self.problem, pods=PODS, clock=lambda: self.now)
+        self.workloads = Workloads(
+            found, self.caches, self, lambda _: self.problem, pods=PODS, clock=lambda: self.now
+        )
 
     def take(self) -> Snapshot:
         return self.snapshot
@@ -63,15 +77,21 @@ class World:
         path = resource.path(namespace, body["metadata"]["name"])
         if path in self.objects:
             raise AlreadyExists("it is there", 409)
-        self.objects[path] = body | {"metadata": {**body["metadata"], "uid": "new", "resourceVersion": "20"}}
+        self.objects[path] = body | {
+            "metadata": {**body["metadata"], "uid": "new", "resourceVersion": "20"}
+        }
         return self.objects[path]
 
-    async def patch(self, resource: Resource, namespace: str, name: str, patch: Item, subresource: str = "") -> Item:
+    async def patch(
+        self, resource: Resource, namespace: str, name: str, patch: Item, subresource: str = ""
+    ) -> Item:
         self.sent.append(f"PATCH {subresource}".strip())
         item = await self.get(resource, namespace, name)
         if patch["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
             raise Conflict("it has changed", 409)
-        fields = {key: value for key, value in patch.items() if key in ("metadata", "spec", "status")}
+        fields = {
+            key: value for key, value in patch.items() if key in ("metadata", "spec", "status")
+        }
         found = apply_merge_patch(item, fields)
         found["metadata"]["resourceVersion"] = str(int(item["metadata"]["resourceVersion"]) + 1)
         self.objects[resource.path(namespace, name)] = found
@@ -105,7 +125,9 @@ async def test_a_workload_is_made_once_and_found_by_an_operator_that_did_not_hea
     world, waits = World(), make_queued(None, status=WAITS)
     assert await world.step(waits) is QUEUES
     assert world.workloads.look(waits).workload, "without an event"
-    world.caches.workloads.discard(ObjectKey(KEY.namespace, world.only()["metadata"]["name"]), "new")
+    world.caches.workloads.discard(
+        ObjectKey(KEY.namespace, world.only()["metadata"]["name"]), "new"
+    )
     before = dict(world.objects)
     await World.step(world, waits)
     assert world.objects == before
@@ -137,14 +159,23 @@ async def test_the_priority_is_the_labels_classs_or_the_pods() -> None:
     world.keep(WORKLOAD_PRIORITIES, {"metadata": {"name": "high"}, "value": 500})
     assert await world.step(make_seen(high)) is QUEUES
     made = next(one for path, one in world.objects.items() if "/workloads/" in path)
-    assert (made["spec"]["priority"], made["spec"]["priorityClassRef"]["kind"]) == (500, "WorkloadPriorityClass")
+    assert (made["spec"]["priority"], made["spec"]["priorityClassRef"]["kind"]) == (
+        500,
+        "WorkloadPriorityClass",
+    )
     for name, value in ((None, 10), ("urgent", 1000)):
-        snapshot = Snapshot(priorities={"usual": 10, "": 10, "urgent": 1000}, default_priority="usual")
+        snapshot = Snapshot(
+            priorities={"usual": 10, "": 10, "urgent": 1000}, default_priority="usual"
+        )
         world = World(snapshot=snapshot)
-        await world.step(make_queued(None, status=WAITS, placement={"queueName": "a", "priorityClassName": name}))
+        await world.step(
+            make_queued(None, status=WAITS, placement={"queueName": "a", "priorityClassName": name})
+        )
         assert world.only()["spec"]["priority"] == value
         assert world.only()["spec"]["priorityClassRef"]["name"] == (name or "usual")
-    found = await world.step(make_queued(None, status=WAITS, placement={"queueName": "a", "priorityClassName": "no"}))
+    found = await world.step(
+        make_queued(None, status=WAITS, placement={"queueName": "a", "priorityClassName": "no"})
+    )
     assert (found.reason, "PriorityClass no" in found.message) == ("PriorityClassNotFound", True)
 
 
@@ -158,7 +189,8 @@ async def test_an_eviction_is_given_back_in_one_write_of_the_version_that_was_lo
     assert world.sent == ["PATCH status"]
     assert "admission" not in world.only()["status"]
     assert states(world.only()) == {
-        "QuotaReserved": "False", "Admitted": "False", "Evicted": "True", "PodsReady": "False", "Requeued": "True",
+        "QuotaReserved": "False", "Admitted": "False", "Evicted": "True", "PodsReady": "False",
+        "Requeued": "True",
     }  # fmt: skip
     await world.step(waits)
     assert len(world.sent) == 1
@@ -256,7 +288,11 @@ async def test_the_pods_go_where_the_flavors_are_and_a_missing_one_starts_none()
     body = indexed_job(attempt_of(seen.job, seen.job.spec, PLAN, 1), PODS)
     with pytest.raises(NotFound, match="resourceflavors/default"):
         await world.workloads.place_job(seen, body)
-    spec = {"nodeLabels": {"pool": "a"}, "tolerations": [{"key": "a"}], "nodeTaints": [{"key": "b"}]}
+    spec = {
+        "nodeLabels": {"pool": "a"},
+        "tolerations": [{"key": "a"}],
+        "nodeTaints": [{"key": "b"}],
+    }
     world.keep(RESOURCE_FLAVORS, {"metadata": {"name": "default"}, "spec": spec})
     found = (await world.workloads.place_job(seen, body))["spec"]["template"]["spec"]
     assert (found["nodeSelector"], found["tolerations"]) == ({"pool": "a"}, [{"key": "a"}])

@@ -50,7 +50,11 @@ async def test_what_ended_a_job_is_asked_of_its_pods_before_it_passes_for_a_disr
     assert (judged(before).reason, judged(before).counted) == ("Preempted", False)
     assert await fetch_missing_pods(cluster, caches, before)  # type: ignore[arg-type]
     assert cluster.asked == [
-        Selection(PODS, KEY.namespace, f"grpo.dev/job-uid={UID},grpo.dev/attempt=1,grpo.dev/component!=engine")
+        Selection(
+            PODS,
+            KEY.namespace,
+            f"grpo.dev/job-uid={UID},grpo.dev/attempt=1,grpo.dev/component!=engine",
+        )
     ]
     after = seen(ENDED, *caches.pods.owned_by(KEY))
     assert (judged(after).reason, judged(after).counted) == ("Error", True)

@@ -1,7 +1,9 @@
-"""A LIST that comes in pages while events go on: the cache ends up like the cluster, whatever overtakes what.
+"""A LIST that comes in pages while events go on: the cache ends up like the cluster, whatever
+overtakes what.
 
-A small cluster keeps every version of its objects. A LIST shows one moment of it, page by page; events come in their
-order but late, answers to our own writes come early, and some objects can't be read.
+A small cluster keeps every version of its objects. A LIST shows one moment of it, page by page;
+events come in their order but late, answers to our own writes come early, and some objects can't be
+read.
 """
 
 import asyncio
@@ -28,7 +30,13 @@ NAMES = ("a", "b", "c", "d")
 def pod(name: str, uid: str, version: int, readable: bool = True) -> Object:
     """A pod of a GRPOJob of its own."""
     labels = {"grpo.dev/job-name": name, "grpo.dev/attempt": "1" if readable else "none"}
-    meta = {"namespace": "n", "name": name, "uid": uid, "resourceVersion": str(version), "labels": labels}
+    meta = {
+        "namespace": "n",
+        "name": name,
+        "uid": uid,
+        "resourceVersion": str(version),
+        "labels": labels,
+    }
     return {"metadata": meta, "spec": {}, "status": {}}
 
 
@@ -125,7 +133,11 @@ class World:
     def readable(self) -> dict[str, int]:
         """Version by name of what can be read now."""
         metas = [item["metadata"] for item in self.now.values()]
-        return {m["name"]: int(m["resourceVersion"]) for m in metas if m["labels"]["grpo.dev/attempt"] == "1"}
+        return {
+            m["name"]: int(m["resourceVersion"])
+            for m in metas
+            if m["labels"]["grpo.dev/attempt"] == "1"
+        }
 
     def kept(self) -> dict[str, int]:
         return {record.name: record.version for record in self.cache}
@@ -240,7 +252,9 @@ def test_the_event_of_a_write_of_ours_is_not_read_after_its_answer() -> None:
 def test_the_event_of_a_write_of_ours_is_no_news() -> None:
     caches, key = Caches(), ObjectKey("n", "a")
 
-    def heard(version: int, *, uid: str = "a", readable: bool = True, kind: str = "MODIFIED") -> tuple[ObjectKey, bool]:
+    def heard(
+        version: int, *, uid: str = "a", readable: bool = True, kind: str = "MODIFIED"
+    ) -> tuple[ObjectKey, bool]:
         return take(caches, {"type": kind, "object": grpojob(uid, version, readable)})
 
     assert heard(1, kind="ADDED") == (key, True)

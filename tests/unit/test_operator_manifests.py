@@ -1,4 +1,5 @@
-"""The objects of an attempt: names, labels, the plan's way into the pod, volumes, security, resources."""
+"""The objects of an attempt: names, labels, the plan's way into the pod, volumes, security,
+resources."""
 
 from typing import Any
 
@@ -6,7 +7,13 @@ import pytest
 
 from grpo_api.job import parse_spec
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
-from grpo_operator.pods.manifests import Attempt, attempt_of, checkpoint_volume_claim, indexed_job, training_plan
+from grpo_operator.pods.manifests import (
+    Attempt,
+    attempt_of,
+    checkpoint_volume_claim,
+    indexed_job,
+    training_plan,
+)
 from grpo_operator.pods.namespace_objects import rendezvous_service
 from grpo_operator.records.names import (
     LABEL_ATTEMPT,
@@ -47,7 +54,10 @@ def test_the_job_is_an_indexed_gang_without_retries() -> None:
     assert body["metadata"]["name"] == "run-3"
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
     assert spec["backoffLimit"] == 0
-    assert not {"suspend", "podFailurePolicy", "podReplacementPolicy", "activeDeadlineSeconds"} & spec.keys()
+    assert (
+        not {"suspend", "podFailurePolicy", "podReplacementPolicy", "activeDeadlineSeconds"}
+        & spec.keys()
+    )
 
 
 def test_children_carry_whose_they_are() -> None:
@@ -62,7 +72,10 @@ def test_children_carry_whose_they_are() -> None:
 def test_a_users_labels_and_annotations_reach_the_pods_beside_ours() -> None:
     body = job(podTemplate={"metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}}})
     template = body["spec"]["template"]["metadata"]
-    assert (template["labels"]["app.kubernetes.io/managed-by"], template["labels"]["team"]) == (MANAGER, "a")
+    assert (template["labels"]["app.kubernetes.io/managed-by"], template["labels"]["team"]) == (
+        MANAGER,
+        "a",
+    )
     assert template["annotations"].keys() == {"note", "grpo.dev/plan"}
 
 
@@ -72,7 +85,10 @@ def test_metadata_of_the_grpojob_reaches_its_job_and_pods() -> None:
     spec = parse_spec({**SPEC, "podTemplate": {"metadata": {"annotations": {"note": "pod"}}}})
     body = indexed_job(attempt_of(found, spec, PLAN, 1), PODS)
     for metadata in (body["metadata"], body["spec"]["template"]["metadata"]):
-        assert (metadata["labels"]["team"], metadata["labels"]["app.kubernetes.io/managed-by"]) == ("a", MANAGER)
+        assert (metadata["labels"]["team"], metadata["labels"]["app.kubernetes.io/managed-by"]) == (
+            "a",
+            MANAGER,
+        )
         assert metadata["annotations"]["example.com/cost"] == "42"
     assert body["metadata"]["annotations"]["note"] == "job"
     assert body["spec"]["template"]["metadata"]["annotations"]["note"] == "pod", "podTemplate wins"
@@ -80,9 +96,11 @@ def test_metadata_of_the_grpojob_reaches_its_job_and_pods() -> None:
 
 def test_metadata_that_means_something_else_on_a_child_stays_on_the_grpojob() -> None:
     kept = {"example.com/a": "1", "mygrpo.dev/b": "2", "x-k8s.io/priority-class": "high"}
-    dropped = ("kubectl.kubernetes.io/last-applied-configuration", "grpo.dev/attempt", "kueue.x-k8s.io/queue-name",
+    dropped = ("kubectl.kubernetes.io/last-applied-configuration", "grpo.dev/attempt",
+    "kueue.x-k8s.io/queue-name",
                "kueue.x-k8s.io/priority-class", "kueue.x-k8s.io/prebuilt-workload-name",
-               "container.apparmor.security.beta.kubernetes.io/trainer", "batch.kubernetes.io/job-name", "job-name",
+               "container.apparmor.security.beta.kubernetes.io/trainer",
+               "batch.kubernetes.io/job-name", "job-name",
                "controller-uid")  # fmt: skip
     assert inheritable_metadata(kept | dict.fromkeys(dropped, "x")) == kept
     assert inheritable_metadata(None) == {}
@@ -94,7 +112,10 @@ def test_the_plan_reaches_the_pod_as_a_file_and_reads_back_the_same() -> None:
     assert TrainingPlan.model_validate_json(text) == training_plan(attempt())
     volume = next(one for one in pod()["volumes"] if one["name"] == "plan")
     item = volume["downwardAPI"]["items"][0]
-    assert (item["path"], item["fieldRef"]["fieldPath"]) == ("plan.json", "metadata.annotations['grpo.dev/plan']")
+    assert (item["path"], item["fieldRef"]["fieldPath"]) == (
+        "plan.json",
+        "metadata.annotations['grpo.dev/plan']",
+    )
     assert mounts()["/etc/grpo"] == ("plan", True)
     assert {"name": "GRPO_PLAN", "value": "/etc/grpo/plan.json"} in container()["env"]
 
@@ -105,13 +126,17 @@ def test_rank_0_has_its_name_under_the_namespaces_service() -> None:
     assert pod()["subdomain"] == "grpo-rendezvous"
     service = rendezvous_service("team-a")
     assert service["metadata"]["name"] == "grpo-rendezvous"
-    labels = job()["spec"]["template"]["metadata"]["labels"] | {"batch.kubernetes.io/job-completion-index": "0"}
+    labels = job()["spec"]["template"]["metadata"]["labels"] | {
+        "batch.kubernetes.io/job-completion-index": "0"
+    }
     assert service["spec"]["selector"].items() <= labels.items()
 
 
 def test_a_job_made_again_has_a_checkpoint_folder_of_its_own() -> None:
     lasting = {"volume": {"claimName": "shared", "subPath": "runs"}}
-    assert training_plan(attempt(checkpoint=lasting)).checkpoint_directory == f"/checkpoints/run-{UID}"
+    assert (
+        training_plan(attempt(checkpoint=lasting)).checkpoint_directory == f"/checkpoints/run-{UID}"
+    )
     assert training_plan(attempt()).checkpoint_directory is None
 
 
@@ -135,7 +160,9 @@ def test_the_pod_passes_the_restricted_standard_and_has_no_credentials() -> None
 def test_scratch_and_shared_memory_are_writable() -> None:
     found = mounts()
     assert (found["/tmp"], found["/dev/shm"]) == (("scratch", False), ("shared-memory", False))
-    volume = next(one for one in pod(sharedMemory="8Gi")["volumes"] if one["name"] == "shared-memory")
+    volume = next(
+        one for one in pod(sharedMemory="8Gi")["volumes"] if one["name"] == "shared-memory"
+    )
     assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
     values = {variable["name"]: variable.get("value") for variable in container()["env"]}
     assert (values["HOME"], values["HF_HOME"]) == ("/tmp", "/tmp/huggingface")
@@ -143,14 +170,28 @@ def test_scratch_and_shared_memory_are_writable() -> None:
 
 def test_every_volume_of_the_spec_is_mounted_where_the_trainer_looks() -> None:
     spec: dict[str, Any] = {
-        "model": {"name": "/models/tiny", "parameters": "77K", "volume": {"claimName": "models", "subPath": "tiny"}},
+        "model": {
+            "name": "/models/tiny",
+            "parameters": "77K",
+            "volume": {"claimName": "models", "subPath": "tiny"},
+        },
         "dataset": {"files": {"volume": {"claimName": "data"}, "paths": ["train.jsonl"]}},
         "checkpoint": {"volume": {"claimName": "checkpoints"}},
         "rewards": [
             {"python": {"function": "rewards:score", "configMap": {"name": "code"}}},
-            {"model": {"name": "/rewards/1", "parameters": "1B", "volume": {"claimName": "reward-model"}}},
+            {
+                "model": {
+                    "name": "/rewards/1",
+                    "parameters": "1B",
+                    "volume": {"claimName": "reward-model"},
+                }
+            },
         ],
-        "podTemplate": {"spec": {"volumes": [{"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}]}},
+        "podTemplate": {
+            "spec": {
+                "volumes": [{"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}]
+            }
+        },
         "volumeMounts": [{"name": "cache", "mountPath": "/cache"}],
     }
     found = mounts(**spec)
@@ -160,13 +201,17 @@ def test_every_volume_of_the_spec_is_mounted_where_the_trainer_looks() -> None:
     assert found["/rewards/0"] == ("reward-0", True)
     assert found["/rewards/1"] == ("reward-1", True)
     assert found["/cache"] == ("cache", False)
-    assert {volume["name"] for volume in pod(**spec)["volumes"]} >= {name for name, _ in found.values()}
+    assert {volume["name"] for volume in pod(**spec)["volumes"]} >= {
+        name for name, _ in found.values()
+    }
     model = next(mount for mount in container(**spec)["volumeMounts"] if mount["name"] == "model")
     assert model["subPath"] == "tiny"
 
 
 def test_data_may_come_from_a_config_map() -> None:
-    spec: dict[str, Any] = {"dataset": {"files": {"configMap": {"name": "rows"}, "paths": ["train.csv"]}}}
+    spec: dict[str, Any] = {
+        "dataset": {"files": {"configMap": {"name": "rows"}, "paths": ["train.csv"]}}
+    }
     assert mounts(**spec)["/data"] == ("data", True)
     volume = next(one for one in pod(**spec)["volumes"] if one["name"] == "data")
     assert volume["configMap"] == {"name": "rows"}
@@ -174,21 +219,40 @@ def test_data_may_come_from_a_config_map() -> None:
 
 def test_tokens_come_from_secrets_and_the_users_variables_win() -> None:
     spec: dict[str, Any] = {
-        "model": {"name": "org/model", "parameters": "1B", "tokenSecretRef": {"name": "hub", "key": "token"}},
+        "model": {
+            "name": "org/model",
+            "parameters": "1B",
+            "tokenSecretRef": {"name": "hub", "key": "token"},
+        },
         "dataset": {"name": "org/data", "tokenSecretRef": {"name": "hub", "key": "data"}},
-        "rewards": [{"http": {"url": "http://judge", "tokenSecretRef": {"name": "judge", "key": "token"}}}],
-        "export": {"to": "Hub", "hub": {"repository": "org/out", "tokenSecretRef": {"name": "hub", "key": "push"}}},
+        "rewards": [
+            {"http": {"url": "http://judge", "tokenSecretRef": {"name": "judge", "key": "token"}}}
+        ],
+        "export": {
+            "to": "Hub",
+            "hub": {"repository": "org/out", "tokenSecretRef": {"name": "hub", "key": "push"}},
+        },
         "env": [
             {"name": "HOME", "value": "/home"},
-            {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}}},
+            {
+                "name": "KEY",
+                "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}},
+            },
             {"name": "E"},
         ],
         "envFrom": [{"prefix": "NCCL_", "configMapRef": {"name": "nccl"}}],
     }
     env = {variable["name"]: variable for variable in container(**spec)["env"]}
-    for variable, key in (("HF_TOKEN", "token"), ("GRPO_DATASET_TOKEN", "data"), ("GRPO_EXPORT_TOKEN", "push")):
+    for variable, key in (
+        ("HF_TOKEN", "token"),
+        ("GRPO_DATASET_TOKEN", "data"),
+        ("GRPO_EXPORT_TOKEN", "push"),
+    ):
         assert env[variable]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": key}
-    assert env["GRPO_REWARD_TOKEN_0"]["valueFrom"]["secretKeyRef"] == {"name": "judge", "key": "token"}
+    assert env["GRPO_REWARD_TOKEN_0"]["valueFrom"]["secretKeyRef"] == {
+        "name": "judge",
+        "key": "token",
+    }
     assert env["HOME"]["value"] == "/home"
     assert env["KEY"]["valueFrom"]["secretKeyRef"] == {"name": "s", "key": "k", "optional": True}
     assert env["E"] == {"name": "E"}
@@ -199,14 +263,19 @@ def test_tokens_come_from_secrets_and_the_users_variables_win() -> None:
 def test_each_pod_of_a_gang_gets_a_node_of_its_own() -> None:
     (term,) = pod()["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["topologyKey"] == "kubernetes.io/hostname"
-    assert term["labelSelector"] == {"matchLabels": {LABEL_UID: UID, LABEL_ATTEMPT: "3", LABEL_COMPONENT: "trainer"}}
+    assert term["labelSelector"] == {
+        "matchLabels": {LABEL_UID: UID, LABEL_ATTEMPT: "3", LABEL_COMPONENT: "trainer"}
+    }
     assert "affinity" not in pod(PLAN.model_copy(update={"nodes": 1}))
 
 
 def test_a_users_affinity_is_kept_beside_ours() -> None:
     theirs = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "noisy"}}}
     required = "requiredDuringSchedulingIgnoredDuringExecution"
-    affinity = {"nodeAffinity": {required: {"nodeSelectorTerms": [{}]}}, "podAntiAffinity": {required: [theirs]}}
+    affinity = {
+        "nodeAffinity": {required: {"nodeSelectorTerms": [{}]}},
+        "podAntiAffinity": {required: [theirs]},
+    }
     found = pod(podTemplate={"spec": {"affinity": affinity}})["affinity"]
     assert found["nodeAffinity"] == affinity["nodeAffinity"]
     assert found["podAntiAffinity"][required][0] == theirs
@@ -217,7 +286,11 @@ def test_a_users_affinity_is_kept_beside_ours() -> None:
 
 def test_init_containers_get_the_trainers_rights_and_image_where_they_name_none() -> None:
     one: dict[str, Any] = {"name": "fetch", "image": "fetch:1", "resources": {"limits": {"cpu": 1}}}
-    rights = {"runAsUser": 65532, "readOnlyRootFilesystem": False, "capabilities": {"add": ["NET_BIND_SERVICE"]}}
+    rights = {
+        "runAsUser": 65532,
+        "readOnlyRootFilesystem": False,
+        "capabilities": {"add": ["NET_BIND_SERVICE"]},
+    }
     containers = [one, {"name": "beside", "restartPolicy": "Always", "securityContext": rights}]
     fetch, beside = pod(podTemplate={"spec": {"initContainers": containers}})["initContainers"]
     assert fetch["securityContext"] == container()["securityContext"]
@@ -237,7 +310,13 @@ def test_gpus_are_requested_by_the_plans_resource_and_their_taints_tolerated() -
     resources = container(plan, placement={"accelerator": "GPU"})["resources"]
     assert resources["limits"] == {"amd.com/gpu": "4"}
     assert resources["requests"] == {"amd.com/gpu": "4", "cpu": "1000m", "memory": str(2**30)}
-    spec = pod(plan, placement={"nodeSelector": {"zone": "b"}, "tolerations": [{"key": "team", "operator": "Exists"}]})
+    spec = pod(
+        plan,
+        placement={
+            "nodeSelector": {"zone": "b"},
+            "tolerations": [{"key": "team", "operator": "Exists"}],
+        },
+    )
     assert [one["key"] for one in spec["tolerations"]] == ["team", "nvidia.com/gpu", "amd.com/gpu"]
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "zone": "b"}
 
@@ -253,9 +332,9 @@ def test_a_limit_alone_is_also_the_request() -> None:
 
 
 def test_extra_resources_stand_beside_gpus() -> None:
-    resources = container(GPU_PLAN, placement={"accelerator": "GPU"}, resources={"limits": {"rdma/hca": 1}})[
-        "resources"
-    ]
+    resources = container(
+        GPU_PLAN, placement={"accelerator": "GPU"}, resources={"limits": {"rdma/hca": 1}}
+    )["resources"]
     assert resources["limits"] == {"rdma/hca": "1", "nvidia.com/gpu": "4"}
     assert resources["requests"].keys() == {"cpu", "memory", "rdma/hca", "nvidia.com/gpu"}
 
@@ -269,7 +348,10 @@ def test_settings_of_the_pod() -> None:
         "schedulerName": "volcano",
         "terminationGracePeriodSeconds": 7,
     }
-    spec = pod(podTemplate={"spec": settings}, placement={"accelerator": "CPU", "priorityClassName": "high"})
+    spec = pod(
+        podTemplate={"spec": settings},
+        placement={"accelerator": "CPU", "priorityClassName": "high"},
+    )
     assert (spec["serviceAccountName"], spec["runtimeClassName"]) == ("trainer", "nvidia")
     assert (spec["imagePullSecrets"], spec["schedulerName"]) == ([{"name": "registry"}], "volcano")
     assert (spec["terminationGracePeriodSeconds"], spec["priorityClassName"]) == (7, "high")
@@ -279,8 +361,16 @@ def test_settings_of_the_pod() -> None:
 
 @pytest.mark.parametrize("retain", [True, False])
 def test_a_claim_from_the_template_is_owned_only_when_it_may_go(retain: bool) -> None:
-    template = {"size": "10Gi", "retain": retain, "storageClassName": "fast", "accessMode": "ReadWriteOnce"}
-    spec: Any = {"checkpoint": {"volumeClaimTemplate": template}, "placement": {"accelerator": "CPU"}}
+    template = {
+        "size": "10Gi",
+        "retain": retain,
+        "storageClassName": "fast",
+        "accessMode": "ReadWriteOnce",
+    }
+    spec: Any = {
+        "checkpoint": {"volumeClaimTemplate": template},
+        "placement": {"accelerator": "CPU"},
+    }
     claim = checkpoint_volume_claim(KEY, UID, attempt(**spec).spec)
     assert claim is not None
     assert ("ownerReferences" in claim["metadata"]) is not retain

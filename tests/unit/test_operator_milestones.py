@@ -1,4 +1,5 @@
-"""Times to the first attempt's milestones and restarts by reason: each counted by the write that brings it about."""
+"""Times to the first attempt's milestones and restarts by reason: each counted by the write that
+brings it about."""
 
 from itertools import pairwise
 from typing import Any
@@ -24,11 +25,18 @@ def told(before: GRPOJobRecord, after: GRPOJobRecord, now: float = NOW) -> list[
 
 
 def test_each_milestone_is_told_by_the_write_that_reaches_it_and_by_no_other() -> None:
-    story = [job(attempt=0), job("Admitted"), job("Admitted", "Scheduled"), job("Admitted", "Scheduled", "Running")]
+    story = [
+        job(attempt=0),
+        job("Admitted"),
+        job("Admitted", "Scheduled"),
+        job("Admitted", "Scheduled", "Running"),
+    ]
     story.append(job("Admitted", "Scheduled", "Running", progress=STEPPED))
     assert [told(before, after) for before, after in pairwise(story)] == [[one] for one in TIMES_TO]
     assert [told(one, one) for one in story] == [[]] * len(story)
-    assert told(story[0], story[-1]) == list(TIMES_TO), "an operator that was away tells all at once"
+    assert told(story[0], story[-1]) == list(TIMES_TO), (
+        "an operator that was away tells all at once"
+    )
 
 
 def test_times_count_from_the_creation_and_clocks_that_disagree_give_none_below_0() -> None:
@@ -50,12 +58,18 @@ def end(attempt: int, reason: str) -> dict[str, Any]:
     ("before", "after", "reason"),
     [
         ({}, {"restarts": 1, "ends": [end(1, "Hang")]}, "Hang"),
-        ({"restarts": 1}, {"restarts": 1, "uncountedRestarts": 1, "ends": [end(2, "Preempted")]}, "Preempted"),
+        (
+            {"restarts": 1},
+            {"restarts": 1, "uncountedRestarts": 1, "ends": [end(2, "Preempted")]},
+            "Preempted",
+        ),
         ({}, {"ends": [end(1, "SchedulingTimeout")]}, None),
         ({"restarts": 3}, {"restarts": 0}, None),
     ],
 )
-def test_a_restart_has_the_reason_of_the_end_before(before: Any, after: Any, reason: str | None) -> None:
+def test_a_restart_has_the_reason_of_the_end_before(
+    before: Any, after: Any, reason: str | None
+) -> None:
     assert restart_reason(job(**before), job(**after).status) == reason
 
 
@@ -63,7 +77,9 @@ async def test_the_metrics_hold_no_series_of_a_job_whatever_comes_and_goes() -> 
     metrics = Metrics(WorkQueue(), 1)
     families = {one.name: len(one.samples) for one in metrics.registry.collect()}
     for number in range(1000):
-        before = make_job(status=active_status(conditions=[]), name=f"job-{number}", uid=f"uid-{number}")
+        before = make_job(
+            status=active_status(conditions=[]), name=f"job-{number}", uid=f"uid-{number}"
+        )
         metrics.record_status_write(before, after(number), NOW)
     assert {one.name: len(one.samples) for one in metrics.registry.collect()} == families
     assert metrics.registry.get_sample_value(RESTARTS.name, {"reason": "Hang"}) == 500

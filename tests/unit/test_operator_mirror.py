@@ -1,4 +1,5 @@
-"""What a mirror does with each event, and from where it watches on: the LIST that heals all comes much later."""
+"""What a mirror does with each event, and from where it watches on: the LIST that heals all comes
+much later."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -17,12 +18,19 @@ RESYNC = 600.0
 def pod(name: str, version: int, phase: str = "Running") -> Object:
     """A pod of a GRPOJob of its own."""
     labels = {"grpo.dev/job-name": name, "grpo.dev/attempt": "1"}
-    meta = {"namespace": "n", "name": name, "uid": f"uid-{name}", "resourceVersion": str(version), "labels": labels}
+    meta = {
+        "namespace": "n",
+        "name": name,
+        "uid": f"uid-{name}",
+        "resourceVersion": str(version),
+        "labels": labels,
+    }
     return {"metadata": meta, "spec": {}, "status": {"phase": phase}}
 
 
 class Script:
-    """A cluster whose watches show one part of the events each, then break; the last one stays open."""
+    """A cluster whose watches show one part of the events each, then break; the last one stays
+    open."""
 
     def __init__(self, listed: Sequence[Object], *watches: Sequence[tuple[str, Object]]) -> None:
         self.listed = listed
@@ -35,7 +43,9 @@ class Script:
         self.lists += 1
         yield list(self.listed), 10
 
-    async def watch(self, _: Selection, version: int, seconds: float) -> AsyncIterator[tuple[str, Object]]:
+    async def watch(
+        self, _: Selection, version: int, seconds: float
+    ) -> AsyncIterator[tuple[str, Object]]:
         """The next part of the events."""
         self.watched_from.append(version)
         for event in self.watches.pop(0):
@@ -46,7 +56,8 @@ class Script:
 
 
 async def mirrored(script: Script, seconds: float) -> tuple[dict[str, str], list[ObjectKey]]:
-    """The phases of the pods that are known after so long, by name, and the jobs that were woken, in order."""
+    """The phases of the pods that are known after so long, by name, and the jobs that were woken,
+    in order."""
     caches, woken = Caches(), list[ObjectKey]()
     mirror = Informer(script, Selection(PODS), caches.pods, woken.extend, resync=RESYNC)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
@@ -56,7 +67,11 @@ async def mirrored(script: Script, seconds: float) -> tuple[dict[str, str], list
 
 
 async def test_every_event_is_in_the_cache_and_wakes_its_job_before_the_next_list() -> None:
-    events = [("ADDED", pod("b", 11)), ("MODIFIED", pod("b", 12, "Failed")), ("DELETED", pod("a", 13))]
+    events = [
+        ("ADDED", pod("b", 11)),
+        ("MODIFIED", pod("b", 12, "Failed")),
+        ("DELETED", pod("a", 13)),
+    ]
     script = Script([pod("a", 5)], events)
     known, woken = await mirrored(script, seconds=1.0)
     assert known == {"b": "Failed"}
@@ -66,7 +81,9 @@ async def test_every_event_is_in_the_cache_and_wakes_its_job_before_the_next_lis
 
 async def test_a_watch_that_breaks_goes_on_after_the_last_event_or_bookmark() -> None:
     bookmark = {"metadata": {"resourceVersion": "40"}}
-    script = Script([], [("ADDED", pod("a", 12))], [("BOOKMARK", bookmark)], [("ADDED", pod("b", 41))])
+    script = Script(
+        [], [("ADDED", pod("a", 12))], [("BOOKMARK", bookmark)], [("ADDED", pod("b", 41))]
+    )
     known, _ = await mirrored(script, seconds=60.0)
     assert set(known) == {"a", "b"}
     assert script.watched_from == [10, 12, 40]
@@ -85,7 +102,8 @@ async def test_a_deletion_that_no_event_told_of_is_found_by_the_next_list() -> N
 
 
 class Wanting(Script):
-    """A cluster that changes while its first LIST is under way, and whose source of events asks for another."""
+    """A cluster that changes while its first LIST is under way, and whose source of events asks for
+    another."""
 
     mirror: Informer[PodRecord]
 

@@ -1,4 +1,5 @@
-"""Node affinity and resources besides GPUs: which nodes count for a job, and what its pods take of them."""
+"""Node affinity and resources besides GPUs: which nodes count for a job, and what its pods take of
+them."""
 
 from typing import Any
 
@@ -65,7 +66,9 @@ def test_one_term_is_enough_and_all_of_it_is_needed() -> None:
     assert unfit(facts(zone="a"), selecting(both), {})
     assert unfit(facts(zone="a"), selecting(both, {"matchExpressions": [right]}), {}) == ""
     assert unfit(facts(zone="a"), selecting({}), {}), "an empty term selects no node"
-    assert unfit(facts(), selecting({"matchFields": [on("metadata.name", "In", "node-0")]}), {}) == ""
+    assert (
+        unfit(facts(), selecting({"matchFields": [on("metadata.name", "In", "node-0")]}), {}) == ""
+    )
     assert unfit(facts(), selecting({"matchFields": [on("metadata.name", "NotIn", "node-0")]}), {})
 
 
@@ -75,17 +78,30 @@ def test_nodes_without_the_extra_resource_are_left_out_and_busy_ones_have_nothin
         snapshot.nodes[number].offers["rdma/hca"] = 1.0
     record = make_job({**GPUS, "resources": {"limits": {"rdma/hca": 1}}})
     seen = Capacity(snapshot, ()).inventory(record)
-    assert [(one.name, one.gpus_free, one.gpus_total) for one in seen.nodes] == [("node-1", 0, 8), ("node-2", 8, 8)]
+    assert [(one.name, one.gpus_free, one.gpus_total) for one in seen.nodes] == [
+        ("node-1", 0, 8),
+        ("node-2", 8, 8),
+    ]
     assert seen.warnings == ("node node-0: left out, it offers 0 rdma/hca, and a pod requests 1",)
 
 
 def test_init_containers_and_sidecars_count_as_the_scheduler_counts_them() -> None:
     containers = [
-        {"name": "fetch", "image": "f", "resources": {"limits": {"memory": "4Gi", "ephemeral-storage": "9G"}}},
-        {"name": "beside", "image": "b", "restartPolicy": "Always", "resources": {"requests": {"cpu": 2}}},
+        {
+            "name": "fetch",
+            "image": "f",
+            "resources": {"limits": {"memory": "4Gi", "ephemeral-storage": "9G"}},
+        },
+        {
+            "name": "beside",
+            "image": "b",
+            "restartPolicy": "Always",
+            "resources": {"requests": {"cpu": 2}},
+        },
     ]
     own = spec(
-        podTemplate={"spec": {"initContainers": containers}}, resources={"requests": {"ephemeral-storage": "5G"}}
+        podTemplate={"spec": {"initContainers": containers}},
+        resources={"requests": {"ephemeral-storage": "5G"}},
     )
     assert pod_amounts(own, GPU_PLAN) == {
         "nvidia.com/gpu": 4.0,

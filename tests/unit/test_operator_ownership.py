@@ -1,4 +1,5 @@
-"""Whose a claim, a Service or a NetworkPolicy is, and what mends ours: any metadata, any change, generated."""
+"""Whose a claim, a Service or a NetworkPolicy is, and what mends ours: any metadata, any change,
+generated."""
 
 import copy
 from typing import Any
@@ -25,7 +26,9 @@ from tests.unit.operator_world import UID, at, make_job
 
 TEMPLATE = {"checkpoint": {"volumeClaimTemplate": {"size": "1Gi"}}}
 META = {"uid": "u", "resourceVersion": "3"}
-TEXTS = st.dictionaries(st.sampled_from(["a", "b", "app.kubernetes.io/managed-by"]), st.sampled_from(["x", ""]))
+TEXTS = st.dictionaries(
+    st.sampled_from(["a", "b", "app.kubernetes.io/managed-by"]), st.sampled_from(["x", ""])
+)
 
 
 def claim(retain: bool = True, uid: str = UID, **meta: Any) -> Any:
@@ -67,7 +70,9 @@ def test_no_claim_that_is_being_deleted_is_taken() -> None:
 
 def test_a_strangers_claim_is_told_with_a_way_out() -> None:
     for labels in ({}, {"app.kubernetes.io/managed-by": "Helm"}, {"grpo.dev/job-name": "run"}):
-        assert "name it in spec.checkpoint.volume" in claim_problem(claim(labels=labels), make_job(TEMPLATE))
+        assert "name it in spec.checkpoint.volume" in claim_problem(
+            claim(labels=labels), make_job(TEMPLATE)
+        )
 
 
 def service(**changes: Any) -> Any:
@@ -89,14 +94,20 @@ def test_our_service_needs_no_repair() -> None:
     selector=TEXTS,
     labels=TEXTS,
     publishes=st.booleans(),
-    address=st.sampled_from([{"clusterIP": "None"}, {"clusterIP": "10.0.0.9"}, {"type": "ExternalName"}]),
+    address=st.sampled_from(
+        [{"clusterIP": "None"}, {"clusterIP": "10.0.0.9"}, {"type": "ExternalName"}]
+    ),
 )
 def test_any_change_of_our_service_is_undone_and_nothing_else(
     selector: dict[str, str], labels: dict[str, str], publishes: bool, address: dict[str, str]
 ) -> None:
     body = service()
     body["metadata"]["labels"] |= labels
-    body["spec"] = {"selector": selector, "publishNotReadyAddresses": publishes, "ports": []} | address
+    body["spec"] = {
+        "selector": selector,
+        "publishNotReadyAddresses": publishes,
+        "ports": [],
+    } | address
     found = service_record(body)
     assert is_ours(found)
     mended = applied(body, service_repair(found) or {})
@@ -122,14 +133,22 @@ def applied(body: Any, patch: Any) -> Any:
 def test_a_service_without_our_labels_is_ours_only_by_its_selector() -> None:
     stripped = service_record(service(metadata={"labels": {}}))
     assert is_ours(stripped)
-    assert service_repair(stripped) == {"metadata": {"labels": rendezvous_service("team-a")["metadata"]["labels"]}}
-    stranger = service_record(service(metadata={"labels": {"app": "x"}}, spec={"selector": {"app": "x"}}))
+    assert service_repair(stripped) == {
+        "metadata": {"labels": rendezvous_service("team-a")["metadata"]["labels"]}
+    }
+    stranger = service_record(
+        service(metadata={"labels": {"app": "x"}}, spec={"selector": {"app": "x"}})
+    )
     assert not is_ours(stranger)
-    assert "Service grpo-rendezvous of this namespace is not the operator's" in foreign_service(stranger)
+    assert "Service grpo-rendezvous of this namespace is not the operator's" in foreign_service(
+        stranger
+    )
 
 
 WATCHERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "grpo-system"}}}]
-SELECTORS = st.fixed_dictionaries({}, optional={"matchLabels": TEXTS, "matchExpressions": st.just([{"key": "a"}])})
+SELECTORS = st.fixed_dictionaries(
+    {}, optional={"matchLabels": TEXTS, "matchExpressions": st.just([{"key": "a"}])}
+)
 RULES: st.SearchStrategy[list[dict[str, Any]]] = st.lists(
     st.fixed_dictionaries({}, optional={"from": st.lists(st.just({"podSelector": {}}), max_size=2)})
 )
@@ -148,11 +167,17 @@ def policy(**changes: Any) -> Any:
 @given(
     spec=st.fixed_dictionaries(
         {"podSelector": SELECTORS},
-        optional={"ingress": RULES, "egress": RULES, "policyTypes": st.lists(st.sampled_from(["Ingress", "Egress"]))},
+        optional={
+            "ingress": RULES,
+            "egress": RULES,
+            "policyTypes": st.lists(st.sampled_from(["Ingress", "Egress"])),
+        },
     ),
     labels=TEXTS,
 )
-def test_any_change_of_our_policy_is_undone_and_nothing_else(spec: dict[str, Any], labels: dict[str, str]) -> None:
+def test_any_change_of_our_policy_is_undone_and_nothing_else(
+    spec: dict[str, Any], labels: dict[str, str]
+) -> None:
     wanted = network_policy("team-a", WATCHERS)
     assert policy_repair(policy_record(policy()), wanted) is None
     body = policy(spec=spec)
@@ -168,7 +193,9 @@ def test_any_change_of_our_policy_is_undone_and_nothing_else(spec: dict[str, Any
 def test_a_policy_without_our_labels_is_a_strangers() -> None:
     found = policy_record(policy(metadata={"labels": {"app": "x"}}))
     assert not is_our_policy(found, network_policy("team-a", WATCHERS))
-    assert "NetworkPolicy grpo-pods of this namespace is not the operator's" in foreign_policy(found)
+    assert "NetworkPolicy grpo-pods of this namespace is not the operator's" in foreign_policy(
+        found
+    )
 
 
 def test_without_watchers_a_policy_lets_nobody_else_in() -> None:

@@ -1,4 +1,5 @@
-"""What the operator was installed with reaches every kind of pod: whose it is, and what its image is pulled with."""
+"""What the operator was installed with reaches every kind of pod: whose it is, and what its image
+is pulled with."""
 
 from typing import Any
 
@@ -14,14 +15,19 @@ from tests.unit.operator_world import KEY, SERVED_GPU_PLAN, SPEC, UID
 
 OWN = {"runAsUser": 7, "runAsNonRoot": True}
 CACHED = {"model": {"name": "team/model", "parameters": "1B", "cache": {"claimName": "hub"}}}
-TEMPLATE = {"initContainers": [{"name": "fetch", "securityContext": OWN}], "imagePullSecrets": [{"name": "team"}]}
+TEMPLATE = {
+    "initContainers": [{"name": "fetch", "securityContext": OWN}],
+    "imagePullSecrets": [{"name": "team"}],
+}
 IDS = ("runAsUser", "runAsGroup", "fsGroup")
 
 
 def pods(defaults: PodDefaults, **spec: Any) -> dict[str, Any]:
     """The pod of each Job that we make for a GRPOJob."""
     parsed = parse_spec({**SPEC, **CACHED, "podTemplate": {"spec": TEMPLATE}, **spec})
-    return pods_of_jobs(Attempt(key=KEY, uid=UID, spec=parsed, plan=SERVED_GPU_PLAN, number=1), defaults)
+    return pods_of_jobs(
+        Attempt(key=KEY, uid=UID, spec=parsed, plan=SERVED_GPU_PLAN, number=1), defaults
+    )
 
 
 @pytest.mark.parametrize("user", [1000, 1000680000, None])
@@ -33,20 +39,29 @@ def test_every_pod_has_the_user_or_none_for_the_platform_to_give(user: int | Non
         assert {name: security[name] for name in IDS if name in security} == (
             {} if user is None else dict.fromkeys(IDS, user)
         )
-        assert (security["runAsNonRoot"], security["seccompProfile"]) == (True, {"type": "RuntimeDefault"})
+        assert (security["runAsNonRoot"], security["seccompProfile"]) == (
+            True,
+            {"type": "RuntimeDefault"},
+        )
         for container in pod["containers"]:
             assert not set(IDS) & container["securityContext"].keys()
 
 
 def test_what_an_init_container_names_is_its_own() -> None:
-    for pod in (pods(PodDefaults(image="trainer:1", user=None))[kind] for kind in ("gang", "engines")):
+    for pod in (
+        pods(PodDefaults(image="trainer:1", user=None))[kind] for kind in ("gang", "engines")
+    ):
         assert pod["initContainers"][0]["securityContext"]["runAsUser"] == 7
 
 
 def test_a_user_without_an_entry_has_a_name_and_a_home_that_can_be_written() -> None:
     for pod in pods(PodDefaults(image="trainer:1", user=None)).values():
         values = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
-        assert (values["USER"], values["HOME"], values["HF_HOME"]) == ("grpo", "/tmp", "/tmp/huggingface")
+        assert (values["USER"], values["HOME"], values["HF_HOME"]) == (
+            "grpo",
+            "/tmp",
+            "/tmp/huggingface",
+        )
         assert values["TORCHINDUCTOR_CACHE_DIR"].startswith("/tmp/")
 
 
@@ -71,8 +86,13 @@ def test_an_export_s_pod_is_made_as_the_last_attempt_s_was(user: int | None) -> 
 
 
 def test_flags_say_what_all_pods_have() -> None:
-    line = "--trainer-image t:1 --pod-user none --pod-pull-secret a --pod-pull-secret b.c --pod-pull-secret a"
-    assert settings.parse(line.split()).pods == PodDefaults(image="t:1", user=None, pull_secrets=("a", "b.c"))
+    line = (
+        "--trainer-image t:1 --pod-user none --pod-pull-secret a --pod-pull-secret b.c "
+        "--pod-pull-secret a"
+    )
+    assert settings.parse(line.split()).pods == PodDefaults(
+        image="t:1", user=None, pull_secrets=("a", "b.c")
+    )
     assert settings.parse(["--pod-user", "1000680000"]).pods.user == 1000680000
     assert settings.parse([]).pods == PodDefaults()
 
@@ -81,11 +101,15 @@ def test_flags_say_what_all_pods_have() -> None:
 def test_a_user_is_an_id_above_roots_or_none(user: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         settings.parse([f"--pod-user={user}"])
-    assert f"{user!r} is neither none nor a user's id from 1 to 2147483647" in capsys.readouterr().err
+    assert (
+        f"{user!r} is neither none nor a user's id from 1 to 2147483647" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("name", ["", "A", "a/b", "-a", "a b", "a" * 254])
-def test_a_pull_secret_has_a_name_of_kubernetes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pull_secret_has_a_name_of_kubernetes(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         settings.parse([f"--pod-pull-secret={name}"])
     assert f"{name!r} is no name of a Secret" in capsys.readouterr().err

@@ -38,8 +38,11 @@ def pod_that(result: str, index: int = 0, code: int = 1, **more: Any) -> Any:
 
 
 def released(reason: str, times: int) -> dict[str, Any]:
-    """The status of a job whose gangs were released so many times in a row, the last ten seconds ago."""
-    ends = [{"attempt": 1 + number, "reason": reason, "endTime": at(-10)} for number in range(times)]
+    """The status of a job whose gangs were released so many times in a row, the last ten seconds
+    ago."""
+    ends = [
+        {"attempt": 1 + number, "reason": reason, "endTime": at(-10)} for number in range(times)
+    ]
     conditions = [condition("Admitted", "False", reason, since=-10)]
     return {"attempt": times, "conditions": conditions, "ends": ends}
 
@@ -54,7 +57,9 @@ def test_the_restart_limit_fails_the_job_with_the_last_end() -> None:
     )
     decision = judged(seen)
     assert (decision.action, decision.reason) == (Action.FAIL, "RestartLimit")
-    assert decision.message.startswith("OutOfMemory after 3 of 3 restarts: CUDA out of memory. The job ran out of")
+    assert decision.message.startswith(
+        "OutOfMemory after 3 of 3 restarts: CUDA out of memory. The job ran out of"
+    )
 
 
 def test_disruptions_restart_beyond_the_limit() -> None:
@@ -72,7 +77,9 @@ def test_the_deadline_counts_earlier_attempts_and_not_the_time_between() -> None
     status = active_status(activeSeconds=30)
     early = make_seen(make_job(spec, status), make_child(), make_pod(0), make_pod(1))
     assert judged(early).look_again == pytest.approx(10.0)
-    late = make_seen(make_job(spec, active_status(activeSeconds=41)), make_child(), make_pod(0), make_pod(1))
+    late = make_seen(
+        make_job(spec, active_status(activeSeconds=41)), make_child(), make_pod(0), make_pod(1)
+    )
     decision = judged(late)
     assert (decision.action, decision.reason) == (Action.FAIL, "DeadlineExceeded")
     assert decision.message == "ran for 101 s; spec.activeDeadlineSeconds allows 100 s"
@@ -80,7 +87,10 @@ def test_the_deadline_counts_earlier_attempts_and_not_the_time_between() -> None
 
 def test_success_at_the_deadline_is_success() -> None:
     job = make_job({"activeDeadlineSeconds": 1}, active_status())
-    assert judged(make_seen(job, make_child(), make_pod(0, state=terminated(0, SUCCESS)))).action is Action.SUCCEED
+    assert (
+        judged(make_seen(job, make_child(), make_pod(0, state=terminated(0, SUCCESS)))).action
+        is Action.SUCCEED
+    )
 
 
 def test_a_suspended_job_is_suspended_whether_it_runs_or_waits() -> None:
@@ -102,16 +112,25 @@ def test_a_spec_that_became_invalid_leaves_a_running_attempt_alone() -> None:
     assert judged(make_seen(job, make_child(), make_pod(0), make_pod(1))).action is Action.WAIT
 
 
-@pytest.mark.parametrize("end", [terminated(1), terminated(41, said("BadInput", attempt=1)), terminated(137)])
-def test_how_an_attempt_of_an_unreadable_spec_goes_on_is_left_to_who_can_read_it(end: dict[str, Any]) -> None:
-    """Between the new definition's coming and the new operator's, the old one sees fields that it doesn't know."""
+@pytest.mark.parametrize(
+    "end", [terminated(1), terminated(41, said("BadInput", attempt=1)), terminated(137)]
+)
+def test_how_an_attempt_of_an_unreadable_spec_goes_on_is_left_to_who_can_read_it(
+    end: dict[str, Any],
+) -> None:
+    """Between the new definition's coming and the new operator's, the old one sees fields that it
+    doesn't know."""
     job = make_job({"later": {"engine": "Newer"}}, active_status(restarts=2))
     seen = make_seen(job, make_child(), make_pod(0, state=end), make_pod(1), now=NOW + 3600)
     decision = judged(seen)
     assert (decision.action, decision.reason) == (Action.WAIT, "InvalidSpec")
     assert "spec.later: unknown field" in decision.message
     status = after(seen, decision)
-    assert (status.attempt, status.restarts, of_type(status, "Degraded")[:2]) == (1, 2, ("True", "InvalidSpec"))
+    assert (status.attempt, status.restarts, of_type(status, "Degraded")[:2]) == (
+        1,
+        2,
+        ("True", "InvalidSpec"),
+    )
     done = make_seen(job, make_child(), make_pod(0, state=terminated(0, SUCCESS)), make_pod(1))
     assert judged(done).action is Action.SUCCEED
 
@@ -141,7 +160,9 @@ def test_the_pause_grows_with_every_release_in_a_row(times: int, pause: float) -
 
 
 def test_a_job_that_was_suspended_after_its_release_does_not_pause() -> None:
-    status = released("StartTimeout", times=3) | {"conditions": [condition("Admitted", "False", "Suspended")]}
+    status = released("StartTimeout", times=3) | {
+        "conditions": [condition("Admitted", "False", "Suspended")]
+    }
     assert judged(make_seen(make_job(status=status))).action is Action.ADMIT
 
 
@@ -163,7 +184,9 @@ def test_a_job_that_was_suspended_after_its_release_does_not_pause() -> None:
     ],
 )
 def test_the_second_line_against_hangs(pull: Any, action: Action) -> None:
-    seen = make_seen(make_job(status=active_status()), make_child(), make_pod(0), make_pod(1), pull=pull)
+    seen = make_seen(
+        make_job(status=active_status()), make_child(), make_pod(0), make_pod(1), pull=pull
+    )
     decision = judged(seen)
     assert decision.action is action
     assert decision.counted is (action is Action.ADMIT)
@@ -172,7 +195,11 @@ def test_the_second_line_against_hangs(pull: Any, action: Action) -> None:
 def test_a_limit_that_passed_since_the_last_answer_sets_no_timer() -> None:
     """The next answer wakes the job, or says that it hangs."""
     pull = make_pull(ago=1000, still=4000, stage="Training")
-    decision = judged(make_seen(make_job(status=active_status()), make_child(), make_pod(0), make_pod(1), pull=pull))
+    decision = judged(
+        make_seen(
+            make_job(status=active_status()), make_child(), make_pod(0), make_pod(1), pull=pull
+        )
+    )
     assert (decision.action, decision.look_again) == (Action.WAIT, None)
 
 
@@ -181,11 +208,17 @@ def test_a_rank_0_whose_answers_have_stopped_does_not_hang_and_is_told_after_min
         silence = Silence(Observed(NOW - since), "TimeoutError()")
         things = (make_child(), make_pod(0), make_pod(1))
         pull = make_pull(ago=since, still=9000)
-        return judged(make_seen(make_job(status=active_status()), *things, pull=pull, silence=silence))
+        return judged(
+            make_seen(make_job(status=active_status()), *things, pull=pull, silence=silence)
+        )
 
     assert told(30).look_again == pytest.approx(90.0)
     decision = told(121)
-    assert (decision.action, decision.reason, decision.look_again) == (Action.WAIT, "ProgressUnknown", None)
+    assert (decision.action, decision.reason, decision.look_again) == (
+        Action.WAIT,
+        "ProgressUnknown",
+        None,
+    )
     assert "TimeoutError()" in decision.message
 
 
@@ -199,9 +232,13 @@ def test_a_finished_job_stays_until_its_time_to_live_is_over() -> None:
     assert judged(make_seen(make_job(status=done))).action is Action.WAIT
     kept = make_seen(make_job({"ttlSecondsAfterFinished": 130}, done))
     assert judged(kept).look_again == pytest.approx(30.0)
-    survivor = make_seen(make_job({"ttlSecondsAfterFinished": 130}, done | active_but_done()), make_pod(1))
+    survivor = make_seen(
+        make_job({"ttlSecondsAfterFinished": 130}, done | active_but_done()), make_pod(1)
+    )
     assert judged(survivor).look_again == pytest.approx(20.0)
-    assert judged(make_seen(make_job({"ttlSecondsAfterFinished": 99}, done))).action is Action.DELETE
+    assert (
+        judged(make_seen(make_job({"ttlSecondsAfterFinished": 99}, done))).action is Action.DELETE
+    )
 
 
 def test_limits_are_settings() -> None:
@@ -212,10 +249,17 @@ def test_limits_are_settings() -> None:
 
 def test_a_job_that_has_ended_waits_for_pods_that_are_seen_late() -> None:
     """As after an outage, when the watch of Jobs is back before that of pods."""
-    ended, job = make_child(ended="Failed", reason="BackoffLimitExceeded"), make_job(status=active_status())
+    ended, job = (
+        make_child(ended="Failed", reason="BackoffLimitExceeded"),
+        make_job(status=active_status()),
+    )
     late = make_seen(job, ended, make_pod(0), make_pod(1), ago=20)
     assert (judged(late).action, judged(late).look_again) == (Action.WAIT, 40.0)
     told = make_seen(job, ended, pod_that("OutOfMemory", code=40), make_pod(1), ago=20)
-    assert (judged(told).action, judged(told).reason, judged(told).counted) == (Action.ADMIT, "OutOfMemory", True)
+    assert (judged(told).action, judged(told).reason, judged(told).counted) == (
+        Action.ADMIT,
+        "OutOfMemory",
+        True,
+    )
     assert judged(make_seen(job, ended, ago=0)).action is Action.ADMIT
     assert judged(make_seen(job, ended, make_pod(0), make_pod(1), ago=61)).reason == "Preempted"

@@ -33,13 +33,20 @@ from tests.virtual_time import block
 
 
 def test_flags_become_settings() -> None:
-    line = "--namespace a --namespace b --namespace a --trainer-image t:1 --metrics-port 9 --workers 0"
+    line = (
+        "--namespace a --namespace b --namespace a --trainer-image t:1 --metrics-port 9 --workers 0"
+    )
     line += " --scheduling-timeout-seconds 60 --resync-seconds 7 --log-format text"
     line += " --gpu-hour-price NVIDIA-H100-80GB-HBM3=2.49 --gpu-hour-price A=B=0"
     chosen = settings.parse(line.split())
     assert chosen.gpu_hour_prices == {"NVIDIA-H100-80GB-HBM3": 2.49, "A=B": 0.0}
     assert (chosen.namespaces, chosen.pods.image, chosen.metrics_port) == (("a", "b"), "t:1", 9)
-    assert (chosen.limits.scheduling, chosen.resync, chosen.log_format, chosen.workers) == (60.0, 7.0, "text", 1)
+    assert (chosen.limits.scheduling, chosen.resync, chosen.log_format, chosen.workers) == (
+        60.0,
+        7.0,
+        "text",
+        1,
+    )
 
 
 def test_without_flags_the_defaults_hold() -> None:
@@ -51,7 +58,9 @@ def test_traces_go_where_a_flag_or_opentelemetry_s_own_variables_say() -> None:
     environment = {settings.ENDPOINT_ENV: "http://c:4318", settings.HEADERS_ENV: given}
     headers = {"Authorization": "Bearer x=", "b": "c,d"}
     assert settings.parse([], {}).tracing is None
-    assert settings.parse([], environment).tracing == settings.Tracing(endpoint="http://c:4318", headers=headers)
+    assert settings.parse([], environment).tracing == settings.Tracing(
+        endpoint="http://c:4318", headers=headers
+    )
     flags = ["--tracing-endpoint", "https://[::1]/otlp", "--trace-every-nth-step", "3"]
     assert settings.parse(flags, environment).tracing == settings.Tracing(
         endpoint="https://[::1]/otlp", headers=headers, every=3
@@ -62,7 +71,10 @@ def test_traces_go_where_a_flag_or_opentelemetry_s_own_variables_say() -> None:
 @pytest.mark.parametrize(
     ("flags", "headers", "says"),
     [
-        *((["--tracing-endpoint", url], "", "is no URL such as") for url in ("c:4317", "grpc://c", "http://", "http:")),
+        *(
+            (["--tracing-endpoint", url], "", "is no URL such as")
+            for url in ("c:4317", "grpc://c", "http://", "http:")
+        ),
         (["--tracing-endpoint", "http://c?x"], "", "is no URL such as"),
         (["--tracing-endpoint", "http://c/\n"], "", "is no URL such as"),
         (["--tracing-endpoint", "http://[c"], "", "no URL such as"),
@@ -81,7 +93,9 @@ def test_tracing_that_can_not_work_is_refused(
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "H100", "H100=", "=2", "H100=-1", "H100=nan", "H100=inf", "H100=1e7"])
+@pytest.mark.parametrize(
+    "text", ["", "H100", "H100=", "=2", "H100=-1", "H100=nan", "H100=inf", "H100=1e7"]
+)
 def test_a_price_is_a_number_of_a_product(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         settings.parse(["--gpu-hour-price", text])
@@ -92,7 +106,9 @@ def test_an_operator_stands_for_a_lease_as_its_pod() -> None:
     line = ["--leader-elect", "grpo-system/grpo-operator", "--lease-seconds", "20"]
     election = settings.parse(line, {settings.IDENTITY_ENV: "pod-1"}).election
     assert election == Election(
-        lease=ObjectKey("grpo-system", "grpo-operator"), identity="pod-1", terms=Terms(duration=20.0)
+        lease=ObjectKey("grpo-system", "grpo-operator"),
+        identity="pod-1",
+        terms=Terms(duration=20.0),
     )
     assert settings.parse([], {settings.IDENTITY_ENV: "pod-1"}).election is None
 
@@ -103,7 +119,11 @@ def test_an_operator_stands_for_a_lease_as_its_pod() -> None:
         (["--leader-elect", "a/b"], "", "$POD_NAME is empty; set it to the pod's name"),
         (["--leader-elect", "lease"], "pod-1", "'lease' is not NAMESPACE/NAME"),
         (["--leader-elect", "a/b/c"], "pod-1", "'a/b/c' is not NAMESPACE/NAME"),
-        (["--leader-elect", "a/b", "--lease-seconds", "0"], "pod-1", "is not a time above 0 seconds"),
+        (
+            ["--leader-elect", "a/b", "--lease-seconds", "0"],
+            "pod-1",
+            "is not a time above 0 seconds",
+        ),
     ],
 )
 def test_an_election_that_can_not_work_is_refused(
@@ -122,9 +142,16 @@ def test_a_time_must_be_above_zero(text: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_log_line_is_one_json_object() -> None:
-    record = logging.makeLogRecord({"name": "n", "levelname": "INFO", "msg": "%s\nis ü", "args": ("it",), "detail": 7})
+    record = logging.makeLogRecord(
+        {"name": "n", "levelname": "INFO", "msg": "%s\nis ü", "args": ("it",), "detail": 7}
+    )
     fields = json.loads(settings.JsonFormatter().format(record))
-    assert (fields["level"], fields["logger"], fields["message"], fields["detail"]) == ("info", "n", "it\nis ü", 7)
+    assert (fields["level"], fields["logger"], fields["message"], fields["detail"]) == (
+        "info",
+        "n",
+        "it\nis ü",
+        7,
+    )
     record.exc_info = (ValueError, ValueError("a bug"), None)
     line = settings.JsonFormatter().format(record)
     assert "\n" not in line
@@ -145,12 +172,19 @@ async def test_the_pages_tell_health_and_metrics() -> None:
     metrics.record_pull("error")
     problems = ["", "not listed yet: pods"]
     pages = application(
-        metrics.registry, jobs.text, lambda: problems[0], lambda: problems[1], lambda: "not served now: pods/b"
+        metrics.registry,
+        jobs.text,
+        lambda: problems[0],
+        lambda: problems[1],
+        lambda: "not served now: pods/b",
     )
     async with TestClient(TestServer(pages)) as client:
         assert (await client.get("/healthz")).status == 200
         unready = await client.get("/readyz")
-        assert (unready.status, await unready.text()) == (503, "not listed yet: pods\nnot served now: pods/b")
+        assert (unready.status, await unready.text()) == (
+            503,
+            "not listed yet: pods\nnot served now: pods/b",
+        )
         text = await (await client.get("/metrics")).text()
     who = 'namespace="team-a",grpojob="run"'
     assert f"grpo_job_step{{{who}}} 140\n" in text
@@ -168,7 +202,11 @@ async def test_the_pages_tell_health_and_metrics() -> None:
     assert "process_resident_memory_bytes " in text
     assert 'grpo_operator_unreadable_objects{resource="pods"} 2.0' in text
     assert 'workqueue_queue_duration_seconds_count{name="grpojob"} 1.0' in text
-    exported = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE") and "process_" not in line}
+    exported = {
+        line.split()[2]
+        for line in text.splitlines()
+        if line.startswith("# TYPE") and "process_" not in line
+    }
     assert exported == {metric.name for metric in OPERATOR}
 
 
@@ -179,11 +217,14 @@ async def test_a_blocked_event_loop_is_seen() -> None:
     block(1.0)
     await asyncio.sleep(1.0)
     following.cancel()
-    assert (metrics.registry.get_sample_value("grpo_operator_event_loop_lag_seconds_sum") or 0.0) > 0.2
+    assert (
+        metrics.registry.get_sample_value("grpo_operator_event_loop_lag_seconds_sum") or 0.0
+    ) > 0.2
 
 
 class Script:
-    """A cluster that answers by a script: each LIST its items, each watch its events or an error."""
+    """A cluster that answers by a script: each LIST its items, each watch its events or an
+    error."""
 
     def __init__(self, lists: list[Any], watches: list[Any]) -> None:
         self.lists, self.watches, self.versions = lists, watches, list[int]()
@@ -194,7 +235,9 @@ class Script:
             raise answer
         yield answer
 
-    async def watch(self, _: Selection, version: int, seconds: float) -> AsyncIterator[tuple[str, Object]]:
+    async def watch(
+        self, _: Selection, version: int, seconds: float
+    ) -> AsyncIterator[tuple[str, Object]]:
         assert seconds > 0
         self.versions.append(version)
         if not self.watches:
@@ -223,7 +266,11 @@ def pod(name: str, version: int) -> Any:
 
 
 async def test_a_mirror_follows_from_where_the_list_ended() -> None:
-    events = [("ADDED", pod("b", 8)), ("BOOKMARK", {"metadata": {"resourceVersion": "20"}}), ("DELETED", pod("a", 21))]
+    events = [
+        ("ADDED", pod("b", 8)),
+        ("BOOKMARK", {"metadata": {"resourceVersion": "20"}}),
+        ("DELETED", pod("a", 21)),
+    ]
     script = Script([([pod("a", 5)], 7)], [events])
     cache, changed = await mirrored(script, 2)
     assert [record.name for record in cache] == ["b"]
@@ -286,7 +333,9 @@ async def test_progress_is_pulled_from_a_pod_with_an_ipv6_address() -> None:
     pages = Application()
 
     async def progress(_: Request) -> Response:
-        return Response(text=Progress(attempt=1, step=7).model_dump_json(), content_type="application/json")
+        return Response(
+            text=Progress(attempt=1, step=7).model_dump_json(), content_type="application/json"
+        )
 
     pages.router.add_get("/progress", progress)
     async with TestServer(pages, host="::1") as server, ClientSession() as session:

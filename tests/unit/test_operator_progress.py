@@ -1,4 +1,5 @@
-"""Pulling the progress of rank 0: what is understood, what is a failed pull, and how often who is asked."""
+"""Pulling the progress of rank 0: what is understood, what is a failed pull, and how often who is
+asked."""
 
 import asyncio
 from typing import Any
@@ -11,7 +12,14 @@ from grpo_api.report.report import Progress
 from grpo_api.text.contract import HEADER, is_shown
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed
-from grpo_operator.loop.progress import MAX_ANSWER, ProgressPuller, PullFailed, Target, http_fetch, next_pull
+from grpo_operator.loop.progress import (
+    MAX_ANSWER,
+    ProgressPuller,
+    PullFailed,
+    Target,
+    http_fetch,
+    next_pull,
+)
 from grpo_operator.loop.tokens import Tokens
 from tests.unit.test_kube_client import Handler, serving
 
@@ -126,13 +134,18 @@ async def test_a_target_that_does_not_answer_is_asked_less_often() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "advances"), [("Loading", True), ("Training", False)], ids=["a load that gets on", "training"]
+    ("stage", "advances"),
+    [("Loading", True), ("Training", False)],
+    ids=["a load that gets on", "training"],
 )
 def test_events_are_progress_except_while_it_trains(stage: str, advances: bool) -> None:
     def answer(events: int) -> Progress:
         return Progress(attempt=1, stage=stage, step=2, events=events)
 
     first = next_pull(None, answer(4), Observed(10.0))
-    same, later = next_pull(first, answer(4), Observed(20.0)), next_pull(first, answer(5), Observed(20.0))
+    same, later = (
+        next_pull(first, answer(4), Observed(20.0)),
+        next_pull(first, answer(5), Observed(20.0)),
+    )
     assert same.advanced_at == Observed(10.0)
     assert later.advanced_at == Observed(20.0 if advances else 10.0)

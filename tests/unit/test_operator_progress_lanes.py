@@ -1,4 +1,5 @@
-"""Many targets, of which some don't answer: whoever answers keeps the interval, on a clock that jumps."""
+"""Many targets, of which some don't answer: whoever answers keeps the interval, on a clock that
+jumps."""
 
 import asyncio
 import contextlib
@@ -22,7 +23,8 @@ NEVER = float("inf")
 
 @dataclass(frozen=True)
 class Mix:
-    """How many targets answer quickly, take their time, refuse and are silent; `turning` fall silent after a while."""
+    """How many targets answer quickly, take their time, refuse and are silent; `turning` fall
+    silent after a while."""
 
     quick: int
     slow: int
@@ -33,7 +35,11 @@ class Mix:
     def delays(self) -> dict[str, float]:
         """Seconds until each address answers; below 0: it refuses."""
         kinds = {"quick": 0.02, "slow": 1.0, "refusing": -1.0, "silent": NEVER, "turning": 0.02}
-        return {f"{kind}-{n}": delay for kind, delay in kinds.items() for n in range(getattr(self, kind))}
+        return {
+            f"{kind}-{n}": delay
+            for kind, delay in kinds.items()
+            for n in range(getattr(self, kind))
+        }
 
 
 class Gangs:
@@ -65,18 +71,25 @@ class Gangs:
         await asyncio.sleep(min(delay, 1e6))
 
     def longest_gap(self, kind: str, until: float = SECONDS, since: float = 0.0) -> float:
-        """Longest time that a target of that kind went without an answer, of those that ended after `since`."""
+        """Longest time that a target of that kind went without an answer, of those that ended after
+        `since`."""
         gaps = [0.0]
         for address, times in self.answers.items():
             if address.startswith(kind):
                 ends = [*times[1:], until]
-                gaps += [later - earlier for earlier, later in zip(times, ends, strict=True) if later > since]
+                gaps += [
+                    later - earlier
+                    for earlier, later in zip(times, ends, strict=True)
+                    if later > since
+                ]
         return max(gaps)
 
 
 async def followed(mix: Mix, turn: float = 47.0, seconds: float = SECONDS) -> Gangs:
     gangs = Gangs(mix.delays(), turn)
-    targets = [Target(ObjectKey("n", address), address, address, "job", 1) for address in gangs.delays]
+    targets = [
+        Target(ObjectKey("n", address), address, address, "job", 1) for address in gangs.delays
+    ]
     puller = ProgressPuller(lambda: targets, gangs.fetch, lambda _: None, INTERVAL)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -96,7 +109,9 @@ def test_700_that_fall_silent_at_once_delay_no_other() -> None:
 
 def test_those_that_take_their_time_wait_for_silent_ones_only_at_first() -> None:
     seconds = 4 * SECONDS
-    gangs = virtually(followed(Mix(quick=0, slow=30, refusing=0, silent=700, turning=0), seconds=seconds))
+    gangs = virtually(
+        followed(Mix(quick=0, slow=30, refusing=0, silent=700, turning=0), seconds=seconds)
+    )
     assert gangs.longest_gap("slow", seconds, since=SECONDS + 3 * INTERVAL) < 3 * INTERVAL
 
 
@@ -144,7 +159,9 @@ def test_a_silent_target_that_speaks_again_returns_to_the_interval() -> None:
 def test_a_target_that_is_gone_before_its_turn_is_not_asked() -> None:
     async def story() -> Gangs:
         gangs = Gangs(Mix(quick=0, slow=0, refusing=0, silent=400, turning=0).delays(), NEVER)
-        targets = [Target(ObjectKey("n", address), address, address, "job", 1) for address in gangs.delays]
+        targets = [
+            Target(ObjectKey("n", address), address, address, "job", 1) for address in gangs.delays
+        ]
         puller = ProgressPuller(lambda: targets, gangs.fetch, lambda _: None, INTERVAL)
         running = asyncio.create_task(puller.run())
         await asyncio.sleep(10)

@@ -1,4 +1,5 @@
-"""What a pod gets to say what its model was made of: the key that signs it, and the name of its image."""
+"""What a pod gets to say what its model was made of: the key that signs it, and the name of its
+image."""
 
 from typing import Any
 
@@ -23,9 +24,17 @@ def test_the_signing_key_is_a_file_that_stays_and_no_variable() -> None:
     (volume,) = (one for one in signing["volumes"] if one not in plain["volumes"])
     items = [{"key": "signing.key", "path": "key.pem"}]
     assert volume["secret"] == {"secretName": "keys", "items": items, "defaultMode": 0o440}
-    (mount,) = (one for one in signing["containers"][0]["volumeMounts"] if one["name"] == volume["name"])
-    # a subPath isn't written anew when the Secret changes: what was a key at the start is one at the end
-    assert mount == {"name": volume["name"], "mountPath": SIGNING_KEY, "subPath": "key.pem", "readOnly": True}
+    (mount,) = (
+        one for one in signing["containers"][0]["volumeMounts"] if one["name"] == volume["name"]
+    )
+    # a subPath isn't written anew when the Secret changes: what was a key at the start is one at
+    # the end
+    assert mount == {
+        "name": volume["name"],
+        "mountPath": SIGNING_KEY,
+        "subPath": "key.pem",
+        "readOnly": True,
+    }
     assert signing["containers"][0]["env"] == plain["containers"][0]["env"]
     optional = pod(export={"to": "None", "signingKeySecretRef": secret | {"optional": True}})
     assert optional["volumes"][-1]["secret"]["optional"] is True
@@ -34,7 +43,10 @@ def test_the_signing_key_is_a_file_that_stays_and_no_variable() -> None:
 def test_the_pods_of_a_later_attempt_are_told_how_those_before_ended() -> None:
     known = make_job(status=active_status(ends=[end(1, "NodeLost"), end(2, "SchedulingTimeout")]))
     told = training_plan(attempt_of(known, parse_spec(SPEC), PLAN, 3)).ends
-    assert told == [EarlierEnd(attempt=1, reason="NodeLost"), EarlierEnd(attempt=2, reason="SchedulingTimeout")]
+    assert told == [
+        EarlierEnd(attempt=1, reason="NodeLost"),
+        EarlierEnd(attempt=2, reason="SchedulingTimeout"),
+    ]
     first = training_plan(attempt_of(make_job(), parse_spec(SPEC), PLAN, 1))
     assert '"ends"' not in plan_json(first)
 

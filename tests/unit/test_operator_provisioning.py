@@ -1,4 +1,5 @@
-"""Gangs whose pods are created for an autoscaler to see: their plan, whom they let go first, how long they wait."""
+"""Gangs whose pods are created for an autoscaler to see: their plan, whom they let go first, how
+long they wait."""
 
 from typing import Any
 
@@ -6,7 +7,15 @@ from grpo_operator.decide.decisions import Action
 from grpo_operator.records.records import GRPOJobRecord
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
-from tests.unit.operator_world import GPU_PLAN, active_status, at, judged, make_child, make_job, make_pod
+from tests.unit.operator_world import (
+    GPU_PLAN,
+    active_status,
+    at,
+    judged,
+    make_child,
+    make_job,
+    make_pod,
+)
 from tests.unit.operator_world import make_seen as seen_of
 from tests.unit.queue_world import cluster, gang, gpu_pod, job
 from tests.unit.queue_world import judged as verdicts
@@ -49,7 +58,8 @@ def test_its_pods_are_created_although_no_node_is_there() -> None:
 
 
 def test_it_does_not_take_what_somebody_ahead_waits_for() -> None:
-    one = make_job({**SPEC, "placement": {**DECLARED, "nodeSelector": {"nvidia.com/gpu.present": "true"}}}, {},
+    one = make_job({**SPEC, "placement": {**DECLARED,
+    "nodeSelector": {"nvidia.com/gpu.present": "true"}}}, {},
                    name="scales", uid="uid-scales", creationTimestamp=at(-5))  # fmt: skip
     ahead = job("ahead", gang(1, 4), age=50)
     nodes = cluster(4, pods=[gpu_pod("p", 4)])
@@ -63,7 +73,9 @@ def test_it_does_not_take_what_somebody_ahead_waits_for() -> None:
 
 
 def test_pods_that_wait_for_their_nodes_take_what_gets_free_there() -> None:
-    active = active_status(plan=GPU_PLAN.model_copy(update={"nodes": 1, "gpus": 4, "node_selector": {}}))
+    active = active_status(
+        plan=GPU_PLAN.model_copy(update={"nodes": 1, "gpus": 4, "node_selector": {}})
+    )
     placement = {**DECLARED, "nodes": 1, "nodeSelector": {"pool": "h100"}}
     scaling = make_job({**SPEC, "placement": placement}, active, name="scales", uid="uid-scales")
     other = job("other", gang(1, 4))
@@ -76,7 +88,10 @@ def test_pods_that_wait_for_their_nodes_take_what_gets_free_there() -> None:
 def test_it_waits_as_long_as_it_says_and_is_released_whole() -> None:
     status = active_status(running=False, plan=GPU_PLAN, attemptStartTime=at(-899))
     placement = {**DECLARED, "provisioningTimeoutSeconds": 900}
-    pending = make_pod(0, state={}, phase="Pending", node=""), make_pod(1, state={}, phase="Pending", node="")
+    pending = (
+        make_pod(0, state={}, phase="Pending", node=""),
+        make_pod(1, state={}, phase="Pending", node=""),
+    )
 
     def decided(now: float) -> Any:
         status["attemptStartTime"] = at(-now)

@@ -125,7 +125,9 @@ class Notes(Observer):
         self.results.append(result)
 
 
-async def test_a_worker_survives_every_error_and_tries_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_survives_every_error_and_tries_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     queue, notes = WorkQueue(), Notes()
     answers: list[Any] = [Conflict("changed"), Unavailable("away"), ValueError("a bug"), 0.01, None]
     finished = asyncio.Event()
@@ -181,7 +183,9 @@ def test_a_deletion_of_an_object_whose_name_was_taken_again_is_ignored() -> None
     assert len(cache.owned_by(ObjectKey("n", "run"))) == 0
 
 
-def listed(cache: Cache[PodRecord], objects: tuple[tuple[str, int], ...], version: int) -> set[ObjectKey]:
+def listed(
+    cache: Cache[PodRecord], objects: tuple[tuple[str, int], ...], version: int
+) -> set[ObjectKey]:
     with cache.relist() as listing:
         for name, at in objects:
             listing.add(item(name, at))
@@ -208,13 +212,17 @@ def test_a_running_gang_is_left_alone() -> None:
 
 
 def test_only_the_last_failed_job_is_kept() -> None:
-    seen = make_seen(make_job(status=active_status(attempt=3)), make_child(1), make_child(2), make_child(3))
+    seen = make_seen(
+        make_job(status=active_status(attempt=3)), make_child(1), make_child(2), make_child(3)
+    )
     assert cleared(seen) == CleanUp(delete_jobs=("run-1",))
 
 
 def test_survivors_are_left_to_the_job_controller_when_it_will_end_them() -> None:
     job = make_job(status=active_status(attempt=2))
-    failed = make_seen(job, make_child(1), make_child(2), make_pod(0, 1, terminated(1)), make_pod(1, 1))
+    failed = make_seen(
+        job, make_child(1), make_child(2), make_pod(0, 1, terminated(1)), make_pod(1, 1)
+    )
     assert cleared(failed) == CleanUp()
     hung = make_seen(job, make_child(1), make_child(2), make_pod(0, 1), make_pod(1, 1))
     assert cleared(hung) == CleanUp(stop_attempts=(1,))
@@ -232,14 +240,20 @@ def test_a_job_that_is_suspended_or_released_loses_its_job_and_pods() -> None:
 
 
 def test_a_failed_attempt_that_waits_for_gpus_keeps_its_logs() -> None:
-    job = make_job(status=active_status(conditions=[condition("Admitted", "False", "WaitingForGPUs")]))
+    job = make_job(
+        status=active_status(conditions=[condition("Admitted", "False", "WaitingForGPUs")])
+    )
     assert cleared(make_seen(job, make_child(), make_pod(0, state=terminated(1)))) == CleanUp()
 
 
 @pytest.mark.parametrize("state", [None, terminated(1)])
-def test_a_gang_that_waits_is_not_kept_waiting_by_pods_that_its_deleted_job_left(state: dict[str, Any] | None) -> None:
+def test_a_gang_that_waits_is_not_kept_waiting_by_pods_that_its_deleted_job_left(
+    state: dict[str, Any] | None,
+) -> None:
     """As after `kubectl delete job --cascade=orphan`: nobody else would ever end them."""
-    job = make_job(status=active_status(conditions=[condition("Admitted", "False", "WaitingForGPUs")]))
+    job = make_job(
+        status=active_status(conditions=[condition("Admitted", "False", "WaitingForGPUs")])
+    )
     left = (make_pod(0, state=state, by=""), make_pod(1, by=""))
     assert cleared(make_seen(job, *left)) == CleanUp(stop_attempts=(1,))
     assert cleared(make_seen(make_job(status=active_status()), *left)) == CleanUp()
@@ -250,7 +264,9 @@ def test_peers_of_a_rank_0_that_is_done_get_time_to_end() -> None:
     late = active_status(conditions=[condition("Succeeded", since=-31)])
     failed = active_status(conditions=[condition("Failed", since=-1)])
     for status, stop in ((done, ()), (late, (1,)), (failed, (1,))):
-        seen = make_seen(make_job(status=status), make_child(), make_pod(0, state=terminated(0)), make_pod(1))
+        seen = make_seen(
+            make_job(status=status), make_child(), make_pod(0, state=terminated(0)), make_pod(1)
+        )
         assert cleared(seen) == CleanUp(stop_attempts=stop)
 
 

@@ -1,4 +1,5 @@
-"""One reconcile of a GRPOJob: what it asks of the API server, in which order, and when the next one is due."""
+"""One reconcile of a GRPOJob: what it asks of the API server, in which order, and when the next one
+is due."""
 
 import pytest
 
@@ -77,7 +78,9 @@ async def test_a_job_whose_time_to_live_is_over_is_deleted_and_nothing_else_is_w
     assert cluster.requests == ["DELETE grpojobs run"]
 
 
-async def test_engines_follow_their_gang_in_the_same_reconcile_where_they_need_no_nodes_of_others() -> None:
+async def test_engines_follow_their_gang_in_the_same_reconcile_where_they_need_no_nodes_of_others() -> (  # noqa: E501
+    None
+):
     status = active_status(plan=SERVED_GPU_PLAN, running=False, jobUid=None)
     placement = {"accelerator": "GPU", "provisioning": "CreatePods", "gpusPerNode": 4}
     product = {"gpuProduct": "NVIDIA-H100-80GB-HBM3", "nodeSelector": {"pool": "h100"}}

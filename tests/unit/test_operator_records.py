@@ -25,7 +25,10 @@ def ending(item: Any, kind: str, status: str) -> Any:
     said = item.get("status")
     known = said.get("conditions") if isinstance(said, dict) else None
     conditions = [*(known if isinstance(known, list) else []), condition(kind, status)]
-    return {**item, "status": {**(said if isinstance(said, dict) else {}), "conditions": conditions}}
+    return {
+        **item,
+        "status": {**(said if isinstance(said, dict) else {}), "conditions": conditions},
+    }
 
 
 def read(item: Any) -> GRPOJobRecord | None:
@@ -44,7 +47,9 @@ def judged_spec(spec: Any) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
 
 @settings(max_examples=cases(50))
 @given(dirty(GRPOJOB), st.sampled_from(["Succeeded", "Failed"]), st.sampled_from(["True", "False"]))
-def test_what_an_object_says_is_the_same_whether_it_has_ended_or_not(item: Any, kind: str, status: str) -> None:
+def test_what_an_object_says_is_the_same_whether_it_has_ended_or_not(
+    item: Any, kind: str, status: str
+) -> None:
     assume(isinstance(item, dict))
     item = ending(item, kind, status)
     record = read(item)
@@ -54,14 +59,25 @@ def test_what_an_object_says_is_the_same_whether_it_has_ended_or_not(item: Any, 
     assert (record.typed is None) is record.ended
     assert record.status == GRPOJobStatus.model_validate(item["status"], extra="ignore")
     assert repr(record.raw_status) == repr(item["status"])
-    assert (record.phase, record.observed_generation) == (record.status.phase or "", record.status.observed_generation)
+    assert (record.phase, record.observed_generation) == (
+        record.status.phase or "",
+        record.status.observed_generation,
+    )
     assert (record.spec, record.problems) == judged_spec(item.get("spec") or {})
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
     """Every place below a JSON value, as the container and its key."""
-    pairs = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
-    return [(value, key) for key, _ in pairs] + [place for _, part in pairs for place in places(part)]
+    pairs = list(
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    return [(value, key) for key, _ in pairs] + [
+        place for _, part in pairs for place in places(part)
+    ]
 
 
 @settings(max_examples=cases(100))
@@ -71,8 +87,12 @@ def test_a_spec_that_was_typed_before_is_never_taken_for_another(data: st.DataOb
     for _ in range(3):
         spec = copy.deepcopy(GRPOJOB["spec"])
         holder, key = data.draw(st.sampled_from(places(spec)))
-        holder[key] = data.draw(st.sampled_from([0, 0.0, -0.0, 1, 1.0, True, False, "1", "", None, [], {}]))
-        spec["command"] = ["x" * data.draw(st.sampled_from([0, SHORT]))] if data.draw(st.booleans()) else []
+        holder[key] = data.draw(
+            st.sampled_from([0, 0.0, -0.0, 1, 1.0, True, False, "1", "", None, [], {}])
+        )
+        spec["command"] = (
+            ["x" * data.draw(st.sampled_from([0, SHORT]))] if data.draw(st.booleans()) else []
+        )
         for _ in range(2):
             record = read({**GRPOJOB, "spec": copy.deepcopy(spec)})
             assume(record is not None)
@@ -89,10 +109,17 @@ def test_the_spec_of_a_job_that_comes_again_is_typed_once() -> None:
 
 def test_an_ended_job_of_fifty_pods_is_kept_in_two_kilobytes() -> None:
     pods = [
-        {"name": f"run-1-{index}-{7919 * index % 99991:05}", "index": index, "node": f"node-{index}", "phase": "Failed"}
+        {
+            "name": f"run-1-{index}-{7919 * index % 99991:05}",
+            "index": index,
+            "node": f"node-{index}",
+            "phase": "Failed",
+        }
         for index in range(50)
     ]
-    record = grpojob_record(ending({**GRPOJOB, "status": {**GRPOJOB["status"], "pods": pods}}, "Failed", "True"))
+    record = grpojob_record(
+        ending({**GRPOJOB, "status": {**GRPOJOB["status"], "pods": pods}}, "Failed", "True")
+    )
     assert len(record.status.pods) == 50
     assert sys.getsizeof(record) + sys.getsizeof(record.packed) < 2048
 

@@ -1,4 +1,5 @@
-"""An attempt that ran out of memory: the next one's plan knows it, and after three more plans the job fails."""
+"""An attempt that ran out of memory: the next one's plan knows it, and after three more plans the
+job fails."""
 
 import json
 from dataclasses import replace
@@ -56,12 +57,21 @@ def first_plan() -> ExecutionPlan:
     return chosen
 
 
-def ran_out(attempt: int = 1, shortage: Any = BACKWARD, spec: Any = None, **status: Any) -> Observation:
+def ran_out(
+    attempt: int = 1, shortage: Any = BACKWARD, spec: Any = None, **status: Any
+) -> Observation:
     """A rank of the attempt says that it ran out of memory."""
     plan = status.pop("plan", None) or first_plan()
-    said = {"result": "OutOfMemory", "message": "CUDA out of memory", "shortage": shortage, "checkpointStep": 10}
+    said = {
+        "result": "OutOfMemory",
+        "message": "CUDA out of memory",
+        "shortage": shortage,
+        "checkpointStep": 10,
+    }
     job = make_job({**SPEC, **(spec or {})}, active_status(attempt, plan, **(PROGRESS | status)))
-    return make_seen(job, make_child(attempt), make_pod(0, attempt, terminated(40, json.dumps(said))))
+    return make_seen(
+        job, make_child(attempt), make_pod(0, attempt, terminated(40, json.dumps(said)))
+    )
 
 
 def committed(seen: Observation) -> GRPOJobStatus:
@@ -83,8 +93,14 @@ def test_the_next_attempt_has_another_plan_and_says_why() -> None:
     assert status.plan is not None
     assert status.plan.gradient_checkpointing
     assert not old.gradient_checkpointing
-    assert status.plan.micro_batch * status.plan.gradient_accumulation == old.micro_batch * old.gradient_accumulation
-    assert "after OutOfMemory at backward in attempt 1, which needed 81.0 GiB or more" in status.plan.changes[-1]
+    assert (
+        status.plan.micro_batch * status.plan.gradient_accumulation
+        == old.micro_batch * old.gradient_accumulation
+    )
+    assert (
+        "after OutOfMemory at backward in attempt 1, which needed 81.0 GiB or more"
+        in status.plan.changes[-1]
+    )
     kind, reason, message = of_type(status, "Degraded")
     assert (kind, reason) == ("True", "OutOfMemory")
     assert "Planned anew after OutOfMemory at backward" in message
@@ -98,7 +114,10 @@ def test_the_queue_gives_a_gang_that_starts_again_its_new_plan() -> None:
     decision = judged(seen)
     assert decision.learned is not None
     node = {
-        "metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": H100, "nvidia.com/gpu.memory": "81559"}},
+        "metadata": {
+            "name": "n",
+            "labels": {"nvidia.com/gpu.product": H100, "nvidia.com/gpu.memory": "81559"},
+        },
         "spec": {},
         "status": {
             "conditions": [{"type": "Ready", "status": "True"}],
@@ -124,7 +143,9 @@ def test_a_plan_that_answers_a_shortfall_is_kept_for_other_ends() -> None:
 
 def test_a_gang_that_queues_meanwhile_remembers_it() -> None:
     seen = ran_out()
-    queued = build(seen, replace(judged(seen), action=Action.QUEUE, reason="WaitingForGPUs", plan=None))
+    queued = build(
+        seen, replace(judged(seen), action=Action.QUEUE, reason="WaitingForGPUs", plan=None)
+    )
     assert queued.learned is not None
     waiting = make_job(SPEC, to_json(queued))
     answer = reuse_plan(waiting, THERE)
@@ -135,17 +156,30 @@ def test_a_gang_that_queues_meanwhile_remembers_it() -> None:
 
 def learned(count: int) -> dict[str, Any]:
     """What is known after so many attempts that ran out."""
-    one = {"where": "backward", "tried": "a plan", "neededBytes": 85899345920, "usableBytes": 80 * 2**30}
+    one = {
+        "where": "backward",
+        "tried": "a plan",
+        "neededBytes": 85899345920,
+        "usableBytes": 80 * 2**30,
+    }
     memory = {"backward": {"predictedBytes": 2**36, "neededBytes": 2**36 + 2**30}}
-    return {"memory": memory, "shortfalls": [{"attempt": number, **one} for number in range(1, count + 1)]}
+    return {
+        "memory": memory,
+        "shortfalls": [{"attempt": number, **one} for number in range(1, count + 1)],
+    }
 
 
 def test_after_three_new_plans_the_job_fails_with_what_was_tried_and_what_would_do() -> None:
     seen = ran_out(4, learned=learned(MAX_REPLANS), spec={"restarts": {"limit": 9}})
     decision = judged(seen)
     assert (decision.action, decision.reason) == (Action.FAIL, "OutOfMemory")
-    assert decision.message.startswith("out of memory after 3 new plans: CUDA out of memory. The job ran out of memory")
-    assert decision.message.count("a plan, needed 80.0 GiB or more at backward of 80.0 GiB") == MAX_REPLANS
+    assert decision.message.startswith(
+        "out of memory after 3 new plans: CUDA out of memory. The job ran out of memory"
+    )
+    assert (
+        decision.message.count("a plan, needed 80.0 GiB or more at backward of 80.0 GiB")
+        == MAX_REPLANS
+    )
     assert "attempt 4: Full" in decision.message
     assert "usable each would do" in decision.message
     status = build(seen, decision)
@@ -167,14 +201,20 @@ def test_the_users_rules_come_first() -> None:
     fail = {"restarts": {"rules": [{"action": "Fail", "onResults": ["OutOfMemory"]}]}}
     decision = judged(ran_out(spec=fail))
     assert (decision.action, decision.learned) == (Action.FAIL, None)
-    uncounted = {"restarts": {"rules": [{"action": "RestartUncounted", "onResults": ["OutOfMemory"]}]}}
+    uncounted = {
+        "restarts": {"rules": [{"action": "RestartUncounted", "onResults": ["OutOfMemory"]}]}
+    }
     decision = judged(ran_out(spec=uncounted))
     assert (decision.action, decision.counted) == (Action.ADMIT, False)
     assert decision.learned is not None
 
 
-@pytest.mark.parametrize("shortage", [None, {"phase": "nonsense"}, {"requestedBytes": -1}, "x", {"phase": None}])
-def test_a_shortage_that_can_not_be_believed_is_taken_for_the_phase_of_the_highest_peak(shortage: Any) -> None:
+@pytest.mark.parametrize(
+    "shortage", [None, {"phase": "nonsense"}, {"requestedBytes": -1}, "x", {"phase": None}]
+)
+def test_a_shortage_that_can_not_be_believed_is_taken_for_the_phase_of_the_highest_peak(
+    shortage: Any,
+) -> None:
     decision = judged(ran_out(shortage=shortage))
     assert decision.action is Action.ADMIT
     assert decision.learned is not None
@@ -205,7 +245,9 @@ def undone(seen: Observation, checkpoint: int | None) -> GRPOJobRecord:
 def answered(job: GRPOJobRecord, there: Inventory) -> PlanResult:
     """As the queue does: what goes on, else what is planned anew."""
     assert job.spec is not None
-    return reuse_plan(job, there) or plan_again(job, job.spec, lambda spec, known: plan_job(spec, there, learned=known))
+    return reuse_plan(job, there) or plan_again(
+        job, job.spec, lambda spec, known: plan_job(spec, there, learned=known)
+    )
 
 
 def test_only_without_a_checkpoint_may_sharding_and_gpus_change() -> None:
@@ -218,19 +260,28 @@ def test_only_without_a_checkpoint_may_sharding_and_gpus_change() -> None:
     assert free.chosen.method == "Full"
     assert (free.chosen.gpus, free.chosen.zero_stage, free.chosen.offload) != (1, 0, "None")
     assert "after OutOfMemory at step in attempt 1: runs as Full" in free.chosen.changes[-1]
-    assert not answered(undone(ran_out(spec=more), None), THERE).feasible, "a step was made, so there may be one"
+    assert not answered(undone(ran_out(spec=more), None), THERE).feasible, (
+        "a step was made, so there may be one"
+    )
     assert answered(undone(ran_out(spec=more, progress=None), None), THERE).feasible
-    assert not answered(undone(ran_out(spec=more, progress=None), 10), THERE).feasible, "the trainer knows better"
+    assert not answered(undone(ran_out(spec=more, progress=None), 10), THERE).feasible, (
+        "the trainer knows better"
+    )
 
 
 def test_an_adapter_never_takes_the_place_of_all_parameters() -> None:
     one = inventory(nodes(1, 1, H100))
     seen = ran_out(spec={"adapter": {"use": "IfNeeded"}}, progress=None)
     assert seen.job.spec is not None
-    too_much = ({"backward": {"predictedBytes": 2**30, "neededBytes": share * 2**29}} for share in range(2, 80, 2))
+    too_much = (
+        {"backward": {"predictedBytes": 2**30, "neededBytes": share * 2**29}}
+        for share in range(2, 80, 2)
+    )
     known = (Learned.model_validate({**learned(1), "memory": memory}) for memory in too_much)
     plans = ((one_of, plan_job(seen.job.spec, one, learned=one_of)) for one_of in known)
-    learned_so = next(one_of for one_of, plan in plans if plan.chosen and plan.chosen.method == "LoRA")
+    learned_so = next(
+        one_of for one_of, plan in plans if plan.chosen and plan.chosen.method == "LoRA"
+    )
     job = learning(seen.job, learned_so)
     found = plan_again(job, seen.job.spec, lambda spec, known: plan_job(spec, one, learned=known))
     assert found.chosen is None
@@ -240,6 +291,8 @@ def test_an_adapter_never_takes_the_place_of_all_parameters() -> None:
 def test_what_has_no_known_size_restarts_as_before() -> None:
     said = json.dumps({"result": "OutOfMemory", "message": "CUDA out of memory"})
     job = make_job({"model": {"name": "me/unheard-of", "parameters": None}}, active_status())
-    decision = judged(make_seen(job, make_child(), make_pod(0, 1, terminated(40, said)), make_pod(1)))
+    decision = judged(
+        make_seen(job, make_child(), make_pod(0, 1, terminated(40, said)), make_pod(1))
+    )
     assert (decision.action, decision.learned) == (Action.ADMIT, None)
     assert isinstance(decision, Decision)

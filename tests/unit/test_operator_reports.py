@@ -35,7 +35,10 @@ from tests.unit.operator_world import (
     terminated,
 )
 
-NUMBERS = st.sampled_from([-1, -5.0, 0, 2**53, 2**63, 10**23, 1e308, 1e-320, 10**400, True, "7", None]) | st.floats()
+NUMBERS = (
+    st.sampled_from([-1, -5.0, 0, 2**53, 2**63, 10**23, 1e308, 1e-320, 10**400, True, "7", None])
+    | st.floats()
+)
 INT64 = 2**63
 
 
@@ -57,14 +60,25 @@ def published(seen: Observation) -> GRPOJobStatus:
 
 ARTIFACTS = st.dictionaries(
     st.sampled_from(["to", "path", "format", "bytes", "weightsHash", "step", "time", "where"]),
-    NUMBERS | VALUES | st.sampled_from(["Volume", "Model", "/checkpoints/..", "/checkpoints/a", f"sha256:{'0' * 64}"]),
+    NUMBERS
+    | VALUES
+    | st.sampled_from(
+        ["Volume", "Model", "/checkpoints/..", "/checkpoints/a", f"sha256:{'0' * 64}"]
+    ),
 )
 """What a pod may say of its model and its checkpoints."""
 DETAILS = ("rank", "step", "totalSteps", "metrics", "export", "checkpoint")
 FARTHEST = "/checkpoints/" + "x" * 1011
 METRICS = st.dictionaries(
     st.sampled_from(
-        ["kl", "engine_mismatch", "weights_version", "phase_seconds/sync", "phase_seconds/", "phase_seconds/x" * 8]
+        [
+            "kl",
+            "engine_mismatch",
+            "weights_version",
+            "phase_seconds/sync",
+            "phase_seconds/",
+            "phase_seconds/x" * 8,
+        ]
     ),
     NUMBERS,
 )
@@ -74,18 +88,39 @@ FIELDS = tuple(field.alias or name for name, field in Progress.model_fields.item
 
 @settings(max_examples=cases(150))
 @given(st.dictionaries(st.sampled_from(FIELDS), NUMBERS | VALUES | ARTIFACTS | METRICS, max_size=6))
-@example({"metrics": {"weights_version": 1e308, "engine_mismatch": "NaN", "phase_seconds/sync": "Infinity"}})
 @example(
-    {"checkpoint": {"step": MAX_COUNT, "time": LAST_TIME, "bytes": MAX_COUNT, "where": "/checkpoints/" + "x" * 1011}}
+    {
+        "metrics": {
+            "weights_version": 1e308,
+            "engine_mismatch": "NaN",
+            "phase_seconds/sync": "Infinity",
+        }
+    }
+)
+@example(
+    {
+        "checkpoint": {
+            "step": MAX_COUNT,
+            "time": LAST_TIME,
+            "bytes": MAX_COUNT,
+            "where": "/checkpoints/" + "x" * 1011,
+        }
+    }
 )
 @example({"secondsPerStep": LAST_TIME, "totalSteps": MAX_COUNT})
 def test_any_progress_is_a_failed_pull_or_makes_a_status(fields: dict[str, Any]) -> None:
     try:
-        progress = Progress.model_validate({"attempt": 1, "totalSteps": 9, **fields}, extra="ignore")
+        progress = Progress.model_validate(
+            {"attempt": 1, "totalSteps": 9, **fields}, extra="ignore"
+        )
     except ValidationError:
         return
     job = running(activeSeconds=0).job
-    published(make_seen(job, make_pod(0), make_pod(1), pull=Pull(progress, Observed(NOW - 1), Observed(NOW - 1))))
+    published(
+        make_seen(
+            job, make_pod(0), make_pod(1), pull=Pull(progress, Observed(NOW - 1), Observed(NOW - 1))
+        )
+    )
 
 
 def message(**fields: Any) -> str:
@@ -105,7 +140,9 @@ def test_numbers_that_nobody_believes_do_not_change_how_it_ended(fields: dict[st
 def test_an_outcome_counts_for_its_own_attempt_only(attempt: Any) -> None:
     ended = terminated(0, message(step=999, attempt=attempt))
     seen = running(make_pod(0, state=ended), make_pod(1))
-    assert (judged(seen).action is Action.SUCCEED) is (attempt is None), "null is unset, and unset is its own"
+    assert (judged(seen).action is Action.SUCCEED) is (attempt is None), (
+        "null is unset, and unset is its own"
+    )
 
 
 def test_a_pod_that_somebody_made_by_hand_says_nothing() -> None:
@@ -114,7 +151,9 @@ def test_a_pod_that_somebody_made_by_hand_says_nothing() -> None:
 
 
 def test_a_step_of_ten_to_the_23_is_no_step() -> None:
-    ended = terminated(40, json.dumps({"result": "OutOfMemory", "step": 10**23, "message": "CUDA out of memory"}))
+    ended = terminated(
+        40, json.dumps({"result": "OutOfMemory", "step": 10**23, "message": "CUDA out of memory"})
+    )
     seen = running(make_pod(0, state=ended), make_pod(1))
     decision = judged(seen)
     assert (decision.reason, decision.counted) == ("OutOfMemory", True)
@@ -127,7 +166,11 @@ def test_a_step_of_ten_to_the_23_is_no_step() -> None:
     [
         (7473, 0, ""),
         (990, 10, ""),
-        (900, 100, "100 of 1000 prompts (10.0%) have more than training.maxPromptLength 512 tokens"),
+        (
+            900,
+            100,
+            "100 of 1000 prompts (10.0%) have more than training.maxPromptLength 512 tokens",
+        ),
         (0, 0, ""),
         (0, 5, "5 of 5 prompts (100.0%)"),
         (1e308, 1e308, ""),
@@ -136,17 +179,25 @@ def test_a_step_of_ten_to_the_23_is_no_step() -> None:
         (10, -5, ""),
     ],
 )
-def test_dropped_prompts_are_a_condition_where_they_are_many(kept: float, dropped: float, told: str) -> None:
+def test_dropped_prompts_are_a_condition_where_they_are_many(
+    kept: float, dropped: float, told: str
+) -> None:
     pull = make_pull(step=3, metrics={"prompts": kept, "prompts_dropped": dropped})
-    seen = make_seen(make_job(status=active_status()), make_child(), make_pod(0), make_pod(1), pull=pull)
+    seen = make_seen(
+        make_job(status=active_status()), make_child(), make_pod(0), make_pod(1), pull=pull
+    )
     status = after(seen, judged(seen))
     found = [condition for condition in status.conditions if condition.type == "PromptsDropped"]
     assert [one.message.startswith(told) for one in found] == ([True] if told else [])
     if told:
         assert of_type(status, "PromptsDropped")[:2] == ("True", "PromptsTooLong")
-        change = telling_change([one for one in status.conditions if one not in found], status.conditions)
+        change = telling_change(
+            [one for one in status.conditions if one not in found], status.conditions
+        )
         assert change == found[0]
         assert event(seen.job, found[0], 0.0)["type"] == "Warning"
         silent = make_seen(stored(seen.job, status), make_child(), make_pod(0), make_pod(1))
         later = after(silent, judged(silent))
-        assert of_type(later, "PromptsDropped") == of_type(status, "PromptsDropped"), "also when rank 0 is silent"
+        assert of_type(later, "PromptsDropped") == of_type(status, "PromptsDropped"), (
+            "also when rank 0 is silent"
+        )

@@ -1,4 +1,5 @@
-"""When, where and how often a gang that has ended starts again: pauses, limits, the user's rules, nodes left out."""
+"""When, where and how often a gang that has ended starts again: pauses, limits, the user's rules,
+nodes left out."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,18 +32,35 @@ from tests.unit.operator_world import (
 
 
 def end(attempt: int, reason: str = "Error", ran: int = 5, node: str = "") -> dict[str, Any]:
-    return {"attempt": attempt, "reason": reason, "runningSeconds": ran, "node": node, "endTime": at(-30)}
+    return {
+        "attempt": attempt,
+        "reason": reason,
+        "runningSeconds": ran,
+        "node": node,
+        "endTime": at(-30),
+    }
 
 
 def crashed(
-    *ends: dict[str, Any], ago: float = 0.0, code: int = 139, spec: Any = None, ran: float = 60, **status: Any
+    *ends: dict[str, Any],
+    ago: float = 0.0,
+    code: int = 139,
+    spec: Any = None,
+    ran: float = 60,
+    **status: Any,
 ) -> Observation:
     """Rank 0 crashed without a word so many seconds ago; what ended before is known."""
     attempt = len(ends) + 1
     full = active_status(attempt, ends=list(ends), **status)
     full["conditions"][1]["lastTransitionTime"] = at(-ran)
     job = make_job(spec, full)
-    return make_seen(job, make_child(attempt), make_pod(0, attempt, terminated(code)), make_pod(1, attempt), ago=ago)
+    return make_seen(
+        job,
+        make_child(attempt),
+        make_pod(0, attempt, terminated(code)),
+        make_pod(1, attempt),
+        ago=ago,
+    )
 
 
 def pause(seen: Observation) -> float:
@@ -52,8 +70,12 @@ def pause(seen: Observation) -> float:
     return decision.look_again or 0.0
 
 
-@pytest.mark.parametrize(("earlier", "seconds"), [(0, 0), (1, 10), (2, 20), (3, 40), (5, 160), (6, 300), (10, 300)])
-def test_the_first_restart_has_no_pause_and_each_further_one_doubles_it(earlier: int, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("earlier", "seconds"), [(0, 0), (1, 10), (2, 20), (3, 40), (5, 160), (6, 300), (10, 300)]
+)
+def test_the_first_restart_has_no_pause_and_each_further_one_doubles_it(
+    earlier: int, seconds: float
+) -> None:
     ends = [end(number + 1) for number in range(earlier)]
     limits = {"restarts": {"limit": 100}}
     assert pause(crashed(*ends, spec=limits)) == pytest.approx(seconds)
@@ -62,7 +84,9 @@ def test_the_first_restart_has_no_pause_and_each_further_one_doubles_it(earlier:
 
 def test_uncounted_ends_pause_alike() -> None:
     job = make_job(status=active_status(3, ends=[end(1, "Preempted"), end(2, "Preempted")]))
-    decision = judged(make_seen(job, make_child(3), make_pod(0, 3, deleted=True), make_pod(1, 3), ago=0))
+    decision = judged(
+        make_seen(job, make_child(3), make_pod(0, 3, deleted=True), make_pod(1, 3), ago=0)
+    )
     assert (decision.action, decision.reason) == (Action.WAIT, "RestartBackoff")
     assert decision.look_again == pytest.approx(20.0)
 
@@ -115,9 +139,18 @@ RULES = [
         (terminated(1, said("Error")), Action.ADMIT, True),
         (terminated(42, said("DivergedKL")), Action.FAIL, False),
     ],
-    ids=["by its exit code", "by the kubelet's reason", "what else fails", "a disruption", "unmatched", "permanent"],
+    ids=[
+        "by its exit code",
+        "by the kubelet's reason",
+        "what else fails",
+        "a disruption",
+        "unmatched",
+        "permanent",
+    ],
 )
-def test_the_first_rule_that_an_end_matches_decides(state: dict[str, Any], action: Action, counted: bool) -> None:
+def test_the_first_rule_that_an_end_matches_decides(
+    state: dict[str, Any], action: Action, counted: bool
+) -> None:
     job = make_job({"restarts": {"rules": RULES}}, active_status())
     decision = judged(make_seen(job, make_child(), make_pod(0, state=state), make_pod(1)))
     assert (decision.action, decision.counted) == (action, counted)
@@ -126,7 +159,9 @@ def test_the_first_rule_that_an_end_matches_decides(state: dict[str, Any], actio
 def test_a_job_that_failed_by_a_rule_names_it() -> None:
     job = make_job({"restarts": {"rules": [RULES[1], RULES[0]]}}, active_status())
     decision = judged(make_seen(job, make_child(), make_pod(0, state=terminated(3)), make_pod(1)))
-    assert decision.message.startswith("spec.restarts.rules[1] says Fail for this end: the container ended with exit")
+    assert decision.message.startswith(
+        "spec.restarts.rules[1] says Fail for this end: the container ended with exit"
+    )
 
 
 def test_rules_know_every_result_that_is_no_success() -> None:
@@ -138,18 +173,28 @@ CODES = st.lists(st.integers(1, 255), min_size=1, max_size=5)
 
 @settings(max_examples=cases(200))
 @given(
-    st.lists(st.tuples(st.sampled_from(["In", "NotIn"]), CODES, st.sampled_from(["Restart", "Fail"])), max_size=5),
+    st.lists(
+        st.tuples(st.sampled_from(["In", "NotIn"]), CODES, st.sampled_from(["Restart", "Fail"])),
+        max_size=5,
+    ),
     st.integers(1, 255),
 )
-def test_any_rules_on_exit_codes_do_what_they_say(rules: list[tuple[str, list[int], str]], code: int) -> None:
-    written = [{"action": do, "onExitCodes": {"operator": how, "values": values}} for how, values, do in rules]
+def test_any_rules_on_exit_codes_do_what_they_say(
+    rules: list[tuple[str, list[int], str]], code: int
+) -> None:
+    written = [
+        {"action": do, "onExitCodes": {"operator": how, "values": values}}
+        for how, values, do in rules
+    ]
     RestartsSpec.model_validate({"rules": written})
     seen = crashed(code=code, spec={"restarts": {"rules": written}}, ago=10)
     first = next((do for how, values, do in rules if (code in values) == (how == "In")), "Restart")
     assert judged(seen).action is (Action.FAIL if first == "Fail" else Action.ADMIT)
 
 
-@pytest.mark.parametrize("rule", [{"action": "Fail"}, {"action": "Fail", "onResults": ["Hang"], "onReasons": ["X"]}])
+@pytest.mark.parametrize(
+    "rule", [{"action": "Fail"}, {"action": "Fail", "onResults": ["Hang"], "onReasons": ["X"]}]
+)
 def test_a_rule_says_exactly_one_thing(rule: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="set exactly one of"):
         RestartRule.model_validate(rule)
@@ -173,20 +218,35 @@ def test_a_node_where_two_attempts_in_a_row_died_without_a_word_is_left_out() ->
 
 def test_a_trainer_that_says_why_it_ended_does_not_blame_its_node() -> None:
     job = make_job(status=active_status(2, ends=[end(1, node="node-0", ran=700)]))
-    seen = make_seen(job, make_child(2), make_pod(0, 2, terminated(1, said("Error"))), make_pod(1, 2))
+    seen = make_seen(
+        job, make_child(2), make_pod(0, 2, terminated(1, said("Error"))), make_pod(1, 2)
+    )
     assert committed(seen).avoided_nodes == []
 
 
-@pytest.mark.parametrize("terms", [None, [{}], [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {}]])
+@pytest.mark.parametrize(
+    "terms", [None, [{}], [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {}]]
+)
 def test_pods_keep_away_from_avoided_nodes(terms: list[dict[str, Any]] | None) -> None:
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    affinity = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
+        }
+    }
     pods = {"podTemplate": {"spec": {"affinity": affinity}}} if terms else {}
     job = make_job(pods, active_status(avoidedNodes=["node-0", "node-3"]))
     assert job.spec is not None
     pod = indexed_job(attempt_of(job, job.spec, PLAN, 2), PODS)["spec"]["template"]["spec"]
-    found = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    away = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("node-0", "node-3")]
-    assert found == [{**term, "matchFields": away} if term else {} for term in terms or [{"matchFields": []}]]
+    found = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    away = [
+        {"key": "metadata.name", "operator": "NotIn", "values": [node]}
+        for node in ("node-0", "node-3")
+    ]
+    assert found == [
+        {**term, "matchFields": away} if term else {} for term in terms or [{"matchFields": []}]
+    ]
 
 
 def test_a_suspension_gives_avoided_nodes_another_chance() -> None:

@@ -1,4 +1,5 @@
-"""spec.resumeFrom: when the other job's checkpoints can be named, what is kept of it, and what the pods are told."""
+"""spec.resumeFrom: when the other job's checkpoints can be named, what is kept of it, and what the
+pods are told."""
 
 from typing import Any
 
@@ -54,12 +55,22 @@ def found(other: GRPOJobRecord, **spec: Any) -> GRPOJobRecord:
     [
         (None, "there is no GRPOJob earlier"),
         (source({}), "nothing of it is kept"),
-        (make_job({"checkpoint": CLAIM}, active_status(), name="earlier"), "has not made a step yet"),
+        (
+            make_job({"checkpoint": CLAIM}, active_status(), name="earlier"),
+            "has not made a step yet",
+        ),
         (make_job({"checkpoint": CLAIM}, name="earlier"), "has not made a step yet"),
-        (make_job({"checkpoint": CLAIM}, active_status(**STEP), name="earlier", deletionTimestamp="x"), "there is no"),
+        (
+            make_job(
+                {"checkpoint": CLAIM}, active_status(**STEP), name="earlier", deletionTimestamp="x"
+            ),
+            "there is no",
+        ),
     ],
 )
-def test_a_job_waits_for_checkpoints_that_can_not_be_named(other: GRPOJobRecord | None, says: str) -> None:
+def test_a_job_waits_for_checkpoints_that_can_not_be_named(
+    other: GRPOJobRecord | None, says: str
+) -> None:
     look = seen(other)
     decision = judged(look)
     assert (decision.action, decision.reason) == (Action.REJECT, "WaitingForCheckpoint")
@@ -88,12 +99,17 @@ def test_what_is_found_is_kept_with_the_plan_that_made_it(more: dict[str, Any]) 
 
 
 def test_the_pods_mount_the_other_claim_read_only_and_are_told_its_folder() -> None:
-    job = found(source({"volumeClaimTemplate": {"size": "1Gi"}}), checkpoint={"volumeClaimTemplate": {"size": "1Gi"}})
+    job = found(
+        source({"volumeClaimTemplate": {"size": "1Gi"}}),
+        checkpoint={"volumeClaimTemplate": {"size": "1Gi"}},
+    )
     assert job.spec is not None
     attempt = attempt_of(job, job.spec, PLAN, 1)
     assert training_plan(attempt).resume_from == "/resume/earlier-uid-of-earlier"
     pod = indexed_job(attempt, PODS)["spec"]["template"]["spec"]
-    assert {"name": "resume", "persistentVolumeClaim": {"claimName": "earlier-checkpoints"}} in pod["volumes"]
+    assert {"name": "resume", "persistentVolumeClaim": {"claimName": "earlier-checkpoints"}} in pod[
+        "volumes"
+    ]
     mount = {"name": "resume", "mountPath": "/resume", "readOnly": True}
     assert mount in pod["containers"][0]["volumeMounts"]
 
@@ -101,7 +117,11 @@ def test_the_pods_mount_the_other_claim_read_only_and_are_told_its_folder() -> N
 def test_the_pods_reach_the_other_s_store_with_its_credentials() -> None:
     theirs = {"url": "s3://theirs/runs", "credentialsSecretRef": {"name": "their-keys"}}
     own = {"url": "s3://bucket", "credentialsSecretRef": {"name": "keys"}}
-    job = found(source({"store": theirs}), checkpoint={"store": own}, envFrom=[{"secretRef": {"name": "all"}}])
+    job = found(
+        source({"store": theirs}),
+        checkpoint={"store": own},
+        envFrom=[{"secretRef": {"name": "all"}}],
+    )
     assert job.status.resume_from is not None
     assert job.status.resume_from.claim_name is None
     assert job.spec is not None

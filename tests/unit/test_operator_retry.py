@@ -1,4 +1,5 @@
-"""spec.retry: when it starts a failed job again, when it is only taken note of, and what counts anew."""
+"""spec.retry: when it starts a failed job again, when it is only taken note of, and what counts
+anew."""
 
 from typing import Any
 
@@ -38,11 +39,16 @@ USED_UP: dict[str, Any] = {
 def failed(retry: int, seen: int = 0, **spec: Any) -> Any:
     """A job that has failed with spec.retry and status.retry as given."""
     status = active_status(attempt=4, retry=seen, phase="Failed", **USED_UP)
-    status["conditions"] = [condition("Admitted", reason="Admitted"), condition("Failed", reason="RestartLimit")]
+    status["conditions"] = [
+        condition("Admitted", reason="Admitted"),
+        condition("Failed", reason="RestartLimit"),
+    ]
     return make_job({"retry": retry, **spec}, status)
 
 
-@pytest.mark.parametrize(("retry", "seen", "starts"), [(0, 0, False), (1, 0, True), (2, 2, False), (5, 2, True)])
+@pytest.mark.parametrize(
+    ("retry", "seen", "starts"), [(0, 0, False), (1, 0, True), (2, 2, False), (5, 2, True)]
+)
 def test_only_a_raise_starts_a_failed_job_again(retry: int, seen: int, starts: bool) -> None:
     decision = judged(make_seen(failed(retry, seen)))
     assert (decision.action is Action.RETRY) is starts
@@ -55,7 +61,12 @@ def test_a_retried_job_counts_anew_and_queues_as_any() -> None:
     assert decision.action is Action.RETRY  # although its time to live is over
     status = after(seen, decision)
     assert (status.retry, status.attempt, status.phase) == (1, 4, "Pending")
-    assert (status.restarts, status.uncounted_restarts, status.ends, status.avoided_nodes) == (0, 0, [], [])
+    assert (status.restarts, status.uncounted_restarts, status.ends, status.avoided_nodes) == (
+        0,
+        0,
+        [],
+        [],
+    )
     assert (status.active_seconds, status.completion_time) == (0, None)
     assert status.progress is not None
     assert status.progress.step == 40
@@ -71,7 +82,9 @@ def test_what_is_left_of_the_failed_attempt_ends_and_its_job_is_kept_for_its_log
     seen = make_seen(failed(1))
     job = stored(seen.job, after(seen, judged(seen)))
     old = make_pod(0, attempt=4, state=terminated(43, said("BadInput")))
-    left = clean_up(make_seen(job, make_child(3), make_child(4), old, make_pod(1, attempt=3)), LIMITS)
+    left = clean_up(
+        make_seen(job, make_child(3), make_child(4), old, make_pod(1, attempt=3)), LIMITS
+    )
     assert left.delete_jobs == ()
     assert left.stop_attempts == (3,)
     assert judged(make_seen(job, make_child(4), old)).action is Action.ADMIT
@@ -83,7 +96,13 @@ def test_a_job_of_an_earlier_attempt_that_was_made_after_the_current_ones_goes(
 ) -> None:
     """Nobody but an operator that has been deposed makes one."""
     job = make_job(status=active_status(2))
-    seen = make_seen(job, make_child(1, created=created), make_child(2, created=-50), make_pod(0, 2), make_pod(1, 2))
+    seen = make_seen(
+        job,
+        make_child(1, created=created),
+        make_child(2, created=-50),
+        make_pod(0, 2),
+        make_pod(1, 2),
+    )
     assert clean_up(seen, LIMITS).delete_jobs == left
     assert judged(seen).action is Action.WAIT
 

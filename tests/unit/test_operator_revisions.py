@@ -1,4 +1,5 @@
-"""The commits that a job is made of: told by pods, kept by the first, given to all later attempts."""
+"""The commits that a job is made of: told by pods, kept by the first, given to all later
+attempts."""
 
 import json
 from typing import Any
@@ -28,7 +29,9 @@ A, B, C = "a" * 40, "b" * 40, "c" * 40
 DATA, OTHER_DATA = "d" * 64, "e" * 64
 
 
-def look(*ends: Any, known: dict[str, str] | None = None, pulled: dict[str, str] | None = None) -> Observation:
+def look(
+    *ends: Any, known: dict[str, str] | None = None, pulled: dict[str, str] | None = None
+) -> Observation:
     """A running gang whose rank 0 was asked, or whose pods have ended."""
     job = running().job
     if known is not None:
@@ -44,15 +47,25 @@ def revisions(seen: Observation) -> dict[str, str] | None:
 
 def test_a_pull_tells_them_and_the_first_commit_stays() -> None:
     assert revisions(look()) is None
-    assert revisions(look(pulled={"model": A, DATASET_FINGERPRINT: DATA})) == {"model": A, DATASET_FINGERPRINT: DATA}
+    assert revisions(look(pulled={"model": A, DATASET_FINGERPRINT: DATA})) == {
+        "model": A,
+        DATASET_FINGERPRINT: DATA,
+    }
     moved = {"model": B, "dataset": C, DATASET_FINGERPRINT: OTHER_DATA}
     known = {"model": A, DATASET_FINGERPRINT: DATA}
-    assert revisions(look(known=known, pulled=moved)) == {"model": A, "dataset": C, DATASET_FINGERPRINT: OTHER_DATA}
+    assert revisions(look(known=known, pulled=moved)) == {
+        "model": A,
+        "dataset": C,
+        DATASET_FINGERPRINT: OTHER_DATA,
+    }
 
 
 def test_an_outcome_tells_them_where_no_pull_did() -> None:
     told = said("Error", revisions={"model": A, "rewards[1].model": B})
-    assert revisions(look(terminated(1, told), terminated(1, told))) == {"model": A, "rewards[1].model": B}
+    assert revisions(look(terminated(1, told), terminated(1, told))) == {
+        "model": A,
+        "rewards[1].model": B,
+    }
 
 
 def test_what_is_no_commit_costs_itself_only() -> None:

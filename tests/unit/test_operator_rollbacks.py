@@ -1,4 +1,5 @@
-"""spec.guard.onDivergence: what follows when a run diverges, derived from the status alone, at most twice per run."""
+"""spec.guard.onDivergence: what follows when a run diverges, derived from the status alone, at most
+twice per run."""
 
 import json
 from dataclasses import replace
@@ -34,7 +35,11 @@ SEVENTH = {"first": 7, "last": 7}
 
 
 def diverged(
-    spec: dict[str, Any] | None, on: Any = SEVENTH, result: str = "Diverged", attempt: int = 1, **status: Any
+    spec: dict[str, Any] | None,
+    on: Any = SEVENTH,
+    result: str = "Diverged",
+    attempt: int = 1,
+    **status: Any,
 ) -> Observation:
     """A rank of the attempt says that it diverged on these generations."""
     message = json.dumps({"result": result, "message": "the loss is nan", "divergedOn": on})
@@ -46,7 +51,9 @@ def diverged(
 def committed(seen: Observation, decision: Decision) -> GRPOJobStatus:
     """The status with the next attempt that an ADMIT leads to."""
     assert decision.action is Action.ADMIT, decision
-    return build(seen, Decision(Action.COMMIT, ended=decision.ended, rollback=decision.rollback, plan=PLAN))
+    return build(
+        seen, Decision(Action.COMMIT, ended=decision.ended, rollback=decision.rollback, plan=PLAN)
+    )
 
 
 def left_out(job: GRPOJobRecord) -> list[Generations]:
@@ -58,7 +65,11 @@ def left_out(job: GRPOJobRecord) -> list[Generations]:
 @pytest.mark.parametrize("result", sorted(DIVERGED))
 def test_a_run_that_diverged_fails_unless_a_rollback_is_asked_for(result: str) -> None:
     decision = judged(diverged(None, result=result))
-    assert (decision.action, decision.reason, decision.message) == (Action.FAIL, result, "the loss is nan")
+    assert (decision.action, decision.reason, decision.message) == (
+        Action.FAIL,
+        result,
+        "the loss is nan",
+    )
 
 
 @pytest.mark.parametrize("result", sorted(DIVERGED))
@@ -66,7 +77,9 @@ def test_a_rollback_is_a_restart_without_the_batch_that_counts_by_itself(result:
     seen = diverged(ROLLBACK, result=result)
     status = committed(seen, judged(seen))
     assert (status.attempt, status.restarts, status.uncounted_restarts) == (2, 0, 1)
-    assert [one.model_dump() for one in status.rollbacks] == [{"attempt": 1, "reason": result, "skipped": SEVENTH}]
+    assert [one.model_dump() for one in status.rollbacks] == [
+        {"attempt": 1, "reason": result, "skipped": SEVENTH}
+    ]
     kind, reason, message = of_type(status, "Degraded")
     assert (kind, reason) == ("True", result)
     assert "before generation 7 of the data, which is left out" in message
@@ -77,14 +90,18 @@ def test_later_attempts_leave_it_out_too_whyever_they_start() -> None:
     second = make_job(ROLLBACK, to_json(committed(seen, judged(seen))))
     assert left_out(second) == [Generations(first=7, last=7)]
     status = active_status(2, rollbacks=to_json(second.status)["rollbacks"])
-    crashed = make_seen(make_job(ROLLBACK, status), make_child(2), make_pod(0, 2, terminated(139)), make_pod(1, 2))
+    crashed = make_seen(
+        make_job(ROLLBACK, status), make_child(2), make_pod(0, 2, terminated(139)), make_pod(1, 2)
+    )
     third = committed(crashed, judged(crashed))
     assert left_out(make_job(ROLLBACK, to_json(third))) == [Generations(first=7, last=7)]
 
 
 def test_a_gang_that_queues_for_its_next_attempt_remembers_it() -> None:
     seen = diverged(ROLLBACK)
-    queued = build(seen, replace(judged(seen), action=Action.QUEUE, reason="WaitingForGPUs", plan=PLAN))
+    queued = build(
+        seen, replace(judged(seen), action=Action.QUEUE, reason="WaitingForGPUs", plan=PLAN)
+    )
     assert [one.skipped.first for one in queued.rollbacks] == [7]
     assert (queued.attempt, queued.uncounted_restarts) == (1, 1)
 
@@ -105,7 +122,13 @@ def test_the_third_time_the_job_fails() -> None:
 
 @pytest.mark.parametrize(
     "on",
-    [None, {"first": 3, "last": 3}, {"first": 9, "last": 2}, {"first": -1, "last": 1}, {"first": 2**53, "last": 2**53}],
+    [
+        None,
+        {"first": 3, "last": 3},
+        {"first": 9, "last": 2},
+        {"first": -1, "last": 1},
+        {"first": 2**53, "last": 2**53},
+    ],
 )
 def test_without_a_batch_that_can_be_left_out_the_job_fails(on: Any) -> None:
     decision = judged(diverged(ROLLBACK, on, attempt=2, rollbacks=earlier(3)))
@@ -167,7 +190,11 @@ def test_whatever_ends_follow_each_other_the_status_is_all_that_is_needed(
             return
         status = committed(seen, decision)
         now = to_json(status).get("rollbacks", [])
-        assert now == [*kept, {"attempt": attempt, "reason": result, "skipped": on}] if rolls_back else now == kept
+        assert (
+            now == [*kept, {"attempt": attempt, "reason": result, "skipped": on}]
+            if rolls_back
+            else now == kept
+        )
         kept = now
         job = make_job(None, to_json(status))
         assert [one.model_dump() for one in left_out(job)] == [one["skipped"] for one in kept]

@@ -1,4 +1,5 @@
-"""What jobs of a namespace share is made once, asked for at a bounded pace, and not used while it is being deleted."""
+"""What jobs of a namespace share is made once, asked for at a bounded pace, and not used while it
+is being deleted."""
 
 import asyncio
 import logging
@@ -15,7 +16,8 @@ WATCHERS: list[dict[str, Any]] = [{"namespaceSelector": {"matchLabels": {}}}]
 
 
 class Server:
-    """An API server with one NetworkPolicy at most, which it keeps in its own words: without what is empty."""
+    """An API server with one NetworkPolicy at most, which it keeps in its own words: without what
+    is empty."""
 
     def __init__(self, kept: dict[str, Any] | None = None) -> None:
         self.kept = kept
@@ -72,7 +74,9 @@ async def test_one_that_was_changed_since_is_mended() -> None:
     server = Server()
     await server.shared.ensure_policy("team")
     assert server.kept
-    server.caches.network_policies.put({**stored(), "metadata": {**server.kept["metadata"], "resourceVersion": "9"}})
+    server.caches.network_policies.put(
+        {**stored(), "metadata": {**server.kept["metadata"], "resourceVersion": "9"}}
+    )
     await server.shared.ensure_policy("team")
     assert server.requests == ["create", "create", "get", "patch"]
 
@@ -123,13 +127,20 @@ async def test_jobs_that_start_together_make_it_once() -> None:
 @pytest.mark.parametrize("known", [False, True])
 async def test_one_that_is_being_deleted_is_not_used_and_left_alone(known: bool) -> None:
     service = rendezvous_service("team")
-    service["metadata"] |= {"uid": "u", "resourceVersion": "1", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    service["metadata"] |= {
+        "uid": "u",
+        "resourceVersion": "1",
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+    }
     server = Server(service)
     if known:
         server.caches.services.put(service)
     for _ in range(2):
         taken = await server.shared.ensure_service("team")
         assert taken
-        assert (taken.message, taken.look_again) == ("Service grpo-rendezvous is being deleted", GOES_PAUSE)
+        assert (taken.message, taken.look_again) == (
+            "Service grpo-rendezvous is being deleted",
+            GOES_PAUSE,
+        )
         server.now += GOES_PAUSE
     assert server.requests == ["create", "get"] * 2

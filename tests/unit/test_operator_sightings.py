@@ -9,7 +9,9 @@ from grpo_operator.records.records import JobRecord
 from tests.unit.operator_world import KEY, NOW, active_status, judged, make_child, make_job
 
 
-def look(first_seen: FirstSeen, attempt: int, *children: JobRecord, uid: str | None = None) -> Observation:
+def look(
+    first_seen: FirstSeen, attempt: int, *children: JobRecord, uid: str | None = None
+) -> Observation:
     """A look at a job whose attempt's Job may not be in its status yet."""
     job = make_job(status=active_status(attempt=attempt, jobUid=uid))
     there: Collection[JobRecord] = children

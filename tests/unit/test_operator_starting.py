@@ -1,4 +1,5 @@
-"""Attempts that don't get going: pods that are not created, gangs that don't start, and what is told of them."""
+"""Attempts that don't get going: pods that are not created, gangs that don't start, and what is
+told of them."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,7 +38,9 @@ REFUSED = 'FailedCreate: Error creating: pods "run-1-0-" is forbidden: exceeded 
 MOUNT = 'FailedMount: configmap "prompts" not found'
 
 
-def starting(*things: Any, ago: float, words: str = "", spec: Any = None, **status: Any) -> Observation:
+def starting(
+    *things: Any, ago: float, words: str = "", spec: Any = None, **status: Any
+) -> Observation:
     """An attempt whose Job was first seen so many seconds ago, and which has not run yet."""
     full = active_status(running=False, attemptStartTime=at(-ago)) | status
     seen = make_seen(make_job(spec, full), make_child(), *things, ago=ago)
@@ -68,7 +71,9 @@ def test_without_words_pods_may_just_be_late() -> None:
 def test_what_the_attempt_before_still_takes_of_a_quota_is_no_refusal() -> None:
     status = active_status(2, running=False, attemptStartTime=at(-6))
     old = make_pod(0, 1, deleted=True)
-    seen = replace(make_seen(make_job(status=status), make_child(2), old, ago=6), start_warning=REFUSED)
+    seen = replace(
+        make_seen(make_job(status=status), make_child(2), old, ago=6), start_warning=REFUSED
+    )
     assert judged(seen).action is Action.WAIT
 
 
@@ -82,7 +87,9 @@ def test_what_the_attempt_before_still_takes_of_a_quota_is_no_refusal() -> None:
         ((make_pod(0), make_pod(1)), 60, ""),
     ],
 )
-def test_whom_events_are_asked_about_and_when(things: tuple[Any, ...], ago: float, about: str) -> None:
+def test_whom_events_are_asked_about_and_when(
+    things: tuple[Any, ...], ago: float, about: str
+) -> None:
     assert asks_about(starting(*things, ago=ago), LIMITS) == about
 
 
@@ -90,7 +97,11 @@ def test_the_kubelets_words_are_on_the_job_and_the_phase_stays_starting() -> Non
     seen = starting(make_pod(0), creating(1), ago=60, words=MOUNT)
     decision = judged(seen)
     status = build(seen, decision)
-    assert of_type(status, "Degraded") == ("True", "PodWaiting", f"pod run-1-1-abcde waits on node node-1: {MOUNT}")
+    assert of_type(status, "Degraded") == (
+        "True",
+        "PodWaiting",
+        f"pod run-1-1-abcde waits on node node-1: {MOUNT}",
+    )
     assert status.phase == "Starting"
 
 
@@ -102,7 +113,9 @@ def bound_for(seconds: float, **more: Any) -> dict[str, Any]:
 def test_a_gang_that_does_not_start_in_time_is_released_and_in_the_end_fails() -> None:
     spec = {"restarts": {"startTimeoutSeconds": 100, "limit": 1}}
     pods = (make_pod(0), creating(1))
-    assert judged(starting(*pods, ago=99, spec=spec, **bound_for(99))).look_again == pytest.approx(1.0)
+    assert judged(starting(*pods, ago=99, spec=spec, **bound_for(99))).look_again == pytest.approx(
+        1.0
+    )
     late = starting(*pods, ago=100, words=MOUNT, spec=spec, **bound_for(100))
     decision = judged(late)
     assert (decision.action, decision.reason) == (Action.RELEASE, "StartTimeout")
@@ -133,28 +146,45 @@ STATES: st.SearchStrategy[dict[str, Any]] = st.sampled_from([
 def observations(draw: st.DrawFn) -> Observation:
     """Any mixture of pods, spec, times and counters of an attempt that was admitted."""
     pods = [
-        make_pod(index, state=draw(STATES), node=draw(st.sampled_from(["", "n"])), deleted=draw(st.booleans()))
+        make_pod(
+            index,
+            state=draw(STATES),
+            node=draw(st.sampled_from(["", "n"])),
+            deleted=draw(st.booleans()),
+        )
         for index in range(draw(st.integers(0, 2)))
     ]
     offset = st.integers(-10_000, 10_000)
     spec = {
         "activeDeadlineSeconds": draw(st.none() | st.integers(1, 9000)),
         "ttlSecondsAfterFinished": draw(st.none() | st.integers(0, 9000)),
-        "placement": {"accelerator": "CPU", "nodes": 2, "queueName": draw(st.none() | st.just("team"))},
+        "placement": {
+            "accelerator": "CPU",
+            "nodes": 2,
+            "queueName": draw(st.none() | st.just("team")),
+        },
         "suspend": draw(st.booleans()),
     }
     status = active_status(
         running=draw(st.booleans()),
         attemptStartTime=draw(st.none() | offset.map(at)),
         completionTime=draw(st.none() | offset.map(at)),
-        ends=[{"attempt": 1, "reason": draw(st.sampled_from(["Error", "StartTimeout"])), "endTime": at(draw(offset))}],
+        ends=[
+            {
+                "attempt": 1,
+                "reason": draw(st.sampled_from(["Error", "StartTimeout"])),
+                "endTime": at(draw(offset)),
+            }
+        ],
     )
     extra = draw(st.sampled_from(["Succeeded", "Failed", "Scheduled", "Readable"]))
     status["conditions"].append(condition(extra, since=draw(offset)))
     child = () if draw(st.booleans()) else (make_child(),)
     ago = draw(st.floats(0, 10_000))
     pull = draw(st.none() | st.just(make_pull(still=draw(st.floats(0, 9000)))))
-    seen = make_seen(make_job(spec, status), *child, *pods, pull=pull, ago=ago, now=NOW + draw(offset))
+    seen = make_seen(
+        make_job(spec, status), *child, *pods, pull=pull, ago=ago, now=NOW + draw(offset)
+    )
     return replace(seen, start_warning=draw(st.sampled_from(["", MOUNT])))
 
 
@@ -167,7 +197,9 @@ def test_no_deadline_that_is_over_is_waited_for_again(seen: Observation) -> None
 
 
 def test_the_least_of_all_deadlines_is_waited_for() -> None:
-    seen = starting(creating(0), creating(1), ago=61, words=MOUNT, spec={"activeDeadlineSeconds": 70})
+    seen = starting(
+        creating(0), creating(1), ago=61, words=MOUNT, spec={"activeDeadlineSeconds": 70}
+    )
     decision = judged(seen)
     assert decision.reason == "PodWaiting"
     assert decision.look_again == pytest.approx(9)
@@ -181,19 +213,31 @@ def test_a_gang_of_kueue_waits_for_its_nodes_without_a_timer() -> None:
 
 
 def uncreated(ago: float, reason: str) -> Decision:
-    """What becomes of an attempt that was admitted so long ago and has no Job, for what its condition says."""
+    """What becomes of an attempt that was admitted so long ago and has no Job, for what its
+    condition says."""
     scheduled = {**condition("Scheduled", "False", reason), "message": "Job run-1 exists"}
     conditions = [condition("Admitted", reason="Admitted"), scheduled]
     return judged(
-        make_seen(make_job(status=active_status(attemptStartTime=at(-ago), jobUid="", conditions=conditions)))
+        make_seen(
+            make_job(
+                status=active_status(attemptStartTime=at(-ago), jobUid="", conditions=conditions)
+            )
+        )
     )
 
 
 @pytest.mark.parametrize("reason", ["NameTaken", "PodsPending", "FailedCreate"])
-def test_what_keeps_an_attempt_from_being_created_is_waited_for_no_longer_than_nodes(reason: str) -> None:
-    waits, gives_back = uncreated(LIMITS.scheduling - 1, reason), uncreated(LIMITS.scheduling + 1, reason)
+def test_what_keeps_an_attempt_from_being_created_is_waited_for_no_longer_than_nodes(
+    reason: str,
+) -> None:
+    waits, gives_back = (
+        uncreated(LIMITS.scheduling - 1, reason),
+        uncreated(LIMITS.scheduling + 1, reason),
+    )
     assert waits.action is Action.START
-    if reason == "FailedCreate":  # it holds nothing that others wait for, and may be created at any time
+    if (
+        reason == "FailedCreate"
+    ):  # it holds nothing that others wait for, and may be created at any time
         assert gives_back.action is Action.START
         return
     assert (gives_back.action, gives_back.reason) == (Action.RELEASE, "SchedulingTimeout")

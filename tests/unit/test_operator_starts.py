@@ -1,4 +1,5 @@
-"""What an attempt lacks is created, and what follows where the API server denies it or another has its name."""
+"""What an attempt lacks is created, and what follows where the API server denies it or another has
+its name."""
 
 import json
 from typing import Any
@@ -32,11 +33,18 @@ GANG = (make_child(), make_pod(0), make_pod(1))
 
 
 class World:
-    """An API server that creates, denies, or has the name already; and the Services that are asked for."""
+    """An API server that creates, denies, or has the name already; and the Services that are asked
+    for."""
 
-    def __init__(self, *, denies: bool = False, open_to_all: bool = False, there: dict[str, Any] | None = None) -> None:
-        """`open_to_all`: no NetworkPolicy may be made. `there`: the Job exists, with these differences of its metadata
-        from what is wanted."""
+    def __init__(
+        self,
+        *,
+        denies: bool = False,
+        open_to_all: bool = False,
+        there: dict[str, Any] | None = None,
+    ) -> None:
+        """`open_to_all`: no NetworkPolicy may be made. `there`: the Job exists, with these
+        differences of its metadata from what is wanted."""
         self.denies = denies
         self.open_to_all = open_to_all
         self.there = there
@@ -72,7 +80,9 @@ class World:
     def noting(self, first_seen: FirstSeen) -> AttemptStarter:
         """What starts attempts, and notes the Jobs that it made."""
         found: Any = self
-        return AttemptStarter(found, Caches(), found, found, first_seen=first_seen, pods=PODS, tokens=TOKENS)
+        return AttemptStarter(
+            found, Caches(), found, found, first_seen=first_seen, pods=PODS, tokens=TOKENS
+        )
 
     async def start(self, seen: Observation) -> Decision | None:
         return await self.starts.start(seen)
@@ -91,7 +101,10 @@ async def test_the_gang_is_created_first_and_its_engines_then() -> None:
 
 
 async def test_a_job_that_is_deleted_before_its_event_came_counts_as_deleted() -> None:
-    first_seen, job = FirstSeen(), make_job(GPU_JOB, active_status(plan=SERVED_GPU_PLAN, jobUid=None))
+    first_seen, job = (
+        FirstSeen(),
+        make_job(GPU_JOB, active_status(plan=SERVED_GPU_PLAN, jobUid=None)),
+    )
     seen = observe(job, (), (), now=NOW, at=Observed(NOW), first_seen=first_seen)
     assert judged(seen).action is Action.START
     assert await World().noting(first_seen).start(seen) is None
@@ -99,7 +112,9 @@ async def test_a_job_that_is_deleted_before_its_event_came_counts_as_deleted() -
     assert (judged(seen).action, judged(seen).reason) == (Action.ADMIT, "Preempted")
 
 
-async def test_its_training_pods_know_the_hash_of_their_token_and_nobody_but_the_operator_the_token() -> None:
+async def test_its_training_pods_know_the_hash_of_their_token_and_nobody_but_the_operator_the_token() -> (  # noqa: E501
+    None
+):
     world, seen = World(), seen_of()
     await world.start(seen)
     await world.start(seen_of(*GANG))
@@ -125,7 +140,11 @@ async def test_engines_that_are_denied_end_no_gang_that_trains(ran: bool, action
 
 @pytest.mark.parametrize(
     ("metadata", "ours"),
-    [({}, True), ({"ownerReferences": []}, False), ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, False)],
+    [
+        ({}, True),
+        ({"ownerReferences": []}, False),
+        ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, False),
+    ],
 )
 async def test_a_job_of_the_engines_name_is_taken_only_if_it_is_this_attempts(
     metadata: dict[str, Any], ours: bool

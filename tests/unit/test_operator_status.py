@@ -1,4 +1,5 @@
-"""The status that users see after each decision: conditions with their sentences, the phase, counters and clocks."""
+"""The status that users see after each decision: conditions with their sentences, the phase,
+counters and clocks."""
 
 from typing import Any
 
@@ -52,7 +53,9 @@ def test_a_commit_counts_the_attempt_and_publishes_the_plan() -> None:
 
 def test_a_restart_says_why_and_counts() -> None:
     seen = running(make_pod(0, state=terminated(40)), make_pod(1))
-    status = after(seen, Decision(Action.COMMIT, "OutOfMemory", "", ended=OOM, counted=True, plan=PLAN))
+    status = after(
+        seen, Decision(Action.COMMIT, "OutOfMemory", "", ended=OOM, counted=True, plan=PLAN)
+    )
     assert (status.attempt, status.restarts, status.phase) == (2, 1, "Restarting")
     assert status.job_uid is None
     assert status.active_seconds == 60
@@ -67,7 +70,9 @@ def test_a_restart_says_why_and_counts() -> None:
 
 
 def test_an_end_that_does_not_count_restarts_without_counting() -> None:
-    status = after(running(), Decision(Action.COMMIT, "Preempted", "", ended=OOM, counted=False, plan=PLAN))
+    status = after(
+        running(), Decision(Action.COMMIT, "Preempted", "", ended=OOM, counted=False, plan=PLAN)
+    )
     assert (status.attempt, status.restarts) == (2, 0)
 
 
@@ -84,7 +89,13 @@ def test_a_running_gang_is_healthy_and_names_its_pods() -> None:
 
 
 def test_an_unschedulable_pod_is_told_in_the_schedulers_words() -> None:
-    why = [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available: 2 Insufficient cpu."}]
+    why = [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "message": "0/2 nodes are available: 2 Insufficient cpu.",
+        }
+    ]
     waiting = make_pod(1, state={}, phase="Pending", node="", conditions=why)
     status = going_on(running(make_pod(0), waiting, running=False))
     message = "1 of 2 pods have a node: 0/2 nodes are available: 2 Insufficient cpu."
@@ -94,10 +105,16 @@ def test_an_unschedulable_pod_is_told_in_the_schedulers_words() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "degraded"),
-    [("ImagePullBackOff", "True"), ("CreateContainerConfigError", "True"), ("ContainerCreating", "")],
+    [
+        ("ImagePullBackOff", "True"),
+        ("CreateContainerConfigError", "True"),
+        ("ContainerCreating", ""),
+    ],
 )
 def test_a_container_that_can_not_start_degrades_the_job(reason: str, degraded: str) -> None:
-    stuck = make_pod(1, state={"waiting": {"reason": reason, "message": "no such image"}}, phase="Pending")
+    stuck = make_pod(
+        1, state={"waiting": {"reason": reason, "message": "no such image"}}, phase="Pending"
+    )
     seen = running(make_pod(0), stuck, running=False)
     status = after(seen, judged(seen))
     found = next((c for c in status.conditions if c.type == "Degraded"), None)
@@ -109,41 +126,80 @@ def test_a_container_that_can_not_start_degrades_the_job(reason: str, degraded: 
 def test_progress_and_metrics_are_published_with_four_digits() -> None:
     metrics = {"kl": 0.0131999, "reward": 1.84, "reward_std": 0.5, "unheard_of": 1.0}
     pull = make_pull(step=140, total_steps=1868, seconds_per_step=2.5, metrics=metrics)
-    status = going_on(make_seen(make_job(status=active_status()), make_child(), make_pod(0), make_pod(1), pull=pull))
+    status = going_on(
+        make_seen(
+            make_job(status=active_status()), make_child(), make_pod(0), make_pod(1), pull=pull
+        )
+    )
     assert status.progress is not None
     assert (status.progress.summary, status.progress.percent) == ("140/1868", 7)
     assert (status.progress.eta_seconds, status.progress.eta) == (4320, "1h12m")
     assert status.progress.last_step_time == at(-1)
     assert status.metrics is not None
-    assert (status.metrics.kl, status.metrics.reward, status.metrics.loss) == ("0.0132", "1.84", None)
+    assert (status.metrics.kl, status.metrics.reward, status.metrics.loss) == (
+        "0.0132",
+        "1.84",
+        None,
+    )
 
 
 def test_before_the_number_of_steps_is_known_only_the_step_is_told() -> None:
     pull = make_pull(step=3)
-    status = going_on(make_seen(make_job(status=active_status()), make_child(), make_pod(0), pull=pull))
+    status = going_on(
+        make_seen(make_job(status=active_status()), make_child(), make_pod(0), pull=pull)
+    )
     assert status.progress is not None
-    assert (status.progress.summary, status.progress.percent, status.progress.eta_seconds) == ("3", 0, None)
+    assert (status.progress.summary, status.progress.percent, status.progress.eta_seconds) == (
+        "3",
+        0,
+        None,
+    )
 
 
 def test_measured_memory_stands_beside_the_prediction() -> None:
     phases = dict.fromkeys(("load", "generate", "reference", "forward", "backward", "step"), 10)
-    memory = {"phases": phases, "peak_phase": "step", "peak_allocated_bytes": 80, "device_bytes": 90}
+    memory = {
+        "phases": phases,
+        "peak_phase": "step",
+        "peak_allocated_bytes": 80,
+        "device_bytes": 90,
+    }
     plan = GPU_PLAN.model_validate(
         GPU_PLAN.model_dump() | {"memory": memory | {"usable_bytes": 100, "host_bytes_per_node": 5}}
     )
     job = make_job(status=active_status(plan=plan))
-    measured = {"step": 100, "load": 20, "reward": 90, "reserved": 120, "device": 150, "host": 10**9}
+    measured = {
+        "step": 100,
+        "load": 20,
+        "reward": 90,
+        "reserved": 120,
+        "device": 150,
+        "host": 10**9,
+    }
     status = going_on(make_seen(job, make_child(), pull=make_pull(memory=measured)))
     assert status.memory is not None
-    assert (status.memory.predicted_bytes, status.memory.measured_bytes, status.memory.ratio) == (80, 100, "0.800")
-    assert {name: phase.ratio for name, phase in status.memory.phases.items()} == {"step": "0.100", "load": "0.500"}
-    assert (status.memory.reserved_bytes, status.memory.predicted_device_bytes, status.memory.device_bytes) == (
-        (120, 90, 150)
+    assert (status.memory.predicted_bytes, status.memory.measured_bytes, status.memory.ratio) == (
+        80,
+        100,
+        "0.800",
     )
+    assert {name: phase.ratio for name, phase in status.memory.phases.items()} == {
+        "step": "0.100",
+        "load": "0.500",
+    }
+    assert (
+        status.memory.reserved_bytes,
+        status.memory.predicted_device_bytes,
+        status.memory.device_bytes,
+    ) == ((120, 90, 150))
 
 
 def test_on_cpus_there_is_no_gpu_memory_to_compare() -> None:
-    seen = make_seen(make_job(status=active_status(plan=GPU_PLAN)), make_child(), pull=make_pull(memory={"host": 7}))
+    seen = make_seen(
+        make_job(status=active_status(plan=GPU_PLAN)),
+        make_child(),
+        pull=make_pull(memory={"host": 7}),
+    )
     assert going_on(seen).memory is None
 
 
@@ -154,7 +210,11 @@ def test_success_completes_the_progress_from_the_outcome() -> None:
     assert of_type(status, "Succeeded") == ("True", "Succeeded", "finished after step 12")
     assert of_type(status, "Running")[:2] == ("False", "Finished")
     assert status.progress is not None
-    assert (status.progress.summary, status.progress.percent, status.progress.eta_seconds) == ("12/12", 100, 0)
+    assert (status.progress.summary, status.progress.percent, status.progress.eta_seconds) == (
+        "12/12",
+        100,
+        0,
+    )
     assert (status.completion_time, status.attempt_start_time) == (at(0), None)
 
 
@@ -166,20 +226,30 @@ def test_failure_is_the_opposite_of_success() -> None:
 
 
 def test_suspension_stops_the_clock() -> None:
-    status = after(running(activeSeconds=30), Decision(Action.SUSPEND, "Suspended", "spec.suspend is true"))
-    assert (status.phase, status.active_seconds, status.attempt_start_time) == ("Suspended", 90, None)
+    status = after(
+        running(activeSeconds=30), Decision(Action.SUSPEND, "Suspended", "spec.suspend is true")
+    )
+    assert (status.phase, status.active_seconds, status.attempt_start_time) == (
+        "Suspended",
+        90,
+        None,
+    )
     assert not stored(make_job(), status).is_active
 
 
 def test_a_job_that_resumes_into_the_line_is_no_longer_suspended() -> None:
     suspended = make_job(status={"attempt": 1, "conditions": [condition("Suspended")]})
-    status = after(make_seen(suspended), Decision(Action.QUEUE, "WaitingForGPUs", "needs 8", plan=GPU_PLAN))
+    status = after(
+        make_seen(suspended), Decision(Action.QUEUE, "WaitingForGPUs", "needs 8", plan=GPU_PLAN)
+    )
     assert of_type(status, "Suspended")[:2] == ("False", "Resumed")
     assert status.phase == "Queued"
 
 
 def test_a_waiting_job_says_what_it_waits_for_in_three_places() -> None:
-    status = after(make_seen(make_job()), Decision(Action.QUEUE, "WaitingForGPUs", "needs 8", plan=GPU_PLAN))
+    status = after(
+        make_seen(make_job()), Decision(Action.QUEUE, "WaitingForGPUs", "needs 8", plan=GPU_PLAN)
+    )
     assert status.phase == "Queued"
     for kind in ("Admitted", "Scheduled", "Running"):
         assert of_type(status, kind) == ("False", "WaitingForGPUs", "needs 8")
@@ -188,14 +258,19 @@ def test_a_waiting_job_says_what_it_waits_for_in_three_places() -> None:
 
 
 def test_a_job_that_nothing_fits_is_pending_with_the_planners_words() -> None:
-    status = after(make_seen(make_job()), Decision(Action.QUEUE, "OutOfDeviceMemory", "needs 90 GiB, has 80"))
+    status = after(
+        make_seen(make_job()), Decision(Action.QUEUE, "OutOfDeviceMemory", "needs 90 GiB, has 80")
+    )
     assert status.phase == "Pending"
     assert of_type(status, "Planned") == ("False", "OutOfDeviceMemory", "needs 90 GiB, has 80")
 
 
 def test_a_refused_spec_is_pending() -> None:
     status = after(make_seen(make_job()), Decision(Action.REJECT, "NoImage", "spec.image: unset"))
-    assert (status.phase, of_type(status, "Admitted")) == ("Pending", ("False", "NoImage", "spec.image: unset"))
+    assert (status.phase, of_type(status, "Admitted")) == (
+        "Pending",
+        ("False", "NoImage", "spec.image: unset"),
+    )
 
 
 def test_a_release_is_no_restart() -> None:
@@ -205,15 +280,23 @@ def test_a_release_is_no_restart() -> None:
     assert of_type(status, "Admitted")[2] == "1 of 2 pods were bound; the gang is queued again"
 
 
-ADAPTER = PLAN.model_copy(update={"method": "LoRA", "changes": ["trains a LoRA adapter of rank 16"]})
+ADAPTER = PLAN.model_copy(
+    update={"method": "LoRA", "changes": ["trains a LoRA adapter of rank 16"]}
+)
 
 
 def test_consent_to_an_adapter_is_answered_loudly() -> None:
     status = after(make_seen(make_job()), Decision(Action.COMMIT, plan=ADAPTER))
-    assert of_type(status, "TrainsAdapterOnly") == ("True", "AdapterIfNeeded", "trains a LoRA adapter of rank 16")
+    assert of_type(status, "TrainsAdapterOnly") == (
+        "True",
+        "AdapterIfNeeded",
+        "trains a LoRA adapter of rank 16",
+    )
 
 
-@pytest.mark.parametrize("spec", [{"adapter": {"use": "Always"}}, {"reference": {"strategy": "Adapter"}}], ids=str)
+@pytest.mark.parametrize(
+    "spec", [{"adapter": {"use": "Always"}}, {"reference": {"strategy": "Adapter"}}], ids=str
+)
 def test_an_adapter_that_was_asked_for_is_no_news(spec: dict[str, Any]) -> None:
     status = after(make_seen(make_job(spec)), Decision(Action.COMMIT, plan=ADAPTER))
     assert all(found.type != "TrainsAdapterOnly" for found in status.conditions)
@@ -228,7 +311,9 @@ def test_an_adapter_that_was_asked_for_is_no_news(spec: dict[str, Any]) -> None:
     ],
     ids=["nothing", "a volume", "a store"],
 )
-def test_whether_a_run_can_be_recovered(checkpoint: dict[str, Any], status: str, reason: str) -> None:
+def test_whether_a_run_can_be_recovered(
+    checkpoint: dict[str, Any], status: str, reason: str
+) -> None:
     seen = make_seen(make_job({"checkpoint": checkpoint}))
     assert of_type(after(seen, COMMIT), "Recoverable")[:2] == (status, reason)
 
@@ -266,7 +351,15 @@ def test_the_patch_holds_only_the_difference(old: Any, new: Any, patch: Any) -> 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0s"), (45, "45s"), (60, "1m"), (3661, "1h1m"), (4320, "1h12m"), (90061, "1d1h"), (3605, "1h")],
+    [
+        (0, "0s"),
+        (45, "45s"),
+        (60, "1m"),
+        (3661, "1h1m"),
+        (4320, "1h12m"),
+        (90061, "1d1h"),
+        (3605, "1h"),
+    ],
 )
 def test_durations_for_people(seconds: int, text: str) -> None:
     assert duration(seconds) == text

@@ -1,4 +1,5 @@
-"""A status write stands on the version that was looked at: no decision overwrites what it has not seen."""
+"""A status write stands on the version that was looked at: no decision overwrites what it has not
+seen."""
 
 from typing import Any
 
@@ -31,7 +32,8 @@ STARTING = make_seen(make_job(status=active_status(running=False)), make_child()
 
 
 class Api:
-    """Takes a status patch only on the version that stands, and denies what pods reported, if it is told to."""
+    """Takes a status patch only on the version that stands, and denies what pods reported, if it is
+    told to."""
 
     def __init__(self, version: str = "10", *, denies: str = "") -> None:
         self.version = version
@@ -45,7 +47,9 @@ class Api:
     def _report(self, job: GRPOJobRecord, *_: Any) -> None:
         self.reported.append(job.name)
 
-    async def patch(self, _kind: Resource, _namespace: str, _name: str, patch: Object, _subresource: str) -> Object:
+    async def patch(
+        self, _kind: Resource, _namespace: str, _name: str, patch: Object, _subresource: str
+    ) -> Object:
         """As the API server does."""
         if patch["metadata"]["resourceVersion"] != self.version:
             raise Conflict("the object has been modified", 409)

@@ -1,25 +1,40 @@
-"""What status.metrics says of a step's parts and of the engine's weights, from whatever rank 0 said of them."""
+"""What status.metrics says of a step's parts and of the engine's weights, from whatever rank 0 said
+of them."""
 
 import math
 
 import pytest
 
 from grpo_api.status.status import MetricsStatus
-from tests.unit.operator_world import active_status, after, judged, make_child, make_job, make_pod, make_pull, make_seen
+from tests.unit.operator_world import (
+    active_status,
+    after,
+    judged,
+    make_child,
+    make_job,
+    make_pod,
+    make_pull,
+    make_seen,
+)
 
 
 def metrics_of(**told: float) -> MetricsStatus | None:
     """What the status tells of these metrics."""
     pull = make_pull(step=1, metrics={key.replace("__", "/"): value for key, value in told.items()})
-    seen = make_seen(make_job(status=active_status()), make_child(), make_pod(0), make_pod(1), pull=pull)
+    seen = make_seen(
+        make_job(status=active_status()), make_child(), make_pod(0), make_pod(1), pull=pull
+    )
     return after(seen, judged(seen)).metrics
 
 
 def test_a_step_by_its_parts_and_what_engines_sample_with_are_told() -> None:
-    told = metrics_of(engine_mismatch=1.23456e-7, weights_version=123456.0, phase_seconds__sync=0.512345,
+    told = metrics_of(engine_mismatch=1.23456e-7, weights_version=123456.0,
+    phase_seconds__sync=0.512345,
                       phase_seconds__generate=29.0, phase_seconds__lunch=1.0)  # fmt: skip
     phases = {"sync": "0.5123", "generate": "29"}
-    assert told == MetricsStatus(engine_mismatch="1.235e-07", weights_version=123456, phase_seconds=phases)
+    assert told == MetricsStatus(
+        engine_mismatch="1.235e-07", weights_version=123456, phase_seconds=phases
+    )
     assert metrics_of(kl=1.0) == MetricsStatus(kl="1"), "without an engine nothing is told of one"
 
 
@@ -28,7 +43,11 @@ def test_a_version_that_is_no_number_of_anything_is_not_told(value: float) -> No
     assert metrics_of(weights_version=value) is None
 
 
-@pytest.mark.parametrize(("value", "text"), [(math.nan, "NaN"), (math.inf, "+Inf"), (-1e300, "-1e+300")])
-def test_a_time_or_a_mismatch_that_is_no_finite_number_is_told_as_such(value: float, text: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "text"), [(math.nan, "NaN"), (math.inf, "+Inf"), (-1e300, "-1e+300")]
+)
+def test_a_time_or_a_mismatch_that_is_no_finite_number_is_told_as_such(
+    value: float, text: str
+) -> None:
     told = metrics_of(engine_mismatch=value, phase_seconds__sync=value)
     assert told == MetricsStatus(engine_mismatch=text, phase_seconds={"sync": text})

@@ -1,4 +1,5 @@
-"""What pods are given where checkpoints are on an object store: a folder of their own, settings, and no volume."""
+"""What pods are given where checkpoints are on an object store: a folder of their own, settings,
+and no volume."""
 
 from typing import Any
 
@@ -20,7 +21,9 @@ def test_checkpoints_on_a_store_pass_through_each_pods_own_disk() -> None:
     plan = training_plan(attempt(checkpoint={"store": store}))
     assert plan.checkpoint_directory == f"/tmp/checkpoints/run-{UID}"
     assert plan.checkpoint.store is not None
-    mounts = [mount["mountPath"] for mount in container(checkpoint={"store": store})["volumeMounts"]]
+    mounts = [
+        mount["mountPath"] for mount in container(checkpoint={"store": store})["volumeMounts"]
+    ]
     assert "/checkpoints" not in mounts
 
 

@@ -37,7 +37,9 @@ def pod_that(result: str, index: int = 0, code: int = 1, **more: Any) -> Any:
 
 def at_first(*before: PodRecord, then: tuple[PodRecord, ...]) -> Observation:
     """A job of two pods that was looked at eight and five seconds ago."""
-    return make_story(make_job(status=active_status()), (8, (make_child(), *before)), (5, (make_child(), *then)))
+    return make_story(
+        make_job(status=active_status()), (8, (make_child(), *before)), (5, (make_child(), *then))
+    )
 
 
 CASES: dict[str, tuple[Observation, Action, str, bool]] = {
@@ -68,7 +70,9 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
         False,
     ),
     "all ranks' outcomes together are success": (
-        running(make_pod(0, state=terminated(0, SUCCESS)), make_pod(1, state=terminated(0, SUCCESS))),
+        running(
+            make_pod(0, state=terminated(0, SUCCESS)), make_pod(1, state=terminated(0, SUCCESS))
+        ),
         Action.SUCCEED,
         "Succeeded",
         False,
@@ -79,7 +83,12 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
         "Error",
         True,
     ),
-    "bad input is not tried again": (running(pod_that("BadInput"), make_pod(1)), Action.FAIL, "BadInput", False),
+    "bad input is not tried again": (
+        running(pod_that("BadInput"), make_pod(1)),
+        Action.FAIL,
+        "BadInput",
+        False,
+    ),
     "a diverged KL is not tried again": (
         running(pod_that("DivergedKL"), make_pod(1)),
         Action.FAIL,
@@ -98,7 +107,12 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
         "BadInput",
         True,
     ),
-    "running out of memory counts": (running(pod_that("OutOfMemory"), make_pod(1)), Action.ADMIT, "OutOfMemory", True),
+    "running out of memory counts": (
+        running(pod_that("OutOfMemory"), make_pod(1)),
+        Action.ADMIT,
+        "OutOfMemory",
+        True,
+    ),
     "the kernel's OOM kill counts, without an outcome": (
         running(make_pod(0, state=terminated(137, reason="OOMKilled")), make_pod(1)),
         Action.ADMIT,
@@ -154,13 +168,19 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
         False,
     ),
     "a pod that was deleted before its peer failed is the cause": (
-        at_first(make_pod(0), make_pod(1, deleted=True), then=(pod_that("Error"), make_pod(1, deleted=True))),
+        at_first(
+            make_pod(0),
+            make_pod(1, deleted=True),
+            then=(pod_that("Error"), make_pod(1, deleted=True)),
+        ),
         Action.ADMIT,
         "Preempted",
         False,
     ),
     "a survivor that the Job controller deleted is not the cause": (
-        at_first(pod_that("Error"), make_pod(1), then=(pod_that("Error"), make_pod(1, deleted=True))),
+        at_first(
+            pod_that("Error"), make_pod(1), then=(pod_that("Error"), make_pod(1, deleted=True))
+        ),
         Action.ADMIT,
         "Error",
         True,
@@ -244,7 +264,13 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
         False,
     ),
     "pods of an earlier attempt say nothing about this one": (
-        running(make_pod(0, 2), make_pod(1, 2), make_child(2), pod_that("BadInput", attempt=1), attempt=2),
+        running(
+            make_pod(0, 2),
+            make_pod(1, 2),
+            make_child(2),
+            pod_that("BadInput", attempt=1),
+            attempt=2,
+        ),
         Action.WAIT,
         "",
         False,
@@ -270,12 +296,21 @@ def test_the_answer_to(case: tuple[Observation, Action, str, bool]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "result", "disrupted"), [(None, "Error", False), ("Evicted", "Preempted", True)], ids=["own", "evicted"]
+    ("reason", "result", "disrupted"),
+    [(None, "Error", False), ("Evicted", "Preempted", True)],
+    ids=["own", "evicted"],
 )
-def test_an_init_container_that_fails_is_the_jobs_own_failure(reason: str | None, result: str, disrupted: bool) -> None:
+def test_an_init_container_that_fails_is_the_jobs_own_failure(
+    reason: str | None, result: str, disrupted: bool
+) -> None:
     broken = {"name": "fetch", "state": {"terminated": {"exitCode": 3}}}
-    status: dict[str, Any] = {"phase": "Failed", "initContainerStatuses": [{"name": "ok", "state": {}}, broken]}
-    status["containerStatuses"] = [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}]
+    status: dict[str, Any] = {
+        "phase": "Failed",
+        "initContainerStatuses": [{"name": "ok", "state": {}}, broken],
+    }
+    status["containerStatuses"] = [
+        {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
+    ]
     end = pod_termination(JsonObject(status | ({"reason": reason} if reason else {})))
     assert end is not None
     assert (end.outcome.result, end.disrupted) == (result, disrupted)

@@ -1,4 +1,5 @@
-"""The spans of attempts: of a story told by heart, of worlds with the truth beside them, and of anything at all."""
+"""The spans of attempts: of a story told by heart, of worlds with the truth beside them, and of
+anything at all."""
 
 import random
 from typing import Any
@@ -28,10 +29,17 @@ from tests.unit.operator_world import (
 from tests.unit.trace_world import EVERY, by_attempt, lived, steps_of
 
 PODS = (make_child(), make_pod(0), make_pod(1))
-FAILURES = {"killed": True, "failed": True, "succeeded": False, "preempted": False, "suspended": False}
+FAILURES = {
+    "killed": True,
+    "failed": True,
+    "succeeded": False,
+    "preempted": False,
+    "suspended": False,
+}
 FAILURES |= {"unbound": False, "deleted": False, "node lost": False}
 AGAIN = 2 + 5
-"""Spans that a new process may tell again: the start, before a first step is heard of, or the last step with parts."""
+"""Spans that a new process may tell again: the start, before a first step is heard of, or the last
+step with parts."""
 
 
 class Story:
@@ -48,19 +56,28 @@ class Story:
     def wrote(self, before: GRPOJobRecord, after: GRPOJobRecord, now: float) -> None:
         self.traces.record_status(before, after.status, NOW + now)
 
-    def looked(self, job: GRPOJobRecord, *things: Any, now: float, pull: Progress | None = None) -> None:
+    def looked(
+        self, job: GRPOJobRecord, *things: Any, now: float, pull: Progress | None = None
+    ) -> None:
         heard = Pull(pull, Observed(NOW), Observed(NOW)) if pull else None  # just now
         self.traces.record_observation(make_seen(job, *things, pull=heard, now=NOW + now))
 
     def take(self) -> list[tuple[str, float, float]]:
         """What was told since: name, begin, end."""
-        told, self.spans[:] = [(one.name, round(one.begin - NOW, 3), round(one.end - NOW, 3)) for one in self.spans], []
+        told, self.spans[:] = (
+            [(one.name, round(one.begin - NOW, 3), round(one.end - NOW, 3)) for one in self.spans],
+            [],
+        )
         return told
 
 
 def job(attempt: int = 1, **more: Any) -> GRPOJobRecord:
     fields: dict[str, Any] = {"startTime": at(-60), "attemptStartTime": at(-60)}
-    fields["conditions"] = [condition("Admitted"), condition("Scheduled", "False"), condition("Running", "False")]
+    fields["conditions"] = [
+        condition("Admitted"),
+        condition("Scheduled", "False"),
+        condition("Running", "False"),
+    ]
     return make_job(status=active_status(attempt, **fields | more), creationTimestamp=at(-100))
 
 
@@ -73,7 +90,11 @@ def told(step: int, spent: Clock, *steps: StepTime, **more: Any) -> Progress:
 
 
 FIRST = StepTime(step=1, began=clock(), ended=clock(generating=3, scoring=1, training=2))
-TENTH = StepTime(step=10, began=clock(generating=30, training=20), ended=clock(generating=33, training=22, saving=4))
+TENTH = StepTime(
+    step=10,
+    began=clock(generating=30, training=20),
+    ended=clock(generating=33, training=22, saving=4),
+)
 
 
 def test_an_attempt_s_spans_follow_each_other_and_lie_in_it() -> None:
@@ -88,15 +109,28 @@ def test_an_attempt_s_spans_follow_each_other_and_lie_in_it() -> None:
     assert story.take() == [("bound", -59.5, -58.0), ("started", -58.0, -55.0)]
     story.looked(job(), *PODS, now=-50, pull=told(0, clock(4, 0)))
     assert story.take() == []
-    story.looked(job(), *PODS, now=-45, pull=told(0, clock(), startup_seconds={"load": 3, "proof": 1, "total": 9}))
+    story.looked(
+        job(),
+        *PODS,
+        now=-45,
+        pull=told(0, clock(), startup_seconds={"load": 3, "proof": 1, "total": 9}),
+    )
     assert [one.attributes for one in story.spans] == [{"grpo.startup.load": 3.0}]
     assert story.take() == [("loaded", -54.0, -49.0)], "rank 0 had begun 4 s before its first word"
-    story.looked(job(), *PODS, now=-40, pull=told(1, clock(generating=3, scoring=1, training=4), FIRST))
+    story.looked(
+        job(), *PODS, now=-40, pull=told(1, clock(generating=3, scoring=1, training=4), FIRST)
+    )
     assert story.take() == [
-        ("proven", -55.0 + 5.0, -55.0 + 7.0), ("first step", -48.0, -42.0), ("generating", -48.0, -45.0),
+        ("proven", -55.0 + 5.0, -55.0 + 7.0), ("first step", -48.0, -42.0), ("generating", -48.0,
+        -45.0),
         ("scoring", -45.0, -44.0), ("training", -44.0, -42.0),
     ]  # fmt: skip
-    story.looked(job(), *PODS, now=20, pull=told(10, clock(generating=40, training=22, saving=4), FIRST, TENTH))
+    story.looked(
+        job(),
+        *PODS,
+        now=20,
+        pull=told(10, clock(generating=40, training=22, saving=4), FIRST, TENTH),
+    )
     root = Trace.of_attempt(job(), 1, "1").span_id(traces.ATTEMPT)
     assert [one.parent == root for one in story.spans] == [True, False, False, False]
     assert [name for name, *_ in story.take()] == ["step", "generating", "training", "saving"]
@@ -105,8 +139,16 @@ def test_an_attempt_s_spans_follow_each_other_and_lie_in_it() -> None:
 @pytest.mark.parametrize(
     ("status", "result", "failed"),
     [
-        ({"ends": [{"attempt": 1, "reason": "Hang", "endTime": at(50)}], "attempt": 2}, "Hang", True),
-        ({"ends": [{"attempt": 1, "reason": "Preempted", "endTime": at(50)}], "attempt": 2}, "Preempted", False),
+        (
+            {"ends": [{"attempt": 1, "reason": "Hang", "endTime": at(50)}], "attempt": 2},
+            "Hang",
+            True,
+        ),
+        (
+            {"ends": [{"attempt": 1, "reason": "Preempted", "endTime": at(50)}], "attempt": 2},
+            "Preempted",
+            False,
+        ),
         (
             {
                 "ends": [{"attempt": 1, "reason": "SchedulingTimeout", "endTime": at(50)}],
@@ -115,7 +157,11 @@ def test_an_attempt_s_spans_follow_each_other_and_lie_in_it() -> None:
             "SchedulingTimeout",
             False,
         ),
-        ({"conditions": [condition("Admitted", "False"), condition("Suspended")]}, "Suspended", False),
+        (
+            {"conditions": [condition("Admitted", "False"), condition("Suspended")]},
+            "Suspended",
+            False,
+        ),
         (
             {"conditions": [condition("Admitted"), condition("Failed", reason="TooLong")]},
             "TooLong",
@@ -131,21 +177,28 @@ def test_an_attempt_s_spans_follow_each_other_and_lie_in_it() -> None:
         ),
     ],
 )
-def test_the_root_says_how_the_attempt_ended(status: dict[str, Any], result: str, failed: bool) -> None:
+def test_the_root_says_how_the_attempt_ended(
+    status: dict[str, Any], result: str, failed: bool
+) -> None:
     story, outcome = Story(), {"result": "Hang", "attempt": 1, "message": "stood still"}
     more: dict[str, Any] = {"progress": {"step": 7, "attempt": 1}, "outcome": outcome} | status
     story.wrote(make_job(creationTimestamp=at(-100)), job(), -60)
     story.wrote(job(), job(**more), 50.5)
     roots = [one for one in story.spans if one.name == "attempt"]
-    assert [(one.begin, one.end, one.parent, one.failed) for one in roots] == [(NOW - 100, NOW + 50.5, "", failed)]
+    assert [(one.begin, one.end, one.parent, one.failed) for one in roots] == [
+        (NOW - 100, NOW + 50.5, "", failed)
+    ]
     assert roots[0].attributes == {
-        "grpo.model": "/models/tiny", "grpo.strategy": "Clone", "grpo.nodes": 2, "grpo.gpus": 0, "grpo.step": 7,
+        "grpo.model": "/models/tiny", "grpo.strategy": "Clone", "grpo.nodes": 2, "grpo.gpus": 0,
+        "grpo.step": 7,
         "grpo.result": result, **({"error.type": result} if failed else {}),
     }  # fmt: skip
     assert ("stood still" in roots[0].message) == (result == "Hang")
 
 
-def test_an_attempt_begins_to_be_waited_for_when_the_one_before_ends_or_the_job_is_resumed_or_retried() -> None:
+def test_an_attempt_begins_to_be_waited_for_when_the_one_before_ends_or_the_job_is_resumed_or_retried() -> (  # noqa: E501
+    None
+):
     def queued(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, float, float]]:
         story = Story()
         story.wrote(make_job(status=before, creationTimestamp=at(-100)), job(**after), -10)
@@ -153,7 +206,9 @@ def test_an_attempt_begins_to_be_waited_for_when_the_one_before_ends_or_the_job_
 
     ended = {"ends": [{"attempt": 1, "reason": "Hang", "endTime": at(-30)}], "attempt": 1}
     rests = [condition("Admitted", "False"), condition("Suspended", "False", since=-20)]
-    assert queued({"conditions": [condition("Admitted", "False")]} | ended, {"attempt": 2}) == [("queued", -30, -10)]
+    assert queued({"conditions": [condition("Admitted", "False")]} | ended, {"attempt": 2}) == [
+        ("queued", -30, -10)
+    ]
     assert queued({"conditions": rests} | ended, {"attempt": 2}) == [("queued", -20, -10)]
     retried = [condition("Admitted", "False"), condition("Failed", "False", since=-15)]
     assert queued({"conditions": retried, "attempt": 3}, {"attempt": 4}) == [("queued", -15, -10)]
@@ -166,22 +221,32 @@ def test_a_new_operator_goes_on_where_the_status_says_that_the_old_one_was() -> 
     story, conditions = Story(), [condition(kind) for kind in ("Admitted", "Scheduled", "Running")]
     known = job(conditions=conditions, progress={"attempt": 1, "step": 10})
     story.looked(known, *PODS, now=0, pull=told(10, clock(generating=40), FIRST, TENTH))
-    assert [name for name, *_ in story.take()][:1] == ["step"], "the tenth may not have been over then"
+    assert [name for name, *_ in story.take()][:1] == ["step"], (
+        "the tenth may not have been over then"
+    )
     later = job(conditions=conditions, progress={"attempt": 1, "step": 11})
     story.begin_anew()
     story.looked(later, *PODS, now=0, pull=told(11, clock(generating=40), FIRST, TENTH))
     assert story.take() == []
     of_attempt_2 = job(2, conditions=conditions, progress={"attempt": 1, "step": 11})
     story.begin_anew()
-    pull = Progress(attempt=2, step=11, resumed_from_step=10, account=Account(clock=clock(generating=1)))
+    pull = Progress(
+        attempt=2, step=11, resumed_from_step=10, account=Account(clock=clock(generating=1))
+    )
     story.looked(of_attempt_2, make_child(2), make_pod(0, 2), make_pod(1, 2), now=0, pull=pull)
-    assert [name for name, *_ in story.take()] == ["loaded", "proven"], "those numbers were the first attempt's"
+    assert [name for name, *_ in story.take()] == ["loaded", "proven"], (
+        "those numbers were the first attempt's"
+    )
     story.traces.end_job(KEY, NOW + 1)
-    assert [(one.name, one.attributes) for one in story.spans] == [("attempt", {"grpo.result": "Deleted"})]
+    assert [(one.name, one.attributes) for one in story.spans] == [
+        ("attempt", {"grpo.result": "Deleted"})
+    ]
 
 
 @pytest.mark.seeded
-def test_traces_tell_the_truth_over_losses_and_restarts_of_the_operator(chance: random.Random) -> None:
+def test_traces_tell_the_truth_over_losses_and_restarts_of_the_operator(
+    chance: random.Random,
+) -> None:
     world = lived(chance, 12)
     assert world.restarts > 3
     everything = list(world.spans())
@@ -216,11 +281,15 @@ def test_traces_tell_the_truth_over_losses_and_restarts_of_the_operator(chance: 
                 times = (start + real.began.total, start + real.ended.total)
                 assert (one.begin, one.end) == pytest.approx(times, abs=0.1)
                 parts = [child for child in spans if child.parent == one.id]
-                assert sum(child.end - child.begin for child in parts) == pytest.approx(one.end - one.begin, abs=0.1)
+                assert sum(child.end - child.begin for child in parts) == pytest.approx(
+                    one.end - one.begin, abs=0.1
+                )
 
 
 def test_ids_follow_from_job_attempt_name_and_number_alone() -> None:
-    def ids(uid: str = UID, attempt: int = 1, name: traces.SpanName = traces.STEP, number: int = 0) -> tuple[str, str]:
+    def ids(
+        uid: str = UID, attempt: int = 1, name: traces.SpanName = traces.STEP, number: int = 0
+    ) -> tuple[str, str]:
         trace = Trace.of_attempt(make_job(uid=uid), attempt, "1")
         return trace.id, trace.span_id(name, number)
 
@@ -228,10 +297,14 @@ def test_ids_follow_from_job_attempt_name_and_number_alone() -> None:
     assert len({ids(), *other}) == 5
     assert [one[0] == ids()[0] for one in other] == [False, False, True, True]
     assert (len(ids()[0]), len(ids()[1])) == (32, 16)
-    assert ids() == ("2be0ce36654b2c4c78a0343f7dd3eec3", "ca10fc5c94b9d0f0"), "they stay the same over versions"
+    assert ids() == ("2be0ce36654b2c4c78a0343f7dd3eec3", "ca10fc5c94b9d0f0"), (
+        "they stay the same over versions"
+    )
 
 
-@pytest.mark.parametrize(("every", "total"), [(1, 10**6), (10, 10**7), (7, 6999), (10, 0), (1, 2**53 - 1)])
+@pytest.mark.parametrize(
+    ("every", "total"), [(1, 10**6), (10, 10**7), (7, 6999), (10, 0), (1, 2**53 - 1)]
+)
 def test_a_trace_has_so_many_steps_and_no_more(every: int, total: int) -> None:
     stride = traces.stride(every, total)
     assert stride % every == 0
@@ -241,7 +314,14 @@ def test_a_trace_has_so_many_steps_and_no_more(every: int, total: int) -> None:
     for number in range(1, 2 * traces.MAX_STEPS):
         told_ = replace_step(TENTH, number * stride)
         spans += len(
-            list(liar.report_spans(Trace.of_attempt(make_job(), 1, "1"), told(1, clock(generating=1), told_), NOW, NOW))
+            list(
+                liar.report_spans(
+                    Trace.of_attempt(make_job(), 1, "1"),
+                    told(1, clock(generating=1), told_),
+                    NOW,
+                    NOW,
+                )
+            )
         )
     assert spans <= 2 + traces.MAX_STEPS * 5
 

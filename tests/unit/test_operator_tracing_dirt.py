@@ -1,4 +1,5 @@
-"""Spans of whatever statuses, progress and clocks there are: each once, in order, in its attempt."""
+"""Spans of whatever statuses, progress and clocks there are: each once, in order, in its
+attempt."""
 
 from typing import Any
 
@@ -18,7 +19,9 @@ from tests.unit.operator_world import KEY, NOW, PLAN, at, make_child, make_job, 
 
 SECONDS = st.floats(0.0, LAST_TIME) | st.floats(0.0, 100.0)
 CLOCKS = st.builds(Clock, **dict.fromkeys(Clock.model_fields, SECONDS))
-STEPS = st.lists(st.builds(StepTime, step=st.integers(0, 40), began=CLOCKS, ended=CLOCKS), max_size=MAX_STEPS + 1)
+STEPS = st.lists(
+    st.builds(StepTime, step=st.integers(0, 40), began=CLOCKS, ended=CLOCKS), max_size=MAX_STEPS + 1
+)
 PROGRESS = st.builds(
     Progress,
     attempt=st.integers(1, 3),
@@ -29,9 +32,18 @@ PROGRESS = st.builds(
     steps=STEPS,
     startup_seconds=st.dictionaries(st.sampled_from(["load", "proof", "x"]), SECONDS),
 )
-MOMENT = st.integers(-10_000, 10_000).map(at) | st.just("9999-12-31T23:59:59Z") | st.just("1970-01-01T00:00:00Z")
+MOMENT = (
+    st.integers(-10_000, 10_000).map(at)
+    | st.just("9999-12-31T23:59:59Z")
+    | st.just("1970-01-01T00:00:00Z")
+)
 CONDITION = st.builds(
-    lambda kind, status, reason, when: {"type": kind, "status": status, "reason": reason, "lastTransitionTime": when},
+    lambda kind, status, reason, when: {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "lastTransitionTime": when,
+    },
     st.sampled_from(["Scheduled", "Running", "Suspended", "Failed", "Succeeded"]),
     st.sampled_from(["True", "False", "Unknown"]),
     st.sampled_from(["WaitingForKueue", "Because"]),
@@ -40,22 +52,37 @@ CONDITION = st.builds(
 ADMITTED = CONDITION.map(lambda one: one | {"type": "Admitted"})
 STATUS = st.builds(
     lambda attempt, admitted, conditions, ends, begun, step: {
-        **{"attempt": attempt, "conditions": [admitted, *{one["type"]: one for one in conditions}.values()]},
+        **{
+            "attempt": attempt,
+            "conditions": [admitted, *{one["type"]: one for one in conditions}.values()],
+        },
         **{"ends": ends, "plan": PLAN.model_dump(mode="json", by_alias=True, exclude_none=True)},
-        **{"attemptStartTime": begun, "startTime": begun, "progress": {"attempt": attempt, "step": step}},
+        **{
+            "attemptStartTime": begun,
+            "startTime": begun,
+            "progress": {"attempt": attempt, "step": step},
+        },
     },
     st.integers(1, 3),
     ADMITTED,
     st.lists(CONDITION, max_size=4),
     st.lists(
-        st.builds(lambda n, when: {"attempt": n, "reason": "Hang", "endTime": when}, st.integers(1, 3), MOMENT),
+        st.builds(
+            lambda n, when: {"attempt": n, "reason": "Hang", "endTime": when},
+            st.integers(1, 3),
+            MOMENT,
+        ),
         max_size=2,
     ),
     MOMENT,
     st.integers(0, 40),
 )
 NEWS = st.tuples(
-    st.floats(-3600, 3600), STATUS, PROGRESS, st.integers(0, 2), st.sampled_from(["look", "look", "write", "gone"])
+    st.floats(-3600, 3600),
+    STATUS,
+    PROGRESS,
+    st.integers(0, 2),
+    st.sampled_from(["look", "look", "write", "gone"]),
 )
 
 
@@ -87,4 +114,7 @@ def test_whatever_comes_spans_are_once_in_order_and_in_their_attempt(news: list[
         assert one.id not in life
         life[one.id] = one
         if not one.parent:  # only a status that nobody writes lets an attempt that has ended go on
-            assert all(one.begin <= child.begin and child.end <= one.end for child in told.pop(one.trace.id).values())
+            assert all(
+                one.begin <= child.begin and child.end <= one.end
+                for child in told.pop(one.trace.id).values()
+            )

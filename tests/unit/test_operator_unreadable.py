@@ -1,4 +1,5 @@
-"""How a GRPOJob is told that it can't be read: by its conditions alone, by an event, and until it was told."""
+"""How a GRPOJob is told that it can't be read: by its conditions alone, by an event, and until it
+was told."""
 
 import asyncio
 from typing import Any
@@ -11,7 +12,16 @@ from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.cluster_state import ReservedGangs
 from grpo_operator.loop.quarantine_reporter import QuarantineReporter
 from tests.unit.dirty_objects import GRPOJOB
-from tests.unit.operator_world import KEY, LIMITS, NOW, SPEC, UID, active_status, condition, make_child
+from tests.unit.operator_world import (
+    KEY,
+    LIMITS,
+    NOW,
+    SPEC,
+    UID,
+    active_status,
+    condition,
+    make_child,
+)
 
 
 class Recorded:
@@ -20,7 +30,9 @@ class Recorded:
     def __init__(self, *, deny: type[Exception] | None = None) -> None:
         self.deny, self.patches, self.events = deny, list[Any](), list[Any]()
 
-    async def patch(self, _kind: Resource, namespace: str, name: str, patch: Object, _subresource: str) -> Object:
+    async def patch(
+        self, _kind: Resource, namespace: str, name: str, patch: Object, _subresource: str
+    ) -> Object:
         self.patches.append((namespace, name, patch))
         if self.deny:
             raise self.deny("no")
@@ -32,7 +44,10 @@ class Recorded:
 
 
 def newer() -> Any:
-    return {**GRPOJOB, "status": {**GRPOJOB["status"], "phase": "Draining", "conditions": [condition("Admitted")]}}
+    return {
+        **GRPOJOB,
+        "status": {**GRPOJOB["status"], "phase": "Draining", "conditions": [condition("Admitted")]},
+    }
 
 
 async def test_a_status_of_a_newer_version_is_told_by_its_conditions_alone() -> None:
@@ -45,7 +60,11 @@ async def test_a_status_of_a_newer_version_is_told_by_its_conditions_alone() -> 
     assert (namespace, name, list(patch["status"])) == (*KEY, ["conditions"])
     kept, told = patch["status"]["conditions"]
     assert kept == condition("Admitted")
-    assert (told["type"], told["status"], told["reason"]) == ("Readable", "False", "StatusUnreadable")
+    assert (told["type"], told["status"], told["reason"]) == (
+        "Readable",
+        "False",
+        "StatusUnreadable",
+    )
     assert "Draining" in told["message"]
     await teller.report({**item, "status": {"conditions": [kept, told]}}, problem)
     assert len(cluster.patches) == 1
@@ -57,7 +76,10 @@ async def test_where_not_even_conditions_can_be_written_an_event_tells() -> None
     reporter = QuarantineReporter(cluster, Caches().quarantine, lambda: NOW)  # type: ignore[arg-type]
     await reporter.report(newer(), "status.phase: unknown")
     ((namespace, event),) = cluster.events
-    assert (namespace, event["involvedObject"]["name"], event["reason"]) == (*KEY, "StatusUnreadable")
+    assert (namespace, event["involvedObject"]["name"], event["reason"]) == (
+        *KEY,
+        "StatusUnreadable",
+    )
     assert "status.phase: unknown" in event["message"]
 
 
@@ -71,7 +93,9 @@ class Changing(Recorded):
     async def get(self, *_: Any) -> Object:
         return {**newer(), "metadata": {**GRPOJOB["metadata"], "resourceVersion": "99"}}
 
-    async def patch(self, _kind: Resource, namespace: str, name: str, patch: Object, _subresource: str) -> Object:
+    async def patch(
+        self, _kind: Resource, namespace: str, name: str, patch: Object, _subresource: str
+    ) -> Object:
         if self.stale:
             self.stale = False
             raise Conflict("changed")
@@ -96,14 +120,26 @@ async def test_what_could_not_be_told_is_told_with_the_next_list(failures: int) 
         caches.grpojobs.put(newer())
     await asyncio.sleep(0.01)
     telling.cancel()
-    assert [patch["metadata"]["resourceVersion"] for _, _, patch in cluster.patches][:1] == ["11" if failures else "99"]
+    assert [patch["metadata"]["resourceVersion"] for _, _, patch in cluster.patches][:1] == [
+        "11" if failures else "99"
+    ]
     assert teller._pending.empty()
 
 
 def stored(phase: str, version: int, **more: Any) -> Any:
     """A job whose second attempt was committed a minute ago, with a status of this phase."""
-    meta = {"namespace": KEY.namespace, "name": KEY.name, "uid": UID, "resourceVersion": str(version), "generation": 1}
-    return {"metadata": meta, "spec": SPEC, "status": {**active_status(attempt=2), **more, "phase": phase}}
+    meta = {
+        "namespace": KEY.namespace,
+        "name": KEY.name,
+        "uid": UID,
+        "resourceVersion": str(version),
+        "generation": 1,
+    }
+    return {
+        "metadata": meta,
+        "spec": SPEC,
+        "status": {**active_status(attempt=2), **more, "phase": phase},
+    }
 
 
 def gangs(caches: Caches, later: float = 0.0) -> ReservedGangs:
@@ -119,7 +155,9 @@ def held(caches: Caches, later: float = 0.0) -> list[int]:
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_a_gang_whose_job_can_not_be_read_any_more_keeps_its_place_while_its_job_lives(listed: bool) -> None:
+def test_a_gang_whose_job_can_not_be_read_any_more_keeps_its_place_while_its_job_lives(
+    listed: bool,
+) -> None:
     caches = Caches()
     caches.grpojobs.put(stored("Starting", 5))
     caches.jobs._store(make_child(2))
@@ -140,7 +178,12 @@ def test_a_gang_whose_job_can_not_be_read_any_more_keeps_its_place_while_its_job
 
 @pytest.mark.parametrize(
     ("more", "attempts"),
-    [({}, [2]), ({"progress": "far"}, [2]), ({"plan": {"nodes": "two"}}, []), ({"attempt": "2nd"}, [])],
+    [
+        ({}, [2]),
+        ({"progress": "far"}, [2]),
+        ({"plan": {"nodes": "two"}}, []),
+        ({"attempt": "2nd"}, []),
+    ],
 )
 def test_what_it_reserves_is_read_by_an_operator_that_never_could_read_it_whole(
     more: dict[str, Any], attempts: list[int]
@@ -172,7 +215,9 @@ def test_one_that_may_still_start_when_it_can_be_read_again_keeps_its_place_unti
     assert (held(caches, left), gangs(caches).look_again) == ([2], None), "it has started after all"
 
 
-@pytest.mark.parametrize("more", [{"conditions": [condition("Admitted", "False")]}, {"jobUid": "job-2"}])
+@pytest.mark.parametrize(
+    "more", [{"conditions": [condition("Admitted", "False")]}, {"jobUid": "job-2"}]
+)
 def test_one_that_can_not_start_any_more_keeps_nothing(more: Any) -> None:
     caches = Caches()
     caches.grpojobs.put(stored("Starting", 5, **more))

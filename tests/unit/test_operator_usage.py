@@ -1,4 +1,5 @@
-"""What became of a job's GPUs is told within a hundredth of the truth, whatever befalls job, nodes and operator."""
+"""What became of a job's GPUs is told within a hundredth of the truth, whatever befalls job, nodes
+and operator."""
 
 import random
 from typing import Any
@@ -28,7 +29,9 @@ def test_usage_is_the_truth_over_many_losses(chance: random.Random, losses: int)
     truth = world.truth()
     assert told.held_gpu_seconds == pytest.approx(truth.total, rel=0.01)
     for state in GPUSeconds.model_fields:
-        assert getattr(told.gpu_seconds, state) == pytest.approx(getattr(truth, state), abs=0.01 * truth.total), state
+        assert getattr(told.gpu_seconds, state) == pytest.approx(
+            getattr(truth, state), abs=0.01 * truth.total
+        ), state
     assert float(told.effective) == pytest.approx(truth.productive_seconds / truth.total, rel=0.01)
     # since when a job waits is not known where its gang went with its Job while nobody looked
     assert world.queued - world.away - losses < told.queued_seconds < 1.01 * world.queued + losses
@@ -44,7 +47,11 @@ RECORDS = st.builds(
     nodes=st.integers(1, 4),
     startTime=st.just(at(0)),
     ended=st.sampled_from(["", SUCCEEDED, "Preempted"]),
-    pods=st.lists(st.builds(PodTime, name=st.text("ab", min_size=1), boundTime=st.just(at(5)), seconds=SECONDS)),
+    pods=st.lists(
+        st.builds(
+            PodTime, name=st.text("ab", min_size=1), boundTime=st.just(at(5)), seconds=SECONDS
+        )
+    ),
     gone_seconds=st.floats(0.0, 1e6),
     lead_seconds=st.none() | SECONDS,
     clock=CLOCKS,
@@ -55,17 +62,30 @@ RECORDS = st.builds(
 
 @settings(max_examples=cases(60))
 @given(st.lists(RECORDS, max_size=4))
-def test_whatever_a_trainer_says_of_its_time_it_divides_no_more_than_was_held(records: list[AttemptUsage]) -> None:
+def test_whatever_a_trainer_says_of_its_time_it_divides_no_more_than_was_held(
+    records: list[AttemptUsage],
+) -> None:
     for record, kept in zip(records, kept_clocks(records), strict=True):
         part = divide_by_state(record, kept, at(100))
-        held = (record.gone_seconds + sum(pod.seconds or 0.0 for pod in record.pods)) / record.nodes * record.gpus
+        held = (
+            (record.gone_seconds + sum(pod.seconds or 0.0 for pod in record.pods))
+            / record.nodes
+            * record.gpus
+        )
         assert part.total == pytest.approx(held, rel=1e-6, abs=0.1)
         assert min(part.model_dump().values()) >= 0.0
 
 
 def record(attempt: int, **more: Any) -> AttemptUsage:
-    """An attempt of one GPU that held it for 100 s, of which it trained for 60 after 20 of loading."""
-    fields: dict[str, Any] = {"gpus": 1, "nodes": 1, "start_time": at(0), "gone_seconds": 100.0, "lead_seconds": 5.0}
+    """An attempt of one GPU that held it for 100 s, of which it trained for 60 after 20 of
+    loading."""
+    fields: dict[str, Any] = {
+        "gpus": 1,
+        "nodes": 1,
+        "start_time": at(0),
+        "gone_seconds": 100.0,
+        "lead_seconds": 5.0,
+    }
     fields["clock"] = Clock(loading=20, training=60, saving=10)
     return AttemptUsage(attempt=attempt, **{**fields, **more})
 
@@ -78,8 +98,15 @@ def test_what_a_rollback_goes_back_behind_is_lost_too() -> None:
     after = [*before, record(3, began_at=earlier)]
     assert [clock.training for clock in kept_clocks(after)] == [30, 0, 0]
     first = divide_by_state(after[0], kept_clocks(after)[0], at(200))
-    # 30 s of training and 5 of saving are done again, and the 5 s after the last word are gone with them
-    assert (first.training, first.saving, first.lost, first.loading, first.other) == (30, 5, 40, 20, 5)
+    # 30 s of training and 5 of saving are done again, and the 5 s after the last word are gone with
+    # them
+    assert (first.training, first.saving, first.lost, first.loading, first.other) == (
+        30,
+        5,
+        40,
+        20,
+        5,
+    )
 
 
 def test_work_of_an_attempt_that_succeeded_is_kept_without_a_checkpoint() -> None:

@@ -1,4 +1,5 @@
-"""What single looks add to a job's usage: nothing while nothing happens, and each hold of GPUs once."""
+"""What single looks add to a job's usage: nothing while nothing happens, and each hold of GPUs
+once."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,7 +36,9 @@ WAIT = Decision(Action.WAIT)
 GANG = (make_child(), make_pod(0), make_pod(1))
 
 
-def seen(status: dict[str, Any], *things: JobRecord | PodRecord, later: float = 0.0, **more: Any) -> Observation:
+def seen(
+    status: dict[str, Any], *things: JobRecord | PodRecord, later: float = 0.0, **more: Any
+) -> Observation:
     spec = {**GPUS, "placement": {**GPUS["placement"], **more.pop("placement", {})}}
     return make_seen(make_job(spec, status), *things, now=NOW + later, **more)
 
@@ -61,14 +64,27 @@ def test_time_that_passes_is_no_news_and_a_finished_step_brings_it_up_to_date() 
     assert quiet == first, "it costs no write"
     pull = make_pull(ago=0, step=1, account=Account(clock=Clock(loading=30)))
     usage = told(after(seen(to_json(first), *GANG, later=500.0, pull=pull), WAIT))
-    assert (usage.as_of, usage.held_gpu_seconds, usage.gpu_seconds.loading) == (at(500), 8 * 500.0, 8 * 30.0)
+    assert (usage.as_of, usage.held_gpu_seconds, usage.gpu_seconds.loading) == (
+        at(500),
+        8 * 500.0,
+        8 * 30.0,
+    )
 
 
-@pytest.mark.parametrize(("jump", "seconds"), [(0.0, 700.0), (-500.0, 400.0), (3600.0, 1060.0), (-3600.0, 1000.0)])
-def test_a_node_whose_clock_is_set_meanwhile_can_not_leave_what_the_operator_saw(jump: float, seconds: float) -> None:
-    """It held its GPUs for 400 s at least, and not before its attempt began; an end before the begin tells nothing."""
-    status = to_json(after(seen(to_json(running()), *GANG, later=400.0, pull=make_pull(ago=0, step=1)), WAIT))
-    ended = [make_pod(index, state=terminated(1, clock=700.0 + jump), arrived=0.0) for index in (0, 1)]
+@pytest.mark.parametrize(
+    ("jump", "seconds"), [(0.0, 700.0), (-500.0, 400.0), (3600.0, 1060.0), (-3600.0, 1000.0)]
+)
+def test_a_node_whose_clock_is_set_meanwhile_can_not_leave_what_the_operator_saw(
+    jump: float, seconds: float
+) -> None:
+    """It held its GPUs for 400 s at least, and not before its attempt began; an end before the
+    begin tells nothing."""
+    status = to_json(
+        after(seen(to_json(running()), *GANG, later=400.0, pull=make_pull(ago=0, step=1)), WAIT)
+    )
+    ended = [
+        make_pod(index, state=terminated(1, clock=700.0 + jump), arrived=0.0) for index in (0, 1)
+    ]
     usage = told(after(seen(status, make_child(), *ended, later=1000.0), WAIT))
     assert [pod.seconds for pod in usage.attempts[0].pods] == [seconds, seconds]
 
@@ -89,7 +105,10 @@ def test_only_the_last_pods_that_told_of_their_end_are_remembered() -> None:
     departed = DeletedPods()
     departed.remember(make_pod(0))
     assert not departed.of_job(KEY, UID)
-    pods = [replace(make_pod(0, state=terminated(1)), uid=f"pod-{number}") for number in range(REMEMBERED + 2)]
+    pods = [
+        replace(make_pod(0, state=terminated(1)), uid=f"pod-{number}")
+        for number in range(REMEMBERED + 2)
+    ]
     for pod in pods:
         departed.remember(pod)
     assert [pod.uid for pod in departed.of_job(KEY, UID)] == [pod.uid for pod in pods[2:]]
@@ -104,17 +123,27 @@ def test_pods_that_only_say_that_they_are_the_jobs_are_not_counted() -> None:
     status = {**to_json(running()), "attempt": 2, "jobUid": "job-2"}
     usage = told(after(seen(status, make_child(2), stranger, make_pod(1, attempt=1)), WAIT))
     names = {pod.name for one in usage.attempts for pod in one.pods}
-    assert names == {pod.name for pod in GANG[1:] if isinstance(pod, PodRecord)}, "only those that were known"
+    assert names == {pod.name for pod in GANG[1:] if isinstance(pod, PodRecord)}, (
+        "only those that were known"
+    )
 
 
 def test_many_attempts_have_few_records_and_the_same_sums() -> None:
     records = [
         AttemptUsage(
-            attempt=number, gpus=8, nodes=2, start_time=at(0), ended="Error", gone_seconds=10, gpu_hour_price=2.0
+            attempt=number,
+            gpus=8,
+            nodes=2,
+            start_time=at(0),
+            ended="Error",
+            gone_seconds=10,
+            gpu_hour_price=2.0,
         )
         for number in range(1, 9)
     ]
-    status = active_status(9, plan=GPU_PLAN, usage=Usage(as_of=at(0), attempts=records).model_dump(mode="json"))
+    status = active_status(
+        9, plan=GPU_PLAN, usage=Usage(as_of=at(0), attempts=records).model_dump(mode="json")
+    )
     usage = told(after(seen(status, make_child(9)), WAIT))
     assert [one.attempt for one in usage.attempts] == [4, 5, 6, 7, 8, 9]
     assert (usage.earlier.attempts, usage.held_gpu_seconds) == (3, 8 * 40.0)

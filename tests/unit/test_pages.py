@@ -1,4 +1,5 @@
-"""Pages say what the code says: drawn layers are the contracts, and every word of a status is explained."""
+"""Pages say what the code says: drawn layers are the contracts, and every word of a status is
+explained."""
 
 import re
 import tomllib
@@ -28,7 +29,9 @@ def explained(page: str, section: str, column: int) -> list[str]:
     [("Conditions", ConditionType), ("Phases", Phase), ("Reasons", {*Reason, *PlanReason})],
 )
 def test_the_page_of_conditions_explains_each_word_once(section: str, words: Iterable[str]) -> None:
-    assert sorted(explained("conditions.md", section, column=1)) == sorted({str(word) for word in words})
+    assert sorted(explained("conditions.md", section, column=1)) == sorted(
+        {str(word) for word in words}
+    )
 
 
 def test_the_page_of_faults_has_an_answer_to_every_result_but_success() -> None:
@@ -38,18 +41,28 @@ def test_the_page_of_faults_has_an_answer_to_every_result_but_success() -> None:
 
 
 def drawn_layers() -> dict[str, list[set[str]]]:
-    """The layers of each room as the page draws them: two rooms side by side, a line per layer, highest first."""
+    """The layers of each room as the page draws them: two rooms side by side, a line per layer,
+    highest first."""
     rooms: dict[str, list[set[str]]] = {}
-    for block in re.findall(r"```\n(grpo_.*?)```", (DOCS / "architecture.md").read_text(), re.DOTALL):
+    for block in re.findall(
+        r"```\n(grpo_.*?)```", (DOCS / "architecture.md").read_text(), re.DOTALL
+    ):
         lines = block.splitlines()
         middle = lines[0].rindex("grpo_")
-        for title, *layers in ([line[:middle] for line in lines], [line[middle:] for line in lines]):
-            rooms[title.strip()] = [set(layer.replace("/", "").split()) for layer in layers if layer.strip()]
+        for title, *layers in (
+            [line[:middle] for line in lines],
+            [line[middle:] for line in lines],
+        ):
+            rooms[title.strip()] = [
+                set(layer.replace("/", "").split()) for layer in layers if layer.strip()
+            ]
     return rooms
 
 
 def test_the_drawn_layers_are_those_that_the_linter_checks() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
     checked = {
         contract["containers"][0]: [set(layer.split(" | ")) for layer in contract["layers"]]
         for contract in contracts

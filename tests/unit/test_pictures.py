@@ -1,4 +1,5 @@
-"""What draws the pictures is the same everywhere: exact versions, from whatever registry a machine is set up for."""
+"""What draws the pictures is the same everywhere: exact versions, from whatever registry a machine
+is set up for."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""What the planner chooses: strategies, pins, consent, objectives, busy nodes, rejections and fixes."""
+"""What the planner chooses: strategies, pins, consent, objectives, busy nodes, rejections and
+fixes."""
 
 import pytest
 
@@ -51,7 +52,12 @@ def test_little_memory_means_an_adapter_and_says_so() -> None:
 
 
 def test_7b_on_four_24_gb_cards_trains_all_parameters_offloaded() -> None:
-    assert how(plan(spec(QWEN_7B), nodes(1, 4, A10G, host_gib=192))) == ("Full", "Sharded", 3, "CPU")
+    assert how(plan(spec(QWEN_7B), nodes(1, 4, A10G, host_gib=192))) == (
+        "Full",
+        "Sharded",
+        3,
+        "CPU",
+    )
 
 
 def test_32b_adapter_fits_one_80_gb_card() -> None:
@@ -70,7 +76,9 @@ def test_beta_0_has_no_reference() -> None:
     assert plan(spec(LLAMA_1B, training__beta=0.0), nodes(1, 1, H100)).strategy == "None"
 
 
-@pytest.mark.parametrize(("strategy", "stages"), [("Clone", {0, 2}), ("Sharded", {3}), ("Offload", {0, 2, 3})])
+@pytest.mark.parametrize(
+    ("strategy", "stages"), [("Clone", {0, 2}), ("Sharded", {3}), ("Offload", {0, 2, 3})]
+)
 def test_an_explicit_strategy_is_obeyed(strategy: str, stages: set[int]) -> None:
     answer = result(spec(QWEN_7B, reference__strategy=strategy), nodes(1, 8, H100))
     assert {candidate.strategy for candidate in answer.candidates} == {strategy}
@@ -99,7 +107,11 @@ def test_never_means_no_adapter_and_a_fix_that_names_the_field() -> None:
 
 def test_a_moving_reference_excludes_the_adapter() -> None:
     job = spec(QWEN_7B, reference__sync={"everySteps": 10})
-    assert {c.strategy for c in result(job, nodes(1, 8, H100)).candidates} == {"Clone", "Offload", "Sharded"}
+    assert {c.strategy for c in result(job, nodes(1, 8, H100)).candidates} == {
+        "Clone",
+        "Offload",
+        "Sharded",
+    }
 
 
 def test_pins_that_exclude_one_another_are_rejected() -> None:
@@ -115,7 +127,11 @@ def test_pins_are_obeyed() -> None:
         training__perDeviceTrainBatchSize=2, training__dtype="bfloat16",
     )  # fmt: skip
     chosen = plan(job, nodes(1, 2, H100))
-    assert (chosen.optimizer, chosen.gradient_checkpointing, chosen.micro_batch) == ("AdamW8bit", True, 2)
+    assert (chosen.optimizer, chosen.gradient_checkpointing, chosen.micro_batch) == (
+        "AdamW8bit",
+        True,
+        2,
+    )
     assert chosen.dtype == "bfloat16"
     assert any("round away" in text for text in chosen.warnings)
     assert chosen.changes == []
@@ -141,7 +157,10 @@ def test_cards_without_bfloat16_train_in_float32() -> None:
 
 
 def test_an_old_compute_capability_beats_an_unknown_product() -> None:
-    chosen = plan(spec(LLAMA_1B, **OWN), nodes(1, 1, "NVIDIA-Future", gpu_memory_mib=81559, compute_capability=(7, 5)))
+    chosen = plan(
+        spec(LLAMA_1B, **OWN),
+        nodes(1, 1, "NVIDIA-Future", gpu_memory_mib=81559, compute_capability=(7, 5)),
+    )
     assert (chosen.dtype, chosen.autocast) == ("float32", False)
     assert any("is unknown" in text for text in chosen.warnings)
 
@@ -172,13 +191,19 @@ def test_busy_gpus_are_waited_for() -> None:
     busy = nodes(1, 8, H100, gpus_free=1)
     job = spec(QWEN_7B, placement__gpus={"min": 8})
     answer = result(job, busy)
-    assert (answer.feasible, answer.fits_now, answer.reason) == (True, False, PlanReason.WAITING_FOR_GPUS)
+    assert (answer.feasible, answer.fits_now, answer.reason) == (
+        True,
+        False,
+        PlanReason.WAITING_FOR_GPUS,
+    )
     assert answer.message.startswith(f"needs 8 x {H100} on 1 node, which are taken now")
     assert result(spec(LLAMA_1B), busy).fits_now
 
 
 def test_unseen_pods_leave_the_fit_to_the_scheduler() -> None:
-    hidden = Inventory((nodes(1, 8, H100, gpus_free=0),), ("other namespaces can't be seen",), visible=False)
+    hidden = Inventory(
+        (nodes(1, 8, H100, gpus_free=0),), ("other namespaces can't be seen",), visible=False
+    )
     answer = plan_job(spec(LLAMA_1B), hidden)
     assert answer.fits_now
     assert answer.chosen is not None
@@ -211,14 +236,20 @@ def test_cpus_bound_the_pods() -> None:
     answer = result(spec(LLAMA_1B, resources__requests={"cpu": "256"}), nodes(1, 8, H100))
     assert answer.reason == PlanReason.NOT_ENOUGH_GPUS
     assert (
-        plan(spec(LLAMA_1B, resources__requests={"cpu": "500m"}), nodes(1, 8, H100, cpu_free=0.5, cpu_total=0.5)).gpus
+        plan(
+            spec(LLAMA_1B, resources__requests={"cpu": "500m"}),
+            nodes(1, 8, H100, cpu_free=0.5, cpu_total=0.5),
+        ).gpus
         >= 1
     )
 
 
 def test_reward_models_take_their_share() -> None:
     reward = [{"model": {"name": "judge", "parameters": "8B"}}]
-    alone, judged = plan(spec(LLAMA_1B), nodes(1, 1, H100)), plan(spec(LLAMA_1B, rewards=reward), nodes(1, 1, H100))
+    alone, judged = (
+        plan(spec(LLAMA_1B), nodes(1, 1, H100)),
+        plan(spec(LLAMA_1B, rewards=reward), nodes(1, 1, H100)),
+    )
     assert alone.memory is not None
     assert judged.memory is not None
     assert judged.memory.phases.load - alone.memory.phases.load == pytest.approx(16e9, rel=0.01)
@@ -243,7 +274,12 @@ def test_a_missing_label_is_filled_in_by_product() -> None:
 
 
 def test_a_batch_that_cannot_be_split_names_the_next_that_can() -> None:
-    job = spec(LLAMA_1B, training__promptsPerStep=3, training__numGenerations=3, placement__gpus={"min": 2, "max": 2})
+    job = spec(
+        LLAMA_1B,
+        training__promptsPerStep=3,
+        training__numGenerations=3,
+        placement__gpus={"min": 2, "max": 2},
+    )
     answer = result(job, nodes(1, 8, H100))
     assert answer.reason == PlanReason.INVALID_BATCH_SPLIT
     assert "set spec.training.promptsPerStep to 4" in answer.message
@@ -274,14 +310,21 @@ def test_an_unknown_model_is_rejected() -> None:
 
 
 def test_off_policy_batches() -> None:
-    job = spec(LLAMA_1B, training__generationBatchSize=256, training__numIterations=2, checkpoint__everySteps=9)
+    job = spec(
+        LLAMA_1B,
+        training__generationBatchSize=256,
+        training__numIterations=2,
+        checkpoint__everySteps=9,
+    )
     chosen = plan(job, nodes(1, 1, H100))
     assert chosen.steps_per_generation == 4 * chosen.gradient_accumulation
     assert chosen.save_every_steps == 9
 
 
 def test_no_gpus_at_all_is_a_plain_sentence() -> None:
-    answer: PlanResult = plan_job(spec(LLAMA_1B), Inventory(warnings=("node a: its GPUs are shared",)))
+    answer: PlanResult = plan_job(
+        spec(LLAMA_1B), Inventory(warnings=("node a: its GPUs are shared",))
+    )
     assert answer.reason == PlanReason.NO_GPUS
     assert (
         answer.message.split("; the smallest")[0]

@@ -1,4 +1,5 @@
-"""`grpo plan` as users meet it: outputs, exit codes, what-if, pictures, and every wrong input's sentence."""
+"""`grpo plan` as users meet it: outputs, exit codes, what-if, pictures, and every wrong input's
+sentence."""
 
 import json
 import re
@@ -17,7 +18,9 @@ from tests.unit.planning import BARE, H100, LLAMA_1B, QWEN_32B
 from tests.unit.test_planner_model import ARCHITECTURE
 
 EIGHT = ["--gpus", f"8x{H100}"]
-INVENTORY = {"nodes": [{"count": 2, "gpuProduct": H100, "gpusPerNode": 8, "hostMemoryGiB": 1024, "cpu": 128}]}
+INVENTORY = {
+    "nodes": [{"count": 2, "gpuProduct": H100, "gpusPerNode": 8, "hostMemoryGiB": 1024, "cpu": 128}]
+}
 
 
 @pytest.fixture
@@ -37,11 +40,15 @@ def manifest(tmp_path: Path) -> Any:
 def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kubectl that knows no cluster."""
     script = tmp_path / "kubectl.py"
-    script.write_text("import sys\nsys.exit('no cluster ' + sys.argv[1].removeprefix('--context='))")
+    script.write_text(
+        "import sys\nsys.exit('no cluster ' + sys.argv[1].removeprefix('--context='))"
+    )
     monkeypatch.setenv("KUBECTL", f"{sys.executable} {script}")
 
 
-def test_the_table_says_what_is_chosen_and_why_not_otherwise(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_what_is_chosen_and_why_not_otherwise(
+    manifest: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", "-f", manifest(), *EIGHT]) == 0
     out = capsys.readouterr().out
     assert "mine  planned  full DDP, Clone on 1 x NVIDIA-H100-80GB-HBM3" in out
@@ -58,17 +65,22 @@ def test_json_and_yaml_are_the_result(manifest: Any, capsys: pytest.CaptureFixtu
     printed = json.loads(capsys.readouterr().out)
     assert PlanResult.model_validate(printed).feasible
     assert printed["chosen"]["memory"]["phases"]["backward"] > 0
-    assert {"strategy", "method", "zeroStage", "offload", "gpus", "nodes", "gpusPerNode", "gpuProduct", "microBatch",
+    assert {"strategy", "method", "zeroStage", "offload", "gpus", "nodes", "gpusPerNode",
+    "gpuProduct", "microBatch",
             "gradientAccumulation", "gradientCheckpointing", "optimizer", "dtype", "memory",
             "estimatedStepSeconds"} <= set(printed["chosen"])  # fmt: skip
     assert printed["candidates"][0] == printed["chosen"] | {"rejected": None}
-    assert {"reason", "phase", "needBytes", "haveBytes"} <= set(printed["candidates"][1]["rejected"])
+    assert {"reason", "phase", "needBytes", "haveBytes"} <= set(
+        printed["candidates"][1]["rejected"]
+    )
     assert printed["candidates"][1]["rejected"]["needBytes"] > 0
     assert main(["plan", "-f", manifest(), *EIGHT, "-o", "yaml"]) == 0
     assert yaml.safe_load(capsys.readouterr().out) == printed
 
 
-def test_nothing_fits_is_3_with_table_and_fixes(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_fits_is_3_with_table_and_fixes(
+    manifest: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = manifest(QWEN_32B, adapter__use="Never")
     assert main(["plan", "-f", path, "--gpus", f"1x{H100}"]) == 3
     out = capsys.readouterr().out
@@ -98,9 +110,12 @@ def test_what_if_shows_the_difference(manifest: Any, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("given", "change", "left_out"),
     [
-        ({"engine": "Servers", "servers": {"replicas": 2}}, "engine=Transformers", "spec.generation.servers"),
-        ({"engine": "Servers", "servers": {"replicas": 2}}, "engine=Colocated", "spec.generation.servers"),
-        ({"engine": "Colocated", "memoryShare": 0.4}, "generation.engine=Servers", "spec.generation.memoryShare"),
+        ({"engine": "Servers", "servers": {"replicas": 2}}, "engine=Transformers",
+        "spec.generation.servers"),
+        ({"engine": "Servers", "servers": {"replicas": 2}}, "engine=Colocated",
+        "spec.generation.servers"),
+        ({"engine": "Colocated", "memoryShare": 0.4}, "generation.engine=Servers",
+        "spec.generation.memoryShare"),
         ({"sleep": True, "maxModelLength": 2048}, "engine=Transformers",
          "spec.generation.sleep, spec.generation.maxModelLength"),
         ({"engine": "Servers", "servers": {"replicas": 2}}, "engine=Auto", ""),
@@ -118,7 +133,9 @@ def test_another_engine_comes_without_the_settings_of_the_one_before(
     assert "without spec" not in then or left_out
 
 
-def test_an_engine_that_there_is_not_is_still_refused(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_there_is_not_is_still_refused(
+    manifest: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     served = manifest(generation={"engine": "Servers", "servers": {"replicas": 2}})
     assert main(["plan", "-f", served, *EIGHT, "--what-if", "engine=Turbo"]) == 2
     assert "--what-if engine=Turbo: spec.generation.engine: " in capsys.readouterr().err
@@ -132,7 +149,10 @@ def test_an_engine_that_there_is_not_is_still_refused(manifest: Any, capsys: pyt
         (["--what-if", "numGenerations=1"], "spec.training.numGenerations"),
         (["--what-if", "numGenerations=16", "-o", "json"], "leave out -o"),
         (["--what-if", "numGenerations=["], "'[' is no YAML value"),
-        (["--what-if", "numGenerations=2.5"], "--what-if numGenerations=2.5: spec.training.numGenerations: "),
+        (
+            ["--what-if", "numGenerations=2.5"],
+            "--what-if numGenerations=2.5: spec.training.numGenerations: ",
+        ),
         (["--what-if", "spec.rewards.0.weight=2"], "rewards is [{"),
         (["--what-if", "spec.model.name.first=2"], "which has no fields to set"),
     ],
@@ -144,10 +164,15 @@ def test_a_wrong_what_if_is_2(
     assert sentence in capsys.readouterr().err
 
 
-def test_svg_is_a_picture_of_every_phase(manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_svg_is_a_picture_of_every_phase(
+    manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["plan", "-f", manifest(), *EIGHT, "-o", "svg"]) == 0
     text = capsys.readouterr().out
-    words = [element.text or "" for element in ET.fromstring(text).iter("{http://www.w3.org/2000/svg}text")]
+    words = [
+        element.text or ""
+        for element in ET.fromstring(text).iter("{http://www.w3.org/2000/svg}text")
+    ]
     assert {"load", "generate", "reference", "forward", "backward", "step"} <= set(words)
     assert any(word.startswith("usable 78.9 GiB") for word in words)
     target = tmp_path / "picture.svg"
@@ -156,7 +181,8 @@ def test_svg_is_a_picture_of_every_phase(manifest: Any, capsys: pytest.CaptureFi
 
 
 def test_png_is_drawn_or_names_what_is_missing(
-    manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     target = tmp_path / "picture.png"
     flags = ["plan", "-f", manifest(), *EIGHT, "-o", "png", "--to", str(target)]
@@ -176,7 +202,9 @@ def test_a_picture_that_can_not_be_written_is_a_sentence(
     assert "the picture can't be written: [Errno 2] No such file" in capsys.readouterr().err
 
 
-def test_a_cpu_job_needs_no_inventory_and_has_no_picture(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cpu_job_needs_no_inventory_and_has_no_picture(
+    manifest: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = manifest(placement__accelerator="CPU")
     assert main(["plan", "-f", path]) == 0
     assert "no GPUs" in capsys.readouterr().out
@@ -189,7 +217,9 @@ def test_no_plan_has_no_picture(manifest: Any, capsys: pytest.CaptureFixture[str
     assert "spec.model.parameters" in capsys.readouterr().err
 
 
-def test_an_inventory_file_is_read_strictly(manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_inventory_file_is_read_strictly(
+    manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "inventory.yaml"
     flags = ["plan", "-f", manifest(), "--inventory", str(path)]
     path.write_text(yaml.safe_dump(INVENTORY))
@@ -230,17 +260,24 @@ def test_missing_sources_are_2(
     assert sentence in capsys.readouterr().err
 
 
-def test_a_given_config_is_exact(manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    config = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+def test_a_given_config_is_exact(
+    manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16,
+    "num_attention_heads": 32,
               "intermediate_size": 8192, "vocab_size": 128256}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert main(["plan", "-f", manifest("my/own"), *EIGHT, "--config", str(tmp_path), "-o", "json"]) == 0
+    assert (
+        main(["plan", "-f", manifest("my/own"), *EIGHT, "--config", str(tmp_path), "-o", "json"])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["architecture"] == "Exact"
 
 
 @pytest.mark.realtime
 def test_a_cluster_is_seen_through_kubectl(
-    manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """The answers are those of a real API server, cut down; tests/integration asks a real one."""
     labels = {"nvidia.com/gpu.product": H100, "nvidia.com/gpu.memory": "81559"}
@@ -248,14 +285,30 @@ def test_a_cluster_is_seen_through_kubectl(
     offers = {"nvidia.com/gpu": "8", "cpu": "128", "memory": "1024Gi"}
 
     def node(name: str, **spec: Any) -> dict[str, Any]:
-        return {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": ready | {"allocatable": offers}}
+        return {
+            "metadata": {"name": name, "labels": labels},
+            "spec": spec,
+            "status": ready | {"allocatable": offers},
+        }
 
     takes = {"nodeName": "n1", "containers": [{"resources": {"requests": {"nvidia.com/gpu": "7"}}}]}
-    pod = {"metadata": {"namespace": "a", "name": "p"}, "status": {"phase": "Running"}, "spec": takes}
+    pod = {
+        "metadata": {"namespace": "a", "name": "p"},
+        "status": {"phase": "Running"},
+        "spec": takes,
+    }
     memory = {"backward": {"predictedBytes": 40 * 2**30, "neededBytes": 2 * 42 * 2**30}}
-    tried = {"attempt": 1, "where": "backward", "tried": "micro-batch 4", "neededBytes": 84 * 2**30, "usableBytes": 1}
+    tried = {
+        "attempt": 1,
+        "where": "backward",
+        "tried": "micro-batch 4",
+        "neededBytes": 84 * 2**30,
+        "usableBytes": 1,
+    }
     shape = ARCHITECTURE | {"modelType": "llama"}
-    status = {"learned": {"memory": memory, "shortfalls": [tried], "architecture": shape, "later": 1}}
+    status = {
+        "learned": {"memory": memory, "shortfalls": [tried], "architecture": shape, "later": 1}
+    }
     answers = {
         "nodes": {"items": [node("n1"), node("n2", unschedulable=True)]}, "pods": {"items": [pod]},
         "grpojobs.grpo.dev": {"items": [{"status": status}]},
@@ -263,7 +316,8 @@ def test_a_cluster_is_seen_through_kubectl(
     (tmp_path / "answers.json").write_text(json.dumps(answers))
     script = tmp_path / "kubectl.py"
     script.write_text(
-        "import json, sys\nanswers = json.load(open(sys.argv[0].replace('kubectl.py', 'answers.json')))\n"
+        "import json, sys\nanswers = json.load(open(sys.argv[0].replace('kubectl.py', "
+        "'answers.json')))\n"
         "print(json.dumps(next(answers[word] for word in sys.argv if word in answers)))"
     )
     monkeypatch.setenv("KUBECTL", f"{sys.executable} {script}")

@@ -21,7 +21,12 @@ def test_two_nodes_of_two_processes_share_the_batch() -> None:
     chosen = cpu(placement__nodes=2, placement__processesPerNode=2).chosen
     assert chosen is not None
     assert (chosen.world_size, chosen.micro_batch, chosen.gradient_accumulation) == (4, 16, 1)
-    assert (chosen.dtype, chosen.gpus, chosen.memory, chosen.autocast) == ("float32", 0, None, False)
+    assert (chosen.dtype, chosen.gpus, chosen.memory, chosen.autocast) == (
+        "float32",
+        0,
+        None,
+        False,
+    )
     assert GIB < chosen.host_memory_bytes < 8 * GIB
 
 
@@ -50,7 +55,9 @@ def test_a_pinned_micro_batch_that_does_not_divide_is_rejected() -> None:
         ({"reference__offload": {}, "reference__strategy": "Sharded"}, "Sharded", 3, "Full"),
     ],
 )
-def test_the_reference_follows_what_was_asked(changes: dict[str, Any], strategy: str, stage: int, method: str) -> None:
+def test_the_reference_follows_what_was_asked(
+    changes: dict[str, Any], strategy: str, stage: int, method: str
+) -> None:
     chosen = cpu(**changes).chosen
     assert chosen is not None
     assert (chosen.strategy, chosen.zero_stage, chosen.method) == (strategy, stage, method)
@@ -71,16 +78,23 @@ def test_pins_that_exclude_one_another_are_rejected_as_on_gpus(changes: dict[str
 
 def test_pins_are_obeyed() -> None:
     chosen = cpu(
-        training__optimizer="AdamW8bit", training__gradientCheckpointing="Enabled", training__dtype="bfloat16",
+        training__optimizer="AdamW8bit", training__gradientCheckpointing="Enabled",
+        training__dtype="bfloat16",
         resources__limits={"memory": "3Gi"},
     ).chosen  # fmt: skip
     assert chosen is not None
-    assert (chosen.optimizer, chosen.gradient_checkpointing, chosen.dtype) == ("AdamW8bit", True, "bfloat16")
+    assert (chosen.optimizer, chosen.gradient_checkpointing, chosen.dtype) == (
+        "AdamW8bit",
+        True,
+        "bfloat16",
+    )
     assert chosen.host_memory_bytes == 3 * GIB
 
 
 def test_a_generation_for_several_steps_leaves_checkpoints_where_they_are() -> None:
-    answer = cpu(training__generationBatchSize=128, training__numIterations=3, checkpoint__everySteps=10)
+    answer = cpu(
+        training__generationBatchSize=128, training__numIterations=3, checkpoint__everySteps=10
+    )
     assert answer.chosen is not None
     assert (answer.chosen.steps_per_generation, answer.chosen.save_every_steps) == (8, 10)
 

@@ -1,4 +1,5 @@
-"""What pods request of their nodes' disks: by what they will fetch, and only where a request can be met."""
+"""What pods request of their nodes' disks: by what they will fetch, and only where a request can be
+met."""
 
 from typing import Any
 
@@ -43,8 +44,20 @@ def judge(**more: Any) -> dict[str, Any]:
         ({"model": {"name": "/models/m", "parameters": "2B"}, **MOUNTED}, 0),
         ({"model": {"name": "team/m", "parameters": "2B"}, **MOUNTED}, 4_000_000_000),
         ({"model": {"name": "team/m", "parameters": "2B", "cache": CACHE}}, 0),
-        ({"model": {"name": "team/m", "parameters": "2B"}, "env": [{"name": "HF_HOME", "value": "/mine"}]}, 0),
-        ({"model": {"name": "/models/m", "parameters": "2B"}, "rewards": [judge(parameters="3B")]}, 6e9 + DATASET),
+        (
+            {
+                "model": {"name": "team/m", "parameters": "2B"},
+                "env": [{"name": "HF_HOME", "value": "/mine"}],
+            },
+            0,
+        ),
+        (
+            {
+                "model": {"name": "/models/m", "parameters": "2B"},
+                "rewards": [judge(parameters="3B")],
+            },
+            6e9 + DATASET,
+        ),
         ({"model": {"name": "/models/m", "parameters": "2B"}, "rewards": [judge()]}, DATASET),
     ],
 )
@@ -54,7 +67,10 @@ def test_the_sizes_of_what_is_fetched_are_added_up(fields: dict[str, Any], fetch
 
 STORE = {"store": {"url": "s3://bucket/runs"}}
 VOLUME = {"volume": {"claimName": "kept"}}
-HUB = {"to": "Hub", "hub": {"repository": "team/out", "tokenSecretRef": {"name": "hub", "key": "token"}}}
+HUB = {
+    "to": "Hub",
+    "hub": {"repository": "team/out", "tokenSecretRef": {"name": "hub", "key": "token"}},
+}
 FOLDER = {"model": {"name": "/models/m", "parameters": "2B"}, **MOUNTED}
 FLOAT, NARROW = {"dtype": "float32"}, {"dtype": "bfloat16"}
 
@@ -69,13 +85,18 @@ FLOAT, NARROW = {"dtype": "float32"}, {"dtype": "bfloat16"}
         ({"checkpoint": STORE, "training": FLOAT}, 2 * 16 * 2e9),
         ({"checkpoint": STORE, "training": NARROW}, 2 * 14 * 2e9),
         ({"checkpoint": STORE, "export": {"to": "None"}}, 2 * 16 * 2e9),
-        ({"checkpoint": STORE, "reference": {"sync": {"everySteps": 10, "mixup": 0.5}}}, 2 * 20 * 2e9),
+        (
+            {"checkpoint": STORE, "reference": {"sync": {"everySteps": 10, "mixup": 0.5}}},
+            2 * 20 * 2e9,
+        ),
         ({"export": HUB, "training": FLOAT}, 4 * 2e9),
         ({"export": HUB, "training": NARROW}, 2 * 2e9),
         ({"export": HUB, "adapter": {"use": "Always", "mergeOnExport": True}}, 4 * 2e9),
     ],
 )
-def test_what_is_on_its_way_to_a_store_or_the_hub_is_counted(fields: dict[str, Any], staged: float) -> None:
+def test_what_is_on_its_way_to_a_store_or_the_hub_is_counted(
+    fields: dict[str, Any], staged: float
+) -> None:
     assert scratch_bytes(spec(**FOLDER, **fields)) - WORKING == pytest.approx(staged, rel=0.05)
 
 
@@ -91,10 +112,21 @@ def test_what_is_on_its_way_to_a_store_or_the_hub_is_counted(fields: dict[str, A
     gpus=st.integers(1, 8),
 )
 def test_no_plan_writes_more_than_its_pods_request(
-    *, place: dict[str, Any], export: dict[str, Any], adapter: dict[str, Any], dtype: str, sync: bool, gpus: int
+    *,
+    place: dict[str, Any],
+    export: dict[str, Any],
+    adapter: dict[str, Any],
+    dtype: str,
+    sync: bool,
+    gpus: int,
 ) -> None:
     kept = export if export["to"] != "ObjectStore" or place is STORE else HUB
-    fields: dict[str, Any] = {"checkpoint": place, "adapter": adapter, "training": {"dtype": dtype}, "export": kept}
+    fields: dict[str, Any] = {
+        "checkpoint": place,
+        "adapter": adapter,
+        "training": {"dtype": dtype},
+        "export": kept,
+    }
     if sync and adapter["use"] == "Never":
         fields["reference"] = {"sync": {"everySteps": 10, "mixup": 0.5}}
     job = spec(model={"name": QWEN_32B if gpus > 4 else LLAMA_1B, "cache": CACHE}, **fields)
@@ -114,7 +146,9 @@ COUNTS = st.integers(1_000, 10**12).map(str)
 
 @settings(max_examples=cases(100))
 @given(one=COUNTS, other=COUNTS, reward=st.none() | COUNTS)
-def test_a_request_covers_the_weights_and_grows_with_them(one: str, other: str, reward: str | None) -> None:
+def test_a_request_covers_the_weights_and_grows_with_them(
+    one: str, other: str, reward: str | None
+) -> None:
     def asked(parameters: str) -> int:
         rewards = [judge(parameters=reward)] if reward else [{"accuracy": {}}]
         job = spec(model={"name": "team/m", "parameters": parameters}, rewards=rewards)
@@ -124,11 +158,17 @@ def test_a_request_covers_the_weights_and_grows_with_them(one: str, other: str, 
     assert all(asked(str(count)) >= 2 * (count + int(reward or 0)) for count in counts)
     assert asked(one) % MIB == 0
     same_width = (counts[0] < SMALL) == (counts[1] < SMALL)
-    assert not same_width or (counts[0] <= counts[1]) == (asked(one) <= asked(other)) or asked(one) == asked(other)
+    assert (
+        not same_width
+        or (counts[0] <= counts[1]) == (asked(one) <= asked(other))
+        or asked(one) == asked(other)
+    )
 
 
 @settings(max_examples=cases(60))
-@given(amount=st.integers(1, 10**15), reported=st.booleans(), limit=st.booleans(), cached=st.booleans())
+@given(
+    amount=st.integers(1, 10**15), reported=st.booleans(), limit=st.booleans(), cached=st.booleans()
+)
 def test_what_the_user_asks_for_wins_and_is_held_against_what_will_be_written(
     amount: int, reported: bool, limit: bool, cached: bool
 ) -> None:
@@ -150,7 +190,9 @@ def test_a_plan_and_all_its_candidates_ask_for_it_where_nodes_report_their_disks
     asked = disk_request(job, reported=True)
     assert asked > 4 * GIB
     assert {one.ephemeral_storage_bytes for one in answer.candidates} == {asked}
-    assert answer.chosen == answer.candidates[0].model_copy(update={"rejected": None}) or answer.chosen
+    assert (
+        answer.chosen == answer.candidates[0].model_copy(update={"rejected": None}) or answer.chosen
+    )
     assert {one.ephemeral_storage_bytes for one in silent.candidates} == {0}
 
 
@@ -166,10 +208,17 @@ def test_a_plan_and_all_its_candidates_ask_for_it_where_nodes_report_their_disks
 )  # fmt: skip
 def test_nothing_is_requested_where_nobody_may_count_it(placement: dict[str, Any]) -> None:
     assert disk_request(spec(placement=placement), reported=True) == 0
-    assert disk_request(spec(placement=placement, resources={"requests": {DISK: "5Gi"}}), reported=True) == 5 * GIB
+    assert (
+        disk_request(
+            spec(placement=placement, resources={"requests": {DISK: "5Gi"}}), reported=True
+        )
+        == 5 * GIB
+    )
 
 
-def test_a_claim_for_the_cache_that_comes_while_the_job_is_stopped_lowers_the_request_of_the_kept_plan() -> None:
+def test_a_claim_for_the_cache_that_comes_while_the_job_is_stopped_lowers_the_request_of_the_kept_plan() -> (  # noqa: E501
+    None
+):
     kept = plan_job(spec(model={"name": QWEN_32B}), THERE).chosen
     assert kept is not None
     assert refit(kept, spec(model={"name": QWEN_32B}), THERE) is kept
@@ -185,7 +234,8 @@ def test_the_container_requests_it_and_has_no_limit() -> None:
 
 
 def offering(*sizes: str) -> Any:
-    """Nodes of eight GPUs with disks of these sizes in GiB; empty: a node that says nothing of its disk."""
+    """Nodes of eight GPUs with disks of these sizes in GiB; empty: a node that says nothing of its
+    disk."""
     snapshot = cluster(*(8 for _ in sizes))
     for node, size in zip(snapshot.nodes, sizes, strict=True):
         if size:
@@ -193,21 +243,36 @@ def offering(*sizes: str) -> Any:
     return snapshot
 
 
-LARGE = {"placement": {"accelerator": "GPU", "nodes": 1}, "model": {"name": "team/m", "parameters": "32B"}}
+LARGE = {
+    "placement": {"accelerator": "GPU", "nodes": 1},
+    "model": {"name": "team/m", "parameters": "32B"},
+}
 """What it fetches takes 59.6 GiB."""
 
 
 def test_a_request_that_no_node_can_meet_is_told_before_there_is_a_pod() -> None:
     job = make_job(LARGE)
     verdict = judged([job], offering("50", "40"))[job.uid]
-    assert (verdict.admitted, verdict.plan, verdict.reason) == (False, None, "OutOfEphemeralStorage")
-    assert verdict.message.startswith("the job would fit, but for the room on nodes' disks: node node-0: left out, ")
-    told = "it offers 50.0 GiB of ephemeral-storage, and a pod requests 61.9 GiB: give spec.model.cache a claim"
+    assert (verdict.admitted, verdict.plan, verdict.reason) == (
+        False,
+        None,
+        "OutOfEphemeralStorage",
+    )
+    assert verdict.message.startswith(
+        "the job would fit, but for the room on nodes' disks: node node-0: left out, "
+    )
+    told = (
+        "it offers 50.0 GiB of ephemeral-storage, and a pod requests 61.9 GiB: give "
+        "spec.model.cache a claim"
+    )
     assert told in verdict.message
     smaller = make_job({**LARGE, "model": {"name": QWEN_32B, "cache": CACHE}})
     assert judged([smaller], offering("50", "40"))[smaller.uid].admitted
     asking = make_job({**LARGE, "resources": {"requests": {DISK: "60Gi"}}})
-    assert "lower spec.resources.requests.ephemeral-storage" in judged([asking], offering("50"))[asking.uid].message
+    assert (
+        "lower spec.resources.requests.ephemeral-storage"
+        in judged([asking], offering("50"))[asking.uid].message
+    )
 
 
 def test_what_would_help_depends_on_what_is_written() -> None:
@@ -216,11 +281,17 @@ def test_what_would_help_depends_on_what_is_written() -> None:
         return str(judged([job], offering("50"))[job.uid].message)
 
     cached = {"name": "team/m", "parameters": "32B", "cache": CACHE}
-    cache, volume = "give spec.model.cache a claim for what is fetched", "set spec.checkpoint.volume"
+    cache, volume = (
+        "give spec.model.cache a claim for what is fetched",
+        "set spec.checkpoint.volume",
+    )
     assert told(checkpoint={"volume": {"claimName": "kept"}}).endswith(f": {cache}")
-    assert f": {cache}, or {volume} instead of store, or set spec.resources" in told(checkpoint=STORE)
+    assert f": {cache}, or {volume} instead of store, or set spec.resources" in told(
+        checkpoint=STORE
+    )
     assert told(checkpoint=STORE, model=cached).endswith(
-        f": {volume} instead of store, or set spec.resources.requests.ephemeral-storage to less, since ZeRO splits "
+        f": {volume} instead of store, or set spec.resources.requests.ephemeral-storage to less, "
+        "since ZeRO splits "
         "checkpoints over nodes"
     )
     assert told(checkpoint={}, export=HUB, model=cached).endswith(f": {volume} for the export")
@@ -242,7 +313,9 @@ def test_the_reason_is_the_disks_only_where_the_nodes_would_do_but_for_them() ->
 
 
 @pytest.mark.parametrize(
-    ("sizes", "asks"), [(("", ""), False), (("", "100"), True), (("100", "100"), True)], ids=["none", "some", "all"]
+    ("sizes", "asks"),
+    [(("", ""), False), (("", "100"), True), (("100", "100"), True)],
+    ids=["none", "some", "all"],
 )
 def test_nodes_that_say_nothing_of_their_disks_are_used_only_without_a_request(
     sizes: tuple[str, ...], asks: bool

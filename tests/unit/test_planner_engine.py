@@ -1,5 +1,5 @@
-"""Engines in the planner's memory and time: every formula against numbers worked out by hand, and what must hold of any
-model."""
+"""Engines in the planner's memory and time: every formula against numbers worked out by hand, and
+what must hold of any model."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,13 @@ MIB = 2**20
 def setup(engine: Engine | None = None, **changes: Any) -> Setup:
     """Eight processes that generate four completions each."""
     own = engine or Engine(kind="Colocated", length=256)
-    values = {"precision": "bfloat16", "prompt": 128, "completion": 128, "micro_batch": 2, "generation_batch": 4}
+    values = {
+        "precision": "bfloat16",
+        "prompt": 128,
+        "completion": 128,
+        "micro_batch": 2,
+        "generation_batch": 4,
+    }
     return Setup(**values | {"world": 8, "zero": 2, "engine": own} | changes)  # type: ignore[arg-type]
 
 
@@ -44,12 +50,16 @@ def test_the_vocabulary_is_padded_and_matrices_are_split_but_norms_are_not() -> 
     assert terms.weights(SMALL, split(2)) == 2 * ((MATRICES + ends) / 2 + NORMS)
     assert terms.weights(replace(SMALL, tied=True), setup()) == 2 * (MATRICES + 1024 * 512 + NORMS)
     assert terms.weights(SMALL, setup(precision="float32")) == 2 * terms.weights(SMALL, setup())
-    assert terms.weights(SMALL, setup(precision="mixed")) == terms.weights(SMALL, setup()), "as it computes"
+    assert terms.weights(SMALL, setup(precision="mixed")) == terms.weights(SMALL, setup()), (
+        "as it computes"
+    )
 
 
 def test_key_heads_are_repeated_where_there_are_fewer_than_gpus() -> None:
     repeated = 2 * 4 * 512 * 64 * (4 - 2)
-    assert terms.weights(SMALL, split(4)) == 2 * ((MATRICES + 2 * 1024 * 512 + repeated) / 4 + NORMS)
+    assert terms.weights(SMALL, split(4)) == 2 * (
+        (MATRICES + 2 * 1024 * 512 + repeated) / 4 + NORMS
+    )
     assert [terms.token_bytes(SMALL, split(gpus)) for gpus in (1, 2, 4)] == [
         2 * 4 * heads * 64 * 2 for heads in (2, 1, 1)
     ]
@@ -60,10 +70,12 @@ def test_the_cache_holds_whole_blocks_of_every_completion_and_one_more() -> None
     assert terms.cache(SMALL, setup()) == (4 * 256 + 16) * a_token
     odd = Engine(kind="Colocated", length=250, block=64)
     assert terms.cache(SMALL, setup(odd)) == (4 * 256 + 64) * a_token
-    assert terms.cache(SMALL, setup(Engine(kind="Colocated", length=256, cache_bytes=1))) * 2 == terms.cache(
-        SMALL, setup()
+    assert terms.cache(
+        SMALL, setup(Engine(kind="Colocated", length=256, cache_bytes=1))
+    ) * 2 == terms.cache(SMALL, setup())
+    assert terms.cache(SMALL, split(2)) == (8 * 256 + 16) * a_token // 2, (
+        "neighbours sample together"
     )
-    assert terms.cache(SMALL, split(2)) == (8 * 256 + 16) * a_token // 2, "neighbours sample together"
 
 
 def test_graphs_and_work_space() -> None:
@@ -71,11 +83,15 @@ def test_graphs_and_work_space() -> None:
     assert terms.graphs(SMALL, setup(Engine(kind="Colocated", length=256, graphs=False))) == 0
     assert terms.graphs(SMALL, split(2)) == (4 * 24 + 400) * MIB
     assert terms.work(SMALL, setup()) == 4096 * (4 * 2048 + 2 * 512) * 2
-    assert terms.work(replace(SMALL, vocab=10**7), setup()) == 4 * 10**7 * 12, "the scores of four completions"
+    assert terms.work(replace(SMALL, vocab=10**7), setup()) == 4 * 10**7 * 12, (
+        "the scores of four completions"
+    )
 
 
 def test_what_fits_into_a_share_fits() -> None:
-    share = terms.awake_bytes(SMALL, setup(generation_batch=64)) + 64 * SMALL.vocab * terms.SCORE_BYTES
+    share = (
+        terms.awake_bytes(SMALL, setup(generation_batch=64)) + 64 * SMALL.vocab * terms.SCORE_BYTES
+    )
     assert terms.cached_completions(SMALL, setup(generation_batch=1), share) == 64
     assert terms.cached_completions(SMALL, setup(generation_batch=1), 1) == 0
 
@@ -98,7 +114,9 @@ def test_an_awake_engine_is_there_in_every_phase_and_one_that_sleeps_in_two() ->
     for phase in ("load", "reference", "forward", "backward", "step"):
         assert found.phases[phase] == pytest.approx(plain.phases[phase] + needed, abs=2)
         assert sleeping.phases[phase] == pytest.approx(plain.phases[phase] + kept, abs=2)
-    assert found.phases["sync"] == found.phases["generate"] == found.static == sleeping.phases["sync"]
+    assert (
+        found.phases["sync"] == found.phases["generate"] == found.static == sleeping.phases["sync"]
+    )
     assert sleeping.static == pytest.approx(plain.static + kept, abs=2)
 
 
@@ -115,7 +133,9 @@ def test_a_token_takes_the_longer_of_reading_and_computing() -> None:
     hardware = lookup_product(H100)
     few, many = setup(), setup(generation_batch=2048)
     read = terms.weights(SMALL, few) + 4 * 192 * terms.token_bytes(SMALL, few)
-    assert enginetime.token_seconds(SMALL, few, hardware) == pytest.approx(read / (3350e9 * 0.7) + 2e-3)
+    assert enginetime.token_seconds(SMALL, few, hardware) == pytest.approx(
+        read / (3350e9 * 0.7) + 2e-3
+    )
     computed = 2 * SMALL.parameters * 2048 / (989e12 * 0.4)
     small_cache = replace(SMALL, kv_heads=1, head_dim=1)
     assert enginetime.token_seconds(small_cache, many, hardware) >= computed / 2
@@ -132,7 +152,9 @@ def test_a_sync_takes_a_time_per_tensor_and_its_bytes() -> None:
     own = tensors * 0.6e-3 + 2 * whole / memory + 2 * whole / (memory * 0.5)
     assert enginetime.sync_seconds(SMALL, setup(), hardware, 1e11) == pytest.approx(own)
     gathered = 2 * SMALL.parameters * 7 / 8 / 1e11
-    assert enginetime.sync_seconds(SMALL, setup(zero=3), hardware, 1e11) == pytest.approx(own + gathered)
+    assert enginetime.sync_seconds(SMALL, setup(zero=3), hardware, 1e11) == pytest.approx(
+        own + gathered
+    )
     asleep = setup(Engine(kind="Colocated", length=256, sleeps=True))
     assert enginetime.sync_seconds(SMALL, asleep, hardware, 1e11) == pytest.approx(own + 0.5)
     two = setup(Engine(kind="Servers", length=256, replicas=2))
@@ -144,9 +166,9 @@ def test_the_sync_of_0_6_b_takes_what_was_measured() -> None:
     """0.18 s on an H100 (trl#5892)."""
     shape = model("Qwen/Qwen3-0.6B")
     assert shape is not None
-    assert enginetime.sync_seconds(shape, setup(world=1, zero=0), lookup_product(H100), 1e11) == pytest.approx(
-        0.18, rel=0.2
-    )
+    assert enginetime.sync_seconds(
+        shape, setup(world=1, zero=0), lookup_product(H100), 1e11
+    ) == pytest.approx(0.18, rel=0.2)
 
 
 def test_a_generation_that_feeds_two_steps_is_synced_for_half_of_each() -> None:
@@ -164,22 +186,27 @@ def test_an_engine_needs_no_gathering_to_generate_and_waits_for_no_launches() ->
     assert slow.generation > 2.5 * fast.generation
     assert fast.compute == slow.compute
     assert sum(fast) == fast.total
-    assert steptime.engine_seconds(shape, engine, hardware, 2.0) == pytest.approx(2 * fast.generation)
+    assert steptime.engine_seconds(shape, engine, hardware, 2.0) == pytest.approx(
+        2 * fast.generation
+    )
 
 
 SHAPES = st.builds(
     Shape, hidden=st.sampled_from([256, 1024, 4096]), layers=st.integers(1, 80), heads=st.just(32),
     kv_heads=st.sampled_from([1, 2, 4, 8, 16, 32]), head_dim=st.sampled_from([32, 64, 128]),
-    intermediate=st.sampled_from([512, 4096, 14336]), vocab=st.integers(100, 200_000), tied=st.booleans(),
+    intermediate=st.sampled_from([512, 4096, 14336]), vocab=st.integers(100, 200_000),
+    tied=st.booleans(),
 )  # fmt: skip
 
 
 @settings(max_examples=cases(200))
 @given(SHAPES, st.integers(1, 64), st.sampled_from(["bfloat16", "mixed", "float32"]))
 def test_more_gpus_never_take_more_of_each(shape: Shape, share: int, precision: Any) -> None:
-    """At the same number of completions: what one process samples falls as its engine has more GPUs."""
+    """At the same number of completions: what one process samples falls as its engine has more
+    GPUs."""
     one, two, four = (
-        setup(Engine(kind="Colocated", length=512, tensor_parallel=gpus), generation_batch=4 * share // gpus or 1,
+        setup(Engine(kind="Colocated", length=512, tensor_parallel=gpus),
+        generation_batch=4 * share // gpus or 1,
               precision=precision)
         for gpus in (1, 2, 4)
     )  # fmt: skip
@@ -190,11 +217,17 @@ def test_more_gpus_never_take_more_of_each(shape: Shape, share: int, precision: 
 
 @settings(max_examples=cases(200))
 @given(SHAPES, st.integers(1, 256), st.integers(16, 4096))
-def test_an_engine_grows_with_its_completions_and_room_is_what_fits(shape: Shape, count: int, length: int) -> None:
+def test_an_engine_grows_with_its_completions_and_room_is_what_fits(
+    shape: Shape, count: int, length: int
+) -> None:
     engine = Engine(kind="Colocated", length=length)
     small, large = (setup(engine, generation_batch=number) for number in (count, count + 1))
     assert terms.awake_bytes(shape, small) < terms.awake_bytes(shape, large)
-    room = terms.cached_completions(shape, setup(engine, generation_batch=1), terms.awake_bytes(shape, small))
+    room = terms.cached_completions(
+        shape, setup(engine, generation_batch=1), terms.awake_bytes(shape, small)
+    )
     assert room <= count
     if room:
-        assert terms.awake_bytes(shape, setup(engine, generation_batch=room)) <= terms.awake_bytes(shape, small)
+        assert terms.awake_bytes(shape, setup(engine, generation_batch=room)) <= terms.awake_bytes(
+            shape, small
+        )

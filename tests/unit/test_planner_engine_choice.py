@@ -1,4 +1,5 @@
-"""Which engine a job gets: what Auto takes and why, what pins do, and what holds whatever is asked for."""
+"""Which engine a job gets: what Auto takes and why, what pins do, and what holds whatever is asked
+for."""
 
 from typing import Any
 
@@ -15,7 +16,19 @@ from grpo_planner.result.result import PlanReason
 from grpo_planner.search import engine_plan, engines
 from grpo_planner.search.engine_plan import sampler_name, short_sampler_name
 from tests.generated import cases
-from tests.unit.planning import A10G, A100, H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, result
+from tests.unit.planning import (
+    A10G,
+    A100,
+    H100,
+    L4,
+    LLAMA_1B,
+    LLAMA_70B,
+    QWEN_7B,
+    QWEN_32B,
+    inventory,
+    nodes,
+    result,
+)
 from tests.unit.planning import plan as planned
 from tests.unit.planning import spec as job
 
@@ -63,25 +76,37 @@ def test_why_there_is_no_engine(changes: dict[str, Any], why: str) -> None:
     assert why in chosen.reason
 
 
-def test_a_family_that_is_not_proven_gets_an_engine_only_by_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_that_is_not_proven_gets_an_engine_only_by_asking(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for module in (engines, engine_plan):
         monkeypatch.setattr(module, "PROVEN_FAMILIES", ("llama",))
     chosen = auto(GEMMA)
     assert chosen.engine is None
-    assert "the weights of model type gemma3_text in an engine have not been proven" in chosen.reason
+    assert (
+        "the weights of model type gemma3_text in an engine have not been proven" in chosen.reason
+    )
     asked = auto(GEMMA, generation__engine="Colocated")
     assert asked.engine is not None
-    assert any("model type gemma3_text in an engine can be proven shows only at the start" in w for w in asked.warnings)
+    assert any(
+        "model type gemma3_text in an engine can be proven shows only at the start" in w
+        for w in asked.warnings
+    )
 
 
 def test_the_reason_and_the_candidates_tell_what_it_was_compared_with() -> None:
     answer = result(job(generation={"servers": {"replicas": 2}}), EIGHT)
     assert answer.chosen is not None
-    assert "completions by vLLM Colocated: vLLM Servers on 2 GPUs more would take" in answer.chosen.reason
+    assert (
+        "completions by vLLM Colocated: vLLM Servers on 2 GPUs more would take"
+        in answer.chosen.reason
+    )
     assert "Transformers would take" in answer.chosen.reason
     assert "assumed" in answer.chosen.reason
     alike = [
-        one for one in answer.candidates if (one.gpus, one.zero_stage) == (answer.chosen.gpus, answer.chosen.zero_stage)
+        one
+        for one in answer.candidates
+        if (one.gpus, one.zero_stage) == (answer.chosen.gpus, answer.chosen.zero_stage)
     ]
     shown = {short_sampler_name(one): one.rejected and one.rejected.message for one in alike}
     assert {"vLLM", "vLLM, asleep", "Transformers", "vLLM 2 x 1 GPU"} <= set(shown)
@@ -90,7 +115,9 @@ def test_the_reason_and_the_candidates_tell_what_it_was_compared_with() -> None:
 
 def test_what_keeps_an_engine_away_is_told_in_numbers() -> None:
     chosen = auto(QWEN_32B, nodes(1, 1, H100))
-    assert "completions by Transformers: vLLM Colocated, asleep while training needs" in chosen.reason
+    assert (
+        "completions by Transformers: vLLM Colocated, asleep while training needs" in chosen.reason
+    )
     assert "GiB per GPU at" in chosen.reason
 
 
@@ -101,21 +128,33 @@ def test_a_share_that_is_pinned_is_obeyed_and_one_that_is_too_small_refused() ->
     few = planned(job(generation={"engine": "Colocated", "memoryShare": 0.2}), EIGHT)
     assert few.engine is not None
     assert few.engine.max_sequences < chosen.engine.max_sequences
-    assert few.engine.weights_bytes + few.engine.cache_bytes + few.engine.graphs_bytes <= 0.2 * usable_bytes(81559)
+    assert (
+        few.engine.weights_bytes + few.engine.cache_bytes + few.engine.graphs_bytes
+        <= 0.2 * usable_bytes(81559)
+    )
     refused = result(job(generation={"engine": "Colocated", "memoryShare": 0.05}), EIGHT)
     assert refused.reason == PlanReason.OUT_OF_DEVICE_MEMORY
     assert "spec.generation.memoryShare 0.05 of 78.9 GiB" in refused.message
-    assert "spec.generation.memoryShare" in [change.path for fix in refused.fixes for change in fix.changes]
+    assert "spec.generation.memoryShare" in [
+        change.path for fix in refused.fixes for change in fix.changes
+    ]
 
 
 def test_servers_have_their_own_gpus_and_take_none_that_are_not_there() -> None:
     servers = {"replicas": 2, "gpusPerReplica": 2, "gpuProduct": A100}
     chosen = planned(
-        job(generation={"engine": "Servers", "servers": servers}), EIGHT, nodes(2, 4, A100, gpu_hour_price=2.5)
+        job(generation={"engine": "Servers", "servers": servers}),
+        EIGHT,
+        nodes(2, 4, A100, gpu_hour_price=2.5),
     )
     engine = chosen.engine
     assert engine is not None
-    assert (engine.kind, engine.replicas, engine.gpus_per_replica, engine.tensor_parallel) == ("Servers", 2, 2, 2)
+    assert (engine.kind, engine.replicas, engine.gpus_per_replica, engine.tensor_parallel) == (
+        "Servers",
+        2,
+        2,
+        2,
+    )
     assert (engine.gpu_product, engine.gpu_hour_price) == (A100, 2.5)
     assert engine.node_selector == {"nvidia.com/gpu.product": A100}
     assert engine.host_memory_bytes > 0
@@ -129,10 +168,15 @@ def test_servers_have_their_own_gpus_and_take_none_that_are_not_there() -> None:
 
 def test_auto_takes_servers_only_where_they_save_gpu_seconds() -> None:
     """Where generating is nearly all, and it is done on better GPUs."""
-    long = {"training__maxCompletionLength": 8192, "placement": {"gpuProduct": L4, "gpus": {"min": 8, "max": 8}}}
+    long = {
+        "training__maxCompletionLength": 8192,
+        "placement": {"gpuProduct": L4, "gpus": {"min": 8, "max": 8}},
+    }
     servers = {"replicas": 1, "gpuProduct": H100}
     there = nodes(1, 8, L4), EIGHT
-    with_servers = auto("Qwen/Qwen2.5-0.5B", *there, generation={"engine": "Auto", "servers": servers}, **long)
+    with_servers = auto(
+        "Qwen/Qwen2.5-0.5B", *there, generation={"engine": "Auto", "servers": servers}, **long
+    )
     without = auto("Qwen/Qwen2.5-0.5B", *there, **long)
     assert with_servers.engine is not None
     assert with_servers.engine.kind == "Servers"
@@ -142,7 +186,12 @@ def test_auto_takes_servers_only_where_they_save_gpu_seconds() -> None:
 
 
 def test_servers_on_nodes_that_are_not_there_yet_are_of_the_product_that_is_declared() -> None:
-    where: dict[str, Any] = {"provisioning": "CreatePods", "nodes": 1, "gpusPerNode": 8, "gpuProduct": H100}
+    where: dict[str, Any] = {
+        "provisioning": "CreatePods",
+        "nodes": 1,
+        "gpusPerNode": 8,
+        "gpuProduct": H100,
+    }
     where |= {"nodeSelector": {"pool": "h100"}}
     for product, expected in ((None, H100), (A100, A100)):
         servers = {"replicas": 3} | ({"gpuProduct": product} if product else {})
@@ -153,7 +202,8 @@ def test_servers_on_nodes_that_are_not_there_yet_are_of_the_product_that_is_decl
 
 
 def test_the_cheapest_plan_counts_what_its_engines_cost() -> None:
-    """Two trainer's GPUs for half of the time are no cheaper where eight engines stand beside them."""
+    """Two trainer's GPUs for half of the time are no cheaper where eight engines stand beside
+    them."""
     there = nodes(2, 8, H100, gpu_hour_price=3.0), nodes(1, 8, A100, gpu_hour_price=30.0)
     for product, count in ((A100, 8), (H100, 1)):
         servers = {"engine": "Servers", "servers": {"replicas": count, "gpuProduct": product}}
@@ -166,14 +216,20 @@ def test_the_cheapest_plan_counts_what_its_engines_cost() -> None:
         def cost(one: ExecutionPlan, price: float = count * (own.gpu_hour_price or 0)) -> float:
             return (one.gpus * 3.0 + price) * (one.estimated_step_seconds or 0)
 
-        fitting = [one for one in answer.candidates if one.estimated_step_seconds and one.method == chosen.method]
+        fitting = [
+            one
+            for one in answer.candidates
+            if one.estimated_step_seconds and one.method == chosen.method
+        ]
         assert cost(chosen) <= 1.05 * min(map(cost, fitting))
 
 
 @pytest.mark.parametrize("engine", ["Colocated", "Servers"])
 def test_an_engine_on_cpus_is_had_only_by_asking(engine: str) -> None:
     assert auto(**CPU).engine is None
-    chosen, plain = (planned(job(generation__engine=one, **CPU)) for one in (engine, "Transformers"))
+    chosen, plain = (
+        planned(job(generation__engine=one, **CPU)) for one in (engine, "Transformers")
+    )
     own = chosen.engine
     assert own is not None
     assert (own.kind, own.tensor_parallel, own.gpus_per_replica, own.sleep) == (engine, 1, 0, False)
@@ -192,7 +248,10 @@ def test_what_no_engine_can_do_is_refused_with_the_fix() -> None:
     experts = result(job(MIXTRAL, generation__engine="Colocated"), EIGHT)
     assert "has 8 experts per layer: set it to Transformers" in experts.message
     short = result(job(generation={"engine": "Colocated", "maxModelLength": 512}), EIGHT)
-    assert "maxModelLength 512 is less than training.maxPromptLength 512 + maxCompletionLength 512" in short.message
+    assert (
+        "maxModelLength 512 is less than training.maxPromptLength 512 + maxCompletionLength 512"
+        in short.message
+    )
     odd = result(job(generation={"engine": "Servers", "servers": {"gpusPerReplica": 3}}), EIGHT)
     assert "28 heads and 4 key heads can't be shared by so many; 1, 2, 4 can" in odd.message
     assert {one.reason for one in (experts, short, odd)} == {PlanReason.INVALID_COMBINATION}
@@ -207,7 +266,9 @@ def test_sleep_is_obeyed() -> None:
 
 def test_what_cannot_be_compared_or_proven_is_warned_of() -> None:
     cut = auto(training__temperature=0.7, training__topP=0.9)
-    assert any("temperature 0.7 with topP" in text and "correction is off" in text for text in cut.warnings)
+    assert any(
+        "temperature 0.7 with topP" in text and "correction is off" in text for text in cut.warnings
+    )
     alone: list[dict[str, Any]] = [{"training__temperature": 0.7}, {"training__topP": 0.9}]
     for changes in alone:
         assert not any("correction is off" in text for text in auto(**changes).warnings)
@@ -220,15 +281,22 @@ def test_an_engine_in_words() -> None:
     servers = auto(generation={"engine": "Servers", "servers": {"replicas": 2}})
     assert sampler_name(servers) == f"vLLM Servers, 2 engines, 2 GPUs {H100} beside the trainer's"
     assert sampler_name(auto(MIXTRAL, nodes(4, 8, H100))) == "Transformers"
-    assert all(model_type(name) in PROVEN_FAMILIES for name in (LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B))
+    assert all(
+        model_type(name) in PROVEN_FAMILIES for name in (LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B)
+    )
 
 
-SERVERS = st.fixed_dictionaries({"replicas": st.integers(1, 4)}, optional={"gpusPerReplica": st.integers(1, 4)})
-ARGUMENTS = st.fixed_dictionaries({}, optional={"maxNumSeqs": st.integers(1, 64), "enforceEager": st.booleans()})
+SERVERS = st.fixed_dictionaries(
+    {"replicas": st.integers(1, 4)}, optional={"gpusPerReplica": st.integers(1, 4)}
+)
+ARGUMENTS = st.fixed_dictionaries(
+    {}, optional={"maxNumSeqs": st.integers(1, 64), "enforceEager": st.booleans()}
+)
 ENGINES = st.fixed_dictionaries(
     {"engine": st.sampled_from(["Auto", "Transformers", "Colocated", "Servers"])},
     optional={
-        "memoryShare": st.sampled_from([0.05, 0.2, 0.5, 0.9]), "sleep": st.booleans(), "servers": SERVERS,
+        "memoryShare": st.sampled_from([0.05, 0.2, 0.5, 0.9]), "sleep": st.booleans(),
+        "servers": SERVERS,
         "engineArguments": ARGUMENTS,
     },
 )  # fmt: skip

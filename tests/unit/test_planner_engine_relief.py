@@ -1,4 +1,5 @@
-"""After OutOfMemory with an engine: fewer completions at a time, then sleep, then Transformers, as the spec allows."""
+"""After OutOfMemory with an engine: fewer completions at a time, then sleep, then Transformers, as
+the spec allows."""
 
 from typing import Any
 
@@ -28,9 +29,11 @@ def begun(model: str = QWEN_7B, *groups: Any, **changes: Any) -> Run:
 @pytest.mark.parametrize(
     "generation",
     [
-        {"engine": "Auto"}, {"engine": "Colocated", "sleep": True}, {"engine": "Colocated", "memoryShare": 0.3},
+        {"engine": "Auto"}, {"engine": "Colocated", "sleep": True}, {"engine": "Colocated",
+        "memoryShare": 0.3},
         {"engine": "Servers", "servers": {"replicas": 3}},
-        {"engine": "Colocated", "engineArguments": {"maxNumSeqs": 5, "kvCacheDtype": "fp8", "enforceEager": True}},
+        {"engine": "Colocated", "engineArguments": {"maxNumSeqs": 5, "kvCacheDtype": "fp8",
+        "enforceEager": True}},
     ],
     ids=str,
 )  # fmt: skip
@@ -55,7 +58,10 @@ def test_fewer_completions_at_a_time_come_first(phase: str) -> None:
     assert relief.engine.memory_share < before.memory_share
     assert relief.engine.cache_bytes < before.cache_bytes
     assert (relief.micro_batch, relief.generation_sub_batch) == (run.plan.micro_batch, 0)
-    told = f"samples {relief.engine.max_sequences} completions at a time instead of {before.max_sequences}"
+    told = (
+        f"samples {relief.engine.max_sequences} completions at a time instead of "
+        f"{before.max_sequences}"
+    )
     assert told in relief.changes[-1]
     assert relief.memory is not None
     assert relief.memory.phases.sync < short.prediction.phases["sync"]
@@ -63,9 +69,14 @@ def test_fewer_completions_at_a_time_come_first(phase: str) -> None:
 
 def test_the_last_relief_is_transformers_where_the_spec_leaves_it_open() -> None:
     order = [split["engine"] for split in leaner_splits(begun())]
-    kinds = [short_sampler_name(begun().plan.model_copy(update={"engine": engine})) for engine in order]
+    kinds = [
+        short_sampler_name(begun().plan.model_copy(update={"engine": engine})) for engine in order
+    ]
     assert list(dict.fromkeys(kinds)) == ["vLLM", "vLLM, asleep", "Transformers"]
-    pinned = [split["engine"] for split in leaner_splits(begun(generation={"engine": "Colocated", "sleep": True}))]
+    pinned = [
+        split["engine"]
+        for split in leaner_splits(begun(generation={"engine": "Colocated", "sleep": True}))
+    ]
     assert all(engine and engine.sleep for engine in pinned)  # type: ignore[attr-defined]
     hopeless = mildest_fitting_split(ran_out(begun(), oom("generate", 70 * 2**30)))
     assert hopeless is not None
@@ -75,7 +86,9 @@ def test_the_last_relief_is_transformers_where_the_spec_leaves_it_open() -> None
 
 
 def test_sleep_relieves_what_training_lacks() -> None:
-    run = begun(LLAMA_1B, training__gradientCheckpointing="Enabled", training__perDeviceTrainBatchSize=1)
+    run = begun(
+        LLAMA_1B, training__gradientCheckpointing="Enabled", training__perDeviceTrainBatchSize=1
+    )
     assert run.plan.engine is not None
     assert not run.plan.engine.sleep
     relief = mildest_fitting_split(ran_out(run, oom("step")))

@@ -16,7 +16,19 @@ from grpo_planner.explain.fixes import ACCESS_MODE, with_value
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import Fix, PlanReason
-from tests.unit.planning import A100, H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, result, spec
+from tests.unit.planning import (
+    A100,
+    H100,
+    L4,
+    LLAMA_1B,
+    LLAMA_70B,
+    QWEN_7B,
+    QWEN_32B,
+    inventory,
+    nodes,
+    result,
+    spec,
+)
 
 ONE = {"min": 1, "max": 1}
 ONCE = {"size": "1Ti", "accessMode": "ReadWriteOnce"}
@@ -26,14 +38,21 @@ REJECTED = {
         LLAMA_1B, training__gradientCheckpointing="Disabled", training__maxCompletionLength=65536
     ),
     "spec.training.perDeviceTrainBatchSize": spec(
-        QWEN_7B, training__perDeviceTrainBatchSize=256, training__promptsPerStep=32, placement__gpus=ONE
+        QWEN_7B,
+        training__perDeviceTrainBatchSize=256,
+        training__promptsPerStep=32,
+        placement__gpus=ONE,
     ),
     "spec.placement.gpus.max": spec(QWEN_32B, placement__gpus=ONE, adapter__use="Never"),
     "spec.placement.gpuProduct": spec(QWEN_32B, placement__gpuProduct=L4, adapter__use="Never"),
     "spec.resources.limits.memory": spec(LLAMA_1B, resources__limits={"memory": "2Gi"}),
     "spec.resources.requests.memory": spec(LLAMA_1B, resources__requests={"memory": "2Gi"}),
-    "spec.adapter.use": spec(QWEN_7B, placement__gpus=ONE, placement__gpuProduct=L4, adapter__use="Never"),
-    "spec.training.maxCompletionLength": spec(LLAMA_70B, training__maxCompletionLength=131072, adapter__use="Always"),
+    "spec.adapter.use": spec(
+        QWEN_7B, placement__gpus=ONE, placement__gpuProduct=L4, adapter__use="Never"
+    ),
+    "spec.training.maxCompletionLength": spec(
+        LLAMA_70B, training__maxCompletionLength=131072, adapter__use="Always"
+    ),
 }
 THERE = inventory(nodes(1, 8, A100), nodes(1, 4, L4, host_gib=64))
 
@@ -58,10 +77,12 @@ def test_each_fix_when_applied_is_planned(path: str) -> None:
 
 
 SMALLER = {
-    "spec.adapter.rank": spec(QWEN_7B, adapter__use="Always", adapter__rank=512, placement__gpuProduct=L4,
+    "spec.adapter.rank": spec(QWEN_7B, adapter__use="Always", adapter__rank=512,
+    placement__gpuProduct=L4,
                               placement__gpus=ONE),
     "spec.training.dtype": spec(LLAMA_1B, adapter__use="Never", training__optimizer="AdamW",
-                                resources__limits={"memory": "8Gi"}, placement__gpuProduct=L4, placement__gpus=ONE),
+                                resources__limits={"memory": "8Gi"}, placement__gpuProduct=L4,
+                                placement__gpus=ONE),
 }  # fmt: skip
 
 
@@ -77,10 +98,14 @@ def test_fewer_targets_are_tried_where_the_model_has_them() -> None:
     there = inventory(nodes(1, 1, L4, host_gib=60))
 
     def job(tokens: int) -> GRPOJobSpec:
-        return spec(QWEN_7B, adapter__use="Always", adapter__rank=7, training__maxCompletionLength=tokens)
+        return spec(
+            QWEN_7B, adapter__use="Always", adapter__rank=7, training__maxCompletionLength=tokens
+        )
 
     first = bisect_left(
-        range(1 << 16), True, key=lambda tokens: tokens > 0 and not plan_job(job(tokens), there).feasible
+        range(1 << 16),
+        True,
+        key=lambda tokens: tokens > 0 and not plan_job(job(tokens), there).feasible,
     )
     fix = plan_job(job(first), there).fixes[0]
     assert [(change.path, change.value) for change in fix.changes] == [
@@ -93,7 +118,10 @@ def test_where_no_change_helps_alone_two_do_and_each_is_needed() -> None:
     job = spec(QWEN_7B, adapter__use="Never", training__maxCompletionLength=32768)
     there = inventory(nodes(1, 1, L4, host_gib=40))
     (fix,) = plan_job(job, there).fixes
-    assert [change.path for change in fix.changes] == ["spec.adapter.use", "spec.training.maxCompletionLength"]
+    assert [change.path for change in fix.changes] == [
+        "spec.adapter.use",
+        "spec.training.maxCompletionLength",
+    ]
     assert plan_job(applied(job, fix), there).feasible
     for change in fix.changes:
         assert not plan_job(what_if(job, f"{change.path}={change.value}"), there).feasible
@@ -113,7 +141,9 @@ def test_the_hardware_that_would_do_does(model: str, use: str) -> None:
                   host_gib=would_do.host_memory_bytes // GIB + 1)  # fmt: skip
     unbound = spec(model, adapter__use=use, placement__objective="FewestGPUs")
     assert plan_job(unbound, inventory(there)).feasible
-    less = replace(there, gpus_total=would_do.gpus_per_node // 2, gpus_free=would_do.gpus_per_node // 2)
+    less = replace(
+        there, gpus_total=would_do.gpus_per_node // 2, gpus_free=would_do.gpus_per_node // 2
+    )
     assert not plan_job(unbound, inventory(less)).feasible
 
 
@@ -142,7 +172,9 @@ def test_a_lower_bound_stays_and_what_nothing_can_run_says_so() -> None:
 def test_too_few_gpus_offers_fewer() -> None:
     answer = result(spec(LLAMA_1B, placement__gpus={"min": 16}), nodes(1, 8, H100))
     assert answer.reason == PlanReason.NOT_ENOUGH_GPUS
-    assert [(fix.changes[0].path, fix.changes[0].value) for fix in answer.fixes] == [("spec.placement.gpus.min", "8")]
+    assert [(fix.changes[0].path, fix.changes[0].value) for fix in answer.fixes] == [
+        ("spec.placement.gpus.min", "8")
+    ]
 
 
 def test_a_claim_that_keeps_the_gang_on_one_node_is_named() -> None:
@@ -151,7 +183,9 @@ def test_a_claim_that_keeps_the_gang_on_one_node_is_named() -> None:
     (change,) = answer.fixes[0].changes
     assert (change.path, change.value) == (ACCESS_MODE, "ReadWriteMany")
     assert f"{ACCESS_MODE} ReadWriteOnce keeps the gang on one node" in answer.message
-    assert plan_job(with_value(job, ACCESS_MODE, "ReadWriteMany"), inventory(nodes(2, 8, H100))).feasible
+    assert plan_job(
+        with_value(job, ACCESS_MODE, "ReadWriteMany"), inventory(nodes(2, 8, H100))
+    ).feasible
 
 
 def test_a_batch_that_the_nodes_cannot_share_is_named() -> None:
@@ -160,13 +194,19 @@ def test_a_batch_that_the_nodes_cannot_share_is_named() -> None:
     assert answer.reason == PlanReason.INVALID_BATCH_SPLIT
     assert "can't be split over as many GPUs on each of 3 nodes" in answer.message
     assert "set spec.training.promptsPerStep to 9" in answer.message
-    assert plan_job(with_value(job, "spec.training.promptsPerStep", 9), inventory(nodes(4, 8, H100))).feasible
+    assert plan_job(
+        with_value(job, "spec.training.promptsPerStep", 9), inventory(nodes(4, 8, H100))
+    ).feasible
 
 
 def test_what_is_faster_but_dearer_says_by_how_much() -> None:
     answer = result(spec(LLAMA_1B, placement__objective="FewestGPUs"), nodes(1, 8, H100))
     assert answer.chosen is not None
-    dearer = next(c for c in answer.candidates if c.gpus == 8 and c.method == "Full" and c.optimizer == "AdamW")
+    dearer = next(
+        c
+        for c in answer.candidates
+        if c.gpus == 8 and c.method == "Full" and c.optimizer == "AdamW"
+    )
     assert dearer.rejected is not None
     assert dearer.rejected.reason == "NoBetter"
     assert dearer.rejected.message.endswith("% faster, but 8 GPUs instead of 1")
@@ -186,12 +226,18 @@ def test_a_batch_taken_at_once_fits_where_accumulating_it_would_not() -> None:
 
 def test_pins_that_exclude_one_another_name_them_all() -> None:
     job = spec(
-        reference__strategy="Sharded", reference__sync={"everySteps": 5}, training__optimizer="AdamW8bit",
+        reference__strategy="Sharded", reference__sync={"everySteps": 5},
+        training__optimizer="AdamW8bit",
         reference__offload={},
     )  # fmt: skip
     answer = result(job, nodes(1, 8, H100))
     assert answer.reason == PlanReason.INVALID_COMBINATION
-    for pin in ("reference.strategy Sharded", "training.optimizer AdamW8bit", "reference.offload", "reference.sync"):
+    for pin in (
+        "reference.strategy Sharded",
+        "training.optimizer AdamW8bit",
+        "reference.offload",
+        "reference.sync",
+    ):
         assert pin in answer.message
 
 
@@ -201,7 +247,12 @@ def test_an_offloaded_reference_under_zero_3_and_on_the_host() -> None:
     host = result(spec(reference__offload={}), nodes(1, 8, H100))
     assert {candidate.strategy for candidate in host.candidates} == {"Offload", "Sharded"}
     gathered = result(
-        spec(QWEN_32B, adapter__use="Never", training__ds3GatherForGeneration="Enabled", placement__gpuProduct=L4),
+        spec(
+            QWEN_32B,
+            adapter__use="Never",
+            training__ds3GatherForGeneration="Enabled",
+            placement__gpuProduct=L4,
+        ),
         nodes(1, 8, L4),
     )
     assert gathered.reason == PlanReason.OUT_OF_DEVICE_MEMORY

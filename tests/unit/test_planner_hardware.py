@@ -69,7 +69,10 @@ def test_a_pod_takes_one_mig_instance_at_its_own_speed() -> None:
     assert lookup_product("NVIDIA-A30-MIG-1g.6gb").teraflops == pytest.approx(
         lookup_product("NVIDIA-A30").teraflops / 4
     )
-    slow, fast = plan(spec(LLAMA_1B), node), plan(spec(LLAMA_1B), group(gpuProduct="NVIDIA-A100-SXM4-80GB"))
+    slow, fast = (
+        plan(spec(LLAMA_1B), node),
+        plan(spec(LLAMA_1B), group(gpuProduct="NVIDIA-A100-SXM4-80GB")),
+    )
     assert (slow.estimated_step_seconds or 0) > 4 * (fast.estimated_step_seconds or 0)
 
 
@@ -85,7 +88,10 @@ def test_a_file_declares_links_and_the_slowest_of_a_pool_counts() -> None:
     assert (pool.hardware.node_network, pool.hardware.link) == (12.5, 200)
     (plain,), _ = build_pools(parse_inventory({"nodes": [GROUP]}), spec(LLAMA_1B))
     assert (plain.hardware.node_network, plain.hardware.link) == (0, table()[H100].link)
-    with pytest.raises(InventoryInvalid, match=r"nodes\.0\.interconnect\.nodeGbps|nodes\[0\]\.interconnect\.nodeGbps"):
+    with pytest.raises(
+        InventoryInvalid,
+        match=r"nodes\.0\.interconnect\.nodeGbps|nodes\[0\]\.interconnect\.nodeGbps",
+    ):
         parse_inventory({"nodes": [GROUP | {"interconnect": {"nodeGbps": 25}}]})
 
 
@@ -98,5 +104,7 @@ def test_the_network_between_nodes_is_that_of_machines_with_such_gpus() -> None:
 
 
 def test_links_are_no_reason_to_keep_equal_nodes_apart() -> None:
-    merged = Inventory((nodes(1, 8, H100, node_gbps=25.0), nodes(2, 8, H100), nodes(3, 8, H100))).with_merged_nodes
+    merged = Inventory(
+        (nodes(1, 8, H100, node_gbps=25.0), nodes(2, 8, H100), nodes(3, 8, H100))
+    ).with_merged_nodes
     assert sorted(node.count for node in merged.nodes) == [1, 5]

@@ -25,7 +25,8 @@ BIG = SHAPES["qwen2.5-7b"]
 def offloading(zero: Literal[2, 3], world: int, accumulation: int = 1, **settings: Any) -> Setup:
     """Eight tokens in bfloat16 with the optimizer on the host."""
     return Setup(
-        precision="bfloat16", prompt=4, completion=4, micro_batch=1, world=world, zero=zero, offload=True,
+        precision="bfloat16", prompt=4, completion=4, micro_batch=1, world=world, zero=zero,
+        offload=True,
         accumulation=accumulation, **settings,
     )  # fmt: skip
 
@@ -52,10 +53,17 @@ def test_pinned_buffers_are_the_next_power_of_two(count: int) -> None:
 
 
 def test_nothing_is_pinned_for_nothing() -> None:
-    assert (pinned_bytes(0), pinned_bytes(1), pinned_bytes(4096), pinned_bytes(4097)) == (0, 1, 4096, 8192)
+    assert (pinned_bytes(0), pinned_bytes(1), pinned_bytes(4096), pinned_bytes(4097)) == (
+        0,
+        1,
+        4096,
+        8192,
+    )
 
 
-@pytest.mark.parametrize(("zero", "accumulation", "measured"), [(2, 1, 18), (2, 2, 20), (3, 1, 18), (3, 2, 18)])
+@pytest.mark.parametrize(
+    ("zero", "accumulation", "measured"), [(2, 1, 18), (2, 2, 20), (3, 1, 18), (3, 2, 18)]
+)
 @pytest.mark.parametrize("world", [1, 2])
 def test_offloading_takes_what_was_measured_and_less_than_twice_that_when_rounded(
     zero: Literal[2, 3], accumulation: int, measured: int, world: int
@@ -67,7 +75,8 @@ def test_offloading_takes_what_was_measured_and_less_than_twice_that_when_rounde
 
 
 def test_a_tensor_over_many_ranks_has_its_whole_buffer_on_each() -> None:
-    """64 ranks share 7B: a partition is smaller than the embedding, whose gradient buffer is whole on each of them."""
+    """64 ranks share 7B: a partition is smaller than the embedding, whose gradient buffer is whole
+    on each of them."""
     shared = [offloaded_state(BIG, offloading(2, 64, accumulation)) for accumulation in (1, 2)]
     assert largest_trained(BIG, 0) > BIG.parameters / 64
     assert shared[1] - shared[0] > pinned_bytes(2 * largest_trained(BIG, 0))

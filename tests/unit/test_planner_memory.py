@@ -1,7 +1,7 @@
 """The memory model's terms against measured engines, published counts and hand-computed cases.
 
-tests/trainer/test_memory_truth.py compares the whole with the real code; here are the parts that a single process can't
-show, such as ZeRO's partitions.
+tests/trainer/test_memory_truth.py compares the whole with the real code; here are the parts that a
+single process can't show, such as ZeRO's partitions.
 """
 
 from dataclasses import replace
@@ -34,7 +34,8 @@ def of_length(precision: Precision, tokens: int, **settings: Any) -> Setup:
     ("name", "billions"),
     [
         ("qwen2.5-0.5b", 0.494), ("qwen2.5-72b", 72.7), ("qwen3-8b", 8.19), ("qwen3-30b-a3b", 30.5),
-        ("llama-3.2-1b", 1.236), ("llama-3.1-405b", 405.9), ("mistral-7b", 7.248), ("mixtral-8x7b", 46.7),
+        ("llama-3.2-1b", 1.236), ("llama-3.1-405b", 405.9), ("mistral-7b", 7.248), ("mixtral-8x7b",
+        46.7),
         ("gemma-2-9b", 9.24), ("gemma-3-1b", 1.0), ("phi-4", 14.66), ("smollm2-135m", 0.1345),
     ],
 )  # fmt: skip
@@ -43,8 +44,12 @@ def test_shapes_count_as_published(name: str, billions: float) -> None:
 
 
 def test_experts_count_in_all_and_active() -> None:
-    assert catalogue.shapes()["qwen3-30b-a3b"].active_parameters / 1e9 == pytest.approx(3.35, rel=0.02)
-    assert catalogue.shapes()["mixtral-8x7b"].active_parameters / 1e9 == pytest.approx(12.9, rel=0.01)
+    assert catalogue.shapes()["qwen3-30b-a3b"].active_parameters / 1e9 == pytest.approx(
+        3.35, rel=0.02
+    )
+    assert catalogue.shapes()["mixtral-8x7b"].active_parameters / 1e9 == pytest.approx(
+        12.9, rel=0.01
+    )
 
 
 def test_a_small_shape_by_hand() -> None:
@@ -60,8 +65,11 @@ def test_a_small_shape_by_hand() -> None:
 def test_zero_rows_as_measured_on_two_ranks(
     zero: Literal[2, 3], accumulation: int, between: float, backward: float, step: float
 ) -> None:
-    """Bytes per parameter of live storages of the real engine with world 2; no activations, 5 % for its buckets."""
-    shape = Shape(hidden=1024, layers=64, heads=8, kv_heads=8, head_dim=128, intermediate=4096, vocab=2000)
+    """Bytes per parameter of live storages of the real engine with world 2; no activations, 5 % for
+    its buckets."""
+    shape = Shape(
+        hidden=1024, layers=64, heads=8, kv_heads=8, head_dim=128, intermediate=4096, vocab=2000
+    )
     setup = of_length("bfloat16", 1, accumulation=accumulation, world=2, zero=zero)
     count = shape.parameters
     resting = states.weights(shape, setup) + states.optimizer_state(shape, setup)
@@ -83,10 +91,13 @@ def test_an_offloaded_reference_visits_for_its_pass_only() -> None:
 
 
 def test_loading_holds_policy_and_reference_at_once() -> None:
-    """An offloaded reference is on the GPU beside the policy until TRL has wrapped it: more than 8-bit moments take."""
+    """An offloaded reference is on the GPU beside the policy until TRL has wrapped it: more than
+    8-bit moments take."""
     whole = 4 * BIG.parameters
     for strategy in STRATEGIES:
-        load = predict(BIG, of_length("mixed", 64, eight_bit=True, reference=strategy)).phases["load"]
+        load = predict(BIG, of_length("mixed", 64, eight_bit=True, reference=strategy)).phases[
+            "load"
+        ]
         assert load > whole * (2 if strategy in {"Clone", "Offload"} else 1)
 
 
@@ -101,7 +112,8 @@ def test_loading_under_zero_3_holds_a_whole_module_or_the_optimizers_first_gradi
 
 
 def test_zero_2_has_whole_gradients_of_the_tensors_that_lie_across_partitions() -> None:
-    """On 64 GPUs a partition of 7B is smaller than the embedding, and every rank with a piece of that has the whole."""
+    """On 64 GPUs a partition of 7B is smaller than the embedding, and every rank with a piece of
+    that has the whole."""
     setup = of_length("bfloat16", 64, world=64, zero=2)
     share = 2 * BIG.parameters / 64
     assert states.gradients(BIG, setup) > 2 * BIG.head > share
@@ -109,12 +121,15 @@ def test_zero_2_has_whole_gradients_of_the_tensors_that_lie_across_partitions() 
 
 
 def test_zero_2_with_offload_keeps_large_gradients_until_a_micro_batch_is_over() -> None:
-    """Of a micro-batch before the last; those that fit into a bucket (Qwen2.5's keys and values) are part of it."""
+    """Of a micro-batch before the last; those that fit into a bucket (Qwen2.5's keys and values)
+    are part of it."""
     setup = of_length("bfloat16", 64, world=2, zero=2, offload=True, accumulation=2)
     kept = states.kept_gradients(BIG, setup)
     assert 0.4 * 2 * BIG.parameters < kept < 0.55 * 2 * BIG.parameters
     assert states.kept_gradients(BIG, replace(setup, accumulation=1)) == 0
-    once, twice = (predict(BIG, replace(setup, accumulation=steps)).phases["backward"] for steps in (1, 2))
+    once, twice = (
+        predict(BIG, replace(setup, accumulation=steps)).phases["backward"] for steps in (1, 2)
+    )
     assert twice - once == pytest.approx(kept - states.gradient_norm(BIG, setup), rel=0.1)
 
 
@@ -124,7 +139,9 @@ def test_zero_3_gathers_ahead_unless_generation_gathers_nothing() -> None:
     assert states.gathering_buffers(BIG, setup) == pytest.approx(2 * (0.9 * BIG.hidden**2 + down))
     assert states.gathering_buffers(BIG, replace(setup, gather=False)) == 0
     experts = catalogue.shapes()["qwen3-30b-a3b"]
-    assert states.gathering_buffers(experts, setup) == 2 * 128 * 3 * 2048 * 768, "all experts of a layer come together"
+    assert states.gathering_buffers(experts, setup) == 2 * 128 * 3 * 2048 * 768, (
+        "all experts of a layer come together"
+    )
 
 
 def test_a_sharded_reference_keeps_embedding_and_head_gathered() -> None:
@@ -139,18 +156,35 @@ def test_a_sharded_reference_keeps_embedding_and_head_gathered() -> None:
 
 
 def test_zero_3_keeps_small_factors_of_an_adapter_whole() -> None:
-    """Factors of rank 8 up to 10 * hidden elements: all but those on the wide side of the feed-forward part."""
-    shape = Shape(hidden=512, layers=4, heads=4, kv_heads=2, head_dim=128, intermediate=1024, vocab=200, qkv_bias=True)
+    """Factors of rank 8 up to 10 * hidden elements: all but those on the wide side of the
+    feed-forward part."""
+    shape = Shape(
+        hidden=512,
+        layers=4,
+        heads=4,
+        kv_heads=2,
+        head_dim=128,
+        intermediate=1024,
+        vocab=200,
+        qkv_bias=True,
+    )
     setup = of_length("float32", 1, world=4, zero=3, lora_rank=8)
     attention, down_up_and_gate = 8 * (4 * 512 + 2 * (512 + 256)), 8 * 3 * 512
-    factors, vectors = 4 * (attention + down_up_and_gate), shape.layers * shape.layer_vectors + shape.hidden
-    assert states.persistent_parameters(shape, setup) == 4 * (factors + vectors) == 690_176, "measured on live ranks"
+    factors, vectors = (
+        4 * (attention + down_up_and_gate),
+        shape.layers * shape.layer_vectors + shape.hidden,
+    )
+    assert states.persistent_parameters(shape, setup) == 4 * (factors + vectors) == 690_176, (
+        "measured on live ranks"
+    )
     assert states.persistent_parameters(shape, replace(setup, lora_rank=0)) == 4 * vectors
     assert states.persistent_parameters(shape, replace(setup, zero=2)) == 0
 
 
 def test_a_step_takes_its_buffers_or_gathers_anew_what_stays_whole() -> None:
-    shape = Shape(hidden=512, layers=4, heads=4, kv_heads=2, head_dim=128, intermediate=1024, vocab=200)
+    shape = Shape(
+        hidden=512, layers=4, heads=4, kv_heads=2, head_dim=128, intermediate=1024, vocab=200
+    )
     small, large = (of_length("float32", 1, world=4, zero=3, lora_rank=rank) for rank in (8, 512))
     assert predict(shape, small).phases["step"] == predict(shape, small).static
     kept = states.persistent_parameters(shape, large)
@@ -159,21 +193,38 @@ def test_a_step_takes_its_buffers_or_gathers_anew_what_stays_whole() -> None:
 
 
 def test_the_threshold_is_inclusive_and_for_all_parameters() -> None:
-    """Rank 10 on a square map is just small enough, 11 is not; 8 experts have a router that stays whole, 16 don't."""
-    square = Shape(hidden=64, layers=1, heads=4, kv_heads=4, head_dim=16, intermediate=64, vocab=1000)
-    assert [persistent_elements(square, rank) - persistent_elements(square, 0) for rank in (10, 11)] == [14 * 640, 0]
+    """Rank 10 on a square map is just small enough, 11 is not; 8 experts have a router that stays
+    whole, 16 don't."""
+    square = Shape(
+        hidden=64, layers=1, heads=4, kv_heads=4, head_dim=16, intermediate=64, vocab=1000
+    )
+    assert [
+        persistent_elements(square, rank) - persistent_elements(square, 0) for rank in (10, 11)
+    ] == [14 * 640, 0]
     few, many = (replace(square, experts=experts, active_experts=2) for experts in (8, 16))
     assert (persistent_elements(few, 0), persistent_elements(many, 0)) == (3 * 64 + 8 * 64, 3 * 64)
 
 
 def test_factors_of_fused_experts_are_one_tensor() -> None:
-    """As PEFT makes them: inner and outer, of gate and up with twice the rank, between four maps' and the router's."""
+    """As PEFT makes them: inner and outer, of gate and up with twice the rank, between four maps'
+    and the router's."""
     shape = Shape(
-        hidden=64, layers=1, heads=4, kv_heads=4, head_dim=16, intermediate=32, vocab=1000, experts=8, active_experts=2
+        hidden=64,
+        layers=1,
+        heads=4,
+        kv_heads=4,
+        head_dim=16,
+        intermediate=32,
+        vocab=1000,
+        experts=8,
+        active_experts=2,
     )
     gate_up, down = (2 * 8 * 64, 2 * 8 * 2 * 32), (8 * 32, 8 * 64)
     assert trained_matrices(shape, 1) == (*8 * (64,), *gate_up, *down, 64, 8)
-    assert persistent_elements(shape, 1) - persistent_elements(shape, 0) == 8 * 64 + 64 + 8 + 8 * 32 + 8 * 64
+    assert (
+        persistent_elements(shape, 1) - persistent_elements(shape, 0)
+        == 8 * 64 + 64 + 8 + 8 * 32 + 8 * 64
+    )
 
 
 def test_no_reference_and_on_policy_has_no_scoring_pass() -> None:
@@ -195,11 +246,19 @@ def test_gathering_for_generation_costs_the_whole_model_beside_the_partition() -
     gathered, kept = predict(BIG, setup), predict(BIG, replace(setup, gather=False))
     live = states.live_parameters(BIG, setup)
     missing = 2 * BIG.parameters - states.persistent_parameters(BIG, setup)
-    assert gathered.phases["generate"] - kept.phases["generate"] == pytest.approx(missing - live, abs=2)
+    assert gathered.phases["generate"] - kept.phases["generate"] == pytest.approx(
+        missing - live, abs=2
+    )
 
 
 def test_usable_memory_is_what_torch_reports() -> None:
-    for label, torch_gib in ((81559, 79.1), (143771, 139.8), (23034, 22.03), (183359, 178.35), (15360, 14.6)):
+    for label, torch_gib in (
+        (81559, 79.1),
+        (143771, 139.8),
+        (23034, 22.03),
+        (183359, 178.35),
+        (15360, 14.6),
+    ):
         assert usable_bytes(label) / GIB == pytest.approx(torch_gib, abs=0.5)
     assert usable_bytes(0) == 0
 
@@ -219,7 +278,10 @@ def test_checkpoints_hold_weights_state_and_a_drifted_reference() -> None:
     assert checkpoint_bytes(BIG, full, True) == 16 * BIG.parameters
     lora = replace(full, lora_rank=16)
     assert checkpoint_bytes(BIG, lora, False) == 12 * BIG.adapter_parameters(16)
-    assert checkpoint_bytes(BIG, replace(full, precision="bfloat16", zero=3), False) == 14 * BIG.parameters
+    assert (
+        checkpoint_bytes(BIG, replace(full, precision="bfloat16", zero=3), False)
+        == 14 * BIG.parameters
+    )
 
 
 def test_an_export_holds_what_was_trained_or_the_model_that_it_was_merged_into() -> None:
@@ -228,7 +290,7 @@ def test_an_export_holds_what_was_trained_or_the_model_that_it_was_merged_into()
     assert export_bytes(BIG, full, merged=False) == 4 * BIG.parameters
     assert export_bytes(BIG, replace(full, precision="bfloat16"), merged=True) == 2 * BIG.parameters
     assert export_bytes(BIG, lora, merged=False) == 4 * BIG.adapter_parameters(16)
-    assert export_bytes(BIG, replace(lora, precision="bfloat16", zero=3), merged=False) == 2 * BIG.adapter_parameters(
-        16
-    )
+    assert export_bytes(
+        BIG, replace(lora, precision="bfloat16", zero=3), merged=False
+    ) == 2 * BIG.adapter_parameters(16)
     assert export_bytes(BIG, lora, merged=True) == 4 * BIG.parameters

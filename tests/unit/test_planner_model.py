@@ -1,4 +1,5 @@
-"""Where a model's shape comes from: config.json, the spec, the catalogue, a declared size; and GPU products."""
+"""Where a model's shape comes from: config.json, the spec, the catalogue, a declared size; and GPU
+products."""
 
 import contextlib
 from dataclasses import replace
@@ -30,7 +31,13 @@ OBJECTS = st.dictionaries(
     st.sampled_from(["hidden_size", "model_type"]), st.integers() | st.text(max_size=3), max_size=2
 )
 JSON_VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(-5, 10**7), st.floats(), st.text(max_size=4), LISTS, OBJECTS
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 10**7),
+    st.floats(),
+    st.text(max_size=4),
+    LISTS,
+    OBJECTS,
 )
 
 
@@ -42,8 +49,10 @@ def model(name: str, **fields: Any) -> ModelSpec:
 @pytest.mark.parametrize(
     ("name", "known"),
     [
-        ("meta-llama/Llama-3.2-1B-Instruct", "llama-3.2-1b"), ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b"),
-        ("Qwen/Qwen2.5-0.5B-Instruct", "qwen2.5-0.5b"), ("Qwen/Qwen2.5-Coder-7B", "qwen2.5-coder-7b"),
+        ("meta-llama/Llama-3.2-1B-Instruct", "llama-3.2-1b"), ("meta-llama/Meta-Llama-3.1-8B",
+        "llama-3.1-8b"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "qwen2.5-0.5b"), ("Qwen/Qwen2.5-Coder-7B",
+        "qwen2.5-coder-7b"),
         ("google/gemma-3-1b-it", "gemma-3-1b"), ("/models/Qwen3-4B/", "qwen3-4b"),
         ("HuggingFaceTB/SmolLM2-135M", "smollm2-135m"), ("microsoft/phi-4", "phi-4"),
     ],
@@ -72,11 +81,13 @@ def test_the_source_that_is_trusted_most_wins() -> None:
         resolve_model(given, facts, said(10)), resolve_model(named, facts, said(10)),
         resolve_model(named, facts), resolve_model(named),
         resolve_model(model("mine", parameters="1.2B")),
-    )] == [(8, "Spec"), (10, "FormerAttempt"), (12, "ConfigFile"), (16, "Catalogue"), (16, "Size")]  # fmt: skip
+    )] == [(8, "Spec"), (10, "FormerAttempt"), (12, "ConfigFile"), (16, "Catalogue"), (16,
+    "Size")]  # fmt: skip
 
 
 def test_every_source_gives_the_same_shape() -> None:
-    """What `grpo plan --config` tells to set in spec.model.architecture is the file, to the last bit."""
+    """What `grpo plan --config` tells to set in spec.model.architecture is the file, to the last
+    bit."""
     named = model("meta-llama/Llama-3.2-1B")
     from_file = resolve_model(named, ModelFacts(config=LLAMA))
     advised = yaml.safe_load(from_file.note.split("spec.model.architecture: ")[1])
@@ -87,7 +98,11 @@ def test_every_source_gives_the_same_shape() -> None:
 
 def test_a_contradicting_size_makes_it_another_model() -> None:
     pruned = resolve_model(model("meta-llama/Llama-3.2-1B", parameters="800M"))
-    assert (pruned.source, pruned.shape.parameters, pruned.label) == ("Estimated", 800_000_000, "800M")
+    assert (pruned.source, pruned.shape.parameters, pruned.label) == (
+        "Estimated",
+        800_000_000,
+        "800M",
+    )
     assert "estimated from 800M" in pruned.note
     assert resolve_model(model("meta-llama/Llama-3.2-1B", parameters="1.2B")).source == "Catalogue"
 
@@ -102,12 +117,23 @@ def test_any_size_has_a_shape(size: str) -> None:
 def test_configs_of_other_families() -> None:
     qwen3 = from_config(LLAMA | {"model_type": "qwen3"})
     assert (qwen3.qk_norm, qwen3.qkv_bias) == (True, False)
-    qwen2 = from_config(LLAMA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False})
+    qwen2 = from_config(
+        LLAMA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}
+    )
     assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.sliding_window) == (True, False, 0)
     kinds = ["sliding_attention"] * 15 + ["full_attention"]
-    gemma = from_config(LLAMA | {"model_type": "gemma3_text", "sliding_window": 512, "layer_types": kinds})
-    assert (gemma.norms, gemma.wide_norms, gemma.sliding_window, gemma.full_attention_layers) == (4, True, 512, 1)
-    mixtral = from_config(LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2})
+    gemma = from_config(
+        LLAMA | {"model_type": "gemma3_text", "sliding_window": 512, "layer_types": kinds}
+    )
+    assert (gemma.norms, gemma.wide_norms, gemma.sliding_window, gemma.full_attention_layers) == (
+        4,
+        True,
+        512,
+        1,
+    )
+    mixtral = from_config(
+        LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    )
     assert (mixtral.experts, mixtral.active_experts) == (8, 2)
     biased = from_config(LLAMA | {"attention_bias": True, "mlp_bias": True})
     assert (biased.qkv_bias, biased.output_bias, biased.mlp_bias) == (True, True, True)
@@ -118,36 +144,51 @@ def test_configs_of_other_families() -> None:
     ("kind", "keys", "windowed"),
     [
         ("gemma2", {"sliding_window": 4096}, 8), ("gemma3_text", {"sliding_window": 512}, 14),
-        ("gemma3_text", {"sliding_window": 512, "sliding_window_pattern": 4}, 12), ("gpt_oss", {}, 8),
+        ("gemma3_text", {"sliding_window": 512, "sliding_window_pattern": 4}, 12), ("gpt_oss", {},
+        8),
         ("mistral", {"sliding_window": 4096}, 16), ("mistral", {"sliding_window": None}, 0),
         ("phi3", {"sliding_window": 2047}, 16), ("llama", {"sliding_window": 4096}, 0),
         ("qwen2", {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 10}, 6),
         ("qwen3_moe", {"sliding_window": 4096, "use_sliding_window": True, "num_experts": 4}, 16),
     ],
 )  # fmt: skip
-def test_windows_where_layer_types_says_nothing(kind: str, keys: dict[str, Any], windowed: int) -> None:
-    """Gemma 2's file has no layer_types: with every layer windowed, 16k tokens were planned at 31.9 instead of 49.2."""
+def test_windows_where_layer_types_says_nothing(
+    kind: str, keys: dict[str, Any], windowed: int
+) -> None:
+    """Gemma 2's file has no layer_types: with every layer windowed, 16k tokens were planned at 31.9
+    instead of 49.2."""
     shape = from_config(LLAMA | {"model_type": kind} | keys)
     assert (shape.layers - shape.full_attention_layers if shape.sliding_window else 0) == windowed
 
 
 def test_a_config_of_something_else_is_rejected() -> None:
-    with pytest.raises(SpecRejected, match=r"model_type resnet, whose memory is known for llama, .* only: set spec"):
+    with pytest.raises(
+        SpecRejected, match=r"model_type resnet, whose memory is known for llama, .* only: set spec"
+    ):
         resolve_model(model("x"), ModelFacts(config={"model_type": "resnet"}))
-    assert resolve_model(model("x", parameters="1B"), ModelFacts(config={"model_type": "resnet"})).source == "Estimated"
+    assert (
+        resolve_model(
+            model("x", parameters="1B"), ModelFacts(config={"model_type": "resnet"})
+        ).source
+        == "Estimated"
+    )
 
 
 @pytest.mark.parametrize(
     "about",
     [
         {"model_type": "bert", "architectures": ["BertForMaskedLM"]}, {"model_type": "bert"},
-        {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
+        {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"],
+        "is_encoder_decoder": True},
         {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
     ],
 )  # fmt: skip
 def test_what_does_not_generate_is_refused(about: dict[str, Any]) -> None:
     with pytest.raises(SpecRejected, match="doesn't generate text from left to right") as rejected:
-        resolve_model(model("meta-llama/Llama-3.2-1B", architecture=ARCHITECTURE), ModelFacts(config=LLAMA | about))
+        resolve_model(
+            model("meta-llama/Llama-3.2-1B", architecture=ARCHITECTURE),
+            ModelFacts(config=LLAMA | about),
+        )
     assert rejected.value.reason == PlanReason.UNSUPPORTED_MODEL
 
 
@@ -157,33 +198,50 @@ def test_types_without_a_formula_are_never_exact(kind: str | None) -> None:
     with pytest.raises(SpecRejected, match=r"set spec\.model\.parameters to have it estimated"):
         resolve_model(model("my/model"), facts)
     near = resolve_model(model("my/model", parameters="1.3B"), facts)
-    assert (near.source, near.shape.parameters, near.shape.layers) == ("Estimated", 1_300_000_000, 16)
+    assert (near.source, near.shape.parameters, near.shape.layers) == (
+        "Estimated",
+        1_300_000_000,
+        16,
+    )
     far = resolve_model(model("my/model", parameters="8B"), facts)
     assert (far.source, far.shape.parameters) == ("Estimated", 8_000_000_000)
     assert "no formula of its own" in far.note
-    given = resolve_model(model("my/model", architecture=ARCHITECTURE | ({"modelType": kind} if kind else {})))
+    given = resolve_model(
+        model("my/model", architecture=ARCHITECTURE | ({"modelType": kind} if kind else {}))
+    )
     assert (given.source, "no formula" in given.note) == ("Estimated", True)
 
 
 def test_sizes_that_contradict_each_other_are_refused_with_the_three_numbers() -> None:
-    named, facts = model("my/llama", parameters="3B"), ModelFacts(config=LLAMA, stored=1_235_814_400)
+    named, facts = (
+        model("my/llama", parameters="3B"),
+        ModelFacts(config=LLAMA, stored=1_235_814_400),
+    )
     with pytest.raises(SpecRejected) as rejected:
         resolve_model(named, facts)
     assert rejected.value.reason == PlanReason.INVALID_COMBINATION
-    for number in ("config.json gives 1.24B", "spec.model.parameters gives 3B", "safetensors files gives 1.24B"):
+    for number in (
+        "config.json gives 1.24B",
+        "spec.model.parameters gives 3B",
+        "safetensors files gives 1.24B",
+    ):
         assert number in str(rejected.value)
     with pytest.raises(SpecRejected, match="contradict"):
         resolve_model(model("my/llama"), replace(facts, stored=2 * facts.stored))
     with pytest.raises(SpecRejected, match=r"spec\.model\.architecture gives 1\.24B"):
-        resolve_model(model("my/llama", parameters="8B", architecture=ARCHITECTURE | {"modelType": "llama"}))
+        resolve_model(
+            model("my/llama", parameters="8B", architecture=ARCHITECTURE | {"modelType": "llama"})
+        )
     assert resolve_model(model("my/llama", parameters="1.2B"), facts).source == "Exact"
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "unsloth/Qwen2.5-7B-Instruct-bnb-4bit", "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "Qwen/Qwen3-8B-FP8",
-        "bartowski/Llama-3.2-1B-Instruct-GGUF", "Qwen/Qwen2.5-7B-Instruct-AWQ", "openai/gpt-oss-20b",
+        "unsloth/Qwen2.5-7B-Instruct-bnb-4bit", "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4",
+        "Qwen/Qwen3-8B-FP8",
+        "bartowski/Llama-3.2-1B-Instruct-GGUF", "Qwen/Qwen2.5-7B-Instruct-AWQ",
+        "openai/gpt-oss-20b",
     ],
 )  # fmt: skip
 def test_quantised_names_are_refused(name: str) -> None:
@@ -201,22 +259,32 @@ def test_a_quantised_base_is_refused_whatever_it_is_called() -> None:
 
 def test_a_sparse_config_breaks_no_catalogued_model() -> None:
     """Gemma 3's files leave out what transformers has as defaults, and nest the language model."""
-    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+    "num_hidden_layers": 34,
             "sliding_window": 1024}  # fmt: skip
-    sparse = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    sparse = {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": text,
+    }
     known = resolve_model(model("google/gemma-3-4b-it"), ModelFacts(config=sparse))
     assert (known.source, known.shape) == ("Catalogue", catalogue.shapes()["gemma-3-4b"])
     alone = from_config(text)
     assert replace(alone, declared=known.shape.declared) == known.shape
     tuned = resolve_model(model("my/tuned", parameters="4.3B"), ModelFacts(config=sparse))
     assert (tuned.source, tuned.shape) == ("Estimated", known.shape)
-    with pytest.raises(SpecRejected, match=r"nests its language model of 3\.88B .* set spec\.model\.parameters"):
+    with pytest.raises(
+        SpecRejected, match=r"nests its language model of 3\.88B .* set spec\.model\.parameters"
+    ):
         resolve_model(model("my/tuned"), ModelFacts(config=sparse))
 
 
-@given(st.dictionaries(st.sampled_from(sorted({*LLAMA, "layer_types", "text_config", "num_experts", "architectures"})),
+@given(st.dictionaries(st.sampled_from(sorted({*LLAMA, "layer_types", "text_config", "num_experts",
+"architectures"})),
                        JSON_VALUES, max_size=4), st.sampled_from(sorted(families())))  # fmt: skip
 def test_any_config_is_read_or_refused(strange: dict[str, Any], kind: str) -> None:
     with contextlib.suppress(SpecRejected):
-        found = resolve_model(model("my/model"), ModelFacts(config=LLAMA | {"model_type": kind} | strange))
+        found = resolve_model(
+            model("my/model"), ModelFacts(config=LLAMA | {"model_type": kind} | strange)
+        )
         assert found.shape.parameters > 0

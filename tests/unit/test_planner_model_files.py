@@ -1,4 +1,5 @@
-"""What is read of a model's files: config.json from folders and the hub, headers of weights; and GPU products."""
+"""What is read of a model's files: config.json from folders and the hub, headers of weights; and
+GPU products."""
 
 import json
 from pathlib import Path
@@ -27,14 +28,20 @@ def test_configs_are_read_from_folders(tmp_path: Path) -> None:
 
 def test_weights_are_counted_by_their_headers(tmp_path: Path) -> None:
     def shard(name: str, **shapes: list[int]) -> None:
-        tensors = {key: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for key, shape in shapes.items()}
+        tensors = {
+            key: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}
+            for key, shape in shapes.items()
+        }
         header = json.dumps({"__metadata__": {"format": "pt"}} | tensors).encode()
         (tmp_path / name).write_bytes(len(header).to_bytes(8, "little") + header)
 
     assert stored_parameters(tmp_path, {}) == 0
     shard("model.safetensors", a=[2, 3], b=[4])
     assert stored_parameters(tmp_path, {}) == 10
-    index = {"metadata": {"total_size": 44}, "weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    index = {
+        "metadata": {"total_size": 44},
+        "weight_map": {"a": "one.safetensors", "b": "two.safetensors"},
+    }
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert stored_parameters(tmp_path, {"dtype": "bfloat16"}) == 22
     assert stored_parameters(tmp_path, {}) == 0
@@ -47,9 +54,15 @@ def test_weights_are_counted_by_their_headers(tmp_path: Path) -> None:
 
 
 def test_products_match_by_their_longest_beginning() -> None:
-    assert products.lookup_product("NVIDIA-H100-80GB-HBM3-x") == products.table()["NVIDIA-H100-80GB-HBM3"]
+    assert (
+        products.lookup_product("NVIDIA-H100-80GB-HBM3-x")
+        == products.table()["NVIDIA-H100-80GB-HBM3"]
+    )
     assert products.lookup_product("NVIDIA-A10").memory_mib == 23028
-    assert products.lookup_product("NVIDIA-H200-NVL").teraflops < products.lookup_product("NVIDIA-H200").teraflops
+    assert (
+        products.lookup_product("NVIDIA-H200-NVL").teraflops
+        < products.lookup_product("NVIDIA-H200").teraflops
+    )
     assert products.lookup_product("NVIDIA-A1000") == products.UNKNOWN
     assert not products.lookup_product("Tesla-T4").has_bfloat16
 
@@ -85,7 +98,8 @@ def test_the_hub_is_asked_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> No
         thread.join()
         server.server_close()
     assert seen == [
-        ("/org/known/resolve/v1/config.json", "Bearer secret"), ("/org/gated/resolve/main/config.json", None)
+        ("/org/known/resolve/v1/config.json", "Bearer secret"),
+        ("/org/gated/resolve/main/config.json", None)
     ]  # fmt: skip
     with pytest.raises(ConfigUnreadable, match="refused"):
         fetch_config("org/known")

@@ -1,4 +1,5 @@
-"""GPU products by the names that people use, and host memory that is never assumed without a word."""
+"""GPU products by the names that people use, and host memory that is never assumed without a
+word."""
 
 import pytest
 from hypothesis import given, settings
@@ -22,8 +23,10 @@ from tests.unit.planning import H100, LLAMA_1B, spec
 
 @pytest.mark.parametrize(
     ("name", "gib"),
-    [("H100", 80), ("H20", 96), ("H800", 80), ("A800", 80), ("GH200", 96), ("B300", 269), ("RTX 6000", 48),
-     ("h100-pcie", 80), ("L4", 22), ("MI300X", 192), ("4090", 0), ("NVIDIA-H200", 140), ("nvidia_a100", 80)],
+    [("H100", 80), ("H20", 96), ("H800", 80), ("A800", 80), ("GH200", 96), ("B300", 269),
+    ("RTX 6000", 48),
+     ("h100-pcie", 80), ("L4", 22), ("MI300X", 192), ("4090", 0), ("NVIDIA-H200", 140),
+     ("nvidia_a100", 80)],
 )  # fmt: skip
 def test_products_are_known_by_short_names(name: str, gib: int) -> None:
     label = label_of(name)
@@ -65,7 +68,9 @@ def test_inventories_take_short_names() -> None:
     (node,) = parse_inventory({"nodes": [group]}).nodes
     assert node.gpu_product == H100
     assert node.node_selector == (("nvidia.com/gpu.product", H100),)
-    (unknown,) = parse_inventory({"nodes": [group | {"gpuProduct": "ours", "gpuMemoryMiB": 4}]}).nodes
+    (unknown,) = parse_inventory(
+        {"nodes": [group | {"gpuProduct": "ours", "gpuMemoryMiB": 4}]}
+    ).nodes
     assert unknown.gpu_product == "ours"
 
 
@@ -76,7 +81,10 @@ def test_host_memory_is_given_or_said_to_be_assumed() -> None:
     assert given_.warnings == ()
     chosen = plan_job(spec(LLAMA_1B), assumed).chosen
     assert chosen is not None
-    assert "512 GiB of host memory per node are assumed: say how much there is by --host-memory" in chosen.warnings
+    assert (
+        "512 GiB of host memory per node are assumed: say how much there is by --host-memory"
+        in chosen.warnings
+    )
 
 
 def test_a_refusal_says_what_was_assumed(capsys: pytest.CaptureFixture[str]) -> None:

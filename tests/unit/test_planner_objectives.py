@@ -1,4 +1,5 @@
-"""What spec.placement.objective means: the knee of the curve, one node, room on the GPU, GPUs, time and price."""
+"""What spec.placement.objective means: the knee of the curve, one node, room on the GPU, GPUs, time
+and price."""
 
 from dataclasses import replace
 
@@ -7,7 +8,19 @@ import pytest
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.plan import Planner
 from grpo_planner.result.result import PlanReason
-from tests.unit.planning import H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, plan, result, spec
+from tests.unit.planning import (
+    H100,
+    L4,
+    LLAMA_1B,
+    LLAMA_70B,
+    QWEN_7B,
+    QWEN_32B,
+    inventory,
+    nodes,
+    plan,
+    result,
+    spec,
+)
 
 
 def seconds(plan: ExecutionPlan) -> float:
@@ -50,10 +63,17 @@ def test_balanced_stays_on_one_node_unless_nothing_fits_there() -> None:
     there = nodes(64, 8, H100)
     assert plan(spec(QWEN_7B, training__promptsPerStep=128), there).nodes == 1
     assert plan(spec(LLAMA_70B, adapter__use="Never"), there).nodes > 1
-    assert plan(spec(QWEN_7B, training__promptsPerStep=128, placement__objective="Fastest"), there).nodes > 1
+    assert (
+        plan(
+            spec(QWEN_7B, training__promptsPerStep=128, placement__objective="Fastest"), there
+        ).nodes
+        > 1
+    )
 
 
-def test_balanced_takes_idle_gpus_of_its_node_where_they_spare_a_full_gpu_or_an_offloaded_optimizer() -> None:
+def test_balanced_takes_idle_gpus_of_its_node_where_they_spare_a_full_gpu_or_an_offloaded_optimizer() -> (  # noqa: E501
+    None
+):
     roomy = plan(spec(QWEN_32B), nodes(1, 8, H100))
     full = plan(spec(QWEN_32B), nodes(1, 2, H100))
     assert filled(roomy) < 0.9 < filled(full)
@@ -67,14 +87,23 @@ def test_balanced_takes_idle_gpus_of_its_node_where_they_spare_a_full_gpu_or_an_
 def test_cheapest_is_the_least_price_of_a_step() -> None:
     job, fast, slow = {"placement__objective": "Cheapest"}, nodes(1, 8, H100), nodes(1, 8, L4)
     assert (
-        plan(spec(LLAMA_1B, **job), replace(fast, gpu_hour_price=3.0), replace(slow, gpu_hour_price=0.2)).gpu_product
+        plan(
+            spec(LLAMA_1B, **job),
+            replace(fast, gpu_hour_price=3.0),
+            replace(slow, gpu_hour_price=0.2),
+        ).gpu_product
         == L4
     )
-    dear = plan(spec(LLAMA_1B, **job), replace(fast, gpu_hour_price=3.0), replace(slow, gpu_hour_price=3.0))
+    dear = plan(
+        spec(LLAMA_1B, **job), replace(fast, gpu_hour_price=3.0), replace(slow, gpu_hour_price=3.0)
+    )
     assert dear.gpu_product == H100
     known = plan(spec(LLAMA_1B, **job), fast, replace(slow, gpu_hour_price=3.0))
     assert known.gpu_product == L4
-    assert any(text.startswith(f"{H100} has no price, which objective Cheapest needs") for text in known.warnings)
+    assert any(
+        text.startswith(f"{H100} has no price, which objective Cheapest needs")
+        for text in known.warnings
+    )
     nowhere = result(spec(LLAMA_1B, **job), fast, slow)
     assert nowhere.reason == PlanReason.NO_GPUS
     assert "grpo.dev/gpu-hour-price" in nowhere.message
@@ -101,5 +130,11 @@ def test_room_on_the_gpu_is_worth_5_percent_of_time_except_to_fastest() -> None:
     assert filled(fastest) > 0.9
     assert filled(chosen) <= 0.8
     assert seconds(fastest) < seconds(chosen) <= 1.05 * seconds(fastest)
-    fuller = [c for c in result(roomy, there).candidates if c.rejected and "of a GPU" in c.rejected.message]
-    assert any(filled(candidate) > 0.9 for candidate in fuller), "the faster one is shown with what it costs"
+    fuller = [
+        c
+        for c in result(roomy, there).candidates
+        if c.rejected and "of a GPU" in c.rejected.message
+    ]
+    assert any(filled(candidate) > 0.9 for candidate in fuller), (
+        "the faster one is shown with what it costs"
+    )

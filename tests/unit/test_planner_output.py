@@ -1,4 +1,5 @@
-"""What `grpo plan` prints at any width and for any value: every verdict is there, and values are the server's."""
+"""What `grpo plan` prints at any width and for any value: every verdict is there, and values are
+the server's."""
 
 import io
 from functools import cache
@@ -84,7 +85,10 @@ def test_eighty_columns_are_stacked_and_a_pipe_gets_a_table() -> None:
 def test_what_does_not_fit_shows_no_time() -> None:
     for case in CASES:
         for candidate in planned(case).candidates:
-            fits = candidate.rejected is None or candidate.rejected.reason not in ("DeviceMemory", "HostMemory")
+            fits = candidate.rejected is None or candidate.rejected.reason not in (
+                "DeviceMemory",
+                "HostMemory",
+            )
             assert (candidate.estimated_step_seconds is not None) == fits
 
 
@@ -116,7 +120,9 @@ def test_every_spelling_of_a_number_is_one(number: float, letter: str) -> None:
     assert with_change(spec(), f"learningRate={spelled}").training.learning_rate == float(spelled)
 
 
-@given(st.dictionaries(st.sampled_from(["numGenerations", "maxCompletionLength", "beta"]), st.none()))
+@given(
+    st.dictionaries(st.sampled_from(["numGenerations", "maxCompletionLength", "beta"]), st.none())
+)
 @settings(max_examples=cases(10))
 def test_a_null_is_a_field_that_is_not_set(nulls: dict[str, None]) -> None:
     document = {"model": {"name": "m"}, "dataset": {"name": "d"}, "rewards": [{"accuracy": {}}]}
@@ -134,14 +140,21 @@ def test_a_model_is_planned_without_a_file(capsys: pytest.CaptureFixture[str]) -
     wanted = spec(QWEN_7B, training__maxCompletionLength=2048, generation__engine="Auto")
     expected = plan_job(wanted, Inventory((there,), reports_disk=True))
     assert PlanResult.model_validate_json(capsys.readouterr().out) == expected
-    assert main(["plan", "my/model", "--gpus", "8xH100", "--parameters", "7B", "--prompt-length", "64"]) == 0
+    assert (
+        main(
+            ["plan", "my/model", "--gpus", "8xH100", "--parameters", "7B", "--prompt-length", "64"]
+        )
+        == 0
+    )
     assert "my/model  planned" in capsys.readouterr().out
     assert main([*asked, "--completion-length", "0"]) == 2
     assert "spec.training.maxCompletionLength" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["gpus", "--help"]])
-def test_help_and_version_end_with_0(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version_end_with_0(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 0

@@ -1,7 +1,7 @@
 """Properties that every plan has, on random jobs and clusters.
 
-A planner has too many inputs to enumerate: more memory never hurts, more completions never save, order and repetition
-change nothing, and what is chosen fits.
+A planner has too many inputs to enumerate: more memory never hurts, more completions never save,
+order and repetition change nothing, and what is chosen fits.
 """
 
 from dataclasses import fields, replace
@@ -19,11 +19,32 @@ from grpo_planner.memory.setup import Setup, ZeroStage
 from grpo_planner.model import catalogue
 from grpo_planner.plan import Planner, plan_job
 from tests.generated import cases
-from tests.unit.planning import A10G, A100, H100, H200, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, T4, nodes, spec
+from tests.unit.planning import (
+    A10G,
+    A100,
+    H100,
+    H200,
+    L4,
+    LLAMA_1B,
+    LLAMA_70B,
+    QWEN_7B,
+    QWEN_32B,
+    T4,
+    nodes,
+    spec,
+)
 
-MODELS = st.sampled_from([LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B, "google/gemma-3-1b-it", "Qwen/Qwen3-30B-A3B"])
+MODELS = st.sampled_from(
+    [LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B, "google/gemma-3-1b-it", "Qwen/Qwen3-30B-A3B"]
+)
 PRODUCTS = st.sampled_from([A10G, A100, H100, H200, L4, T4])
-GROUPS = st.builds(nodes, st.integers(1, 4), st.sampled_from([1, 2, 4, 8]), PRODUCTS, st.sampled_from([32, 256, 2048]))
+GROUPS = st.builds(
+    nodes,
+    st.integers(1, 4),
+    st.sampled_from([1, 2, 4, 8]),
+    PRODUCTS,
+    st.sampled_from([32, 256, 2048]),
+)
 OFFERS = st.builds(
     replace,
     GROUPS,
@@ -83,7 +104,8 @@ def setups(draw: st.DrawFn) -> Setup:
 
 
 def cost(job: GRPOJobSpec, plan: ExecutionPlan, price: float) -> tuple[int, float, float]:
-    """What the job's objective wants little of, by its documented meaning: tier, what comes first, what has ties."""
+    """What the job's objective wants little of, by its documented meaning: tier, what comes first,
+    what has ties."""
     assert plan.estimated_step_seconds is not None
     seconds, gpus = plan.estimated_step_seconds, plan.gpus
     tier = 2 if plan.method == "LoRA" else int(plan.optimizer == "AdamW8bit")
@@ -104,7 +126,9 @@ def fits(job: GRPOJobSpec, plan: ExecutionPlan, groups: list[Node]) -> None:
     assert plan.memory is not None
     assert plan.memory.peak_allocated_bytes < plan.memory.device_bytes <= plan.memory.usable_bytes
     alike = [group for group in groups if group.gpu_product == plan.gpu_product]
-    rooms = [(group.host_memory_total, group.gpus_total) for group in alike for _ in range(group.count)]
+    rooms = [
+        (group.host_memory_total, group.gpus_total) for group in alike for _ in range(group.count)
+    ]
     needed = (plan.memory.host_bytes_per_node, plan.gpus_per_node)
     assert sum(room[0] >= needed[0] and room[1] >= needed[1] for room in rooms) >= plan.nodes
     step = job.training.prompts_per_step * job.training.num_generations
@@ -112,15 +136,28 @@ def fits(job: GRPOJobSpec, plan: ExecutionPlan, groups: list[Node]) -> None:
 
 
 @settings(max_examples=cases(200, gate=50))
-@given(jobs(), st.lists(OFFERS, min_size=1, max_size=3), st.integers(1, 60_000), st.randoms(use_true_random=False))
-def test_invariants_of_every_plan(job: GRPOJobSpec, offers: list[Node], more: int, random: Any) -> None:
-    """What is chosen fits; order and repetition change nothing; with more memory it is no worse and still there."""
+@given(
+    jobs(),
+    st.lists(OFFERS, min_size=1, max_size=3),
+    st.integers(1, 60_000),
+    st.randoms(use_true_random=False),
+)
+def test_invariants_of_every_plan(
+    job: GRPOJobSpec, offers: list[Node], more: int, random: Any
+) -> None:
+    """What is chosen fits; order and repetition change nothing; with more memory it is no worse and
+    still there."""
     groups = [replace(offer, gpus_free=min(offer.gpus_free, offer.gpus_total)) for offer in offers]
     answer = plan_job(job, Inventory(tuple(groups)))
-    single = [replace(group, count=1, name=f"n{i}-{j}") for i, group in enumerate(groups) for j in range(group.count)]
+    single = [
+        replace(group, count=1, name=f"n{i}-{j}")
+        for i, group in enumerate(groups)
+        for j in range(group.count)
+    ]
     random.shuffle(single)
     assert plan_job(job, Inventory(tuple(single))).model_dump_json() == answer.model_dump_json()
-    # On nodes that are empty before and after: with more memory a job may start at once on what it waited past.
+    # On nodes that are empty before and after: with more memory a job may start at once on what it
+    # waited past.
     empty = [group.without_usage for group in groups]
     before = plan_job(job, Inventory(tuple(empty)))
     bigger = [replace(group, gpu_memory_mib=group.gpu_memory_mib + more) for group in empty]
@@ -132,15 +169,21 @@ def test_invariants_of_every_plan(job: GRPOJobSpec, offers: list[Node], more: in
         prices = {group.gpu_product: 0.0 for group in groups}
         for group in groups:
             prices[group.gpu_product] = max(prices[group.gpu_product], group.gpu_hour_price)
-        old, new = (cost(job, plan, prices[plan.gpu_product]) for plan in (before.chosen, after.chosen))
+        old, new = (
+            cost(job, plan, prices[plan.gpu_product]) for plan in (before.chosen, after.chosen)
+        )
         slack = 1.0 if job.placement.objective == "Fastest" else 1.05
         rounding = 0.01  # estimates are published in hundredths of a second
-        assert new[:2] < old[:2] or (new[:2] == old[:2] and new[2] <= old[2] * slack * (1 + rounding) + rounding)
+        assert new[:2] < old[:2] or (
+            new[:2] == old[:2] and new[2] <= old[2] * slack * (1 + rounding) + rounding
+        )
 
 
 @FEW
 @given(jobs(), GROUPS, st.integers(1, 60_000))
-def test_more_memory_never_makes_a_feasible_job_infeasible(job: GRPOJobSpec, group: Node, more: int) -> None:
+def test_more_memory_never_makes_a_feasible_job_infeasible(
+    job: GRPOJobSpec, group: Node, more: int
+) -> None:
     bigger = replace(group, gpu_memory_mib=group.gpu_memory_mib + more)
     if plan_job(job, Inventory((group,))).feasible:
         assert plan_job(job, Inventory((bigger,))).feasible
@@ -155,7 +198,11 @@ def test_the_chosen_plan_fits_and_splits_the_batch(job: GRPOJobSpec, group: Node
         return
     chosen = answer.chosen
     assert chosen.memory is not None
-    assert chosen.memory.peak_allocated_bytes < chosen.memory.device_bytes <= chosen.memory.usable_bytes
+    assert (
+        chosen.memory.peak_allocated_bytes
+        < chosen.memory.device_bytes
+        <= chosen.memory.usable_bytes
+    )
     assert chosen.memory.host_bytes_per_node <= group.host_memory_free
     assert chosen.gpus <= group.gpus_total * group.count
     assert chosen.gpus_per_node <= group.gpus_total
@@ -165,8 +212,14 @@ def test_the_chosen_plan_fits_and_splits_the_batch(job: GRPOJobSpec, group: Node
 
 @FEW
 @given(jobs(), st.lists(GROUPS, min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_the_order_of_nodes_changes_nothing(job: GRPOJobSpec, groups: list[Node], random: Any) -> None:
-    single = [replace(group, count=1, name=f"n{i}-{j}") for i, group in enumerate(groups) for j in range(group.count)]
+def test_the_order_of_nodes_changes_nothing(
+    job: GRPOJobSpec, groups: list[Node], random: Any
+) -> None:
+    single = [
+        replace(group, count=1, name=f"n{i}-{j}")
+        for i, group in enumerate(groups)
+        for j in range(group.count)
+    ]
     shuffled = list(single)
     random.shuffle(shuffled)
     first = plan_job(job, Inventory(tuple(single)))
@@ -183,7 +236,9 @@ def test_the_same_input_gives_the_same_bytes(job: GRPOJobSpec, group: Node) -> N
 
 @FEW
 @given(jobs(), GROUPS, st.integers(1, 3))
-def test_longer_completions_never_make_an_infeasible_job_feasible(job: GRPOJobSpec, group: Node, bits: int) -> None:
+def test_longer_completions_never_make_an_infeasible_job_feasible(
+    job: GRPOJobSpec, group: Node, bits: int
+) -> None:
     longer = job.model_copy(
         update={"training": job.training.model_copy(
             update={"max_completion_length": job.training.max_completion_length << bits})}
@@ -212,7 +267,9 @@ def test_more_of_anything_never_needs_less(setup: Setup, name: str) -> None:
 def test_terms_kept_for_one_setup_are_right_for_the_next(asked: list[Setup], name: str) -> None:
     """Neighbours that differ in one setting are what a key without that setting would confuse."""
     shape = catalogue.shapes()[name]
-    asked += [replace(asked[0], **{field.name: getattr(asked[1], field.name)}) for field in fields(Setup)]
+    asked += [
+        replace(asked[0], **{field.name: getattr(asked[1], field.name)}) for field in fields(Setup)
+    ]
     predictor = Predictor(shape)
     for setup in asked:
         assert predictor.predict(setup) == predict(shape, setup)
@@ -220,7 +277,9 @@ def test_terms_kept_for_one_setup_are_right_for_the_next(asked: list[Setup], nam
 
 @FEW
 @given(jobs(), GROUPS, GROUPS)
-def test_a_claim_of_one_node_never_gets_a_gang_of_several(job: GRPOJobSpec, one: Node, other: Node) -> None:
+def test_a_claim_of_one_node_never_gets_a_gang_of_several(
+    job: GRPOJobSpec, one: Node, other: Node
+) -> None:
     if (job.placement.nodes or 1) > 1:
         return
     there = Inventory((one, replace(other, gpus_free=other.gpus_free // 2)))
@@ -231,17 +290,29 @@ def test_a_claim_of_one_node_never_gets_a_gang_of_several(job: GRPOJobSpec, one:
 
 
 @FEW
-@given(jobs(), st.lists(st.lists(st.tuples(GROUPS, st.integers(0, 8)), min_size=1, max_size=3), min_size=2, max_size=4))
+@given(
+    jobs(),
+    st.lists(
+        st.lists(st.tuples(GROUPS, st.integers(0, 8)), min_size=1, max_size=3),
+        min_size=2,
+        max_size=4,
+    ),
+)
 def test_a_planner_that_has_planned_before_answers_the_same_bytes(
     job: GRPOJobSpec, clusters: list[list[tuple[Node, int]]]
 ) -> None:
     planner, brief = Planner(job), Planner(job, brief=True)
     for groups in [*clusters, *clusters]:
         there = [
-            replace(group, name=f"n{n}", gpus_free=min(free, group.gpus_free)) for n, (group, free) in enumerate(groups)
+            replace(group, name=f"n{n}", gpus_free=min(free, group.gpus_free))
+            for n, (group, free) in enumerate(groups)
         ]
         # the same nodes, one by one and in another order, as a cluster lists them
-        apart = [replace(node, count=1, name=f"{node.name}-{k}") for node in reversed(there) for k in range(node.count)]
+        apart = [
+            replace(node, count=1, name=f"{node.name}-{k}")
+            for node in reversed(there)
+            for k in range(node.count)
+        ]
         fresh = plan_job(job, Inventory(tuple(there))).model_dump_json()
         assert planner.plan(Inventory(tuple(there))).model_dump_json() == fresh
         assert planner.plan(Inventory(tuple(apart)).with_merged_nodes).model_dump_json() == fresh

@@ -1,4 +1,5 @@
-"""A run that goes on keeps its split, whatever became of its spec; what excludes the split is named."""
+"""A run that goes on keeps its split, whatever became of its spec; what excludes the split is
+named."""
 
 from typing import Any
 
@@ -14,12 +15,23 @@ from tests.generated import cases
 from tests.unit.planning import A100, H100, L4, LLAMA_1B, QWEN_7B, T4, inventory, nodes, plan, spec
 
 THERE = inventory(nodes(2, 8, H100), nodes(2, 8, A100), nodes(4, 4, L4), nodes(4, 8, T4))
-WHERE = ("gpu_product", "gpu_resource", "node_selector", "memory", "host_memory_bytes", "estimated_step_seconds")
+WHERE = (
+    "gpu_product",
+    "gpu_resource",
+    "node_selector",
+    "memory",
+    "host_memory_bytes",
+    "estimated_step_seconds",
+)
 
 
 def begun(model: str = QWEN_7B, **changes: Any) -> ExecutionPlan:
     """The plan that a run began with, on eight H100 of one node."""
-    settings_ = {"placement__gpuProduct": H100, "placement__gpus": {"min": 8, "max": 8}, "placement__nodes": 1}
+    settings_ = {
+        "placement__gpuProduct": H100,
+        "placement__gpus": {"min": 8, "max": 8},
+        "placement__nodes": 1,
+    }
     return plan(spec(model, **settings_, **changes), *THERE.nodes)
 
 
@@ -53,7 +65,9 @@ def test_another_product_that_takes_the_plan_gets_it() -> None:
     ],
 )
 def test_a_product_that_does_not_take_the_plan_is_named(product: str, says: str) -> None:
-    with pytest.raises(PlanExcluded, match=rf"spec.placement.gpuProduct .*{says}.* set it back to {H100}"):
+    with pytest.raises(
+        PlanExcluded, match=rf"spec.placement.gpuProduct .*{says}.* set it back to {H100}"
+    ):
         refit(begun(), spec(QWEN_7B, placement__gpuProduct=product), THERE)
 
 
@@ -67,7 +81,10 @@ def test_cards_without_bfloat16_do_not_take_a_plan_with_it_whatever_the_image() 
     [
         ({"placement__nodes": 2}, "set spec.placement.nodes, which is 2, to 1"),
         ({"placement__gpus": {"max": 4}}, "set spec.placement.gpus.max, which is 4, to 8 at least"),
-        ({"placement__gpus": {"min": 16}}, "set spec.placement.gpus.min, which is 16, to 8 at most"),
+        (
+            {"placement__gpus": {"min": 16}},
+            "set spec.placement.gpus.min, which is 16, to 8 at most",
+        ),
     ],
 )
 def test_an_extent_that_excludes_the_plan_is_named(changes: dict[str, Any], says: str) -> None:
@@ -81,14 +98,21 @@ def test_on_cpus_unset_fields_exclude_a_gang_of_several() -> None:
     kept = plan(job)
     assert refit(kept, job, Inventory()) is kept
     with pytest.raises(PlanExcluded) as excluded:
-        refit(kept, spec(LLAMA_1B, training__numGenerations=6, placement={"accelerator": "CPU"}), Inventory())
+        refit(
+            kept,
+            spec(LLAMA_1B, training__numGenerations=6, placement={"accelerator": "CPU"}),
+            Inventory(),
+        )
     assert "set spec.placement.nodes, which is unset, to 2" in str(excluded.value)
     assert "set spec.placement.processesPerNode, which is unset, to 3" in str(excluded.value)
 
 
 def test_the_memory_request_follows_the_spec() -> None:
     kept = begun(resources__requests={"memory": "512Gi"})
-    assert refit(kept, spec(QWEN_7B, resources__requests={"memory": "64Gi"}), THERE).host_memory_bytes == 64 * 2**30
+    assert (
+        refit(kept, spec(QWEN_7B, resources__requests={"memory": "64Gi"}), THERE).host_memory_bytes
+        == 64 * 2**30
+    )
     freed = refit(kept, spec(QWEN_7B), THERE)
     assert freed.host_memory_bytes == begun().host_memory_bytes
 
@@ -103,7 +127,11 @@ def test_the_memory_request_follows_the_spec() -> None:
 def test_whatever_is_changed_the_split_stays_or_is_refused(
     product: str | None, count: int | None, gpus: dict[str, int] | None, memory: str | None
 ) -> None:
-    changes: dict[str, Any] = {"placement__gpuProduct": product, "placement__nodes": count, "placement__gpus": gpus}
+    changes: dict[str, Any] = {
+        "placement__gpuProduct": product,
+        "placement__nodes": count,
+        "placement__gpus": gpus,
+    }
     if memory:
         changes["resources__requests"] = {"memory": memory}
     job = spec(QWEN_7B, **{path: value for path, value in changes.items() if value is not None})
@@ -125,7 +153,9 @@ def test_the_engine_follows_the_spec_while_the_split_stays() -> None:
     plain = refit(kept, spec(QWEN_7B), THERE)
     assert plain.engine is None
     assert plain.memory is not None
-    assert plain.memory.phases.model_dump() == Run(plain, spec(QWEN_7B), Learned()).prediction.phases
+    assert (
+        plain.memory.phases.model_dump() == Run(plain, spec(QWEN_7B), Learned()).prediction.phases
+    )
     assert plain.memory.phases.sync == 0
     assert plain.host_memory_bytes == kept.host_memory_bytes - 8 * 2**30
     bound = {*WHERE, "engine", "reason", "generation_sub_batch", "warnings"} - {"gpu_product"}
@@ -146,14 +176,19 @@ def test_the_engine_follows_the_spec_while_the_split_stays() -> None:
 
 def test_an_engine_without_room_beside_the_split_is_named() -> None:
     many = {"engine": "Servers", "servers": {"replicas": 30}}
-    with pytest.raises(PlanExcluded, match=r"spec.generation.engine Servers: beside the split .* no room"):
+    with pytest.raises(
+        PlanExcluded, match=r"spec.generation.engine Servers: beside the split .* no room"
+    ):
         refit(begun(), spec(QWEN_7B, generation=many), THERE)
 
 
 @pytest.mark.parametrize("engine", ["Colocated", "Servers"])
 def test_an_engine_on_cpus_comes_and_goes_with_the_spec(engine: str) -> None:
     cpus = {"placement": {"accelerator": "CPU"}}
-    plain, engined = plan(spec(LLAMA_1B, **cpus)), plan(spec(LLAMA_1B, generation__engine=engine, **cpus))
+    plain, engined = (
+        plan(spec(LLAMA_1B, **cpus)),
+        plan(spec(LLAMA_1B, generation__engine=engine, **cpus)),
+    )
     asked = spec(LLAMA_1B, generation__engine=engine, **cpus)
     assert refit(engined, asked, THERE) is engined
     again = refit(plain, asked, THERE)

@@ -1,4 +1,5 @@
-"""After OutOfMemory: what is learned, and the plan that follows; the same batch, the same training, no more memory."""
+"""After OutOfMemory: what is learned, and the plan that follows; the same batch, the same training,
+no more memory."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,12 @@ from grpo_api.plan.learned import HOST, MAX_REPLANS, Learned
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import MemoryShortage, Outcome, Result
 from grpo_planner.plan import Planner
-from grpo_planner.replan.oom_replan import leaner_splits, learned_with_shortage, mildest_fitting_split, shortage_message
+from grpo_planner.replan.oom_replan import (
+    leaner_splits,
+    learned_with_shortage,
+    mildest_fitting_split,
+    shortage_message,
+)
 from grpo_planner.replan.past_run import Run
 from tests.generated import cases
 from tests.unit.planning import A100, H100, L4, LLAMA_1B, QWEN_7B, inventory, nodes, plan, spec
@@ -20,15 +26,31 @@ GIB = 2**30
 PHASES = ("load", "generate", "reward", "reference", "forward", "backward", "step", None)
 MAY_CHANGE = {
     *("micro_batch", "gradient_accumulation", "steps_per_generation", "gradient_checkpointing"),
-    *("generation_sub_batch", "memory", "host_memory_bytes", "changes", "estimated_step_seconds", "reason"),
+    *(
+        "generation_sub_batch",
+        "memory",
+        "host_memory_bytes",
+        "changes",
+        "estimated_step_seconds",
+        "reason",
+    ),
 }
 CPU = {"placement": {"accelerator": "CPU"}}
 
 
-def oom(phase: str | None = "backward", allocated: int = 0, memory: str = "Device", **more: Any) -> Outcome:
+def oom(
+    phase: str | None = "backward", allocated: int = 0, memory: str = "Device", **more: Any
+) -> Outcome:
     """An end for want of memory."""
-    shortage = {"phase": phase, "memory": memory, "allocated_bytes": allocated, "requested_bytes": 0}
-    return Outcome(result=Result.OUT_OF_MEMORY, shortage=MemoryShortage.model_validate(shortage), **more)
+    shortage = {
+        "phase": phase,
+        "memory": memory,
+        "allocated_bytes": allocated,
+        "requested_bytes": 0,
+    }
+    return Outcome(
+        result=Result.OUT_OF_MEMORY, shortage=MemoryShortage.model_validate(shortage), **more
+    )
 
 
 def ran_out(run: Run, outcome: Outcome, attempt: int = 1) -> Run:
@@ -44,7 +66,11 @@ def begun(*groups: Any, model: str = QWEN_7B, **changes: Any) -> Run:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"adapter__use": "Always"}, {"adapter__use": "Always", "adapter__targetModules": ["q_proj", "v_proj"]}],
+    [
+        {},
+        {"adapter__use": "Always"},
+        {"adapter__use": "Always", "adapter__targetModules": ["q_proj", "v_proj"]},
+    ],
     ids=["full", "adapter", "adapter on few modules"],
 )
 def test_a_plan_read_back_has_the_memory_that_it_was_made_with(changes: dict[str, Any]) -> None:
@@ -56,7 +82,11 @@ def test_a_plan_read_back_has_the_memory_that_it_was_made_with(changes: dict[str
 
 
 def test_a_new_split_takes_another_time_which_counts_on_the_links_that_nodes_declare() -> None:
-    changes = {"training__numGenerations": 16, "training__promptsPerStep": 64, "placement__gpus": {"min": 16}}
+    changes = {
+        "training__numGenerations": 16,
+        "training__promptsPerStep": 64,
+        "placement__gpus": {"min": 16},
+    }
     job = spec(QWEN_7B, adapter__use="Never", **changes)
     slow = nodes(2, 8, H100, node_gbps=2.0)
     run = Run(plan(job, slow), job, Learned(), inventory(slow))
@@ -79,7 +109,9 @@ def test_checkpointing_comes_first_then_the_micro_batch() -> None:
     for attempt in (1, 2):
         relief = mildest_fitting_split(ran_out(run, oom("backward"), attempt))
         assert relief is not None
-        seen.append((relief.gradient_checkpointing, relief.micro_batch, relief.generation_sub_batch))
+        seen.append(
+            (relief.gradient_checkpointing, relief.micro_batch, relief.generation_sub_batch)
+        )
         run = Run(relief, run.spec, ran_out(run, oom("backward"), attempt).learned)
     assert seen[0][0]
     micro_batches = [micro for _, micro, _ in seen]
@@ -97,7 +129,10 @@ def test_generation_that_ran_out_gets_smaller_calls_and_says_what_that_means() -
     relief = mildest_fitting_split(ran_out(run, oom("generate")))
     assert relief is not None
     assert 0 < relief.generation_sub_batch < before.micro_batch * before.steps_per_generation
-    assert (relief.micro_batch, relief.gradient_checkpointing) == (before.micro_batch, before.gradient_checkpointing)
+    assert (relief.micro_batch, relief.gradient_checkpointing) == (
+        before.micro_batch,
+        before.gradient_checkpointing,
+    )
     assert "draws other samples of the same distribution" in relief.changes[-1]
 
 
@@ -107,7 +142,9 @@ def test_what_was_measured_is_the_floor_of_that_phase_alone() -> None:
     measured = 100 * GIB
     after = ran_out(run, oom("backward", measured))
     for name, size in run.prediction.phases.items():
-        assert after.prediction.phases[name] == (pytest.approx(measured, rel=1e-9) if name == "backward" else size)
+        assert after.prediction.phases[name] == (
+            pytest.approx(measured, rel=1e-9) if name == "backward" else size
+        )
     assert after.device_bytes > run.usable_bytes
     again = ran_out(after, oom("backward", measured // 2), 2)
     assert again.learned.factor("backward") >= after.learned.factor("backward") * 0.999
@@ -155,7 +192,11 @@ def test_a_cpu_job_at_its_limit_gets_leaner_and_without_one_asks_for_more() -> N
     assert relief.micro_batch == free.plan.micro_batch
     assert relief.host_memory_bytes >= 1.49 * free.plan.host_memory_bytes
     job = spec(
-        LLAMA_1B, training__numGenerations=8, training__promptsPerStep=4, **CPU, resources__limits={"memory": "9Gi"}
+        LLAMA_1B,
+        training__numGenerations=8,
+        training__promptsPerStep=4,
+        **CPU,
+        resources__limits={"memory": "9Gi"},
     )
     bound = Run(plan(job), job, Learned())
     relief = mildest_fitting_split(ran_out(bound, oom(None, memory="Host")))
@@ -166,7 +207,11 @@ def test_a_cpu_job_at_its_limit_gets_leaner_and_without_one_asks_for_more() -> N
 
 def test_a_killed_container_whose_phase_nobody_knows_gets_one_saving_after_the_other() -> None:
     job = spec(
-        LLAMA_1B, training__numGenerations=8, training__promptsPerStep=4, **CPU, resources__limits={"memory": "1Gi"}
+        LLAMA_1B,
+        training__numGenerations=8,
+        training__promptsPerStep=4,
+        **CPU,
+        resources__limits={"memory": "1Gi"},
     )
     run, rungs = Run(plan(job), job, Learned()), []
     for attempt in (1, 2, 3, 4):
@@ -174,7 +219,9 @@ def test_a_killed_container_whose_phase_nobody_knows_gets_one_saving_after_the_o
         relief = mildest_fitting_split(run)
         assert relief is not None
         check_same_training(run.plan, relief)
-        rungs.append((relief.gradient_checkpointing, relief.micro_batch, relief.generation_sub_batch))
+        rungs.append(
+            (relief.gradient_checkpointing, relief.micro_batch, relief.generation_sub_batch)
+        )
         run = Run(relief, job, run.learned)
     assert rungs == [(True, 16, 0), (True, 1, 0), (True, 1, 1), (True, 1, 1)]
     assert "nothing that the spec leaves open would lower it" in run.plan.changes[-1]
@@ -195,7 +242,14 @@ def test_a_job_that_nothing_relieves_is_told_what_was_tried_and_what_would_do() 
 DRAWN = st.tuples(
     st.sampled_from([QWEN_7B, LLAMA_1B]),
     st.sampled_from([(H100, 1), (H100, 8), (A100, 8), (L4, 4)]),
-    st.sampled_from([{}, {"training__lossType": "bnpo"}, {"training__numIterations": 2}, {"adapter__use": "Always"}]),
+    st.sampled_from(
+        [
+            {},
+            {"training__lossType": "bnpo"},
+            {"training__numIterations": 2},
+            {"adapter__use": "Always"},
+        ]
+    ),
 )
 ENDS = st.lists(
     st.tuples(st.sampled_from(PHASES), st.sampled_from(["Device", "Host"]), st.floats(0.0, 3.0)),
@@ -224,7 +278,10 @@ def test_whatever_runs_out_the_batch_and_what_is_trained_stay(
         where = run.learned.shortfalls[-1].where
         assert (where == HOST) == (memory == "Host")
         # floors only rise, and the plan that ran out does not fit by them
-        assert all(run.learned.factor(key) >= before.learned.factor(key) * 0.999999 for key in before.learned.memory)
+        assert all(
+            run.learned.factor(key) >= before.learned.factor(key) * 0.999999
+            for key in before.learned.memory
+        )
         if where != HOST:
             assert not run.may_fit()
         relief = mildest_fitting_split(run)
@@ -238,7 +295,9 @@ def test_whatever_runs_out_the_batch_and_what_is_trained_stay(
             assert after.prediction.phases[where] <= run.prediction.phases[where]
             assert relief.memory is not None
             assert relief.memory.device_bytes == after.device_bytes
-            others = [run.with_plan(**split).prediction.phases[where] for split in leaner_splits(run)]
+            others = [
+                run.with_plan(**split).prediction.phases[where] for split in leaner_splits(run)
+            ]
             assert after.may_fit() or after.prediction.phases[where] == min(others)
         run = Run(relief, job, run.learned)
     assert len(run.learned.shortfalls) == len(ends)
@@ -248,5 +307,10 @@ def test_whatever_runs_out_the_batch_and_what_is_trained_stay(
 def check_same_training(one: ExecutionPlan, other: ExecutionPlan) -> None:
     """Nothing differs but the split, whose products stay."""
     assert one.model_dump(exclude=MAY_CHANGE) == other.model_dump(exclude=MAY_CHANGE)
-    assert one.micro_batch * one.gradient_accumulation == other.micro_batch * other.gradient_accumulation
-    assert one.micro_batch * one.steps_per_generation == other.micro_batch * other.steps_per_generation
+    assert (
+        one.micro_batch * one.gradient_accumulation
+        == other.micro_batch * other.gradient_accumulation
+    )
+    assert (
+        one.micro_batch * one.steps_per_generation == other.micro_batch * other.steps_per_generation
+    )

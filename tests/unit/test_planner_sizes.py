@@ -1,4 +1,5 @@
-"""`grpo plan --sizes`: the curve of GPUs against time, at any width, and what it says it doesn't know."""
+"""`grpo plan --sizes`: the curve of GPUs against time, at any width, and what it says it doesn't
+know."""
 
 import io
 import json
@@ -22,8 +23,10 @@ from tests.unit.planning import BARE, H100, QWEN_7B, inventory, nodes, spec
 MODEL = ["plan", QWEN_7B, "--gpus", "8xH100", "--host-memory", "1Ti", "--sizes"]
 POSITIVE = st.floats(0.1, 1e5)
 SIZES = st.builds(
-    Size, gpus=st.integers(1, 4096), nodes=st.integers(1, 512), gpu_product=st.sampled_from(["", H100, "odd [label]"]),
-    method=st.just("full ZeRO-3+offload, Sharded"), step_seconds=POSITIVE, gpu_hours=st.none() | POSITIVE,
+    Size, gpus=st.integers(1, 4096), nodes=st.integers(1, 512), gpu_product=st.sampled_from(["",
+    H100, "odd [label]"]),
+    method=st.just("full ZeRO-3+offload, Sharded"), step_seconds=POSITIVE,
+    gpu_hours=st.none() | POSITIVE,
     price=st.none() | POSITIVE, headroom=st.floats(0, 0.99), chosen=st.booleans(),
 )  # fmt: skip
 
@@ -32,9 +35,15 @@ def curve() -> list[Size]:
     return Planner(spec(QWEN_7B, generation__engine="Auto")).curve(inventory(nodes(1, 8, H100)))
 
 
-def test_every_number_of_gpus_has_a_row_and_one_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_number_of_gpus_has_a_row_and_one_is_chosen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main([*MODEL, "--steps", "100"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.split("GPU-s/step")[1].splitlines()[1:] if H100 in line]
+    rows = [
+        line.split()
+        for line in capsys.readouterr().out.split("GPU-s/step")[1].splitlines()[1:]
+        if H100 in line
+    ]
     sizes = curve()
     assert [int(row[0]) for row in rows] == [size.gpus for size in sizes]
     assert [row[-1] == "CHOSEN" for row in rows] == [size.chosen for size in sizes]
@@ -42,21 +51,37 @@ def test_every_number_of_gpus_has_a_row_and_one_is_chosen(capsys: pytest.Capture
     assert all(f"{hour:.1f}" in row for hour, row in zip(hours, rows, strict=True))
 
 
-def test_what_is_not_known_says_what_would_make_it_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_known_says_what_would_make_it_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(MODEL) == 0
     assert "GPU-hours to the end are known where spec.training.maxSteps" in capsys.readouterr().out
     assert main([*MODEL, "--steps", "9"]) == 0
-    assert "prices are known where an inventory's nodes have gpuHourPrice" in capsys.readouterr().out
+    assert (
+        "prices are known where an inventory's nodes have gpuHourPrice" in capsys.readouterr().out
+    )
     assert main(["plan", QWEN_7B, "--gpus", "1xL4", "--completion-length", "99999", "--sizes"]) == 3
     assert "nothing fits on any number of these GPUs" in capsys.readouterr().out
 
 
-def test_prices_are_those_of_the_inventory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    group = {"gpuProduct": "H100", "gpusPerNode": 1, "hostMemoryGiB": 1000, "cpu": 64, "gpuHourPrice": 2.5}
+def test_prices_are_those_of_the_inventory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = {
+        "gpuProduct": "H100",
+        "gpusPerNode": 1,
+        "hostMemoryGiB": 1000,
+        "cpu": 64,
+        "gpuHourPrice": 2.5,
+    }
     path = tmp_path / "inventory.json"
     path.write_text(json.dumps({"nodes": [group]}))
     assert main(["plan", QWEN_7B, "--inventory", str(path), "--steps", "1000", "--sizes"]) == 0
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.rstrip().endswith("CHOSEN") and "%" in line]
+    (row,) = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.rstrip().endswith("CHOSEN") and "%" in line
+    ]
     hours, price = map(float, row.split()[-4:-2])
     assert price == pytest.approx(2.5 * hours, rel=0.01)
 
@@ -79,10 +104,17 @@ def test_no_width_loses_a_number(width: int, sizes: list[Size]) -> None:
 
 @pytest.mark.parametrize(
     ("change", "flags", "sentence"),
-    [({}, ["-o", "json"], "leave out -o"), ({"placement.accelerator": "CPU"}, [], "spec.placement.accelerator is CPU")],
+    [
+        ({}, ["-o", "json"], "leave out -o"),
+        ({"placement.accelerator": "CPU"}, [], "spec.placement.accelerator is CPU"),
+    ],
 )
 def test_where_there_is_no_curve_a_sentence_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], flags: list[str], sentence: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, Any],
+    flags: list[str],
+    sentence: str,
 ) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job("mine", changed({"model.name": QWEN_7B} | change, BARE))))

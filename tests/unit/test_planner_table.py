@@ -45,14 +45,18 @@ def model(size: str) -> str:
     return next(name for name in MODELS if f"-{size}" in name)
 
 
-@pytest.mark.parametrize(("case", "expected"), EXPERT.items(), ids=lambda value: " ".join(map(str, value)))
+@pytest.mark.parametrize(
+    ("case", "expected"), EXPERT.items(), ids=lambda value: " ".join(map(str, value))
+)
 def test_the_plan_is_an_experts(case: tuple[str, str], expected: tuple[str, str, int, str]) -> None:
     chosen = plan_job(spec(model(case[1])), cluster(case[0])).chosen
     assert chosen is not None
     assert (chosen.method, chosen.strategy, chosen.zero_stage, chosen.offload) == expected
 
 
-@pytest.mark.parametrize(("case", "reason"), REJECTED.items(), ids=lambda value: " ".join(map(str, value)))
+@pytest.mark.parametrize(
+    ("case", "reason"), REJECTED.items(), ids=lambda value: " ".join(map(str, value))
+)
 def test_what_cannot_run_is_rejected(case: tuple[str, str], reason: PlanReason) -> None:
     answer = plan_job(spec(model(case[1])), cluster(case[0]))
     assert not answer.feasible
@@ -68,9 +72,15 @@ def test_a_mixed_cluster_uses_its_fast_cards() -> None:
 def test_the_table_has_every_cluster_and_says_why() -> None:
     text = Path(ROOT / "docs/planner-table.md").read_text()
     assert all(f"| {name} |" in text for name in CLUSTERS)
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| (?!cluster)", line)]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in text.splitlines()
+        if re.match(r"\| (?!cluster)", line)
+    ]
     assert len(rows) >= 60
-    assert all(re.search("[0-9].*[0-9]|no node has GPUs", row[-1]) for row in rows), "each says why, with numbers"
+    assert all(re.search("[0-9].*[0-9]|no node has GPUs", row[-1]) for row in rows), (
+        "each says why, with numbers"
+    )
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -82,4 +92,6 @@ def test_every_example_plans(path: Path) -> None:
         assert answer.fits_now
         assert (answer.chosen.method == "LoRA") == (wanted.adapter.use == "Always")
         if wanted.placement.gpus:
-            assert wanted.placement.gpus.min <= answer.chosen.gpus <= (wanted.placement.gpus.max or 32)
+            assert (
+                wanted.placement.gpus.min <= answer.chosen.gpus <= (wanted.placement.gpus.max or 32)
+            )

@@ -1,4 +1,5 @@
-"""The time model ranks candidates, so each of its terms must move as the thing that it stands for does."""
+"""The time model ranks candidates, so each of its terms must move as the thing that it stands for
+does."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,11 +18,18 @@ from tests.unit.planning import H100, L4, LLAMA_1B, QWEN_7B, inventory, nodes, p
 
 MOE = "Qwen/Qwen3-30B-A3B"
 SETUP = Setup(
-    precision="bfloat16", prompt=512, completion=512, micro_batch=2, accumulation=4, generation_batch=8, world=8, zero=2
+    precision="bfloat16", prompt=512, completion=512, micro_batch=2, accumulation=4,
+    generation_batch=8, world=8, zero=2
 )  # fmt: skip
 
 
-def time(setup: Setup = SETUP, name: str = QWEN_7B, gpus: int = 1, calls: float = 1.0, product: str = H100) -> StepTime:
+def time(
+    setup: Setup = SETUP,
+    name: str = QWEN_7B,
+    gpus: int = 1,
+    calls: float = 1.0,
+    product: str = H100,
+) -> StepTime:
     """A step of a catalogued model on so many nodes."""
     shape = model(name)
     assert shape is not None
@@ -30,27 +38,37 @@ def time(setup: Setup = SETUP, name: str = QWEN_7B, gpus: int = 1, calls: float 
 
 def test_zero_reduces_after_every_micro_batch_and_ddp_once() -> None:
     more = replace(SETUP, accumulation=8)
-    assert time(more).communication == pytest.approx(time().communication * 9 / 5), "and gathers new weights once"
+    assert time(more).communication == pytest.approx(time().communication * 9 / 5), (
+        "and gathers new weights once"
+    )
     third = replace(SETUP, zero=3)
-    assert time(replace(third, accumulation=8)).communication == pytest.approx(time(third).communication * 2)
+    assert time(replace(third, accumulation=8)).communication == pytest.approx(
+        time(third).communication * 2
+    )
     plain = replace(SETUP, zero=0)
     assert time(replace(plain, accumulation=8)).communication == time(plain).communication
 
 
 def test_ddp_sends_float32_gradients() -> None:
-    """2 (N - 1) / N of 4 bytes per parameter, whether weights or an adapter over bfloat16 weights are trained."""
+    """2 (N - 1) / N of 4 bytes per parameter, whether weights or an adapter over bfloat16 weights
+    are trained."""
     shape = model(QWEN_7B)
     assert shape is not None
     full, adapter = replace(SETUP, zero=0, precision="mixed"), replace(SETUP, zero=0, lora_rank=16)
     link = 450e9 * steptime.LINK_EFFICIENCY
     assert time(full).communication == pytest.approx(2 * 7 / 8 * 4 * shape.parameters / link)
-    assert time(adapter).communication == pytest.approx(2 * 7 / 8 * 4 * shape.adapter_parameters(16) / link)
+    assert time(adapter).communication == pytest.approx(
+        2 * 7 / 8 * 4 * shape.adapter_parameters(16) / link
+    )
 
 
 def test_the_prompts_pass_costs() -> None:
-    """With one completion token, generation is prefill: it grows with the prompts although nothing else does."""
+    """With one completion token, generation is prefill: it grows with the prompts although nothing
+    else does."""
     one = replace(SETUP, completion=1, generation_batch=64)
-    assert time(replace(one, prompt=4096)).generation > 4 * time(replace(one, prompt=512)).generation
+    assert (
+        time(replace(one, prompt=4096)).generation > 4 * time(replace(one, prompt=512)).generation
+    )
 
 
 def test_a_decode_batch_reads_all_experts_that_it_touches() -> None:
@@ -85,7 +103,9 @@ def test_offloaded_gradients_pass_the_host_link_after_every_micro_batch() -> Non
     assert shape is not None
     host = replace(SETUP, offload=True)
     more = time(replace(host, accumulation=5)).offload - time(replace(host, accumulation=4)).offload
-    assert more == pytest.approx(2 * 2 * shape.parameters / 8 / 22e9), "the sum so far comes, and goes again"
+    assert more == pytest.approx(2 * 2 * shape.parameters / 8 / 22e9), (
+        "the sum so far comes, and goes again"
+    )
 
 
 def test_an_offloaded_reference_under_zero_3_is_streamed_for_every_micro_batch() -> None:
@@ -103,7 +123,11 @@ def test_a_declared_network_decides_what_several_nodes_cost() -> None:
         return plan(job, group).estimated_step_seconds or 0.0
 
     assert seconds(eight) > 1.05 * seconds(one)
-    assert seconds(replace(eight, node_gbps=1.25)) > seconds(eight) > seconds(replace(eight, node_gbps=25.0))
+    assert (
+        seconds(replace(eight, node_gbps=1.25))
+        > seconds(eight)
+        > seconds(replace(eight, node_gbps=25.0))
+    )
     fast, slow = nodes(1, 8, H100), nodes(1, 8, H100, gpu_gbps=10.0)
     assert seconds(slow) > seconds(fast)
 

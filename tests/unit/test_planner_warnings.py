@@ -1,4 +1,5 @@
-"""What the planner warns of although the plan stands: what it has assumed, and what may not go as it estimates."""
+"""What the planner warns of although the plan stands: what it has assumed, and what may not go as
+it estimates."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,11 +8,22 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.model.architecture import ModelFacts
 from grpo_planner.plan import plan_job
-from tests.unit.planning import A10G, H100, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, nodes, plan, spec
+from tests.unit.planning import (
+    A10G,
+    H100,
+    LLAMA_1B,
+    LLAMA_70B,
+    QWEN_7B,
+    QWEN_32B,
+    nodes,
+    plan,
+    spec,
+)
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": True,
+    "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256,
+    "tie_word_embeddings": True,
 }  # fmt: skip
 FASTEST: dict[str, Any] = {"placement__objective": "Fastest"}
 
@@ -26,13 +38,19 @@ def test_a_step_that_is_estimated_near_the_hang_limit_is_warned_of() -> None:
     slow = spec(LLAMA_1B, guard__hangTimeoutSeconds=10, training__promptsPerStep=512)
     seconds = plan(slow, nodes(1, 1, H100)).estimated_step_seconds or 0.0
     assert 3 * seconds > 10
-    assert any(f"a hang only after {3 * seconds:.0f} s" in text for text in plan(slow, nodes(1, 1, H100)).warnings)
+    assert any(
+        f"a hang only after {3 * seconds:.0f} s" in text
+        for text in plan(slow, nodes(1, 1, H100)).warnings
+    )
     calm = spec(LLAMA_1B, guard__hangTimeoutSeconds=86400, training__promptsPerStep=512)
     assert not any("a hang" in text for text in plan(calm, nodes(1, 1, H100)).warnings)
 
 
 def test_a_plan_on_several_nodes_without_rdma_cards_says_that_its_network_is_assumed() -> None:
-    groups, wanted = nodes(2, 8, H100), {"placement__nodes": 2, "placement__gpus": {"min": 16, "max": 16}}
+    groups, wanted = (
+        nodes(2, 8, H100),
+        {"placement__nodes": 2, "placement__gpus": {"min": 16, "max": 16}},
+    )
 
     def warned(**more: object) -> bool:
         chosen = plan(spec(LLAMA_1B, **wanted, **more), groups)
@@ -43,21 +61,31 @@ def test_a_plan_on_several_nodes_without_rdma_cards_says_that_its_network_is_ass
     assert not warned(resources__limits={"rdma/hca_shared_devices_a": 1})
     declared = plan(spec(LLAMA_1B, **wanted), replace(groups, node_gbps=25.0))
     assert not any("between nodes" in text for text in declared.warnings)
-    assert not any("between nodes" in text for text in plan(spec(LLAMA_1B), nodes(1, 8, H100)).warnings)
+    assert not any(
+        "between nodes" in text for text in plan(spec(LLAMA_1B), nodes(1, 8, H100)).warnings
+    )
 
 
 def test_gpus_that_the_batch_leaves_idle_are_explained() -> None:
     six = nodes(1, 6, A10G)
     job = {"training__promptsPerStep": 8, "placement__objective": "Fastest"}
     chosen = plan(spec(LLAMA_1B, **job), six)
-    said = "2 of 6 GPUs stay idle: 64 completions per step can't be split over 6; spec.training.promptsPerStep: 6"
+    said = (
+        "2 of 6 GPUs stay idle: 64 completions per step can't be split over 6; "
+        "spec.training.promptsPerStep: 6"
+    )
     assert chosen.gpus == 4
     assert [text for text in chosen.warnings if "idle" in text] == [f"{said} would use all 6"]
     obeyed = plan(spec(LLAMA_1B, **job | {"training__promptsPerStep": 6}), six)
     assert obeyed.gpus == 6
-    few = plan(spec(LLAMA_1B, training__promptsPerStep=1, training__numGenerations=2, **FASTEST), six)
+    few = plan(
+        spec(LLAMA_1B, training__promptsPerStep=1, training__numGenerations=2, **FASTEST), six
+    )
     assert any("spec.training.promptsPerStep: 3 would use all 6" in text for text in few.warnings)
-    assert not any("idle" in text for text in [*obeyed.warnings, *plan(spec(LLAMA_1B), nodes(1, 8, H100)).warnings])
+    assert not any(
+        "idle" in text
+        for text in [*obeyed.warnings, *plan(spec(LLAMA_1B), nodes(1, 8, H100)).warnings]
+    )
 
 
 def test_a_plan_far_slower_than_a_sensible_one_names_it() -> None:
@@ -85,17 +113,30 @@ def test_more_nodes_that_would_be_far_faster_are_named() -> None:
     text = next(text for text in plan(many, there).warnings if " would take " in text)
     wanted = int(text.rsplit("spec.placement.gpus.min to ", 1)[1])
     obeyed = plan(
-        spec(QWEN_7B, training__promptsPerStep=128, adapter__use="Never", placement__gpus={"min": wanted}), there
+        spec(
+            QWEN_7B,
+            training__promptsPerStep=128,
+            adapter__use="Never",
+            placement__gpus={"min": wanted},
+        ),
+        there,
     )
     assert 2 * seconds(obeyed) <= 1.05 * seconds(plan(many, there))
 
 
 def test_sequences_beyond_the_models_positions_are_warned_of() -> None:
     there, job = Inventory((nodes(1, 1, H100),)), spec("my/own", training__maxCompletionLength=2048)
-    long = plan_job(job, there, facts=ModelFacts(config=LLAMA | {"max_position_embeddings": 2048})).chosen
+    long = plan_job(
+        job, there, facts=ModelFacts(config=LLAMA | {"max_position_embeddings": 2048})
+    ).chosen
     assert long is not None
-    assert any("= 2560 tokens, more than the model's max_position_embeddings 2048" in text for text in long.warnings)
+    assert any(
+        "= 2560 tokens, more than the model's max_position_embeddings 2048" in text
+        for text in long.warnings
+    )
     for positions in (2560, None):
-        fine = plan_job(job, there, facts=ModelFacts(config=LLAMA | {"max_position_embeddings": positions})).chosen
+        fine = plan_job(
+            job, there, facts=ModelFacts(config=LLAMA | {"max_position_embeddings": positions})
+        ).chosen
         assert fine is not None
         assert not any("max_position_embeddings" in text for text in fine.warnings)

@@ -8,23 +8,44 @@ import pytest
 from grpo_planner.explain.explain import decision_message
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanResult
-from tests.unit.planning import A100, H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, spec
+from tests.unit.planning import (
+    A100,
+    H100,
+    L4,
+    LLAMA_1B,
+    LLAMA_70B,
+    QWEN_7B,
+    QWEN_32B,
+    inventory,
+    nodes,
+    spec,
+)
 
 MODELS = (LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B)
 CLUSTERS = ((1, 1, H100), (1, 8, H100), (1, 4, L4), (2, 8, A100))
 
 
 @pytest.mark.parametrize(("model", "cluster"), [*product(MODELS, CLUSTERS)], ids=str)
-def test_every_plan_says_which_two_numbers_decided(model: str, cluster: tuple[int, int, str]) -> None:
+def test_every_plan_says_which_two_numbers_decided(
+    model: str, cluster: tuple[int, int, str]
+) -> None:
     answer = plan_job(spec(model), inventory(nodes(*cluster)))
     sentence = decision_message(answer)
     if answer.chosen is None:
         assert sentence == ""
         return
-    rivals = [other for other in answer.candidates[1:] if other.rejected and other.rejected.message in sentence]
+    rivals = [
+        other
+        for other in answer.candidates[1:]
+        if other.rejected and other.rejected.message in sentence
+    ]
     assert rivals, sentence
     numbers = set(re.findall(r"[0-9]+\.[0-9]", sentence))
-    times = {f"{plan.estimated_step_seconds:.1f}" for plan in (answer.chosen, rivals[0]) if plan.estimated_step_seconds}
+    times = {
+        f"{plan.estimated_step_seconds:.1f}"
+        for plan in (answer.chosen, rivals[0])
+        if plan.estimated_step_seconds
+    }
     assert len(numbers) >= 2
     assert times <= numbers or "needs" in sentence
 
@@ -34,10 +55,13 @@ def test_an_adapter_that_was_not_asked_for_is_explained() -> None:
     assert answer.chosen is not None
     assert answer.chosen.method == "LoRA"
     assert re.match(
-        r"an adapter, because training all parameters needs [0-9.]+ GiB at .*, has 78.9 GiB", decision_message(answer)
+        r"an adapter, because training all parameters needs [0-9.]+ GiB at .*, has 78.9 GiB",
+        decision_message(answer),
     )
 
 
 def test_what_was_compared_with_nothing_has_no_reason() -> None:
     chosen = plan_job(spec(LLAMA_1B), inventory(nodes(1, 8, H100)))
-    assert decision_message(PlanResult(**dict(chosen) | {"candidates": chosen.candidates[:1]})) == ""
+    assert (
+        decision_message(PlanResult(**dict(chosen) | {"candidates": chosen.candidates[:1]})) == ""
+    )

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_api.text.quantity import format_parameters, parameter_count, parse_quantity, quantity_bytes
+from grpo_api.text.quantity import (
+    format_parameters,
+    parameter_count,
+    parse_quantity,
+    quantity_bytes,
+)
 
 SUFFIXES = {
     "n": Fraction(1, 10**9),
@@ -32,7 +37,10 @@ SUFFIXES = {
 
 DIGITS = st.text("0123456789", min_size=1, max_size=12)
 EXPONENTS = st.builds(
-    lambda letter, sign, power: (f"{letter}{sign}{power}", Fraction(10) ** (-power if sign == "-" else power)),
+    lambda letter, sign, power: (
+        f"{letter}{sign}{power}",
+        Fraction(10) ** (-power if sign == "-" else power),
+    ),
     st.sampled_from("eE"),
     st.sampled_from(["", "+", "-"]),
     st.integers(0, 99),
@@ -82,14 +90,17 @@ def test_known_quantities(text: str | int, value: Fraction) -> None:
     assert parse_quantity(text) == value
 
 
-@pytest.mark.parametrize("text", ["", ".", "m", "1 Gi", "1gi", "1K", "1Mib", "0x1", "1e", "1e999", "a lot", "1\n"])
+@pytest.mark.parametrize(
+    "text", ["", ".", "m", "1 Gi", "1gi", "1K", "1Mib", "0x1", "1e", "1e999", "a lot", "1\n"]
+)
 def test_what_kubernetes_does_not_read_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity; write it as"):
         parse_quantity(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("16Gi", 16 << 30), ("80G", 80 * 10**9), ("0.5k", 500), ("12", 12), ("1m", 1), ("0.1Ki", 103)]
+    ("text", "size"),
+    [("16Gi", 16 << 30), ("80G", 80 * 10**9), ("0.5k", 500), ("12", 12), ("1m", 1), ("0.1Ki", 103)],
 )
 def test_bytes_are_rounded_up(text: str, size: int) -> None:
     assert quantity_bytes(text) == size

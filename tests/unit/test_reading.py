@@ -1,4 +1,5 @@
-"""The product's statements ask one thing of their reader (style.md's measures, by `tests/reading.py`)."""
+"""The product's statements ask one thing of their reader (style.md's measures, by
+`tests/reading.py`)."""
 
 import ast
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ MOST_DENSE = 0.02
 """Share of simple statements with two or more decisions."""
 MOST_COMPLEX = 15
 MOST_WHOLE_PLANS = 40
-"""Functions of the trainer that may take all of the plan: those that lead a process, or hand the plan on whole."""
+"""Functions of the trainer that may take all of the plan: those that lead a process, or hand the
+plan on whole."""
 
 
 @cache
@@ -37,7 +39,9 @@ def test_few_statements_take_two_decisions(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_function_is_complex(package: str) -> None:
-    assert {place: size for place, size in measured(package).complexities.items() if size > MOST_COMPLEX} == {}
+    assert {
+        place: size for place, size in measured(package).complexities.items() if size > MOST_COMPLEX
+    } == {}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -72,16 +76,20 @@ def chosen(a, b):
 
 
 def whole_plan_takers(source: str) -> Iterator[str]:
-    """Yield the names of functions with a parameter of type TrainingPlan, and of classes with such a field."""
+    """Yield the names of functions with a parameter of type TrainingPlan, and of classes with such
+    a field."""
     for node in ast.walk(ast.parse(source)):
         annotations: list[ast.expr | None] = []
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             arguments = node.args
             annotations += [
-                each.annotation for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+                each.annotation
+                for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
             ]
         elif isinstance(node, ast.ClassDef):
-            annotations += [each.annotation for each in node.body if isinstance(each, ast.AnnAssign)]
+            annotations += [
+                each.annotation for each in node.body if isinstance(each, ast.AnnAssign)
+            ]
         else:
             continue
         if any(each and "TrainingPlan" in ast.unparse(each) for each in annotations):
@@ -94,7 +102,9 @@ def test_few_functions_of_the_trainer_take_the_whole_plan() -> None:
         for path in sorted((ROOT / "trainer_image").rglob("*.py"))
         for name in whole_plan_takers(path.read_text())
     ]
-    assert len(found) <= MOST_WHOLE_PLANS, "pass the sections of the plan that a function uses:\n" + "\n".join(found)
+    assert len(found) <= MOST_WHOLE_PLANS, (
+        "pass the sections of the plan that a function uses:\n" + "\n".join(found)
+    )
 
 
 def test_functions_and_classes_that_take_the_whole_plan_are_counted() -> None:

@@ -14,12 +14,16 @@ def words(text: str) -> list[str]:
 
 def quoted(name: str) -> str:
     """The code block of a generated section of README.md."""
-    block = re.search(rf"<!-- {name}: .*? -->\n```\n(.*?)\n```", readme.README.read_text(), re.DOTALL)
+    block = re.search(
+        rf"<!-- {name}: .*? -->\n```\n(.*?)\n```", readme.README.read_text(), re.DOTALL
+    )
     assert block is not None
     return block[1]
 
 
-def test_the_plan_in_the_readme_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_in_the_readme_is_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     install, command, *answer, more = quoted("plan").splitlines()
     assert (install, more) == ("$ pip install .", "…")
     assert main(command.removeprefix("$ grpo ").split()) == 0

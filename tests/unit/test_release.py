@@ -1,6 +1,8 @@
-"""What a release is made of: one version, images whose digest follows from their content, what is in them, the plugin.
+"""What a release is made of: one version, images whose digest follows from their content, what is
+in them, the plugin.
 
-Built images, kubectl and clusters are in tests/integration/test_release.py and tests/e2e/test_release_images.py.
+Built images, kubectl and clusters are in tests/integration/test_release.py and
+tests/e2e/test_release_images.py.
 """
 
 import hashlib
@@ -60,11 +62,18 @@ def layer(entries: Iterable[Entry]) -> bytes:
 def docker_archive(path: Path, *layers: bytes) -> Path:
     """A docker archive as buildah writes it."""
     settings = {"Entrypoint": ["/run"], "Env": ["PATH=/bin", *BUILD_ENVIRONMENT]}
-    config = {"architecture": "amd64", "os": "linux", "config": settings, "created": "2026-01-01T00:00:00Z"}
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": settings,
+        "created": "2026-01-01T00:00:00Z",
+    }
     names = [f"layer-{number}.tar" for number in range(len(layers))]
     files = dict(zip(names, layers, strict=True)) | {
         "config.json": json.dumps(config).encode(),
-        "manifest.json": json.dumps([{"Config": "config.json", "RepoTags": [NAME], "Layers": names}]).encode(),
+        "manifest.json": json.dumps(
+            [{"Config": "config.json", "RepoTags": [NAME], "Layers": names}]
+        ).encode(),
     }
     with tarfile.open(path, "w") as tar:
         for name, content in files.items():
@@ -78,7 +87,9 @@ def released(folder: Path, *layers: bytes) -> tuple[Path, str]:
     """The OCI archive of these layers, and its digest."""
     target = folder / "image.tar"
     labels = {"org.opencontainers.image.version": "1.2.3"}
-    return target, oci.write_archive(docker_archive(folder / "docker.tar", *layers), target, NAME, labels, EPOCH)
+    return target, oci.write_archive(
+        docker_archive(folder / "docker.tar", *layers), target, NAME, labels, EPOCH
+    )
 
 
 def blobs(archive: Path) -> dict[str, bytes]:
@@ -87,7 +98,11 @@ def blobs(archive: Path) -> dict[str, bytes]:
         return {entry.name: stream.read() for entry in tar if (stream := tar.extractfile(entry))}
 
 
-PATHS = st.lists(st.text("abc/é", min_size=1, max_size=8).filter(lambda p: "//" not in p), unique=True, max_size=6)
+PATHS = st.lists(
+    st.text("abc/é", min_size=1, max_size=8).filter(lambda p: "//" not in p),
+    unique=True,
+    max_size=6,
+)
 
 
 @st.composite
@@ -95,7 +110,9 @@ def twice(draw: st.DrawFn) -> tuple[list[Entry], list[Entry]]:
     """The entries of one layer as two builds write them: other times, owners and order."""
     paths = [f"f/{path.strip('/')}" for path in draw(PATHS) if path.strip("/")]
     first = [Entry(path, draw(st.binary(max_size=40))) for path in dict.fromkeys(paths)]
-    later = [replace(entry, mtime=EPOCH + draw(st.integers(0, 10**6)), owner="build") for entry in first]
+    later = [
+        replace(entry, mtime=EPOCH + draw(st.integers(0, 10**6)), owner="build") for entry in first
+    ]
     links = [Entry(f"a/{number}", link=entry.path) for number, entry in enumerate(first)]
     return [*first, *links], [*draw(st.permutations(later)), *links]
 
@@ -121,7 +138,9 @@ def test_an_images_digest_follows_from_its_content(
 
 
 def test_every_blob_is_what_its_name_says(tmp_path: Path) -> None:
-    archive, digest = released(tmp_path, layer([Entry("a", b"x")]), layer([Entry("etc/hostname", b"builder")]))
+    archive, digest = released(
+        tmp_path, layer([Entry("a", b"x")]), layer([Entry("etc/hostname", b"builder")])
+    )
     found = blobs(archive)
     for name, content in found.items():
         if name.startswith("blobs/sha256/"):
@@ -172,7 +191,9 @@ def test_a_bill_names_what_a_container_would_see(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mark", [".wh..wh..opq", "dpkg/.wh.status", ".wh.dpkg"])
 def test_what_a_layer_removes_is_in_no_bill(tmp_path: Path, mark: str) -> None:
     archive, digest = released(
-        tmp_path, layer([Entry("var/lib/dpkg/status", APT.encode())]), layer([Entry(f"var/lib/{mark}")])
+        tmp_path,
+        layer([Entry("var/lib/dpkg/status", APT.encode())]),
+        layer([Entry(f"var/lib/{mark}")]),
     )
     with pytest.raises(ClusterError, match="no record of installed packages"):
         sbom.write(RELEASE, archive, "some", digest, tmp_path / "bill.json")
@@ -184,30 +205,49 @@ def test_of_documentation_the_licenses_stay(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     (tmp_path / "c").symlink_to("a")
     keep_licenses(tmp_path)
-    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["a", "a/copyright", "c"]
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "a",
+        "a/copyright",
+        "c",
+    ]
 
 
 def test_all_files_name_one_version() -> None:
     source.require_one_version(ROOT)
     heading = source.newest_heading((ROOT / "CHANGELOG.md").read_text())
-    assert heading == "Unreleased" or heading.startswith(source.stated_versions(ROOT)["pyproject.toml"])
+    assert heading == "Unreleased" or heading.startswith(
+        source.stated_versions(ROOT)["pyproject.toml"]
+    )
 
 
-@pytest.mark.parametrize("place", ["charts/grpo-operator/Chart.yaml", "README.md", "docs/install.md"])
+@pytest.mark.parametrize(
+    "place", ["charts/grpo-operator/Chart.yaml", "README.md", "docs/install.md"]
+)
 def test_a_file_with_another_version_is_named(tmp_path: Path, place: str) -> None:
     version = source.stated_versions(ROOT)["pyproject.toml"]
-    for name in ("pyproject.toml", "charts/grpo-operator/Chart.yaml", "README.md", "docs/install.md"):
+    for name in (
+        "pyproject.toml",
+        "charts/grpo-operator/Chart.yaml",
+        "README.md",
+        "docs/install.md",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     source.require_one_version(tmp_path)
     (tmp_path / place).write_text((tmp_path / place).read_text().replace(version, "9.9.9"))
-    with pytest.raises(ClusterError, match=rf"version {re.escape(version)}; write it also into {place}.*9\.9\.9"):
+    with pytest.raises(
+        ClusterError, match=rf"version {re.escape(version)}; write it also into {place}.*9\.9\.9"
+    ):
         source.require_one_version(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("changelog", "heading"),
-    [("# C\n\n## [0.2.0] - 2026-01-01\n\n## 0.1.0\n", "0.2.0"), ("## Unreleased\n", "Unreleased"), ("# C\n", "")],
+    [
+        ("# C\n\n## [0.2.0] - 2026-01-01\n\n## 0.1.0\n", "0.2.0"),
+        ("## Unreleased\n", "Unreleased"),
+        ("# C\n", ""),
+    ],
 )
 def test_the_newest_heading_is_the_first(changelog: str, heading: str) -> None:
     assert source.newest_heading(changelog) == heading
@@ -218,7 +258,10 @@ def test_checksums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
     (tmp_path / "a b.tar").write_bytes(b"content")
     archives.write_checksums(tmp_path)
     check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
-    assert subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == "a b.tar: OK\n"
+    assert (
+        subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        == "a b.tar: OK\n"
+    )
     (tmp_path / "a b.tar").write_bytes(b"other")
     assert subprocess.run(check, cwd=tmp_path, capture_output=True, check=False).returncode == 1
 
@@ -253,7 +296,9 @@ def launched(tmp_path: Path) -> Path:
 
 def launch(program: Path, path: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": path, "PYTHONPATH": "/nowhere"}
-    return subprocess.run([program, "plan", "a b"], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [program, "plan", "a b"], env=environment, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.realtime

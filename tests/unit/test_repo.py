@@ -1,4 +1,5 @@
-"""The repository keeps its own rules: layers, sizes, docstrings, examples that parse, links that lead somewhere.
+"""The repository keeps its own rules: layers, sizes, docstrings, examples that parse, links that
+lead somewhere.
 
 The rules of docs/architecture.md are checked, not remembered.
 """
@@ -32,7 +33,11 @@ def files(folders: tuple[str, ...], *suffixes: str) -> Iterator[Path]:
     found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*"))]
     found += [path for path in sorted(ROOT.iterdir()) if not path.name.startswith(".")]
     for path in found:
-        if path.is_file() and path.suffix in suffixes and not re.search(r"__pycache__|egg-info", str(path)):
+        if (
+            path.is_file()
+            and path.suffix in suffixes
+            and not re.search(r"__pycache__|egg-info", str(path))
+        ):
             yield path
 
 
@@ -43,13 +48,17 @@ def relative(paths: list[Path]) -> list[str]:
 @cache
 def parsed() -> dict[str, ast.Module]:
     """Return every module of the repository by its path."""
-    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files(SOURCES, ".py")}
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files(SOURCES, ".py")
+    }
 
 
 def run(code: str, folder: Path = ROOT) -> str:
     """What a fresh interpreter prints when started in the folder."""
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 @pytest.mark.realtime
@@ -68,11 +77,19 @@ CLUSTER = ("kopf", "kubernetes", "aiohttp")
 @pytest.mark.parametrize(
     ("packages", "absent"),
     [
-        (("grpo_kube.objects", "grpo_api", "grpo_planner", "grpo_cli"), (*CLUSTER, "torch", "transformers")),
-        (("grpo_kube", "grpo_operator"), ("torch", "transformers", "trl", "deepspeed", "peft", "datasets")),
+        (
+            ("grpo_kube.objects", "grpo_api", "grpo_planner", "grpo_cli"),
+            (*CLUSTER, "torch", "transformers"),
+        ),
+        (
+            ("grpo_kube", "grpo_operator"),
+            ("torch", "transformers", "trl", "deepspeed", "peft", "datasets"),
+        ),
     ],
 )
-def test_packages_load_without_what_they_must_not_need(packages: tuple[str, ...], absent: tuple[str, ...]) -> None:
+def test_packages_load_without_what_they_must_not_need(
+    packages: tuple[str, ...], absent: tuple[str, ...]
+) -> None:
     code = f"""
 import importlib, pkgutil, sys
 for name in {packages!r}:
@@ -90,7 +107,11 @@ def test_every_module_says_what_it_is_for() -> None:
 
 
 def test_files_are_short() -> None:
-    long = [path for path in files(SOURCES, ".py", ".go") if len(path.read_text().splitlines()) > MAX_LINES]
+    long = [
+        path
+        for path in files(SOURCES, ".py", ".go")
+        if len(path.read_text().splitlines()) > MAX_LINES
+    ]
     assert relative(long) == []
 
 
@@ -110,7 +131,9 @@ def test_rooms_are_small_and_each_file_of_a_package_has_a_name_of_its_own(packag
     modules = sorted((ROOT / package).rglob("*.py"))
     rooms = Counter(str(path.parent.relative_to(ROOT)) for path in modules)
     assert {room: count for room, count in rooms.items() if count > MAX_FILES} == {}
-    names = Counter(path.name for path in modules if path.name not in ("__init__.py", "__main__.py"))
+    names = Counter(
+        path.name for path in modules if path.name not in ("__init__.py", "__main__.py")
+    )
     assert {name: count for name, count in names.items() if count > 1} == {}
 
 
@@ -147,11 +170,19 @@ def test_no_file_names_a_machine_or_leaves_work_undone(forbidden: str) -> None:
 
 
 def documents() -> list[tuple[str, str]]:
-    """Every YAML text with a GRPOJob that we show: the examples, and the blocks of README and docs."""
-    found = [(str(path.relative_to(ROOT)), path.read_text()) for path in sorted(ROOT.glob("examples/*.yaml"))]
+    """Every YAML text with a GRPOJob that we show: the examples, and the blocks of README and
+    docs."""
+    found = [
+        (str(path.relative_to(ROOT)), path.read_text())
+        for path in sorted(ROOT.glob("examples/*.yaml"))
+    ]
     for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]:
         blocks = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
-        found += [(f"{page.name}-{n}", block) for n, block in enumerate(blocks) if f"kind: {KIND}" in block]
+        found += [
+            (f"{page.name}-{n}", block)
+            for n, block in enumerate(blocks)
+            if f"kind: {KIND}" in block
+        ]
     return found
 
 

@@ -1,5 +1,5 @@
-"""What a trainer says back: an Outcome survives the kubelet, which keeps 4096 bytes of it, whatever its message is made
-of; causes come before symptoms; a phase of a step is not a phase of a job.
+"""What a trainer says back: an Outcome survives the kubelet, which keeps 4096 bytes of it, whatever
+its message is made of; causes come before symptoms; a phase of a step is not a phase of a job.
 """
 
 import pytest
@@ -31,11 +31,12 @@ COUNTS = st.integers(min_value=0, max_value=MAX_COUNT)
 KEYS = st.sampled_from(OUTCOME_KEYS) | st.from_regex(r"[a-z0-9_]{32}", fullmatch=True)
 NUMBERS = st.floats()
 CHARACTERS = st.characters(codec=None) | st.sampled_from('"\\\n\x00\x7f […]ü語😀\ud800')
-"""Any character: what JSON escapes, what takes one to four bytes, and halves of pairs that have no UTF-8 at all."""
+"""Any character: what JSON escapes, what takes one to four bytes, and halves of pairs that have no
+UTF-8 at all."""
 PARTS = st.tuples(st.text(CHARACTERS, max_size=40), st.integers(min_value=1, max_value=3000))
-PATHS = st.text(st.characters(min_codepoint=33, exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8).flatmap(
-    lambda part: st.integers(1, 128).map(lambda times: part * times)
-)
+PATHS = st.text(
+    st.characters(min_codepoint=33, exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8
+).flatmap(lambda part: st.integers(1, 128).map(lambda times: part * times))
 """As long as a path may be, of characters of one to four bytes."""
 REVISIONS = st.dictionaries(
     st.sampled_from(["model", "dataset"])
@@ -45,7 +46,9 @@ REVISIONS = st.dictionaries(
     max_size=39,
 ).flatmap(lambda found: st.sampled_from([found, {DATASET_FINGERPRINT: "d" * 64, **found}]))
 SECONDS = st.floats(0, LAST_TIME)
-CLOCKS = st.builds(Clock, loading=SECONDS, proving=SECONDS, generating=SECONDS, training=SECONDS, saving=SECONDS)
+CLOCKS = st.builds(
+    Clock, loading=SECONDS, proving=SECONDS, generating=SECONDS, training=SECONDS, saving=SECONDS
+)
 OUTCOMES = st.builds(
     Outcome,
     result=st.sampled_from(Result),
@@ -54,7 +57,8 @@ OUTCOMES = st.builds(
     total_steps=COUNTS,
     attempt=COUNTS,
     diverged_on=st.none() | COUNTS.map(lambda count: Generations(first=count, last=count)),
-    shortage=st.none() | st.builds(MemoryShortage, phase=st.sampled_from(STEP_PHASES), requested_bytes=COUNTS),
+    shortage=st.none()
+    | st.builds(MemoryShortage, phase=st.sampled_from(STEP_PHASES), requested_bytes=COUNTS),
     checkpoint_step=st.none() | COUNTS,
     metrics=st.dictionaries(KEYS, NUMBERS, max_size=16),
     revisions=REVISIONS,
@@ -68,11 +72,21 @@ OUTCOMES = st.builds(
         bytes=COUNTS,
         weightsHash=st.just(weights_hash({})),  # builds goes by the alias
     ),
-    checkpoint=st.none() | st.builds(Checkpoint, step=COUNTS, time=st.floats(0, LAST_TIME), bytes=COUNTS, where=PATHS),
+    checkpoint=st.none()
+    | st.builds(Checkpoint, step=COUNTS, time=st.floats(0, LAST_TIME), bytes=COUNTS, where=PATHS),
 )
 
 
-STAYS = {"result", "rank", "step", "total_steps", "attempt", "diverged_on", "shortage", "checkpoint_step"}
+STAYS = {
+    "result",
+    "rank",
+    "step",
+    "total_steps",
+    "attempt",
+    "diverged_on",
+    "shortage",
+    "checkpoint_step",
+}
 """What tells how the attempt ended."""
 
 
@@ -92,7 +106,9 @@ def test_any_outcome_fits_and_is_read_back(outcome: Outcome, parts: list[tuple[s
     if len(alone.model_dump_json().encode()) <= TERMINATION_BYTES - MESSAGE_BYTES:
         assert read.model_copy(update={"message": ""}).model_dump_json() == alone.model_dump_json()
     no_message = told.model_copy(update={"message": ""}).model_dump_json()
-    assert len(no_message.encode()) <= TERMINATION_BYTES - min(MESSAGE_BYTES, len(said) - len(no_message.encode()))
+    assert len(no_message.encode()) <= TERMINATION_BYTES - min(
+        MESSAGE_BYTES, len(said) - len(no_message.encode())
+    )
 
 
 @settings(max_examples=cases(200, gate=50))
@@ -121,7 +137,11 @@ def test_forty_commits_leave_room_for_what_happened_and_where_the_model_is() -> 
         "model": "c" * 40,
     }
     export = Export(
-        to="Volume", path="/checkpoints/" + "ü" * 300, format="Model", bytes=9, weights_hash=weights_hash({})
+        to="Volume",
+        path="/checkpoints/" + "ü" * 300,
+        format="Model",
+        bytes=9,
+        weights_hash=weights_hash({}),
     )
     metrics = dict.fromkeys(OUTCOME_KEYS, 0.123456789012345)
     outcome = Outcome(result=Result.SUCCEEDED, metrics=metrics, revisions=revisions, export=export)
@@ -145,9 +165,13 @@ def test_the_plan_predicts_memory_for_phases_that_the_trainer_measures() -> None
 
 
 def test_what_a_lost_peer_says_is_never_blamed_before_what_can_have_caused_it() -> None:
-    causes = {cause_priority(result) for result in (Result.BAD_INPUT, Result.OUT_OF_MEMORY, Result.REWARD_ERROR)}
+    causes = {
+        cause_priority(result)
+        for result in (Result.BAD_INPUT, Result.OUT_OF_MEMORY, Result.REWARD_ERROR)
+    }
     symptoms = {
-        cause_priority(result) for result in (Result.ERROR, Result.RENDEZVOUS_TIMEOUT, Result.PREEMPTED, Result.HANG)
+        cause_priority(result)
+        for result in (Result.ERROR, Result.RENDEZVOUS_TIMEOUT, Result.PREEMPTED, Result.HANG)
     }
     assert max(causes) < cause_priority(Result.PREEMPTED, disrupted=True) < min(symptoms)
     assert cause_priority(Result.OUT_OF_MEMORY, disrupted=True) is CausePriority.SPECIFIC

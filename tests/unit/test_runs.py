@@ -28,7 +28,9 @@ def test_each_part_has_files_and_each_test_file_of_the_repository_one_part() -> 
 
 
 def test_a_file_outside_the_parts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "PARTS", [part for part in runs.PARTS if part.name not in ("chaos", "api")])
+    monkeypatch.setattr(
+        runs, "PARTS", [part for part in runs.PARTS if part.name not in ("chaos", "api")]
+    )
     with pytest.raises(LookupError, match=r"^tests/integration/test_alerts\.py belongs to no part"):
         runs.part_of_files()
 
@@ -46,9 +48,15 @@ def test_pure_tests_are_collected_without_torch(request: pytest.FixtureRequest) 
 
 def test_the_page_of_the_tests_has_all_parts_and_a_test_for_each_page_of_the_docs() -> None:
     page = (ROOT / "tests/README.md").read_text()
-    assert [part.name for part in runs.PARTS if f"| `{part.name}` | {part.content} |" not in page] == []
+    assert [
+        part.name for part in runs.PARTS if f"| `{part.name}` | {part.content} |" not in page
+    ] == []
     for name in (path.name for path in (ROOT / "docs").glob("*.md")):
-        (test,) = re.findall(rf"^\| \[\S+\]\(\.\./docs/{re.escape(name)}\) \| \[\S+\]\((\S+)\) \|", page, re.MULTILINE)
+        (test,) = re.findall(
+            rf"^\| \[\S+\]\(\.\./docs/{re.escape(name)}\) \| \[\S+\]\((\S+)\) \|",
+            page,
+            re.MULTILINE,
+        )
         assert (ROOT / "tests" / test).exists()
 
 
@@ -59,19 +67,33 @@ def test_the_list_of_commands_has_all_parts() -> None:
 @pytest.mark.realtime
 def test_a_failed_stage_keeps_no_later_one_from_running() -> None:
     stages = [runs.Stage("lint", ("false",)), runs.Stage("tests", ("true",))]
-    assert [(result.name, result.passed) for result in runs.run_in_turn(stages)] == [("lint", False), ("tests", True)]
+    assert [(result.name, result.passed) for result in runs.run_in_turn(stages)] == [
+        ("lint", False),
+        ("tests", True),
+    ]
 
 
 @pytest.mark.realtime
-def test_the_output_of_background_stages_comes_after_the_foregrounds(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_background_stages_comes_after_the_foregrounds(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     background = [
         runs.Stage("lint", ("sh", "-c", "echo a finding; false")),
         runs.Stage("end-to-end tests", ("sh", "-c", "echo all trained")),
     ]
-    results = runs.run_beside(background, runs.Stage("tests", ("sh", "-c", "sleep 0.2; echo all passed")))
+    results = runs.run_beside(
+        background, runs.Stage("tests", ("sh", "-c", "sleep 0.2; echo all passed"))
+    )
     endings = [(result.name, result.passed) for result in results]
     assert endings == [("tests", True), ("lint", False), ("end-to-end tests", True)]
-    expected = ["== tests", "all passed", "== lint", "a finding", "== end-to-end tests", "all trained"]
+    expected = [
+        "== tests",
+        "all passed",
+        "== lint",
+        "a finding",
+        "== end-to-end tests",
+        "all trained",
+    ]
     assert capfd.readouterr().out.splitlines() == expected
 
 

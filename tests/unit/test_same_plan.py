@@ -35,7 +35,11 @@ def by_the_operator(body: dict[str, Any]) -> list[dict[str, Any]]:
     key = ObjectKey("default", body["metadata"]["name"])
     attempt = Attempt(key=key, uid=UNKNOWN_UID, spec=spec, plan=plan, number=1)
     claim = checkpoint_volume_claim(key, UNKNOWN_UID, spec)
-    made = [rendezvous_service(key.namespace), claim, indexed_job(attempt, PodDefaults(image="grpo-trainer"))]
+    made = [
+        rendezvous_service(key.namespace),
+        claim,
+        indexed_job(attempt, PodDefaults(image="grpo-trainer")),
+    ]
     return [item for item in made if item is not None]
 
 
@@ -54,7 +58,10 @@ def rendered(path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str
 
 @pytest.mark.parametrize("model", MODELS, ids=["Catalogue", "Size", "Spec"])
 def test_rendered_is_what_the_operator_creates(
-    model: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever the laptop has in the hub's cache, since the operator has none."""
     snapshot = tmp_path / "hub" / f"models--{model['name'].replace('/', '--')}" / "snapshots" / "1"
@@ -69,14 +76,21 @@ def test_rendered_is_what_the_operator_creates(
 def test_a_file_that_only_the_laptop_has_can_be_told_to_the_operator(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"model_type": "qwen3", "num_hidden_layers": 20}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(LLAMA | {"model_type": "qwen3", "num_hidden_layers": 20})
+    )
     flags = ["--config", str(tmp_path)]
     written(tmp_path / "job.yaml", {"name": "my/own"})
-    assert main(["plan", "-f", str(tmp_path / "job.yaml"), "--gpus", GPUS, *flags, "-o", "json"]) == 0
+    assert (
+        main(["plan", "-f", str(tmp_path / "job.yaml"), "--gpus", GPUS, *flags, "-o", "json"]) == 0
+    )
     chosen = json.loads(capsys.readouterr().out)["chosen"]
     assert (chosen["architecture"], chosen["shapeSource"]) == ("Exact", "ConfigFile")
     (advice,) = [text for text in chosen["warnings"] if "spec.model.architecture" in text]
-    told = {"name": "my/own", "architecture": yaml.safe_load(advice.split("spec.model.architecture: ")[1])}
+    told = {
+        "name": "my/own",
+        "architecture": yaml.safe_load(advice.split("spec.model.architecture: ")[1]),
+    }
     body = written(tmp_path / "told.yaml", told)
     expected = yaml.safe_dump_all(by_the_operator(body), sort_keys=False, width=120)
     assert rendered(tmp_path / "told.yaml", capsys, *flags) == expected

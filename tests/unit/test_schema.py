@@ -1,4 +1,5 @@
-"""The CRD's schema says what the models say: fields, defaults, limits, descriptions; what has no schema is rejected.
+"""The CRD's schema says what the models say: fields, defaults, limits, descriptions; what has no
+schema is rejected.
 
 The API server's own judgement of the same samples is in tests/integration/test_bad_specs.py.
 """
@@ -59,7 +60,9 @@ def test_every_rule_has_a_spec_that_breaks_it() -> None:
         with pytest.raises(SpecInvalid) as caught:
             parse_spec(bad.spec, creating=True)
         told += str(caught.value)
-    assert [rule.message for rule in _rules(Model) if rule.is_satisfied and rule.message not in told] == []
+    assert [
+        rule.message for rule in _rules(Model) if rule.is_satisfied and rule.message not in told
+    ] == []
 
 
 def _rules(model: type[Model]) -> list[Rule]:
@@ -81,12 +84,18 @@ def test_all_problems_are_told_at_once_with_path_and_value() -> None:
 
 @pytest.mark.parametrize("pattern", ["<answer>(", "a{99999999999}", "(" * 4000])
 def test_what_is_not_a_regular_expression_is_rejected_before_anything_starts(pattern: str) -> None:
-    with pytest.raises(SpecInvalid, match=r"spec\.rewards\[0\]\.format\.pattern: .*not a regular expression"):
+    with pytest.raises(
+        SpecInvalid, match=r"spec\.rewards\[0\]\.format\.pattern: .*not a regular expression"
+    ):
         parse_spec(changed({"rewards.0.format.pattern": pattern}))
 
 
 def test_every_field_says_what_it_is() -> None:
-    silent = [path for path, schema in schema_fields(job()) if _is_named(path) and not schema.get("description")]
+    silent = [
+        path
+        for path, schema in schema_fields(job())
+        if _is_named(path) and not schema.get("description")
+    ]
     assert silent == ["metadata"]
 
 
@@ -96,10 +105,13 @@ def test_every_optional_field_of_the_spec_says_what_happens_when_it_is_unset() -
         f"{model.get('title')}.{name}"
         for model in (spec, *spec["$defs"].values())
         for name, field in model.get("properties", {}).items()
-        if name not in model.get("required", ()) and not re.search(r"Unset|Auto:", field["description"])
+        if name not in model.get("required", ())
+        and not re.search(r"Unset|Auto:", field["description"])
     ]
     kinds = ["format", "accuracy", "python", "http", "model"]
-    assert silent == [f"RewardSpec.{kind}" for kind in kinds], "a reward's kinds are explained by its rule"
+    assert silent == [f"RewardSpec.{kind}" for kind in kinds], (
+        "a reward's kinds are explained by its rule"
+    )
 
 
 def test_the_status_has_no_defaults_so_that_an_object_without_one_stays_without() -> None:
@@ -108,7 +120,10 @@ def test_the_status_has_no_defaults_so_that_an_object_without_one_stays_without(
 
 
 def test_who_owns_which_field_of_a_part_of_the_status_is_not_kept() -> None:
-    parts = [part.get("items", part) for part in job_schema()["properties"]["status"]["properties"].values()]
+    parts = [
+        part.get("items", part)
+        for part in job_schema()["properties"]["status"]["properties"].values()
+    ]
     objects = [part for part in parts if part.get("type") == "object"]
     assert len(objects) > 10
     assert all(part["x-kubernetes-map-type"] == "atomic" for part in objects)
@@ -117,7 +132,18 @@ def test_who_owns_which_field_of_a_part_of_the_status_is_not_kept() -> None:
 def test_columns_show_what_the_design_promises() -> None:
     columns = definition()["spec"]["versions"][0]["additionalPrinterColumns"]
     always = [column["name"].upper() for column in columns if column["priority"] == 0]
-    assert always == ["PHASE", "MODEL", "SIZE", "REFERENCE", "GPUS", "STEP", "KL", "REWARD", "RESTARTS", "AGE"]
+    assert always == [
+        "PHASE",
+        "MODEL",
+        "SIZE",
+        "REFERENCE",
+        "GPUS",
+        "STEP",
+        "KL",
+        "REWARD",
+        "RESTARTS",
+        "AGE",
+    ]
     known = {f".{path}" for path, _ in schema_fields(job())}
     for column in columns:
         path = re.sub(r"\[\?.*?\]", "[]", column["jsonPath"])
@@ -179,7 +205,12 @@ class OneChoice(Model):
 
 def test_a_single_choice_is_an_enum_as_crds_know_no_const() -> None:
     schema = structural_schema(OneChoice, defaults=True)["properties"]["version"]
-    assert schema == {"description": "The only version.", "enum": ["v1"], "type": "string", "default": "v1"}
+    assert schema == {
+        "description": "The only version.",
+        "enum": ["v1"],
+        "type": "string",
+        "default": "v1",
+    }
 
 
 @pytest.mark.parametrize(

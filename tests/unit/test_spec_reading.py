@@ -1,4 +1,5 @@
-"""A spec is read as the API server reads it: nulls, whole numbers, folders in any spelling, misspelt names."""
+"""A spec is read as the API server reads it: nulls, whole numbers, folders in any spelling,
+misspelt names."""
 
 import copy
 import posixpath
@@ -14,7 +15,9 @@ from grpo_api.text.contract import RESERVED_MOUNTS
 from tests.container_samples import NORMALISED
 from tests.samples import GOOD, SPEC, changed
 
-PARTS = st.sampled_from(["models", "tmp", "etc", "grpo", "dev", "shm", "cache", "modelsx", "x", "models ", ".x", "..x"])
+PARTS = st.sampled_from(
+    ["models", "tmp", "etc", "grpo", "dev", "shm", "cache", "modelsx", "x", "models ", ".x", "..x"]
+)
 SLASHES = st.sampled_from(["/", "//", "/./", "/.//", "///"])
 
 
@@ -33,10 +36,14 @@ def mounted(path: str) -> dict[str, Any]:
 
 
 @given(dirty_paths())
-def test_a_mount_is_rejected_just_where_its_folder_is_in_on_or_above_a_reserved_one(path: str) -> None:
+def test_a_mount_is_rejected_just_where_its_folder_is_in_on_or_above_a_reserved_one(
+    path: str,
+) -> None:
     meant = posixpath.normpath(path).replace("//", "/")
     common = [posixpath.commonpath([meant, taken]) for taken in RESERVED_MOUNTS]
-    shadows = any(shared in (meant, taken) for shared, taken in zip(common, RESERVED_MOUNTS, strict=True))
+    shadows = any(
+        shared in (meant, taken) for shared, taken in zip(common, RESERVED_MOUNTS, strict=True)
+    )
     if not shadows:
         parse_spec(mounted(path))
         return
@@ -51,7 +58,8 @@ def test_a_mount_never_leads_upwards(before: str, after: str) -> None:
 
 
 def objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a spec whose fields are ours: those of settings, not of maps that users key themselves."""
+    """Every object in a spec whose fields are ours: those of settings, not of maps that users key
+    themselves."""
     if isinstance(value, list):
         for item in value:
             yield from objects(item)
@@ -88,8 +96,14 @@ def test_a_required_field_that_is_null_is_missing() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"training.learning_rate": 1e-6}, "spec.training.learning_rate: unknown field; did you mean learningRate?"),
-        ({"training.learningrate": 1e-6}, "spec.training.learningrate: unknown field; did you mean learningRate?"),
+        (
+            {"training.learning_rate": 1e-6},
+            "spec.training.learning_rate: unknown field; did you mean learningRate?",
+        ),
+        (
+            {"training.learningrate": 1e-6},
+            "spec.training.learningrate: unknown field; did you mean learningRate?",
+        ),
         ({"rewards.0.formatt": {}}, "spec.rewards[0].formatt: unknown field; did you mean format?"),
         ({"guard.max_kl": 1}, "spec.guard.max_kl: unknown field; did you mean maxKL?"),
         (
@@ -97,13 +111,20 @@ def test_a_required_field_that_is_null_is_missing() -> None:
             "spec.podTemplate.spec.volumes[0].configmap: unknown field; did you mean configMap?",
         ),
         (
-            {"podTemplate.spec.volumes": [{"name": "a", "projected": {"sources": [{"iscsi": {}}]}}]},
+            {
+                "podTemplate.spec.volumes": [
+                    {"name": "a", "projected": {"sources": [{"iscsi": {}}]}}
+                ]
+            },
             "spec.podTemplate.spec.volumes[0].projected.sources[0].iscsi: unknown field; "
-            "`kubectl explain grpojob.spec.podTemplate.spec.volumes.projected.sources` lists what there is",
+            "`kubectl explain grpojob.spec.podTemplate.spec.volumes.projected.sources` lists what "
+            "there is",
         ),
     ],
 )
-def test_an_unknown_field_is_answered_with_the_right_name(changes: dict[str, Any], says: str) -> None:
+def test_an_unknown_field_is_answered_with_the_right_name(
+    changes: dict[str, Any], says: str
+) -> None:
     with pytest.raises(SpecInvalid) as caught:
         parse_spec(changed(changes))
     assert says in caught.value.problems

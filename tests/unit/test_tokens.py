@@ -1,4 +1,5 @@
-"""Who may read what a pod says: tokens of attempts, the keys that make them, and the Secret that these are in."""
+"""Who may read what a pod says: tokens of attempts, the keys that make them, and the Secret that
+these are in."""
 
 import base64
 import hmac
@@ -19,7 +20,9 @@ from grpo_operator.loop.tokens import LEAST_KEY, Tokens
 from tests.generated import cases
 from tests.unit.dirty_objects import VALUES, dirty
 
-KEYS = st.lists(st.binary(min_size=LEAST_KEY, max_size=40), min_size=1, max_size=contract.MOST, unique=True)
+KEYS = st.lists(
+    st.binary(min_size=LEAST_KEY, max_size=40), min_size=1, max_size=contract.MOST, unique=True
+)
 ATTEMPTS = st.tuples(st.text(min_size=1, max_size=40), st.integers(1, 10**6))
 HEADERS = st.lists(st.text(st.characters(), max_size=80), max_size=4)
 """Of any characters, halves of a surrogate pair among them."""
@@ -33,7 +36,11 @@ def header(made: Tokens, attempt: tuple[str, int]) -> str:
 @settings(max_examples=cases(200))
 @given(found=KEYS, attempt=ATTEMPTS, other=ATTEMPTS, noise=HEADERS, place=st.integers(0, 3))
 def test_a_token_opens_its_own_attempt_whichever_key_made_it(
-    found: list[bytes], attempt: tuple[str, int], other: tuple[str, int], noise: list[str], place: int
+    found: list[bytes],
+    attempt: tuple[str, int],
+    other: tuple[str, int],
+    noise: list[str],
+    place: int,
 ) -> None:
     shown = header(Tokens(found), attempt)
     for count in range(1, len(found) + 1):
@@ -41,10 +48,15 @@ def test_a_token_opens_its_own_attempt_whichever_key_made_it(
         assert contract.is_shown([shown], wanted)
         assert contract.is_shown([shown, shown], wanted)
         assert contract.is_shown([f"  {shown.replace(',', ' , ')} "], wanted)
-        assert contract.is_shown([header(Tokens(found), other), shown], wanted) or len(found) * 2 > contract.MOST
+        assert (
+            contract.is_shown([header(Tokens(found), other), shown], wanted)
+            or len(found) * 2 > contract.MOST
+        )
         assert contract.is_shown([header(Tokens(found), other)], wanted) is (attempt == other)
         short = [part for text in noise for part in text.split(",")][:place]
-        assert contract.is_shown([*short, header(Tokens(found[:1]), attempt)], Tokens(found[:1]).digest(*attempt))
+        assert contract.is_shown(
+            [*short, header(Tokens(found[:1]), attempt)], Tokens(found[:1]).digest(*attempt)
+        )
 
 
 @settings(max_examples=cases(300))
@@ -62,7 +74,8 @@ def test_nothing_else_opens_it(headers: list[str], attempt: tuple[str, int]) -> 
 
 
 def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hmac's comparison, and all of them: which one was right, and where it stood, takes no other time."""
+    """By hmac's comparison, and all of them: which one was right, and where it stood, takes no
+    other time."""
     asked: list[tuple[bytes, bytes]] = []
 
     def compared(left: bytes, right: bytes) -> bool:
@@ -96,7 +109,10 @@ def test_the_newest_keys_are_shown_where_there_are_too_many() -> None:
 
 
 def secret(**data: bytes) -> dict[str, Any]:
-    return {"metadata": {"name": "keys"}, "data": {name: base64.b64encode(key).decode() for name, key in data.items()}}
+    return {
+        "metadata": {"name": "keys"},
+        "data": {name: base64.b64encode(key).decode() for name, key in data.items()},
+    }
 
 
 def test_the_last_name_is_the_newest_key() -> None:
@@ -153,12 +169,19 @@ async def test_the_first_operator_makes_the_secret() -> None:
 
 
 async def test_one_that_came_first_is_taken() -> None:
-    assert await loaded(Server([GONE, secret(a=b"1" * 32)], [AlreadyExists("there", 409)])) == [b"1" * 32]
+    assert await loaded(Server([GONE, secret(a=b"1" * 32)], [AlreadyExists("there", 409)])) == [
+        b"1" * 32
+    ]
 
 
 @pytest.mark.parametrize(
     ("gets", "creates"),
-    [([Forbidden("no", 403)], []), ([GONE], [Forbidden("no", 403)]), ([secret(a=b"short")], []), ([{"data": {}}], [])],
+    [
+        ([Forbidden("no", 403)], []),
+        ([GONE], [Forbidden("no", 403)]),
+        ([secret(a=b"short")], []),
+        ([{"data": {}}], []),
+    ],
 )
 async def test_without_it_the_operator_works(gets: list[Any], creates: list[Any]) -> None:
     assert await loaded(Server(gets, creates)) == []
@@ -169,4 +192,6 @@ async def test_an_outage_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         """No pause."""
 
     monkeypatch.setattr(Backoff, "wait", soon)
-    assert await loaded(Server([Unavailable("away"), Unavailable("away"), secret(a=b"1" * 32)])) == [b"1" * 32]
+    assert await loaded(
+        Server([Unavailable("away"), Unavailable("away"), secret(a=b"1" * 32)])
+    ) == [b"1" * 32]

@@ -1,6 +1,8 @@
-"""What the version before may have stored, this one reads: no field of its definition is gone, and none is narrower.
+"""What the version before may have stored, this one reads: no field of its definition is gone, and
+none is narrower.
 
-Rules over several fields are left out: how the API server ratchets is tried in tests/integration/test_api_versions.py.
+Rules over several fields are left out: how the API server ratchets is tried in
+tests/integration/test_api_versions.py.
 """
 
 from collections.abc import Iterator
@@ -12,7 +14,13 @@ from grpo_codegen.crd import definition
 from tests import version_before
 
 Schema = dict[str, Any]
-SAME = ("type", "format", "pattern", "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
+SAME = (
+    "type",
+    "format",
+    "pattern",
+    "x-kubernetes-int-or-string",
+    "x-kubernetes-preserve-unknown-fields",
+)
 MOST = ("maxLength", "maxItems", "maxProperties", "maximum")
 LEAST = ("minLength", "minItems", "minProperties", "minimum")
 INSIDE = ("items", "additionalProperties")
@@ -21,11 +29,22 @@ INSIDE = ("items", "additionalProperties")
 def narrowed(path: str, before: Schema, now: Schema) -> Iterator[str]:
     """Where a schema refuses what an earlier one took."""
     yield from (f"{path}: another {word}" for word in SAME if before.get(word) != now.get(word))
-    yield from (f"{path}: {word}" for word in MOST if now.get(word, float("inf")) < before.get(word, float("inf")))
-    yield from (f"{path}: {word}" for word in LEAST if now.get(word, -float("inf")) > before.get(word, -float("inf")))
+    yield from (
+        f"{path}: {word}"
+        for word in MOST
+        if now.get(word, float("inf")) < before.get(word, float("inf"))
+    )
+    yield from (
+        f"{path}: {word}"
+        for word in LEAST
+        if now.get(word, -float("inf")) > before.get(word, -float("inf"))
+    )
     if "enum" in now and not ("enum" in before and set(before["enum"]) <= set(now["enum"])):
         yield f"{path}: enum"
-    yield from (f"{path}.{name}: required" for name in set(now.get("required", ())) - set(before.get("required", ())))
+    yield from (
+        f"{path}.{name}: required"
+        for name in set(now.get("required", ())) - set(before.get("required", ()))
+    )
     for name, field in before.get("properties", {}).items():
         if name in now.get("properties", {}):
             yield from narrowed(f"{path}.{name}", field, now["properties"][name])
@@ -58,7 +77,11 @@ def test_what_the_version_before_stored_is_still_taken() -> None:
         ({"properties": {"a": {}}}, {"properties": {"b": {}}}, ["x.a: gone"]),
         ({}, {"properties": {"a": {}}, "required": ["a"]}, ["x.a: required"]),
         ({"items": {"maximum": 5}}, {"items": {"maximum": 4}}, ["x[]: maximum"]),
-        ({"enum": ["a"], "minimum": 1}, {"enum": ["a", "b"], "minimum": 0, "properties": {"a": {}}}, []),
+        (
+            {"enum": ["a"], "minimum": 1},
+            {"enum": ["a", "b"], "minimum": 0, "properties": {"a": {}}},
+            [],
+        ),
     ],
 )
 def test_every_narrowing_is_found(before: Schema, now: Schema, found: list[str]) -> None:

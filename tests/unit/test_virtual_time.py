@@ -1,4 +1,5 @@
-"""The loop of virtual time: minutes take no time, and a test in which nothing can happen any more fails."""
+"""The loop of virtual time: minutes take no time, and a test in which nothing can happen any more
+fails."""
 
 import asyncio
 

@@ -1,6 +1,7 @@
 """The world of usage_world with a trace per attempt, and a rank 0 that tells when its steps were.
 
-The operator's process ends and begins anew as that world wants; what it knew of traces is gone with it.
+The operator's process ends and begins anew as that world wants; what it knew of traces is gone with
+it.
 """
 
 import random
@@ -25,7 +26,11 @@ STEPS_BEFORE = 100
 
 def steps_of(run: Run, attempt: int, until: float = float("inf")) -> list[StepTime]:
     """All steps that are over by then, oldest first."""
-    begins = [(when, run.clock(when)) for when, part in run.parts() if part == "generating" and when <= until]
+    begins = [
+        (when, run.clock(when))
+        for when, part in run.parts()
+        if part == "generating" and when <= until
+    ]
     first = STEPS_BEFORE * attempt + 1
     return [
         StepTime(step=first + number, began=one[1], ended=other[1])

@@ -1,4 +1,5 @@
-"""What a simulated gang really did: a trainer's time and what it sealed, its pods, and so its GPUs. In seconds."""
+"""What a simulated gang really did: a trainer's time and what it sealed, its pods, and so its GPUs.
+In seconds."""
 
 import random
 from bisect import bisect_right
@@ -140,4 +141,6 @@ def truth(gang: Gang) -> GPUSeconds:
             lost += redone
         lost, tail = lost + tail, 0.0
     states |= {"lost": lost, "other": lead + tail}
-    return GPUSeconds(**{state: round(max(0.0, value) * GPUS_PER_POD, 3) for state, value in states.items()})
+    return GPUSeconds(
+        **{state: round(max(0.0, value) * GPUS_PER_POD, 3) for state, value in states.items()}
+    )

@@ -1,7 +1,9 @@
-"""A pure world in which a GPU job's attempts run, are lost and begin again, and which keeps the truth of their GPUs.
+"""A pure world in which a GPU job's attempts run, are lost and begin again, and which keeps the
+truth of their GPUs.
 
-It plays the trainer, kubelets whose clocks are off, the Job controller, and an operator that looks at all of it through
-the real parsers, policies and status, is away at times and remembers nothing over that. Seconds since a start.
+It plays the trainer, kubelets whose clocks are off, the Job controller, and an operator that looks
+at all of it through the real parsers, policies and status, is away at times and remembers nothing
+over that. Seconds since a start.
 """
 
 import random
@@ -51,7 +53,8 @@ class World:
     restarts: int = 0
     """How often the operator was away."""
     unstarted: set[int] = field(default_factory=set)
-    """Attempts that were committed, but whose Job was never created: the operator was away until their time was up."""
+    """Attempts that were committed, but whose Job was never created: the operator was away until
+    their time was up."""
     parsed: tuple[dict[str, Any], dict[str, Any], GRPOJobRecord] | None = None
     """Spec and status that were parsed last, and what they gave."""
 
@@ -65,7 +68,9 @@ class World:
                 self._pass(self.chance.uniform(5.0, 400.0))
                 self.up_since, self.away = self.now, self.away + self.now - before
             yield self._look()
-            if end == NEVER and any(one["type"] == "Succeeded" and one["status"] == "True" for one in self._conditions):
+            if end == NEVER and any(
+                one["type"] == "Succeeded" and one["status"] == "True" for one in self._conditions
+            ):
                 end = self.now
             self._pass(self._until_look())
 
@@ -75,9 +80,14 @@ class World:
         return found
 
     def _until_look(self) -> float:
-        """An operator hears of every change at once; without one it looks when it has heard of rank 0 or waited."""
+        """An operator hears of every change at once; without one it looks when it has heard of rank
+        0 or waited."""
         pods = [pod for gang in self.gangs[-2:] for pod in gang.pods]
-        changes = [time for pod in pods for time in (pod.bound, pod.started, pod.deleted, pod.ended, pod.gone)]
+        changes = [
+            time
+            for pod in pods
+            for time in (pod.bound, pod.started, pod.deleted, pod.ended, pod.gone)
+        ]
         changes += [gang.job_ended for gang in self.gangs[-2:]] + [*self.suspended]
         soon = min((time for time in changes if time > self.now), default=NEVER) - self.now + 0.3
         return min(soon, self.chance.uniform(5.0, 20.0))
@@ -93,11 +103,16 @@ class World:
     def _look(self) -> Usage:
         job = self._job()
         children = [self._child(gang) for gang in self.gangs if self.now < gang.job_gone]
-        pods = [self._pod(pod) for gang in self.gangs for pod in gang.pods if self._visible(gang, pod)]
+        pods = [
+            self._pod(pod) for gang in self.gangs for pod in gang.pods if self._visible(gang, pod)
+        ]
         now, moment = NOW + self.now, Observed(self.now)
         seen = observe(job, children, pods, now=now, at=moment, first_seen=self.first_seen)
         seen = replace(
-            seen, deleted_pods=tuple(self._pod(pod) for gang in self.gangs for pod in gang.pods if self._left(pod))
+            seen,
+            deleted_pods=tuple(
+                self._pod(pod) for gang in self.gangs for pod in gang.pods if self._left(pod)
+            ),
         )
         if job.is_active:
             seen = replace(seen, pull=self._pull(job.status.attempt))
@@ -110,7 +125,8 @@ class World:
         return Usage.model_validate(found or {"asOf": at(self.now)})
 
     def _job(self) -> GRPOJobRecord:
-        """The job as the API server has it now; parsing it is half of the work, and it is the same until the next."""
+        """The job as the API server has it now; parsing it is half of the work, and it is the same
+        until the next."""
         spec = {**SPEC, "suspend": self.suspended[0] <= self.now < self.suspended[1]}
         if self.parsed is None or self.parsed[0] != spec or self.parsed[1] is not self.status:
             self.parsed = spec, self.status, make_job(spec, self.status)
@@ -125,7 +141,8 @@ class World:
         return self.up_since <= max(pod.started, pod.ended) <= pod.gone <= self.now
 
     def _answer(self, asked: Decision) -> Decision:
-        """What the queue says: that others are first, for a while, then that the attempt may start."""
+        """What the queue says: that others are first, for a while, then that the attempt may
+        start."""
         if self.now < self.admitted_from:
             return replace(asked, action=Action.QUEUE, reason="WaitingForGPUs", plan=GPU_PLAN)
         return replace(asked, action=Action.COMMIT, reason="Admitted", plan=GPU_PLAN)
@@ -137,7 +154,9 @@ class World:
             self.suspended = (self.suspended[0], self.now + self.chance.uniform(60.0, 600.0))
         if decision.action in (Action.COMMIT, Action.SUSPEND, Action.RELEASE):
             self.admitted_from = self.now + self.chance.choice((0.0, 0.0, 90.0))
-        if decision.action is Action.RELEASE and self.status["attempt"] not in {gang.attempt for gang in self.gangs}:
+        if decision.action is Action.RELEASE and self.status["attempt"] not in {
+            gang.attempt for gang in self.gangs
+        }:
             self.unstarted.add(self.status["attempt"])
         left = clean_up(replace(seen, job=self._job()), Limits())
         for gang in self.gangs:
@@ -159,7 +178,9 @@ class World:
     def _end(self, gang: Gang, pod: Pod, when: float, result: Result | None) -> None:
         pod.ended = when
         if result and pod.started < when and gang.run and gang.run.begin <= when:
-            said = Outcome(result=result, rank=pod.index, attempt=gang.attempt, account=gang.run.account(when))
+            said = Outcome(
+                result=result, rank=pod.index, attempt=gang.attempt, account=gang.run.account(when)
+            )
             pod.code, pod.message = (0 if result is Result.SUCCEEDED else 1), said.model_dump_json()
         if pod.deleted < NEVER:
             pod.gone = when + self.chance.uniform(0.0, 1.0)
@@ -187,9 +208,15 @@ class World:
 
     def _newest(self, when: float) -> Beginning:
         sealed = [
-            (one, clock) for one in self.gangs if one.run for t, clock in one.run.seals if t <= min(when, one.until)
+            (one, clock)
+            for one in self.gangs
+            if one.run
+            for t, clock in one.run.seals
+            if t <= min(when, one.until)
         ]
-        return Beginning(attempt=sealed[-1][0].attempt, clock=sealed[-1][1]) if sealed else Beginning()
+        return (
+            Beginning(attempt=sealed[-1][0].attempt, clock=sealed[-1][1]) if sealed else Beginning()
+        )
 
     def _fate(self, gang: Gang, when: float) -> None:
         """What ends the gang then, all of it by itself."""
@@ -222,7 +249,11 @@ class World:
         """The gang's Job as the API server has it now."""
         name = f"{KEY.name}-{gang.attempt}"
         ended = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
-        conditions = [ended | {"lastTransitionTime": at(gang.job_ended)}] if gang.job_ended <= self.now else []
+        conditions = (
+            [ended | {"lastTransitionTime": at(gang.job_ended)}]
+            if gang.job_ended <= self.now
+            else []
+        )
         meta = {
             **_meta(name, f"job-{gang.attempt}", UID),
             "labels": {LABEL_JOB: KEY.name, LABEL_UID: UID, LABEL_ATTEMPT: str(gang.attempt)},
@@ -231,23 +262,44 @@ class World:
 
     def _pod(self, pod: Pod) -> PodRecord:
         """The pod as the API server has it now, with the times that its kubelet wrote."""
-        labels = {LABEL_JOB: KEY.name, LABEL_UID: UID, LABEL_ATTEMPT: str(pod.attempt), LABEL_INDEX: str(pod.index)}
+        labels = {
+            LABEL_JOB: KEY.name,
+            LABEL_UID: UID,
+            LABEL_ATTEMPT: str(pod.attempt),
+            LABEL_INDEX: str(pod.index),
+        }
         meta: dict[str, Any] = {**_meta(pod.name, pod.name, f"job-{pod.attempt}"), "labels": labels}
         if pod.deleted <= self.now:
             meta["deletionTimestamp"] = at(pod.deleted)
         bound = pod.bound <= self.now
         status: dict[str, Any] = {"phase": "Pending", "podIP": "10.0.0.7"}
         if bound:
-            scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(pod.bound)}
+            scheduled = {
+                "type": "PodScheduled",
+                "status": "True",
+                "lastTransitionTime": at(pod.bound),
+            }
             status |= {"conditions": [scheduled], "startTime": at(pod.bound + pod.clock_off)}
         if pod.started <= self.now:
-            status |= {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+            status |= {
+                "phase": "Running",
+                "containerStatuses": [{"name": "trainer", "state": {"running": {}}}],
+            }
         if max(pod.started, pod.ended) <= self.now:
-            end = {"exitCode": pod.code, "reason": "Error" if pod.code else "Completed", "message": pod.message}
-            end |= {"startedAt": at(pod.started + pod.clock_off), "finishedAt": at(pod.ended + pod.clock_off)}
+            end = {
+                "exitCode": pod.code,
+                "reason": "Error" if pod.code else "Completed",
+                "message": pod.message,
+            }
+            end |= {
+                "startedAt": at(pod.started + pod.clock_off),
+                "finishedAt": at(pod.ended + pod.clock_off),
+            }
             status["containerStatuses"] = [{"name": "trainer", "state": {"terminated": end}}]
             status["phase"] = "Failed" if pod.code else "Succeeded"
-        return pod_record({"metadata": meta, "spec": {"nodeName": "node-a" if bound else ""}, "status": status})
+        return pod_record(
+            {"metadata": meta, "spec": {"nodeName": "node-a" if bound else ""}, "status": status}
+        )
 
     def _pull(self, attempt: int) -> Pull | None:
         """What rank 0 said a few seconds ago."""

@@ -1,1 +1,2 @@
-"""The acceptance run from the repository: on this machine's GPU, and packed for a machine without a network."""
+"""The acceptance run from the repository: on this machine's GPU, and packed for a machine without a
+network."""

@@ -1,4 +1,5 @@
-"""`python -m tools.gpu accept|kit|bare-machine`: for `make gpu`, `make gpu-kit` and the test of the kit."""
+"""`python -m tools.gpu accept|kit|bare-machine`: for `make gpu`, `make gpu-kit` and the test of the
+kit."""
 
 import argparse
 import subprocess
@@ -26,8 +27,16 @@ def main() -> int:
 
 
 def accept(options: argparse.Namespace) -> int:
-    """The acceptance run on this machine; what it finds on a GPU goes into docs/gpu.md. Its exit code."""
-    command = [sys.executable, "-m", "grpo_acceptance", "--output", str(options.output), *options.rest]
+    """The acceptance run on this machine; what it finds on a GPU goes into docs/gpu.md. Its exit
+    code."""
+    command = [
+        sys.executable,
+        "-m",
+        "grpo_acceptance",
+        "--output",
+        str(options.output),
+        *options.rest,
+    ]
     code = subprocess.run(command, check=False).returncode
     result = options.output / RESULT
     if code in (0, 1) and page.publish(result):
@@ -38,7 +47,10 @@ def accept(options: argparse.Namespace) -> int:
 def pack(options: argparse.Namespace) -> int:
     """The kit."""
     size = kit.pack(options.output, options.python)
-    print(f"{options.output}: the kit for Python {options.python}, {size / 1e6:.1f} MB; see docs/gpu.md")
+    print(
+        f"{options.output}: the kit for Python {options.python}, {size / 1e6:.1f} MB; see "
+        "docs/gpu.md"
+    )
     return 0
 
 

@@ -1,6 +1,8 @@
-"""A GPU machine without a GPU: a virtual environment with the packages of such a machine and nothing else.
+"""A GPU machine without a GPU: a virtual environment with the packages of such a machine and
+nothing else.
 
-It shows that the kit holds all that is missing there. torch comes without CUDA's libraries, which nothing here can use.
+It shows that the kit holds all that is missing there. torch comes without CUDA's libraries, which
+nothing here can use.
 """
 
 import os
@@ -33,15 +35,20 @@ PREFERRED_PYTHON = "3.12"
 
 
 def find_python() -> str:
-    """Return an interpreter of PREFERRED_PYTHON that can make virtual environments, or else the one that runs us."""
+    """Return an interpreter of PREFERRED_PYTHON that can make virtual environments, or else the one
+    that runs us."""
     name = f"python{PREFERRED_PYTHON}"
     on_path = shutil.which(name)
     candidates = [on_path] if on_path else []
-    candidates += sorted(map(str, Path.home().glob(f".pyenv/versions/{PREFERRED_PYTHON}.*/bin/{name}")))
+    candidates += sorted(
+        map(str, Path.home().glob(f".pyenv/versions/{PREFERRED_PYTHON}.*/bin/{name}"))
+    )
     for candidate in candidates:
         # pyenv puts a program on the path that ends with an error unless the version is selected
         if (
-            subprocess.run([candidate, "-c", "import ensurepip, venv"], capture_output=True, check=False).returncode
+            subprocess.run(
+                [candidate, "-c", "import ensurepip, venv"], capture_output=True, check=False
+            ).returncode
             == 0
         ):
             return candidate
@@ -54,8 +61,11 @@ def version_of(python: str) -> str:
 
 
 def packed_kit(python: str) -> Path:
-    """Return the folder of the kit for a version of Python; it is downloaded and built once for each content."""
-    key = content_key(python, *sorted(kit.contents(python)), CONSTRAINTS, Path(kit.__file__), *SOURCE_FOLDERS)
+    """Return the folder of the kit for a version of Python; it is downloaded and built once for
+    each content."""
+    key = content_key(
+        python, *sorted(kit.contents(python)), CONSTRAINTS, Path(kit.__file__), *SOURCE_FOLDERS
+    )
 
     def pack(folder: Path) -> None:
         kit.pack(folder, python)
@@ -64,14 +74,18 @@ def packed_kit(python: str) -> Path:
 
 
 def site_packages(python: str) -> Path:
-    """Return a folder with the packages of a bare GPU machine for a version of Python, installed once."""
+    """Return a folder with the packages of a bare GPU machine for a version of Python, installed
+    once."""
     key = content_key(TORCH, *PACKAGES, python, SLIM_SCRIPT)
     target = cache_root() / f"bare-gpu-machine-{key}"
-    return cached(target, lambda folder: _install(python, folder / "site-packages")) / "site-packages"
+    return (
+        cached(target, lambda folder: _install(python, folder / "site-packages")) / "site-packages"
+    )
 
 
 def prepare() -> tuple[Path, Path]:
-    """Return the folders of the machine's packages and of the kit; download and build what the cache lacks."""
+    """Return the folders of the machine's packages and of the kit; download and build what the
+    cache lacks."""
     python = version_of(find_python())
     return site_packages(python), packed_kit(python)
 
@@ -88,7 +102,9 @@ def create(folder: Path, python: str) -> Path:
     return folder / "bin" / "python"
 
 
-def run_kit(machine: Path, kit_folder: Path, output: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def run_kit(
+    machine: Path, kit_folder: Path, output: Path, *options: str
+) -> subprocess.CompletedProcess[str]:
     """Run the kit on a machine as a person would, without this process's environment."""
     environment = {
         "PATH": os.environ["PATH"],
@@ -105,4 +121,6 @@ def _install(python: str, target: Path) -> None:
     with progress(f"the packages of a bare GPU machine with Python {python}"):
         for_python = ("--python-version", python)
         slim_torch(TORCH, target, *for_python)
-        install_packages(target, *for_python, "--compile-bytecode", f"torch=={TORCH}{SUFFIX}", *PACKAGES)
+        install_packages(
+            target, *for_python, "--compile-bytecode", f"torch=={TORCH}{SUFFIX}", *PACKAGES
+        )

@@ -1,7 +1,7 @@
 """Which packages a program of ours needs, read from the import statements of our own modules.
 
-Statements are read and not run: a module that fails to import on this machine is still counted, and no import hides
-behind one that somebody else did first.
+Statements are read and not run: a module that fails to import on this machine is still counted, and
+no import hides behind one that somebody else did first.
 """
 
 import ast
@@ -38,7 +38,8 @@ def import_closure(modules: Iterable[str], *, inside_functions: bool) -> ImportC
 
     Args:
         modules: full names of modules of ours.
-        inside_functions: whether to follow imports inside functions, too, which run only when the function is called.
+        inside_functions: whether to follow imports inside functions, too, which run only when the
+            function is called.
     """
     closure = ImportClosure()
     pending = list(modules)
@@ -59,7 +60,14 @@ def import_closure(modules: Iterable[str], *, inside_functions: bool) -> ImportC
 def modules_of(package: str) -> list[str]:
     """Return the full names of a package's modules, its own and its __main__ included."""
     folder = _source_file(package).parent
-    return [package, *(f"{package}.{path.stem}" for path in sorted(folder.glob("*.py")) if path.stem != "__init__")]
+    return [
+        package,
+        *(
+            f"{package}.{path.stem}"
+            for path in sorted(folder.glob("*.py"))
+            if path.stem != "__init__"
+        ),
+    ]
 
 
 def distributions_of(names: Iterable[str]) -> set[str]:
@@ -74,8 +82,11 @@ def distributions_of(names: Iterable[str]) -> set[str]:
     return {str(canonicalize_name(owners[name][0])) for name in names}
 
 
-def required_by(distributions: Iterable[str], python: str, *, stop_at: Iterable[str] = ()) -> set[str]:
-    """Return the distributions and all that they require, by the metadata of what is installed here.
+def required_by(
+    distributions: Iterable[str], python: str, *, stop_at: Iterable[str] = ()
+) -> set[str]:
+    """Return the distributions and all that they require, by the metadata of what is installed
+    here.
 
     Args:
         distributions: names to begin with.
@@ -91,7 +102,11 @@ def required_by(distributions: Iterable[str], python: str, *, stop_at: Iterable[
             continue
         followed.add((name, extra))
         found.add(name)
-        environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": extra}
+        environment = {
+            "python_version": python,
+            "python_full_version": f"{python}.0",
+            "extra": extra,
+        }
         for line in metadata.requires(name) or ():
             requirement = Requirement(line)
             if requirement.marker is None or requirement.marker.evaluate(environment):
@@ -104,27 +119,39 @@ def _imported(module: str, inside_functions: bool) -> Iterator[str]:
     """Yield the full names of what a module's statements import."""
     path = _source_file(module)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for statement in _import_statements(ast.parse(path.read_text(encoding="utf-8")).body, inside_functions):
+    for statement in _import_statements(
+        ast.parse(path.read_text(encoding="utf-8")).body, inside_functions
+    ):
         if isinstance(statement, ast.Import):
             yield from (alias.name for alias in statement.names)
             continue
         base = statement.module or ""
         if statement.level:
             parents = package.split(".")
-            base = ".".join([*parents[: len(parents) - statement.level + 1], *([base] if base else [])])
+            base = ".".join(
+                [*parents[: len(parents) - statement.level + 1], *([base] if base else [])]
+            )
         yield base
         # `from package import module` imports the module, too
-        yield from (f"{base}.{alias.name}" for alias in statement.names if _find(f"{base}.{alias.name}"))
+        yield from (
+            f"{base}.{alias.name}" for alias in statement.names if _find(f"{base}.{alias.name}")
+        )
 
 
-def _import_statements(body: Iterable[ast.AST], inside_functions: bool) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield import statements that run when the module is imported, or also those of its functions."""
+def _import_statements(
+    body: Iterable[ast.AST], inside_functions: bool
+) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield import statements that run when the module is imported, or also those of its
+    functions."""
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not inside_functions:
             continue
-        elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        elif isinstance(node, ast.If) and ast.unparse(node.test) in (
+            "TYPE_CHECKING",
+            "typing.TYPE_CHECKING",
+        ):
             yield from _import_statements(node.orelse, inside_functions)
         else:
             for block in BLOCKS:

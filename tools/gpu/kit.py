@@ -1,11 +1,12 @@
 """The kit: what a bare GPU machine lacks for the acceptance run, as wheels in one small folder.
 
-Such a machine has the packages of MACHINE, of any versions, and often no network. The kit holds as wheels everything
-else that the import statements of the acceptance run lead to. Its script `run` installs the wheels into a temporary
-folder and runs the acceptance; `install` only installs, into a folder for PYTHONPATH.
+Such a machine has the packages of MACHINE, of any versions, and often no network. The kit holds as
+wheels everything else that the import statements of the acceptance run lead to. Its script `run`
+installs the wheels into a temporary folder and runs the acceptance; `install` only installs, into a
+folder for PYTHONPATH.
 
-DeepSpeed is built without its operators, none of which the trainer compiles. bitsandbytes ships a library for every
-CUDA since 11.8; two of them stay.
+DeepSpeed is built without its operators, none of which the trainer compiles. bitsandbytes ships a
+library for every CUDA since 11.8; two of them stay.
 """
 
 import re
@@ -23,11 +24,14 @@ from ..release.python_package import copied
 from .import_closure import distributions_of, import_closure, modules_of, required_by
 
 MACHINE = (
-    "accelerate", "filelock", "fsspec", "huggingface-hub", "jinja2", "numpy", "packaging", "pandas", "psutil",
-    "pyarrow", "pyyaml", "regex", "safetensors", "tokenizers", "torch", "tqdm", "transformers", "triton",
+    "accelerate", "filelock", "fsspec", "huggingface-hub", "jinja2", "numpy", "packaging", "pandas",
+    "psutil",
+    "pyarrow", "pyyaml", "regex", "safetensors", "tokenizers", "torch", "tqdm", "transformers",
+    "triton",
     "typing-extensions",
 )  # fmt: skip
-"""What the machine has: torch, transformers, accelerate, pandas, pyarrow, and what every version of them requires."""
+"""What the machine has: torch, transformers, accelerate, pandas, pyarrow, and what every version of
+them requires."""
 LOADED_BY_NAME = {"bitsandbytes": "transformers loads it for the optimizer AdamW8bit"}
 """Distributions that the checks use without an import statement of ours, and who loads them."""
 LEFT_OUT = {
@@ -51,7 +55,7 @@ INSTALL = """\
 # PYTHON: the interpreter that has torch (default: python3).
 exec "${PYTHON:-python3}" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \\
   --target "${1:?usage: install FOLDER}" "$(dirname "$0")"/*.whl
-"""
+"""  # noqa: E501
 RUN = """\
 #!/bin/sh
 # Installs the kit into a temporary folder and runs the acceptance. Takes the options of grpo_acceptance.
@@ -65,7 +69,7 @@ echo "installing the kit into $site"
 "$(dirname "$0")/install" "$site"
 PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m grpo_acceptance \\
   --output "${OUTPUT:-gpu-output}" --used $(($(date +%s) - began)) "$@"
-"""
+"""  # noqa: E501
 
 
 def pack(folder: Path, python: str) -> int:
@@ -78,8 +82,16 @@ def pack(folder: Path, python: str) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         wheels = Path(temporary)
         downloaded = contents(python) - {BUILT}
-        _pip("download", "-d", wheels, *_target(python), *(f"{name}=={versions[name]}" for name in sorted(downloaded)))
-        run("env", "DS_BUILD_OPS=0", *_command("wheel", "-w", wheels, f"{BUILT}=={versions[BUILT]}"))
+        _pip(
+            "download",
+            "-d",
+            wheels,
+            *_target(python),
+            *(f"{name}=={versions[name]}" for name in sorted(downloaded)),
+        )
+        run(
+            "env", "DS_BUILD_OPS=0", *_command("wheel", "-w", wheels, f"{BUILT}=={versions[BUILT]}")
+        )
         _pip("wheel", "-w", wheels, copied(wheels / "sources"))
         (large,) = wheels.glob("bitsandbytes-*.whl")
         slim(large)
@@ -97,12 +109,17 @@ def pack(folder: Path, python: str) -> int:
 
 
 def contents(python: str) -> set[str]:
-    """Return the distributions that the acceptance run imports and MACHINE lacks, for a version of Python.
+    """Return the distributions that the acceptance run imports and MACHINE lacks, for a version of
+    Python.
 
     Raises:
         ClusterError: a module that is imported belongs to nothing that is installed here.
     """
-    programs = [*modules_of("grpo_acceptance"), "grpo_trainer.__main__", "grpo_trainer.training.training_run"]
+    programs = [
+        *modules_of("grpo_acceptance"),
+        "grpo_trainer.__main__",
+        "grpo_trainer.training.training_run",
+    ]
     modules = import_closure(programs, inside_functions=True).third_party.keys() - LEFT_OUT.keys()
     return required_by(distributions_of(modules) | LOADED_BY_NAME.keys(), python, stop_at=MACHINE)
 
@@ -113,7 +130,8 @@ def pinned() -> dict[str, str]:
 
 
 def slim(wheel: Path) -> None:
-    """Remove all but BITSANDBYTES_LIBRARIES from a wheel of bitsandbytes and from its list of files."""
+    """Remove all but BITSANDBYTES_LIBRARIES from a wheel of bitsandbytes and from its list of
+    files."""
     with zipfile.ZipFile(wheel) as whole:
         contents = {name: whole.read(name) for name in whole.namelist() if not _dropped(name)}
     (record,) = (name for name in contents if name.endswith(".dist-info/RECORD"))
@@ -135,7 +153,10 @@ def require_small(wheels: Iterable[Path]) -> None:
     if total > LIMIT_BYTES:
         largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:3]
         named = ", ".join(f"{name} {sizes[name] / 1e6:.1f} MB" for name in largest)
-        raise ClusterError(f"the kit has {total / 1e6:.1f} MB, more than {LIMIT_BYTES / 1e6:.0f}; the largest: {named}")
+        raise ClusterError(
+            f"the kit has {total / 1e6:.1f} MB, more than {LIMIT_BYTES / 1e6:.0f}; the largest: "
+            f"{named}"
+        )
 
 
 def _dropped(name: str) -> bool:
@@ -155,4 +176,13 @@ def _pip(verb: str, *arguments: object) -> None:
 
 
 def _command(verb: str, *arguments: object) -> list[object]:
-    return [sys.executable, "-m", "pip", verb, "--quiet", "--disable-pip-version-check", "--no-deps", *arguments]
+    return [
+        sys.executable,
+        "-m",
+        "pip",
+        verb,
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        *arguments,
+    ]

@@ -1,4 +1,5 @@
-"""Draws the dashboards of all stories, or of some: `python -m tools.pictures --to FOLDER [--story NAME]…`.
+"""Draws the dashboards of all stories, or of some: `python -m tools.pictures --to FOLDER [--story
+NAME]…`.
 
 With `--documents` only the first screens that docs/dashboards.md shows, into docs/pictures.
 """
@@ -23,9 +24,15 @@ def main() -> None:
     """Write `<story>-<dashboard>.png` for each, and say what can't be read on it."""
     parser = argparse.ArgumentParser(prog="python -m tools.pictures", description=__doc__)
     parser.add_argument("--to", type=Path, default=Path("pictures"), help="folder for the pictures")
-    parser.add_argument("--story", action="append", choices=[story.name for story in STORIES], help="only this one")
-    parser.add_argument("--documents", action="store_true", help="only those of the documents, into docs/pictures")
-    parser.add_argument("--page", action="store_true", help="only make the page that draws, for `make tools-all`")
+    parser.add_argument(
+        "--story", action="append", choices=[story.name for story in STORIES], help="only this one"
+    )
+    parser.add_argument(
+        "--documents", action="store_true", help="only those of the documents, into docs/pictures"
+    )
+    parser.add_argument(
+        "--page", action="store_true", help="only make the page that draws, for `make tools-all`"
+    )
     options = parser.parse_args()
     if options.page:
         page()
@@ -43,7 +50,10 @@ def main() -> None:
 def _draw_documents(one: Browser) -> None:
     stories = {story.name: story for story in STORIES}
     for board, name in PICTURED.items():
-        with tempfile.TemporaryDirectory() as temporary, told(stories[name], Path(temporary)) as server:
+        with (
+            tempfile.TemporaryDirectory() as temporary,
+            told(stories[name], Path(temporary)) as server,
+        ):
             draw(one, server, board, View.of(stories[name]))
             (DOCUMENTS / f"{board}.png").write_bytes(one.picture(HEIGHT))
 
@@ -54,7 +64,12 @@ def _draw_all(one: Browser, story: Story, folder: Path) -> None:
             drawing = draw(one, server, name, View.of(story))
             path = folder / f"{story.name}-{name}.png".replace(" ", "-").lower()
             path.write_bytes(one.picture(drawing.height))
-            print(path, *drawing.errors, *(fault for panel in drawing.panels for fault in panel["faults"]), sep="\n  ")
+            print(
+                path,
+                *drawing.errors,
+                *(fault for panel in drawing.panels for fault in panel["faults"]),
+                sep="\n  ",
+            )
 
 
 if __name__ == "__main__":

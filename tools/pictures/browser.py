@@ -41,15 +41,23 @@ class Browser:
     def open(self, page: Path) -> None:
         """Show a page of this machine, as wide as the smallest screen."""
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         self._resize(HEIGHT)
         self._call("Page.enable")
         self._call("Page.navigate", url=page.as_uri())
-        self.evaluate("new Promise(go => document.readyState === 'complete' ? go() : addEventListener('load', go))")
+        self.evaluate(
+            "new Promise(go => document.readyState === 'complete' ? go() : "
+            "addEventListener('load', go))"
+        )
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression, awaited; an exception there raises ClusterError with its words."""
-        done = self._call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        """The value of a JavaScript expression, awaited; an exception there raises ClusterError
+        with its words."""
+        done = self._call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
         if "exceptionDetails" in done:
             raise ClusterError(f"the page failed: {done['exceptionDetails']}")
         return done["result"].get("value")
@@ -58,10 +66,18 @@ class Browser:
         """The page's upper part of this height, as PNG."""
         self._resize(height)
         clip = {"x": 0, "y": 0, "width": WIDTH, "height": height, "scale": 1}
-        return base64.b64decode(self._call("Page.captureScreenshot", format="png", clip=clip)["data"])
+        return base64.b64decode(
+            self._call("Page.captureScreenshot", format="png", clip=clip)["data"]
+        )
 
     def _resize(self, height: int) -> None:
-        self._call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=height, deviceScaleFactor=1, mobile=False)
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=WIDTH,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
 
     def _call(self, method: str, **parameters: object) -> dict[str, Any]:
         self._last += 1

@@ -1,4 +1,5 @@
-"""The page that draws: Grafana's components by `npm ci`, bundled with our own few files by esbuild, each made once."""
+"""The page that draws: Grafana's components by `npm ci`, bundled with our own few files by esbuild,
+each made once."""
 
 import shutil
 from pathlib import Path
@@ -14,13 +15,16 @@ LOCK = tuple(FOLDER / name for name in ("package.json", "package-lock.json", ".n
 
 
 def page() -> Path:
-    """Path of the page, made on first use (a minute; 270 MB stay in the cache, so that a change takes two seconds)."""
+    """Path of the page, made on first use (a minute; 270 MB stay in the cache, so that a change
+    takes two seconds)."""
     key = content_key(*LOCK, PAGE)
     return cached(cache_root() / f"pictures-page-{key}", _bundle) / "index.html"
 
 
 def _packages() -> Path:
-    return cached(cache_root() / f"pictures-packages-{content_key(*LOCK)}", _install) / "node_modules"
+    return (
+        cached(cache_root() / f"pictures-packages-{content_key(*LOCK)}", _install) / "node_modules"
+    )
 
 
 def _install(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """A dashboard's queries asked of Prometheus, and what it answers drawn in the browser.
 
-Grafana's server does the former: it puts its variables in, asks for lines by steps and for single values at the end.
+Grafana's server does the former: it puts its variables in, asks for lines by steps and for single
+values at the end.
 """
 
 import json
@@ -31,7 +32,8 @@ class View:
     end: int
     """Unix seconds."""
     seconds: int | None = None
-    """How much of the past before it is shown; None: as much as the dashboard wants, or there is."""
+    """How much of the past before it is shown; None: as much as the dashboard wants, or there
+    is."""
     namespace: str = "team"
     job: str = "run"
     step: int = STEP
@@ -68,19 +70,34 @@ class Drawing:
 @contextmanager
 def told(story: Story, folder: Path) -> Iterator[Prometheus]:
     """A Prometheus that has scraped the story, every minute from its beginning to its end."""
-    lines = (line for name, timeline in story.world.items() for line in exposition(name, timeline, story.minutes))
+    lines = (
+        line
+        for name, timeline in story.world.items()
+        for line in exposition(name, timeline, story.minutes)
+    )
     with filled(folder, "\n".join([*lines, "# EOF", ""])) as server:
         yield server
 
 
 def draw(browser: Browser, server: Prometheus, name: str, view: View) -> Drawing:
-    """The dashboard of this name as it is at the view's end, with all of the time before or what fits of it."""
+    """The dashboard of this name as it is at the view's end, with all of the time before or what
+    fits of it."""
     page = json.loads(grafana.render(DASHBOARDS[name]))
     asker = _Asker(server, name, view, view.seconds or _seconds(page["time"]["from"]))
-    answers = {panel["id"]: [asker.ask(one) for one in panel["targets"]] for panel in page["panels"] if _shown(panel)}
+    answers = {
+        panel["id"]: [asker.ask(one) for one in panel["targets"]]
+        for panel in page["panels"]
+        if _shown(panel)
+    }
     marks = [mark for one in page["annotations"]["list"] for mark in asker.marks(one)]
     times = {"from": asker.start * 1000, "to": asker.end * 1000, "step": view.step * 1000}
-    given = {"dashboard": page, "answers": answers, "annotations": marks, "range": times, "chosen": view.title}
+    given = {
+        "dashboard": page,
+        "answers": answers,
+        "annotations": marks,
+        "range": times,
+        "chosen": view.title,
+    }
     seen = browser.evaluate(f"draw({json.dumps(given)})")
     return Drawing(seen["panels"], seen["errors"], answers, marks, seen["height"])
 
@@ -113,17 +130,26 @@ class _Asker:
 
     def marks(self, annotation: JSON) -> list[JSON]:
         """A mark wherever the annotation's expression has a value, one for values in a row."""
-        times = sorted({time for one in self._over_time(annotation["expr"]) for time, _ in one["values"]})
+        times = sorted(
+            {time for one in self._over_time(annotation["expr"]) for time, _ in one["values"]}
+        )
         first = [time for time in times if time - self.step not in times]
-        return [{"title": annotation["name"], "color": annotation["iconColor"], "time": time * 1000} for time in first]
+        return [
+            {"title": annotation["name"], "color": annotation["iconColor"], "time": time * 1000}
+            for time in first
+        ]
 
     def _over_time(self, expression: str) -> list[JSON]:
         times = {"start": self.start, "end": self.end, "step": self.step}
-        found: list[JSON] = self.server.ask("query_range", query=self._put_in(expression), **times)["result"]
+        found: list[JSON] = self.server.ask("query_range", query=self._put_in(expression), **times)[
+            "result"
+        ]
         return found
 
     def _now(self, expression: str) -> list[JSON]:
-        found: list[JSON] = self.server.ask("query", query=self._put_in(expression), time=self.end)["result"]
+        found: list[JSON] = self.server.ask("query", query=self._put_in(expression), time=self.end)[
+            "result"
+        ]
         return found
 
     def _put_in(self, expression: str) -> str:

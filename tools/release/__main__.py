@@ -1,4 +1,5 @@
-"""`python -m tools.release`: for `make release`. Builds what a release publishes, checks it, and pushes nothing."""
+"""`python -m tools.release`: for `make release`. Builds what a release publishes, checks it, and
+pushes nothing."""
 
 import argparse
 import json
@@ -60,7 +61,8 @@ def build(release: Release, target: Path, images: list[str]) -> None:
 
 
 def build_image(release: Release, name: str, target: Path) -> tuple[Path, str]:
-    """Write an image's OCI archive and its SBOM into the folder; returns the archive and the image's digest."""
+    """Write an image's OCI archive and its SBOM into the folder; returns the archive and the
+    image's digest."""
     labels = {
         "org.opencontainers.image.title": name,
         "org.opencontainers.image.description": DESCRIPTIONS[name],
@@ -87,12 +89,22 @@ def _say(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.release", description=__doc__)
-    parser.add_argument("--to", type=Path, default=Path("release-output"), help="folder for it all; replaced")
-    where = f"registry and project of the images, which chart and manifest name (default {LOCAL}: imported by hand)"
+    parser.add_argument(
+        "--to", type=Path, default=Path("release-output"), help="folder for it all; replaced"
+    )
+    where = (
+        f"registry and project of the images, which chart and manifest name (default {LOCAL}: "
+        "imported by hand)"
+    )
     parser.add_argument("--registry", default=LOCAL, help=where)
-    address = f"address of the folder that will hold the files, which krew's manifest names (default {DOWNLOADS})"
+    address = (
+        "address of the folder that will hold the files, which krew's manifest names "
+        f"(default {DOWNLOADS})"
+    )
     parser.add_argument("--downloads", default=DOWNLOADS, help=address)
-    parser.add_argument("--images", nargs="*", default=[*SHIPPED], choices=[*SHIPPED], help="default: all")
+    parser.add_argument(
+        "--images", nargs="*", default=[*SHIPPED], choices=[*SHIPPED], help="default: all"
+    )
     return parser
 
 

@@ -1,7 +1,8 @@
-"""Archives whose bytes follow from their content: nothing of when, where and by whom they were made is in them.
+"""Archives whose bytes follow from their content: nothing of when, where and by whom they were made
+is in them.
 
-As reproducible-builds.org asks: entries in the order of their names, times no later than SOURCE_DATE_EPOCH, numeric
-owners. setuptools and helm write archives that differ with every run.
+As reproducible-builds.org asks: entries in the order of their names, times no later than
+SOURCE_DATE_EPOCH, numeric owners. setuptools and helm write archives that differ with every run.
 """
 
 import gzip
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 KEPT_HEADERS = "SCHILY.xattr."
-"""Extended attributes, such as capabilities of a program. Every other extra header repeats a field."""
+"""Extended attributes, such as capabilities of a program. Every other extra header repeats a
+field."""
 EXECUTABLE, PLAIN = 0o755, 0o644
 
 
@@ -55,8 +57,11 @@ def gzip_stream(target: IO[bytes] | Hashed) -> Iterator[IO[bytes]]:
         yield stream  # type: ignore[misc]
 
 
-def copy_entries(source: tarfile.TarFile, target: tarfile.TarFile, change: Callable[[tarfile.TarInfo], bool]) -> None:
-    """Copy what `change` keeps, after its edits, by name; hard links last, for they need what they name."""
+def copy_entries(
+    source: tarfile.TarFile, target: tarfile.TarFile, change: Callable[[tarfile.TarInfo], bool]
+) -> None:
+    """Copy what `change` keeps, after its edits, by name; hard links last, for they need what they
+    name."""
     for entry in sorted(source.getmembers(), key=lambda entry: (entry.islnk(), entry.name)):
         if change(entry):
             target.addfile(entry, source.extractfile(entry) if entry.isreg() else None)
@@ -67,7 +72,9 @@ def settle(entry: tarfile.TarInfo, epoch: int) -> None:
     entry.name = entry.name.removeprefix("./")
     entry.mtime = min(int(entry.mtime), epoch)
     entry.uname = entry.gname = ""
-    entry.pax_headers = {name: text for name, text in entry.pax_headers.items() if name.startswith(KEPT_HEADERS)}
+    entry.pax_headers = {
+        name: text for name, text in entry.pax_headers.items() if name.startswith(KEPT_HEADERS)
+    }
 
 
 def settle_package(archive: Path, epoch: int) -> None:

@@ -49,7 +49,11 @@ def package(release: Release, target: Path) -> Path:
         assert text.count(UNSET) == 1, f"values.yaml must have one line {UNSET!r}"
         values.write_text(text.replace(UNSET, f"imageRegistry: {release.registry}\n"))
         about = chart / "Chart.yaml"
-        about.write_text(yaml.safe_dump(_with_images(yaml.safe_load(about.read_text()), release), sort_keys=False))
+        about.write_text(
+            yaml.safe_dump(
+                _with_images(yaml.safe_load(about.read_text()), release), sort_keys=False
+            )
+        )
         _helm("package", chart, "--destination", target)
     archive = target / f"{CHART.name}-{release.version}.tgz"
     settle_package(archive, release.epoch)
@@ -58,17 +62,27 @@ def package(release: Release, target: Path) -> Path:
 
 def _with_images(about: dict[str, Any], release: Release) -> dict[str, Any]:
     """A Chart.yaml that names the images, for Artifact Hub's scanners."""
-    images = [{"name": name, "image": f"{release.registry}/{name}:{release.version}"} for name in IMAGES.values()]
+    images = [
+        {"name": name, "image": f"{release.registry}/{name}:{release.version}"}
+        for name in IMAGES.values()
+    ]
     listed = {"artifacthub.io/images": yaml.safe_dump(images, sort_keys=False)}
     return about | {"annotations": about["annotations"] | listed}
 
 
 def static_manifest(chart: Path, digests: dict[str, str]) -> str:
-    """Everything that a release of the chart with its defaults consists of, with its namespace, for `kubectl apply`."""
+    """Everything that a release of the chart with its defaults consists of, with its namespace, for
+    `kubectl apply`."""
     pins = [f"{value}.digest={digests[name]}" for value, name in IMAGES.items() if name in digests]
     flags = [part for pin in pins for part in ("--set", pin)]
-    rendered = _helm("template", RELEASE, chart, "--namespace", SYSTEM_NAMESPACE, "--skip-tests", *flags)
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE, "labels": RESTRICTED}}
+    rendered = _helm(
+        "template", RELEASE, chart, "--namespace", SYSTEM_NAMESPACE, "--skip-tests", *flags
+    )
+    namespace = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": SYSTEM_NAMESPACE, "labels": RESTRICTED},
+    }
     return f"{yaml.safe_dump(namespace, sort_keys=False)}{rendered}"
 
 

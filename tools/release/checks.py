@@ -1,4 +1,5 @@
-"""What was built is tried as its users would: krew installs the plugin, a cluster runs images, chart and manifest.
+"""What was built is tried as its users would: krew installs the plugin, a cluster runs images,
+chart and manifest.
 
 The cluster is real (harness): one node, whose containerd imports the archives.
 """
@@ -28,11 +29,14 @@ FOLDER_OF_TOOLS = "/usr/bin:/bin"
 Say = Callable[[str], None]
 
 
-def check_plugin(release: Release, manifest: Path, archives: dict[Platform, Path], say: Say) -> None:
+def check_plugin(
+    release: Release, manifest: Path, archives: dict[Platform, Path], say: Say
+) -> None:
     """krew takes the manifest and installs each platform's archive; this machine's plans a job.
 
     Raises:
-        ClusterError: krew refuses something, or the installed plugin is of another version or has no plan.
+        ClusterError: krew refuses something, or the installed plugin is of another version or has
+            no plan.
     """
     validate_manifest(manifest)
     with tempfile.TemporaryDirectory() as temporary:
@@ -44,7 +48,8 @@ def check_plugin(release: Release, manifest: Path, archives: dict[Platform, Path
 
 
 def validate_manifest(manifest: Path) -> None:
-    """Hold the manifest to what krew's index accepts; raise ClusterError with krew's words if it does not."""
+    """Hold the manifest to what krew's index accepts; raise ClusterError with krew's words if it
+    does not."""
     tools = toolchain(("krew",))
     run(tools.program("validate-krew-manifest"), "-skip-install", "-manifest", manifest)
 
@@ -64,7 +69,8 @@ def unpack(packed: Path, folder: Path) -> None:
 
 
 def try_plugin(folder: Path, version: str) -> str:
-    """What `kubectl grpo --version` prints, with nothing but the folder, Python and the system's programs on the PATH.
+    """What `kubectl grpo --version` prints, with nothing but the folder, Python and the system's
+    programs on the PATH.
 
     Raises:
         ClusterError: it is another version, or the first example gets no plan.
@@ -79,16 +85,21 @@ def try_plugin(folder: Path, version: str) -> str:
 
 
 def kubectl_grpo(folder: Path, *arguments: str) -> str:
-    """What kubectl prints when it finds the plugin in the folder; the Python is the one that runs this."""
-    path = os.pathsep.join([str(folder), str(Path(sys.executable).resolve().parent), FOLDER_OF_TOOLS])
+    """What kubectl prints when it finds the plugin in the folder; the Python is the one that runs
+    this."""
+    path = os.pathsep.join(
+        [str(folder), str(Path(sys.executable).resolve().parent), FOLDER_OF_TOOLS]
+    )
     return run("env", "-i", f"PATH={path}", *component("kubectl"), "grpo", *arguments)
 
 
 def check_images(release: Release, images: dict[str, Path], packaged: Packaged, say: Say) -> None:
-    """A cluster runs the archives: the chart's package installs the operator, the API server takes the manifest.
+    """A cluster runs the archives: the chart's package installs the operator, the API server takes
+    the manifest.
 
     Raises:
-        ClusterError: an image is of another version, or something is not accepted or does not become ready.
+        ClusterError: an image is of another version, or something is not accepted or does not
+            become ready.
     """
     with Cluster.create(f"release-{os.getpid()}", ClusterSettings(nodes=1)) as cluster:
         for name, archive in images.items():
@@ -102,12 +113,15 @@ def check_images(release: Release, images: dict[str, Path], packaged: Packaged, 
         say(f"the API server takes {packaged.manifest.name}")
         if "grpo-operator" in images:
             waiting = ("--wait", "--timeout", "180s")
-            cluster.helm("install", RELEASE, str(packaged.chart), "--namespace", SYSTEM_NAMESPACE, *waiting)
+            cluster.helm(
+                "install", RELEASE, str(packaged.chart), "--namespace", SYSTEM_NAMESPACE, *waiting
+            )
             say(f"helm installs {packaged.chart.name}: the operator is ready")
 
 
 def dry_run(cluster: Any, manifest: Path) -> str:
-    """The API server's answer to a dry run of the manifest. Overrides field conflicts with earlier installers."""
+    """The API server's answer to a dry run of the manifest. Overrides field conflicts with earlier
+    installers."""
     how = ("--server-side", "--force-conflicts", "--dry-run=server")
     shown: str = cluster.kubectl("apply", *how, "-f", str(manifest))
     return shown
@@ -118,7 +132,12 @@ def version_inside(cluster: Cluster, image: str) -> str:
     spec = {
         "restartPolicy": "Never",
         "containers": [
-            {"name": "main", "image": image, "imagePullPolicy": "Never", "command": ["grpo", "--version"]},
+            {
+                "name": "main",
+                "image": image,
+                "imagePullPolicy": "Never",
+                "command": ["grpo", "--version"],
+            },
         ],
     }
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": VERSION_POD}, "spec": spec}

@@ -1,7 +1,8 @@
-"""An image as an OCI archive (image-spec v1.1: an image layout in a tar), from the docker archive that buildah wrote.
+"""An image as an OCI archive (image-spec v1.1: an image layout in a tar), from the docker archive
+that buildah wrote.
 
-buildah could write one itself, but with the times of the build in it: here the layers are settled, so that the digest
-follows from the content. What only building machines need is left out.
+buildah could write one itself, but with the times of the build in it: here the layers are settled,
+so that the digest follows from the content. What only building machines need is left out.
 """
 
 import json
@@ -20,16 +21,22 @@ from harness.images.recipes import BUILD_ENVIRONMENT
 from .archives import Hashed, copy_entries, gzip_stream, settle, tar_stream
 
 OCI = "application/vnd.oci.image"
-LAYER, CONFIG, MANIFEST = f"{OCI}.layer.v1.tar+gzip", f"{OCI}.config.v1+json", f"{OCI}.manifest.v1+json"
+LAYER, CONFIG, MANIFEST = (
+    f"{OCI}.layer.v1.tar+gzip",
+    f"{OCI}.config.v1+json",
+    f"{OCI}.manifest.v1+json",
+)
 LEFT_OUT = re.compile(
     r"(etc/(hostname|resolv\.conf|machine-id|pip\.conf)|var/(log|cache)/.+|var/lib/(dpkg|systemd)/.+-old|etc/(passwd|shadow|group|gshadow)-)"
 )
-"""Files of the building machine, logs, caches and backups; kubelets bring their own of the first three."""
+"""Files of the building machine, logs, caches and backups; kubelets bring their own of the first
+three."""
 
 
 @dataclass(frozen=True)
 class Blob:
-    """A file of the layout and how a manifest names it; diff_id: the digest of what it unpacks to."""
+    """A file of the layout and how a manifest names it; diff_id: the digest of what it unpacks
+    to."""
 
     path: Path
     kind: str
@@ -44,18 +51,25 @@ class Blob:
 
 
 def write_archive(docker: Path, target: Path, name: str, labels: dict[str, str], epoch: int) -> str:
-    """Write the docker archive's only image as `name`, with these labels; returns the digest of its manifest.
+    """Write the docker archive's only image as `name`, with these labels; returns the digest of its
+    manifest.
 
     The index names it for containerd and, by its tag, as the specification says.
     """
-    with tempfile.TemporaryDirectory(dir=target.parent) as temporary, tarfile.open(docker) as archive:
+    with (
+        tempfile.TemporaryDirectory(dir=target.parent) as temporary,
+        tarfile.open(docker) as archive,
+    ):
         folder = Path(temporary)
         (image,) = _json(archive, "manifest.json")
         layers = [_layer(archive, layer, folder, epoch) for layer in image["Layers"]]
         described = _config(_json(archive, image["Config"]), layers, labels, epoch)
         config = _blob(folder, CONFIG, described)
         manifest = _blob(folder, MANIFEST, _manifest(config, layers, labels))
-        names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
+        names = {
+            "io.containerd.image.name": name,
+            "org.opencontainers.image.ref.name": name.rpartition(":")[2],
+        }
         platform = {key: described[key] for key in ("architecture", "os")}
         entry = manifest.descriptor | {"platform": platform, "annotations": names}
         _write_layout(target, entry, [*layers, config, manifest], epoch)
@@ -63,7 +77,8 @@ def write_archive(docker: Path, target: Path, name: str, labels: dict[str, str],
 
 
 def layers(archive: Path) -> Iterator[tarfile.TarFile]:
-    """The layers of an OCI archive, the lowest first, as tars that are read from beginning to end."""
+    """The layers of an OCI archive, the lowest first, as tars that are read from beginning to
+    end."""
     with tarfile.open(archive) as layout:
         (entry,) = _json(layout, "index.json")["manifests"]
         for layer in _json(layout, _place(entry["digest"]))["layers"]:
@@ -76,7 +91,9 @@ def config(archive: Path) -> dict[str, Any]:
     """The configuration of an OCI archive's image."""
     with tarfile.open(archive) as layout:
         (entry,) = _json(layout, "index.json")["manifests"]
-        found: dict[str, Any] = _json(layout, _place(_json(layout, _place(entry["digest"]))["config"]["digest"]))
+        found: dict[str, Any] = _json(
+            layout, _place(_json(layout, _place(entry["digest"]))["config"]["digest"])
+        )
     return found
 
 
@@ -94,7 +111,10 @@ def _layer(archive: tarfile.TarFile, name: str, folder: Path, epoch: int) -> Blo
         return not LEFT_OUT.fullmatch(entry.name)
 
     path = folder / name.replace("/", "-")
-    with path.open("wb") as file, tarfile.open(fileobj=archive.extractfile(name), mode="r:") as source:
+    with (
+        path.open("wb") as file,
+        tarfile.open(fileobj=archive.extractfile(name), mode="r:") as source,
+    ):
         packed = Hashed(file)
         with gzip_stream(packed) as stream:
             plain = Hashed(stream)  # type: ignore[arg-type]
@@ -103,10 +123,14 @@ def _layer(archive: tarfile.TarFile, name: str, folder: Path, epoch: int) -> Blo
     return Blob(path, LAYER, packed.digest, packed.size, plain.digest)
 
 
-def _config(docker: dict[str, Any], layers: list[Blob], labels: dict[str, str], epoch: int) -> dict[str, Any]:
+def _config(
+    docker: dict[str, Any], layers: list[Blob], labels: dict[str, str], epoch: int
+) -> dict[str, Any]:
     """The configuration without a history, which tells of the building machine."""
     settings = dict(docker["config"])
-    settings["Env"] = [variable for variable in settings.get("Env") or [] if variable not in BUILD_ENVIRONMENT]
+    settings["Env"] = [
+        variable for variable in settings.get("Env") or [] if variable not in BUILD_ENVIRONMENT
+    ]
     settings["Labels"] = labels
     return {
         "architecture": docker["architecture"],
@@ -137,7 +161,10 @@ def _blob(folder: Path, kind: str, content: dict[str, Any]) -> Blob:
 
 def _write_layout(target: Path, entry: dict[str, Any], blobs: list[Blob], epoch: int) -> None:
     index = {"schemaVersion": 2, "mediaType": f"{OCI}.index.v1+json", "manifests": [entry]}
-    small: dict[str, dict[str, Any]] = {"oci-layout": {"imageLayoutVersion": "1.0.0"}, "index.json": index}
+    small: dict[str, dict[str, Any]] = {
+        "oci-layout": {"imageLayoutVersion": "1.0.0"},
+        "index.json": index,
+    }
     with target.open("wb") as file, tar_stream(file) as tar:
         for name, content in small.items():
             tar.addfile(_entry(name, len(_encoded(content)), epoch), BytesIO(_encoded(content)))

@@ -1,7 +1,9 @@
-"""`kubectl grpo` for krew: an archive per platform with the command line and all that it needs but Python itself.
+"""`kubectl grpo` for krew: an archive per platform with the command line and all that it needs but
+Python itself.
 
-The command line is Python, and pydantic's core is native. So an archive carries the native parts for each version of
-Python (their names differ, and Python loads the one of its own) beside the pure ones, which they share.
+The command line is Python, and pydantic's core is native. So an archive carries the native parts
+for each version of Python (their names differ, and Python loads the one of its own) beside the pure
+ones, which they share.
 """
 
 import re
@@ -23,12 +25,18 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 NAME = "kubectl-grpo"
 LAUNCHER = Path(__file__).with_name(NAME)
 MAIN = "import sys\n\nfrom grpo_cli.__main__ import main\n\nsys.exit(main())\n"
-UNWANTED = ("bin", "*.dist-info/RECORD", "*.dist-info/direct_url.json", "*.dist-info/uv_cache.json", ".lock")
+UNWANTED = (
+    "bin",
+    "*.dist-info/RECORD",
+    "*.dist-info/direct_url.json",
+    "*.dist-info/uv_cache.json",
+    ".lock",
+)
 """What an installer leaves of its machine."""
 DESCRIPTION = """\
 Plans distributed GRPO training before a GPU is taken (strategy, memory per phase, time), renders what the operator
 would create, and shows jobs of the cluster: status, logs, what became of the GPUs' time.
-"""
+"""  # noqa: E501
 CAVEATS = f"""\
 It needs Python {PYTHONS[0]} to {PYTHONS[-1]} as python3 on the PATH.
 `status`, `logs` and `usage` need the operator in the cluster.
@@ -65,7 +73,9 @@ def build(release: Release, wheel: Path, target: Path) -> dict[Platform, Path]:
     return {platform: archive(release, wheel, target, platform, PYTHONS) for platform in PLATFORMS}
 
 
-def archive(release: Release, wheel: Path, target: Path, platform: Platform, pythons: tuple[str, ...]) -> Path:
+def archive(
+    release: Release, wheel: Path, target: Path, platform: Platform, pythons: tuple[str, ...]
+) -> Path:
     """Write the archive of one platform for these versions of Python into the folder."""
     packed = target / f"{NAME}-{release.version}-{platform.name}.tar.gz"
     with tempfile.TemporaryDirectory() as temporary:
@@ -85,7 +95,12 @@ def archive(release: Release, wheel: Path, target: Path, platform: Platform, pyt
 def launcher(platform: Platform, pythons: tuple[str, ...]) -> str:
     """The script that finds a Python."""
     named = " ".join(f"python{version}" for version in reversed(pythons))
-    words = {"PYTHONS": named, "OLDEST": pythons[0], "NEWEST": pythons[-1], "PLATFORM": platform.name}
+    words = {
+        "PYTHONS": named,
+        "OLDEST": pythons[0],
+        "NEWEST": pythons[-1],
+        "PLATFORM": platform.name,
+    }
     return re.sub("|".join(words), lambda found: words[found[0]], LAUNCHER.read_text())
 
 
@@ -103,7 +118,8 @@ def merge(tree: Path, into: Path) -> None:
             shutil.copy(path, there)
         elif ".dist-info" not in str(there) and there.read_bytes() != path.read_bytes():
             raise ClusterError(
-                f"{path.relative_to(tree)} differs between versions of Python: they can't share a folder"
+                f"{path.relative_to(tree)} differs between versions of Python: they can't share a "
+                "folder"
             )
 
 
@@ -119,7 +135,9 @@ def manifest(release: Release, archives: dict[Platform, Path]) -> dict[str, Any]
             "shortDescription": "Plan and watch GRPO training jobs",
             "description": DESCRIPTION,
             "caveats": CAVEATS,
-            "platforms": [_platform(release, platform, packed) for platform, packed in archives.items()],
+            "platforms": [
+                _platform(release, platform, packed) for platform, packed in archives.items()
+            ],
         },
     }
 
@@ -134,7 +152,14 @@ def _platform(release: Release, platform: Platform, packed: Path) -> dict[str, A
 
 
 def _install(wheel: Path, tree: Path, platform: Platform, python: str) -> None:
-    chosen = ("--python-platform", platform.target, "--python-version", python, "--only-binary", ":all:")
+    chosen = (
+        "--python-platform",
+        platform.target,
+        "--python-version",
+        python,
+        "--only-binary",
+        ":all:",
+    )
     install_packages(tree, *chosen, "-c", CONSTRAINTS, wheel)
     for pattern in UNWANTED:
         for path in tree.glob(pattern):

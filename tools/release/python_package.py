@@ -1,4 +1,5 @@
-"""The wheel and the source distribution: built from a copy of the sources, and the same bytes every time."""
+"""The wheel and the source distribution: built from a copy of the sources, and the same bytes every
+time."""
 
 import shutil
 import sys
@@ -29,9 +30,14 @@ def build(target: Path, epoch: int) -> tuple[Path, Path]:
         wheel = build_wheel(source, target, epoch)
         with tarfile.open(sdist) as packed:
             packed.extractall(temporary, filter="data")
-        again = build_wheel(Path(temporary) / sdist.name.removesuffix(".tar.gz"), Path(temporary), epoch)
+        again = build_wheel(
+            Path(temporary) / sdist.name.removesuffix(".tar.gz"), Path(temporary), epoch
+        )
         if again.read_bytes() != wheel.read_bytes():
-            raise ClusterError(f"{sdist.name} builds another wheel than the checkout: compare {wheel.name}'s contents")
+            raise ClusterError(
+                f"{sdist.name} builds another wheel than the checkout: compare {wheel.name}'s "
+                "contents"
+            )
     return wheel, sdist
 
 
@@ -43,11 +49,14 @@ def build_wheel(source: Path, target: Path, epoch: int) -> Path:
 
 
 def copied(folder: Path) -> Path:
-    """The checkout's sources elsewhere: a build leaves folders of its own beside them, and finds old ones."""
+    """The checkout's sources elsewhere: a build leaves folders of its own beside them, and finds
+    old ones."""
     folder.mkdir(parents=True)
     for name in SOURCES:
         if (REPOSITORY / name).is_dir():
-            shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns(*GENERATED))
+            shutil.copytree(
+                REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns(*GENERATED)
+            )
         else:
             shutil.copy(REPOSITORY / name, folder)
     return folder

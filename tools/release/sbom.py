@@ -1,7 +1,8 @@
-"""Lists the Debian and Python packages of an image, as their installers recorded them, in a CycloneDX document.
+"""Lists the Debian and Python packages of an image, as their installers recorded them, in a
+CycloneDX document.
 
-CycloneDX's own library writes it and checks it by its schema. The packages are read from the published archive, so that
-the document can't describe another image.
+CycloneDX's own library writes it and checks it by its schema. The packages are read from the
+published archive, so that the document can't describe another image.
 """
 
 import re
@@ -27,10 +28,12 @@ from . import oci
 from .source import Release
 
 RECORDS = re.compile(r"var/lib/dpkg/status|(?!usr/lib/python3/).*\.dist-info/METADATA")
-"""Where installers say what they have installed; below usr/lib/python3 are Debian's own packages."""
+"""Where installers say what they have installed; below usr/lib/python3 are Debian's own
+packages."""
 DPKG = "var/lib/dpkg/status"
 REMOVED, ALL_REMOVED = ".wh.", ".wh..wh..opq"
-"""How a layer says that a file, or all of a folder's, of the layers below is gone (OCI image-spec, layer)."""
+"""How a layer says that a file, or all of a folder's, of the layers below is gone (OCI image-spec,
+layer)."""
 LONGEST_LICENSE = 100
 """Characters; some packages put the whole text into the field that names the license."""
 
@@ -44,13 +47,18 @@ def write(release: Release, archive: Path, name: str, digest: str, target: Path)
     components = {str(one.purl): one for one in _packages(read_files(archive))}
     if not components:
         raise ClusterError(f"{archive.name}: no record of installed packages in it")
-    image = Component(name=name, version=release.version, type=ComponentType.CONTAINER, bom_ref=f"{name}@{digest}")
-    bom = Bom(components=components.values(), serial_number=uuid5(NAMESPACE_URL, f"{name}@{digest}"))
+    image = Component(
+        name=name, version=release.version, type=ComponentType.CONTAINER, bom_ref=f"{name}@{digest}"
+    )
+    bom = Bom(
+        components=components.values(), serial_number=uuid5(NAMESPACE_URL, f"{name}@{digest}")
+    )
     bom.metadata.component = image
     bom.metadata.timestamp = datetime.fromtimestamp(release.epoch, UTC)
     bom.register_dependency(image, components.values())
     text = JsonV1Dot6(bom).output_as_string(indent=1)
-    # The validator compiles a grammar on import, which takes two seconds of everything that imports this module.
+    # The validator compiles a grammar on import, which takes two seconds of everything that imports
+    # this module.
 
     if problem := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
         raise ClusterError(f"{target.name} is no CycloneDX document: {problem}")
@@ -86,7 +94,11 @@ def _of_layer(layer: tarfile.TarFile) -> tuple[tuple[str, ...], dict[str, str]]:
 def _packages(records: dict[str, str]) -> Iterator[Component]:
     for path, text in records.items():
         if path == DPKG:
-            yield from (_debian(part) for part in text.split("\n\n") if "\nStatus: install ok installed\n" in part)
+            yield from (
+                _debian(part)
+                for part in text.split("\n\n")
+                if "\nStatus: install ok installed\n" in part
+            )
         else:
             yield _python(text)
 
@@ -107,4 +119,6 @@ def _python(metadata: str) -> Component:
 def _component(purl: PackageURL, license: str = "") -> Component:
     named = 0 < len(license) <= LONGEST_LICENSE and "\n" not in license
     licenses = [LicenseFactory().make_from_string(license)] if named else []
-    return Component(name=purl.name, version=purl.version, purl=purl, bom_ref=str(purl), licenses=licenses)
+    return Component(
+        name=purl.name, version=purl.version, purl=purl, bom_ref=str(purl), licenses=licenses
+    )

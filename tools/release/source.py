@@ -1,6 +1,8 @@
-"""What a release is made of: its version, its commit, and what is still missing before it may be published.
+"""What a release is made of: its version, its commit, and what is still missing before it may be
+published.
 
-The version stands in pyproject.toml. Where else a file must have it (Helm reads no other file), it is compared.
+The version stands in pyproject.toml. Where else a file must have it (Helm reads no other file), it
+is compared.
 """
 
 import re
@@ -15,15 +17,17 @@ from harness.programs.processes import ClusterError, run
 
 CHART = Path("charts/grpo-operator")
 LOCAL = "localhost"
-"""Registry of images that come from no registry: nodes that have imported them find them under it."""
+"""Registry of images that come from no registry: nodes that have imported them find them under
+it."""
 
 
 @dataclass(frozen=True)
 class Release:
     """What the parts of a release have in common.
 
-    epoch: seconds since 1970 of the commit, the latest time in any archive. registry: where the images will be, without
-    their names. downloads: address of the folder that will hold the other files.
+    epoch: seconds since 1970 of the commit, the latest time in any archive. registry: where the
+    images will be, without their names. downloads: address of the folder that will hold the other
+    files.
     """
 
     version: str
@@ -42,14 +46,20 @@ def current(registry: str, downloads: str, root: Path = REPOSITORY) -> Release:
     require_one_version(root)
     commit, epoch = run("git", "-C", root, "log", "-1", "--format=%H %ct").split()
     return Release(
-        stated_versions(root)["pyproject.toml"], commit, int(epoch), registry.rstrip("/"), downloads.rstrip("/")
+        stated_versions(root)["pyproject.toml"],
+        commit,
+        int(epoch),
+        registry.rstrip("/"),
+        downloads.rstrip("/"),
     )
 
 
 def stated_versions(root: Path) -> dict[str, str]:
     """The version by the place that names it; pyproject.toml's comes first."""
     chart = yaml.safe_load((root / CHART / "Chart.yaml").read_text())
-    found = {"pyproject.toml": tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]}
+    found = {
+        "pyproject.toml": tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    }
     found |= {f"{CHART}/Chart.yaml, {key}": str(chart[key]) for key in ("version", "appVersion")}
     for page in ("README.md", "docs/install.md"):
         tags = re.findall(r"/grpo-(?:operator|trainer):(\S+)", (root / page).read_text())
@@ -67,7 +77,9 @@ def require_one_version(root: Path) -> None:
     wanted = versions["pyproject.toml"]
     others = [f"{place}: {version}" for place, version in versions.items() if version != wanted]
     if others:
-        raise ClusterError(f"pyproject.toml has version {wanted}; write it also into {'; '.join(others)}")
+        raise ClusterError(
+            f"pyproject.toml has version {wanted}; write it also into {'; '.join(others)}"
+        )
 
 
 def lacking(release: Release, root: Path = REPOSITORY) -> list[str]:
@@ -80,7 +92,9 @@ def lacking(release: Release, root: Path = REPOSITORY) -> list[str]:
     if f"v{release.version}" not in run("git", "-C", root, "tag", "--points-at", "HEAD").split():
         missing.append(f"the commit has no tag v{release.version}")
     if release.registry == LOCAL:
-        missing.append("REGISTRY is not set: chart and manifest look for images that nodes have imported")
+        missing.append(
+            "REGISTRY is not set: chart and manifest look for images that nodes have imported"
+        )
     return missing
 
 

@@ -1,8 +1,10 @@
-"""`python -m grpo_acceptance`: checks this machine's GPUs, prints what it finds, and writes it to files.
+"""`python -m grpo_acceptance`: checks this machine's GPUs, prints what it finds, and writes it to
+files.
 
-It tells which versions differ from the image's before anything that may fail over them is imported. In a pod of a
-GRPOJob it ends with the Outcome that the operator waits for. Exit code 0: nothing failed; 1: something did; 2: there
-is no GPU. With --check it is the process of one check, which the run starts.
+It tells which versions differ from the image's before anything that may fail over them is imported.
+In a pod of a GRPOJob it ends with the Outcome that the operator waits for. Exit code 0: nothing
+failed; 1: something did; 2: there is no GPU. With --check it is the process of one check, which the
+run starts.
 """
 
 import argparse
@@ -27,8 +29,8 @@ from .report import Progress, Surroundings
 from .runner import answer_file, run_checks
 
 BUDGET_SECONDS = 540.0
-"""For the whole run, installation included: a machine that is lent often ends a command after ten minutes, and bringing
-the files back takes one."""
+"""For the whole run, installation included: a machine that is lent often ends a command after ten
+minutes, and bringing the files back takes one."""
 CLOSING_SECONDS = 10.0
 """Kept for the end: processes that die slowly, and the report."""
 ASK_SECONDS = 60.0
@@ -45,25 +47,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     image = report.image_versions()
     here = report.installed_versions(image)
-    where = Surroundings(report.system_sentence(), given.device, here, report.differing_versions(here, image))
+    where = Surroundings(
+        report.system_sentence(), given.device, here, report.differing_versions(here, image)
+    )
     print(f"{where.machine}; {report.versions_sentence(where.different)}", flush=True)
     world = given.ranks or (count_gpus() if given.device == "cuda" else 1)
     if not world:
-        print("this machine has no GPU that torch can use; --device cpu runs what can be seen on a CPU", flush=True)
+        print(
+            (
+                "this machine has no GPU that torch can use; --device cpu runs what can be seen "
+                "on a "
+                "CPU"
+            ),
+            flush=True,
+        )
         return NO_GPU
     return run_acceptance(given, where, world, begin + given.budget - given.used - CLOSING_SECONDS)
 
 
-def run_acceptance(options: argparse.Namespace, where: Surroundings, world: int, deadline: float) -> int:
-    """Run all checks until the deadline on SYSTEM_CLOCK, and write the report. Returns 1 if any failed."""
+def run_acceptance(
+    options: argparse.Namespace, where: Surroundings, world: int, deadline: float
+) -> int:
+    """Run all checks until the deadline on SYSTEM_CLOCK, and write the report. Returns 1 if any
+    failed."""
     chosen = [check for check in CHECKS if not options.only or check.name in options.only]
     checks = [replace(check, seconds=check.seconds * options.patience) for check in chosen]
     progress = Progress(checks, where, options.output, deadline)
     with tempfile.TemporaryDirectory(prefix="acceptance-") as folder:
-        for one in run_checks(checks, Context(options.device, folder, world=world), deadline, progress.begin):
+        for one in run_checks(
+            checks, Context(options.device, folder, world=world), deadline, progress.begin
+        ):
             progress.end(one)
     done = progress.done
-    print(f"\n{report.markdown_page(report.as_json(where, done))}\nwritten to {options.output}", flush=True)
+    print(
+        f"\n{report.markdown_page(report.as_json(where, done))}\nwritten to {options.output}",
+        flush=True,
+    )
     wrong = [f"{finding.what}: {finding.message}" for finding in report.failed_findings(done)]
     write_outcome(f"acceptance: {report.summary(done)}", wrong)
     return int(bool(wrong))
@@ -84,7 +103,9 @@ def write_outcome(summary: str, wrong: list[str]) -> None:
 
     plan = TrainingPlan.model_validate_json(path.read_text(encoding="utf-8"))
     result = Result.ERROR if wrong else Result.SUCCEEDED
-    outcome = Outcome(result=result, rank=placement(plan.execution, os.environ).rank, attempt=plan.job.attempt)
+    outcome = Outcome(
+        result=result, rank=placement(plan.execution, os.environ).rank, attempt=plan.job.attempt
+    )
     announce_outcome(truncate_to_fit(outcome, "; ".join([summary, *wrong])))
 
 
@@ -103,7 +124,8 @@ def run_check(check: Check, context: Context) -> int:
 
 
 def _die_with_the_run() -> None:
-    """End this check's processes when the run's end of their input closes: a killed run leaves no GPU in use."""
+    """End this check's processes when the run's end of their input closes: a killed run leaves no
+    GPU in use."""
     sys.stdin.read()
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
@@ -113,7 +135,9 @@ def count_gpus() -> int:
     code = "import torch; print(torch.cuda.device_count())"
     command = [sys.executable, "-c", code]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_SECONDS)
+        asked = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=ASK_SECONDS
+        )
     except subprocess.TimeoutExpired:
         print(f"torch did not say within {ASK_SECONDS:.0f} s how many GPUs there are", flush=True)
         return 0
@@ -127,13 +151,28 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     names = [check.name for check in CHECKS]
     parser = argparse.ArgumentParser(prog="python -m grpo_acceptance", description=__doc__)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: what can be seen without a GPU")
-    parser.add_argument("--output", type=Path, default=Path("acceptance"), help="folder for the three files")
-    parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="seconds for the whole run")
-    parser.add_argument("--used", type=float, default=0.0, help="seconds of the budget that an installation took")
-    parser.add_argument("--patience", type=float, default=1.0, help="factor of every check's own time limit")
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cpu: what can be seen without a GPU",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("acceptance"), help="folder for the three files"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET_SECONDS, help="seconds for the whole run"
+    )
+    parser.add_argument(
+        "--used", type=float, default=0.0, help="seconds of the budget that an installation took"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=1.0, help="factor of every check's own time limit"
+    )
     parser.add_argument("--only", nargs="+", choices=names, help="some of the checks")
-    parser.add_argument("--ranks", type=int, default=0, help="processes of checks that take several; 0: one per GPU")
+    parser.add_argument(
+        "--ranks", type=int, default=0, help="processes of checks that take several; 0: one per GPU"
+    )
     parser.add_argument("--check", help=argparse.SUPPRESS)
     parser.add_argument("--context", default="{}", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

@@ -1,6 +1,8 @@
-"""Checks how the real entry point, `python -m grpo_trainer`, ends after SIGTERM and after GPU out-of-memory.
+"""Checks how the real entry point, `python -m grpo_trainer`, ends after SIGTERM and after GPU
+out-of-memory.
 
-The operator decides about a restart from the reported Outcome, so it must be right where CUDA is involved too.
+The operator decides about a restart from the reported Outcome, so it must be right where CUDA is
+involved too.
 """
 
 import os
@@ -27,7 +29,9 @@ STOP_AFTER = 2
 def check_sigterm(context: Context) -> list[Finding]:
     """Check that a run saves a checkpoint after SIGTERM and reports Preempted."""
     training, execution = {"maxSteps": 100000}, {"saveEverySteps": 100000}
-    plan = make_plan(context, training=training, execution=execution, folder=context.path / "stopped")
+    plan = make_plan(
+        context, training=training, execution=execution, folder=context.path / "stopped"
+    )
     with Pod(context, plan, "grpo_trainer", "sigterm") as pod:
         if not pod.wait_for_text(f'"step": {STOP_AFTER},'):
             return [make_finding("SIGTERM", [f"no step {STOP_AFTER}"], pod.log_tail())]
@@ -36,11 +40,16 @@ def check_sigterm(context: Context) -> list[Finding]:
         problems = pod.end_problems(Result.PREEMPTED)
         seconds = time.monotonic() - sent
     problems += [] if "a checkpoint was saved" in pod.message else ["no checkpoint was saved"]
-    return [make_finding("SIGTERM", problems, f"{pod.message}, after {seconds:.1f} s", {"seconds": seconds})]
+    return [
+        make_finding(
+            "SIGTERM", problems, f"{pod.message}, after {seconds:.1f} s", {"seconds": seconds}
+        )
+    ]
 
 
 def check_out_of_memory(context: Context) -> list[Finding]:
-    """A run on a GPU that something else fills says OutOfMemory, not Error: the answer to it is another plan."""
+    """A run on a GPU that something else fills says OutOfMemory, not Error: the answer to it is
+    another plan."""
     plan = make_plan(
         context,
         model=middling_model(context),
@@ -69,7 +78,10 @@ class Pod:
         }
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module], env=os.environ | own, stdout=log, stderr=subprocess.STDOUT
+                [sys.executable, "-m", module],
+                env=os.environ | own,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
 
     def __enter__(self) -> "Pod":
@@ -80,7 +92,8 @@ class Pod:
         self.process.wait()
 
     def wait_for_text(self, text: str) -> bool:
-        """Whether the log has come to say this; false once the process has ended, or patience has."""
+        """Whether the log has come to say this; false once the process has ended, or patience
+        has."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             if text in self._log.read_text(encoding="utf-8", errors="replace"):
@@ -101,7 +114,11 @@ class Pod:
         outcome = Outcome.model_validate_json(self._outcome.read_text(encoding="utf-8"))
         self.message = outcome.message
         problems = [] if outcome.result is expected else [f"{outcome.result} instead of {expected}"]
-        return problems + ([] if code == EXIT_CODES[expected] else [f"exit code {code}, not {EXIT_CODES[expected]}"])
+        return problems + (
+            []
+            if code == EXIT_CODES[expected]
+            else [f"exit code {code}, not {EXIT_CODES[expected]}"]
+        )
 
     def log_tail(self) -> str:
         """The end of its log."""

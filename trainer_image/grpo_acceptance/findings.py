@@ -1,12 +1,13 @@
 """The checks in their order, and findings: what a check says, in the report and between processes.
 
-First comes what would be missed most if the time ended early: a lease is short and may not come again. `gpu` says
-whether torch works here at all. Then come the parts that no CPU can show and every GPU job uses: TRL's fused head, a
-step's numbers beside the CPU's, the proof of weights, the engine. Then memory, since plans stand on its predictions,
-and its worst end. The rest has been shown on CPUs and is repeated here.
+First comes what would be missed most if the time ended early: a lease is short and may not come
+again. `gpu` says whether torch works here at all. Then come the parts that no CPU can show and
+every GPU job uses: TRL's fused head, a step's numbers beside the CPU's, the proof of weights, the
+engine. Then memory, since plans stand on its predictions, and its worst end. The rest has been
+shown on CPUs and is repeated here.
 
-No check is imported here: each is named by its module, which only its own process loads. Findings are plain dataclasses
-and JSON: they are read and written where nothing is installed but Python.
+No check is imported here: each is named by its module, which only its own process loads. Findings
+are plain dataclasses and JSON: they are read and written where nothing is installed but Python.
 """
 
 import json
@@ -45,7 +46,8 @@ class Context:
     device: str
     """cuda or cpu."""
     folder: str
-    """Where models and results of this acceptance run are; shared by all checks, gone afterwards."""
+    """Where models and results of this acceptance run are; shared by all checks, gone
+    afterwards."""
     rank: int = 0
     """This process among those of the check."""
     world: int = 1
@@ -65,7 +67,10 @@ class Context:
 
 
 def make_finding(
-    what: str, problems: Sequence[str], observation: str, numbers: dict[str, float | str] | None = None
+    what: str,
+    problems: Sequence[str],
+    observation: str,
+    numbers: dict[str, float | str] | None = None,
 ) -> Finding:
     """Passed without problems, failed with them."""
     state = State.FAILED if problems else State.PASSED
@@ -120,7 +125,10 @@ CHECKS = (
     Check("step", ".steps", "compare_with_cpu", 90),
     Check("proof", ".training_checks", "check_proof", 60),
     Check("engine", ".training_checks", "train_engines", 240),
-    *(Check(f"memory-{n + 1}", ".memory", "measure_case", 60, (n,), needs_gpu=True) for n in range(MEMORY_CASES)),
+    *(
+        Check(f"memory-{n + 1}", ".memory", "measure_case", 60, (n,), needs_gpu=True)
+        for n in range(MEMORY_CASES)
+    ),
     Check("out-of-memory", ".ends", "check_out_of_memory", 90, needs_gpu=True),
     Check("all-reduce", ".machine", "check_all_reduce", 60, ranks=True),
     Check("adamw-8bit", ".steps", "check_eight_bit", 60),

@@ -1,4 +1,5 @@
-"""Checks of the machine: its first GPU, whether this torch was built for it, and an all-reduce over the GPUs' links."""
+"""Checks of the machine: its first GPU, whether this torch was built for it, and an all-reduce over
+the GPUs' links."""
 
 import os
 from collections.abc import Sequence
@@ -18,7 +19,11 @@ def describe_gpu(_: Context) -> list[Finding]:
     """This machine's first GPU; the number of all of them."""
     properties = torch.cuda.get_device_properties(0)
     capability, arches = torch.cuda.get_device_capability(0), torch.cuda.get_arch_list()
-    problems = [] if is_built_for(capability, arches) else [f"torch has no code for sm_{capability[0]}{capability[1]}"]
+    problems = (
+        []
+        if is_built_for(capability, arches)
+        else [f"torch has no code for sm_{capability[0]}{capability[1]}"]
+    )
     numbers: dict[str, float | str] = {
         "gpus": float(torch.cuda.device_count()),
         "bytes": float(properties.total_memory),
@@ -31,8 +36,9 @@ def describe_gpu(_: Context) -> list[Finding]:
 
 
 def is_built_for(capability: tuple[int, int], arches: Sequence[str]) -> bool:
-    """Whether there is machine code that a GPU of this compute capability runs: of its own major version and at most
-    its minor one (CUDA's binary compatibility), or intermediate code of an earlier version."""
+    """Whether there is machine code that a GPU of this compute capability runs: of its own major
+    version and at most its minor one (CUDA's binary compatibility), or intermediate code of an
+    earlier version."""
     for name in arches:
         kind, _, digits = name.partition("_")
         found = (int(digits.rstrip("af")[:-1]), int(digits.rstrip("af")[-1]))
@@ -44,7 +50,8 @@ def is_built_for(capability: tuple[int, int], arches: Sequence[str]) -> bool:
 
 
 def check_all_reduce(context: Context) -> list[Finding]:
-    """Run the first all-reduce of a gang, as in a pod, and report its bandwidth. Wrong sums raise."""
+    """Run the first all-reduce of a gang, as in a pod, and report its bandwidth. Wrong sums
+    raise."""
     plan = make_plan(context, model=Path("none-is-loaded"))
     place = Placement(0, context.rank, context.world, 1)
     os.environ.update(launch_environment(plan.rendezvous, place))

@@ -1,8 +1,9 @@
 """Memory of a step, measured phase by phase on real models and set beside the plan's prediction.
 
-The models have the widths of real ones and random weights, made on the device; passes, generation, fused head and
-optimizer are those of training, without the trainer around them. The cases and their predictions are in
-predictions.json, which grpo_codegen writes: this package may not import the planner.
+The models have the widths of real ones and random weights, made on the device; passes, generation,
+fused head and optimizer are those of training, without the trainer around them. The cases and their
+predictions are in predictions.json, which grpo_codegen writes: this package may not import the
+planner.
 """
 
 import contextlib
@@ -61,13 +62,22 @@ def compare_with_prediction(case: Case, measured: dict[str, int], device: int) -
     error = predicted / peak - 1
     problems = [] if abs(error) <= PEAK_LIMIT else [f"the predicted peak is off by {error:+.1%}"]
     if device > case["device_bytes"]:
-        problems.append(f"the device holds {device / GIB:.2f} GiB, more than {case['device_bytes'] / GIB:.2f}")
+        problems.append(
+            f"the device holds {device / GIB:.2f} GiB, more than {case['device_bytes'] / GIB:.2f}"
+        )
     phases = ", ".join(
-        f"{name} {value / GIB:.2f} ({case['phases'][name] / GIB:.2f})" for name, value in measured.items()
+        f"{name} {value / GIB:.2f} ({case['phases'][name] / GIB:.2f})"
+        for name, value in measured.items()
     )
-    numbers: dict[str, float | str] = {f"measured {name}": float(value) for name, value in measured.items()}
+    numbers: dict[str, float | str] = {
+        f"measured {name}": float(value) for name, value in measured.items()
+    }
     numbers |= {f"predicted {name}": float(case["phases"][name]) for name in measured}
-    numbers |= {"device": float(device), "predicted device": float(case["device_bytes"]), "error": error}
+    numbers |= {
+        "device": float(device),
+        "predicted device": float(case["device_bytes"]),
+        "error": error,
+    }
     seen = f"GiB measured (predicted): {phases}; peak {error:+.2%}; device {device / GIB:.2f}"
     return make_finding(case_title(case), problems, seen, numbers)
 
@@ -81,19 +91,26 @@ class Run:
         adapter_in_bfloat16 = bool(case["lora_rank"] and case["precision"] == "bfloat16")
         self.autocast = case["precision"] == "mixed" or adapter_in_bfloat16
         self.model = self._make()
-        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.trained = [
+            parameter for parameter in self.model.parameters() if parameter.requires_grad
+        ]
         self.optimizer = torch.optim.AdamW(self.trained, lr=1e-6, fused=True)
 
     def measure_peaks(self) -> dict[str, int]:
-        """Peak of allocated bytes by phase of the last step. Loading is left out: no trainer loads these models."""
+        """Peak of allocated bytes by phase of the last step. Loading is left out: no trainer loads
+        these models."""
         for step in range(STEPS):
             self.peaks.clear()
-            self.step(shorter=step == 1, generate=self.case["completion"] if step == STEPS - 1 else SHORT)
+            self.step(
+                shorter=step == 1, generate=self.case["completion"] if step == STEPS - 1 else SHORT
+            )
         return dict(self.peaks)
 
     def step(self, shorter: bool, generate: int) -> None:
         """Generate, score with the reference, accumulate, and update."""
-        prompt, completion = (self.case[name] * (3 if shorter else 4) // 4 for name in ("prompt", "completion"))
+        prompt, completion = (
+            self.case[name] * (3 if shorter else 4) // 4 for name in ("prompt", "completion")
+        )
         self._generate(prompt, generate)
         ids, labels = self._batch(prompt, completion)
         self._reference(ids, labels)
@@ -126,7 +143,9 @@ class Run:
 
     def _make(self) -> Any:
         """The model on the device, with TRL's head; inside PEFT's wrapper for an adapter."""
-        config = getattr(transformers, CLASSES[self.case["family"]])(**self.case["config"], pad_token_id=0)
+        config = getattr(transformers, CLASSES[self.case["family"]])(
+            **self.case["config"], pad_token_id=0
+        )
         dtype = torch.bfloat16 if self.case["precision"] == "bfloat16" else torch.float32
         with torch.device(self.device):
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -134,14 +153,18 @@ class Run:
         if not self.case["lora_rank"]:
             return model
         rank = self.case["lora_rank"]
-        wrapped = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+        wrapped = get_peft_model(
+            model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+        )
         wrapped.enable_input_require_grads()
         return wrapped
 
     def _cast(self) -> torch.autocast:
         return torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.autocast)
 
-    def _batch(self, prompt: int, completion: int, rows: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    def _batch(
+        self, prompt: int, completion: int, rows: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Random tokens and labels of [rows, tokens]; only completions are scored."""
         shape = (rows or self.case["micro_batch"], prompt + completion)
         ids = torch.randint(5, self.case["config"]["vocab_size"], shape, device=self.device)
@@ -152,7 +175,13 @@ class Run:
     def _scores(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         with self._cast():
             mask = torch.ones_like(ids)
-            out = self.model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False, fused_lm_head=True)
+            out = self.model(
+                input_ids=ids,
+                attention_mask=mask,
+                labels=labels,
+                use_cache=False,
+                fused_lm_head=True,
+            )
         scores: torch.Tensor = out.log_probs
         return scores
 
@@ -162,15 +191,18 @@ class Run:
         ids, _ = self._batch(prompt, 0, self.case["generation_batch"])
         with self.phase("generate"), torch.no_grad(), self._cast():
             self.model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), min_new_tokens=tokens, max_new_tokens=tokens,
+                input_ids=ids, attention_mask=torch.ones_like(ids), min_new_tokens=tokens,
+                max_new_tokens=tokens,
                 do_sample=True, top_k=0, pad_token_id=0, eos_token_id=None,
             )  # fmt: skip
         self.model.train()
 
     def _reference(self, ids: torch.Tensor, labels: torch.Tensor) -> None:
-        """A pass without gradients. The policy stands in for a frozen copy, so it is frozen: autocast keeps casts of
-        trained weights only."""
-        adapters_off = self.model.disable_adapter() if self.case["lora_rank"] else contextlib.nullcontext()
+        """A pass without gradients. The policy stands in for a frozen copy, so it is frozen:
+        autocast keeps casts of trained weights only."""
+        adapters_off = (
+            self.model.disable_adapter() if self.case["lora_rank"] else contextlib.nullcontext()
+        )
         for parameter in self.trained:
             parameter.requires_grad_(False)
         with self.phase("reference"), torch.no_grad(), adapters_off:
@@ -180,7 +212,9 @@ class Run:
 
     def _checkpointing(self, on: bool) -> None:
         if on:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
         elif self.model.is_gradient_checkpointing:
             self.model.gradient_checkpointing_disable()
 

@@ -1,10 +1,10 @@
 """The report of a run: one JSON file, one Markdown page and one log, with this machine's versions.
 
-There are only three files, because a borrowed machine may let its user copy only a few. They are whole at any time. In
-a pod there is also the Outcome for the operator.
+There are only three files, because a borrowed machine may let its user copy only a few. They are
+whole at any time. In a pod there is also the Outcome for the operator.
 
-Versions are compared with the image's, with Python's standard library alone: a missing or different version must be
-reported before an import fails on it.
+Versions are compared with the image's, with Python's standard library alone: a missing or different
+version must be reported before an import fails on it.
 """
 
 import json
@@ -55,15 +55,23 @@ def write_report(folder: Path, where: Surroundings, done: Sequence[CheckResult])
 def as_json(where: Surroundings, done: Sequence[CheckResult]) -> dict[str, Any]:
     """The whole result without the logs."""
     checks = [
-        {"check": one.name, "seconds": one.seconds, "findings": [asdict(finding) for finding in one.findings]}
+        {
+            "check": one.name,
+            "seconds": one.seconds,
+            "findings": [asdict(finding) for finding in one.findings],
+        }
         for one in done
     ]
     return asdict(where) | {"summary": summary(done), "checks": checks}
 
 
 def markdown_page(result: dict[str, Any]) -> str:
-    """The result, as read from its JSON, as Markdown: what differs from the image, and a row per finding."""
-    different = [f"| {name} | {here} | {image} |" for name, (here, image) in sorted(result["different"].items())]
+    """The result, as read from its JSON, as Markdown: what differs from the image, and a row per
+    finding."""
+    different = [
+        f"| {name} | {here} | {image} |"
+        for name, (here, image) in sorted(result["different"].items())
+    ]
     versions = ["", "| package | here | image |", "|---|---|---|", *different] if different else []
     rows = [
         f"| {_cell(finding['what'])} | {finding['state']} | {_cell(_seen(finding))} |"
@@ -100,7 +108,11 @@ def _device(result: dict[str, Any]) -> str:
 def _seen(finding: dict[str, Any]) -> str:
     """The message; behind it numbers that it doesn't say itself, if they are few."""
     numbers = finding["numbers"]
-    few = [f"{name} {_short(value)}" for name, value in numbers.items()] if 0 < len(numbers) <= 8 else []
+    few = (
+        [f"{name} {_short(value)}" for name, value in numbers.items()]
+        if 0 < len(numbers) <= 8
+        else []
+    )
     return "; ".join([str(finding["message"]), *([", ".join(few)] if few else [])])
 
 
@@ -130,8 +142,13 @@ def installed_versions(names: Any) -> dict[str, str]:
 
 
 def differing_versions(here: dict[str, str], image: dict[str, str]) -> dict[str, tuple[str, str]]:
-    """Packages whose version differs: this machine's and the image's. A local part such as +cu130 is no difference."""
-    return {name: (here[name], wanted) for name, wanted in image.items() if here[name].partition("+")[0] != wanted}
+    """Packages whose version differs: this machine's and the image's. A local part such as +cu130
+    is no difference."""
+    return {
+        name: (here[name], wanted)
+        for name, wanted in image.items()
+        if here[name].partition("+")[0] != wanted
+    }
 
 
 def versions_sentence(different: dict[str, tuple[str, str]]) -> str:
@@ -160,9 +177,12 @@ CUT_OFF = "the run ended during it"
 
 
 class Progress:
-    """What has ended so far. The files name every check at any time, so a run that is killed leaves a whole report."""
+    """What has ended so far. The files name every check at any time, so a run that is killed leaves
+    a whole report."""
 
-    def __init__(self, checks: Sequence[Check], where: Surroundings, folder: Path, deadline: float) -> None:
+    def __init__(
+        self, checks: Sequence[Check], where: Surroundings, folder: Path, deadline: float
+    ) -> None:
         self.done: list[CheckResult] = []
         self._names = [check.name for check in checks]
         self._where, self._folder, self._deadline = where, folder, deadline
@@ -177,7 +197,10 @@ class Progress:
         """Say what a check found."""
         self.done.append(done)
         for finding in done.findings:
-            print(f"{finding.state:8} {finding.what}: {finding.message} ({done.seconds} s)", flush=True)
+            print(
+                f"{finding.state:8} {finding.what}: {finding.message} ({done.seconds} s)",
+                flush=True,
+            )
         self._write()
 
     def _write(self, running: str = "") -> None:
@@ -185,6 +208,7 @@ class Progress:
         open_checks = [name for name in self._names if name not in ended]
         reasons = {running: CUT_OFF}
         unfinished = [
-            CheckResult(name, [skipped_finding(name, reasons.get(name, NEVER_BEGUN))]) for name in open_checks
+            CheckResult(name, [skipped_finding(name, reasons.get(name, NEVER_BEGUN))])
+            for name in open_checks
         ]
         write_report(self._folder, self._where, [*self.done, *unfinished])

@@ -1,7 +1,8 @@
 """Runs the checks, each in processes of its own, under one budget of time.
 
-A CUDA error, an abort or a hang thus ends one check, and the report has its exit code. While one check runs, the
-processes of the next import their libraries and wait for the start: the imports take longer than most checks.
+A CUDA error, an abort or a hang thus ends one check, and the report has its exit code. While one
+check runs, the processes of the next import their libraries and wait for the start: the imports
+take longer than most checks.
 """
 
 import json
@@ -44,17 +45,26 @@ class CheckResult:
 
 
 class CheckProcess:
-    """The processes of one check, waiting for the word. A context manager that leaves none behind."""
+    """The processes of one check, waiting for the word. A context manager that leaves none
+    behind."""
 
     def __init__(self, check: Check, context: Context) -> None:
         self.check = check
         self._outputs = [context.path / f"{check.name}-{rank}.out" for rank in range(context.world)]
         self._answer = answer_file(check, context)
         port = free_port()
-        self._processes = [self._start(replace(context, rank=rank, port=port)) for rank in range(context.world)]
+        self._processes = [
+            self._start(replace(context, rank=rank, port=port)) for rank in range(context.world)
+        ]
 
     def _start(self, context: Context) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", __package__ or "", "--check", json.dumps(asdict(self.check))]
+        command = [
+            sys.executable,
+            "-m",
+            __package__ or "",
+            "--check",
+            json.dumps(asdict(self.check)),
+        ]
         with self._outputs[context.rank].open("wb") as output:
             # a session of its own: what a check starts is ended with it
             return subprocess.Popen(
@@ -67,11 +77,13 @@ class CheckProcess:
             )
 
     def run(self, seconds: float, out_of_time: str) -> CheckResult:
-        """Give the word and wait for at most so long; `out_of_time` says why not longer, empty for the check's own
-        limit."""
+        """Give the word and wait for at most so long; `out_of_time` says why not longer, empty for
+        the check's own limit."""
         begin = SYSTEM_CLOCK.now()
         for process in self._processes:
-            with suppress(BrokenPipeError):  # it has ended already, over an import, say; its exit code tells
+            with suppress(
+                BrokenPipeError
+            ):  # it has ended already, over an import, say; its exit code tells
                 os.write(process.stdin.fileno() if process.stdin else -1, WORD)
         codes = self._codes(begin + seconds)
         took = SYSTEM_CLOCK.now() - begin
@@ -79,7 +91,8 @@ class CheckProcess:
         return CheckResult(self.check.name, findings, round(took, 1), self._log())
 
     def _codes(self, deadline: float) -> list[int | None]:
-        """Exit codes once all have ended, one has failed or time is up; None for those that still run."""
+        """Exit codes once all have ended, one has failed or time is up; None for those that still
+        run."""
         while True:
             codes = [process.poll() for process in self._processes]
             if None not in codes or any(codes) or SYSTEM_CLOCK.now() >= deadline:
@@ -133,7 +146,11 @@ def run_checks(
                 continue
             following = fit[fit.index(check) + 1 :]
             with ready or CheckProcess(check, _placed(check, context)) as current:
-                ready = CheckProcess(following[0], _placed(following[0], context)) if following else None
+                ready = (
+                    CheckProcess(following[0], _placed(following[0], context))
+                    if following
+                    else None
+                )
                 seconds = min(check.seconds, left)
                 on_begin(check, seconds)
                 yield current.run(seconds, "time" if left < check.seconds else "")
@@ -143,7 +160,8 @@ def run_checks(
 
 
 def skip_message(check: Check, context: Context) -> str:
-    """Why a check can't be run here; empty where it can. The context's world is the number of devices."""
+    """Why a check can't be run here; empty where it can. The context's world is the number of
+    devices."""
     if check.needs_gpu and not context.is_gpu:
         return "needs a GPU"
     if check.ranks and context.world < 2:
@@ -163,7 +181,8 @@ def _placed(check: Check, context: Context) -> Context:
 
 
 def _allocator() -> dict[str, str]:
-    """The allocator's settings that a plan's memory is counted with, unless the environment has its own."""
+    """The allocator's settings that a plan's memory is counted with, unless the environment has its
+    own."""
     return {} if set(ALLOCATOR_ENV) & os.environ.keys() else {ALLOCATOR_ENV[0]: EXPANDABLE_SEGMENTS}
 
 

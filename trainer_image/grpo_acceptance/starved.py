@@ -1,6 +1,8 @@
-"""`python -m grpo_trainer` on a GPU that is full but for two gigabytes: how an out-of-memory is injected.
+"""`python -m grpo_trainer` on a GPU that is full but for two gigabytes: how an out-of-memory is
+injected.
 
-The memory is really gone, so that CUDA's own error comes up through every layer, whatever the allocator's settings.
+The memory is really gone, so that CUDA's own error comes up through every layer, whatever the
+allocator's settings.
 """
 
 import torch
@@ -8,7 +10,8 @@ import torch
 from grpo_trainer.__main__ import exit_process, main
 
 FREE_BYTES = 2 << 30
-"""Bytes that stay free: enough for the model and its communicator, too few for a step of ends.check_out_of_memory."""
+"""Bytes that stay free: enough for the model and its communicator, too few for a step of
+ends.check_out_of_memory."""
 
 
 def fill_gpu() -> torch.Tensor:

@@ -1,10 +1,12 @@
-"""Checks of single training steps: GPU against CPU, the KL before the first step, 8-bit AdamW, the fused head.
+"""Checks of single training steps: GPU against CPU, the KL before the first step, 8-bit AdamW, the
+fused head.
 
-Both devices train on the same completions, which the CPU has drawn: their random numbers differ, and a step on other
-tokens is another step.
+Both devices train on the same completions, which the CPU has drawn: their random numbers differ,
+and a step on other tokens is another step.
 
-The fused head turns hidden states into log-probabilities and entropies without the logits, on a GPU by Triton kernels,
-which no CPU test has ever run. Here it is compared with the plain formula, which has the logits.
+The fused head turns hidden states into log-probabilities and entropies without the logits, on a GPU
+by Triton kernels, which no CPU test has ever run. Here it is compared with the plain formula, which
+has the logits.
 """
 
 import json
@@ -23,17 +25,24 @@ from .trial_runs import FinishedRun, Step
 
 STEPS = 2
 LIMITS = {"float32": (1e-3, 1e-2), "bfloat16": (0.1, 0.5)}
-"""Largest relative error of a step's numbers, and of the weights' way in STEPS steps, by dtype. Adam's first steps go
-by the sign of a gradient, so that weights whose gradient is about zero may go either way."""
+"""Largest relative error of a step's numbers, and of the weights' way in STEPS steps, by dtype.
+Adam's first steps go by the sign of a gradient, so that weights whose gradient is about zero may go
+either way."""
 EIGHT_BIT_LIMIT = 0.1
 """Of the weights' way in a step with moments in 8 bits instead of 32."""
-KL_ZERO = (("Clone", "float32"), ("Clone", "bfloat16"), ("Offload", "bfloat16"), ("Adapter", "bfloat16"))
+KL_ZERO = (
+    ("Clone", "float32"),
+    ("Clone", "bfloat16"),
+    ("Offload", "bfloat16"),
+    ("Adapter", "bfloat16"),
+)
 """Strategies and dtypes whose KL before the first step is looked at."""
 Tokens = list[list[int]]
 
 
 class Replay:
-    """Stands in for a trainer's generation: keeps what it draws, or gives what another one has drawn."""
+    """Stands in for a trainer's generation: keeps what it draws, or gives what another one has
+    drawn."""
 
     def __init__(self, completions: list[Tokens] | None = None) -> None:
         self.completions: list[Tokens] = [] if completions is None else list(completions)
@@ -62,7 +71,11 @@ def record_cpu_step(context: Context) -> list[Finding]:
         steps, way = _taken(context, dtype, replay.completions)
         _write(context, dtype, {str(step): numbers for step, numbers in steps.items()})
         torch.save(way, _file(context, f"{dtype}.pt"))
-    return [make_finding("step on the CPU", [], f"{STEPS} steps in {' and '.join(LIMITS)}, to compare with")]
+    return [
+        make_finding(
+            "step on the CPU", [], f"{STEPS} steps in {' and '.join(LIMITS)}, to compare with"
+        )
+    ]
 
 
 def compare_with_cpu(context: Context) -> list[Finding]:
@@ -75,10 +88,14 @@ def check_first_kl(context: Context) -> list[Finding]:
     found = []
     for strategy, dtype in KL_ZERO:
         execution = {"dtype": dtype}
-        ran = trial_runs.run_trial(context, make_plan(context, strategy, training={"maxSteps": 1}, execution=execution))
+        ran = trial_runs.run_trial(
+            context, make_plan(context, strategy, training={"maxSteps": 1}, execution=execution)
+        )
         kl = ran.steps[1]["kl"]
         problems = [] if kl == 0.0 else [f"the KL is {kl:.3g}"]
-        found.append(make_finding(f"KL of step 1, {strategy}, {dtype}", problems, f"KL {kl:g}", {"kl": kl}))
+        found.append(
+            make_finding(f"KL of step 1, {strategy}, {dtype}", problems, f"KL {kl:g}", {"kl": kl})
+        )
     return found
 
 
@@ -91,8 +108,14 @@ def check_eight_bit(context: Context) -> list[Finding]:
     error = _apart(_way(ran), plain)
     seen = ", ".join(sorted(kinds)) or "none"
     problems = [] if "torch.uint8" in kinds else [f"no moments in 8 bits, only {seen}"]
-    problems += [] if error <= EIGHT_BIT_LIMIT else [f"the step differs by {error:.2g} of its length"]
-    return [make_finding("AdamW8bit", problems, f"moments in {', '.join(sorted(kinds))}", {"apart": error})]
+    problems += (
+        [] if error <= EIGHT_BIT_LIMIT else [f"the step differs by {error:.2g} of its length"]
+    )
+    return [
+        make_finding(
+            "AdamW8bit", problems, f"moments in {', '.join(sorted(kinds))}", {"apart": error}
+        )
+    ]
 
 
 def _one_step(context: Context, optimizer: str, replay: Replay) -> FinishedRun:
@@ -103,14 +126,23 @@ def _one_step(context: Context, optimizer: str, replay: Replay) -> FinishedRun:
 def _moments(trainer: ReferenceGRPOTrainer) -> list[torch.Tensor]:
     """The optimizer's tensors, through accelerate's wrapper."""
     optimizer: Any = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    return [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    return [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if torch.is_tensor(value)
+    ]
 
 
 def _compared(context: Context, dtype: str) -> Finding:
-    expected = {int(step): numbers for step, numbers in json.loads(_file(context, dtype).read_text()).items()}
+    expected = {
+        int(step): numbers
+        for step, numbers in json.loads(_file(context, dtype).read_text()).items()
+    }
     steps, way = _taken(context, dtype, json.loads(_file(context, "completions").read_text()))
     numbers: dict[str, float | str] = {
-        name: max(_relative(steps[step][name], expected[step][name]) for step in expected) for name in expected[1]
+        name: max(_relative(steps[step][name], expected[step][name]) for step in expected)
+        for name in expected[1]
     }
     numbers["weights"] = _apart(way, torch.load(_file(context, f"{dtype}.pt")))
     of_numbers, of_weights = LIMITS[dtype]
@@ -119,23 +151,30 @@ def _compared(context: Context, dtype: str) -> Finding:
         for name, error in numbers.items()
         if not float(error) <= (of_weights if name == "weights" else of_numbers)
     ]
-    return make_finding(f"step, {dtype}", problems, f"{STEPS} steps beside the CPU's, relative differences", numbers)
+    return make_finding(
+        f"step, {dtype}", problems, f"{STEPS} steps beside the CPU's, relative differences", numbers
+    )
 
 
 def _plan(context: Context, dtype: str) -> Any:
     return make_plan(context, training={"maxSteps": STEPS}, execution={"dtype": dtype})
 
 
-def _taken(context: Context, dtype: str, drawn: list[Tokens]) -> tuple[dict[int, Step], torch.Tensor]:
+def _taken(
+    context: Context, dtype: str, drawn: list[Tokens]
+) -> tuple[dict[int, Step], torch.Tensor]:
     """The steps on given completions: their numbers, and the way that the weights went."""
     ran = trial_runs.run_trial(context, _plan(context, dtype), Replay(drawn).install)
     return ran.steps, _way(ran)
 
 
 def _way(ran: FinishedRun) -> torch.Tensor:
-    """Weights after the run less those before it, which the reference still has; one dimension, on the CPU."""
+    """Weights after the run less those before it, which the reference still has; one dimension, on
+    the CPU."""
     pairs = zip(ran.trainer.model.parameters(), ran.trainer.ref_model.parameters(), strict=True)
-    return torch.cat([(after.detach().float() - before.float()).flatten().cpu() for after, before in pairs])
+    return torch.cat(
+        [(after.detach().float() - before.float()).flatten().cpu() for after, before in pairs]
+    )
 
 
 def _apart(way: torch.Tensor, expected: torch.Tensor) -> float:
@@ -160,8 +199,8 @@ TOKENS, WIDTH, VOCABULARY, TILE = 700, 256, 33000, 32768
 """More than one tile of the vocabulary, and nothing a multiple of a block."""
 OUTPUTS = ("log_probs", "entropy")
 HEAD_LIMITS = {"float32": (1e-4, 1e-4), "bfloat16": (0.05, 0.02)}
-"""Largest error of the values, in nats, and of the gradients, relative to their norm, by dtype of the matrices.
-Logits of a bfloat16 product are rounded to bfloat16: at a size of 4 to 2^-7."""
+"""Largest error of the values, in nats, and of the gradients, relative to their norm, by dtype of
+the matrices. Logits of a bfloat16 product are rounded to bfloat16: at a size of 4 to 2^-7."""
 
 
 def compare_fused_head(context: Context) -> list[Finding]:
@@ -177,40 +216,63 @@ def _compared_head(context: Context, dtype: str) -> Finding:
     plain = _head_gradients(_plain_head, hidden.float(), weight.float(), targets, seeds)
     numbers: dict[str, float | str] = {}
     for name, mine, true in zip((*OUTPUTS, "d hidden", "d weight"), fused, plain, strict=True):
-        error = (mine.float() - true).abs().max() if name in OUTPUTS else (mine.float() - true).norm() / true.norm()
+        error = (
+            (mine.float() - true).abs().max()
+            if name in OUTPUTS
+            else (mine.float() - true).norm() / true.norm()
+        )
         numbers[name] = float(error)
     values, gradients = HEAD_LIMITS[dtype]
     problems = [
         f"{name} is off by {error:.2g}, more than {limit:g}"
-        for (name, error), limit in zip(numbers.items(), (values, values, gradients, gradients), strict=True)
+        for (name, error), limit in zip(
+            numbers.items(), (values, values, gradients, gradients), strict=True
+        )
         if not float(error) <= limit
     ]
     kernel = "Triton" if context.is_gpu else "torch operators, for Triton needs a GPU"
     return make_finding(f"fused head, {dtype}", problems, f"with {kernel}", numbers)
 
 
-def _head_inputs(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states [TOKENS, WIDTH], weights [VOCABULARY, WIDTH], targets [TOKENS]; logits of about unit size."""
+def _head_inputs(
+    device: str, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states [TOKENS, WIDTH], weights [VOCABULARY, WIDTH], targets [TOKENS]; logits of about
+    unit size."""
     hidden = torch.randn(TOKENS, WIDTH, device=device).to(dtype).requires_grad_()
     weight = (torch.randn(VOCABULARY, WIDTH, device=device) / WIDTH**0.5).to(dtype).requires_grad_()
     return hidden, weight, torch.randint(VOCABULARY, (TOKENS,), device=device)
 
 
 def _head_gradients(
-    head: object, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, seeds: list[torch.Tensor]
+    head: object,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    seeds: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Values of OUTPUTS and the gradients of hidden states and weights, for the same gradients of the values."""
+    """Values of OUTPUTS and the gradients of hidden states and weights, for the same gradients of
+    the values."""
     inputs = [hidden.detach().requires_grad_(), weight.detach().requires_grad_()]
     values = head(*inputs, targets)  # type: ignore[operator]
     torch.autograd.backward(values, seeds)
-    return [*(value.detach() for value in values), *(one.grad for one in inputs if one.grad is not None)]
+    return [
+        *(value.detach() for value in values),
+        *(one.grad for one in inputs if one.grad is not None),
+    ]
 
 
-def _fused_head(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
-    found = chunked_logprob.ChunkedLogProbFunction.apply(hidden, weight, None, targets, 1.0, TILE, None, 1.0, OUTPUTS)
+def _fused_head(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+) -> list[torch.Tensor]:
+    found = chunked_logprob.ChunkedLogProbFunction.apply(
+        hidden, weight, None, targets, 1.0, TILE, None, 1.0, OUTPUTS
+    )
     return [found[0], found[1]]
 
 
-def _plain_head(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+def _plain_head(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+) -> list[torch.Tensor]:
     scores = torch.log_softmax(hidden @ weight.T, dim=-1)
     return [scores.gather(1, targets[:, None])[:, 0], -(scores.exp() * scores).sum(-1)]

@@ -1,7 +1,7 @@
 """A tiny random model and its character tokenizer, made on the spot.
 
-A machine on which the acceptance runs may reach no model hub, and bit-for-bit facts need full control of the weights.
-The harness's tests train the same ones.
+A machine on which the acceptance runs may reach no model hub, and bit-for-bit facts need full
+control of the weights. The harness's tests train the same ones.
 """
 
 from pathlib import Path
@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM,
 
 SPECIAL = ["<pad>", "<eos>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>"]
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endfor %}"
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% "
+    "endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -36,8 +37,11 @@ def tiny_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedToken
     return fast
 
 
-def tiny_config(tied: bool = True, dropout: float = 0.0, hidden: int = 64, layers: int = 2) -> Qwen2Config:
-    """With the defaults about 84,000 parameters; large enough that ZeRO-3 partitions some and keeps some."""
+def tiny_config(
+    tied: bool = True, dropout: float = 0.0, hidden: int = 64, layers: int = 2
+) -> Qwen2Config:
+    """With the defaults about 84,000 parameters; large enough that ZeRO-3 partitions some and keeps
+    some."""
     return Qwen2Config(
         vocab_size=len(tiny_tokenizer()),
         hidden_size=hidden,
@@ -54,8 +58,11 @@ def tiny_config(tied: bool = True, dropout: float = 0.0, hidden: int = 64, layer
     )
 
 
-def save_tiny(folder: Path, config: Qwen2Config | None = None, seed: int = 0, shard: str = "50GB") -> Path:
-    """Save a causal language model in float32; the embedding is scaled so that completions vary with the prompt."""
+def save_tiny(
+    folder: Path, config: Qwen2Config | None = None, seed: int = 0, shard: str = "50GB"
+) -> Path:
+    """Save a causal language model in float32; the embedding is scaled so that completions vary
+    with the prompt."""
     set_seed(seed)
     model = Qwen2ForCausalLM(config or tiny_config())
     with torch.no_grad():

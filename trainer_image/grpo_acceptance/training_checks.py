@@ -1,11 +1,13 @@
-"""Checks of short training runs: every reference strategy, engines beside the policy, resume, and the proof of weights.
+"""Checks of short training runs: every reference strategy, engines beside the policy, resume, and
+the proof of weights.
 
-Which pairs of strategy and ZeRO stage there are is what the trainer supports; each is a row. Engines show what no CPU
-does: sleep and waking, CUDA graphs, the cache's size, the hash's kernel, and how much faster a step is.
+Which pairs of strategy and ZeRO stage there are is what the trainer supports; each is a row.
+Engines show what no CPU does: sleep and waking, CUDA graphs, the cache's size, the hash's kernel,
+and how much faster a step is.
 
-A GPU's kernels may add in another order each time; then no resume can be more alike than the same run is to itself. So
-the run is made twice, and a resume may differ by as much as these two do, which is nothing where kernels are
-deterministic.
+A GPU's kernels may add in another order each time; then no resume can be more alike than the same
+run is to itself. So the run is made twice, and a resume may differ by as much as these two do,
+which is nothing where kernels are deterministic.
 """
 
 import shutil
@@ -32,15 +34,27 @@ STEPS, SAVED = 6, 3
 
 
 def check_resume(context: Context) -> list[Finding]:
-    """A run with a moving reference, the same again, and one that goes on from the first one's middle."""
+    """A run with a moving reference, the same again, and one that goes on from the first one's
+    middle."""
     whole, again = _run_and_save(context, "whole", 1), _run_and_save(context, "again", 1)
     last = checkpoint_folder(_attempt(context, "whole"), STEPS)
     shutil.rmtree(last)
     resumed = _run_and_save(context, "whole", 2)
-    noise, gap = largest_difference(whole.steps, again.steps), largest_difference(whole.steps, resumed.steps)
+    noise, gap = (
+        largest_difference(whole.steps, again.steps),
+        largest_difference(whole.steps, resumed.steps),
+    )
     problems = [] if resumed.trainer.resumed_from else ["it began anew"]
-    problems += [] if sorted(resumed.steps) == list(range(SAVED + 1, STEPS + 1)) else [f"steps {sorted(resumed.steps)}"]
-    problems += [] if gap <= noise else [f"the resumed run differs by {gap:.2g}, the same run twice by {noise:.2g}"]
+    problems += (
+        []
+        if sorted(resumed.steps) == list(range(SAVED + 1, STEPS + 1))
+        else [f"steps {sorted(resumed.steps)}"]
+    )
+    problems += (
+        []
+        if gap <= noise
+        else [f"the resumed run differs by {gap:.2g}, the same run twice by {noise:.2g}"]
+    )
     seen = f"resumed at step {SAVED}: differs by {gap:g}; the same run twice: by {noise:g}"
     return [make_finding("checkpoint and resume", problems, seen, {"resumed": gap, "again": noise})]
 
@@ -122,7 +136,8 @@ STRATEGY_CELLS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
         "Sharded, not gathered to generate": ("Sharded", {"gatherForGeneration": False}),
     },
 }
-"""Strategy and settings by ZeRO stage and the row's name; bfloat16 unless the row says otherwise."""
+"""Strategy and settings by ZeRO stage and the row's name; bfloat16 unless the row says
+otherwise."""
 STAGES = {0: "no ZeRO", 2: "ZeRO-2", 3: "ZeRO-3"}
 
 
@@ -137,19 +152,32 @@ def _trained_strategy(context: Context, stage: int, name: str) -> Finding:
     plan = make_plan(context, strategy, stage, execution={"dtype": "bfloat16"} | execution)
     try:
         ran = trial_runs.run_trial(context, plan)
-    except Exception as error:  # whatever it is, it is what the row has to say, and the next cell is another trainer
+    # whatever it is, it is what the row has to say, and the next cell is another trainer
+    except Exception as error:
         result, message = classify_error(error)
         return make_finding(what, [f"{result}: {message[:400]}"], "")
     problems = nonfinite_problems(ran.steps)
-    problems += [] if len(ran.steps) == plan.training.max_steps else [f"only steps {sorted(ran.steps)}"]
+    problems += (
+        [] if len(ran.steps) == plan.training.max_steps else [f"only steps {sorted(ran.steps)}"]
+    )
     first = ran.steps.get(1, {}).get("kl", 0.0)
     problems += [] if first == 0.0 else [f"the KL of step 1 is {first:.3g}"]
     last = ran.steps.get(max(ran.steps, default=0), {})
-    shown = ", ".join(f"{key} {last[key]:.4g}" for key in ("loss", "kl", "grad_norm") if key in last)
-    return make_finding(what, problems, f"{len(ran.steps)} steps, {len(ran.trainer.proofs)} proofs; last: {shown}")
+    shown = ", ".join(
+        f"{key} {last[key]:.4g}" for key in ("loss", "kl", "grad_norm") if key in last
+    )
+    return make_finding(
+        what, problems, f"{len(ran.steps)} steps, {len(ran.trainer.proofs)} proofs; last: {shown}"
+    )
 
 
-ENGINE = {"kind": "Colocated", "memoryShare": 0.2, "cacheBytes": 2**27, "maxModelLength": 128, "maxSequences": 8}
+ENGINE = {
+    "kind": "Colocated",
+    "memoryShare": 0.2,
+    "cacheBytes": 2**27,
+    "maxModelLength": 128,
+    "maxSequences": 8,
+}
 ENGINE_CELLS: dict[str, tuple[str, int, dict[str, Any], bool]] = {
     "float32": ("Clone", 0, {}, False),
     "bfloat16": ("Clone", 0, {"dtype": "bfloat16"}, False),
@@ -182,7 +210,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
 
 
 def train_engines(context: Context) -> list[Finding]:
-    """Every cell, and the time of a step without an engine; one that fails keeps no other from being tried."""
+    """Every cell, and the time of a step without an engine; one that fails keeps no other from
+    being tried."""
     if find_spec("vllm") is None:
         return [skipped_finding("engine", "vLLM is not installed")]
     plain, _ = _run_engine(context, "Clone", 0, {"dtype": "bfloat16"})
@@ -194,22 +223,36 @@ def _run_engine(
 ) -> tuple[Watch, trial_runs.FinishedRun]:
     watch = Watch()
     training = {"maxCompletionLength": COMPLETION_LENGTH}
-    plan = make_plan(context, strategy, stage, model=middling_model(context), training=training, execution=execution)
+    plan = make_plan(
+        context,
+        strategy,
+        stage,
+        model=middling_model(context),
+        training=training,
+        execution=execution,
+    )
     return watch, trial_runs.run_trial(context, plan, lambda trainer: trainer.add_callback(watch))
 
 
 def _trained_engine(context: Context, name: str, plain: float) -> Finding:
     strategy, stage, settings, sleep = ENGINE_CELLS[name]
     try:
-        watch, ran = _run_engine(context, strategy, stage, settings | {"engine": ENGINE | {"sleep": sleep}})
-    except Exception as error:  # whatever it is, it is what the row has to say, and the next cell is another trainer
+        watch, ran = _run_engine(
+            context, strategy, stage, settings | {"engine": ENGINE | {"sleep": sleep}}
+        )
+    # whatever it is, it is what the row has to say, and the next cell is another trainer
+    except Exception as error:
         result, message = classify_error(error)
         return make_finding(f"engine, {name}", [f"{result}: {message[:400]}"], "")
     engine = ran.trainer.engine
     assert isinstance(engine, EngineGeneration)
     limit = MISMATCH_LIMITS[name.partition(",")[0]]
     problems = nonfinite_problems(ran.steps)
-    problems += [] if watch.mismatch <= limit else [f"engine and trainer are {watch.mismatch:.3g} nats apart"]
+    problems += (
+        []
+        if watch.mismatch <= limit
+        else [f"engine and trainer are {watch.mismatch:.3g} nats apart"]
+    )
     problems += [f"{engine.failures} proofs failed"] if engine.failures else []
     numbers: dict[str, float | str] = {
         "mismatch": watch.mismatch,
@@ -218,5 +261,8 @@ def _trained_engine(context: Context, name: str, plain: float) -> Finding:
         "step": watch.seconds[-1],
         "step_without": plain,
     }
-    seen = f"{len(ran.steps)} steps; proof is {engine.proof_seconds / max(engine.sync_seconds, 1e-9):.1%} of the sync"
+    seen = (
+        f"{len(ran.steps)} steps; proof is "
+        f"{engine.proof_seconds / max(engine.sync_seconds, 1e-9):.1%} of the sync"
+    )
     return make_finding(f"engine, {name}", problems, seen, numbers)

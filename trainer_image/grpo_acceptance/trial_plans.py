@@ -1,4 +1,5 @@
-"""The plans that the checks train by: the tiny model on this machine's devices, in the words of the real contract.
+"""The plans that the checks train by: the tiny model on this machine's devices, in the words of the
+real contract.
 
 Whatever a check varies it names; everything else is the same in all of them.
 """
@@ -33,7 +34,8 @@ def make_plan(
     folder: Path | None = None,
     attempt: int = 1,
 ) -> TrainingPlan:
-    """A plan for one pod with this context's processes; LoRA for strategy Adapter. `folder` takes checkpoints."""
+    """A plan for one pod with this context's processes; LoRA for strategy Adapter. `folder` takes
+    checkpoints."""
     accelerator, gpus = ("GPU", context.world) if context.is_gpu else ("CPU", 0)
     settings = {
         "strategy": strategy,
@@ -86,7 +88,8 @@ def middling_model(context: Context) -> Path:
 
 
 def _made(context: Context, folder: Path, large: bool) -> Path:
-    """Made under another name first: a check that was ended in the middle leaves nothing that looks whole."""
+    """Made under another name first: a check that was ended in the middle leaves nothing that looks
+    whole."""
     if not folder.exists() and context.rank == 0:
         # transformers takes seconds to load, and not every check that has a plan has a model
         from .tiny_model import save_tiny, tiny_config
@@ -101,5 +104,7 @@ def write_prompts(context: Context) -> None:
     """Write the prompts, and let the trainer find them."""
     rows = [{"prompt": f"say {number % 10}"} for number in range(64)]
     if context.rank == 0:
-        (context.path / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        (context.path / FILE).write_text(
+            "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+        )
     os.environ[DATA_MOUNT_ENV] = context.folder

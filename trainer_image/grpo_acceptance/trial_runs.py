@@ -1,7 +1,8 @@
-"""A run of the real trainer inside a check's process: built as a pod builds it, one after the other.
+"""A run of the real trainer inside a check's process: built as a pod builds it, one after the
+other.
 
-A process start takes longer than a few steps of the tiny model, so the runs of one check share one. The steps'
-numbers are TRL's own; the trainer is given back, to be looked at.
+A process start takes longer than a few steps of the tiny model, so the runs of one check share one.
+The steps' numbers are TRL's own; the trainer is given back, to be looked at.
 """
 
 import gc
@@ -50,7 +51,9 @@ class Logs(TrainerCallback):  # type: ignore[misc]  # transformers is not follow
     def __init__(self) -> None:
         self.steps: dict[int, Step] = {}
 
-    def on_log(self, _: Any, state: Any, *__: Any, logs: dict[str, Any] | None = None, **___: Any) -> None:
+    def on_log(
+        self, _: Any, state: Any, *__: Any, logs: dict[str, Any] | None = None, **___: Any
+    ) -> None:
         """Keep the numbers of a step."""
         given = logs or {}
         found = {name: float(given[name]) for name in NUMBERS if name in given}
@@ -59,7 +62,9 @@ class Logs(TrainerCallback):  # type: ignore[misc]  # transformers is not follow
 
 
 def run_trial(
-    context: Context, plan: TrainingPlan, prepare: Callable[[ReferenceGRPOTrainer], None] = lambda _: None
+    context: Context,
+    plan: TrainingPlan,
+    prepare: Callable[[ReferenceGRPOTrainer], None] = lambda _: None,
 ) -> FinishedRun:
     """Build and train; `prepare` sees the trainer before its first step. A collective.
 
@@ -72,11 +77,15 @@ def run_trial(
     if not dist.is_initialized():
         os.environ.update(launch_environment(plan.rendezvous, place))
         rendezvous.join_gang(plan.rendezvous, plan.guard, plan.execution, place)
-    target = open_target(plan.checkpoint, plan.checkpoint_directory, plan.job, plan.execution.processes_per_node)
+    target = open_target(
+        plan.checkpoint, plan.checkpoint_directory, plan.job, plan.execution.processes_per_node
+    )
     if target:
         target.claim()
     recorder = Recorder(plan.job.attempt, place, time.time())
-    watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, lambda *_: None)
+    watchdog = Watchdog(
+        plan.guard, plan.execution, plan.grace_period_seconds, recorder, lambda *_: None
+    )
     built = build(plan, recorder, watchdog, StepObserver())
     logs = Logs()
     built.trainer.add_callback(logs)
@@ -90,7 +99,8 @@ def run_trial(
 
 
 def reset_parallelism() -> None:
-    """Forget the last trainer's parallelism, so that one process can run several; the process group stays."""
+    """Forget the last trainer's parallelism, so that one process can run several; the process group
+    stays."""
     gc.collect()
     unset_hf_deepspeed_config()
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -110,7 +120,8 @@ def nonfinite_problems(steps: dict[int, Step]) -> list[str]:
 
 
 def largest_difference(one: dict[int, Step], other: dict[int, Step]) -> float:
-    """Largest difference between two runs' numbers in the steps that both have; infinite where there are none."""
+    """Largest difference between two runs' numbers in the steps that both have; infinite where
+    there are none."""
     both = one.keys() & other.keys()
     gaps = [abs(value - other[step][name]) for step in both for name, value in one[step].items()]
     return max(gaps, default=math.inf)

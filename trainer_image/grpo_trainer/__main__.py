@@ -1,7 +1,8 @@
 """`python -m grpo_trainer`: the entry point of a training pod.
 
-Reads and validates the plan before anything heavy is imported, runs one worker in this process or several under a
-supervisor, and turns every end into an Outcome and its exit code: no process ends without words.
+Reads and validates the plan before anything heavy is imported, runs one worker in this process or
+several under a supervisor, and turns every end into an Outcome and its exit code: no process ends
+without words.
 """
 
 import os
@@ -27,7 +28,8 @@ from .training.trl_config import require_supported
 
 
 def require_signable(export: ExportSpec | None, place: Placement) -> None:
-    """Try the key that the export will be signed with; nobody should hear of a wrong one after days of training.
+    """Try the key that the export will be signed with; nobody should hear of a wrong one after days
+    of training.
 
     Raises:
         BadInput: it can't be used.
@@ -44,17 +46,22 @@ def run_worker(plan: TrainingPlan, place: Placement, started_at: float) -> int:
         from .training.worker import train
 
         message = train(plan, place, recorder)
-        outcome = make_outcome(place.rank, Result.SUCCEEDED, message, recorder.progress, export=recorder.export)
+        outcome = make_outcome(
+            place.rank, Result.SUCCEEDED, message, recorder.progress, export=recorder.export
+        )
     except BaseException as error:
         traceback.print_exc()
         result, message = classify_error(error)
         diverged_on = error.diverged_on if isinstance(error, Diverged) else None
         text = f"{recorder.current_stage}: {message}"
         outcome = make_outcome(
-            place.rank, result, text, recorder.progress, diverged_on=diverged_on, shortage=recorder.shortage,
+            place.rank, result, text, recorder.progress, diverged_on=diverged_on,
+            shortage=recorder.shortage,
             checkpoint_step=recorder.checkpoint_step,
         )  # fmt: skip
-    code = announce_outcome(outcome)  # first: it is a local file, while the volume may be what failed
+    code = announce_outcome(
+        outcome
+    )  # first: it is a local file, while the volume may be what failed
     keep_outcome(plan, outcome)
     return code
 
@@ -77,7 +84,8 @@ def main() -> int:
 
 
 def exit_process(code: int) -> None:
-    """End without interpreter teardown: C++ threads of collectives can abort there after a success (SIGABRT)."""
+    """End without interpreter teardown: C++ threads of collectives can abort there after a success
+    (SIGABRT)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,8 +1,10 @@
-"""`python -m grpo_trainer.prefetch`: fetches what a plan's job will need of the hub, and trains nothing.
+"""`python -m grpo_trainer.prefetch`: fetches what a plan's job will need of the hub, and trains
+nothing.
 
-A job that fetches its model holds its GPUs meanwhile; a pod without any can fill the cache before. It is the job's own
-code that fetches, so that nothing is left to fetch: the same files of the same commits, under the same leases, with the
-same tokens and the same patience. Begun again, it goes on with what is missing.
+A job that fetches its model holds its GPUs meanwhile; a pod without any can fill the cache before.
+It is the job's own code that fetches, so that nothing is left to fetch: the same files of the same
+commits, under the same leases, with the same tokens and the same patience. Begun again, it goes on
+with what is missing.
 """
 
 import os
@@ -40,7 +42,8 @@ class Progress:
         self._what = what
 
     def report_bytes(self, count: int) -> None:
-        """Print that `count` bytes of the repository are in the cache, at most every TELL_SECONDS."""
+        """Print that `count` bytes of the repository are in the cache, at most every
+        TELL_SECONDS."""
         now = self._clock.now()
         if now - self._last >= REPORT_SECONDS:
             self._last = now
@@ -48,7 +51,8 @@ class Progress:
 
 
 def fetch_inputs(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
-    """Fetches the plan's models and its dataset, those that are not folders; says what was fetched and its commits.
+    """Fetches the plan's models and its dataset, those that are not folders; says what was fetched
+    and its commits.
 
     Raises:
         BadInput: there is no such repository or revision, no right to it, or it can't be used.
@@ -59,11 +63,20 @@ def fetch_inputs(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
     from .weights.models import locate_model
 
     progress = Progress(clock)
-    hub, models = Hub(plan.revisions, progress.report_bytes, clock=clock), _models(plan.model, plan.rewards)
+    hub, models = (
+        Hub(plan.revisions, progress.report_bytes, clock=clock),
+        _models(plan.model, plan.rewards),
+    )
     for repository in models:
         progress.begin_repository(repository.description)
         locate_model(repository, plan.execution.dtype, hub)
-        print(f"{repository.description}: complete, commit {hub.commits.get(repository.path, 'unknown')}", flush=True)
+        print(
+            (
+                f"{repository.description}: complete, commit "
+                f"{hub.commits.get(repository.path, 'unknown')}"
+            ),
+            flush=True,
+        )
     dataset, names = plan.dataset, [repository.name for repository in models]
     if dataset.name and not dataset.name.startswith("/"):
         progress.begin_repository(f"spec.dataset.name: {dataset.name}")
@@ -80,8 +93,16 @@ def _models(model: ModelSpec, rewards: Sequence[RewardSpec]) -> list[Repository]
     """The repositories of all models; a folder is there already."""
     named = [("model", model.name, model.revision)]
     judges = ((position, reward.model) for position, reward in enumerate(rewards))
-    named += [(f"rewards[{position}].model", judge.name, judge.revision) for position, judge in judges if judge]
-    return [Repository("model", name, revision, path) for path, name, revision in named if not name.startswith("/")]
+    named += [
+        (f"rewards[{position}].model", judge.name, judge.revision)
+        for position, judge in judges
+        if judge
+    ]
+    return [
+        Repository("model", name, revision, path)
+        for path, name, revision in named
+        if not name.startswith("/")
+    ]
 
 
 def main() -> int:

@@ -1,9 +1,11 @@
-"""`python -m grpo_trainer.quickstart FOLDER`: makes the tiny model and the small sums of a first job.
+"""`python -m grpo_trainer.quickstart FOLDER`: makes the tiny model and the small sums of a first
+job.
 
-So the quickstart needs no model hub, no download and no GPU. The model is a 78,000-parameter Qwen2 with tied embeddings
-and one token per character. Its pretraining has two parts. First it learns the sums, until it knows them. Then it sees
-more and more random results: in the end it prefers the right result, but gives it in a third of its answers only. GRPO
-makes it give the right one. Little has to change for that, so the KL to the pretrained model stays small.
+So the quickstart needs no model hub, no download and no GPU. The model is a 78,000-parameter Qwen2
+with tied embeddings and one token per character. Its pretraining has two parts. First it learns the
+sums, until it knows them. Then it sees more and more random results: in the end it prefers the
+right result, but gives it in a third of its answers only. GRPO makes it give the right one. Little
+has to change for that, so the KL to the pretrained model stays small.
 """
 
 import argparse
@@ -19,20 +21,30 @@ SPECIAL = ["<pad>", "<eos>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>"]
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz+-=#:.?!ĠĊ"
 """Ġ and Ċ are space and line break in the byte-level alphabet of Qwen2's tokenizer."""
 CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% if m['role'] == 'assistant' %}<eos>{% endif %}"
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% if m['role'] == 'assistant' "
+    "%}<eos>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 LARGEST = 9
 """Operands and results are 0 to 9."""
 PROBLEMS = [
-    *((f"{first}+{second}", first + second) for first in range(LARGEST + 1) for second in range(LARGEST + 1 - first)),
-    *((f"{first}-{second}", first - second) for first in range(LARGEST + 1) for second in range(first + 1)),
+    *(
+        (f"{first}+{second}", first + second)
+        for first in range(LARGEST + 1)
+        for second in range(LARGEST + 1 - first)
+    ),
+    *(
+        (f"{first}-{second}", first - second)
+        for first in range(LARGEST + 1)
+        for second in range(first + 1)
+    ),
 ]
-"""All questions such as `3+4`, with their one-digit results. They are equally frequent: of two that are not, one would
-be learned long before the other."""
+"""All questions such as `3+4`, with their one-digit results. They are equally frequent: of two that
+are not, one would be learned long before the other."""
 SIGNS = {"+": "plus", "-": "minus"}
 EMBEDDING_SCALE = 8.0
-"""Factor on the initial embeddings (standard deviation 0.02): with more, so small a tied model learns much sooner."""
+"""Factor on the initial embeddings (standard deviation 0.02): with more, so small a tied model
+learns much sooner."""
 BATCH = 64
 SECOND_MOMENT_DECAY = 0.98
 """Adam's beta2, shorter than its default: a pretraining of some hundred steps learns sooner."""
@@ -49,9 +61,11 @@ DOUBT_RATE = 1e-3
 RIGHT_SHARE = 0.25
 """Share of right results in the end; all others are random digits, of which a tenth is right."""
 RAMP_STEPS = 105
-"""Steps until RIGHT_SHARE is reached. A sudden change would make the model forget how to calculate."""
+"""Steps until RIGHT_SHARE is reached. A sudden change would make the model forget how to
+calculate."""
 Batch = tuple[BatchEncoding, torch.Tensor]
-"""Chats, and the distribution of each next token of their answers: (batch, length - 1, vocabulary)."""
+"""Chats, and the distribution of each next token of their answers: (batch, length - 1,
+vocabulary)."""
 
 
 def answer(question: str, result: int) -> str:
@@ -66,7 +80,10 @@ def write_problems(path: Path, count: int, seed: int) -> None:
     with path.open("w", encoding="utf-8") as file:
         for _ in range(count):
             question, result = rng.choice(PROBLEMS)
-            row = {"prompt": [{"role": "user", "content": question}], "answer": answer(question, result)}
+            row = {
+                "prompt": [{"role": "user", "content": question}],
+                "answer": answer(question, result),
+            }
             file.write(json.dumps(row) + "\n")
 
 
@@ -96,7 +113,8 @@ def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
             hidden_size=64,
             intermediate_size=128,
             num_hidden_layers=2,
-            num_attention_heads=2,  # 32 wide each: an engine on CPUs has no kernels for narrower ones
+            # 32 wide each: an engine on CPUs has no kernels for narrower ones
+            num_attention_heads=2,
             num_key_value_heads=1,
             max_position_embeddings=256,
             tie_word_embeddings=True,
@@ -130,7 +148,8 @@ def pretrain(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, seed: int) -> i
 
 
 def doubt(step: int) -> tuple[float, float]:
-    """Return the learning rate and the share of right results of a step of the second part, counted from 0."""
+    """Return the learning rate and the share of right results of a step of the second part, counted
+    from 0."""
     rise = (step + 1) / 10
     fall = (DOUBT_STEPS - step) / (DOUBT_STEPS - RAMP_STEPS)
     ramp = min(1.0, (step + 1) / RAMP_STEPS)
@@ -141,7 +160,9 @@ def _optimizer(model: Qwen2ForCausalLM) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), weight_decay=0.0, betas=(0.9, SECOND_MOMENT_DECAY))
 
 
-def _train(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, learning_rate: float, batch: Batch) -> None:
+def _train(
+    model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, learning_rate: float, batch: Batch
+) -> None:
     """Train for one step."""
     optimizer.param_groups[0]["lr"] = learning_rate
     inputs, targets = batch
@@ -156,14 +177,18 @@ def _train(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, learning_r
 def _batch(tokenizer: Qwen2Tokenizer, rng: random.Random, right_share: float) -> Batch:
     """Return chats of which so many have the right result, and their targets.
 
-    The target of a result is its distribution over all chats, not the digit of this chat. The model then learns within
-    few steps to doubt all results alike.
+    The target of a result is its distribution over all chats, not the digit of this chat. The model
+    then learns within few steps to doubt all results alike.
     """
     problems = rng.choices(PROBLEMS, k=BATCH)
-    written = [result if rng.random() < right_share else rng.randint(0, LARGEST) for _, result in problems]
+    written = [
+        result if rng.random() < right_share else rng.randint(0, LARGEST) for _, result in problems
+    ]
     inputs = _chats(tokenizer, [question for question, _ in problems], written)
     tokens = inputs["input_ids"]
-    digits = torch.tensor(tokenizer.convert_tokens_to_ids([str(digit) for digit in range(LARGEST + 1)]))
+    digits = torch.tensor(
+        tokenizer.convert_tokens_to_ids([str(digit) for digit in range(LARGEST + 1)])
+    )
     results = torch.zeros(BATCH, len(tokenizer))
     results[:, digits] = (1 - right_share) / len(digits)
     results[torch.arange(BATCH), digits[[result for _, result in problems]]] += right_share
@@ -192,14 +217,17 @@ def _in_answer(tokenizer: Qwen2Tokenizer, inputs: BatchEncoding) -> torch.Tensor
 @torch.no_grad()
 def right_chance(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> float:
     """Return the mean probability of the whole right answer, over all problems."""
-    inputs = _chats(tokenizer, [question for question, _ in PROBLEMS], [result for _, result in PROBLEMS])
+    inputs = _chats(
+        tokenizer, [question for question, _ in PROBLEMS], [result for _, result in PROBLEMS]
+    )
     logprobs = model(**inputs).logits[:, :-1].log_softmax(dim=-1)
     of_tokens = logprobs.gather(-1, inputs["input_ids"][:, 1:].unsqueeze(-1)).squeeze(-1)
     return float((of_tokens * _in_answer(tokenizer, inputs)).sum(dim=1).exp().mean())
 
 
 def make_model_folder(folder: Path, seed: int = 0) -> str:
-    """Write the model, whole or not at all; one that is there stays, since a restart must find the same.
+    """Write the model, whole or not at all; one that is there stays, since a restart must find the
+    same.
 
     The same bytes for the same seed on the same machine. Returns what it did, in words.
     """
@@ -215,11 +243,15 @@ def make_model_folder(folder: Path, seed: int = 0) -> str:
     unfinished.rename(folder)
     size = sum(parameter.numel() for parameter in model.parameters())
     chance = right_chance(model, tokenizer)
-    return f"{folder}: {size} parameters, {steps} steps of pretraining, right with probability {chance:.2f}"
+    return (
+        f"{folder}: {size} parameters, {steps} steps of pretraining, right with probability "
+        f"{chance:.2f}"
+    )
 
 
 def make(folder: Path, problems: int, seed: int = 0) -> None:
-    """Write `model` into the folder, and `arithmetic.jsonl` with so many problems if any are asked for."""
+    """Write `model` into the folder, and `arithmetic.jsonl` with so many problems if any are asked
+    for."""
     folder.mkdir(parents=True, exist_ok=True)
     print(make_model_folder(folder / "model", seed))
     if problems:
@@ -229,7 +261,9 @@ def make(folder: Path, problems: int, seed: int = 0) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m grpo_trainer.quickstart", description=__doc__)
     parser.add_argument("folder", type=Path, help="where `model` is written")
-    parser.add_argument("--problems", type=int, default=0, help="also write arithmetic.jsonl with so many problems")
+    parser.add_argument(
+        "--problems", type=int, default=0, help="also write arithmetic.jsonl with so many problems"
+    )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     make(arguments.folder, arguments.problems, arguments.seed)

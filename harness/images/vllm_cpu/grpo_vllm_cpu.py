@@ -1,7 +1,9 @@
-"""A plugin of vLLM that keeps the weights of an engine on CPUs as they are on GPUs: plain tensors, one per layer.
+"""A plugin of vLLM that keeps the weights of an engine on CPUs as they are on GPUs: plain tensors,
+one per layer.
 
-vLLM's CPU build repacks linear layers for its kernels and leaves an empty parameter behind, which neither TRL's weight
-sync nor a proof can reach. vLLM calls the entry point in every process, before the model is built.
+vLLM's CPU build repacks linear layers for its kernels and leaves an empty parameter behind, which
+neither TRL's weight sync nor a proof can reach. vLLM calls the entry point in every process, before
+the model is built.
 """
 
 import vllm._custom_ops

@@ -1,7 +1,8 @@
-"""What a job's attempts measured: the model's shape, the speed of the links, and memory that a plan lacked.
+"""What a job's attempts measured: the model's shape, the speed of the links, and memory that a plan
+lacked.
 
-The operator writes it into status.learned: shape and links once an attempt reports them, memory after an OutOfMemory.
-Every later plan of the job uses it, also those of the CLI.
+The operator writes it into status.learned: shape and links once an attempt reports them, memory
+after an OutOfMemory. Every later plan of the job uses it, also those of the CLI.
 """
 
 from typing import Annotated, Literal
@@ -66,13 +67,17 @@ class Learned(Model):
     """What a job has learned of its model, of its GPUs' links and of the memory that it needs."""
 
     architecture: Architecture | None = None
-    """The model's shape as the last attempt that loaded it found it; `memory` is held against this shape."""
+    """The model's shape as the last attempt that loaded it found it; `memory` is held against this
+    shape."""
     links: MeasuredLinks | None = None
     """The links of the last attempt on several GPUs; what is declared of nodes comes first."""
     memory: Annotated[dict[str, LearnedMemory], Field(max_length=8)] = Field(default_factory=dict)
     """By phase, bytes of one GPU; by host, bytes of one process."""
-    shortfalls: Annotated[list[Shortfall], Field(max_length=MAX_REPLANS + 1, json_schema_extra=ATOMIC_LIST)] = []
-    """The plans that ran out of memory, oldest first. spec.retry empties this list and keeps `memory`."""
+    shortfalls: Annotated[
+        list[Shortfall], Field(max_length=MAX_REPLANS + 1, json_schema_extra=ATOMIC_LIST)
+    ] = []
+    """The plans that ran out of memory, oldest first. spec.retry empties this list and keeps
+    `memory`."""
 
     def factor(self, key: str) -> float:
         """By how much the memory model is too low there; 1 where nothing was learned."""

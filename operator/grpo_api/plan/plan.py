@@ -1,8 +1,8 @@
 """TrainingPlan: everything a training pod needs, and ExecutionPlan: the planner's answer inside it.
 
-The ExecutionPlan is committed to status.plan before an attempt starts; the TrainingPlan is derived from it and the
-spec, travels in the pod template's annotation and is read by the trainer. Both are frozen, and the same bytes for the
-same inputs.
+The ExecutionPlan is committed to status.plan before an attempt starts; the TrainingPlan is derived
+from it and the spec, travels in the pod template's annotation and is read by the trainer. Both are
+frozen, and the same bytes for the same inputs.
 """
 
 from typing import Annotated, Literal
@@ -31,8 +31,9 @@ SCHEMA_VERSION: Literal[1] = 1
 
 
 ShapeSource = Literal["Spec", "FormerAttempt", "ConfigFile", "Catalogue", "Size"]
-"""Where a model's shape is found, in the order of trust: spec.model.architecture, what a former attempt of the job
-reported, config.json (the CLI's alone), the built-in catalogue by name, the nearest shape of spec.model.parameters."""
+"""Where a model's shape is found, in the order of trust: spec.model.architecture, what a former
+attempt of the job reported, config.json (the CLI's alone), the built-in catalogue by name, the
+nearest shape of spec.model.parameters."""
 
 
 class MemoryPhases(Model):
@@ -99,7 +100,8 @@ class ExecutionPlan(Model):
     gpu_product: Annotated[str, Field(max_length=128)] = ""
     """GPU product of every node, as its label says; empty for CPU."""
     gpu_hour_price: Annotated[float, Field(ge=0)] | None = None
-    """Price of one of them for an hour, in the currency of the declared prices; absent where none is declared."""
+    """Price of one of them for an hour, in the currency of the declared prices; absent where none
+    is declared."""
     gpu_resource: Annotated[str, Field(max_length=128)] = "nvidia.com/gpu"
     """Extended resource that the pods request."""
     node_selector: Labels = Field(default_factory=dict)
@@ -117,27 +119,31 @@ class ExecutionPlan(Model):
     gather_for_generation: bool = True
     """Whether ZeRO-3 gathers the policy to generate."""
     engine: EnginePlan | None = None
-    """The vLLM engine that samples the completions; absent for Transformers, where the policy does."""
+    """The vLLM engine that samples the completions; absent for Transformers, where the policy
+    does."""
     optimizer: Literal["AdamW", "AdamW8bit"] = "AdamW"
     """The optimizer."""
     dtype: Literal["bfloat16", "float32"]
-    """Dtype of the weights. Under ZeRO with bfloat16 the optimizer keeps float32 masters; with float32 the engine runs
-    without bfloat16."""
+    """Dtype of the weights. Under ZeRO with bfloat16 the optimizer keeps float32 masters; with
+    float32 the engine runs without bfloat16."""
     autocast: bool = False
-    """Whether matrix products run in bfloat16 autocast: over float32 weights, or over float32 adapters."""
+    """Whether matrix products run in bfloat16 autocast: over float32 weights, or over float32
+    adapters."""
     parameters: Annotated[str, Field(max_length=16)] = ""
     """Size of the model, such as `1.24B`."""
     architecture: Literal["Exact", "Catalogue", "Estimated"] = "Estimated"
-    """How exact the shape for the memory model is. Exact: of a model type that is held to transformers' own classes."""
+    """How exact the shape for the memory model is. Exact: of a model type that is held to
+    transformers' own classes."""
     shape_source: ShapeSource | None = None
-    """Where that shape was found; the first of these that knows the model is taken. Absent where a former version of
-    the operator made the plan."""
+    """Where that shape was found; the first of these that knows the model is taken. Absent where a
+    former version of the operator made the plan."""
     memory: MemoryPrediction | None = None
     """Predicted memory; absent for CPU."""
     host_memory_bytes: Bytes = 0
     """Memory request of one pod."""
     ephemeral_storage_bytes: Bytes = 0
-    """What one pod requests of its node's disk; 0 for no request, as where no node says how much it has."""
+    """What one pod requests of its node's disk; 0 for no request, as where no node says how much it
+    has."""
     estimated_step_seconds: Annotated[float, Field(ge=0)] | None = None
     """Predicted time of one step."""
     export_bytes: Bytes = 0
@@ -205,7 +211,8 @@ class EarlierEnd(Model):
 
 
 class TrainingPlan(Model):
-    """The whole input of a training pod: JSON in an annotation of the pod, which mounts it as a file."""
+    """The whole input of a training pod: JSON in an annotation of the pod, which mounts it as a
+    file."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     """Version of this schema; a trainer rejects one that it doesn't know."""
@@ -238,13 +245,17 @@ class TrainingPlan(Model):
     checkpoint_directory: str | None = None
     """Folder of all attempts' checkpoints; absent without a volume that all nodes share."""
     resume_from: str | None = None
-    """Folder of another run, a checkpoint or an exported adapter to begin with while this run has no checkpoint."""
+    """Folder of another run, a checkpoint or an exported adapter to begin with while this run has
+    no checkpoint."""
     resume_store: ObjectStoreSpec | None = None
-    """Object store with that run; its folder is then on each pod's own disk, for what is brought."""
+    """Object store with that run; its folder is then on each pod's own disk, for what is
+    brought."""
     revisions: Revisions = Field(default_factory=dict)
-    """What earlier attempts found: these commits are asked for, wherever branches and tags point to by now."""
+    """What earlier attempts found: these commits are asked for, wherever branches and tags point to
+    by now."""
     skipped: list[Generations] = []
-    """What the run diverged on in earlier attempts (spec.guard.onDivergence): left out of the order of the data."""
+    """What the run diverged on in earlier attempts (spec.guard.onDivergence): left out of the order
+    of the data."""
     ends: list[EarlierEnd] | None = None
     """How the newest of the earlier attempts ended; absent for none."""
     grace_period_seconds: Annotated[int, Field(ge=0)] = 60

@@ -1,4 +1,5 @@
-"""`podTemplate.spec.affinity` as in core/v1; the operator adds that a gang's pods keep to nodes of their own."""
+"""`podTemplate.spec.affinity` as in core/v1; the operator adds that a gang's pods keep to nodes of
+their own."""
 
 import re
 from typing import Annotated, Literal
@@ -54,7 +55,8 @@ class PodAffinityTerm(Model):
     label_selector: LabelSelector | None = None
     """The pods. Unset: none."""
     topology_key: LabelKey
-    """Label of nodes within whose value pods count as near, such as `topology.kubernetes.io/zone`."""
+    """Label of nodes within whose value pods count as near, such as
+    `topology.kubernetes.io/zone`."""
     namespaces: Annotated[list[Name], Field(max_length=16, json_schema_extra=ATOMIC_LIST)] = []
     """Namespaces of the pods. Unset: the job's."""
     namespace_selector: LabelSelector | None = None
@@ -76,7 +78,8 @@ class PodAffinity(Model):
     required_during_scheduling_ignored_during_execution: Annotated[
         list[PodAffinityTerm], Field(max_length=8, json_schema_extra=ATOMIC_LIST)
     ] = []
-    """What must be so. The plan doesn't look at other pods' labels: the scheduler alone decides. Unset: none."""
+    """What must be so. The plan doesn't look at other pods' labels: the scheduler alone decides.
+    Unset: none."""
     preferred_during_scheduling_ignored_during_execution: Annotated[
         list[WeightedPodAffinityTerm], Field(max_length=8, json_schema_extra=ATOMIC_LIST)
     ] = []
@@ -95,7 +98,10 @@ class NodeSelectorRequirement(Model):
     RULES = (
         _VALUES_RULE,
         Rule(
-            "!(self.operator in ['Gt', 'Lt']) || size(self.values) == 1 && self.values[0].matches('^-?[0-9]+$')",
+            (
+                "!(self.operator in ['Gt', 'Lt']) || size(self.values) == 1 && "
+                "self.values[0].matches('^-?[0-9]+$')"
+            ),
             "operators Gt and Lt compare with exactly one whole number",
             _compares_with_one_number,
         ),
@@ -109,7 +115,9 @@ class NodeSelectorRequirement(Model):
     """For In, NotIn, Gt and Lt. Unset: none."""
 
 
-Requirements = Annotated[list[NodeSelectorRequirement], Field(max_length=16, json_schema_extra=ATOMIC_LIST)]
+Requirements = Annotated[
+    list[NodeSelectorRequirement], Field(max_length=16, json_schema_extra=ATOMIC_LIST)
+]
 
 
 class NodeSelectorTerm(Model):

@@ -1,8 +1,10 @@
-"""Defines what a spec may set of containers: init containers, environment variables, volume mounts and resources.
+"""Defines what a spec may set of containers: init containers, environment variables, volume mounts
+and resources.
 
 Names and shapes are those of core/v1. These limits are added:
 
-- `podTemplate.spec.initContainers` run before the trainer or beside it, within the `restricted` pod security standard.
+- `podTemplate.spec.initContainers` run before the trainer or beside it, within the `restricted` pod
+  security standard.
 - `spec.env` and `spec.envFrom` must not set the variables that the trainer depends on.
 - `volumeMounts` must not use the folders that the trainer uses itself.
 - `resources` must not name GPUs, because the plan decides their number.
@@ -78,11 +80,14 @@ class EnvVar(Model):
 
     name: Annotated[
         str,
-        Field(min_length=1, max_length=128, pattern=r"^([-_a-zA-Z]|\.[-_a-zA-Z0-9])[-._a-zA-Z0-9]*$"),
+        Field(
+            min_length=1, max_length=128, pattern=r"^([-_a-zA-Z]|\.[-_a-zA-Z0-9])[-._a-zA-Z0-9]*$"
+        ),
     ]
     """Name of the variable. Of the operator's own, HOME, HF_HOME and the like may be replaced."""
     value: Annotated[str, Field(max_length=4096)] | None = None
-    """Its value; `$(NAME)` of an earlier variable is filled in. Unset: from `valueFrom`, or empty."""
+    """Its value; `$(NAME)` of an earlier variable is filled in. Unset: from `valueFrom`, or
+    empty."""
     value_from: EnvVarSource | None = None
     """Take the value from elsewhere. Unset: `value`."""
 
@@ -92,7 +97,8 @@ def _has_a_free_prefix(source: "EnvFromSource") -> bool:
 
 
 class EnvFromSource(Model):
-    """A Secret or a ConfigMap, each of whose keys becomes a variable. Variables that are named singly win."""
+    """A Secret or a ConfigMap, each of whose keys becomes a variable. Variables that are named
+    singly win."""
 
     RULES = (
         exactly_one("configMapRef", "secretRef"),
@@ -116,14 +122,16 @@ _SLASH = r"/(\.?/)*"
 
 
 def _spelt(path: PurePosixPath) -> str:
-    """A regular expression for all spellings of an absolute path, without what may follow it; the root is empty."""
+    """A regular expression for all spellings of an absolute path, without what may follow it; the
+    root is empty."""
     return "".join(_SLASH + re.escape(part) for part in path.parts[1:])
 
 
 def _shadowing(reserved: tuple[str, ...]) -> str:
     """A regular expression for the paths in, on and above the reserved folders.
 
-    An expression and not a function, because CEL can neither normalise a path nor compare lists within its cost.
+    An expression and not a function, because CEL can neither normalise a path nor compare lists
+    within its cost.
     """
     folders = [PurePosixPath(path) for path in reserved]
     above = sorted({parent for folder in folders for parent in folder.parents})
@@ -179,16 +187,21 @@ EPHEMERAL_STORAGE = "ephemeral-storage"
 _GPU = r"^(nvidia\.com/(gpu|mig-)|amd\.com/gpu|gpu\.intel\.com/)"
 """Not all of nvidia.com/: the network operator names its cards there too."""
 _CEL_GPU = f"name.matches(r'{_GPU}')"
-_CEL_REQUEST, _CEL_LIMIT = "quantity(string(self.requests[name]))", "quantity(string(self.limits[name]))"
+_CEL_REQUEST, _CEL_LIMIT = (
+    "quantity(string(self.requests[name]))",
+    "quantity(string(self.limits[name]))",
+)
 _CEL_INDIVISIBLE = "(name.contains('/') || name.startsWith('hugepages-'))"
 
 ResourceName = Annotated[str, Field(min_length=1, max_length=317, pattern=_NAME)]
 ResourceList = Annotated[dict[ResourceName, Quantity], Field(max_length=16)]
-"""Amounts by resource: cpu, memory, ephemeral-storage, hugepages-<size>, or an extended resource such as rdma/hca."""
+"""Amounts by resource: cpu, memory, ephemeral-storage, hugepages-<size>, or an extended resource
+such as rdma/hca."""
 
 
 def _is_indivisible(name: str) -> bool:
-    """Whether the scheduler hands the resource out by the piece and never more often than it is there."""
+    """Whether the scheduler hands the resource out by the piece and never more often than it is
+    there."""
     return "/" in name or name.startswith("hugepages-")
 
 
@@ -224,25 +237,35 @@ class ResourceRequirements(Model):
             _names_no_gpu,
         ),
         Rule(
-            f"self.requests.all(name, !(name in self.limits) || {_CEL_REQUEST}.compareTo({_CEL_LIMIT}) <= 0)",
+            (
+                "self.requests.all(name, !(name in self.limits) || "
+                f"{_CEL_REQUEST}.compareTo({_CEL_LIMIT}) <= 0)"
+            ),
             "a request must not exceed its limit: raise the limit or lower the request",
             _requests_are_within_limits,
         ),
         Rule(
             f"self.requests.all(name, !{_CEL_INDIVISIBLE} || "
             f"(name in self.limits && {_CEL_REQUEST}.compareTo({_CEL_LIMIT}) == 0))",
-            "extended resources and hugepages are not shared: their request must equal their limit, or be left out",
+            (
+                "extended resources and hugepages are not shared: their request must equal their "
+                "limit, or be left out"
+            ),
             _indivisible_requests_equal_limits,
         ),
         Rule(
-            "self.limits.all(name, !name.contains('/') || string(self.limits[name]).matches('^[0-9]+$'))",
+            (
+                "self.limits.all(name, !name.contains('/') || "
+                "string(self.limits[name]).matches('^[0-9]+$'))"
+            ),
             "extended resources are counted in whole pieces, such as 1",
             _extended_resources_are_whole,
         ),
     )
 
     requests: ResourceList = Field(default_factory=dict)
-    """What the scheduler sets aside. Unset: the limits; of cpu, memory and ephemeral-storage what the plan needs."""
+    """What the scheduler sets aside. Unset: the limits; of cpu, memory and ephemeral-storage what
+    the plan needs."""
     limits: ResourceList = Field(default_factory=dict)
     """What the container may use at most; past its memory it is killed. Unset: no limit."""
 
@@ -265,13 +288,19 @@ class ResourceRequirements(Model):
 
 _STANDARD = "the `restricted` pod security standard"
 Arguments = Annotated[
-    list[Annotated[str, Field(max_length=16384)]], Field(max_length=64, json_schema_extra=ATOMIC_LIST)
+    list[Annotated[str, Field(max_length=16384)]],
+    Field(max_length=64, json_schema_extra=ATOMIC_LIST),
 ]
 Capabilities = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=16, json_schema_extra=ATOMIC_LIST)
+    list[Annotated[str, Field(min_length=1, max_length=64)]],
+    Field(max_length=16, json_schema_extra=ATOMIC_LIST),
 ]
-Environment = Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=map_list("name")), unique_by("name")]
-EnvironmentSources = Annotated[list[EnvFromSource], Field(max_length=16, json_schema_extra=ATOMIC_LIST)]
+Environment = Annotated[
+    list[EnvVar], Field(max_length=64, json_schema_extra=map_list("name")), unique_by("name")
+]
+EnvironmentSources = Annotated[
+    list[EnvFromSource], Field(max_length=16, json_schema_extra=ATOMIC_LIST)
+]
 
 
 def _adds_allowed_capabilities(capabilities: "CapabilitySet") -> bool:
@@ -353,11 +382,17 @@ class SecurityContext(Model):
         Rule(
             "!(has(self.privileged) && self.privileged) "
             "&& !(has(self.allowPrivilegeEscalation) && self.allowPrivilegeEscalation)",
-            f"{_STANDARD} allows neither privileged nor allowPrivilegeEscalation: set them to false",
+            (
+                f"{_STANDARD} allows neither privileged nor allowPrivilegeEscalation: set them to "
+                "false"
+            ),
             _is_unprivileged,
         ),
         Rule(
-            "(!has(self.runAsNonRoot) || self.runAsNonRoot) && (!has(self.runAsUser) || self.runAsUser > 0)",
+            (
+                "(!has(self.runAsNonRoot) || self.runAsNonRoot) && (!has(self.runAsUser) || "
+                "self.runAsUser > 0)"
+            ),
             f"{_STANDARD} allows no root user: remove runAsNonRoot, and set runAsUser above 0",
             _is_not_root,
         ),
@@ -369,7 +404,8 @@ class SecurityContext(Model):
     )
 
     run_as_user: Annotated[int, Field(ge=0, le=2147483647)] | None = None
-    """User id, not 0. Unset: the pod's, which is 1000 unless the operator was installed with another."""
+    """User id, not 0. Unset: the pod's, which is 1000 unless the operator was installed with
+    another."""
     run_as_group: Annotated[int, Field(ge=0, le=2147483647)] | None = None
     """Group id. Unset: the pod's."""
     run_as_non_root: bool | None = None
@@ -391,7 +427,8 @@ class SecurityContext(Model):
 
 
 class InitContainer(Model):
-    """A container that ends before the trainer starts; with restartPolicy Always it runs beside it (a sidecar)."""
+    """A container that ends before the trainer starts; with restartPolicy Always it runs beside it
+    (a sidecar)."""
 
     RULES = (
         Rule(
@@ -418,12 +455,16 @@ class InitContainer(Model):
     env_from: EnvironmentSources = []
     """Secrets and ConfigMaps whose keys become variables. Unset: none."""
     resources: ResourceRequirements = Field(default_factory=ResourceRequirements)
-    """Requests and limits; the pod takes what is more, this or the trainer's, and a sidecar's on top. Unset: none."""
+    """Requests and limits; the pod takes what is more, this or the trainer's, and a sidecar's on
+    top. Unset: none."""
     volume_mounts: Annotated[
-        list[VolumeMount], Field(max_length=32, json_schema_extra=map_list("mountPath")), unique_by("mount_path")
+        list[VolumeMount],
+        Field(max_length=32, json_schema_extra=map_list("mountPath")),
+        unique_by("mount_path"),
     ] = []
     """Volumes of podTemplate.spec.volumes. Unset: none."""
     security_context: SecurityContext = Field(default_factory=SecurityContext)
     """Its rights. Unset: those of the training container."""
     restart_policy: Literal["Always"] | None = None
-    """Always: a sidecar that runs beside the trainer. Unset: it must end before the trainer starts."""
+    """Always: a sidecar that runs beside the trainer. Unset: it must end before the trainer
+    starts."""

@@ -1,7 +1,8 @@
 """`spec.podTemplate`: labels, annotations and the fields of core/v1's PodSpec that a user may set.
 
-It has the shape of a pod template so that everybody knows where a field stands (cert-manager does the same); what
-belongs to the training container alone, such as env or resources, is in the spec itself.
+It has the shape of a pod template so that everybody knows where a field stands (cert-manager does
+the same); what belongs to the training container alone, such as env or resources, is in the spec
+itself.
 """
 
 from typing import Annotated, Literal
@@ -43,7 +44,10 @@ class PodMetadata(Model):
     RULES = (
         Rule(
             f"{_cel_reserved('labels')} && {_cel_reserved('annotations')}",
-            f"{', '.join(RESERVED_LABELS)} belong to the operator and the Job controller: use another name",
+            (
+                f"{', '.join(RESERVED_LABELS)} belong to the operator and the Job controller: use "
+                "another name"
+            ),
             lambda own: not any(map(is_reserved, (*own.labels, *own.annotations))),
         ),
     )
@@ -67,11 +71,13 @@ class DNSConfig(Model):
     """Further settings of resolv.conf."""
 
     nameservers: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=45)]], Field(max_length=3, json_schema_extra=ATOMIC_LIST)
+        list[Annotated[str, Field(min_length=1, max_length=45)]],
+        Field(max_length=3, json_schema_extra=ATOMIC_LIST),
     ] = []
     """Addresses of name servers. Unset: the cluster's only."""
     searches: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=253)]], Field(max_length=32, json_schema_extra=ATOMIC_LIST)
+        list[Annotated[str, Field(min_length=1, max_length=253)]],
+        Field(max_length=32, json_schema_extra=ATOMIC_LIST),
     ] = []
     """Further search domains. Unset: the cluster's only."""
     options: Annotated[list[DNSOption], Field(max_length=16, json_schema_extra=ATOMIC_LIST)] = []
@@ -102,13 +108,20 @@ class PodSpec(Model):
         Rule(
             "!(has(self.hostNetwork) && self.hostNetwork) && !(has(self.hostPID) && self.hostPID) "
             "&& !(has(self.hostIPC) && self.hostIPC)",
-            "hostNetwork, hostPID and hostIPC go beyond the `restricted` pod security standard: remove them",
+            (
+                "hostNetwork, hostPID and hostIPC go beyond the `restricted` pod security "
+                "standard: "
+                "remove them"
+            ),
             _stays_off_the_host,
         ),
         Rule(
             "self.initContainers.all(one, "
             "one.volumeMounts.all(mount, self.volumes.exists(volume, volume.name == mount.name)))",
-            "initContainers can mount only what podTemplate.spec.volumes names: add the volume there",
+            (
+                "initContainers can mount only what podTemplate.spec.volumes names: add the volume "
+                "there"
+            ),
             _init_containers_mount_known_volumes,
         ),
         Rule(
@@ -122,10 +135,12 @@ class PodSpec(Model):
     service_account_name: Name | None = None
     """Service account; its token is never mounted. Unset: the namespace's default."""
     image_pull_secrets: Annotated[
-        list[LocalObjectReference], Field(max_length=16, json_schema_extra=map_list("name")), unique_by("name")
+        list[LocalObjectReference],
+        Field(max_length=16, json_schema_extra=map_list("name")),
+        unique_by("name"),
     ] = []
-    """Pull secrets, beside those of all jobs, which the operator was installed with. Unset, and there are none of
-    all jobs: the service account's."""
+    """Pull secrets, beside those of all jobs, which the operator was installed with. Unset, and
+    there are none of all jobs: the service account's."""
     runtime_class_name: Name | None = None
     """RuntimeClass, such as `nvidia`. Unset: the cluster's default."""
     scheduler_name: Name | None = None
@@ -133,16 +148,21 @@ class PodSpec(Model):
     termination_grace_period_seconds: Annotated[int, Field(ge=0, le=86400)] = 60
     """Time between SIGTERM and SIGKILL, in which a checkpoint may be written. Unset: 60 s."""
     affinity: Affinity | None = None
-    """Nodes and pods to be near to or far from. Unset: only that a gang's pods have nodes of their own."""
+    """Nodes and pods to be near to or far from. Unset: only that a gang's pods have nodes of their
+    own."""
     dns_policy: Literal["ClusterFirst", "None"] | None = None
-    """ClusterFirst, or None with name servers of your own that know the cluster: rank 0 is found by its name. Unset:
-    ClusterFirst."""
+    """ClusterFirst, or None with name servers of your own that know the cluster: rank 0 is found by
+    its name. Unset: ClusterFirst."""
     dns_config: DNSConfig | None = None
     """Further settings of resolv.conf. Unset: none."""
-    volumes: Annotated[list[Volume], Field(max_length=16, json_schema_extra=map_list("name")), unique_by("name")] = []
+    volumes: Annotated[
+        list[Volume], Field(max_length=16, json_schema_extra=map_list("name")), unique_by("name")
+    ] = []
     """Further volumes; spec.volumeMounts shows them to the trainer. Unset: none."""
     init_containers: Annotated[
-        list[InitContainer], Field(max_length=8, json_schema_extra=map_list("name")), unique_by("name")
+        list[InitContainer],
+        Field(max_length=8, json_schema_extra=map_list("name")),
+        unique_by("name"),
     ] = []
     """Containers that run before the trainer, in this order, or beside it. Unset: none."""
     host_network: bool | None = None

@@ -110,7 +110,9 @@ class DownwardFile(Model):
 class DownwardProjection(Model):
     """Fields of the pod among projected sources."""
 
-    items: Annotated[list[DownwardFile], Field(min_length=1, max_length=32, json_schema_extra=ATOMIC_LIST)]
+    items: Annotated[
+        list[DownwardFile], Field(min_length=1, max_length=32, json_schema_extra=ATOMIC_LIST)
+    ]
     """The files."""
 
 
@@ -124,7 +126,10 @@ class DownwardVolume(DownwardProjection):
 class EmptyDirVolume(Model):
     """An empty folder that goes with the pod."""
 
-    medium: Annotated[str, Field(max_length=32, pattern=r"^(Memory|HugePages(-[1-9][0-9]*[KMGT]i)?)?$")] | None = None
+    medium: (
+        Annotated[str, Field(max_length=32, pattern=r"^(Memory|HugePages(-[1-9][0-9]*[KMGT]i)?)?$")]
+        | None
+    ) = None
     """Memory, HugePages or HugePages-<size>. Unset: the node's disk."""
     size_limit: ByteQuantity | None = None
     """The pod is evicted beyond it. Unset: no limit."""
@@ -149,7 +154,10 @@ class CSIVolume(Model):
     fs_type: Annotated[str, Field(max_length=32)] | None = None
     """File system. Unset: the driver's."""
     volume_attributes: Annotated[
-        dict[Annotated[str, Field(min_length=1, max_length=253)], Annotated[str, Field(max_length=1024)]],
+        dict[
+            Annotated[str, Field(min_length=1, max_length=253)],
+            Annotated[str, Field(max_length=1024)],
+        ],
         Field(max_length=32),
     ] = Field(default_factory=dict)
     """Settings of the driver. Unset: none."""
@@ -177,7 +185,9 @@ AccessMode = Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWrit
 class EphemeralClaimSpec(Model):
     """A claim that goes with the pod."""
 
-    access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=4, json_schema_extra=ATOMIC_LIST)]
+    access_modes: Annotated[
+        list[AccessMode], Field(min_length=1, max_length=4, json_schema_extra=ATOMIC_LIST)
+    ]
     """Usually ReadWriteOnce: each pod has its own."""
     storage_class_name: Name | None = None
     """StorageClass. Unset: the cluster's default."""
@@ -213,7 +223,8 @@ class EphemeralVolume(Model):
 
 
 class ProjectedSource(Model):
-    """One source of a projected volume. Tokens of service accounts are left out: the pods get no API credentials."""
+    """One source of a projected volume. Tokens of service accounts are left out: the pods get no
+    API credentials."""
 
     RULES = (exactly_one("configMap", "secret", "downwardAPI"),)
 
@@ -228,7 +239,9 @@ class ProjectedSource(Model):
 class ProjectedVolume(Model):
     """Several sources in one folder."""
 
-    sources: Annotated[list[ProjectedSource], Field(min_length=1, max_length=8, json_schema_extra=ATOMIC_LIST)]
+    sources: Annotated[
+        list[ProjectedSource], Field(min_length=1, max_length=8, json_schema_extra=ATOMIC_LIST)
+    ]
     """The sources."""
     default_mode: Mode | None = None
     """Permission bits. Unset: 0644."""
@@ -246,7 +259,9 @@ KINDS = (
 )
 _REJECTED = ("hostPath", "nfs")
 
-Rejected = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
+Rejected = Annotated[
+    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+]
 """A kind that has a field only so that its rejection gives the reason."""
 
 
@@ -266,12 +281,19 @@ class Volume(Model):
         exactly_one(*KINDS, *_REJECTED, message=f"set exactly one of {', '.join(KINDS)}"),
         Rule(
             "!has(self.hostPath) && !has(self.nfs)",
-            "hostPath and nfs go beyond the `restricted` pod security standard: use a persistentVolumeClaim or csi",
+            (
+                "hostPath and nfs go beyond the `restricted` pod security standard: use a "
+                "persistentVolumeClaim or csi"
+            ),
             _is_allowed_by_the_standard,
         ),
         Rule(
-            f"!(self.name in {list(RESERVED_VOLUMES)}) && !self.name.startsWith('{REWARD_VOLUME_PREFIX}')",
-            f"{', '.join(RESERVED_VOLUMES)} and {REWARD_VOLUME_PREFIX}* are the operator's own volumes: "
+            (
+                f"!(self.name in {list(RESERVED_VOLUMES)}) && "
+                f"!self.name.startsWith('{REWARD_VOLUME_PREFIX}')"
+            ),
+            f"{', '.join(RESERVED_VOLUMES)} and {REWARD_VOLUME_PREFIX}* are the operator's own "
+            "volumes: "
             "use another name",
             _has_a_name_of_its_own,
         ),
@@ -296,6 +318,8 @@ class Volume(Model):
     secret: SecretVolume | None = None
     """Keys of a Secret as files. Unset: another kind."""
     host_path: Rejected | None = None
-    """Rejected: a folder of the node goes beyond the `restricted` standard. Unset: as it must be."""
+    """Rejected: a folder of the node goes beyond the `restricted` standard. Unset: as it must
+    be."""
     nfs: Rejected | None = None
-    """Rejected: goes beyond the `restricted` standard; make a PersistentVolume of it. Unset: as it must be."""
+    """Rejected: goes beyond the `restricted` standard; make a PersistentVolume of it. Unset: as it
+    must be."""

@@ -1,16 +1,18 @@
-"""Defines the documents that state what an exported or a converted model was made of, and how they are signed.
+"""Defines the documents that state what an exported or a converted model was made of, and how they
+are signed.
 
-The trainer and `grpo verify` share this format. The document of an export is an in-toto Statement (v1) about every file
-of the export, with SLSA's provenance (v1) as its predicate. The signature is a DSSE envelope around the exact bytes of
-the Statement. Other tools read both, too. As in-toto's parsing rules demand, readers ignore unknown fields, because a
-newer writer may have added them.
+The trainer and `grpo verify` share this format. The document of an export is an in-toto Statement
+(v1) about every file of the export, with SLSA's provenance (v1) as its predicate. The signature is
+a DSSE envelope around the exact bytes of the Statement. Other tools read both, too. As in-toto's
+parsing rules demand, readers ignore unknown fields, because a newer writer may have added them.
 
-`grpo export --merge` and `--dtype` convert a model. The conversion makes other files, for which the export's document
-would be false. So a conversion has a document of its own, which names each input file by its hash. The documents of the
-export are copied unchanged into the folder ORIGINAL. Nobody signs a conversion: it is made on demand, long after the
-signing key was used.
+`grpo export --merge` and `--dtype` convert a model. The conversion makes other files, for which the
+export's document would be false. So a conversion has a document of its own, which names each input
+file by its hash. The documents of the export are copied unchanged into the folder ORIGINAL. Nobody
+signs a conversion: it is made on demand, long after the signing key was used.
 
-Formats: in-toto.io/Statement/v1, slsa.dev/provenance/v1, github.com/secure-systems-lab/dsse (protocol 1.0).
+Formats: in-toto.io/Statement/v1, slsa.dev/provenance/v1, github.com/secure-systems-lab/dsse
+(protocol 1.0).
 """
 
 import base64
@@ -29,7 +31,8 @@ ENVELOPE_FILE = "provenance.intoto.jsonl"
 OWN_FILES = (STATEMENT_FILE, ENVELOPE_FILE)
 """Files of an export that no Statement can be about."""
 MOST_BYTES = 16 * 2**20
-"""Longest file of these two that is read: a Statement takes 150 bytes per file and some 20 KB besides."""
+"""Longest file of these two that is read: a Statement takes 150 bytes per file and some 20 KB
+besides."""
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["https://slsa.dev/provenance/v1"] = "https://slsa.dev/provenance/v1"
@@ -94,7 +97,8 @@ class InternalParameters(Record):
     execution: dict[str, Any]
     """The plan of that attempt, as in status.plan."""
     told: dict[str, Any]
-    """The rest of the plan that its pods received: where to begin, which commits to fetch, what data to leave out."""
+    """The rest of the plan that its pods received: where to begin, which commits to fetch, what
+    data to leave out."""
 
 
 class BuildDefinition(Record):
@@ -125,7 +129,8 @@ class BuildMetadata(Record):
     invocation_id: str
     """uid of the GRPOJob and the attempt."""
     started_on: str
-    """When the process of rank 0 that exported the model started, by its node's clock (RFC 3339)."""
+    """When the process of rank 0 that exported the model started, by its node's clock (RFC
+    3339)."""
     finished_on: str
     """When the Statement was made, by the same clock."""
 
@@ -147,9 +152,11 @@ class AttemptRecord(Record):
     attempt: int
     """Its number, from 1."""
     ends: list[End] = []
-    """Outcomes that its processes wrote onto the volume; empty without a volume, or if no process could write one."""
+    """Outcomes that its processes wrote onto the volume; empty without a volume, or if no process
+    could write one."""
     reason: str = ""
-    """How it ended as the operator saw it; empty where it no longer knew, and for the one that exported."""
+    """How it ended as the operator saw it; empty where it no longer knew, and for the one that
+    exported."""
     resumed_from_step: int | None = None
     """Step of the checkpoint that it began at, 0 for none; known of the one that exported."""
 
@@ -164,7 +171,8 @@ class ReferenceRecord(Record):
     mixup: float | None = None
     """spec.reference.sync.mixup."""
     syncs: int = 0
-    """How often the reference was moved, in all attempts together, what was lost to restarts left out."""
+    """How often the reference was moved, in all attempts together, what was lost to restarts left
+    out."""
     last_sync_step: int = 0
     """The step after which it was moved last; 0 for never."""
 
@@ -177,7 +185,8 @@ class WeightsProof(Record):
     parameters: int
     """Parameters that were compared."""
     fingerprint: str
-    """XXH3-128 over the ranks' weights; the same for the same weights, parallelism and number of ranks."""
+    """XXH3-128 over the ranks' weights; the same for the same weights, parallelism and number of
+    ranks."""
 
 
 class EnvironmentRecord(Record):
@@ -293,7 +302,8 @@ class Envelope(Record):
 
 
 def signed_bytes(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
-    """What a signature is made over: type and content with their lengths, so that neither can be taken for the other.
+    """What a signature is made over: type and content with their lengths, so that neither can be
+    taken for the other.
 
     DSSE's pre-authentication encoding, PAE.
     """
@@ -330,7 +340,8 @@ class ConversionDefinition(Record):
     external_parameters: ConversionParameters
     """What the user asked for."""
     resolved_dependencies: list[Dependency]
-    """The export's files, whose names begin with CONSUMED, and the base that an adapter was merged into."""
+    """The export's files, whose names begin with CONSUMED, and the base that an adapter was merged
+    into."""
 
 
 class ConversionDetails(Record):
@@ -354,7 +365,11 @@ class Conversion(Record):
     def consumed_digests(self) -> dict[str, str]:
         """Name → sha256 of the export's files that were converted."""
         dependencies = self.build_definition.resolved_dependencies
-        named = {one.name.removeprefix(CONSUMED): one for one in dependencies if one.name.startswith(CONSUMED)}
+        named = {
+            one.name.removeprefix(CONSUMED): one
+            for one in dependencies
+            if one.name.startswith(CONSUMED)
+        }
         return {name: one.digest.get("sha256", "") for name, one in named.items()}
 
     @property
@@ -365,7 +380,10 @@ class Conversion(Record):
     @property
     def description(self) -> str:
         """A phrase on what the conversion did and to which weights, for messages."""
-        return f"{self.build_definition.external_parameters.description}, from weights {self.weights_hash}"
+        return (
+            f"{self.build_definition.external_parameters.description}, from weights "
+            f"{self.weights_hash}"
+        )
 
 
 class ConversionStatement(Described):
@@ -378,7 +396,9 @@ class ConversionStatement(Described):
 class _Kind(Record):
     """As much of a document as tells which one it is."""
 
-    build_type: Annotated[Any, Field(validation_alias=AliasPath("predicate", "buildDefinition", "buildType"))] = None
+    build_type: Annotated[
+        Any, Field(validation_alias=AliasPath("predicate", "buildDefinition", "buildType"))
+    ] = None
 
 
 def read_statement(text: bytes) -> Statement | ConversionStatement:

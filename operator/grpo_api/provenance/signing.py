@@ -1,7 +1,8 @@
-"""Signs what an export was made of, and checks such a signature: Ed25519, or ECDSA on the curves P-256 and P-384.
+"""Signs what an export was made of, and checks such a signature: Ed25519, or ECDSA on the curves
+P-256 and P-384.
 
-Keys are PEM files as openssl writes them, and nothing else is needed: no service, no network, no certificates. The one
-module that needs `cryptography`, and imported only by who signs or checks.
+Keys are PEM files as openssl writes them, and nothing else is needed: no service, no network, no
+certificates. The one module that needs `cryptography`, and imported only by who signs or checks.
 """
 
 import base64
@@ -17,7 +18,10 @@ from .provenance import PAYLOAD_TYPE, Envelope, Signature, signed_bytes
 PrivateKey = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 PublicKey = ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
 KINDS = "Ed25519, or ECDSA on P-256 or P-384"
-_HASHES: dict[str, hashes.HashAlgorithm] = {"secp256r1": hashes.SHA256(), "secp384r1": hashes.SHA384()}
+_HASHES: dict[str, hashes.HashAlgorithm] = {
+    "secp256r1": hashes.SHA256(),
+    "secp384r1": hashes.SHA384(),
+}
 """The digest that belongs to each curve (FIPS 186-5; the names are SEC 2's)."""
 
 
@@ -36,10 +40,16 @@ def private_key(path: Path) -> PrivateKey:
         key = serialization.load_pem_private_key(content, password=None)
     except TypeError:
         # `from None`: what the library says of a key stays out of every log
-        raise KeyUnusable(f"the private key in {path} has a password, which nobody could type in") from None
+        raise KeyUnusable(
+            f"the private key in {path} has a password, which nobody could type in"
+        ) from None
     except (ValueError, UnsupportedAlgorithm):
-        raise KeyUnusable(f"{path} holds no private key in PEM (-----BEGIN PRIVATE KEY-----)") from None
-    if isinstance(key, ed25519.Ed25519PrivateKey) or (isinstance(key, ec.EllipticCurvePrivateKey) and _known(key)):
+        raise KeyUnusable(
+            f"{path} holds no private key in PEM (-----BEGIN PRIVATE KEY-----)"
+        ) from None
+    if isinstance(key, ed25519.Ed25519PrivateKey) or (
+        isinstance(key, ec.EllipticCurvePrivateKey) and _known(key)
+    ):
         return key
     raise KeyUnusable(f"the private key in {path} is of another kind than {KINDS}")
 
@@ -54,8 +64,12 @@ def public_key(path: Path) -> PublicKey:
     try:
         key = serialization.load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm):
-        raise KeyUnusable(f"{path} holds no public key in PEM (-----BEGIN PUBLIC KEY-----)") from None
-    if isinstance(key, ed25519.Ed25519PublicKey) or (isinstance(key, ec.EllipticCurvePublicKey) and _known(key)):
+        raise KeyUnusable(
+            f"{path} holds no public key in PEM (-----BEGIN PUBLIC KEY-----)"
+        ) from None
+    if isinstance(key, ed25519.Ed25519PublicKey) or (
+        isinstance(key, ec.EllipticCurvePublicKey) and _known(key)
+    ):
         return key
     raise KeyUnusable(f"the public key in {path} is of another kind than {KINDS}")
 
@@ -72,8 +86,11 @@ def _known(key: ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) -> bool:
 
 
 def key_id(key: PublicKey) -> str:
-    """A name for a key: sha256 of its SubjectPublicKeyInfo in DER, in hex, which openssl and sha256sum give as well."""
-    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    """A name for a key: sha256 of its SubjectPublicKeyInfo in DER, in hex, which openssl and
+    sha256sum give as well."""
+    der = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     return hashlib.sha256(der).hexdigest()
 
 
@@ -85,11 +102,14 @@ def sign(payload: bytes, key: PrivateKey) -> Envelope:
     else:
         signature = key.sign(data, ec.ECDSA(_HASHES[key.curve.name]))
     made = Signature(keyid=key_id(key.public_key()), sig=base64.b64encode(signature).decode())
-    return Envelope(payload=base64.b64encode(payload).decode(), payload_type=PAYLOAD_TYPE, signatures=[made])
+    return Envelope(
+        payload=base64.b64encode(payload).decode(), payload_type=PAYLOAD_TYPE, signatures=[made]
+    )
 
 
 def is_signed_by(envelope: Envelope, key: PublicKey) -> bool:
-    """Return True if any signature of the envelope is this key's over its payload. Key ids are hints only."""
+    """Return True if any signature of the envelope is this key's over its payload. Key ids are
+    hints only."""
     try:
         data = signed_bytes(envelope.content, envelope.payload_type)
         signatures = [base64.b64decode(one.sig, validate=True) for one in envelope.signatures]

@@ -1,12 +1,14 @@
-"""Describes what a run leaves behind, its exported model and newest checkpoint, and hashes the files of an export.
+"""Describes what a run leaves behind, its exported model and newest checkpoint, and hashes the
+files of an export.
 
-The trainer writes and reports these artifacts, the operator copies them into the status, and `grpo` checks a download
-by them.
+The trainer writes and reports these artifacts, the operator copies them into the status, and `grpo`
+checks a download by them.
 
-The trainer records the sha256 of each file of an export, and `grpo` compares a download with these hashes. Both must
-mean the same by "every file", so it is defined here once. An export may have 65 GB in a few files. So files are read in
-pieces, and several at a time, since hashlib releases Python's lock. Each piece is reported to the caller, so that the
-hang watchdog counts the work as progress.
+The trainer records the sha256 of each file of an export, and `grpo` compares a download with these
+hashes. Both must mean the same by "every file", so it is defined here once. An export may have 65
+GB in a few files. So files are read in pieces, and several at a time, since hashlib releases
+Python's lock. Each piece is reported to the caller, so that the hang watchdog counts the work as
+progress.
 """
 
 import hashlib
@@ -23,7 +25,8 @@ from ..text.quantity import Count, format_bytes
 from ..text.timing import Seconds
 
 SUMS = "SHA256SUMS"
-"""File of an exported folder with the hashes of the model's files, in the form that `sha256sum --check` reads."""
+"""File of an exported folder with the hashes of the model's files, in the form that `sha256sum
+--check` reads."""
 WEIGHTS = ".safetensors"
 """What the names of weight files end with."""
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)", re.ASCII)
@@ -40,9 +43,11 @@ class Export(Model):
     to: Literal["Volume", "ObjectStore", "Hub"]
     """What it was put on (spec.export.to)."""
     path: Where
-    """Where it is. In an outcome the folder as the pod sees it; in the status, on a volume, `pvc://CLAIM/FOLDER`."""
+    """Where it is. In an outcome the folder as the pod sees it; in the status, on a volume,
+    `pvc://CLAIM/FOLDER`."""
     format: Literal["Model", "Adapter"]
-    """Model: a whole model that transformers' from_pretrained loads. Adapter: a PEFT adapter, which needs its base."""
+    """Model: a whole model that transformers' from_pretrained loads. Adapter: a PEFT adapter, which
+    needs its base."""
     bytes: Count
     """Size of all its files."""
     weights_hash: WeightsHash
@@ -115,7 +120,8 @@ def parse_sums(text: str) -> dict[str, str]:
 
 
 def weights_hash(sums: Mapping[str, str]) -> str:
-    """The one hash of the weight files among these (name → sha256): of their lines in the list of hashes."""
+    """The one hash of the weight files among these (name → sha256): of their lines in the list of
+    hashes."""
     weights = {name: digest for name, digest in sums.items() if name.endswith(WEIGHTS)}
     return f"sha256:{hashlib.sha256(sums_text(weights).encode()).hexdigest()}"
 
@@ -148,7 +154,8 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def is_regular_file(path: Path) -> bool:
-    """Return True for a regular file. A link may point elsewhere tomorrow, and a pipe has no content of its own."""
+    """Return True for a regular file. A link may point elsewhere tomorrow, and a pipe has no
+    content of its own."""
     return path.is_file() and not path.is_symlink()
 
 

@@ -1,7 +1,7 @@
 """Every metric that the operator exports, declared once: name, kind, unit, help and labels.
 
-The exporter, the dashboards, the alert rules and docs/metrics.md can't disagree that way. The trainer's are in
-training_metrics.py.
+The exporter, the dashboards, the alert rules and docs/metrics.md can't disagree that way. The
+trainer's are in training_metrics.py.
 """
 
 from dataclasses import KW_ONLY, dataclass
@@ -9,7 +9,8 @@ from typing import Literal
 
 Kind = Literal["gauge", "counter", "histogram"]
 STEP_PHASE = "step_phase"
-"""Label for the phases of a step (report.STEP_PHASES), `load` among them for memory; `phase` is the job's."""
+"""Label for the phases of a step (report.STEP_PHASES), `load` among them for memory; `phase` is the
+job's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,19 @@ class Metric:
     """Label names, bounded in their values."""
     _: KW_ONLY
     key: str = ""
-    """Key in Progress.metrics, with a label as `key/value`; empty for metrics that are not in it."""
+    """Key in Progress.metrics, with a label as `key/value`; empty for metrics that are not in
+    it."""
     trl: str = ""
     """Key in TRL's logs that it is read from; empty for our own."""
 
 
 _JOB = ("namespace", "grpojob")
 JOB_INFO = Metric(
-    "grpo_job_info", "gauge", "1", "One per GRPOJob, with its plan as labels.", (*_JOB, "model", "strategy")
+    "grpo_job_info",
+    "gauge",
+    "1",
+    "One per GRPOJob, with its plan as labels.",
+    (*_JOB, "model", "strategy"),
 )
 JOB_GPUS = Metric(
     "grpo_job_gpus",
@@ -48,34 +54,62 @@ JOB_CONDITION = Metric(
     "grpo_job_condition",
     "gauge",
     "1",
-    "1 while the condition is True, absent otherwise; without those that the phase or rank 0 tells.",
+    (
+        "1 while the condition is True, absent otherwise; without those that the phase or rank 0 "
+        "tells."
+    ),
     (*_JOB, "type", "reason"),
 )
-JOB_PHASE = Metric("grpo_job_phase", "gauge", "1", "1 for the job's phase; the others are absent.", (*_JOB, "phase"))
-JOBS = Metric("grpo_jobs", "gauge", "1", "GRPOJobs by phase, those that have ended among them.", ("namespace", "phase"))
-JOB_STEP = Metric("grpo_job_step", "gauge", "steps", "Finished steps as last seen by the operator.", _JOB)
+JOB_PHASE = Metric(
+    "grpo_job_phase",
+    "gauge",
+    "1",
+    "1 for the job's phase; the others are absent.",
+    (*_JOB, "phase"),
+)
+JOBS = Metric(
+    "grpo_jobs",
+    "gauge",
+    "1",
+    "GRPOJobs by phase, those that have ended among them.",
+    ("namespace", "phase"),
+)
+JOB_STEP = Metric(
+    "grpo_job_step", "gauge", "steps", "Finished steps as last seen by the operator.", _JOB
+)
 JOB_ATTEMPTS = Metric("grpo_job_attempts_total", "counter", "1", "Gang starts so far.", _JOB)
 JOB_PROGRESS_TIME = Metric(
     "grpo_job_progress_timestamp_seconds",
     "gauge",
     "unix seconds",
-    "When the operator last saw the running job get on: a step in training, else bytes or a part of its stage's work.",
+    (
+        "When the operator last saw the running job get on: a step in training, else bytes or a "
+        "part "
+        "of its stage's work."
+    ),
     _JOB,
 )
 JOB_PATIENCE = Metric(
     "grpo_job_patience_seconds",
     "gauge",
     "seconds",
-    "How long the running job's stage may go without getting on before its own watchdog ends it as Hang.",
+    (
+        "How long the running job's stage may go without getting on before its own watchdog ends "
+        "it "
+        "as Hang."
+    ),
     (*_JOB, "stage"),
 )
-JOB_RESTARTS = Metric("grpo_job_restarts_total", "counter", "1", "Restarts that count against the limit.", _JOB)
+JOB_RESTARTS = Metric(
+    "grpo_job_restarts_total", "counter", "1", "Restarts that count against the limit.", _JOB
+)
 
 JOB_GPU_SECONDS = Metric(
     "grpo_job_gpu_seconds",
     "gauge",
     "GPU-seconds",
-    "What the job's GPUs were held for so far, by state, to a second; a gauge, for what is lost is taken out of other "
+    "What the job's GPUs were held for so far, by state, to a second; a gauge, for what is lost "
+    "is taken out of other "
     "states.",
     (*_JOB, "state"),
 )
@@ -87,7 +121,11 @@ JOB_QUEUED_SECONDS = Metric(
     _JOB,
 )
 JOB_COST = Metric(
-    "grpo_job_cost", "gauge", "currency of the prices", "Cost of the GPUs so far; absent without a price.", _JOB
+    "grpo_job_cost",
+    "gauge",
+    "currency of the prices",
+    "Cost of the GPUs so far; absent without a price.",
+    _JOB,
 )
 
 
@@ -109,7 +147,8 @@ RESTARTS = Metric(
     ("reason",),
 )
 CONTROLLER = "grpojob"
-"""Value of the labels `controller` and `name` under which controller-runtime's dashboards find this controller."""
+"""Value of the labels `controller` and `name` under which controller-runtime's dashboards find this
+controller."""
 RECONCILES = Metric(
     "controller_runtime_reconcile_total",
     "counter",
@@ -125,7 +164,11 @@ RECONCILE_SECONDS = Metric(
     ("controller",),
 )
 ACTIVE_WORKERS = Metric(
-    "controller_runtime_active_workers", "gauge", "1", "Jobs that are being worked on.", ("controller",)
+    "controller_runtime_active_workers",
+    "gauge",
+    "1",
+    "Jobs that are being worked on.",
+    ("controller",),
 )
 MAX_WORKERS = Metric(
     "controller_runtime_max_concurrent_reconciles",
@@ -135,12 +178,22 @@ MAX_WORKERS = Metric(
     ("controller",),
 )
 API_REQUESTS = Metric(
-    "rest_client_requests_total", "counter", "1", "Requests to the API server.", ("method", "resource", "code")
+    "rest_client_requests_total",
+    "counter",
+    "1",
+    "Requests to the API server.",
+    ("method", "resource", "code"),
 )
 QUEUE_DEPTH = Metric("workqueue_depth", "gauge", "1", "Jobs waiting for a reconcile.", ("name",))
-QUEUE_ADDS = Metric("workqueue_adds_total", "counter", "1", "Jobs that were put into the queue.", ("name",))
+QUEUE_ADDS = Metric(
+    "workqueue_adds_total", "counter", "1", "Jobs that were put into the queue.", ("name",)
+)
 QUEUE_RETRIES = Metric(
-    "workqueue_retries_total", "counter", "1", "Jobs that were put into it again after a failure.", ("name",)
+    "workqueue_retries_total",
+    "counter",
+    "1",
+    "Jobs that were put into it again after a failure.",
+    ("name",),
 )
 QUEUE_SECONDS = Metric(
     "workqueue_queue_duration_seconds",
@@ -160,32 +213,52 @@ HEARD = Metric(
     "grpo_operator_watch_heard_timestamp_seconds",
     "gauge",
     "unix seconds",
-    "When something was last heard of a kind of object, of the namespace where that is longest ago.",
+    (
+        "When something was last heard of a kind of object, of the namespace where that is longest "
+        "ago."
+    ),
     ("resource",),
 )
 LEADER = Metric(
     "grpo_operator_leader",
     "gauge",
     "1",
-    "1 for the operator that works, 0 for those that wait to take its place; the jobs' metrics are the leader's.",
+    (
+        "1 for the operator that works, 0 for those that wait to take its place; the jobs' metrics "
+        "are the leader's."
+    ),
 )
 TAKEOVER = Metric(
     "grpo_operator_takeover_seconds",
     "gauge",
     "seconds",
-    "Time from the last sign of the leader before, or this operator's start, until this one worked; absent before.",
+    (
+        "Time from the last sign of the leader before, or this operator's start, until this one "
+        "worked; absent before."
+    ),
 )
 BUILD_INFO = Metric(
-    "grpo_operator_build_info", "gauge", "1", "1, with the operator's version as a label.", ("version",)
+    "grpo_operator_build_info",
+    "gauge",
+    "1",
+    "1, with the operator's version as a label.",
+    ("version",),
 )
 PROGRESS_PULLS = Metric(
-    "grpo_operator_progress_pulls_total", "counter", "1", "Pulls of /progress by result (success, error).", ("result",)
+    "grpo_operator_progress_pulls_total",
+    "counter",
+    "1",
+    "Pulls of /progress by result (success, error).",
+    ("result",),
 )
 EVENTS = Metric(
     "grpo_operator_events_total",
     "counter",
     "1",
-    "Events on GRPOJobs by what became of them (sent, folded into one that waited, refused, dropped).",
+    (
+        "Events on GRPOJobs by what became of them (sent, folded into one that waited, refused, "
+        "dropped)."
+    ),
     ("result",),
 )
 SPANS = Metric(
@@ -224,7 +297,8 @@ JOB = (
 )
 """What the operator exports of each GRPOJob that has not ended."""
 ENDED_SECONDS, ENDED_JOBS = 3600.0, 300
-"""A job that has ended keeps its series for ENDED_SECONDS, and only while it is among the ENDED_JOBS newest."""
+"""A job that has ended keeps its series for ENDED_SECONDS, and only while it is among the
+ENDED_JOBS newest."""
 OPERATOR = (
     JOBS,
     *JOB,

@@ -1,6 +1,8 @@
-"""All that a trainer may say back: Progress while it runs, Outcome when it ends, and the exit code of each.
+"""All that a trainer may say back: Progress while it runs, Outcome when it ends, and the exit code
+of each.
 
-The typed way back of the contract between operator and pod: the trainer writes it, the operator and the CLI read it.
+The typed way back of the contract between operator and pod: the trainer writes it, the operator and
+the CLI read it.
 """
 
 from enum import StrEnum
@@ -19,18 +21,22 @@ MESSAGE_CHARACTERS = 3072
 MAX_PROBLEM = 512
 """Longest text of what is wrong with a run that goes on."""
 MAX_STEPS = 4
-"""Most steps, beside the attempt's first, of which a Progress tells when they were: of every Nth, more than pass
-between two questions. Reading one takes nearly half as long as reading the rest of a Progress."""
+"""Most steps, beside the attempt's first, of which a Progress tells when they were: of every Nth,
+more than pass between two questions. Reading one takes nearly half as long as reading the rest of a
+Progress."""
 MAX_METRICS = 16
 """Most metrics that an Outcome carries."""
 LOAD = "load"
-"""What comes before the first step, as a phase of memory; it takes its time once, so it is not a phase of a step."""
+"""What comes before the first step, as a phase of memory; it takes its time once, so it is not a
+phase of a step."""
 STEP_PHASES = ("sync", "generate", "reward", "reference", "forward", "backward", "step")
-"""The phases of a step, in its order, the sync of an engine's weights first; keys of `Progress.memory` and
-values of the metrics' label `step_phase`."""
+"""The phases of a step, in its order, the sync of an engine's weights first; keys of
+`Progress.memory` and values of the metrics' label `step_phase`."""
 
 
-Stage = Literal["Starting", "Connecting", "Loading", "Proving", "Training", "Saving", "Exporting", "Finished"]
+Stage = Literal[
+    "Starting", "Connecting", "Loading", "Proving", "Training", "Saving", "Exporting", "Finished"
+]
 """What an attempt does, in the order in which it does it; hang_timeouts.py says for how long."""
 
 MetricKey = Annotated[str, Field(min_length=1, max_length=128)]
@@ -39,13 +45,17 @@ MetricValue = Annotated[float, Field(allow_inf_nan=True)]
 _AS_TEXT = ConfigDict(ser_json_inf_nan="strings")
 """JSON has no word for them: they become the texts NaN, Infinity and -Infinity."""
 
-RevisionKey = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z][\[\].a-zA-Z0-9]*$")]
+RevisionKey = Annotated[
+    str, Field(min_length=1, max_length=64, pattern=r"^[a-z][\[\].a-zA-Z0-9]*$")
+]
 Revisions = Annotated[
-    dict[RevisionKey, Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]],
+    dict[
+        RevisionKey, Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
+    ],
     Field(max_length=40),
 ]
-"""What a run was found to be made of: commits on the hub by path in the spec (`model`, `dataset`, `rewards[0].model`),
-and the data's DATASET_FINGERPRINT."""
+"""What a run was found to be made of: commits on the hub by path in the spec (`model`, `dataset`,
+`rewards[0].model`), and the data's DATASET_FINGERPRINT."""
 DATASET_FINGERPRINT = "dataset.fingerprint"
 """Key of the sha256 of the rows that are trained on."""
 
@@ -87,7 +97,8 @@ EXIT_CODES = {
     Result.ENGINE_LOST: 51,
     Result.PREEMPTED: 143,
 }
-"""Exit code of a training process per result; 143 is 128 + SIGTERM. Codes outside are the kernel's or the shell's."""
+"""Exit code of a training process per result; 143 is 128 + SIGTERM. Codes outside are the kernel's
+or the shell's."""
 
 
 MAX_FRAMES = 24
@@ -105,12 +116,14 @@ class Standstill(Model):
         list[Annotated[str, Field(max_length=FRAME_CHARACTERS)]],
         Field(max_length=MAX_FRAMES, json_schema_extra=ATOMIC_LIST),
     ] = []
-    """Of its main thread's stack, innermost first; where there is no room, those of the trainer and TRL."""
+    """Of its main thread's stack, innermost first; where there is no room, those of the trainer and
+    TRL."""
 
 
 class Generations(Model):
-    """Generations that follow each other in the order of the data, which begins with 0 in the first pass and goes on
-    through all passes. A generation is the prompts that the policy answers at once."""
+    """Generations that follow each other in the order of the data, which begins with 0 in the first
+    pass and goes on through all passes. A generation is the prompts that the policy answers at
+    once."""
 
     first: Count
     """The first of them."""
@@ -127,14 +140,19 @@ class Generations(Model):
 class MemoryShortage(Model):
     """What a process lacked memory for."""
 
-    phase: Literal["load", "sync", "generate", "reward", "reference", "forward", "backward", "step"] | None = None
-    """The phase of a step, or load for all before the first; absent where the process could not say."""
+    phase: (
+        Literal["load", "sync", "generate", "reward", "reference", "forward", "backward", "step"]
+        | None
+    ) = None
+    """The phase of a step, or load for all before the first; absent where the process could not
+    say."""
     memory: Literal["Device", "Host"] = "Device"
     """Whose memory it was."""
     requested_bytes: Count = 0
     """Size of the allocation that failed; 0 where the error did not name it."""
     allocated_bytes: Count = 0
-    """Peak of what the process had by then in that phase: of torch on the device, or resident on the host."""
+    """Peak of what the process had by then in that phase: of torch on the device, or resident on
+    the host."""
 
 
 class Outcome(Model):
@@ -155,11 +173,13 @@ class Outcome(Model):
     diverged_on: Generations | None = None
     """For Diverged and DivergedKL: what the run trained on when it did, and may go on without."""
     metrics: Annotated[
-        dict[Annotated[str, Field(min_length=1, max_length=32, pattern="^[a-z0-9_]+$")], MetricValue],
+        dict[
+            Annotated[str, Field(min_length=1, max_length=32, pattern="^[a-z0-9_]+$")], MetricValue
+        ],
         Field(max_length=MAX_METRICS),
     ] = Field(default_factory=dict)
-    """Last value per metric, by the keys of grpo_api.report.training_metrics. status.outcome has those that are
-    finite."""
+    """Last value per metric, by the keys of grpo_api.report.training_metrics. status.outcome has
+    those that are finite."""
     revisions: Revisions = Field(default_factory=dict)
     """Commits and fingerprint of what was trained, as far as known."""
     message: Annotated[str, Field(max_length=MESSAGE_CHARACTERS)] = ""
@@ -169,17 +189,20 @@ class Outcome(Model):
     shortage: MemoryShortage | None = None
     """For OutOfMemory: what there was no memory for, where the process could say so."""
     checkpoint_step: Count | None = None
-    """For OutOfMemory: step of the newest complete checkpoint of the run, 0 for none; absent where it is not known."""
+    """For OutOfMemory: step of the newest complete checkpoint of the run, 0 for none; absent where
+    it is not known."""
     account: Account | None = None
     """What the process did with its time."""
     export: Export | None = None
     """The exported model; absent where none was kept. In the status it is status.export."""
     checkpoint: Checkpoint | None = None
-    """The run's newest complete checkpoint, where it is known. In the status it is status.checkpoint."""
+    """The run's newest complete checkpoint, where it is known. In the status it is
+    status.checkpoint."""
 
 
 class Samples(Model):
-    """`GET /samples` of rank 0: prompts and completions of the last generation, which the operator never asks for."""
+    """`GET /samples` of rank 0: prompts and completions of the last generation, which the operator
+    never asks for."""
 
     model_config = _AS_TEXT
 
@@ -216,14 +239,16 @@ class Progress(Model):
     stage: Annotated[str, Field(max_length=32)] = "Starting"
     """Starting, Connecting, Loading, Proving, Training, Saving, Exporting or Finished."""
     events: Count = 0
-    """Signs of progress so far, of all ranks whose reports have reached rank 0: finished steps, changes of stage, parts
-    of long work. A reader compares two values of this count, so the clocks need not agree."""
+    """Signs of progress so far, of all ranks whose reports have reached rank 0: finished steps,
+    changes of stage, parts of long work. A reader compares two values of this count, so the clocks
+    need not agree."""
     fetched_bytes: Count = 0
     """Bytes on the disk of the model or dataset that is being fetched of the hub, or was last."""
     revisions: Revisions = Field(default_factory=dict)
     """Commits and fingerprint of what is trained, once known."""
     architecture: Architecture | None = None
-    """The shape of the model, once it is loaded; absent where it is no decoder of the usual kind."""
+    """The shape of the model, once it is loaded; absent where it is no decoder of the usual
+    kind."""
     resumed_from_step: Count = 0
     """Step of the checkpoint that the attempt began at; 0 for a fresh start."""
     checkpoint: Checkpoint | None = None
@@ -234,22 +259,29 @@ class Progress(Model):
     """Unix time of the last finished step, in seconds."""
     seconds_per_step: Seconds | None = None
     """Mean of the recent steps."""
-    metrics: Annotated[dict[MetricKey, MetricValue], Field(max_length=1024)] = Field(default_factory=dict)
-    """Last value per metric, by the keys of grpo_api.report.training_metrics; as text where that was no finite
-    number."""
+    metrics: Annotated[dict[MetricKey, MetricValue], Field(max_length=1024)] = Field(
+        default_factory=dict
+    )
+    """Last value per metric, by the keys of grpo_api.report.training_metrics; as text where that
+    was no finite number."""
     memory: Annotated[dict[MetricKey, Count], Field(max_length=64)] = Field(default_factory=dict)
-    """Largest of all ranks, in bytes: peak of what torch allocated on the GPU by phase, most that it `reserved`, and
-    what was used of the `device` and of the `host` after the last step. On CPUs there is only `host`."""
-    startup_seconds: Annotated[dict[MetricKey, Seconds], Field(max_length=64)] = Field(default_factory=dict)
+    """Largest of all ranks, in bytes: peak of what torch allocated on the GPU by phase, most that
+    it `reserved`, and what was used of the `device` and of the `host` after the last step. On CPUs
+    there is only `host`."""
+    startup_seconds: Annotated[dict[MetricKey, Seconds], Field(max_length=64)] = Field(
+        default_factory=dict
+    )
     """Time from container start to first step, by part."""
     account: Account | None = None
     """What rank 0 did with its time so far."""
     steps: Annotated[list[StepTime], Field(max_length=MAX_STEPS + 1)] = Field(default_factory=list)
-    """Steps that are over, oldest first: the attempt's first and the newest of every Nth; empty unless asked for."""
+    """Steps that are over, oldest first: the attempt's first and the newest of every Nth; empty
+    unless asked for."""
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds to the last step at the pace of the recent ones; None until the steps are known and were timed."""
+        """Seconds to the last step at the pace of the recent ones; None until the steps are known
+        and were timed."""
         if not self.seconds_per_step or not self.total_steps:
             return None
         return self.seconds_per_step * max(0, self.total_steps - self.step)

@@ -1,8 +1,8 @@
 """Tells the cause among several failed results from their symptoms.
 
-When one rank of a gang dies, its peers lose their connections and the survivors are terminated. The first failure that
-is reported is therefore often only a symptom. A pod's supervisor ranks the results of its processes by this order, and
-the operator ranks those of its pods by the same one.
+When one rank of a gang dies, its peers lose their connections and the survivors are terminated. The
+first failure that is reported is therefore often only a symptom. A pod's supervisor ranks the
+results of its processes by this order, and the operator ranks those of its pods by the same one.
 """
 
 from collections.abc import Iterable
@@ -41,7 +41,9 @@ _TIERS = {
 }
 
 
-def cause_priority(result: Result, *, reported: bool = True, disrupted: bool = False) -> CausePriority:
+def cause_priority(
+    result: Result, *, reported: bool = True, disrupted: bool = False
+) -> CausePriority:
     """Return how likely a failure is the cause of its peers' failures.
 
     Args:
@@ -59,22 +61,28 @@ def cause_priority(result: Result, *, reported: bool = True, disrupted: bool = F
 
 
 def attribute_hang(hang: Outcome, outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the hang, attributed to the rank that all others waited for; unchanged if no outcome has a standstill.
+    """Return the hang, attributed to the rank that all others waited for; unchanged if no outcome
+    has a standstill.
 
-    All ranks of a gang run into the same time limit, and the first to report it has mostly waited for another. The rank
-    to blame was in no collective. Among several such ranks it is the one without progress for the longest time, and
-    among equals one that did not report the hang itself.
+    All ranks of a gang run into the same time limit, and the first to report it has mostly waited
+    for another. The rank to blame was in no collective. Among several such ranks it is the one
+    without progress for the longest time, and among equals one that did not report the hang itself.
     """
     silent = [(outcome, outcome.standstill) for outcome in outcomes if outcome.standstill]
     if not silent:
         return hang
     culprit, standstill = min(silent, key=lambda pair: _suspicion(*pair))
     where = f" in {standstill.frames[0]}" if standstill.frames else ""
-    # The innermost frame is mostly a library's; the trainer's own frame says what the rank was doing.
-    trainer_frame = next((frame for frame in standstill.frames[1:] if frame.startswith("grpo_trainer/")), "")
+    # The innermost frame is mostly a library's; the trainer's own frame says what the rank was
+    # doing.
+    trainer_frame = next(
+        (frame for frame in standstill.frames[1:] if frame.startswith("grpo_trainer/")), ""
+    )
     called_from = f", called from {trainer_frame}" if trainer_frame else ""
     silence = f"rank {culprit.rank} has been silent longest, for {standstill.silent_seconds:.0f} s"
-    blamed = hang.model_copy(update={"rank": culprit.rank, "step": culprit.step, "standstill": standstill})
+    blamed = hang.model_copy(
+        update={"rank": culprit.rank, "step": culprit.step, "standstill": standstill}
+    )
     return truncate_to_fit(blamed, f"{silence}{where}{called_from}; {hang.message}")
 
 

@@ -1,7 +1,8 @@
-"""Makes an Outcome fit into a termination message, of which the kubelet keeps TERMINATION_BYTES and cuts the rest.
+"""Makes an Outcome fit into a termination message, of which the kubelet keeps TERMINATION_BYTES and
+cuts the rest.
 
-A cut one would be no JSON, and the whole end unknown. So what matters least is left out first, and what says how the
-attempt ended, and where, always stays.
+A cut one would be no JSON, and the whole end unknown. So what matters least is left out first, and
+what says how the attempt ended, and where, always stays.
 """
 
 from bisect import bisect_left
@@ -18,12 +19,15 @@ _ELLIPSIS = " […] "
 
 
 def truncate_to_fit(outcome: Outcome, message: str) -> Outcome:
-    """The outcome with a message of any length and content, cut in the middle until it and the JSON are short enough.
+    """The outcome with a message of any length and content, cut in the middle until it and the JSON
+    are short enough.
 
-    The bytes are counted of the JSON itself: a quote takes two there, a control character six, a character of another
-    script up to four.
+    The bytes are counted of the JSON itself: a quote takes two there, a control character six, a
+    character of another script up to four.
     """
-    text = message.encode(errors="replace").decode()  # a lone surrogate has no UTF-8, so it becomes a question mark
+    text = message.encode(
+        errors="replace"
+    ).decode()  # a lone surrogate has no UTF-8, so it becomes a question mark
     whole = outcome.model_copy(update={"message": text})
     if _fits(whole):
         return whole
@@ -32,28 +36,40 @@ def truncate_to_fit(outcome: Outcome, message: str) -> Outcome:
     bare = next(less for less in _ever_less(bare) if _size(less) <= TERMINATION_BYTES - room)
 
     def cut(kept: int) -> Outcome:
-        return bare.model_copy(update={"message": text[:kept] + _ELLIPSIS + text[len(text) - kept :]})
+        return bare.model_copy(
+            update={"message": text[:kept] + _ELLIPSIS + text[len(text) - kept :]}
+        )
 
     whole = bare.model_copy(update={"message": text})
     if _fits(whole):
         return whole
-    return cut(bisect_left(range(1, len(text) // 2 + 1), True, key=lambda kept: not _fits(cut(kept))))
+    return cut(
+        bisect_left(range(1, len(text) // 2 + 1), True, key=lambda kept: not _fits(cut(kept)))
+    )
 
 
 def with_standstill(outcome: Outcome, standstill: Standstill) -> Outcome:
-    """The outcome with as many frames as leave half of the room for its message, which is cut to the rest."""
+    """The outcome with as many frames as leave half of the room for its message, which is cut to
+    the rest."""
     frames = [frame.encode(errors="replace").decode() for frame in standstill.frames]
     bare = outcome.model_copy(update={"message": ""})
 
     def shown(count: int) -> Outcome:
-        return bare.model_copy(update={"standstill": standstill.model_copy(update={"frames": frames[:count]})})
+        return bare.model_copy(
+            update={"standstill": standstill.model_copy(update={"frames": frames[:count]})}
+        )
 
-    most = bisect_left(range(1, len(frames) + 1), True, key=lambda count: _size(shown(count)) > TERMINATION_BYTES // 2)
+    most = bisect_left(
+        range(1, len(frames) + 1),
+        True,
+        key=lambda count: _size(shown(count)) > TERMINATION_BYTES // 2,
+    )
     return truncate_to_fit(shown(most), outcome.message)
 
 
 def _ever_less(outcome: Outcome) -> Iterator[Outcome]:
-    """The outcome, and then with less and less of it: the least important first, and what must stay alone at last."""
+    """The outcome, and then with less and less of it: the least important first, and what must stay
+    alone at last."""
     yield outcome
     first = [key for key in FIRST_REVISIONS if key in outcome.revisions]
     ordered = first + [key for key in outcome.revisions if key not in first]

@@ -1,7 +1,8 @@
 """Every span and attribute of an attempt's trace, declared once.
 
-What the operator sends and what docs/traces.md explains can't disagree that way. Names of attributes are those of
-OpenTelemetry's semantic conventions where there is one, else they begin with `grpo.`.
+What the operator sends and what docs/traces.md explains can't disagree that way. Names of
+attributes are those of OpenTelemetry's semantic conventions where there is one, else they begin
+with `grpo.`.
 """
 
 from collections.abc import Mapping
@@ -32,13 +33,21 @@ class Attribute:
     """A sentence on its value."""
 
 
-ATTEMPT = SpanName("attempt", "", "The whole attempt: from when the job began to wait for it until it ended.")
+ATTEMPT = SpanName(
+    "attempt", "", "The whole attempt: from when the job began to wait for it until it ended."
+)
 QUEUED = SpanName("queued", "attempt", "Until it was admitted.")
 BOUND = SpanName("bound", "attempt", "From there until all of its pods had a node.")
 STARTED = SpanName("started", "attempt", "From there until all of its pods ran.")
-LOADED = SpanName("loaded", "attempt", "From rank 0's start until the ranks had met, and model and data were loaded.")
+LOADED = SpanName(
+    "loaded",
+    "attempt",
+    "From rank 0's start until the ranks had met, and model and data were loaded.",
+)
 PROVEN = SpanName(
-    "proven", "attempt", "From there to training: weights proven equal, trainer built, checkpoint restored."
+    "proven",
+    "attempt",
+    "From there to training: weights proven equal, trainer built, checkpoint restored.",
 )
 FIRST_STEP = SpanName("first step", "attempt", "The attempt's first step, with parts as any other.")
 STEP = SpanName("step", "attempt", "Every Nth step, with the checkpoint that was written after it.")
@@ -51,7 +60,8 @@ PARTS = tuple(
         ("saving", "Writing and sealing a checkpoint."),
     )
 )
-"""Parts of a step, by their names in grpo_api.text.timing.Clock; those that took no time have no span."""
+"""Parts of a step, by their names in grpo_api.text.timing.Clock; those that took no time have no
+span."""
 SPAN_NAMES = (ATTEMPT, QUEUED, BOUND, STARTED, LOADED, PROVEN, FIRST_STEP, STEP, *PARTS)
 
 MAX_STEPS = 1000
@@ -59,7 +69,8 @@ MAX_STEPS = 1000
 
 
 def stride(every: int, total_steps: int) -> int:
-    """Every which step has a span: every Nth, or of a run with more than MAX_STEPS of these, a multiple of it."""
+    """Every which step has a span: every Nth, or of a run with more than MAX_STEPS of these, a
+    multiple of it."""
     return every * max(1, -(-total_steps // (every * MAX_STEPS)))
 
 
@@ -78,17 +89,21 @@ GPUS = Attribute("grpo.gpus", _ROOT, "GPUs of the gang; 0 on CPUs.")
 RESULT = Attribute(
     "grpo.result",
     _ROOT,
-    "How it ended: the result of its outcome, or the reason in the status; `Deleted` where the GRPOJob is gone or "
+    "How it ended: the result of its outcome, or the reason in the status; `Deleted` where the "
+    "GRPOJob is gone or "
     "another controller's.",
 )
 ERROR = Attribute(
     "error.type",
     _ROOT,
-    "The same, if the attempt failed; the span's status is then ERROR and says why. Preemption, suspension and a gang "
+    "The same, if the attempt failed; the span's status is then ERROR and says why. Preemption, "
+    "suspension and a gang "
     "that was released are no failures.",
 )
 STEP_NUMBER = Attribute(
-    "grpo.step", f"{_ROOT}, {FIRST_STEP.name}, {STEP.name}", "Number of the step; of an attempt, the last known."
+    "grpo.step",
+    f"{_ROOT}, {FIRST_STEP.name}, {STEP.name}",
+    "Number of the step; of an attempt, the last known.",
 )
 _LOADED_PARTS = {
     "imports": "from the process's start until its libraries were imported",
@@ -104,14 +119,17 @@ _PROVEN_PARTS = {
 
 
 def _startup_attributes(span: str, parts: Mapping[str, str]) -> tuple[Attribute, ...]:
-    return tuple(Attribute(f"grpo.startup.{part}", span, f"Seconds {what}.") for part, what in parts.items())
+    return tuple(
+        Attribute(f"grpo.startup.{part}", span, f"Seconds {what}.") for part, what in parts.items()
+    )
 
 
 STARTUP = {
     LOADED.name: _startup_attributes(LOADED.name, _LOADED_PARTS),
     PROVEN.name: _startup_attributes(PROVEN.name, _PROVEN_PARTS),
 }
-"""By span: parts of the start-up as rank 0 reports them in Progress.startup_seconds, by the last word of the key."""
+"""By span: parts of the start-up as rank 0 reports them in Progress.startup_seconds, by the last
+word of the key."""
 ATTRIBUTES = (
     *(SERVICE_NAME, SERVICE_VERSION, NAMESPACE, K8S_JOB, JOB_NAME, JOB_UID, ATTEMPT_NUMBER),
     *(MODEL, STRATEGY, NODES, GPUS, RESULT, ERROR, STEP_NUMBER),

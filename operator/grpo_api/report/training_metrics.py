@@ -1,13 +1,17 @@
-"""Every metric that rank 0 of a training gang exports; its names, units and labels are declared here alone.
+"""Every metric that rank 0 of a training gang exports; its names, units and labels are declared
+here alone.
 
-What the trainer logs, what /progress carries by `key` and what Prometheus scrapes by `name` can't disagree that way.
+What the trainer logs, what /progress carries by `key` and what Prometheus scrapes by `name` can't
+disagree that way.
 """
 
 from .metrics import STEP_PHASE, Kind, Metric
 from .report import MAX_METRICS
 
 
-def _training(key: str, trl: str, unit: str, text: str, *, name: str = "", kind: Kind = "gauge") -> Metric:
+def _training(
+    key: str, trl: str, unit: str, text: str, *, name: str = "", kind: Kind = "gauge"
+) -> Metric:
     total = "_total" if kind == "counter" else ""
     return Metric(f"grpo_training_{name or key}{total}", kind, unit, text, key=key, trl=trl)
 
@@ -37,7 +41,9 @@ ALLREDUCE = _training(
     "Bus bandwidth of an all-reduce of all ranks before the first step.",
 )
 PROMPTS = _training("prompts", "", "prompts", "Prompts that are trained on.")
-PROMPTS_DROPPED = _training("prompts_dropped", "", "prompts", "Prompts left out because they are too long.")
+PROMPTS_DROPPED = _training(
+    "prompts_dropped", "", "prompts", "Prompts left out because they are too long."
+)
 PROMPTS_DUPLICATE = _training(
     "prompts_duplicate",
     "",
@@ -45,49 +51,83 @@ PROMPTS_DUPLICATE = _training(
     "Prompts that occurred before, kept or left out as dataset.onDuplicatePrompt says.",
 )
 CHECKPOINT_STEP = _training(
-    "checkpoint_step", "", "steps", "Step of the newest complete checkpoint, which a restart goes back to."
+    "checkpoint_step",
+    "",
+    "steps",
+    "Step of the newest complete checkpoint, which a restart goes back to.",
 )
 CHECKPOINT_TIME = _training(
-    "checkpoint_timestamp_seconds", "", "unix seconds", "When the newest complete checkpoint was sealed."
+    "checkpoint_timestamp_seconds",
+    "",
+    "unix seconds",
+    "When the newest complete checkpoint was sealed.",
 )
 CHECKPOINT_SECONDS = _training(
     "checkpoint_seconds", "", "seconds", "How long training stood still for that checkpoint."
 )
 CHECKPOINTS = _counter("checkpoints", "", "1", "Checkpoints that this attempt has sealed.")
-CHECKPOINT_FAILURES = _counter("checkpoint_failures", "", "1", "Checkpoints that this attempt could not write.")
+CHECKPOINT_FAILURES = _counter(
+    "checkpoint_failures", "", "1", "Checkpoints that this attempt could not write."
+)
 KL_OVERFLOW = _counter(
-    "kl_overflow_tokens", "kl_overflow_tokens", "tokens", "Tokens whose KL overflowed and was limited in this attempt."
+    "kl_overflow_tokens",
+    "kl_overflow_tokens",
+    "tokens",
+    "Tokens whose KL overflowed and was limited in this attempt.",
 )
 NONFINITE_STEPS = _counter(
     "nonfinite_steps",
     "",
     "steps",
-    "Steps of this attempt with a loss, gradient norm, KL, reward or entropy that was infinite or no number.",
+    (
+        "Steps of this attempt with a loss, gradient norm, KL, reward or entropy that was "
+        "infinite or "
+        "no number."
+    ),
 )
-COMPLETIONS = _counter("completions", "", "completions", "Completions of this attempt that were put to the rewards.")
+COMPLETIONS = _counter(
+    "completions", "", "completions", "Completions of this attempt that were put to the rewards."
+)
 WEIGHTS_VERSION = _training(
     "weights_version",
     "",
     "1",
-    "Number of the weights that engines sample with, higher with every sync and never used again; absent without any.",
+    (
+        "Number of the weights that engines sample with, higher with every sync and never used "
+        "again; "
+        "absent without any."
+    ),
 )
 WEIGHT_SYNC_SECONDS = _training(
-    "weight_sync_seconds", "", "seconds", "Time of the last weight sync into the engines, without its proof."
+    "weight_sync_seconds",
+    "",
+    "seconds",
+    "Time of the last weight sync into the engines, without its proof.",
 )
 WEIGHT_PROOF_SECONDS = _training(
-    "weight_proof_seconds", "", "seconds", "Time of the last proof that the engines have the trainer's weights."
+    "weight_proof_seconds",
+    "",
+    "seconds",
+    "Time of the last proof that the engines have the trainer's weights.",
 )
 ENGINE_MISMATCH = _training(
     "engine_mismatch",
     "sampling/sampling_logp_difference/mean",
     "nats",
-    "Mean difference between the engine's and the trainer's log-probability of the last generation's tokens.",
+    (
+        "Mean difference between the engine's and the trainer's log-probability of the last "
+        "generation's tokens."
+    ),
 )
 ENGINE_MISMATCH_MAX = _training(
     "engine_mismatch_max",
     "sampling/sampling_logp_difference/max",
     "nats",
-    "Largest difference between the engine's and the trainer's log-probability of a token of the last generation.",
+    (
+        "Largest difference between the engine's and the trainer's log-probability of a token of "
+        "the "
+        "last generation."
+    ),
 )
 ENGINE_PROOF_FAILURES = _counter(
     "engine_proof_failures",
@@ -98,9 +138,11 @@ ENGINE_PROOF_FAILURES = _counter(
 FROM_ZERO = (CHECKPOINTS, CHECKPOINT_FAILURES, KL_OVERFLOW, NONFINITE_STEPS)
 """Counters that stand at 0 when training begins: the increase to 1 is what is asked about."""
 TRAINING = (
-    _training("kl", "kl", "nats per token", "Mean KL between policy and reference (k3 estimate) of the last step."),
+    _training("kl", "kl", "nats per token", ("Mean KL between policy and reference (k3 estimate) "
+                                            "of the last step.")),
     _training("reward", "reward", "1", "Mean weighted reward of the last generation."),
-    _training("reward_std", "reward_std", "1", "Mean standard deviation of rewards within a group."),
+    _training("reward_std", "reward_std", "1", ("Mean standard deviation of rewards within a "
+                                               "group.")),
     _training("loss", "loss", "1", "GRPO loss of the last step."),
     _training("grad_norm", "grad_norm", "1", "Norm of the gradient before clipping."),
     ENGINE_MISMATCH,
@@ -108,30 +150,38 @@ TRAINING = (
     _training("learning_rate", "learning_rate", "1", "Learning rate of the last step."),
     _training("entropy", "entropy", "nats", "Mean entropy of the policy's token distribution."),
     _training("epoch", "epoch", "1", "Passes over the dataset."),
-    _training("clip_ratio_low", "clip_ratio/low_mean", "1", "Share of tokens clipped below.", name="clipped_low_ratio"),
+    _training("clip_ratio_low", "clip_ratio/low_mean", "1", ("Share of tokens clipped "
+                                                            "below."), name="clipped_low_ratio"),
     _training(
-        "clip_ratio_high", "clip_ratio/high_mean", "1", "Share of tokens clipped above.", name="clipped_high_ratio"
+        "clip_ratio_high", "clip_ratio/high_mean", "1", ("Share of tokens clipped "
+                                                        "above."), name="clipped_high_ratio"
     ),
     _training(
         "completion_length", "completions/mean_length", "tokens", "Mean length of completions.",
         name="completion_mean_tokens",
     ),
     _training(
-        "completion_length_max", "completions/max_length", "tokens", "Longest completion.", name="completion_max_tokens"
+        "completion_length_max", "completions/max_length", "tokens", "Longest completion.",
+        name="completion_max_tokens"
     ),
-    _training("completion_clipped_ratio", "completions/clipped_ratio", "1", "Share of completions cut at the limit."),
+    _training("completion_clipped_ratio", "completions/clipped_ratio", "1", ("Share of completions "
+                                                                            "cut at the limit.")),
     _training(
-        "zero_variance_groups", "frac_reward_zero_std", "1", "Share of groups whose rewards are all equal.",
+        "zero_variance_groups", "frac_reward_zero_std", "1", ("Share of groups whose rewards are "
+                                                             "all equal."),
         name="zero_variance_group_ratio",
     ),
     KL_OVERFLOW,
-    _counter("tokens", "num_tokens", "tokens", "Tokens that all ranks have processed since the run's first step."),
+    _counter("tokens", "num_tokens", "tokens", ("Tokens that all ranks have processed since the "
+                                               "run's first step.")),
     _training(
         "completion_length_min", "completions/min_length", "tokens", "Shortest completion.",
         name="completion_min_tokens",
     ),
-    _training("tokens_per_second", "", "tokens per second", "Tokens of the last step by all ranks per second."),
-    _training("straggler_ratio", "", "1", "Slowest rank's own work in the last step over the mean of all ranks."),
+    _training("tokens_per_second", "", "tokens per second", ("Tokens of the last step by all ranks "
+                                                            "per second.")),
+    _training("straggler_ratio", "", "1", ("Slowest rank's own work in the last step over the mean "
+                                          "of all ranks.")),
     PROMPTS,
     PROMPTS_DROPPED,
     PROMPTS_DUPLICATE,
@@ -142,11 +192,13 @@ TRAINING = (
     ENGINE_MISMATCH_MAX,
     _training(
         "importance_ratio_min", "sampling/importance_sampling_ratio/min", "1",
-        "Least weight of a token of the last generation for the difference between engine and trainer.",
+        ("Least weight of a token of the last generation for the difference between engine and "
+        "trainer."),
     ),
     _training(
         "importance_ratio_max", "sampling/importance_sampling_ratio/max", "1",
-        "Largest weight of a token of the last generation for the difference between engine and trainer.",
+        ("Largest weight of a token of the last generation for the difference between engine and "
+        "trainer."),
     ),
     WEIGHT_SYNC_SECONDS,
     WEIGHT_PROOF_SECONDS,
@@ -157,17 +209,25 @@ TRAINING = (
     CHECKPOINTS,
     CHECKPOINT_FAILURES,
 )  # fmt: skip
-"""Metrics with one value each, reported at most once per step and absent until known; the most informative first."""
+"""Metrics with one value each, reported at most once per step and absent until known; the most
+informative first."""
 OUTCOME_KEYS = tuple(metric.key for metric in TRAINING[:MAX_METRICS])
 """Keys of those that an Outcome carries, which is short."""
 MUST_BE_FINITE = ("loss", "grad_norm", "kl", "reward", "entropy")
-"""Keys whose value makes a step count as NONFINITE_STEPS; others, as a reward with nothing to say, may be no number."""
+"""Keys whose value makes a step count as NONFINITE_STEPS; others, as a reward with nothing to say,
+may be no number."""
 
 STEP = _plain("step", "steps", "Finished optimizer steps.")
 TOTAL_STEPS = _plain("total_steps", "steps", "Optimizer steps of the whole run.")
 ATTEMPT = _plain("attempt", "1", "The attempt that this process belongs to.")
-LAST_STEP_TIME = _plain("last_step_timestamp_seconds", "unix seconds", "When the last optimizer step finished.")
-ETA = _plain("eta_seconds", "seconds", "Time to the last step, if steps go on taking what the recent ones took.")
+LAST_STEP_TIME = _plain(
+    "last_step_timestamp_seconds", "unix seconds", "When the last optimizer step finished."
+)
+ETA = _plain(
+    "eta_seconds",
+    "seconds",
+    "Time to the last step, if steps go on taking what the recent ones took.",
+)
 MEMORY = Metric(
     "grpo_training_memory_bytes",
     "gauge",
@@ -176,19 +236,35 @@ MEMORY = Metric(
     (STEP_PHASE,),
 )
 MEMORY_BESIDE = {
-    "reserved": _plain("memory_reserved_bytes", "bytes", "Most GPU memory that any rank's allocator has held."),
-    "device": _plain("device_memory_bytes", "bytes", "Used memory of the fullest GPU after the last step."),
-    "host": _plain("host_memory_bytes", "bytes", "Anonymous resident memory of the largest rank after the last step."),
+    "reserved": _plain(
+        "memory_reserved_bytes", "bytes", "Most GPU memory that any rank's allocator has held."
+    ),
+    "device": _plain(
+        "device_memory_bytes", "bytes", "Used memory of the fullest GPU after the last step."
+    ),
+    "host": _plain(
+        "host_memory_bytes",
+        "bytes",
+        "Anonymous resident memory of the largest rank after the last step.",
+    ),
 }
 """What Progress.memory has beside the phases, by its key."""
 MAX_KL = _plain("guard_max_kl", "nats per token", "guard.maxKL; absent when unset.")
 HANG_TIMEOUT = _plain("guard_hang_timeout_seconds", "seconds", "guard.hangTimeoutSeconds.")
 MAX_COMPLETION = _plain("completion_limit_tokens", "tokens", "training.maxCompletionLength.")
-SAVE_EVERY = _plain("checkpoint_every_steps", "steps", "Steps between checkpoints; absent without a volume for them.")
-REFERENCE_EVERY = _plain(
-    "reference_sync_every_steps", "steps", "Steps between two moves of the reference; absent when it stays."
+SAVE_EVERY = _plain(
+    "checkpoint_every_steps",
+    "steps",
+    "Steps between checkpoints; absent without a volume for them.",
 )
-USABLE_MEMORY = _plain("memory_usable_bytes", "bytes", "What the GPU has for torch, as planned; absent on CPUs.")
+REFERENCE_EVERY = _plain(
+    "reference_sync_every_steps",
+    "steps",
+    "Steps between two moves of the reference; absent when it stays.",
+)
+USABLE_MEMORY = _plain(
+    "memory_usable_bytes", "bytes", "What the GPU has for torch, as planned; absent on CPUs."
+)
 PREDICTED_MEMORY = Metric(
     "grpo_training_memory_predicted_bytes",
     "gauge",
@@ -196,7 +272,9 @@ PREDICTED_MEMORY = Metric(
     "Peak of allocated memory of one GPU by phase, as planned; absent on CPUs.",
     (STEP_PHASE,),
 )
-MAX_ENGINE_MISMATCH = _plain("guard_max_engine_mismatch", "nats", "guard.maxEngineMismatch; absent when unset.")
+MAX_ENGINE_MISMATCH = _plain(
+    "guard_max_engine_mismatch", "nats", "guard.maxEngineMismatch; absent when unset."
+)
 LIMITS = (
     MAX_KL,
     MAX_ENGINE_MISMATCH,
@@ -223,28 +301,45 @@ REWARD_FAILURES = _by_reward(
     "counter",
 )
 REWARD_TIMEOUTS = _by_reward(
-    "reward_timeouts", "Completions of this attempt that got no reward because its time was up.", "counter"
+    "reward_timeouts",
+    "Completions of this attempt that got no reward because its time was up.",
+    "counter",
 )
 UNSCORED = _by_reward(
     "reward_unscored_ratio",
     "Share of the last ten generations' completions that got no reward for failures and time-outs.",
 )
-ENGINE_UP = _by_engine("engine_up", "1", "1 while an engine has the newest weights, proven; 0 while it has not.")
-ENGINE_VERSION = _by_engine("engine_version", "1", "Number of the weights that an engine was last proven to have.")
-ENGINE_WAITING = _by_engine("engine_waiting_requests", "1", "Prompts that wait in an engine for their turn.")
-ENGINE_CACHE = _by_engine("engine_cache_used_ratio", "1", "Share of an engine's cache for keys and values in use.")
+ENGINE_UP = _by_engine(
+    "engine_up", "1", "1 while an engine has the newest weights, proven; 0 while it has not."
+)
+ENGINE_VERSION = _by_engine(
+    "engine_version", "1", "Number of the weights that an engine was last proven to have."
+)
+ENGINE_WAITING = _by_engine(
+    "engine_waiting_requests", "1", "Prompts that wait in an engine for their turn."
+)
+ENGINE_CACHE = _by_engine(
+    "engine_cache_used_ratio", "1", "Share of an engine's cache for keys and values in use."
+)
 ENGINE_TOKENS = _by_engine(
     "engine_tokens_per_second",
     "tokens per second",
     "Tokens that an engine sampled in the last generation per second of it.",
 )
-ENGINE_LOSSES = _by_engine("engine_losses", "1", "Times that an engine of this attempt was given up.", "counter")
+ENGINE_LOSSES = _by_engine(
+    "engine_losses", "1", "Times that an engine of this attempt was given up.", "counter"
+)
 BY_ENGINE = (ENGINE_UP, ENGINE_VERSION, ENGINE_WAITING, ENGINE_CACHE, ENGINE_TOKENS, ENGINE_LOSSES)
-"""Of engines in pods of their own, by their pods' index; absent for engines that share the training processes."""
+"""Of engines in pods of their own, by their pods' index; absent for engines that share the training
+processes."""
 LABELLED = (REWARD, PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS, UNSCORED, *BY_ENGINE)
 """Families whose values stand in Progress.metrics as `key/label`."""
 BUILD_INFO = Metric(
-    "grpo_trainer_build_info", "gauge", "1", "1, with the trainer's versions as labels.", ("version", "torch", "trl")
+    "grpo_trainer_build_info",
+    "gauge",
+    "1",
+    "1, with the trainer's versions as labels.",
+    ("version", "torch", "trl"),
 )
 TRAINER = (
     *TRAINING,

@@ -1,11 +1,12 @@
-"""Defines where a run stores its results: `spec.checkpoint`, `spec.checkpoint.store` and `spec.export`.
+"""Defines where a run stores its results: `spec.checkpoint`, `spec.checkpoint.store` and
+`spec.export`.
 
 `spec.checkpoint` says where and how often a run saves its state, on a volume or on an object store.
-`spec.checkpoint.store` names a place on an object store and the credentials for it. Checkpoints there need no volume
-that several nodes can mount, and they outlive the cluster.
+`spec.checkpoint.store` names a place on an object store and the credentials for it. Checkpoints
+there need no volume that several nodes can mount, and they outlive the cluster.
 
-`spec.export` says where the trained model is put when the run ends. A run that exports nothing must say so explicitly,
-because nobody wants to lose the result of days of training by an omission.
+`spec.export` says where the trained model is put when the run ends. A run that exports nothing must
+say so explicitly, because nobody wants to lose the result of days of training by an omission.
 """
 
 from typing import Annotated, Literal
@@ -63,14 +64,18 @@ class ObjectStoreSpec(Model):
     )
 
     url: StoreURL
-    """Bucket and folder: `s3://bucket/folder`, `gs://bucket/folder` or `az://account/container/folder`."""
+    """Bucket and folder: `s3://bucket/folder`, `gs://bucket/folder` or
+    `az://account/container/folder`."""
     endpoint: Endpoint | None = None
     """URL of the service, for s3:// stores that are not Amazon's. Unset: Amazon's."""
-    region: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[-a-zA-Z0-9]+$")] | None = None
+    region: (
+        Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[-a-zA-Z0-9]+$")] | None
+    ) = None
     """Region of the bucket, for s3://. Unset: us-east-1."""
     credentials_secret_ref: LocalObjectReference | None = None
-    """Secret whose keys are the client's settings, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
-    (docs/object-stores.md). Unset: the pods' own identity, by podTemplate.spec.serviceAccountName."""
+    """Secret whose keys are the client's settings, such as AWS_ACCESS_KEY_ID and
+    AWS_SECRET_ACCESS_KEY (docs/object-stores.md). Unset: the pods' own identity, by
+    podTemplate.spec.serviceAccountName."""
 
 
 class VolumeClaimTemplate(Model):
@@ -81,7 +86,8 @@ class VolumeClaimTemplate(Model):
     size: ByteQuantity
     """Requested size such as `100Gi`."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
-    """ReadWriteMany for gangs of several nodes; ReadWriteOnce keeps the gang on one. Unset: ReadWriteMany."""
+    """ReadWriteMany for gangs of several nodes; ReadWriteOnce keeps the gang on one. Unset:
+    ReadWriteMany."""
     retain: bool = True
     """Keep the claim and its checkpoints when the job is deleted. Unset: true."""
 
@@ -96,19 +102,24 @@ class CheckpointSpec(Model):
 
     RULES = (
         Rule(
-            "[has(self.volume), has(self.volumeClaimTemplate), has(self.store)].filter(given, given).size() <= 1",
+            (
+                "[has(self.volume), has(self.volumeClaimTemplate), has(self.store)].filter(given, "
+                "given).size() <= 1"
+            ),
             "set at most one of volume, volumeClaimTemplate, store",
             _has_one_place_at_most,
         ),
     )
 
     volume: VolumeClaim | None = None
-    """Volume shared by all nodes of the gang, mounted at /checkpoints. Unset: see volumeClaimTemplate."""
+    """Volume shared by all nodes of the gang, mounted at /checkpoints. Unset: see
+    volumeClaimTemplate."""
     volume_claim_template: VolumeClaimTemplate | None = None
-    """A claim of the job's own, created with it. Unset and no `volume` or `store`: the run can't be recovered after a
-    failure, and condition Recoverable=False says so."""
+    """A claim of the job's own, created with it. Unset and no `volume` or `store`: the run can't be
+    recovered after a failure, and condition Recoverable=False says so."""
     store: ObjectStoreSpec | None = None
-    """An object store, for clusters without volumes that several nodes can mount. Unset: see volumeClaimTemplate."""
+    """An object store, for clusters without volumes that several nodes can mount. Unset: see
+    volumeClaimTemplate."""
     every_steps: Annotated[int, Field(ge=1, le=1000000)] = 100
     """Steps between checkpoints; resume is exact at any step. Unset: 100."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
@@ -132,7 +143,9 @@ class CheckpointSpec(Model):
 
 
 _HUB_PART = "[a-zA-Z0-9_]([-._a-zA-Z0-9]{0,94}[a-zA-Z0-9_])?"
-HubRepository = Annotated[str, Field(min_length=3, max_length=193, pattern=f"^{_HUB_PART}/{_HUB_PART}$")]
+HubRepository = Annotated[
+    str, Field(min_length=3, max_length=193, pattern=f"^{_HUB_PART}/{_HUB_PART}$")
+]
 """A repository of the hub that can be written: with its namespace."""
 
 
@@ -148,17 +161,21 @@ class HubExportSpec(Model):
         Rule(
             "!self.repository.contains('--') && !self.repository.contains('..') && "
             "!self.repository.endsWith('.git') && !self.repository.endsWith('.ipynb')",
-            "the hub takes no repository with `--` or `..` in its name, or with .git or .ipynb at its end",
+            (
+                "the hub takes no repository with `--` or `..` in its name, or with .git or "
+                ".ipynb at "
+                "its end"
+            ),
             _hub_takes_the_name,
         ),
     )
 
     repository: HubRepository
-    """Namespace and name, such as `team/model`; created if it is missing. Files of the same name are replaced, and a
-    former model's weights removed, in one commit to its main branch."""
+    """Namespace and name, such as `team/model`; created if it is missing. Files of the same name
+    are replaced, and a former model's weights removed, in one commit to its main branch."""
     private: bool = True
-    """Whether only the namespace's members may see it; then a public repository is refused. It is set where the
-    repository is created. Unset: true."""
+    """Whether only the namespace's members may see it; then a public repository is refused. It is
+    set where the repository is created. Unset: true."""
     token_secret_ref: SecretKeySelector
     """Hub token with the right to write to the repository, and to create it if it is missing."""
 
@@ -169,19 +186,24 @@ class ExportSpec(Model):
     RULES = (
         Rule(
             "(self.to == 'Hub') == has(self.hub)",
-            "export.to Hub needs export.hub, and export.hub belongs to export.to Hub: set both or none",
+            (
+                "export.to Hub needs export.hub, and export.hub belongs to export.to Hub: set "
+                "both or "
+                "none"
+            ),
             lambda export: (export.to == "Hub") == (export.hub is not None),
         ),
     )
 
     to: Literal["Volume", "ObjectStore", "Hub", "None"]
-    """Volume, ObjectStore: a folder `export` beside the run's checkpoints, which are there. Hub: a repository, and that
-    folder, too, where there are lasting checkpoints. None: the model ends with its pods."""
+    """Volume, ObjectStore: a folder `export` beside the run's checkpoints, which are there. Hub: a
+    repository, and that folder, too, where there are lasting checkpoints. None: the model ends with
+    its pods."""
     hub: HubExportSpec | None = None
     """For Hub: which repository. Unset: none."""
     signing_key_secret_ref: SecretKeySelector | None = None
-    """Private key, in PEM and without a password, that signs what the model was made of: Ed25519, or ECDSA on P-256 or
-    P-384 (docs/verify.md). Unset: provenance.json is not signed."""
+    """Private key, in PEM and without a password, that signs what the model was made of: Ed25519,
+    or ECDSA on P-256 or P-384 (docs/verify.md). Unset: provenance.json is not signed."""
 
     @property
     def is_model_kept(self) -> bool:

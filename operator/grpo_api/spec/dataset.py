@@ -5,7 +5,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one
-from ..text.names import ConfigMapFiles, Repository, Revision, SecretKeySelector, SubPath, VolumeClaim, is_inside
+from ..text.names import (
+    ConfigMapFiles,
+    Repository,
+    Revision,
+    SecretKeySelector,
+    SubPath,
+    VolumeClaim,
+    is_inside,
+)
 
 Column = Annotated[str, Field(min_length=1, max_length=128)]
 
@@ -34,10 +42,11 @@ class DatasetFiles(Model):
         list[SubPath],
         Field(min_length=1, max_length=256, json_schema_extra=ATOMIC_LIST),
     ]
-    """Files relative to the volume or ConfigMap, read in this order; `*` matches within a folder."""
+    """Files relative to the volume or ConfigMap, read in this order; `*` matches within a
+    folder."""
     format: Literal["Auto", "JSONL", "Parquet", "CSV"] = "Auto"
-    """Format of the files, text in UTF-8. JSONL: one object per line; CSV: with a header, every value a text. Auto: by
-    their suffix (.jsonl or .json, .parquet, .csv)."""
+    """Format of the files, text in UTF-8. JSONL: one object per line; CSV: with a header, every
+    value a text. Auto: by their suffix (.jsonl or .json, .parquet, .csv)."""
 
 
 def _hub_settings_have_a_name(data: "DatasetSpec") -> bool:
@@ -51,7 +60,10 @@ class DatasetSpec(Model):
     RULES = (
         exactly_one("name", "files", message="set exactly one of name (a hub dataset) and files"),
         Rule(
-            "has(self.name) || (!has(self.config) && !has(self.revision) && !has(self.tokenSecretRef))",
+            (
+                "has(self.name) || (!has(self.config) && !has(self.revision) && "
+                "!has(self.tokenSecretRef))"
+            ),
             "config, revision and tokenSecretRef belong to a hub dataset; remove them or set name",
             _hub_settings_have_a_name,
         ),
@@ -70,17 +82,19 @@ class DatasetSpec(Model):
     files: DatasetFiles | None = None
     """Files instead of a hub dataset. Unset: `name` must be set."""
     columns: Annotated[dict[Column, Column], Field(max_length=64)] = Field(default_factory=dict)
-    """Other names for columns, as `new name: name in the dataset`; everything else, promptColumn too, goes by the new
-    names. Unset: the dataset's names."""
+    """Other names for columns, as `new name: name in the dataset`; everything else, promptColumn
+    too, goes by the new names. Unset: the dataset's names."""
     prompt_column: Column = "prompt"
-    """Column with the prompt: text, or a list of chat messages ({role, content}). Unset: `prompt`."""
+    """Column with the prompt: text, or a list of chat messages ({role, content}). Unset:
+    `prompt`."""
     system_prompt: Annotated[str, Field(max_length=16384)] | None = None
-    """Put in front of every prompt as the system message (text prompts become chats). Unset: none."""
+    """Put in front of every prompt as the system message (text prompts become chats). Unset:
+    none."""
     on_long_prompt: Literal["Drop", "Fail"] = "Drop"
-    """What happens to prompts longer than `training.maxPromptLength` tokens, chat template included: dropped and
-    counted, or the run fails and names the first. Unset: Drop."""
+    """What happens to prompts longer than `training.maxPromptLength` tokens, chat template
+    included: dropped and counted, or the run fails and names the first. Unset: Drop."""
     on_duplicate_prompt: Literal["Keep", "Drop", "Fail"] = "Keep"
-    """What happens to prompts that occurred before: kept or dropped, counted in both cases, or the run fails and names
-    the first. Unset: Keep."""
+    """What happens to prompts that occurred before: kept or dropped, counted in both cases, or the
+    run fails and names the first. Unset: Keep."""
     shuffle: bool = True
     """Shuffle rows with `training.seed`. Unset: true."""

@@ -1,7 +1,8 @@
 """`spec.generation`: what samples the completions, TRL's own loop over the policy or a vLLM engine.
 
-An engine samples several times as fast, from a copy of the weights that has to be kept the same: the trainer proves
-that it is before any completion is used. Which engines there are, and what the user may set of them, is here.
+An engine samples several times as fast, from a copy of the weights that has to be kept the same:
+the trainer proves that it is before any completion is used. Which engines there are, and what the
+user may set of them, is here.
 """
 
 from collections.abc import Callable
@@ -15,23 +16,37 @@ from ..text.names import Labels
 from ..text.quantity import MAX_COUNT
 
 EngineKind = Literal["Transformers", "Colocated", "Servers"]
-"""Transformers: TRL's loop over the policy itself. Colocated: a vLLM engine in every training process, on its GPU.
-Servers: vLLM engines in pods and on GPUs of their own."""
+"""Transformers: TRL's loop over the policy itself. Colocated: a vLLM engine in every training
+process, on its GPU. Servers: vLLM engines in pods and on GPUs of their own."""
 
 PROVEN_FAMILIES = (
-    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3"),
+    *(
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "phi3",
+        "granite",
+        "olmo2",
+        "olmo3",
+    ),
     *("glm4", "smollm3", "starcoder2", "cohere2"),
 )
-"""Model types, as config.json names them, whose live weights in an engine can be proven: the engine's own load_weights
-writes every element of each from a slice of one tensor of the trainer's (tests/trainer/test_engine_families.py)."""
+"""Model types, as config.json names them, whose live weights in an engine can be proven: the
+engine's own load_weights writes every element of each from a slice of one tensor of the trainer's
+(tests/trainer/test_engine_families.py)."""
 
 MAX_SERVER_JOB_NAME = 45
-"""Longest name of a GRPOJob with engines in pods of their own, whose Jobs' names add `-<attempt>-engine`."""
+"""Longest name of a GRPOJob with engines in pods of their own, whose Jobs' names add
+`-<attempt>-engine`."""
 
 
 class EngineArguments(Model):
-    """Settings of vLLM, by its names, that change how fast an engine is and how much memory it takes. All others follow
-    from the plan."""
+    """Settings of vLLM, by its names, that change how fast an engine is and how much memory it
+    takes. All others follow from the plan."""
 
     enforce_eager: bool | None = None
     """Run without CUDA graphs: slower, with less memory. Unset: with them on GPUs."""
@@ -46,8 +61,8 @@ class EngineArguments(Model):
     block_size: Literal[8, 16, 32, 64, 128] | None = None
     """Tokens in one block of the cache. Unset: vLLM's own choice."""
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
-    """Type of the cache. With 8 bits twice as many completions fit, and the engine's probabilities move away from the
-    trainer's: see guard.maxEngineMismatch. Unset: auto, the weights' own."""
+    """Type of the cache. With 8 bits twice as many completions fit, and the engine's probabilities
+    move away from the trainer's: see guard.maxEngineMismatch. Unset: auto, the weights' own."""
 
 
 class EngineServersSpec(Model):
@@ -56,11 +71,16 @@ class EngineServersSpec(Model):
     replicas: Annotated[int, Field(ge=1, le=512)] = 1
     """Engines, one pod each. Unset: 1."""
     gpus_per_replica: Annotated[int, Field(ge=1, le=64)] = 1
-    """GPUs of one engine, which share its weights (tensor parallelism). On CPUs it means nothing. Unset: 1."""
-    gpu_product: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[-._a-zA-Z0-9]+$")] | None = None
-    """Only GPUs with this `nvidia.com/gpu.product` label (a prefix will do). Unset: as placement.gpuProduct."""
+    """GPUs of one engine, which share its weights (tensor parallelism). On CPUs it means nothing.
+    Unset: 1."""
+    gpu_product: (
+        Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[-._a-zA-Z0-9]+$")] | None
+    ) = None
+    """Only GPUs with this `nvidia.com/gpu.product` label (a prefix will do). Unset: as
+    placement.gpuProduct."""
     resources: ResourceRequirements = Field(default_factory=ResourceRequirements)
-    """Requests and limits of an engine's container, GPUs left out. Unset: requests as the plan predicts."""
+    """Requests and limits of an engine's container, GPUs left out. Unset: requests as the plan
+    predicts."""
 
 
 def _belongs_to_engine(*names: str) -> Callable[["GenerationSpec"], bool]:
@@ -79,29 +99,38 @@ class GenerationSpec(Model):
         ),
         Rule(
             "self.engine in ['Auto', 'Colocated'] || (!has(self.memoryShare) && !has(self.sleep))",
-            "memoryShare and sleep belong to engine Colocated or Auto: an engine of its own has its GPUs for itself; "
+            "memoryShare and sleep belong to engine Colocated or Auto: an engine of its own has "
+            "its GPUs for itself; "
             "remove them or change engine",
             _belongs_to_engine("memory_share", "sleep"),
         ),
         Rule(
-            "self.engine != 'Transformers' || (!has(self.maxModelLength) && !has(self.engineArguments))",
+            (
+                "self.engine != 'Transformers' || (!has(self.maxModelLength) && "
+                "!has(self.engineArguments))"
+            ),
             "maxModelLength and engineArguments are an engine's; remove them or change engine",
             _belongs_to_engine("max_model_length", "engine_arguments"),
         ),
     )
 
     engine: Literal["Auto", "Transformers", "Colocated", "Servers"] = "Auto"
-    """Transformers: TRL's loop over the policy itself. Colocated: a vLLM engine beside every training process, on the
-    same GPU. Servers: vLLM engines in pods of their own. Auto: the plan chooses and says why; Transformers on CPUs and
-    for models whose weights in an engine can't be proven. Unset: Auto."""
+    """Transformers: TRL's loop over the policy itself. Colocated: a vLLM engine beside every
+    training process, on the same GPU. Servers: vLLM engines in pods of their own. Auto: the plan
+    chooses and says why; Transformers on CPUs and for models whose weights in an engine can't be
+    proven. Unset: Auto."""
     memory_share: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of a GPU's memory for a colocated engine: its weights and its cache. Unset: the plan chooses."""
+    """Share of a GPU's memory for a colocated engine: its weights and its cache. Unset: the plan
+    chooses."""
     sleep: bool | None = None
-    """Whether a colocated engine gives its memory back while the policy is trained. Unset: the plan chooses."""
+    """Whether a colocated engine gives its memory back while the policy is trained. Unset: the plan
+    chooses."""
     max_model_length: Annotated[int, Field(ge=16, le=MAX_COUNT)] | None = None
-    """Most tokens of a prompt and its completion together. Unset: training.maxPromptLength and maxCompletionLength."""
+    """Most tokens of a prompt and its completion together. Unset: training.maxPromptLength and
+    maxCompletionLength."""
     servers: EngineServersSpec | None = None
-    """Engines in pods of their own. Unset: with engine Servers, one with one GPU; with Auto the plan chooses."""
+    """Engines in pods of their own. Unset: with engine Servers, one with one GPU; with Auto the
+    plan chooses."""
     engine_arguments: EngineArguments | None = None
     """Further settings of vLLM. Unset: none."""
 
@@ -141,7 +170,8 @@ class EnginePlan(Model):
     node_selector: Labels = Field(default_factory=dict)
     """Labels that tie engine pods to that product."""
     memory_share: Annotated[float, Field(gt=0, le=1)]
-    """Share of a GPU's memory, or of a CPU node's, for the engine (vLLM's gpu_memory_utilization)."""
+    """Share of a GPU's memory, or of a CPU node's, for the engine (vLLM's
+    gpu_memory_utilization)."""
     sleep: bool = False
     """Whether a colocated engine gives its memory back between generations."""
     max_model_length: Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -151,8 +181,8 @@ class EnginePlan(Model):
     weights_bytes: Annotated[int, Field(ge=0)] = 0
     """Predicted: an engine's weights on one GPU."""
     cache_bytes: Annotated[int, Field(ge=0)] = 0
-    """Cache for keys and values on one GPU, or in one CPU process (vLLM's kv_cache_memory_bytes); 0: what is left of
-    the share."""
+    """Cache for keys and values on one GPU, or in one CPU process (vLLM's kv_cache_memory_bytes);
+    0: what is left of the share."""
     graphs_bytes: Annotated[int, Field(ge=0)] = 0
     """Predicted: CUDA graphs and work space on one GPU. Assumed: no GPU has confirmed it."""
     host_memory_bytes: Annotated[int, Field(ge=0)] = 0

@@ -1,12 +1,12 @@
 """The rule for changes of a spec, which the API server evaluates once an attempt was committed.
 
-It knows three kinds of fields. Some may change at any time. Fields that say how and where pods run may change only
-while no gang runs: while the job is suspended or has failed. What is trained never changes, since that would be another
-run that continues from this run's checkpoints.
+It knows three kinds of fields. Some may change at any time. Fields that say how and where pods run
+may change only while no gang runs: while the job is suspended or has failed. What is trained never
+changes, since that would be another run that continues from this run's checkpoints.
 
-The API server evaluates the rule at status writes, too, and there are thousands of them. So there is one rule instead
-of one per field. It ends at once when the status differs, because such a write leaves the spec as it was. To compare
-two specs takes 6 ms.
+The API server evaluates the rule at status writes, too, and there are thousands of them. So there
+is one rule instead of one per field. It ends at once when the status differs, because such a write
+leaves the spec as it was. To compare two specs takes 6 ms.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,8 @@ ALWAYS = ("suspend", "retry", "restarts", "activeDeadlineSeconds", "ttlSecondsAf
 """Fields of the spec that may change at any time."""
 
 NEVER = ("managedBy",)
-"""Fields of the spec that are fixed when the job is created: two controllers must never run the same job."""
+"""Fields of the spec that are fixed when the job is created: two controllers must never run the
+same job."""
 
 WHILE_STOPPED = (
     "image",
@@ -37,16 +38,19 @@ WHILE_STOPPED = (
     "export",
     "rewards",
 )
-"""Fields of the spec that may change while no gang runs. Of placement not the accelerator: CPUs and GPUs compute
-differently. Of rewards only how a service is reached (HTTPReward.REACHED_BY) and how much of it may fail
-(RewardSpec.JUDGED_BY). So may `model.cache`, which only says where files are kept."""
+"""Fields of the spec that may change while no gang runs. Of placement not the accelerator: CPUs and
+GPUs compute differently. Of rewards only how a service is reached (HTTPReward.REACHED_BY) and how
+much of it may fail (RewardSpec.JUDGED_BY). So may `model.cache`, which only says where files are
+kept."""
 
 STARTED = "has(oldSelf.status) && has(oldSelf.status.attempt) && oldSelf.status.attempt > 0"
-"""CEL: an attempt has been committed. The API server restores the status before it judges a change of the spec, so
-`status: null` doesn't get round it; a new object has no oldSelf and is not judged."""
+"""CEL: an attempt has been committed. The API server restores the status before it judges a change
+of the spec, so `status: null` doesn't get round it; a new object has no oldSelf and is not judged.
+"""
 
 _WRITES_STATUS = "!has(self.status) || self.status != oldSelf.status"
-"""CEL: the request is a write of the status, which can't change the spec. One of the spec can't change the status."""
+"""CEL: the request is a write of the status, which can't change the spec. One of the spec can't
+change the status."""
 
 _STOPPED = (
     "oldSelf.spec.suspend || (has(oldSelf.status.conditions) && "
@@ -57,22 +61,32 @@ _STOPPED = (
 def immutability(spec: type[Model]) -> tuple[Rule, ...]:
     """The rules, for the fields of that spec."""
     same = {name: _same(f"spec.{name}", optional) for name, optional in _optional(spec).items()}
-    frozen = {name: cel for name, cel in same.items() if name not in (*ALWAYS, *NEVER, *WHILE_STOPPED)}
-    frozen |= {"placement.accelerator": _same("spec.placement.accelerator"), "rewards": _same_meaning()}
+    frozen = {
+        name: cel for name, cel in same.items() if name not in (*ALWAYS, *NEVER, *WHILE_STOPPED)
+    }
+    frozen |= {
+        "placement.accelerator": _same("spec.placement.accelerator"),
+        "rewards": _same_meaning(),
+    }
     frozen |= {"model": _same_fields(ModelSpec, "spec.model", ("cache",))}
-    stopped = {name: same[name] for name in WHILE_STOPPED} | {"model.cache": _same("spec.model.cache", optional=True)}
+    stopped = {name: same[name] for name in WHILE_STOPPED} | {
+        "model.cache": _same("spec.model.cache", optional=True)
+    }
     recreate = "can't change: delete the job and create a new one"
     return (
         *(Rule(same[name], recreate, field_path=f".spec.{name}") for name in NEVER),
         Rule(
             f"!({STARTED}) || {_WRITES_STATUS} || self.spec == oldSelf.spec || "
             f"({_all(frozen)} && ({_STOPPED} || ({_all(stopped)})))",
-            "what is trained can't change once the job has started, and how it runs only while it is suspended or has "
+            "what is trained can't change once the job has started, and how it runs only while it "
+            "is suspended or has "
             "failed",
             field_path=".spec",
-            message_cel=f"{_all(frozen)} ? 'can change only while the job is suspended or has failed:' + "
+            message_cel=f"{_all(frozen)} ? 'can change only while the job is suspended or has "
+            "failed:' + "
             f"{_changed(stopped)} + '; set spec.suspend to true first' : "
-            f"'can\\'t change once the job has started, since it is what is trained:' + {_changed(frozen)} + "
+            "'can\\'t change once the job has started, since it is what is trained:' + "
+            f"{_changed(frozen)} + "
             "'; delete the job and create a new one'",
         ),
     )
@@ -101,16 +115,20 @@ def _same(path: str, optional: bool = False) -> str:
 def _same_fields(model: type[Model], path: str, left_out: Iterable[str]) -> str:
     """CEL: the fields below the path are as they were, but for some."""
     fields = {name: optional for name, optional in _optional(model).items() if name not in left_out}
-    return " && ".join(_grouped(_same(f"{path}.{name}", optional)) for name, optional in fields.items())
+    return " && ".join(
+        _grouped(_same(f"{path}.{name}", optional)) for name, optional in fields.items()
+    )
 
 
 def _same_meaning() -> str:
-    """CEL: the rewards score as they did. Lists have no index in CEL's macros, so the positions are spelled out."""
+    """CEL: the rewards score as they did. Lists have no index in CEL's macros, so the positions are
+    spelled out."""
     one, service = "spec.rewards[i]", "spec.rewards[i].http"
     kinds = _same_fields(RewardSpec, one, ("http", *RewardSpec.JUDGED_BY))
     http = _same_fields(HTTPReward, service, HTTPReward.REACHED_BY)
     return (
-        "self.spec.rewards == oldSelf.spec.rewards || (self.spec.rewards.size() == oldSelf.spec.rewards.size() && "
+        "self.spec.rewards == oldSelf.spec.rewards || (self.spec.rewards.size() == "
+        "oldSelf.spec.rewards.size() && "
         f"{list(range(MAX_REWARDS))}.all(i, i >= self.spec.rewards.size() || ({kinds} && "
         f"has(self.{service}) == has(oldSelf.{service}) && (!has(self.{service}) || ({http})))))"
     )

@@ -1,28 +1,39 @@
-"""`spec.model`: which model is trained, where its weights come from, and its shape for planning memory."""
+"""`spec.model`: which model is trained, where its weights come from, and its shape for planning
+memory."""
 
 from typing import Annotated
 
 from pydantic import Field
 
 from ..text.base import Model
-from ..text.names import ONE_VOLUME, ImageVolume, Repository, Revision, SecretKeySelector, VolumeClaim
+from ..text.names import (
+    ONE_VOLUME,
+    ImageVolume,
+    Repository,
+    Revision,
+    SecretKeySelector,
+    VolumeClaim,
+)
 from ..text.quantity import ParameterCount
 
 
 class Architecture(Model):
-    """The shape of a decoder-only transformer, for planning memory as from the model's config.json, which the operator
-    doesn't read; `grpo plan --config` prints it."""
+    """The shape of a decoder-only transformer, for planning memory as from the model's config.json,
+    which the operator doesn't read; `grpo plan --config` prints it."""
 
-    model_type: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9_.-]+$")] | None = None
-    """`model_type` of the model's config.json, such as `qwen3`. Memory is known exactly for llama, qwen2, qwen3,
-    qwen3_moe, mistral, mixtral, gemma2, gemma3_text, phi3, gpt_oss, smollm3 and olmo2. Unset or another: estimated as
-    that of a Llama with these widths, with a wider margin."""
+    model_type: (
+        Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9_.-]+$")] | None
+    ) = None
+    """`model_type` of the model's config.json, such as `qwen3`. Memory is known exactly for llama,
+    qwen2, qwen3, qwen3_moe, mistral, mixtral, gemma2, gemma3_text, phi3, gpt_oss, smollm3 and
+    olmo2. Unset or another: estimated as that of a Llama with these widths, with a wider margin."""
     layers: Annotated[int, Field(ge=1, le=1024)]
     """Number of transformer layers (`num_hidden_layers`)."""
     hidden_size: Annotated[int, Field(ge=1, le=1048576)]
     """Width of the residual stream (`hidden_size`)."""
     intermediate_size: Annotated[int, Field(ge=1, le=4194304)]
-    """Width of the feed-forward layer (`intermediate_size`), or of one expert (`moe_intermediate_size`)."""
+    """Width of the feed-forward layer (`intermediate_size`), or of one expert
+    (`moe_intermediate_size`)."""
     attention_heads: Annotated[int, Field(ge=1, le=4096)]
     """Number of query heads (`num_attention_heads`)."""
     key_value_heads: Annotated[int, Field(ge=1, le=4096)] | None = None
@@ -34,12 +45,13 @@ class Architecture(Model):
     tie_word_embeddings: bool = False
     """Whether input and output embeddings share one matrix. Unset: false."""
     attention_bias: bool = False
-    """Whether all four projections of attention have a bias (`attention_bias`); Qwen 2's, which are part of its type,
-    are not meant. Unset: false."""
+    """Whether all four projections of attention have a bias (`attention_bias`); Qwen 2's, which are
+    part of its type, are not meant. Unset: false."""
     mlp_bias: bool = False
     """Whether the projections of the feed-forward layer have a bias (`mlp_bias`). Unset: false."""
     sliding_window: Annotated[int, Field(ge=1, le=16777216)] | None = None
-    """Tokens that a layer of local attention looks back on (`sliding_window`). Unset: every layer attends to all."""
+    """Tokens that a layer of local attention looks back on (`sliding_window`). Unset: every layer
+    attends to all."""
     full_attention_layers: Annotated[int, Field(ge=0, le=1024)] = 0
     """Layers that attend to all tokens although there is a sliding window. Unset: 0."""
     experts: Annotated[int, Field(ge=0, le=4096)] = 0
@@ -54,16 +66,17 @@ class ModelSpec(Model):
     RULES = (ONE_VOLUME,)
 
     name: Repository
-    """A Hugging Face hub id such as `Qwen/Qwen2.5-0.5B-Instruct`, or the absolute path of a folder in the pods, such as
-    one of `volume` or `image` (mounted at /models)."""
+    """A Hugging Face hub id such as `Qwen/Qwen2.5-0.5B-Instruct`, or the absolute path of a folder
+    in the pods, such as one of `volume` or `image` (mounted at /models)."""
     revision: Revision | None = None
     """Commit, tag or branch on the hub. Unset: the hub's default branch. Ignored for a folder."""
     parameters: ParameterCount | None = None
-    """Number of parameters, such as `1.24B`; with it the job is planned without reading the model. Unset: taken from
-    the built-in catalogue by name, or from `architecture`; a model known by neither is rejected."""
+    """Number of parameters, such as `1.24B`; with it the job is planned without reading the model.
+    Unset: taken from the built-in catalogue by name, or from `architecture`; a model known by
+    neither is rejected."""
     architecture: Architecture | None = None
-    """Shape for the memory model, before all that is known otherwise. Unset: the catalogue's, or the nearest dense
-    shape of `parameters`."""
+    """Shape for the memory model, before all that is known otherwise. Unset: the catalogue's, or
+    the nearest dense shape of `parameters`."""
     token_secret_ref: SecretKeySelector | None = None
     """Hub token for gated models. Unset: anonymous."""
     volume: VolumeClaim | None = None
@@ -71,7 +84,8 @@ class ModelSpec(Model):
     image: ImageVolume | None = None
     """Image with the model, mounted read-only at /models in every pod. Unset: no image."""
     cache: VolumeClaim | None = None
-    """Volume in which pods, attempts and jobs share what they fetch of the hub, each once: this model, reward
-    models and the dataset; mounted read-write at /hub-cache. Unset: every pod fetches for itself, in each attempt."""
+    """Volume in which pods, attempts and jobs share what they fetch of the hub, each once: this
+    model, reward models and the dataset; mounted read-write at /hub-cache. Unset: every pod fetches
+    for itself, in each attempt."""
     trust_remote_code: bool = False
     """Run code that the model's repository ships. Unset: false."""

@@ -6,7 +6,15 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from ..text.base import Model, exactly_one
-from ..text.names import ONE_VOLUME, ConfigMapFiles, ImageVolume, Repository, Revision, SecretKeySelector, VolumeClaim
+from ..text.names import (
+    ONE_VOLUME,
+    ConfigMapFiles,
+    ImageVolume,
+    Repository,
+    Revision,
+    SecretKeySelector,
+    VolumeClaim,
+)
 from ..text.quantity import ParameterCount
 from .dataset import Column
 
@@ -14,13 +22,14 @@ Score = Annotated[float, Field(ge=-1e6, le=1e6)]
 BatchTimeout = Annotated[int, Field(ge=1, le=86400)]
 MAX_REWARDS = 32
 JUDGED_GENERATIONS = 10
-"""Generations, the last ones, that maxFailureShare is a share of: one that is lost whole, as by a restart of a service,
-is within the default."""
+"""Generations, the last ones, that maxFailureShare is a share of: one that is lost whole, as by a
+restart of a service, is within the default."""
 REWARD_KINDS = ("format", "accuracy", "python", "http", "model")
 
 
 def _compiled(pattern: str) -> str:
-    """Reject what is not a regular expression before anything is started; the API server can't, it knows only RE2."""
+    """Reject what is not a regular expression before anything is started; the API server can't, it
+    knows only RE2."""
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -32,15 +41,15 @@ class FormatReward(Model):
     """Scores completions whose whole text matches a regular expression."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_compiled)]
-    """Python regular expression; it must match the whole completion, surrounding white space ignored. `.` does not
-    match a line break: write `[\\s\\S]`."""
+    """Python regular expression; it must match the whole completion, surrounding white space
+    ignored. `.` does not match a line break: write `[\\s\\S]`."""
     score: Score = 1.0
     """Reward of a match; anything else gets 0. Unset: 1."""
     timeout_seconds: Annotated[int, Field(ge=1, le=60)] = 1
     """Time for one completion; past it the completion gets no reward and is counted. Unset: 1 s."""
     batch_timeout_seconds: BatchTimeout = 10
-    """Time for all completions of one process and generation; past it the rest gets no reward and is counted. Unset:
-    10 s."""
+    """Time for all completions of one process and generation; past it the rest gets no reward and
+    is counted. Unset: 10 s."""
 
 
 class AccuracyReward(Model):
@@ -49,38 +58,50 @@ class AccuracyReward(Model):
     answer_column: Column = "answer"
     """Column with the right answer; text after `####` is taken where it occurs. Unset: `answer`."""
     extract: Literal["Auto", "XML", "Hash", "Boxed", "None"] = "Auto"
-    """How the answer is found in a completion: the last `<answer>` tag, the text after `####`, the last `\\boxed{}`, or
-    the whole text (None). Auto: the first of these that occurs, else the whole text."""
+    """How the answer is found in a completion: the last `<answer>` tag, the text after `####`, the
+    last `\\boxed{}`, or the whole text (None). Auto: the first of these that occurs, else the whole
+    text."""
     compare: Literal["Exact", "Numeric", "Math"] = "Exact"
-    """Exact: same text without surrounding space; Numeric: same number (`1,000` = `1000.0`); Math: math-verify. Unset:
-    Exact."""
+    """Exact: same text without surrounding space; Numeric: same number (`1,000` = `1000.0`); Math:
+    math-verify. Unset: Exact."""
     score: Score = 1.0
     """Reward of a right answer; anything else gets 0. Unset: 1."""
     timeout_seconds: Annotated[int, Field(ge=1, le=60)] = 5
-    """Time for one comparison by math-verify; past it the completion gets no reward and is counted. Unset: 5 s."""
+    """Time for one comparison by math-verify; past it the completion gets no reward and is counted.
+    Unset: 5 s."""
     batch_timeout_seconds: BatchTimeout = 60
-    """Time for all comparisons of one process and generation; past it the rest gets no reward and is counted. Unset:
-    60 s."""
+    """Time for all comparisons of one process and generation; past it the rest gets no reward and
+    is counted. Unset: 60 s."""
 
 
 class PythonReward(Model):
     """Calls a Python function with TRL's reward signature."""
 
-    function: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$")]
-    """`module:function`, found in `configMap` or in the image; sync or async. It runs in a process of its own."""
+    function: Annotated[
+        str, Field(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$")
+    ]
+    """`module:function`, found in `configMap` or in the image; sync or async. It runs in a process
+    of its own."""
     config_map: ConfigMapFiles | None = None
-    """ConfigMap whose keys are Python files, put first on the import path. Unset: the image's modules only."""
+    """ConfigMap whose keys are Python files, put first on the import path. Unset: the image's
+    modules only."""
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
-    """Time for all completions of one process and generation; past it the function's process is ended and started
-    again, and they get no reward and are counted. Unset: 60 s."""
+    """Time for all completions of one process and generation; past it the function's process is
+    ended and started again, and they get no reward and are counted. Unset: 60 s."""
 
 
 class HTTPReward(Model):
-    """POSTs `{"prompts", "completions", "columns"}` to a service that answers `{"rewards": [...]}`."""
+    """POSTs `{"prompts", "completions", "columns"}` to a service that answers `{"rewards":
+    [...]}`."""
 
-    REACHED_BY: ClassVar[tuple[str, ...]] = ("url", "tokenSecretRef", "timeoutSeconds", "batchTimeoutSeconds")
-    """Fields, as users write them, that say how the service is reached and not what it scores: a run may go on with
-    others."""
+    REACHED_BY: ClassVar[tuple[str, ...]] = (
+        "url",
+        "tokenSecretRef",
+        "timeoutSeconds",
+        "batchTimeoutSeconds",
+    )
+    """Fields, as users write them, that say how the service is reached and not what it scores: a
+    run may go on with others."""
 
     url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[\x21-\x7e]+$")]
     """Address of the service."""
@@ -89,8 +110,9 @@ class HTTPReward(Model):
     timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     """Time for one try of one request. Unset: 30 s."""
     batch_timeout_seconds: BatchTimeout = 300
-    """Time for all requests of one process and generation. A request that fails is tried again, with growing pauses,
-    until this is over; then its completions get no reward and are counted. Unset: 300 s."""
+    """Time for all requests of one process and generation. A request that fails is tried again,
+    with growing pauses, until this is over; then its completions get no reward and are counted.
+    Unset: 300 s."""
     max_concurrency: Annotated[int, Field(ge=1, le=1024)] = 8
     """Requests of one process at a time. Unset: 8."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
@@ -123,16 +145,21 @@ class RewardSpec(Model):
 
     RULES = (exactly_one(*REWARD_KINDS),)
     JUDGED_BY: ClassVar[tuple[str, ...]] = ("maxFailureShare",)
-    """Fields, as users write them, that decide when a run ends and not what it computes: it may go on with others."""
+    """Fields, as users write them, that decide when a run ends and not what it computes: it may go
+    on with others."""
 
-    name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-zA-Z_][-a-zA-Z0-9_]*$")] | None = None
+    name: (
+        Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-zA-Z_][-a-zA-Z0-9_]*$")]
+        | None
+    ) = None
     """Name in metrics. Unset: the kind, numbered where a kind occurs twice."""
     weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
     """Factor in the weighted sum of rewards. Unset: 1."""
     max_failure_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of the completions of the last ten generations, of all processes, that may get no reward because scoring
-    them failed or took too long; beyond it the attempt ends with RewardError. A completion on which the reward itself
-    has no opinion is not counted. 1: never. Unset: 0.1."""
+    """Share of the completions of the last ten generations, of all processes, that may get no
+    reward because scoring them failed or took too long; beyond it the attempt ends with
+    RewardError. A completion on which the reward itself has no opinion is not counted. 1: never.
+    Unset: 0.1."""
     format: FormatReward | None = None
     """A regular expression over the completion."""
     accuracy: AccuracyReward | None = None
@@ -151,7 +178,8 @@ class RewardSpec(Model):
 
 
 def reward_names(rewards: list[RewardSpec]) -> list[str]:
-    """A distinct name for each reward: its own, or its kind, numbered from the second of a kind on."""
+    """A distinct name for each reward: its own, or its kind, numbered from the second of a kind
+    on."""
     names: list[str] = []
     for reward in rewards:
         name = base = reward.name or reward.kind

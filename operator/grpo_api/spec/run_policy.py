@@ -27,11 +27,14 @@ FailedResult = Literal[
 ]
 """The results of an Outcome (report.Result) other than Succeeded; a test holds the two together."""
 
-EndReason = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$")]
+EndReason = Annotated[
+    str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$")
+]
 """A reason as Kubernetes writes it into the status of pods and containers."""
 
 GPU_PROCESS_MILLICPU = 250
-"""Default CPU request per GPU: its process mostly waits for the GPU, and without a limit it may use what is idle."""
+"""Default CPU request per GPU: its process mostly waits for the GPU, and without a limit it may use
+what is idle."""
 
 
 def _range_is_not_empty(gpus: "GPURange") -> bool:
@@ -111,7 +114,12 @@ def _every_node_gets_a_gpu(placement: "PlacementSpec") -> bool:
 def _created_nodes_are_declared(placement: "PlacementSpec") -> bool:
     if placement.provisioning == "WhenFree":
         return True
-    return bool(placement.gpu_product and placement.gpus_per_node and placement.nodes and placement.node_selector)
+    return bool(
+        placement.gpu_product
+        and placement.gpus_per_node
+        and placement.nodes
+        and placement.node_selector
+    )
 
 
 def _created_nodes_have_fixed_gpus(placement: "PlacementSpec") -> bool:
@@ -129,7 +137,10 @@ class PlacementSpec(Model):
 
     RULES = (
         Rule(
-            "self.accelerator == 'GPU' || (!has(self.gpus) && !has(self.gpuProduct) && !has(self.gpuMemory))",
+            (
+                "self.accelerator == 'GPU' || (!has(self.gpus) && !has(self.gpuProduct) && "
+                "!has(self.gpuMemory))"
+            ),
             "gpus, gpuProduct and gpuMemory belong to accelerator GPU; remove them for CPU",
             _gpu_settings_are_for_gpus,
         ),
@@ -139,25 +150,36 @@ class PlacementSpec(Model):
             _processes_are_for_cpus,
         ),
         Rule(
-            "!has(self.nodes) || !has(self.gpus) || !has(self.gpus.max) || self.gpus.max >= self.nodes",
+            (
+                "!has(self.nodes) || !has(self.gpus) || !has(self.gpus.max) || self.gpus.max >= "
+                "self.nodes"
+            ),
             "gpus.max must be at least nodes: every node of the gang needs a GPU",
             _every_node_gets_a_gpu,
         ),
         Rule(
-            "self.provisioning == 'WhenFree' || self.accelerator == 'GPU' && has(self.gpuProduct) && "
+            "self.provisioning == 'WhenFree' || self.accelerator == 'GPU' && has(self.gpuProduct) "
+            "&& "
             "has(self.gpusPerNode) && has(self.nodes) && size(self.nodeSelector) > 0",
-            "provisioning CreatePods asks for nodes that nobody has seen: declare gpuProduct, gpusPerNode and nodes, "
+            "provisioning CreatePods asks for nodes that nobody has seen: declare gpuProduct, "
+            "gpusPerNode and nodes, "
             "and a nodeSelector that the autoscaler knows",
             _created_nodes_are_declared,
         ),
         Rule(
             "self.provisioning == 'WhenFree' || !has(self.gpus) && !has(self.queueName)",
-            "provisioning CreatePods takes gpusPerNode on each of the nodes, without Kueue: remove gpus and queueName",
+            (
+                "provisioning CreatePods takes gpusPerNode on each of the nodes, without Kueue: "
+                "remove gpus and queueName"
+            ),
             _created_nodes_have_fixed_gpus,
         ),
         Rule(
             "self.provisioning == 'CreatePods' || !has(self.gpusPerNode)",
-            "gpusPerNode belongs to provisioning CreatePods; otherwise the plan chooses within gpus and nodes",
+            (
+                "gpusPerNode belongs to provisioning CreatePods; otherwise the plan chooses within "
+                "gpus and nodes"
+            ),
             _gpus_per_node_is_for_created_nodes,
         ),
     )
@@ -170,32 +192,41 @@ class PlacementSpec(Model):
     """Exact number of nodes (one pod each). Unset: the plan chooses; 1 for CPU."""
     processes_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
     """Training processes per pod for accelerator CPU. Unset: 1. GPUs run one process each."""
-    gpu_product: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[-._a-zA-Z0-9]+$")] | None = None
-    """Only GPUs with this `nvidia.com/gpu.product` label (a prefix will do). Unset: any one product."""
+    gpu_product: (
+        Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[-._a-zA-Z0-9]+$")] | None
+    ) = None
+    """Only GPUs with this `nvidia.com/gpu.product` label (a prefix will do). Unset: any one
+    product."""
     gpu_memory: ByteQuantity | None = None
     """Memory of one GPU, for nodes without GPU-feature-discovery labels. Unset: from the labels."""
     node_selector: Labels = Field(default_factory=dict)
     """Labels that nodes must have. Unset: any node."""
-    tolerations: Annotated[list[Toleration], Field(max_length=32, json_schema_extra=ATOMIC_LIST)] = []
-    """Tolerations of the pods; GPU taints (`nvidia.com/gpu`, `amd.com/gpu`) are always tolerated. Unset: none."""
+    tolerations: Annotated[
+        list[Toleration], Field(max_length=32, json_schema_extra=ATOMIC_LIST)
+    ] = []
+    """Tolerations of the pods; GPU taints (`nvidia.com/gpu`, `amd.com/gpu`) are always tolerated.
+    Unset: none."""
     objective: Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest"] = "Balanced"
-    """What the plan optimises. Balanced: one node where anything fits there, and more GPUs as long as they shorten a
-    step at least as much as they raise its GPU-seconds; a step counts as 25 % longer where it fills more than 90 % of a
-    GPU, and as 10 % longer with an offloaded optimizer. Cheapest: the least price of a step, on GPUs with a price
-    (docs/usage.md). Among plans within 5 %, one with room on the GPU, except for Fastest. Unset: Balanced."""
+    """What the plan optimises. Balanced: one node where anything fits there, and more GPUs as long
+    as they shorten a step at least as much as they raise its GPU-seconds; a step counts as 25 %
+    longer where it fills more than 90 % of a GPU, and as 10 % longer with an offloaded optimizer.
+    Cheapest: the least price of a step, on GPUs with a price (docs/usage.md). Among plans within 5
+    %, one with room on the GPU, except for Fastest. Unset: Balanced."""
     queue_name: Name | None = None
-    """Kueue LocalQueue; Kueue then admits the job. Unset: the operator admits it when its whole gang fits."""
+    """Kueue LocalQueue; Kueue then admits the job. Unset: the operator admits it when its whole
+    gang fits."""
     priority_class_name: Name | None = None
-    """PriorityClass of the pods and of the job's place in the queue. Unset: the cluster's default."""
+    """PriorityClass of the pods and of the job's place in the queue. Unset: the cluster's
+    default."""
 
     provisioning: Literal["WhenFree", "CreatePods"] = "WhenFree"
-    """WhenFree: pods are created when their GPUs are free. CreatePods: at the gang's turn although nothing is free, so
-    that a cluster autoscaler adds the declared nodes. Unset: WhenFree."""
+    """WhenFree: pods are created when their GPUs are free. CreatePods: at the gang's turn although
+    nothing is free, so that a cluster autoscaler adds the declared nodes. Unset: WhenFree."""
     gpus_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
     """For CreatePods, GPUs of one node, all of which a pod takes. Unset: the plan chooses."""
     provisioning_timeout_seconds: Annotated[int, Field(ge=30, le=86400)] = 900
-    """For CreatePods, longest wait for the nodes; then the gang is released whole, and asks again after a pause that
-    grows. Unset: 900 s."""
+    """For CreatePods, longest wait for the nodes; then the gang is released whole, and asks again
+    after a pause that grows. Unset: 900 s."""
 
     @property
     def declared_gpus(self) -> int | None:
@@ -205,47 +236,56 @@ class PlacementSpec(Model):
         return self.nodes * self.gpus_per_node
 
     def default_cpu(self, processes: int) -> str:
-        """Return the CPU request, as a resource.Quantity, of a pod with `processes` processes if the spec sets none."""
-        return str(processes) if self.accelerator == "CPU" else f"{GPU_PROCESS_MILLICPU * processes}m"
+        """Return the CPU request, as a resource.Quantity, of a pod with `processes` processes if
+        the spec sets none."""
+        return (
+            str(processes) if self.accelerator == "CPU" else f"{GPU_PROCESS_MILLICPU * processes}m"
+        )
 
 
-GRPOJobName = Annotated[str, Field(min_length=1, max_length=MAX_JOB_NAME, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+GRPOJobName = Annotated[
+    str, Field(min_length=1, max_length=MAX_JOB_NAME, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+]
 
 
 class ResumeFromSpec(Model):
-    """Checkpoints of another run, with the newest of which this one begins; without any, its exported adapter."""
+    """Checkpoints of another run, with the newest of which this one begins; without any, its
+    exported adapter."""
 
     RULES = (exactly_one("grpoJob", "path"), inside_rule("path", optional=True))
 
     grpo_job: GRPOJobName | None = None
-    """GRPOJob of this namespace with a checkpoint volume. Its claim is mounted read-only and its plan is kept; this job
-    waits while there is no such job, or it has not made a step. Unset: see path."""
+    """GRPOJob of this namespace with a checkpoint volume. Its claim is mounted read-only and its
+    plan is kept; this job waits while there is no such job, or it has not made a step. Unset: see
+    path."""
     path: SubPath | None = None
-    """Folder on this job's own checkpoint volume: of a run, `<job>-<uid>`, of one checkpoint, or of an exported
-    adapter. Unset: see grpoJob."""
+    """Folder on this job's own checkpoint volume: of a run, `<job>-<uid>`, of one checkpoint, or of
+    an exported adapter. Unset: see grpoJob."""
 
 
 class GuardSpec(Model):
     """Conditions under which a run is stopped."""
 
     max_kl: Annotated[float, Field(gt=0, le=1e6)] | None = Field(default=None, alias="maxKL")
-    """The run fails with DivergedKL when the mean KL of a step is above this for `maxKLSteps` steps. Unset: never."""
+    """The run fails with DivergedKL when the mean KL of a step is above this for `maxKLSteps`
+    steps. Unset: never."""
     max_kl_steps: Annotated[int, Field(ge=1, le=10000)] = Field(default=5, alias="maxKLSteps")
     """Consecutive steps above maxKL. Unset: 5."""
     on_divergence: Literal["Fail", "Rollback"] = "Fail"
-    """What follows when a loss, a gradient or a weight is not finite (Diverged), or the KL is above maxKL (DivergedKL).
-    Rollback: the run goes back to the newest checkpoint from before the batch that it diverged on and never trains on
-    that batch, at most twice; without any checkpoint it begins at the start, without that batch. Unset: Fail."""
+    """What follows when a loss, a gradient or a weight is not finite (Diverged), or the KL is above
+    maxKL (DivergedKL). Rollback: the run goes back to the newest checkpoint from before the batch
+    that it diverged on and never trains on that batch, at most twice; without any checkpoint it
+    begins at the start, without that batch. Unset: Fail."""
     max_engine_mismatch: Annotated[float, Field(gt=0, le=100)] | None = None
-    """The run fails with EngineMismatch when the mean difference between the engine's and the trainer's log-probability
-    of the tokens of a step, in nats, is above this. Unset: never."""
+    """The run fails with EngineMismatch when the mean difference between the engine's and the
+    trainer's log-probability of the tokens of a step, in nats, is above this. Unset: never."""
     weight_sync_timeout_seconds: Annotated[int, Field(ge=5, le=86400)] = 600
-    """Longest time in which an engine takes new weights, or answers that it has them; then it is given up, and without
-    any other the attempt ends with WeightSyncTimeout. Unset: 600 s."""
+    """Longest time in which an engine takes new weights, or answers that it has them; then it is
+    given up, and without any other the attempt ends with WeightSyncTimeout. Unset: 600 s."""
     hang_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
-    """An attempt without progress for this long is ended as Hang and restarted. While it trains, progress is a finished
-    step, which may always take three times the plan's estimate; before and after, it is bytes read or written. Unset:
-    1800 s."""
+    """An attempt without progress for this long is ended as Hang and restarted. While it trains,
+    progress is a finished step, which may always take three times the plan's estimate; before and
+    after, it is bytes read or written. Unset: 1800 s."""
     rendezvous_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 600
     """Longest wait of a started pod for its peers. Unset: 600 s."""
 
@@ -256,7 +296,8 @@ class ExitCodes(Model):
     operator: Literal["In", "NotIn"]
     """Whether the code must be one of the values or none of them."""
     values: Annotated[
-        list[Annotated[int, Field(ge=1, le=255)]], Field(min_length=1, max_length=255, json_schema_extra=ATOMIC_LIST)
+        list[Annotated[int, Field(ge=1, le=255)]],
+        Field(min_length=1, max_length=255, json_schema_extra=ATOMIC_LIST),
     ]
     """Exit codes, 1 to 255."""
 
@@ -271,41 +312,56 @@ def _has_one_condition(rule: "RestartRule") -> bool:
 
 
 class RestartRule(Model):
-    """What follows an end that is described by exactly one of onExitCodes, onResults and onReasons."""
+    """What follows an end that is described by exactly one of onExitCodes, onResults and
+    onReasons."""
 
     RULES = (
         Rule(
-            "[has(self.onExitCodes), has(self.onResults), has(self.onReasons)].filter(given, given).size() == 1",
+            (
+                "[has(self.onExitCodes), has(self.onResults), has(self.onReasons)].filter(given, "
+                "given).size() == 1"
+            ),
             "set exactly one of onExitCodes, onResults, onReasons",
             _has_one_condition,
         ),
     )
 
     action: Literal["Restart", "RestartUncounted", "Fail"]
-    """Restart counts against `limit`, RestartUncounted against `uncountedLimit`, Fail ends the job."""
+    """Restart counts against `limit`, RestartUncounted against `uncountedLimit`, Fail ends the
+    job."""
     on_exit_codes: ExitCodes | None = None
     """The training container's exit code. Unset: another field says which ends."""
     on_results: (
-        Annotated[list[FailedResult], Field(min_length=1, max_length=16, json_schema_extra=ATOMIC_LIST)] | None
+        Annotated[
+            list[FailedResult], Field(min_length=1, max_length=16, json_schema_extra=ATOMIC_LIST)
+        ]
+        | None
     ) = None
-    """How the trainer, or the operator in its place, says that it ended. Unset: another field says which ends."""
-    on_reasons: Annotated[list[EndReason], Field(min_length=1, max_length=20, json_schema_extra=ATOMIC_LIST)] | None = (
-        None
-    )
-    """Kubernetes' word for the end: of the container (OOMKilled), of the pod (Evicted, UnexpectedAdmissionError) or of
-    its disruption (PreemptionByScheduler, EvictionByEvictionAPI). Unset: another field says which ends."""
+    """How the trainer, or the operator in its place, says that it ended. Unset: another field says
+    which ends."""
+    on_reasons: (
+        Annotated[
+            list[EndReason], Field(min_length=1, max_length=20, json_schema_extra=ATOMIC_LIST)
+        ]
+        | None
+    ) = None
+    """Kubernetes' word for the end: of the container (OOMKilled), of the pod (Evicted,
+    UnexpectedAdmissionError) or of its disruption (PreemptionByScheduler, EvictionByEvictionAPI).
+    Unset: another field says which ends."""
 
 
 class RestartsSpec(Model):
     """How often, and after which ends, a gang is started again."""
 
     limit: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Restarts after failures; preemption, eviction, node loss and suspension don't count. Unset: 3."""
+    """Restarts after failures; preemption, eviction, node loss and suspension don't count. Unset:
+    3."""
     uncounted_limit: Annotated[int, Field(ge=0, le=10000)] = 100
     """Restarts after ends that don't count against `limit`. Unset: 100."""
     start_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
-    """Longest time from the moment when all pods have nodes until all of them run, pulls of images included. Then the
-    gang is released, and the job fails when that has happened more than `limit` times in a row. Unset: 1800 s."""
+    """Longest time from the moment when all pods have nodes until all of them run, pulls of images
+    included. Then the gang is released, and the job fails when that has happened more than `limit`
+    times in a row. Unset: 1800 s."""
     rules: Annotated[list[RestartRule], Field(max_length=20, json_schema_extra=ATOMIC_LIST)] = []
-    """The first rule that an end matches decides what follows. Unset: failures restart and count, disruptions restart
-    uncounted, and what the same input would give again fails the job."""
+    """The first rule that an end matches decides what follows. Unset: failures restart and count,
+    disruptions restart uncounted, and what the same input would give again fails the job."""

@@ -1,6 +1,8 @@
-"""`spec.training`, `spec.reference` and `spec.adapter`: what is trained and against which reference.
+"""`spec.training`, `spec.reference` and `spec.adapter`: what is trained and against which
+reference.
 
-Fields carry TRL's own names in camelCase and TRL 1.16's defaults (GRPOConfig); where ours differ, the field says why.
+Fields carry TRL's own names in camelCase and TRL 1.16's defaults (GRPOConfig); where ours differ,
+the field says why.
 """
 
 from typing import Annotated, Literal
@@ -38,13 +40,20 @@ class TrainingSpec(Model):
         Rule(
             "!has(self.perDeviceTrainBatchSize) || "
             "(self.promptsPerStep * self.numGenerations) % self.perDeviceTrainBatchSize == 0",
-            "perDeviceTrainBatchSize must divide promptsPerStep * numGenerations (the completions of one step)",
+            (
+                "perDeviceTrainBatchSize must divide promptsPerStep * numGenerations (the "
+                "completions "
+                "of one step)"
+            ),
             _device_batch_divides_a_step,
         ),
         Rule(
             "!has(self.generationBatchSize) || "
             "self.generationBatchSize % (self.promptsPerStep * self.numGenerations) == 0",
-            "generationBatchSize must be a multiple of promptsPerStep * numGenerations (whole steps, whole groups)",
+            (
+                "generationBatchSize must be a multiple of promptsPerStep * numGenerations (whole "
+                "steps, whole groups)"
+            ),
             _generation_batch_has_whole_steps,
         ),
         Rule(
@@ -55,22 +64,23 @@ class TrainingSpec(Model):
     )
 
     beta: Annotated[float, Field(ge=0, le=100)] = 0.04
-    """Weight of the KL term. 0 trains without a reference. Unset: 0.04 (TRL's default is 0, which leaves nothing that
-    keeps the policy near its start; 0.04 is the value of the GRPO paper)."""
+    """Weight of the KL term. 0 trains without a reference. Unset: 0.04 (TRL's default is 0, which
+    leaves nothing that keeps the policy near its start; 0.04 is the value of the GRPO paper)."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-6
     """Peak learning rate. Unset: 1e-6."""
     num_generations: Annotated[int, Field(ge=2, le=1024)] = 8
     """Completions per prompt (the group). Unset: 8."""
     prompts_per_step: Annotated[int, Field(ge=1, le=65536)] = 8
-    """Prompts per optimizer step over all GPUs: the global batch is promptsPerStep * numGenerations completions; the
-    plan splits it into per-device batches and accumulation. Unset: 8."""
+    """Prompts per optimizer step over all GPUs: the global batch is promptsPerStep * numGenerations
+    completions; the plan splits it into per-device batches and accumulation. Unset: 8."""
     per_device_train_batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Completions per GPU and micro-batch. Unset: the plan chooses."""
     generation_batch_size: Annotated[int, Field(ge=2, le=16777216)] | None = None
-    """Completions generated at a time over all GPUs; more than one step's worth makes later steps off-policy. Unset:
-    one step's worth."""
+    """Completions generated at a time over all GPUs; more than one step's worth makes later steps
+    off-policy. Unset: one step's worth."""
     max_prompt_length: Annotated[int, Field(ge=1, le=1048576)] = 512
-    """Longest prompt in tokens (TRL 1.16 has no such setting any more; see dataset.onLongPrompt). Unset: 512."""
+    """Longest prompt in tokens (TRL 1.16 has no such setting any more; see dataset.onLongPrompt).
+    Unset: 512."""
     max_completion_length: Annotated[int, Field(ge=1, le=1048576)] = 512
     """Longest completion in tokens. Unset: 512."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
@@ -98,10 +108,13 @@ class TrainingSpec(Model):
     mask_truncated_completions: bool = False
     """Leave completions that hit the length limit out of the loss. Unset: false."""
     num_train_epochs: Positive = 1.0
-    """Passes over the dataset, if maxSteps is unset. Unset: 1 (TRL's is 3; a pass of generation is dear)."""
+    """Passes over the dataset, if maxSteps is unset. Unset: 1 (TRL's is 3; a pass of generation is
+    dear)."""
     max_steps: Annotated[int, Field(ge=1, le=100000000)] | None = None
     """Optimizer steps; takes precedence over numTrainEpochs. Unset: by epochs."""
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial"] = "linear"
+    lr_scheduler_type: Literal[
+        "linear", "cosine", "constant", "constant_with_warmup", "polynomial"
+    ] = "linear"
     """Learning-rate schedule. Unset: linear."""
     warmup_ratio: Share = 0.0
     """Share of the steps that warm up. Unset: 0."""
@@ -120,16 +133,18 @@ class TrainingSpec(Model):
     dtype: Literal["Auto", "bfloat16", "float32"] = "Auto"
     """Dtype of the weights. Auto: bfloat16 where the GPUs have it, float32 on CPUs."""
     optimizer: Literal["Auto", "AdamW", "AdamW8bit"] = "Auto"
-    """Optimizer. Auto: AdamW, or 8-bit AdamW where only that fits (the plan lists it under changes)."""
+    """Optimizer. Auto: AdamW, or 8-bit AdamW where only that fits (the plan lists it under
+    changes)."""
     gradient_checkpointing: Literal["Auto", "Enabled", "Disabled"] = "Auto"
-    """Recompute activations in the backward pass: less memory for 20 to 30 % more time. Auto: where it is needed."""
+    """Recompute activations in the backward pass: less memory for 20 to 30 % more time. Auto: where
+    it is needed."""
     ds3_gather_for_generation: Literal["Auto", "Enabled", "Disabled"] = "Auto"
     """Under ZeRO-3, gather the whole policy on every GPU to generate. Auto: where it fits."""
 
     @property
     def truncation(self) -> list[str]:
-        """Settings, by their names, by which tokens are sampled from another distribution than the policy's at the
-        temperature; empty where there are none."""
+        """Settings, by their names, by which tokens are sampled from another distribution than the
+        policy's at the temperature; empty where there are none."""
         shifts = {
             "topP": self.top_p < 1,
             "topK": self.top_k > 0,
@@ -140,8 +155,9 @@ class TrainingSpec(Model):
 
     @property
     def may_correct_engine(self) -> bool:
-        """Whether an engine's log-probabilities can be compared with the trainer's, as TRL's correction does: an engine
-        tells them before both temperature and truncation or after both, the trainer computes them between the two."""
+        """Whether an engine's log-probabilities can be compared with the trainer's, as TRL's
+        correction does: an engine tells them before both temperature and truncation or after both,
+        the trainer computes them between the two."""
         return not self.truncation or self.temperature == 1
 
 
@@ -160,7 +176,8 @@ class ReferenceOffload(Model):
     RULES = (
         Rule(
             "self.target != 'NVMe'",
-            "target NVMe is not supported: DeepSpeed swaps to disks with its async_io extension alone, which the "
+            "target NVMe is not supported: DeepSpeed swaps to disks with its async_io extension "
+            "alone, which the "
             "trainer's image doesn't have; set target to CPU",
             lambda offload: offload.target != "NVMe",
         ),
@@ -195,20 +212,22 @@ class ReferenceSpec(Model):
     )
 
     strategy: Literal["Auto", "Clone", "Adapter", "Sharded", "Offload", "None"] = "Auto"
-    """Clone: a frozen copy on every GPU. Adapter: the base with the adapter disabled. Sharded: reloaded and partitioned
-    under ZeRO-3. Offload: a copy in host memory. None: no KL (beta 0). Auto: the plan chooses and says why."""
+    """Clone: a frozen copy on every GPU. Adapter: the base with the adapter disabled. Sharded:
+    reloaded and partitioned under ZeRO-3. Offload: a copy in host memory. None: no KL (beta 0).
+    Auto: the plan chooses and says why."""
     sync: ReferenceSync | None = None
     """Move the reference towards the policy. Unset: it stays at step 0."""
     offload: ReferenceOffload | None = None
-    """Where an offloaded reference lives. Unset: host memory for strategy Offload, the GPUs for Sharded."""
+    """Where an offloaded reference lives. Unset: host memory for strategy Offload, the GPUs for
+    Sharded."""
 
 
 class AdapterSpec(Model):
     """LoRA: the user's consent, and its shape."""
 
     use: Literal["Never", "IfNeeded", "Always"] = "IfNeeded"
-    """IfNeeded: only when no plan with all parameters fits, and then condition TrainsAdapterOnly says so. Unset:
-    IfNeeded."""
+    """IfNeeded: only when no plan with all parameters fits, and then condition TrainsAdapterOnly
+    says so. Unset: IfNeeded."""
     rank: Annotated[int, Field(ge=1, le=4096)] = 16
     """Rank of the adapter. Unset: 16."""
     alpha: Annotated[float, Field(gt=0, le=65536)] = 32.0

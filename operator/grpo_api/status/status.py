@@ -60,7 +60,10 @@ class Condition(Model):
     """Generation of the spec that it was judged on."""
     last_transition_time: Time
     """When `status` last changed."""
-    reason: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
+    reason: Annotated[
+        str,
+        Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"),
+    ]
     """One CamelCase word for programs."""
     message: Annotated[str, Field(max_length=32768)] = ""
     """A sentence that a user can act on."""
@@ -88,7 +91,8 @@ class ProgressStatus(Model):
 
 
 class MetricsStatus(Model):
-    """The run's last metrics, as text with four significant digits; NaN, +Inf or -Inf for what is no finite number."""
+    """The run's last metrics, as text with four significant digits; NaN, +Inf or -Inf for what is
+    no finite number."""
 
     kl: Annotated[str, Field(max_length=32)] | None = None
     """Mean KL between policy and reference."""
@@ -103,15 +107,20 @@ class MetricsStatus(Model):
     completion_length: Annotated[str, Field(max_length=32)] | None = None
     """Mean tokens per completion."""
     engine_mismatch: Annotated[str, Field(max_length=32)] | None = None
-    """Mean difference between the engine's and the trainer's log-probability of a token; absent without an engine."""
+    """Mean difference between the engine's and the trainer's log-probability of a token; absent
+    without an engine."""
     weights_version: Count | None = None
     """Number of the weights that the engines sample with; absent without an engine."""
-    phase_seconds: Annotated[dict[str, Annotated[str, Field(max_length=32)]], Field(max_length=8)] | None = None
-    """Seconds of the last reported step, slowest rank: sync, generate, reward, reference, forward, backward, step."""
+    phase_seconds: (
+        Annotated[dict[str, Annotated[str, Field(max_length=32)]], Field(max_length=8)] | None
+    ) = None
+    """Seconds of the last reported step, slowest rank: sync, generate, reward, reference, forward,
+    backward, step."""
 
 
 class CheckpointStatus(Model):
-    """The newest complete checkpoint, as the trainer reported it: a further attempt continues from it."""
+    """The newest complete checkpoint, as the trainer reported it: a further attempt continues from
+    it."""
 
     step: Count
     """Finished optimizer steps."""
@@ -169,7 +178,8 @@ class MemoryMeasurement(PhaseMemory):
 
 
 MAX_ENDS = 10
-"""Ends of attempts that the status remembers: enough to reach the longest pause between restarts."""
+"""Ends of attempts that the status remembers: enough to reach the longest pause between
+restarts."""
 MAX_AVOIDED_NODES = 16
 
 
@@ -185,7 +195,8 @@ class AttemptEnd(Model):
     running_seconds: Annotated[int, Field(ge=0)] = 0
     """How long the whole gang ran."""
     node: Annotated[str, Field(max_length=253)] = ""
-    """Node that the attempt ended on without an outcome of the trainer; empty with one, or if no node is known."""
+    """Node that the attempt ended on without an outcome of the trainer; empty with one, or if no
+    node is known."""
     end_time: Time
     """When the operator saw it."""
 
@@ -229,7 +240,9 @@ class GRPOJobStatus(Model):
     """Generation of the spec that this status answers."""
     phase: Phase | None = None
     """One word, derived from the conditions."""
-    conditions: Annotated[list[Condition], Field(max_length=32, json_schema_extra=map_list("type"))] = []
+    conditions: Annotated[
+        list[Condition], Field(max_length=32, json_schema_extra=map_list("type"))
+    ] = []
     """The state of the job."""
     attempt: Annotated[int, Field(ge=0)] = 0
     """Gang starts so far; the current attempt's number."""
@@ -239,17 +252,21 @@ class GRPOJobStatus(Model):
     """Restarts after disruptions and other ends that don't count; see restarts.uncountedLimit."""
     retry: Annotated[int, Field(ge=0)] = 0
     """The spec.retry that was last acted on, or seen while the job had not failed."""
-    ends: Annotated[list[AttemptEnd], Field(max_length=MAX_ENDS, json_schema_extra=ATOMIC_LIST)] = []
+    ends: Annotated[
+        list[AttemptEnd], Field(max_length=MAX_ENDS, json_schema_extra=ATOMIC_LIST)
+    ] = []
     """How the last attempts ended, oldest first."""
-    rollbacks: Annotated[list[Rollback], Field(max_length=MAX_ROLLBACKS, json_schema_extra=ATOMIC_LIST)] = []
-    """Attempts that diverged and were gone back from, oldest first; all later attempts leave out what they did so on.
-    spec.retry does not clear it."""
+    rollbacks: Annotated[
+        list[Rollback], Field(max_length=MAX_ROLLBACKS, json_schema_extra=ATOMIC_LIST)
+    ] = []
+    """Attempts that diverged and were gone back from, oldest first; all later attempts leave out
+    what they did so on. spec.retry does not clear it."""
     avoided_nodes: Annotated[
         list[Annotated[str, Field(max_length=253)]],
         Field(max_length=MAX_AVOIDED_NODES, json_schema_extra=ATOMIC_LIST),
     ] = []
-    """Nodes that further attempts are kept away from, because two in a row ended there without a word of the trainer.
-    A suspension clears it."""
+    """Nodes that further attempts are kept away from, because two in a row ended there without a
+    word of the trainer. A suspension clears it."""
     start_time: Time | None = None
     """When the first attempt was committed."""
     completion_time: Time | None = None
@@ -257,20 +274,24 @@ class GRPOJobStatus(Model):
     active_seconds: Annotated[int, Field(ge=0)] = 0
     """Time of finished attempts, for activeDeadlineSeconds."""
     attempt_start_time: Time | None = None
-    """Since when the current attempt counts for activeDeadlineSeconds; absent while none is active."""
+    """Since when the current attempt counts for activeDeadlineSeconds; absent while none is
+    active."""
     passed_over: Annotated[int, Field(ge=0)] | None = None
-    """Younger jobs of its priority that have started while this one waited for GPUs; absent for none."""
+    """Younger jobs of its priority that have started while this one waited for GPUs; absent for
+    none."""
     job_uid: Annotated[str, Field(max_length=64)] | None = None
-    """uid of the current attempt's Job, once it was created: the same name with another uid is another Job."""
+    """uid of the current attempt's Job, once it was created: the same name with another uid is
+    another Job."""
     plan: ExecutionPlan | None = None
     """How the current attempt runs, and why."""
     resume_from: ResumeSource | None = None
     """What spec.resumeFrom.grpoJob was found to be, before the first attempt."""
     learned: Learned | None = None
-    """What the attempts found of the model's shape, of the links between GPUs, and of the memory that the job needs by
-    running out of it: every later plan of it counts on that."""
+    """What the attempts found of the model's shape, of the links between GPUs, and of the memory
+    that the job needs by running out of it: every later plan of it counts on that."""
     revisions: Revisions | None = None
-    """Commits that the attempts use, as the first of them found them, and the fingerprint of the data."""
+    """Commits that the attempts use, as the first of them found them, and the fingerprint of the
+    data."""
     progress: ProgressStatus | None = None
     """How far the run is."""
     metrics: MetricsStatus | None = None
@@ -285,8 +306,11 @@ class GRPOJobStatus(Model):
     """How the last attempt ended."""
     usage: Usage | None = None
     """What became of the GPUs' time; absent for a job on CPUs."""
-    pods: Annotated[list[PodStatus], Field(max_length=MAX_SHOWN_PODS, json_schema_extra=ATOMIC_LIST)] = []
-    """Pods of the current attempt by index, those that train first; of an engine that was made again the last."""
+    pods: Annotated[
+        list[PodStatus], Field(max_length=MAX_SHOWN_PODS, json_schema_extra=ATOMIC_LIST)
+    ] = []
+    """Pods of the current attempt by index, those that train first; of an engine that was made
+    again the last."""
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of that type, if it has been written."""

@@ -1,7 +1,8 @@
-"""What became of the time of a job's GPUs: `status.usage`, which `grpo usage` prints and the operator exports.
+"""What became of the time of a job's GPUs: `status.usage`, which `grpo usage` prints and the
+operator exports.
 
-What each state means is in docs/usage.md. The sums follow from one record per attempt, and these from what the API
-server says of the attempt's pods and from what rank 0 says of its time.
+What each state means is in docs/usage.md. The sums follow from one record per attempt, and these
+from what the API server says of the attempt's pods and from what rank 0 says of its time.
 """
 
 from typing import Annotated
@@ -12,7 +13,8 @@ from ..text.base import ATOMIC_LIST, Model
 from ..text.timing import HOUR, Beginning, Clock, Seconds, Time
 
 MAX_RECORDS = 6
-"""Attempts with a record of their own: those that may still be corrected. Older ones are summed up."""
+"""Attempts with a record of their own: those that may still be corrected. Older ones are summed
+up."""
 MAX_PODS = 512
 """Most pods of a record: those of the largest gang."""
 
@@ -37,12 +39,20 @@ class GPUSeconds(Model):
     lost: Amount = 0.0
     """From the last sealed checkpoint to the end of an attempt that did not succeed."""
     other: Amount = 0.0
-    """Held and spent on nothing that the trainer knows of: images, start and end of containers, silence."""
+    """Held and spent on nothing that the trainer knows of: images, start and end of containers,
+    silence."""
 
     @property
     def total(self) -> float:
         """GPU-seconds of all states."""
-        return self.productive_seconds + self.loading + self.proving + self.saving + self.lost + self.other
+        return (
+            self.productive_seconds
+            + self.loading
+            + self.proving
+            + self.saving
+            + self.lost
+            + self.other
+        )
 
     @property
     def productive_seconds(self) -> float:
@@ -51,7 +61,8 @@ class GPUSeconds(Model):
 
     @property
     def effective_share(self) -> str:
-        """Effective training time ratio: the productive share of what was held; empty without any."""
+        """Effective training time ratio: the productive share of what was held; empty without
+        any."""
         return f"{self.productive_seconds / self.total:.3f}" if self.total else ""
 
     def plus(self, more: "GPUSeconds") -> "GPUSeconds":
@@ -72,7 +83,8 @@ class PodTime(Model):
 
 
 class EngineUsage(Model):
-    """GPUs of an attempt's engines in pods of their own: the time of all of them is divided as the gang's is."""
+    """GPUs of an attempt's engines in pods of their own: the time of all of them is divided as the
+    gang's is."""
 
     gpus: Annotated[int, Field(ge=1)]
     """GPUs of all engines."""
@@ -81,7 +93,8 @@ class EngineUsage(Model):
     gpu_product: Annotated[str, Field(max_length=128)] = ""
     """Their product."""
     gpu_hour_price: Amount | None = None
-    """Price of one of them for an hour when the attempt was planned; absent where none was declared."""
+    """Price of one of them for an hour when the attempt was planned; absent where none was
+    declared."""
     pods: Annotated[list[PodTime], Field(max_length=MAX_PODS, json_schema_extra=ATOMIC_LIST)] = []
     """Pods that were bound, by name; those that have ended and are gone are only counted."""
     gone_seconds: Seconds = 0.0
@@ -100,7 +113,8 @@ class AttemptUsage(Model):
     gpu_product: Annotated[str, Field(max_length=128)] = ""
     """Their product."""
     gpu_hour_price: Amount | None = None
-    """Price of one of them for an hour when the attempt was planned; absent where none was declared."""
+    """Price of one of them for an hour when the attempt was planned; absent where none was
+    declared."""
     start_time: Time
     """When the operator committed the attempt, or saw it begin again."""
     ended: Annotated[str, Field(max_length=128)] = ""
@@ -147,14 +161,18 @@ class Usage(Model):
     held_gpu_seconds: Amount = 0.0
     """All of them together."""
     effective: Annotated[str, Field(max_length=16)] = ""
-    """Effective training time ratio: the share of generating, scoring and training in them; empty without any."""
+    """Effective training time ratio: the share of generating, scoring and training in them; empty
+    without any."""
     cost: Amount | None = None
-    """Price of the GPU-seconds of attempts whose product has a price, in its currency; absent without any."""
+    """Price of the GPU-seconds of attempts whose product has a price, in its currency; absent
+    without any."""
     queued_seconds: Seconds = 0.0
     """Seconds in which the job was to run and held no GPU, without the wait that goes on."""
     waiting_since: Time | None = None
     """Since when it waits; absent while it holds GPUs, is suspended or has ended."""
-    attempts: Annotated[list[AttemptUsage], Field(max_length=2 * MAX_RECORDS, json_schema_extra=ATOMIC_LIST)] = []
+    attempts: Annotated[
+        list[AttemptUsage], Field(max_length=2 * MAX_RECORDS, json_schema_extra=ATOMIC_LIST)
+    ] = []
     """What the sums are made of, oldest first."""
     earlier: UsageSum = UsageSum()
     """The attempts before these."""

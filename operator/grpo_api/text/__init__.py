@@ -1,1 +1,2 @@
-"""What all types share: base classes, schemas, quantities, names and the words between operator and pod."""
+"""What all types share: base classes, schemas, quantities, names and the words between operator and
+pod."""

@@ -1,11 +1,12 @@
-"""Defines the base classes of all types of the contract: strict camelCase models, and rules for both CEL and Python.
+"""Defines the base classes of all types of the contract: strict camelCase models, and rules for
+both CEL and Python.
 
-The CRD, the plan and the report all use these models. The API server and Python evaluate the same rules, so both accept
-the same objects.
+The CRD, the plan and the report all use these models. The API server and Python evaluate the same
+rules, so both accept the same objects.
 
-The descriptions that `kubectl explain` prints are the docstrings below fields. Pydantic would read them from the source
-of each class when it makes the class, which takes a third of a command's start. Only schemas show descriptions, so they
-are read when a schema is made.
+The descriptions that `kubectl explain` prints are the docstrings below fields. Pydantic would read
+them from the source of each class when it makes the class, which takes a third of a command's
+start. Only schemas show descriptions, so they are read when a schema is made.
 """
 
 import ast
@@ -24,18 +25,21 @@ CREATING = "creating"
 
 
 class Rule(NamedTuple):
-    """A rule over several fields: once in CEL for the API server, once in Python for a laptop and for the operator."""
+    """A rule over several fields: once in CEL for the API server, once in Python for a laptop and
+    for the operator."""
 
     cel: str
     """The rule as the API server evaluates it; `self` is the model."""
     message: str
     """What a user reads who breaks it: what is allowed and how to fix it."""
     is_satisfied: Callable[[Any], bool] | None = None
-    """The same in Python. None for rules over metadata and over the old object, which only the API server sees."""
+    """The same in Python. None for rules over metadata and over the old object, which only the API
+    server sees."""
     field_path: str = ""
     """The field that the API server blames, such as `.spec.model`. Empty: the model."""
     message_cel: str = ""
-    """CEL that says the message with what it depends on; `message` stands in for it where it fails."""
+    """CEL that says the message with what it depends on; `message` stands in for it where it
+    fails."""
     at_creation: bool = False
     """Whether only new objects are judged, so that those which are stored already stay valid."""
 
@@ -60,7 +64,8 @@ def _complete(schema: dict[str, Any], model: type["Model"]) -> None:
 
 
 class Model(BaseModel):
-    """A strict record: camelCase outside, snake_case inside, unknown fields rejected, frozen once made."""
+    """A strict record: camelCase outside, snake_case inside, unknown fields rejected, frozen once
+    made."""
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
     """Rules over several fields; checked after the fields' own types and limits."""
@@ -82,14 +87,19 @@ class Model(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         """Note which fields are integers, once per class."""
-        fields = {name: field for name, field in cls.model_fields.items() if _is_integer(field.annotation)}
-        cls._integers = frozenset(fields) | {field.alias for field in fields.values() if field.alias}
+        fields = {
+            name: field for name, field in cls.model_fields.items() if _is_integer(field.annotation)
+        }
+        cls._integers = frozenset(fields) | {
+            field.alias for field in fields.values() if field.alias
+        }
 
     @model_validator(mode="before")
     @classmethod
     def _read_as_the_server_does(cls, data: Any) -> Any:
         """A null is a field that is not set, in maps too, and 2.0 is the integer 2."""
-        # most objects have nothing to read differently, and every status goes through here: first a look in C
+        # most objects have nothing to read differently, and every status goes through here: first a
+        # look in C
         if not isinstance(data, dict) or _SOFT.isdisjoint(map(type, data.values())):
             return data
         fields = _without_nulls(data)
@@ -142,7 +152,8 @@ def _set_values(value: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def exactly_one(*fields: str, message: str = "") -> Rule:
-    """The rule that one of these optional fields, named as users write them, is set and no other of them."""
+    """The rule that one of these optional fields, named as users write them, is set and no other of
+    them."""
 
     def satisfied(model: Model) -> bool:
         names = [name for name, field in type(model).model_fields.items() if field.alias in fields]
@@ -154,7 +165,8 @@ def exactly_one(*fields: str, message: str = "") -> Rule:
 
 
 def map_list(*keys: str) -> dict[str, Any]:
-    """Marks a list as a map keyed by the named fields, so that server-side apply merges it item by item."""
+    """Marks a list as a map keyed by the named fields, so that server-side apply merges it item by
+    item."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
@@ -164,7 +176,9 @@ def unique_by(field: str) -> AfterValidator:
     def check(items: list[Any]) -> list[Any]:
         keys = [getattr(item, field) for item in items]
         if repeated := {key for key in keys if keys.count(key) > 1}:
-            raise PydanticCustomError("duplicate", "more than one item with {keys}", {"keys": ", ".join(repeated)})
+            raise PydanticCustomError(
+                "duplicate", "more than one item with {keys}", {"keys": ", ".join(repeated)}
+            )
         return items
 
     return AfterValidator(check)
@@ -187,7 +201,8 @@ def dotted_path(location: Sequence[int | str]) -> str:
 
 
 def describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Gives each property of a model's JSON schema the sentence below its field, a base class's where it has none."""
+    """Gives each property of a model's JSON schema the sentence below its field, a base class's
+    where it has none."""
     sentences: dict[str, str] = {}
     for kind in reversed(model.__mro__):
         if kind is not BaseModel and issubclass(kind, BaseModel):
@@ -199,7 +214,8 @@ def describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 def _sentences(kind: type[BaseModel]) -> dict[str, str]:
-    """Text below each field that the class itself declares; none where its source is not at hand."""
+    """Text below each field that the class itself declares; none where its source is not at
+    hand."""
     try:
         (definition,) = ast.parse(dedent(inspect.getsource(kind))).body
     except OSError:
@@ -209,6 +225,10 @@ def _sentences(kind: type[BaseModel]) -> dict[str, str]:
     for field, below in zip(definition.body, definition.body[1:], strict=False):
         if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
             continue
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+        if (
+            isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+            and isinstance(below.value.value, str)
+        ):
             sentences[field.target.id] = inspect.cleandoc(below.value.value)
     return sentences

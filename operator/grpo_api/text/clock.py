@@ -1,4 +1,5 @@
-"""The time that waiting code takes from its caller, so that a test moves it instead of waiting for it."""
+"""The time that waiting code takes from its caller, so that a test moves it instead of waiting for
+it."""
 
 from typing import Protocol
 

@@ -1,10 +1,13 @@
-"""Defines the paths, ports, names and tokens on which the operator, the pods and the API's rules must agree.
+"""Defines the paths, ports, names and tokens on which the operator, the pods and the API's rules
+must agree.
 
-The operator and the trainer share no code but this package, so each of these values is written here once. Rules of the
-API use them to keep a user's spec from taking what the operator and the trainer need.
+The operator and the trainer share no code but this package, so each of these values is written here
+once. Rules of the API use them to keep a user's spec from taking what the operator and the trainer
+need.
 
-A token authorizes a client to read a pod's HTTP pages. Only an operator can make one. The pod checks a token by its
-hash. The hash is in the pod's template, where everybody who may read pods can see it; the token is not there.
+A token authorizes a client to read a pod's HTTP pages. Only an operator can make one. The pod
+checks a token by its hash. The hash is in the pod's template, where everybody who may read pods can
+see it; the token is not there.
 """
 
 import hashlib
@@ -22,10 +25,12 @@ LEADER_KIND = "OperatorLeader"
 LEADER_PLURAL = "operatorleaders"
 
 MANAGED_BY = f"{GROUP}/operator"
-"""Value of spec.managedBy that names this operator, as does none; a job with another value is left alone."""
+"""Value of spec.managedBy that names this operator, as does none; a job with another value is left
+alone."""
 
 MULTIKUEUE = "kueue.x-k8s.io/multikueue"
-"""Value of spec.managedBy of a job that Kueue sends to another cluster, and whose status it copies from there."""
+"""Value of spec.managedBy of a job that Kueue sends to another cluster, and whose status it copies
+from there."""
 
 NODE_GBPS_LABEL = f"{GROUP}/node-gbps"
 """On a node, by its administrator: its network, GB/s per direction, all cards together."""
@@ -51,18 +56,29 @@ INDEX_ENV = "JOB_COMPLETION_INDEX"
 ENV_PREFIX = "GRPO_"
 """Environment variables of the contract begin with it."""
 
-RANK_ENV = (INDEX_ENV, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that say which process of the gang this is: the Job controller's, and what the trainer tells torch."""
+RANK_ENV = (
+    INDEX_ENV,
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""Variables that say which process of the gang this is: the Job controller's, and what the trainer
+tells torch."""
 
 THREADS_ENV = "OMP_NUM_THREADS"
-"""How many threads a process computes with on CPUs; the pod has it where the spec says how many cores there are, else
-the trainer sets it by the cores that it finds."""
+"""How many threads a process computes with on CPUs; the pod has it where the spec says how many
+cores there are, else the trainer sets it by the cores that it finds."""
 
 ALLOCATOR_ENV = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""The two names under which torch reads the settings of its allocator on GPUs; the first is known to every version."""
+"""The two names under which torch reads the settings of its allocator on GPUs; the first is known
+to every version."""
 
 EXPANDABLE_SEGMENTS = "expandable_segments:True"
-"""The setting of torch's allocator under which memory that is freed in one size can be used in another."""
+"""The setting of torch's allocator under which memory that is freed in one size can be used in
+another."""
 
 TERMINATION_LOG = "/dev/termination-log"
 """Where the kubelet reads the Outcome of an ended container."""
@@ -77,7 +93,8 @@ ATTEMPT_PREFIX = "attempt-"
 """Folder of an attempt below the job's checkpoint directory; its number follows."""
 
 CHECKPOINT_PREFIX = "checkpoint-"
-"""Folder of a checkpoint below its attempt's; its step follows. The name is transformers' (PREFIX_CHECKPOINT_DIR)."""
+"""Folder of a checkpoint below its attempt's; its step follows. The name is transformers'
+(PREFIX_CHECKPOINT_DIR)."""
 
 EXPORT_FOLDER = "export"
 """Folder of the finished model or adapter below the job's checkpoint directory, published whole."""
@@ -86,10 +103,12 @@ PROGRESS_PORT = 8080
 """Rank 0 serves /progress, /samples, /metrics and /healthz here."""
 
 TRACE_QUERY = "traceEvery"
-"""`/progress?traceEvery=N` also tells when the attempt's first and every Nth step began and ended."""
+"""`/progress?traceEvery=N` also tells when the attempt's first and every Nth step began and
+ended."""
 
 PROGRESS_BIND_ENV = "GRPO_PROGRESS_BIND"
-"""Overrides the address, as `host:port`, outside a pod; unset: every address of the pod at PROGRESS_PORT."""
+"""Overrides the address, as `host:port`, outside a pod; unset: every address of the pod at
+PROGRESS_PORT."""
 
 RENDEZVOUS_PORT = 29500
 """Rank 0 accepts the process group here."""
@@ -98,7 +117,8 @@ ENGINE_PORT = 8000
 """An engine pod serves completions, weight syncs, /metrics and /healthz here."""
 
 ENGINE_BIND_ENV = "GRPO_ENGINE_BIND"
-"""Overrides the address of an engine, as `host:port`, outside a pod; unset: every address of the pod at its port."""
+"""Overrides the address of an engine, as `host:port`, outside a pod; unset: every address of the
+pod at its port."""
 
 WEIGHTS_PORT = 29600
 """Rank 0 accepts engine pods here for the transfer of weights."""
@@ -124,13 +144,15 @@ DATA_MOUNT_ENV = "GRPO_DATA"
 SCRATCH = "/tmp"
 
 CHECKPOINT_SCRATCH = f"{SCRATCH}/checkpoints"
-"""Where a pod keeps its part of a checkpoint while it is on its way to or from spec.checkpoint.store."""
+"""Where a pod keeps its part of a checkpoint while it is on its way to or from
+spec.checkpoint.store."""
 
 RESUME_SCRATCH = f"{SCRATCH}/resume"
 """Where a pod keeps what it begins with of another job's checkpoints on an object store."""
 
 CHECKPOINT_STORE_ENV = f"{ENV_PREFIX}CHECKPOINT_STORE_"
-"""Environment variables that begin so are the client's settings for spec.checkpoint.store, of its secret."""
+"""Environment variables that begin so are the client's settings for spec.checkpoint.store, of its
+secret."""
 RESUME_STORE_ENV = f"{ENV_PREFIX}RESUME_STORE_"
 """The same for the store of the job that spec.resumeFrom.grpoJob names."""
 
@@ -185,8 +207,8 @@ RESERVED_LABELS = (
     "job-name",
     "controller-uid",
 )
-"""Labels and annotations of pods, or with a slash at the end all below a prefix, that the operator and the Job
-controller find their pods by."""
+"""Labels and annotations of pods, or with a slash at the end all below a prefix, that the operator
+and the Job controller find their pods by."""
 
 DATASET_TOKEN_ENV = "GRPO_DATASET_TOKEN"
 """Hub token of spec.dataset.tokenSecretRef; unset: anonymous."""
@@ -196,11 +218,13 @@ EXPORT_TOKEN_ENV = "GRPO_EXPORT_TOKEN"
 
 
 TOKEN_DIGEST_ENV = "GRPO_TOKEN_SHA256"
-"""The digest of the attempt's token (tokens.py), without which rank 0 answers to nobody but for /metrics and /healthz;
-absent where the operator has no key: then /progress is everybody's, and there are no /samples."""
+"""The digest of the attempt's token (tokens.py), without which rank 0 answers to nobody but for
+/metrics and /healthz; absent where the operator has no key: then /progress is everybody's, and
+there are no /samples."""
 
 IMAGE_ENV = "GRPO_IMAGE"
-"""The training image as the pod's template names it: a container can't see what it was started from."""
+"""The training image as the pod's template names it: a container can't see what it was started
+from."""
 
 
 def reward_mount(position: int) -> str:
@@ -209,12 +233,14 @@ def reward_mount(position: int) -> str:
 
 
 def reward_token_env(position: int) -> str:
-    """Environment variable with the token of the reward at this position (from 0) of spec.rewards."""
+    """Environment variable with the token of the reward at this position (from 0) of
+    spec.rewards."""
     return f"GRPO_REWARD_TOKEN_{position}"
 
 
 MAX_JOB_NAME = 52
-"""Longest name of a GRPOJob: its Jobs add `-<attempt>`, their pods `-<index>-<5 random>`, within 63 characters."""
+"""Longest name of a GRPOJob: its Jobs add `-<attempt>`, their pods `-<index>-<5 random>`, within 63
+characters."""
 
 HEADER = "X-GRPO-Token"
 """Carries the tokens of a request, with commas between them."""

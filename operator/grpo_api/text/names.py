@@ -1,11 +1,12 @@
-r"""Defines the strings of a spec that name something, and references to other objects of the job's namespace.
+r"""Defines the strings of a spec that name something, and references to other objects of the job's
+namespace.
 
-Names are those of Kubernetes objects, labels, hub repositories and folders. Two engines evaluate their patterns: Go's
-RE2 in the API server and Rust's in pydantic. The two differ in \s, \w and \d, which are ASCII in one and Unicode in the
-other, so patterns list the characters instead.
+Names are those of Kubernetes objects, labels, hub repositories and folders. Two engines evaluate
+their patterns: Go's RE2 in the API server and Rust's in pydantic. The two differ in \s, \w and \d,
+which are ASCII in one and Unicode in the other, so patterns list the characters instead.
 
-References point to claims, to keys of Secrets and ConfigMaps, and to fields of the pod. They have the shapes of
-core/v1, so that what users know from pods is right here, too.
+References point to claims, to keys of Secrets and ConfigMaps, and to fields of the pod. They have
+the shapes of core/v1, so that what users know from pods is right here, too.
 """
 
 import re
@@ -18,18 +19,26 @@ from .base import Model, Rule
 from .quantity import Quantity
 
 _DNS_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?$"
+_LABEL_KEY = (
+    r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?$"
+)
 
-Name = Annotated[str, Field(min_length=1, max_length=253, pattern=rf"^{_DNS_LABEL}(\.{_DNS_LABEL})*$")]
+Name = Annotated[
+    str, Field(min_length=1, max_length=253, pattern=rf"^{_DNS_LABEL}(\.{_DNS_LABEL})*$")
+]
 """The name of a Kubernetes object."""
 
 DNSLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=rf"^{_DNS_LABEL}$")]
 """The name of a container or of a pod's volume."""
 
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=_LABEL_KEY)]
-LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([a-zA-Z0-9]([-._a-zA-Z0-9]*[a-zA-Z0-9])?)?$")]
+LabelValue = Annotated[
+    str, Field(max_length=63, pattern=r"^([a-zA-Z0-9]([-._a-zA-Z0-9]*[a-zA-Z0-9])?)?$")
+]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
-Annotations = Annotated[dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
+Annotations = Annotated[
+    dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=32)
+]
 
 Repository = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00-\x20\x7f]+$")]
 """A Hugging Face hub id such as `openai/gsm8k`, or an absolute path in the pods."""
@@ -45,7 +54,9 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 Path = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^/[^\x00-\x1f\x7f:]*$")]
 """An absolute path inside the pods."""
 
-SubPath = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$")]
+SubPath = Annotated[
+    str, Field(min_length=1, max_length=512, pattern=r"^[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$")
+]
 """A path relative to a volume; `stays_inside` keeps it there."""
 
 
@@ -54,7 +65,8 @@ _UPWARDS = r"(^|/)\.\.(/|$)"
 
 
 def is_inside(path: str | None) -> bool:
-    """Whether a path has no part that leads upwards, so that a relative one stays below its volume."""
+    """Whether a path has no part that leads upwards, so that a relative one stays below its
+    volume."""
     return path is None or not re.search(_UPWARDS, path)
 
 
@@ -89,14 +101,15 @@ class VolumeClaim(Model):
 
 
 class ImageVolume(Model):
-    """Files of a container image, or of another OCI artifact, as core/v1's volume source `image`."""
+    """Files of a container image, or of another OCI artifact, as core/v1's volume source
+    `image`."""
 
     reference: Image
-    """Name of the image, with a tag or a digest. The cluster needs Kubernetes 1.35, or 1.33 with the feature gate
-    ImageVolume."""
+    """Name of the image, with a tag or a digest. The cluster needs Kubernetes 1.35, or 1.33 with
+    the feature gate ImageVolume."""
     pull_policy: PullPolicy | None = None
-    """When a node pulls it; with podTemplate.spec.imagePullSecrets. Unset: Always for the tag latest or none, else
-    IfNotPresent."""
+    """When a node pulls it; with podTemplate.spec.imagePullSecrets. Unset: Always for the tag
+    latest or none, else IfNotPresent."""
 
 
 def _has_one_source_at_most(model: Any) -> bool:
@@ -151,7 +164,9 @@ class ObjectFieldSelector(Model):
 
     api_version: Literal["v1"] = "v1"
     """Version of the pod's schema. Unset: v1."""
-    field_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^(metadata|spec|status)\.[^\x00-\x1f]+$")]
+    field_path: Annotated[
+        str, Field(min_length=1, max_length=512, pattern=r"^(metadata|spec|status)\.[^\x00-\x1f]+$")
+    ]
     """Such as `metadata.name`, `spec.nodeName` or `status.podIP`."""
 
 

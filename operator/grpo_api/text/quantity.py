@@ -1,6 +1,8 @@
-"""The quantities of the contract: Kubernetes amounts such as `500m`, `16Gi` and `1e3`, and parameter counts.
+"""The quantities of the contract: Kubernetes amounts such as `500m`, `16Gi` and `1e3`, and
+parameter counts.
 
-Amounts are read here and nowhere else, and exactly: two spellings of one amount must not differ in the last digit.
+Amounts are read here and nowhere else, and exactly: two spellings of one amount must not differ in
+the last digit.
 """
 
 import math
@@ -15,11 +17,15 @@ MIB, GIB = 2**20, 2**30
 """Bytes of one MiB and of one GiB."""
 
 MAX_COUNT = 2**53 - 1
-"""Largest number of steps or bytes that is believed: every reader of JSON keeps it exactly (RFC 8259, section 6)."""
+"""Largest number of steps or bytes that is believed: every reader of JSON keeps it exactly (RFC
+8259, section 6)."""
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
-_SCALES = {suffix: Fraction(1000) ** power for power, suffix in enumerate(("n", "u", "m", "", *"kMGTPE"), -3)}
+_SCALES = {
+    suffix: Fraction(1000) ** power
+    for power, suffix in enumerate(("n", "u", "m", "", *"kMGTPE"), -3)
+}
 _SCALES |= {f"{letter}i": Fraction(1024) ** power for power, letter in enumerate("KMGTPE", 1)}
 _EXPONENT = r"[eE][+-]?[0-9]{1,2}"
 _SUFFIX = rf"([numkMGTPE]|[KMGTPE]i|{_EXPONENT})?"
@@ -46,13 +52,18 @@ def _int_or_string(pattern: str, least: int) -> Any:
     return Field(min_length=1, max_length=32, pattern=pattern, json_schema_extra=schema)
 
 
-Quantity = Annotated[str, BeforeValidator(_text), _int_or_string(rf"^\+?([0-9]+\.?[0-9]*|\.[0-9]+){_SUFFIX}$", 0)]
+Quantity = Annotated[
+    str, BeforeValidator(_text), _int_or_string(rf"^\+?([0-9]+\.?[0-9]*|\.[0-9]+){_SUFFIX}$", 0)
+]
 """A Kubernetes quantity from 0 on, such as `500m`, `4` or `16Gi`."""
 
 ByteQuantity = Annotated[
-    str, BeforeValidator(_text), _int_or_string(rf"^\+?{_POSITIVE}([kMGTPE]|[KMGTPE]i|[eE]\+?[0-9]{{1,2}})?$", 1)
+    str,
+    BeforeValidator(_text),
+    _int_or_string(rf"^\+?{_POSITIVE}([kMGTPE]|[KMGTPE]i|[eE]\+?[0-9]{{1,2}})?$", 1),
 ]
-"""A positive number of bytes such as `16Gi` or `80G`; thousandths of a byte are a slip of the pen."""
+"""A positive number of bytes such as `16Gi` or `80G`; thousandths of a byte are a slip of the
+pen."""
 
 ParameterCount = Annotated[
     str,
@@ -69,7 +80,8 @@ ParameterCount = Annotated[
 def parse_quantity(value: str | int) -> Fraction:
     """The exact number that a resource.Quantity means: cores for cpu, bytes for memory.
 
-    The grammar is that of k8s.io/apimachinery/pkg/api/resource, with at most 64 characters and exponents below 100.
+    The grammar is that of k8s.io/apimachinery/pkg/api/resource, with at most 64 characters and
+    exponents below 100.
 
     Raises:
         ValueError: the value is not a quantity.
@@ -87,7 +99,8 @@ def parse_quantity(value: str | int) -> Fraction:
 
 
 def quantity_bytes(value: str | int) -> int:
-    """Bytes that a quantity such as `16Gi` or `80G` means; a part of a byte counts as one, as in Kubernetes.
+    """Bytes that a quantity such as `16Gi` or `80G` means; a part of a byte counts as one, as in
+    Kubernetes.
 
     Raises:
         ValueError: the value is not a quantity.
@@ -111,7 +124,11 @@ def format_bytes(count: int) -> str:
     """A number of bytes for people, with three digits, such as `1.24 GiB`."""
     for unit, size in (("TiB", GIB << 10), ("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)):
         if count >= size:
-            return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:.0f} {unit}"
+            return (
+                f"{count / size:.3g} {unit}"
+                if count < 1000 * size
+                else f"{count / size:.0f} {unit}"
+            )
     return f"{count} B"
 
 

@@ -1,10 +1,11 @@
-"""Renders pydantic models as the structural schema of a CustomResourceDefinition, and explains errors of a spec.
+"""Renders pydantic models as the structural schema of a CustomResourceDefinition, and explains
+errors of a spec.
 
 The models are the only source of the CRD. What structural means:
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
 
-The explanation of an error names the field, the given value and what is allowed. For a misspelled word it suggests the
-right one.
+The explanation of an error names the field, the given value and what is allowed. For a misspelled
+word it suggests the right one.
 """
 
 import json
@@ -29,15 +30,17 @@ _MAX_DEPTH = 24
 
 
 class NotStructural(ValueError):
-    """A model that has no structural schema, or an unbounded one; the message names the field's path."""
+    """A model that has no structural schema, or an unbounded one; the message names the field's
+    path."""
 
 
 def structural_schema(model: type[BaseModel], *, defaults: bool) -> Schema:
     """The structural schema of a model, references resolved, every string, list and map bounded.
 
-    With `defaults` the API server fills in the models' defaults. Sub-objects with a default factory get the whole
-    default object: the server defaults only inside objects that are present, and judges the default itself by the
-    object's rules. Without, defaults are left out: a status is written whole by its controller.
+    With `defaults` the API server fills in the models' defaults. Sub-objects with a default factory
+    get the whole default object: the server defaults only inside objects that are present, and
+    judges the default itself by the object's rules. Without, defaults are left out: a status is
+    written whole by its controller.
 
     Raises:
         NotStructural: a union, a recursion, or a string, list or map without a bound.
@@ -48,12 +51,14 @@ def structural_schema(model: type[BaseModel], *, defaults: bool) -> Schema:
 
 @cache
 def _json_schema(model: type[BaseModel]) -> str:
-    """The model's schema as pydantic makes it, in more than a second for a whole job; as text, which nobody alters."""
+    """The model's schema as pydantic makes it, in more than a second for a whole job; as text,
+    which nobody alters."""
     return json.dumps(model.model_json_schema(by_alias=True, mode="validation"))
 
 
 def schema_fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Every field below a structural schema with its path, such as `spec.rewards[].format.pattern`."""
+    """Every field below a structural schema with its path, such as
+    `spec.rewards[].format.pattern`."""
     for name, child in schema.get("properties", {}).items():
         below = f"{path}.{name}" if path else name
         yield below, child
@@ -74,32 +79,42 @@ class _Converter:
     def convert(self, schema: Schema, path: str) -> Schema:
         """The structural form of a schema and of everything below it."""
         if path.count(".") > _MAX_DEPTH:
-            raise NotStructural(f"{path}: deeper than {_MAX_DEPTH} levels; a recursive model has no structural schema")
+            raise NotStructural(
+                f"{path}: deeper than {_MAX_DEPTH} levels; a recursive model has no structural "
+                "schema"
+            )
         result = self._keywords(self._flat(schema, path))
         if "properties" in result:
             result["properties"] = self._properties(result, path)
             result.pop("additionalProperties", None)
         elif isinstance(result.get("additionalProperties"), dict):
-            result["additionalProperties"] = self.convert(result["additionalProperties"], f"{path}.*")
+            result["additionalProperties"] = self.convert(
+                result["additionalProperties"], f"{path}.*"
+            )
         if "items" in result:
             result["items"] = self.convert(result["items"], f"{path}[]")
         _require_bound(result, path)
         return result
 
     def _flat(self, schema: Schema, path: str) -> Schema:
-        """The schema without `$ref` and without the null of an optional field; its own keywords win."""
+        """The schema without `$ref` and without the null of an optional field; its own keywords
+        win."""
         schema = dict(schema)
         if "x-kubernetes-int-or-string" in schema:
             schema.pop("type", None)
             return schema
         if "$ref" in schema:
             # a copy each time, as below: shared parts would become anchors in YAML
-            return self._flat(deepcopy(self._definitions[schema.pop("$ref").rsplit("/", 1)[1]]) | schema, path)
+            return self._flat(
+                deepcopy(self._definitions[schema.pop("$ref").rsplit("/", 1)[1]]) | schema, path
+            )
         if "anyOf" not in schema:
             return schema
         options = [option for option in schema.pop("anyOf") if option.get("type") != "null"]
         if len(options) != 1:
-            raise NotStructural(f"{path}: a union; write it as optional fields and a rule that exactly one is set")
+            raise NotStructural(
+                f"{path}: a union; write it as optional fields and a rule that exactly one is set"
+            )
         return self._flat(options[0] | schema, path)
 
     def _keywords(self, schema: Schema) -> Schema:
@@ -125,15 +140,23 @@ class _Converter:
         properties = {}
         for name, raw in schema["properties"].items():
             child = self.convert(raw, f"{path}.{name}")
-            if self._defaults and name not in required and "default" not in raw and child.get("type") == "object":
+            if (
+                self._defaults
+                and name not in required
+                and "default" not in raw
+                and child.get("type") == "object"
+            ):
                 inner = child.get("properties", {})
-                child["default"] = {k: deepcopy(part["default"]) for k, part in inner.items() if "default" in part}
+                child["default"] = {
+                    k: deepcopy(part["default"]) for k, part in inner.items() if "default" in part
+                }
             properties[name] = child
         return properties
 
 
 def _kind(schema: Schema) -> str:
-    """The schema's type; `map` for an object whose keys are the user's, empty where users may write anything."""
+    """The schema's type; `map` for an object whose keys are the user's, empty where users may write
+    anything."""
     if schema.get("x-kubernetes-preserve-unknown-fields"):
         return ""
     kind = str(schema.get("type", ""))
@@ -148,12 +171,19 @@ def _map_keywords(schema: Schema) -> None:
     rules = []
     for pattern, values in schema.pop("patternProperties", {}).items():
         schema["additionalProperties"] = values
-        rules.append((f"self.all(key, key.matches({json.dumps(pattern)}))", f"every key must match {pattern}"))
+        rules.append(
+            (
+                f"self.all(key, key.matches({json.dumps(pattern)}))",
+                f"every key must match {pattern}",
+            )
+        )
     if "maxLength" in bounds:
         least, most = bounds.get("minLength", 0), bounds["maxLength"]
         rule = f"self.all(key, size(key) >= {least} && size(key) <= {most})"
         rules.append((rule, f"every key must have {least} to {most} characters"))
-    schema["x-kubernetes-validations"] = [{"rule": rule, "message": message} for rule, message in rules]
+    schema["x-kubernetes-validations"] = [
+        {"rule": rule, "message": message} for rule, message in rules
+    ]
 
 
 def _require_bound(schema: Schema, path: str) -> None:
@@ -163,14 +193,17 @@ def _require_bound(schema: Schema, path: str) -> None:
     if bound and bound not in schema and "enum" not in schema:
         raise NotStructural(f"{path}: a {kind} without {bound}")
     if kind == "array" and "x-kubernetes-list-type" not in schema:
-        raise NotStructural(f"{path}: a list without x-kubernetes-list-type; say ATOMIC_LIST or map_list()")
+        raise NotStructural(
+            f"{path}: a list without x-kubernetes-list-type; say ATOMIC_LIST or map_list()"
+        )
 
 
 _LIKENESS = 0.7
 
 
 def problem_message(problem: ErrorDetails, schema: Schema) -> str:
-    """`spec.training.beta: Input should be … (got -1)`; `schema` is the structural schema of the spec."""
+    """`spec.training.beta: Input should be … (got -1)`; `schema` is the structural schema of the
+    spec."""
     path = ["spec", *problem["loc"]]
     if problem["type"] == "extra_forbidden":
         return f"{dotted_path(path)}: {_unknown(problem['loc'], schema)}"
@@ -194,6 +227,8 @@ def _unknown(location: Sequence[int | str], schema: Schema) -> str:
 def _below(schema: Schema, parents: Sequence[int | str]) -> dict[str, Any]:
     """The schema of the object at a location."""
     for part in parents:
-        inside = schema.get("items") if isinstance(part, int) else schema.get("properties", {}).get(part)
+        inside = (
+            schema.get("items") if isinstance(part, int) else schema.get("properties", {}).get(part)
+        )
         schema = inside or schema.get("additionalProperties") or {}
     return schema

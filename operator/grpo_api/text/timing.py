@@ -1,7 +1,9 @@
-"""Times as the contract writes them, and what a trainer says of its own: how long it spent on each part of its run.
+"""Times as the contract writes them, and what a trainer says of its own: how long it spent on each
+part of its run.
 
-Those are durations by a clock that only goes forward, so that they are worth the same wherever the node's clock stands.
-The operator divides by them the time that it knows a gang to have held its GPUs (docs/usage.md).
+Those are durations by a clock that only goes forward, so that they are worth the same wherever the
+node's clock stands. The operator divides by them the time that it knows a gang to have held its
+GPUs (docs/usage.md).
 """
 
 from datetime import datetime
@@ -19,7 +21,9 @@ def _rfc3339(text: str) -> str:
     return text
 
 
-Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"}), AfterValidator(_rfc3339)]
+Time = Annotated[
+    str, Field(max_length=32, json_schema_extra={"format": "date-time"}), AfterValidator(_rfc3339)
+]
 
 LAST_TIME = 253402300799.0
 """Unix time of the last second that a timestamp can say: 9999-12-31T23:59:59Z."""
@@ -37,27 +41,37 @@ class Clock(Model):
     loading: Seconds = 0.0
     """Importing, meeting the other ranks, fetching and loading model and data."""
     proving: Seconds = 0.0
-    """From there to the first step: proving the weights, building the trainer, restoring a checkpoint."""
+    """From there to the first step: proving the weights, building the trainer, restoring a
+    checkpoint."""
     generating: Seconds = 0.0
     """Generating completions."""
     scoring: Seconds = 0.0
     """Waiting for the rewards of completions."""
     training: Seconds = 0.0
-    """The rest of the steps: log-probabilities, forward and backward passes, the optimizer's step."""
+    """The rest of the steps: log-probabilities, forward and backward passes, the optimizer's
+    step."""
     saving: Seconds = 0.0
     """Writing and sealing checkpoints, and exporting the model."""
 
     @property
     def total(self) -> float:
         """Seconds of all parts."""
-        return self.loading + self.proving + self.generating + self.scoring + self.training + self.saving
+        return (
+            self.loading
+            + self.proving
+            + self.generating
+            + self.scoring
+            + self.training
+            + self.saving
+        )
 
 
 class Beginning(Model):
     """The checkpoint that an attempt began at."""
 
     attempt: Annotated[int, Field(ge=0, le=2**31)] = 0
-    """The attempt of this run that sealed it; 0 for a fresh start, or for another run's checkpoint."""
+    """The attempt of this run that sealed it; 0 for a fresh start, or for another run's
+    checkpoint."""
     clock: Clock = Clock()
     """That attempt's clock when it sealed it."""
 

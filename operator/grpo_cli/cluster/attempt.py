@@ -1,4 +1,5 @@
-"""The attempt of a GRPOJob, from what kubectl or a file says of it: what the operator's manifests are made of."""
+"""The attempt of a GRPOJob, from what kubectl or a file says of it: what the operator's manifests
+are made of."""
 
 from typing import Any
 
@@ -14,7 +15,11 @@ TRAINER_IMAGE = "grpo-trainer"
 
 
 def build_attempt(
-    metadata: dict[str, Any], spec: GRPOJobSpec, plan: ExecutionPlan, number: int, source: ResumeSource | None
+    metadata: dict[str, Any],
+    spec: GRPOJobSpec,
+    plan: ExecutionPlan,
+    number: int,
+    source: ResumeSource | None,
 ) -> Attempt:
     """The attempt of a GRPOJob with this metadata."""
     return Attempt(

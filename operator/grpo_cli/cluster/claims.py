@@ -1,6 +1,8 @@
-"""Where a pod must run for its claims: a volume that one node at a time can mount is mounted where it is already.
+"""Where a pod must run for its claims: a volume that one node at a time can mount is mounted where
+it is already.
 
-The scheduler doesn't look at that: it would put the pod on any node, where it waits until who has the volume has ended.
+The scheduler doesn't look at that: it would put the pod on any node, where it waits until who has
+the volume has ended.
 """
 
 from argparse import Namespace
@@ -38,7 +40,8 @@ class Holder:
 
 
 def pin_to_claims(options: Namespace, job: Manifest) -> tuple[Manifest, Holder | None]:
-    """Pin the Job to the node of its claims; return it with the pod that holds them, or unchanged without one.
+    """Pin the Job to the node of its claims; return it with the pod that holds them, or unchanged
+    without one.
 
     Raises:
         NotYet: there is no such node as long as others have the claims.
@@ -52,7 +55,8 @@ def pin_to_claims(options: Namespace, job: Manifest) -> tuple[Manifest, Holder |
     for other in others:
         if other.node != first.node:
             raise NotYet(
-                f"no node can mount both {first.description}, and {other.description}: wait until one of them has ended"
+                f"no node can mount both {first.description}, and {other.description}: wait until "
+                "one of them has ended"
             )
     template = {**template, "spec": pin_to_holder(template["spec"], first)}
     return {**job, "spec": {**job["spec"], "template": template}}, first
@@ -71,14 +75,17 @@ def claims_of_pod(pod: Manifest) -> set[str]:
 def pin_to_holder(pod: Manifest, holder: Holder) -> Manifest:
     """Return the pod's spec pinned to the holder's node, with the holder's tolerations."""
     made = deepcopy(pod)
-    require_name(made.setdefault("affinity", {}).setdefault("nodeAffinity", {}), "In", [holder.node])
+    require_name(
+        made.setdefault("affinity", {}).setdefault("nodeAffinity", {}), "In", [holder.node]
+    )
     own = made.setdefault("tolerations", [])
     own += [one for one in holder.tolerations if one not in own]
     return made
 
 
 def find_holders(options: Namespace, claims: Iterable[str]) -> list[Holder]:
-    """Return the pods that hold claims which one node at a time can mount, one per claim; empty if pods can't be read.
+    """Return the pods that hold claims which one node at a time can mount, one per claim; empty if
+    pods can't be read.
 
     Raises:
         NotYet: one pod at a time can mount a claim, and another has it.
@@ -94,7 +101,9 @@ def find_holders(options: Namespace, claims: Iterable[str]) -> list[Holder]:
     found = {holder.claim: holder for pod in pods for holder in _held(pod, bound)}
     for claim, holder in found.items():
         if ONE_POD in bound[claim]:
-            raise NotYet(f"only one pod at a time can mount {holder.description}: wait until that has ended")
+            raise NotYet(
+                f"only one pod at a time can mount {holder.description}: wait until that has ended"
+            )
     return list(found.values())
 
 

@@ -1,4 +1,5 @@
-"""The command line's own clock: its one module that asks the operating system for the time and sleeps."""
+"""The command line's own clock: its one module that asks the operating system for the time and
+sleeps."""
 
 import time
 

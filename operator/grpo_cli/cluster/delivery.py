@@ -1,11 +1,12 @@
 """Runs the short-lived Job through which `grpo export` reads a job's volume or object store.
 
-The Job's pod is the job's training pod without the training. It has the same image, user, claim, credentials and node
-selection, because a pod that could write the model can also read it.
+The Job's pod is the job's training pod without the training. It has the same image, user, claim,
+credentials and node selection, because a pod that could write the model can also read it.
 
-The Job is created when it is needed, and created again when it is lost. Nothing of it remains. It is deleted however
-the command ends: after the last byte, on an error, on Ctrl-C or when the terminal closes. If the laptop is gone before
-that, the pod ends once nobody requests anything, and the Job's TTL deletes it.
+The Job is created when it is needed, and created again when it is lost. Nothing of it remains. It
+is deleted however the command ends: after the last byte, on an error, on Ctrl-C or when the
+terminal closes. If the laptop is gone before that, the pod ends once nobody requests anything, and
+the Job's TTL deletes it.
 """
 
 import signal
@@ -49,7 +50,13 @@ LIFETIME_SECONDS = 86400
 TTL_SECONDS = 60
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 _KEPT = (
-    *("securityContext", "tolerations", "serviceAccountName", "imagePullSecrets", "runtimeClassName"),
+    *(
+        "securityContext",
+        "tolerations",
+        "serviceAccountName",
+        "imagePullSecrets",
+        "runtimeClassName",
+    ),
     *("dnsPolicy", "dnsConfig"),
 )
 _READS: Manifest = {
@@ -58,12 +65,16 @@ _READS: Manifest = {
 }
 
 
-def export_job(attempt: Attempt, pods: PodDefaults, *, merge: bool = False, dtype: str | None = None) -> Manifest:
+def export_job(
+    attempt: Attempt, pods: PodDefaults, *, merge: bool = False, dtype: str | None = None
+) -> Manifest:
     """The batch/v1 Job that hands out what this job has exported, as it is or converted."""
     template = indexed_job(attempt, pods)["spec"]["template"]
     name = attempt.key.name
     own = {LABEL_APP: "grpo-export", LABEL_INSTANCE: name, LABEL_COMPONENT: "export"}
-    labels = {key: value for key, value in template["metadata"]["labels"].items() if _is_given(key)} | own
+    labels = {
+        key: value for key, value in template["metadata"]["labels"].items() if _is_given(key)
+    } | own
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": attempt.uid}
     return {
         "apiVersion": "batch/v1",
@@ -132,7 +143,8 @@ def _delivery_command(merge: bool, dtype: str | None) -> list[str]:
 
 
 def _is_needed_variable(variable: Manifest, merge: bool) -> bool:
-    """True for plain values, and for a merge the hub's token: it fetches the base model. Other secrets stay out."""
+    """True for plain values, and for a merge the hub's token: it fetches the base model. Other
+    secrets stay out."""
     if "value" in variable:
         return True
     name: str = variable["name"]
@@ -140,12 +152,14 @@ def _is_needed_variable(variable: Manifest, merge: bool) -> bool:
 
 
 def _mount(mount: Manifest) -> Manifest:
-    """Nothing is written but into the pod's own scratch folder, and by a merge into the hub's cache."""
+    """Nothing is written but into the pod's own scratch folder, and by a merge into the hub's
+    cache."""
     return mount if mount["name"] in (SCRATCH_VOLUME, CACHE_VOLUME) else {**mount, "readOnly": True}
 
 
 def _converts(attempt: Attempt, dtype: str | None) -> Manifest:
-    """What a conversion needs: the whole model in memory, once more while it is written, and on the node's disk.
+    """What a conversion needs: the whole model in memory, once more while it is written, and on the
+    node's disk.
 
     Requests without limits, as of a training pod whose memory is predicted: they may be low.
     """
@@ -153,7 +167,9 @@ def _converts(attempt: Attempt, dtype: str | None) -> Manifest:
     model = 0
     if parameters:
         model = parameter_count(parameters) * DTYPE_BYTES[dtype or attempt.plan.dtype]
-    copies = 2 if attempt.spec.checkpoint.store else 1  # what is on a store is brought before it is converted
+    copies = (
+        2 if attempt.spec.checkpoint.store else 1
+    )  # what is on a store is brought before it is converted
     memory, disk = 2 * model + 2 * GIB, copies * model + GIB
     return {"requests": {"cpu": "1", "memory": str(memory), "ephemeral-storage": str(disk)}}
 
@@ -167,7 +183,11 @@ class Delivery:
     """The export of one job behind `kubectl exec`."""
 
     def __init__(
-        self, options: Namespace, manifest: Manifest, holder: Holder | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        options: Namespace,
+        manifest: Manifest,
+        holder: Holder | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Makes nothing yet; `options.timeout` is the longest wait for a pod, in seconds.
 
@@ -201,7 +221,9 @@ class Delivery:
 
     def _same(self, found: Listing) -> Listing:
         if self._listing is not None and found != self._listing:
-            raise KubectlError("the export is another one than it was at the beginning; run the same command again")
+            raise KubectlError(
+                "the export is another one than it was at the beginning; run the same command again"
+            )
         self._listing = found
         return found
 
@@ -214,7 +236,9 @@ class Delivery:
         if not self._pod:
             self.wait_for_listing()
         try:
-            yield from kubectl.stream_output(self._options, *self._inside("send", "--", name, str(offset)))
+            yield from kubectl.stream_output(
+                self._options, *self._inside("send", "--", name, str(offset))
+            )
         except KubectlError:
             if self._phase() != "Running":
                 self._forget()
@@ -244,7 +268,9 @@ class Delivery:
             if phase in ("Succeeded", "Failed"):
                 raise KubectlError(f"the pod of {self._job} ended: {why or phase}")
             if self._clock.now() > deadline:
-                raise KubectlError(f"the pod of {self._job} does not run after {self._options.timeout} s: {why}")
+                raise KubectlError(
+                    f"the pod of {self._job} does not run after {self._options.timeout} s: {why}"
+                )
             if why != shown_reason:
                 print(f"waiting for the pod of {self._job}: {why}", file=sys.stderr)
                 shown_reason = why
@@ -260,7 +286,9 @@ class Delivery:
 
     def _found(self) -> Manifest:
         """The Job's pod; empty while it has none."""
-        pods = kubectl.get_json(self._options, "pods", f"--selector=batch.kubernetes.io/job-name={self._job}")["items"]
+        pods = kubectl.get_json(
+            self._options, "pods", f"--selector=batch.kubernetes.io/job-name={self._job}"
+        )["items"]
         return pods[0] if pods else {}
 
     def _phase(self) -> str:
@@ -283,7 +311,9 @@ class Delivery:
         job, self._job, self._pod = self._job, "", ""
         if job:
             with suppress(KubectlError):
-                kubectl.run_kubectl(self._options, "delete", "job", job, "--ignore-not-found", "--wait=false")
+                kubectl.run_kubectl(
+                    self._options, "delete", "job", job, "--ignore-not-found", "--wait=false"
+                )
 
     @contextmanager
     def deleted_afterwards(self) -> Iterator["Delivery"]:
@@ -319,7 +349,9 @@ def _state(pod: Manifest) -> tuple[str, str]:
     state = containers[0].get("state") or {}
     waiting = state.get("waiting") or {}
     ended = state.get("terminated") or {}
-    why = _reason_and_message(ended or waiting or _false_condition(status)) or _reason_and_message(status)
+    why = _reason_and_message(ended or waiting or _false_condition(status)) or _reason_and_message(
+        status
+    )
     phase = status.get("phase", "")
     # the kubelet sets a pod's phase a moment after its container's end
     if ended and phase == "Running":

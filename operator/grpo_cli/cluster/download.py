@@ -1,7 +1,9 @@
-"""Files of an exported folder onto a laptop: every byte checked, and what has arrived is never asked for again.
+"""Files of an exported folder onto a laptop: every byte checked, and what has arrived is never
+asked for again.
 
-A file arrives under a name of its own, made of its hash: what is there of it is continued, whichever way the connection
-was cut, and what is there of another version is not. It gets its name once its hash is right.
+A file arrives under a name of its own, made of its hash: what is there of it is continued,
+whichever way the connection was cut, and what is there of another version is not. It gets its name
+once its hash is right.
 """
 
 import hashlib
@@ -19,7 +21,8 @@ from ..show.errors import KubectlError, OptionError
 from .clock import SYSTEM_CLOCK
 
 Read = Callable[[str, int], Iterable[bytes]]
-"""The bytes of a file, by its name in the listing, from an offset on; KubectlError where the connection breaks."""
+"""The bytes of a file, by its name in the listing, from an offset on; KubectlError where the
+connection breaks."""
 ReportBytes = Callable[[int], None]
 """Called with the number of bytes that have arrived since the last call."""
 
@@ -40,7 +43,8 @@ def require_safe(listing: Listing) -> None:
         unsafe = path.is_absolute() or ".." in path.parts or not path.parts or str(path) != name
         if unsafe or not name.isprintable() or "\\" in name or _PART.fullmatch(path.name):
             raise KubectlError(
-                f"the pod names a file {name!r:.100}, which can't be a file of a model; nothing was written"
+                f"the pod names a file {name!r:.100}, which can't be a file of a model; nothing "
+                "was written"
             )
 
 
@@ -61,7 +65,9 @@ def missing_files(folder: Path, listing: Listing) -> dict[str, FileEntry]:
         OptionError: the folder has files of something else, or can't be read.
     """
     try:
-        there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+        there = {
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
+        }
         strangers = sorted(name for name in there if _is_strange(folder, name, listing))
     except OSError as error:
         raise OptionError(f"--to {folder}: {error}") from error
@@ -69,7 +75,9 @@ def missing_files(folder: Path, listing: Listing) -> dict[str, FileEntry]:
         shown = ", ".join(strangers[:_SHOWN])
         if strangers[_SHOWN:]:
             shown += f" and {len(strangers) - _SHOWN} more"
-        raise OptionError(f"--to {folder}: has files that are not of this export: {shown}; name a new folder")
+        raise OptionError(
+            f"--to {folder}: has files that are not of this export: {shown}; name a new folder"
+        )
     return {name: entry for name, entry in listing.files.items() if name not in there}
 
 
@@ -103,7 +111,10 @@ def require_room(folder: Path, wanted: dict[str, FileEntry]) -> None:
         arrived = parts.get(_part_name(entry), 0)
         needed += max(0, entry.bytes - arrived)
     if needed > free:
-        raise OptionError(f"--to {folder}: {format_bytes(needed)} are to come, its disk has {format_bytes(free)} free")
+        raise OptionError(
+            f"--to {folder}: {format_bytes(needed)} are to come, its disk has "
+            f"{format_bytes(free)} free"
+        )
 
 
 def _part_name(entry: FileEntry) -> str:
@@ -111,7 +122,11 @@ def _part_name(entry: FileEntry) -> str:
 
 
 def download_files(
-    folder: Path, wanted: dict[str, FileEntry], read: Read, arrived: ReportBytes, clock: Clock = SYSTEM_CLOCK
+    folder: Path,
+    wanted: dict[str, FileEntry],
+    read: Read,
+    arrived: ReportBytes,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Bring the files into the folder, one after the other, and clear away parts of other versions.
 
@@ -129,11 +144,14 @@ def download_files(
                 part.unlink()
     except OSError as error:
         raise OptionError(
-            f"--to {folder}: {error.strerror}; what has arrived stays, and the same command goes on from there"
+            f"--to {folder}: {error.strerror}; what has arrived stays, and the same command goes "
+            "on from there"
         ) from error
 
 
-def _fetch(path: Path, name: str, entry: FileEntry, read: Read, arrived: ReportBytes, *, clock: Clock) -> None:
+def _fetch(
+    path: Path, name: str, entry: FileEntry, read: Read, arrived: ReportBytes, *, clock: Clock
+) -> None:
     part = path.with_name(_part_name(entry))
     part.touch()
     arrived(part.stat().st_size)
@@ -145,16 +163,21 @@ def _fetch(path: Path, name: str, entry: FileEntry, read: Read, arrived: ReportB
         arrived(-part.stat().st_size)
         part.write_bytes(b"")
     raise KubectlError(
-        f"{name} came twice with another sha256 than the recorded {entry.sha256}: what is there is damaged"
+        f"{name} came twice with another sha256 than the recorded {entry.sha256}: what is there "
+        "is damaged"
     )
 
 
-def _complete(part: Path, name: str, entry: FileEntry, read: Read, arrived: ReportBytes, *, clock: Clock) -> None:
+def _complete(
+    part: Path, name: str, entry: FileEntry, read: Read, arrived: ReportBytes, *, clock: Clock
+) -> None:
     """Ask for what is missing until nothing is, with growing pauses while nothing comes."""
     failed, why = 0, ""
     while (before := part.stat().st_size) < entry.bytes:
         if failed == len(PAUSES):
-            raise KubectlError(f"{name}: nothing came for a minute{why}; the same command goes on from there")
+            raise KubectlError(
+                f"{name}: nothing came for a minute{why}; the same command goes on from there"
+            )
         clock.sleep(PAUSES[failed])
         why = _append(part, entry, read(name, before), arrived)
         failed = 0 if part.stat().st_size > before else failed + 1

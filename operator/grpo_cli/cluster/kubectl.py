@@ -1,7 +1,7 @@
 """The cluster as the user's kubectl sees it.
 
-The base install needs no Kubernetes client that way: contexts, credentials and plug-ins are kubectl's business. The
-environment variable KUBECTL names another program, or one with flags.
+The base install needs no Kubernetes client that way: contexts, credentials and plug-ins are
+kubectl's business. The environment variable KUBECTL names another program, or one with flags.
 """
 
 import io
@@ -56,9 +56,12 @@ def get_json(options: Namespace, *arguments: str) -> dict[str, Any]:
 
 
 def newest_warning(options: Namespace, pod: str) -> str:
-    """Return the message of the pod's newest Warning event; empty without one, or if events can't be read."""
+    """Return the message of the pod's newest Warning event; empty without one, or if events can't
+    be read."""
     try:
-        found = get_json(options, "events", f"--field-selector=involvedObject.name={pod},type=Warning")["items"]
+        found = get_json(
+            options, "events", f"--field-selector=involvedObject.name={pod},type=Warning"
+        )["items"]
     except KubectlError:
         return ""
     newest: dict[str, Any] = max(found, key=_when, default={})
@@ -68,7 +71,12 @@ def newest_warning(options: Namespace, pod: str) -> str:
 def _when(event: dict[str, Any]) -> str:
     """When an event was seen last; times of one form sort as texts."""
     metadata = event.get("metadata") or {}
-    return str(event.get("lastTimestamp") or event.get("eventTime") or metadata.get("creationTimestamp") or "")
+    return str(
+        event.get("lastTimestamp")
+        or event.get("eventTime")
+        or metadata.get("creationTimestamp")
+        or ""
+    )
 
 
 def create_object(options: Namespace, manifest: dict[str, Any]) -> str:
@@ -95,7 +103,8 @@ def stream_output(options: Namespace, *arguments: str) -> Iterator[bytes]:
     """What kubectl prints, as it comes.
 
     Raises:
-        KubectlError: kubectl is missing, or ends with an error; what had come until then was printed.
+        KubectlError: kubectl is missing, or ends with an error; what had come until then was
+            printed.
     """
     line = command(options, *arguments)
     with tempfile.TemporaryFile() as errors:
@@ -119,7 +128,9 @@ def _output(process: "subprocess.Popen[bytes]") -> io.BufferedReader:
 
 def _started(line: list[str], errors: IO[bytes]) -> "subprocess.Popen[bytes]":
     try:
-        return subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+        return subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+        )
     except OSError as error:
         raise _missing(line[0], error) from error
 
@@ -144,7 +155,9 @@ def _object(program: str, text: str) -> dict[str, Any]:
     except json.JSONDecodeError:
         found = None
     if not isinstance(found, dict):
-        raise KubectlError(f"{program} printed no JSON object: {text[:80]!r}; does KUBECTL name kubectl?")
+        raise KubectlError(
+            f"{program} printed no JSON object: {text[:80]!r}; does KUBECTL name kubectl?"
+        )
     return found
 
 
@@ -156,9 +169,14 @@ def get_job(options: Namespace, name: str) -> tuple[dict[str, Any], GRPOJob]:
     """
     found = get_json(options, f"{PLURAL}.{GROUP}", name)
     try:
-        # fields that only a newer operator knows are left out; only a value that it alone knows is an error
+        # fields that only a newer operator knows are left out; only a value that it alone knows is
+        # an error
         return found["metadata"], GRPOJob.model_validate(found, extra="ignore")
     except ValidationError as error:
-        problems = [f"{dotted_path(problem['loc'])}: {problem['msg']}" for problem in error.errors()]
+        problems = [
+            f"{dotted_path(problem['loc'])}: {problem['msg']}" for problem in error.errors()
+        ]
         wrong = "; ".join(problems)
-        raise KubectlError(f"{name} was written by another version of the operator: {wrong}") from error
+        raise KubectlError(
+            f"{name} was written by another version of the operator: {wrong}"
+        ) from error

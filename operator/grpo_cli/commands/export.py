@@ -1,7 +1,9 @@
-"""`grpo export`: downloads the trained model of a job from its volume or object store into a local folder.
+"""`grpo export`: downloads the trained model of a job from its volume or object store into a local
+folder.
 
-`kubectl cp` needs a running pod, restarts after each lost connection and checks nothing. This command creates a pod,
-resumes interrupted files, and compares every file with the hash that the trainer recorded.
+`kubectl cp` needs a running pod, restarts after each lost connection and checks nothing. This
+command creates a pod, resumes interrupted files, and compares every file with the hash that the
+trainer recorded.
 """
 
 import sys
@@ -13,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from grpo_api.job import GRPOJob
 from grpo_api.report.artifacts import Export, Listing
@@ -27,7 +36,13 @@ from ..cluster import kubectl
 from ..cluster.attempt import build_attempt
 from ..cluster.claims import pin_to_claims
 from ..cluster.delivery import DTYPE_BYTES, Delivery, Manifest, export_job
-from ..cluster.download import ReportBytes, download_files, missing_files, require_folder, require_room
+from ..cluster.download import (
+    ReportBytes,
+    download_files,
+    missing_files,
+    require_folder,
+    require_room,
+)
 from ..inputs.integrity import require_made_of
 from ..show.errors import KubectlError, NotYet, OptionError
 from ..show.terminal import console
@@ -36,14 +51,32 @@ from ..show.terminal import console
 def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("name", help="name of the GRPOJob")
-    parser.add_argument("--to", required=True, type=Path, metavar="DIR", help="folder for the model; made if missing")
-    parser.add_argument("--merge", action="store_true", help="merge the adapter into its base, in the cluster")
-    parser.add_argument("--dtype", choices=DTYPE_BYTES, help="convert the weights, in the cluster. Unset: as they are")
+    parser.add_argument(
+        "--to",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="folder for the model; made if missing",
+    )
+    parser.add_argument(
+        "--merge", action="store_true", help="merge the adapter into its base, in the cluster"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPE_BYTES,
+        help="convert the weights, in the cluster. Unset: as they are",
+    )
     parser.add_argument("--image", help="trainer image of the pod. Unset: the job's own")
     parser.add_argument(
-        "--pod-user", type=pod_user, default=SUPPRESS, metavar="ID", help=f"{USER_HELP}. Unset: the job's own"
+        "--pod-user",
+        type=pod_user,
+        default=SUPPRESS,
+        metavar="ID",
+        help=f"{USER_HELP}. Unset: the job's own",
     )
-    parser.add_argument("--timeout", type=int, default=600, help="longest wait for the pod, in seconds. Unset: 600")
+    parser.add_argument(
+        "--timeout", type=int, default=600, help="longest wait for the pod, in seconds. Unset: 600"
+    )
     kubectl.add_arguments(parser)
     parser.set_defaults(run=run)
 
@@ -68,7 +101,10 @@ def run(options: Namespace) -> int:
             require_made_of(options.to, export.weights_hash)
     what = "converted from the job's" if converts else "as the job reported it"
     console().print(
-        f"{format_bytes(listing.bytes)} in {options.to}, every file checked; weights {listing.weights_hash}, {what}",
+        (
+            f"{format_bytes(listing.bytes)} in {options.to}, every file checked; weights "
+            f"{listing.weights_hash}, {what}"
+        ),
         markup=False,
         soft_wrap=True,
     )
@@ -87,12 +123,15 @@ def exported_model(name: str, job: GRPOJob) -> Export:
     if status.export:
         raise NotYet(f"the model of {name} is at {status.export.path}: fetch it there")
     if phase == "Succeeded":
-        raise NotYet(f"{name} kept no model: status.export is empty, since its spec.export keeps none")
+        raise NotYet(
+            f"{name} kept no model: status.export is empty, since its spec.export keeps none"
+        )
     kept = status.checkpoint
     newest = f"its newest checkpoint, step {kept.step} at {kept.where}," if kept else "what it has"
     if phase == "Failed":
         raise NotYet(
-            f"{name} failed before its model was exported; {newest} is training state and no model: "
+            f"{name} failed before its model was exported; {newest} is training state and no "
+            "model: "
             f"let it go on by raising spec.retry, or a new job by resumeFrom.grpoJob"
         )
     step = f" at step {status.progress.summary}" if status.progress else ""
@@ -109,9 +148,13 @@ def is_conversion_requested(options: Namespace, export: Export) -> bool:
         OptionError: it can't be had so.
     """
     if options.merge and export.format == "Model":
-        raise OptionError(f"--merge: {options.name} has exported a whole model, there is no adapter to merge")
+        raise OptionError(
+            f"--merge: {options.name} has exported a whole model, there is no adapter to merge"
+        )
     if options.dtype and export.format == "Adapter" and not options.merge:
-        raise OptionError(f"--dtype {options.dtype}: {options.name} has exported an adapter; add --merge")
+        raise OptionError(
+            f"--dtype {options.dtype}: {options.name} has exported an adapter; add --merge"
+        )
     return options.merge or options.dtype is not None
 
 
@@ -123,7 +166,9 @@ def require_reported(listing: Listing, export: Export) -> None:
     """
     found, reported = listing.weights_hash, export.weights_hash
     if found != reported:
-        raise KubectlError(f"{export.path} has weights {found}, the job reported {reported}: somebody changed it")
+        raise KubectlError(
+            f"{export.path} has weights {found}, the job reported {reported}: somebody changed it"
+        )
 
 
 def _manifest(options: Namespace, metadata: dict[str, Any], job: GRPOJob) -> Manifest:
@@ -151,7 +196,9 @@ def _pods(options: Namespace, last: Attempt) -> PodDefaults:
     found = kubectl.get_json(options, "jobs", f"--field-selector=metadata.name={name}")["items"]
     pods = defaults_of_pod(found[0]["spec"]["template"]["spec"]) if found else PodDefaults()
     if not (pods.image or last.spec.image):
-        raise OptionError(f"Job {name}, which names the trainer's image, is gone: name it by --image")
+        raise OptionError(
+            f"Job {name}, which names the trainer's image, is gone: name it by --image"
+        )
     return replace(pods, user=options.pod_user) if "pod_user" in options else pods
 
 
@@ -169,8 +216,18 @@ def defaults_of_pod(pod: dict[str, Any]) -> PodDefaults:
 @contextmanager
 def _shown(listing: Listing) -> Iterator[ReportBytes]:
     """A bar on the terminal, if there is one; progress is no part of what is printed."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not sys.stderr.isatty())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    bar = Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
     with bar:
         task = bar.add_task(f"{len(listing.files)} files", total=listing.bytes)
         yield lambda count: bar.advance(task, count)

@@ -1,4 +1,5 @@
-"""`grpo gpus`: the GPU products that the planner knows, with the short names that `--gpus` and inventories take."""
+"""`grpo gpus`: the GPU products that the planner knows, with the short names that `--gpus` and
+inventories take."""
 
 from argparse import ArgumentParser, Namespace
 
@@ -21,7 +22,13 @@ def run(_: Namespace) -> int:
     """Prints the list."""
     out = console()
     wide = make_table(
-        "product", "short names", "GiB", "TFLOP/s", "GB/s", "the trainer's image", right=["GiB", "TFLOP/s", "GB/s"]
+        "product",
+        "short names",
+        "GiB",
+        "TFLOP/s",
+        "GB/s",
+        "the trainer's image",
+        right=["GiB", "TFLOP/s", "GB/s"],
     )
     stacked: list[tuple[Text, ...]] = []
     for label, product in products().items():
@@ -29,7 +36,10 @@ def run(_: Namespace) -> int:
         wide.add_row(*map(escape, row))
         stacked.append(_stacked(row))
     show_table(out, wide, stacked)
-    out.print("[dim]TFLOP/s dense in bfloat16, in float32 where there is no bfloat16; data sheets, not measured[/dim]")
+    out.print(
+        "[dim]TFLOP/s dense in bfloat16, in float32 where there is no bfloat16; data sheets, not "
+        "measured[/dim]"
+    )
     return 0
 
 
@@ -43,7 +53,11 @@ def _stacked(row: tuple[str, str, str, str, str, str]) -> tuple[Text, ...]:
 def _row(label: str, product: Product) -> tuple[str, str, str, str, str, str]:
     """Label, short names, memory, speed, and whether the image computes there."""
     names = ", ".join(short for short, meant in short_names().items() if meant == label)
-    image = "can't compute there" if obstacle_message(label, "", product.capability) else "computes there"
+    image = (
+        "can't compute there"
+        if obstacle_message(label, "", product.capability)
+        else "computes there"
+    )
     return (
         label,
         names,

@@ -1,6 +1,7 @@
 """`grpo logs`: the log of one rank, or one engine, of one attempt, the failed ones included.
 
-`kubectl logs` wants a pod's name, but pods have random suffixes, and the interesting attempt is often not the last.
+`kubectl logs` wants a pod's name, but pods have random suffixes, and the interesting attempt is
+often not the last.
 """
 
 import subprocess
@@ -8,7 +9,13 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from grpo_api.text.contract import CONTAINER
-from grpo_operator.records.names import COMPONENT_ENGINE, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_INDEX, LABEL_JOB
+from grpo_operator.records.names import (
+    COMPONENT_ENGINE,
+    LABEL_ATTEMPT,
+    LABEL_COMPONENT,
+    LABEL_INDEX,
+    LABEL_JOB,
+)
 
 from ..cluster import kubectl
 from ..show.errors import NotYet
@@ -17,9 +24,18 @@ from ..show.errors import NotYet
 def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("name", help="name of the GRPOJob")
-    parser.add_argument("--attempt", type=int, help="number of the attempt; unset: the last one that has pods")
-    parser.add_argument("--rank", type=int, default=0, help="global rank; the ranks of one pod share its log. Unset: 0")
-    parser.add_argument("--engine", type=int, help="number of an engine in a pod of its own, instead of a rank")
+    parser.add_argument(
+        "--attempt", type=int, help="number of the attempt; unset: the last one that has pods"
+    )
+    parser.add_argument(
+        "--rank",
+        type=int,
+        default=0,
+        help="global rank; the ranks of one pod share its log. Unset: 0",
+    )
+    parser.add_argument(
+        "--engine", type=int, help="number of an engine in a pod of its own, instead of a rank"
+    )
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the pod ends")
     parser.add_argument("--tail", type=int, default=-1, help="only the last lines. Unset: all")
     kubectl.add_arguments(parser)
@@ -35,14 +51,22 @@ def run(options: Namespace) -> int:
         pod = choose_pod(pods, options.attempt, options.rank // processes)
     else:
         pod = choose_pod(pods, options.attempt, options.engine, engine=True)
-    flags = [f"--container={CONTAINER}", f"--tail={options.tail}", *(["--follow"] if options.follow else [])]
+    flags = [
+        f"--container={CONTAINER}",
+        f"--tail={options.tail}",
+        *(["--follow"] if options.follow else []),
+    ]
     return subprocess.run(kubectl.command(options, "logs", pod, *flags), check=False).returncode
 
 
-def choose_pod(pods: list[dict[str, Any]], attempt: int | None, index: int, *, engine: bool = False) -> str:
-    """Return the name of the pod with this node rank, or with `engine` of the engine with this number.
+def choose_pod(
+    pods: list[dict[str, Any]], attempt: int | None, index: int, *, engine: bool = False
+) -> str:
+    """Return the name of the pod with this node rank, or with `engine` of the engine with this
+    number.
 
-    Without an attempt the last one counts that has such a pod. Of several pods the youngest is chosen.
+    Without an attempt the last one counts that has such a pod. Of several pods the youngest is
+    chosen.
 
     Raises:
         NotYet: no pod matches; the message lists the pods of the job.

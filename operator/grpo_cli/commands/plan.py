@@ -1,12 +1,14 @@
 """`grpo plan`: shows whether a job fits, on which GPUs and with which settings, without a cluster.
 
-It also shows why other options were rejected, and what each change would cost. Exit codes: 0 planned, 2 the job or the
-inventory is wrong, 3 nothing fits. With exit code 3, the table and the cheapest changes are still printed.
+It also shows why other options were rejected, and what each change would cost. Exit codes: 0
+planned, 2 the job or the inventory is wrong, 3 nothing fits. With exit code 3, the table and the
+cheapest changes are still printed.
 
-The jobs to plan come from a file. To ask whether a model trains on given GPUs before any job is written, users name the
-model alone.
+The jobs to plan come from a file. To ask whether a model trains on given GPUs before any job is
+written, users name the model alone.
 
-`--what-if KEY=VALUE` plans a changed spec. KEY may be short, so that users type `numGenerations=16` instead of a path.
+`--what-if KEY=VALUE` plans a changed spec. KEY may be short, so that users type `numGenerations=16`
+instead of a path.
 """
 
 import sys
@@ -52,14 +54,29 @@ class JobRequest(NamedTuple):
 def add_arguments(parser: ArgumentParser) -> None:
     """The arguments that say which job."""
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("model", nargs="?", help="plan this model without a job file, such as Qwen/Qwen2.5-7B-Instruct")
-    source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
-    parser.add_argument("--parameters", metavar="SIZE", help="with MODEL: its size, where the planner doesn't know it")
-    parser.add_argument("--prompt-length", type=int, metavar="TOKENS", help="with MODEL: longest prompt. Unset: 512")
-    parser.add_argument(
-        "--completion-length", type=int, metavar="TOKENS", help="with MODEL: longest completion. Unset: 512"
+    source.add_argument(
+        "model",
+        nargs="?",
+        help="plan this model without a job file, such as Qwen/Qwen2.5-7B-Instruct",
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="with MODEL: optimizer steps of the run, for --sizes")
+    source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
+    parser.add_argument(
+        "--parameters",
+        metavar="SIZE",
+        help="with MODEL: its size, where the planner doesn't know it",
+    )
+    parser.add_argument(
+        "--prompt-length", type=int, metavar="TOKENS", help="with MODEL: longest prompt. Unset: 512"
+    )
+    parser.add_argument(
+        "--completion-length",
+        type=int,
+        metavar="TOKENS",
+        help="with MODEL: longest completion. Unset: 512",
+    )
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="with MODEL: optimizer steps of the run, for --sizes"
+    )
 
 
 def requested_jobs(options: Namespace) -> list[JobRequest]:
@@ -75,11 +92,14 @@ def requested_jobs(options: Namespace) -> list[JobRequest]:
     if given:
         option, (section, field) = next(iter(given)), _FIELDS[next(iter(given))]
         raise OptionError(
-            f"--{option.replace('_', '-')} goes with a model's name: the file says spec.{section}.{field}; "
+            f"--{option.replace('_', '-')} goes with a model's name: the file says "
+            f"spec.{section}.{field}; "
             f"to compare, add --what-if {field}={given[option]}"
         )
     jobs = load_specs(options.filename)
-    return [JobRequest(job.metadata["name"], job.spec, job.metadata.get("namespace")) for job in jobs]
+    return [
+        JobRequest(job.metadata["name"], job.spec, job.metadata.get("namespace")) for job in jobs
+    ]
 
 
 def _of_model(model: str, given: dict[str, Any]) -> GRPOJobSpec:
@@ -88,7 +108,11 @@ def _of_model(model: str, given: dict[str, Any]) -> GRPOJobSpec:
     Raises:
         OptionError: a value is not allowed.
     """
-    document: dict[str, Any] = {"model": {"name": model}, "dataset": {"name": "any"}, "rewards": [{"accuracy": {}}]}
+    document: dict[str, Any] = {
+        "model": {"name": model},
+        "dataset": {"name": "any"},
+        "rewards": [{"accuracy": {}}],
+    }
     for name, value in given.items():
         section, field = _FIELDS[name]
         document.setdefault(section, {})[field] = value
@@ -117,9 +141,19 @@ def register(parser: ArgumentParser) -> None:
         "--what-if", metavar="KEY=VALUE", action="append", default=[],
         help="plan again with a field changed, such as numGenerations=16, and show the difference",
     )  # fmt: skip
-    parser.add_argument("--sizes", action="store_true", help="print what every number of GPUs would give")
-    parser.add_argument("--all", action="store_true", help="print every candidate of the table, not the first twelve")
-    parser.add_argument("--to", metavar="FILE", help="write the picture here; unset: <job>.png, or svg to the terminal")
+    parser.add_argument(
+        "--sizes", action="store_true", help="print what every number of GPUs would give"
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="print every candidate of the table, not the first twelve",
+    )
+    parser.add_argument(
+        "--to",
+        metavar="FILE",
+        help="write the picture here; unset: <job>.png, or svg to the terminal",
+    )
     parser.set_defaults(run=run)
 
 
@@ -153,7 +187,9 @@ def _one(options: Namespace, job: JobRequest) -> int:
     return code
 
 
-def _what_if(options: Namespace, job: JobRequest, learned: Learned | None, result: PlanResult, change: str) -> int:
+def _what_if(
+    options: Namespace, job: JobRequest, learned: Learned | None, result: PlanResult, change: str
+) -> int:
     """Plans the changed job and prints the difference.
 
     Raises:
@@ -168,7 +204,9 @@ def _what_if(options: Namespace, job: JobRequest, learned: Learned | None, resul
     return exit_code(changed)
 
 
-def _sizes(options: Namespace, spec: GRPOJobSpec, learned: Learned | None, result: PlanResult) -> None:
+def _sizes(
+    options: Namespace, spec: GRPOJobSpec, learned: Learned | None, result: PlanResult
+) -> None:
     """Prints the curve of GPUs against time, where there is one.
 
     Raises:
@@ -220,12 +258,14 @@ ENGINE = "spec.generation.engine"
 
 
 def with_change(spec: GRPOJobSpec, change: str) -> GRPOJobSpec:
-    """The spec with `KEY=VALUE` applied; `gpus=8` pins the number of GPUs, and `KEY=null` unsets a field.
+    """The spec with `KEY=VALUE` applied; `gpus=8` pins the number of GPUs, and `KEY=null` unsets a
+    field.
 
     Another engine comes without the settings of the one before; see left_out.
 
     Raises:
-        OptionError: the key names no field, there is no `=`, the value is no YAML or not allowed there.
+        OptionError: the key names no field, there is no `=`, the value is no YAML or not allowed
+            there.
     """
     key, separator, text = change.partition("=")
     if not separator:
@@ -239,17 +279,21 @@ def with_change(spec: GRPOJobSpec, change: str) -> GRPOJobSpec:
             spec = _without(spec, _others_settings(spec, value))
         return with_value(spec, path, value)
     except SpecInvalid as error:
-        raise OptionError(*(f"--what-if {change}: {problem}" for problem in error.problems)) from error
+        raise OptionError(
+            *(f"--what-if {change}: {problem}" for problem in error.problems)
+        ) from error
 
 
 def unused_changes(before: GRPOJobSpec, after: GRPOJobSpec) -> list[str]:
-    """Paths of what a change of the engine took away with it: settings that belong to the one before."""
+    """Paths of what a change of the engine took away with it: settings that belong to the one
+    before."""
     engine = after.generation.engine
     return [] if engine == before.generation.engine else _others_settings(before, engine)
 
 
 def _others_settings(spec: GRPOJobSpec, engine: object) -> list[str]:
-    """Paths of what is set and belongs to engines other than this; without an engine it is the default."""
+    """Paths of what is set and belongs to engines other than this; without an engine it is the
+    default."""
     wanted = spec.generation.model_copy(update={"engine": engine or GenerationSpec().engine})
     return [f"spec.generation.{to_camel(name)}" for name in wanted.belong_elsewhere(*ENGINES_OF)]
 
@@ -268,7 +312,8 @@ def _value(change: str, text: str) -> Any:
 
 
 def path_of(key: str) -> str:
-    """Return the path that a key means: the key itself if it begins with `spec.`, else the field with this name.
+    """Return the path that a key means: the key itself if it begins with `spec.`, else the field
+    with this name.
 
     Raises:
         OptionError: no field has this name.
@@ -282,7 +327,9 @@ def path_of(key: str) -> str:
         kind = GRPOJobSpec.model_fields[section].annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel) and name in _names(kind):
             return f"spec.{section}.{name}"
-    raise OptionError(f"--what-if: {key!r} is no field of {', '.join(SECTIONS)}; write the path, spec.training.…")
+    raise OptionError(
+        f"--what-if: {key!r} is no field of {', '.join(SECTIONS)}; write the path, spec.training.…"
+    )
 
 
 def _names(kind: type[BaseModel]) -> set[str]:

@@ -1,9 +1,11 @@
 """`grpo prefetch`: fills a job's cache of the hub before the job holds GPUs.
 
-A Job in the cluster does the work and goes on if the command ends. The same command, run again, follows that Job.
+A Job in the cluster does the work and goes on if the command ends. The same command, run again,
+follows that Job.
 
-The Job's pod is the training pod without GPUs, checkpoints and peers. It is made from the training pod, so that it has
-the secrets, variables, mirrors and certificates that a download needs. The same spec always gives the same Job.
+The Job's pod is the training pod without GPUs, checkpoints and peers. It is made from the training
+pod, so that it has the secrets, variables, mirrors and certificates that a download needs. The same
+spec always gives the same Job.
 """
 
 import subprocess
@@ -54,7 +56,8 @@ def register(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Fills the cache of one job after the other; 0 once all is there, 1 where something was not fetched."""
+    """Fills the cache of one job after the other; 0 once all is there, 1 where something was not
+    fetched."""
     codes = [_one(options, name, spec) for name, spec in _jobs(options)]
     return max(codes)
 
@@ -68,7 +71,8 @@ def _jobs(options: Namespace) -> list[tuple[str, GRPOJobSpec]]:
     named = {job.metadata["namespace"] for job in read if job.metadata.get("namespace")}
     if len(named) > 1 and not options.namespace:
         raise OptionError(
-            f"{options.filename} has jobs of several namespaces: {', '.join(sorted(named))}; give one by -n"
+            f"{options.filename} has jobs of several namespaces: {', '.join(sorted(named))}; give "
+            "one by -n"
         )
     options.namespace = options.namespace or next(iter(named), None)
     return [(job.metadata["name"], job.spec) for job in read]
@@ -78,12 +82,15 @@ def _one(options: Namespace, name: str, spec: GRPOJobSpec) -> int:
     """Fills one job's cache."""
     if spec.model.cache is None:
         raise OptionError(
-            f"{name}: spec.model.cache is unset, so there is nothing to fill: name the claim to share there"
+            f"{name}: spec.model.cache is unset, so there is nothing to fill: name the claim to "
+            "share there"
         )
     if not hub_names(spec):
         print(f"{name}: nothing to fetch: its models and its dataset are folders")
         return 0
-    body = prefetch_job(ObjectKey(options.namespace or "", name), spec, pod_defaults.defaults_from_flags(options))
+    body = prefetch_job(
+        ObjectKey(options.namespace or "", name), spec, pod_defaults.defaults_from_flags(options)
+    )
     holder = _start(options, body)
     return _followed(options, prefetch_name(name), holder)
 
@@ -101,7 +108,10 @@ def _start(options: Namespace, body: Object) -> Holder | None:
     there = _job(options, name)
     if there and not _end(there):
         if _plan(there) != _plan(body):
-            raise NotYet(f"job {name} is fetching what an earlier version of the spec named; wait for it, or delete it")
+            raise NotYet(
+                f"job {name} is fetching what an earlier version of the spec named; wait for it, "
+                "or delete it"
+            )
         return None
     if there:
         kubectl.run_kubectl(options, "delete", "job", name, "--wait")
@@ -112,7 +122,9 @@ def _start(options: Namespace, body: Object) -> Holder | None:
 
 
 def _job(options: Namespace, name: str) -> Object | None:
-    found: list[Object] = kubectl.get_json(options, "jobs", f"--field-selector=metadata.name={name}")["items"]
+    found: list[Object] = kubectl.get_json(
+        options, "jobs", f"--field-selector=metadata.name={name}"
+    )["items"]
     return found[0] if found else None
 
 
@@ -139,11 +151,15 @@ def _followed(options: Namespace, name: str, holder: Holder | None) -> int:
         job = _job(options, name)  # before its pods: what they said is all there when it has ended
         if job is None:
             raise NotYet(f"job {name} was deleted")
-        pods = kubectl.get_json(options, "pods", f"--selector=batch.kubernetes.io/job-name={name}")["items"]
+        pods = kubectl.get_json(options, "pods", f"--selector=batch.kubernetes.io/job-name={name}")[
+            "items"
+        ]
         for pod in (pod for pod in pods if _began(pod) and pod["metadata"]["name"] not in shown):
             shown.add(pod["metadata"]["name"])
             print(f"job {name}: pod {pod['metadata']['name']}", flush=True)
-            subprocess.run(kubectl.command(options, "logs", "--follow", pod["metadata"]["name"]), check=False)
+            subprocess.run(
+                kubectl.command(options, "logs", "--follow", pod["metadata"]["name"]), check=False
+            )
         if end := _end(job):
             return _told(end, pods)
         reasons = [_waits(pod) or _warned(options, pod) for pod in pods]
@@ -175,7 +191,8 @@ def _waits(pod: Object) -> str:
 
 
 def _warned(options: Namespace, pod: Object) -> str:
-    """What only events say of a pod that doesn't run yet, such as a volume that can't be mounted."""
+    """What only events say of a pod that doesn't run yet, such as a volume that can't be
+    mounted."""
     pending = pod.get("status", {}).get("phase") == "Pending"
     return kubectl.newest_warning(options, pod["metadata"]["name"]) if pending else ""
 
@@ -229,7 +246,8 @@ def prefetch_name(job: str) -> str:
 
 
 def hub_names(spec: GRPOJobSpec) -> list[str]:
-    """Return the hub names of the models and the dataset that the job fetches; folders need no fetching."""
+    """Return the hub names of the models and the dataset that the job fetches; folders need no
+    fetching."""
     named = [spec.model.name]
     named += [reward.model.name for reward in spec.rewards if reward.model]
     if spec.dataset.name:
@@ -261,13 +279,19 @@ def prefetch_job(key: ObjectKey, spec: GRPOJobSpec, pods: PodDefaults) -> dict[s
 
 
 def _fetching(spec: GRPOJobSpec) -> GRPOJobSpec:
-    """The spec without what only training needs: GPUs, checkpoints, peers, what runs before it or beside.
+    """The spec without what only training needs: GPUs, checkpoints, peers, what runs before it or
+    beside.
 
-    Its nodes stay the job's, for elsewhere it may reach neither the hub nor the claim; so it is let onto those of GPUs.
+    Its nodes stay the job's, for elsewhere it may reach neither the hub nor the claim; so it is let
+    onto those of GPUs.
     """
     template = spec.pod_template.spec
-    affinity = Affinity(node_affinity=template.affinity.node_affinity) if template.affinity else None
-    pod = template.model_copy(update={"affinity": affinity, "runtime_class_name": None, "init_containers": []})
+    affinity = (
+        Affinity(node_affinity=template.affinity.node_affinity) if template.affinity else None
+    )
+    pod = template.model_copy(
+        update={"affinity": affinity, "runtime_class_name": None, "init_containers": []}
+    )
     to_gpus = [Toleration(key=key, operator="Exists", effect="NoSchedule") for key in GPU_TAINTS]
     placement = PlacementSpec(
         accelerator="CPU",
@@ -289,7 +313,11 @@ _FAILURES = [
     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {
         "action": "FailJob",
-        "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [EXIT_CODES[Result.BAD_INPUT]]},
+        "onExitCodes": {
+            "containerName": CONTAINER,
+            "operator": "In",
+            "values": [EXIT_CODES[Result.BAD_INPUT]],
+        },
     },
 ]
 """What the hub refuses it would refuse again; a drained node says nothing of it."""

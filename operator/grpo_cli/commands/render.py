@@ -1,7 +1,7 @@
 """`grpo render`: the objects that the operator would create for a job.
 
-A platform engineer can read, diff and policy-check them before anything runs. From a file the job is planned first; by
-name the plan is the one that the operator committed.
+A platform engineer can read, diff and policy-check them before anything runs. From a file the job
+is planned first; by name the plan is the one that the operator committed.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -29,7 +29,9 @@ UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("name", nargs="?", help="a GRPOJob of the cluster, with the plan of its last attempt")
+    source.add_argument(
+        "name", nargs="?", help="a GRPOJob of the cluster, with the plan of its last attempt"
+    )
     source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
     pod_spec.add_arguments(parser, TRAINER_IMAGE)
     kubectl.add_namespace(parser)
@@ -40,7 +42,9 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Prints YAML documents in the order in which the operator creates the objects."""
     attempts = _planned(options) if options.filename else [_committed(options)]
-    objects = [item for one in attempts for item in _objects(one, pod_spec.defaults_from_flags(options))]
+    objects = [
+        item for one in attempts for item in _objects(one, pod_spec.defaults_from_flags(options))
+    ]
     print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
     return 0
 
@@ -63,7 +67,9 @@ def _committed(options: Namespace) -> Attempt:
     """The last attempt of a job of the cluster."""
     metadata, job = kubectl.get_job(options, options.name)
     if job.status.plan is None:
-        refused = [one for one in job.status.conditions if one.type == "Admitted" and one.status == "False"]
+        refused = [
+            one for one in job.status.conditions if one.type == "Admitted" and one.status == "False"
+        ]
         reasons = "; ".join(condition.message for condition in refused)
         raise NotYet(f"{options.name} has no plan yet: {reasons or 'the operator has not seen it'}")
     number = max(1, job.status.attempt)
@@ -76,11 +82,15 @@ def _unresolved(spec: GRPOJobSpec) -> ResumeSource | None:
     if name is None:
         return None
     folder = run_folder(name, UNKNOWN_UID)
-    return ResumeSource(grpo_job=name, uid=UNKNOWN_UID, claim_name=checkpoint_claim(name), folder=folder)
+    return ResumeSource(
+        grpo_job=name, uid=UNKNOWN_UID, claim_name=checkpoint_claim(name), folder=folder
+    )
 
 
 def _objects(one: Attempt, pods: PodDefaults) -> list[dict[str, Any]]:
     claim = checkpoint_volume_claim(one.key, one.uid, one.spec)
     namespace, engines = one.key.namespace, engines_job(one, pods)
     services = (rendezvous_service(namespace), engine_service(namespace) if engines else None)
-    return [item for item in (*services, claim, indexed_job(one, pods), engines) if item is not None]
+    return [
+        item for item in (*services, claim, indexed_job(one, pods), engines) if item is not None
+    ]

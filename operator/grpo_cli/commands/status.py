@@ -1,4 +1,5 @@
-"""`grpo status`: one screen on a job: what it does, why, how far it is, what it costs in memory, where its pods are.
+"""`grpo status`: one screen on a job: what it does, why, how far it is, what it costs in memory,
+where its pods are.
 
 `kubectl describe` prints everything, in the order of the alphabet.
 """
@@ -60,7 +61,10 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
     yield from _measured(status)
     if status.checkpoint:
         kept = status.checkpoint
-        yield "checkpoint", f"step {kept.step}, {format_bytes(kept.bytes)} at {kept.where} since {kept.time}"
+        yield (
+            "checkpoint",
+            f"step {kept.step}, {format_bytes(kept.bytes)} at {kept.where} since {kept.time}",
+        )
     if status.export:
         yield "exported", f"{status.export.description}, weights {status.export.weights_hash}"
     yield "attempts", _attempts(job)
@@ -68,9 +72,15 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
         yield "GPU time", status.usage.description
     yield from _restricted(status)
     if status.outcome:
-        yield "outcome", f"{status.outcome.result} at step {status.outcome.step}: {status.outcome.message}"
+        yield (
+            "outcome",
+            f"{status.outcome.result} at step {status.outcome.step}: {status.outcome.message}",
+        )
         if status.outcome.standstill:
-            yield f"rank {status.outcome.rank} stood in", "\n".join(status.outcome.standstill.frames)
+            yield (
+                f"rank {status.outcome.rank} stood in",
+                "\n".join(status.outcome.standstill.frames),
+            )
 
 
 def _measured(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
@@ -82,7 +92,10 @@ def _measured(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
         found = status.metrics.model_dump(exclude_none=True, exclude={"phase_seconds"})
         yield "metrics", ", ".join(f"{key} {value}" for key, value in found.items())
         if phases := status.metrics.phase_seconds:
-            yield "step seconds", ", ".join(f"{phase} {phases[phase]}" for phase in STEP_PHASES if phase in phases)
+            yield (
+                "step seconds",
+                ", ".join(f"{phase} {phases[phase]}" for phase in STEP_PHASES if phase in phases),
+            )
     if status.memory:
         predicted, measured = gib(status.memory.predicted_bytes), gib(status.memory.measured_bytes)
         yield "memory", f"{predicted:.1f} GiB predicted, {measured:.1f} GiB measured"
@@ -91,25 +104,33 @@ def _measured(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
 def _restricted(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
     """What further attempts keep away from: data that the run diverged on, and nodes."""
     if status.rollbacks:
-        left_out = (f"{one.skipped.first} to {one.skipped.last} ({one.reason})" for one in status.rollbacks)
+        left_out = (
+            f"{one.skipped.first} to {one.skipped.last} ({one.reason})" for one in status.rollbacks
+        )
         yield "left out", f"generations {', '.join(left_out)}"
     if status.avoided_nodes:
         yield "kept away from", ", ".join(status.avoided_nodes)
 
 
 def _attempts(job: GRPOJob) -> str:
-    """`4: restarts 1 of 3 after failures, 1 of 100 after disruptions; ended: 1 OutOfMemory, 2 Preempted, …`."""
+    """`4: restarts 1 of 3 after failures, 1 of 100 after disruptions; ended: 1 OutOfMemory, 2
+    Preempted, …`."""
     status, restarts = job.status, job.spec.restarts
     counted = f"{status.restarts} of {restarts.limit} after failures"
     uncounted = f"{status.uncounted_restarts} of {restarts.uncounted_limit} after disruptions"
     ends = ", ".join(f"{end.attempt} {end.reason}" for end in status.ends)
-    return f"{status.attempt}: restarts {counted}, {uncounted}" + (f"; ended: {ends}" if ends else "")
+    return f"{status.attempt}: restarts {counted}, {uncounted}" + (
+        f"; ended: {ends}" if ends else ""
+    )
 
 
 def _plan(plan: ExecutionPlan) -> Iterator[tuple[str, str]]:
     size = f"{plan.gpus} GPUs" if plan.accelerator == "GPU" else f"{plan.world_size} CPU processes"
     sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
-    yield "plan", f"{plan.method}, reference {plan.strategy}, {sharded}, {size} on {plan.nodes} nodes"
+    yield (
+        "plan",
+        f"{plan.method}, reference {plan.strategy}, {sharded}, {size} on {plan.nodes} nodes",
+    )
     if plan.engine:
         yield "engine", _engine(plan.engine)
     yield "why", plan.reason
@@ -122,7 +143,11 @@ def _plan(plan: ExecutionPlan) -> Iterator[tuple[str, str]]:
 def _engine(engine: EnginePlan) -> str:
     if engine.kind == "Colocated":
         return f"vLLM beside every process, with {engine.memory_share:.0%} of its memory"
-    each = f", {engine.gpus_per_replica} × {engine.gpu_product} each" if engine.gpus_per_replica else ""
+    each = (
+        f", {engine.gpus_per_replica} × {engine.gpu_product} each"
+        if engine.gpus_per_replica
+        else ""
+    )
     return f"vLLM in {engine.replicas} pods of their own{each}"
 
 
@@ -132,7 +157,9 @@ def _conditions(out: Console, conditions: list[Condition]) -> None:
         return
     wide = make_table("condition", "status", "since", "reason", "message")
     for one in conditions:
-        wide.add_row(one.type, one.status, one.last_transition_time, one.reason, escape(one.message))
+        wide.add_row(
+            one.type, one.status, one.last_transition_time, one.reason, escape(one.message)
+        )
     show_table(out, wide, map(_stacked_condition, conditions))
 
 

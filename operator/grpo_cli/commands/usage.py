@@ -1,4 +1,5 @@
-"""`grpo usage`: what became of the GPUs' time of one job, of a namespace's or of all, and what it cost.
+"""`grpo usage`: what became of the GPUs' time of one job, of a namespace's or of all, and what it
+cost.
 
 The states are those of docs/usage.md. Jobs on CPUs hold no GPUs and are left out.
 """
@@ -36,8 +37,12 @@ class Row(NamedTuple):
 def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("name", nargs="?", help="name of the GRPOJob; unset: all of the namespace")
-    parser.add_argument("-A", "--all-namespaces", action="store_true", help="those of all namespaces")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="unset: table")
+    parser.add_argument(
+        "-A", "--all-namespaces", action="store_true", help="those of all namespaces"
+    )
+    parser.add_argument(
+        "-o", "--output", choices=("table", "json"), default="table", help="unset: table"
+    )
     kubectl.add_arguments(parser)
     parser.set_defaults(run=run)
 
@@ -45,14 +50,20 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Prints the jobs and their sum."""
     if options.name and options.all_namespaces:
-        raise OptionError(f"--all-namespaces shows all jobs: leave {options.name} out, or name its namespace with -n")
+        raise OptionError(
+            f"--all-namespaces shows all jobs: leave {options.name} out, or name its namespace "
+            "with -n"
+        )
     rows = list(_rows(_found(options), with_namespace=options.all_namespaces))
     if options.output == "json":
         document = {"items": [_as_json(row) for row in rows], "total": _as_json(total(rows))}
         print(json.dumps(document, indent=2))
         return 0
     if not rows:
-        raise NotYet("no GRPOJob here has a status.usage: none has GPUs, or the operator has not looked at it yet")
+        raise NotYet(
+            "no GRPOJob here has a status.usage: none has GPUs, or the operator has not looked at "
+            "it yet"
+        )
     shown = rows if len(rows) == 1 else [*rows, total(rows)]
     wide = make_table(*HEADINGS, right=NUMBERS)
     for row in shown:
@@ -86,9 +97,9 @@ def _found(options: Namespace) -> list[dict[str, Any]]:
     kind = f"{PLURAL}.{GROUP}"
     if options.name:
         return [kubectl.get_json(options, kind, options.name)]
-    items: list[dict[str, Any]] = kubectl.get_json(options, kind, *(["--all-namespaces"] * options.all_namespaces))[
-        "items"
-    ]
+    items: list[dict[str, Any]] = kubectl.get_json(
+        options, kind, *(["--all-namespaces"] * options.all_namespaces)
+    )["items"]
     return items
 
 
@@ -109,9 +120,13 @@ def _usage(name: str, document: object) -> Usage:
     try:
         return Usage.model_validate(document, extra="ignore")
     except ValidationError as error:
-        problems = [f"status.usage.{dotted_path(one['loc'])}: {one['msg']}" for one in error.errors()]
+        problems = [
+            f"status.usage.{dotted_path(one['loc'])}: {one['msg']}" for one in error.errors()
+        ]
         wrong = "; ".join(problems)
-        raise KubectlError(f"{name} was written by another version of the operator: {wrong}") from error
+        raise KubectlError(
+            f"{name} was written by another version of the operator: {wrong}"
+        ) from error
 
 
 def _cells(row: Row) -> list[str]:

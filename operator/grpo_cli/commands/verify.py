@@ -1,7 +1,8 @@
-"""`grpo verify`: is this folder the model that a job exported, unchanged, and what was it made of; no cluster needed.
+"""`grpo verify`: is this folder the model that a job exported, unchanged, and what was it made of;
+no cluster needed.
 
-Exit codes: 0 as exported or converted, and signed by the key if one is given; 1 not so, with a line per file that
-differs; 2 the folder or the key can't be read.
+Exit codes: 0 as exported or converted, and signed by the key if one is given; 1 not so, with a line
+per file that differs; 2 the folder or the key can't be read.
 """
 
 import sys
@@ -42,11 +43,16 @@ GENUINE, DIFFERENT = 0, 1
 
 def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("folder", metavar="DIR", type=Path, help=f"the exported model, with its {STATEMENT_FILE}")
-    parser.add_argument("--key", metavar="PUBLIC", type=Path, help="public key in PEM that must have signed it")
+    parser.add_argument(
+        "folder", metavar="DIR", type=Path, help=f"the exported model, with its {STATEMENT_FILE}"
+    )
+    parser.add_argument(
+        "--key", metavar="PUBLIC", type=Path, help="public key in PEM that must have signed it"
+    )
     parser.add_argument(
         "--ignore", metavar="PATTERN", action="append", default=[],
-        help="files that may be there besides, such as .gitattributes or '.cache/*'; again for more",
+        help=("files that may be there besides, such as .gitattributes or '.cache/*'; again for "
+             "more"),
     )  # fmt: skip
     parser.set_defaults(run=run)
 
@@ -88,14 +94,17 @@ def _verified(folder: Path, options: Namespace) -> int:
     return GENUINE
 
 
-def _different(problems: list[str], verdict: str = "this is not the model that was exported") -> int:
+def _different(
+    problems: list[str], verdict: str = "this is not the model that was exported"
+) -> int:
     for problem in (*problems, verdict):
         print(f"grpo: {_plain(problem)}", file=sys.stderr)
     return DIFFERENT
 
 
 def _plain(text: object) -> str:
-    """What a stranger wrote, without the characters that move a terminal's cursor or can't be printed."""
+    """What a stranger wrote, without the characters that move a terminal's cursor or can't be
+    printed."""
     return "".join(map(_printable, str(text)))
 
 
@@ -108,12 +117,16 @@ def _progress() -> Iterator[Callable[[int], None]]:
     """Tells how much was read, where somebody is there to see it."""
     terminal = Console(stderr=True)
     columns = ("reading", DownloadColumn(), TransferSpeedColumn(), BarColumn())
-    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
+    with Progress(
+        *columns, console=terminal, transient=True, disable=not terminal.is_terminal
+    ) as progress:
         task = progress.add_task("reading", total=None)
         yield lambda count: progress.advance(task, count)
 
 
-def _checked(compared: Comparison, envelope: Envelope | None, signer: str | None) -> Iterator[tuple[str, str]]:
+def _checked(
+    compared: Comparison, envelope: Envelope | None, signer: str | None
+) -> Iterator[tuple[str, str]]:
     """What holds."""
     yield "files", f"{compared.files}, {compared.size:,} bytes: all there, none changed, none added"
     if signer:
@@ -133,21 +146,40 @@ def _show(facts: Iterable[tuple[str, str]]) -> None:
 
 def _facts(predicate: Provenance) -> Iterator[tuple[str, str]]:
     """What the model was made of, in words; the rest is in the file."""
-    build, details, run = predicate.build_definition, predicate.run_details, predicate.run_details.grpo_run
+    build, details, run = (
+        predicate.build_definition,
+        predicate.run_details,
+        predicate.run_details.grpo_run,
+    )
     job, plan = build.internal_parameters.job, build.internal_parameters.execution
     yield "job", f"{job.get('namespace')}/{job.get('name')}, uid {job.get('uid')}"
-    yield "exported", f"{details.metadata.finished_on} after {run.steps} steps, by attempt {job.get('attempt')}"
-    yield "trained", f"{plan.get('method')} on {_devices(plan)}, {plan.get('dtype')}, ZeRO {plan.get('zeroStage')}"
+    yield (
+        "exported",
+        f"{details.metadata.finished_on} after {run.steps} steps, by attempt {job.get('attempt')}",
+    )
+    yield (
+        "trained",
+        (
+            f"{plan.get('method')} on {_devices(plan)}, {plan.get('dtype')}, ZeRO "
+            f"{plan.get('zeroStage')}"
+        ),
+    )
     for one in build.resolved_dependencies:
         yield one.name, _dependency(one)
     for attempt in run.attempts[:-1]:
         ends = ", ".join(f"{end.ranks} × {end.result} at step {end.step}" for end in attempt.ends)
         yield f"attempt {attempt.attempt}", ends or attempt.reason or "ended without a word"
     for attempt in run.attempts[-1:]:
-        yield f"attempt {attempt.attempt}", f"began at step {attempt.resumed_from_step or 0} and exported the model"
+        yield (
+            f"attempt {attempt.attempt}",
+            f"began at step {attempt.resumed_from_step or 0} and exported the model",
+        )
     yield "reference", _reference(predicate)
     for proof in run.proofs:
-        yield "proven", f"{proof.what}: {proof.parameters} parameters as in their files, {proof.fingerprint}"
+        yield (
+            "proven",
+            f"{proof.what}: {proof.parameters} parameters as in their files, {proof.fingerprint}",
+        )
     version = details.builder.version
     names = ("grpo-operator", "python", "torch", "transformers", "trl", "peft", "deepspeed")
     yield "versions", ", ".join(f"{name} {version[name]}" for name in names if name in version)
@@ -181,5 +213,10 @@ def _reference(predicate: Provenance) -> str:
     reference = predicate.run_details.grpo_run.reference
     if reference.sync_every_steps is None:
         return reference.strategy
-    moved = f"moved {reference.syncs} times" + (f", last after step {reference.last_sync_step}" * bool(reference.syncs))
-    return f"{reference.strategy}, {moved} (every {reference.sync_every_steps} steps, mixup {reference.mixup})"
+    moved = f"moved {reference.syncs} times" + (
+        f", last after step {reference.last_sync_step}" * bool(reference.syncs)
+    )
+    return (
+        f"{reference.strategy}, {moved} (every {reference.sync_every_steps} steps, mixup "
+        f"{reference.mixup})"
+    )

@@ -1,6 +1,7 @@
 """Checks an exported model against its provenance: every file, none besides, and the signature.
 
-The folder may come from anywhere and hold anything: what is in it is compared and never followed, run or believed.
+The folder may come from anywhere and hold anything: what is in it is compared and never followed,
+run or believed.
 """
 
 from collections.abc import Iterable
@@ -55,17 +56,24 @@ def read_documents(folder: Path) -> Documents:
         envelope = Envelope.model_validate_json(signed) if signed is not None else None
         same = envelope is None or envelope.content == text
     except ValueError as error:
-        raise NotGenuine(f"{ENVELOPE_FILE} is no envelope with a signature: {_first(error)}") from error
+        raise NotGenuine(
+            f"{ENVELOPE_FILE} is no envelope with a signature: {_first(error)}"
+        ) from error
     if not same:
         raise NotGenuine(f"{STATEMENT_FILE} is not what was signed in {ENVELOPE_FILE}")
     try:
         return Documents(read_statement(text), envelope)
     except ValueError as error:
-        raise NotGenuine(f"{STATEMENT_FILE} is no provenance of a model: {_first(error)}") from error
+        raise NotGenuine(
+            f"{STATEMENT_FILE} is no provenance of a model: {_first(error)}"
+        ) from error
 
 
-def read_original(folder: Path, conversion: ConversionStatement) -> tuple[Statement, Envelope | None]:
-    """The documents of the export that a conversion was made of; all files of the folder have been compared.
+def read_original(
+    folder: Path, conversion: ConversionStatement
+) -> tuple[Statement, Envelope | None]:
+    """The documents of the export that a conversion was made of; all files of the folder have been
+    compared.
 
     Raises:
         NotGenuine: they can't be read, or are about other files than those that went in.
@@ -76,12 +84,16 @@ def read_original(folder: Path, conversion: ConversionStatement) -> tuple[Statem
     known, consumed = found.statement.sums, conversion.predicate.consumed_digests
     others = sorted(name for name, digest in consumed.items() if known.get(name) != digest)
     if others:
-        raise NotGenuine(f"{ORIGINAL}/{STATEMENT_FILE} is about other files than were converted: {', '.join(others)}")
+        raise NotGenuine(
+            f"{ORIGINAL}/{STATEMENT_FILE} is about other files than were converted: "
+            f"{', '.join(others)}"
+        )
     return found.statement, found.envelope
 
 
 def unsigned_message(envelope: Envelope | None, key: Path) -> str:
-    """Return a sentence on an unsigned conversion: whether the key has signed the original's envelope.
+    """Return a sentence on an unsigned conversion: whether the key has signed the original's
+    envelope.
 
     Raises:
         OptionError: the key can't be used, or cryptography isn't installed.
@@ -91,13 +103,15 @@ def unsigned_message(envelope: Envelope | None, key: Path) -> str:
     except NotGenuine as error:
         return f"the conversion is not signed, and neither is its original by this key: {error}"
     return (
-        f"the conversion is not signed, its original is signed by the given key, {signer}: for files that are, leave "
+        f"the conversion is not signed, its original is signed by the given key, {signer}: for "
+        "files that are, leave "
         "out --merge and --dtype of grpo export"
     )
 
 
 def require_made_of(folder: Path, weights_hash: str) -> None:
-    """Make sure that a converted model was made of the weights with that hash, as far as it says of what.
+    """Make sure that a converted model was made of the weights with that hash, as far as it says of
+    what.
 
     Raises:
         KubectlError: it was made of others.
@@ -108,9 +122,15 @@ def require_made_of(folder: Path, weights_hash: str) -> None:
         statement = read_documents(folder).statement
     except NotGenuine as error:
         raise KubectlError(f"the conversion can't be told from another model: {error}") from error
-    used = statement.predicate.weights_hash if isinstance(statement, ConversionStatement) else "those of no conversion"
+    used = (
+        statement.predicate.weights_hash
+        if isinstance(statement, ConversionStatement)
+        else "those of no conversion"
+    )
     if used != weights_hash:
-        raise KubectlError(f"weights {used} were converted, the job reported {weights_hash}: somebody changed them")
+        raise KubectlError(
+            f"weights {used} were converted, the job reported {weights_hash}: somebody changed them"
+        )
 
 
 def _content(path: Path) -> bytes | None:
@@ -120,7 +140,9 @@ def _content(path: Path) -> bytes | None:
             raise NotGenuine(f"{path.name} is a link or no file")
         return None
     if path.stat().st_size > MOST_BYTES:
-        raise NotGenuine(f"{path.name} has {path.stat().st_size} bytes, more than a provenance takes")
+        raise NotGenuine(
+            f"{path.name} has {path.stat().st_size} bytes, more than a provenance takes"
+        )
     return path.read_bytes()
 
 
@@ -139,9 +161,13 @@ def require_signature(envelope: Envelope | None, key: Path) -> str:
         OptionError: the key can't be used, or cryptography isn't installed.
     """
     try:
-        from grpo_api.provenance import signing  # alone in needing cryptography, which a laptop may lack
+        from grpo_api.provenance import (
+            signing,
+        )  # alone in needing cryptography, which a laptop may lack
     except ImportError as error:
-        raise OptionError("--key needs the package cryptography: pip install 'grpo-operator[verify]'") from error
+        raise OptionError(
+            "--key needs the package cryptography: pip install 'grpo-operator[verify]'"
+        ) from error
     try:
         public = signing.public_key(key)
     except signing.KeyUnusable as error:
@@ -151,7 +177,10 @@ def require_signature(envelope: Envelope | None, key: Path) -> str:
     if not signing.is_signed_by(envelope, public):
         names = [signature.keyid or "without a name" for signature in envelope.signatures]
         others = ", ".join(names)
-        problem = f"is not signed by this key, {signing.key_id(public)}, or was changed since; it names {others}"
+        problem = (
+            f"is not signed by this key, {signing.key_id(public)}, or was changed since; it "
+            f"names {others}"
+        )
         raise NotGenuine(f"{ENVELOPE_FILE} {problem}")
     return signing.key_id(public)
 
@@ -177,7 +206,8 @@ def compare_files(
 ) -> Comparison:
     """Compares every file; `read` is called, from any thread, with the bytes of each piece.
 
-    `ignored` are patterns (`*` matches slashes, too) of files that may be there although nothing says so.
+    `ignored` are patterns (`*` matches slashes, too) of files that may be there although nothing
+    says so.
 
     Raises:
         OSError: a file or a folder can't be read.
@@ -194,6 +224,9 @@ def compare_files(
     problems += [f"{name} was added: the provenance doesn't name it" for name in added]
     problems += [f"{name} is a link or no file" for name in odd]
     changed = [name for name, actual in hashes.items() if actual != expected[name]]
-    problems += [f"{name} was changed: its sha256 is {hashes[name]}, not {expected[name]}" for name in changed]
+    problems += [
+        f"{name} was changed: its sha256 is {hashes[name]}, not {expected[name]}"
+        for name in changed
+    ]
     size = sum(path.stat().st_size for path in whole.values())
     return Comparison(len(expected), size, sorted(problems))

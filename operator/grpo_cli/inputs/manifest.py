@@ -1,7 +1,7 @@
 """Reads GRPOJobs from YAML files, every value as kubectl reads it.
 
-YAML 1.1, which PyYAML speaks, takes `5e-6` for text where kubectl sees a number. Metadata that the API server would
-refuse is found here, before a command counts on it.
+YAML 1.1, which PyYAML speaks, takes `5e-6` for text where kubectl sees a number. Metadata that the
+API server would refuse is found here, before a command counts on it.
 """
 
 import re
@@ -18,7 +18,8 @@ from ..show.errors import ManifestError
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that takes `5e-6` for a number, `4.0` for 4 and a date for text, as kubectl does for JSON."""
+    """SafeLoader that takes `5e-6` for a number, `4.0` for 4 and a date for text, as kubectl does
+    for JSON."""
 
     def construct_number(self, node: yaml.ScalarNode) -> float:
         """A float, or an int where there is no fraction."""
@@ -30,13 +31,17 @@ _NAME = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+")
 
 
-def _without_timestamps(resolvers: list[tuple[str, re.Pattern[str]]]) -> list[tuple[str, re.Pattern[str]]]:
-    """Return YAML's resolvers of plain scalars without that of dates, which kubectl takes for text."""
+def _without_timestamps(
+    resolvers: list[tuple[str, re.Pattern[str]]],
+) -> list[tuple[str, re.Pattern[str]]]:
+    """Return YAML's resolvers of plain scalars without that of dates, which kubectl takes for
+    text."""
     return [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: _without_timestamps(resolvers) for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: _without_timestamps(resolvers)
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
@@ -54,29 +59,33 @@ def load_specs(source: str) -> list[Job]:
     """The GRPOJobs of a file, typed.
 
     Raises:
-        ManifestError: what load_jobs raises, or every wrong field of every job, with file, job and path.
+        ManifestError: what load_jobs raises, or every wrong field of every job, with file, job and
+            path.
     """
     read, problems = [], []
     for job in load_jobs(source):
         try:
             read.append(Job(job["metadata"], parse_spec(job["spec"], creating=_is_new(job))))
         except SpecInvalid as error:
-            problems += [f"{source}: {job['metadata']['name']}: {problem}" for problem in error.problems]
+            problems += [
+                f"{source}: {job['metadata']['name']}: {problem}" for problem in error.problems
+            ]
     if problems:
         raise ManifestError(*problems)
     return read
 
 
 def _is_new(job: dict[str, Any]) -> bool:
-    """True if the object was written by a user, not read from an API server, which gives each a uid."""
+    """True if the object was written by a user, not read from an API server, which gives each a
+    uid."""
     return "uid" not in job["metadata"]
 
 
 def load_jobs(source: str) -> list[dict[str, Any]]:
     """The GRPOJobs of a YAML or JSON file with any number of documents; `-` is standard input.
 
-    Each has a valid `metadata.name` and a `spec`, whose content is not looked at. Objects of other kinds are left out,
-    so that a file may also hold the job's volumes.
+    Each has a valid `metadata.name` and a `spec`, whose content is not looked at. Objects of other
+    kinds are left out, so that a file may also hold the job's volumes.
 
     Raises:
         ManifestError: no such file, no YAML, or no GRPOJob in it that can be read.
@@ -88,7 +97,10 @@ def load_jobs(source: str) -> list[dict[str, Any]]:
         raise ManifestError(f"{source}: {error}") from error
     jobs = [document for document in documents if document.get("kind") == KIND]
     if not jobs:
-        raise ManifestError(f"{source} holds no {KIND}; one begins with `apiVersion: {API_VERSION}` and `kind: {KIND}`")
+        raise ManifestError(
+            f"{source} holds no {KIND}; one begins with `apiVersion: {API_VERSION}` and `kind: "
+            f"{KIND}`"
+        )
     for job in jobs:
         if problem := _problem(job):
             raise ManifestError(f"{source}: {problem}")
@@ -135,7 +147,8 @@ def _metadata_problem(metadata: dict[str, Any]) -> str:
     name, namespace = metadata["name"], metadata.get("namespace")
     if not (isinstance(name, str) and _NAME.fullmatch(name) and len(name) <= MAX_JOB_NAME):
         return (
-            f"metadata.name is {name!r}; it takes 1 to {MAX_JOB_NAME} small letters, digits and hyphens, with a "
+            f"metadata.name is {name!r}; it takes 1 to {MAX_JOB_NAME} small letters, digits and "
+            "hyphens, with a "
             "letter or digit at both ends"
         )
     if not isinstance(namespace, str | None):
@@ -146,5 +159,8 @@ def _metadata_problem(metadata: dict[str, Any]) -> str:
             return f"metadata.{field} is {found!r}; write it as key: value"
         for key, value in found.items():
             if not (isinstance(key, str) and isinstance(value, str)):
-                return f"metadata.{field} has {key!r}: {value!r}; put both in quotes to make them texts"
+                return (
+                    f"metadata.{field} has {key!r}: {value!r}; put both in quotes to make them "
+                    "texts"
+                )
     return ""

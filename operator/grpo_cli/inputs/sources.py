@@ -1,14 +1,14 @@
 """Reads what a plan depends on: the GPUs, a model's config.json and its number of parameters.
 
-GPUs come from a file, from short names such as `8xH100`, or from a cluster. All commands that plan use the same flags
-for these sources.
+GPUs come from a file, from short names such as `8xH100`, or from a cluster. All commands that plan
+use the same flags for these sources.
 
-The planner itself reads nothing. A model's config.json comes from the model's folder or, when allowed, from the hub.
-Only sources that the user named are read: the operator has no files, so a plan that depends on other files of a laptop
-would differ from the operator's.
+The planner itself reads nothing. A model's config.json comes from the model's folder or, when
+allowed, from the hub. Only sources that the user named are read: the operator has no files, so a
+plan that depends on other files of a laptop would differ from the operator's.
 
-Parameters are counted without reading any weights. The header of a safetensors file names every tensor with its shape.
-Where only the index is there, it gives the total number of bytes.
+Parameters are counted without reading any weights. The header of a safetensors file names every
+tensor with its shape. Where only the index is there, it gives the total number of bytes.
 """
 
 import json
@@ -41,15 +41,31 @@ from ..show.errors import InventoryError, KubectlError
 def add_arguments(parser: ArgumentParser) -> None:
     """The flags that say where the GPUs and the model's shape are."""
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--inventory", metavar="FILE", help="YAML file: nodes: [{count, gpuProduct, gpusPerNode, …}]")
     source.add_argument(
-        "--gpus", metavar="[NODESx]GPUSxPRODUCT", help="such as 8xL4 or 4x8xH200; `grpo gpus` lists products"
+        "--inventory",
+        metavar="FILE",
+        help="YAML file: nodes: [{count, gpuProduct, gpusPerNode, …}]",
     )
-    source.add_argument("--context", metavar="NAME", help="the nodes of a kubeconfig's context; `.` is the current one")
-    parser.add_argument("--host-memory", metavar="SIZE", help="with --gpus: memory of one node, such as 1Ti")
+    source.add_argument(
+        "--gpus",
+        metavar="[NODESx]GPUSxPRODUCT",
+        help="such as 8xL4 or 4x8xH200; `grpo gpus` lists products",
+    )
+    source.add_argument(
+        "--context",
+        metavar="NAME",
+        help="the nodes of a kubeconfig's context; `.` is the current one",
+    )
+    parser.add_argument(
+        "--host-memory", metavar="SIZE", help="with --gpus: memory of one node, such as 1Ti"
+    )
     shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--config", metavar="PATH", help="the model's config.json, or a folder that holds it")
-    shape.add_argument("--fetch-config", action="store_true", help="fetch config.json from the hub (with HF_TOKEN)")
+    shape.add_argument(
+        "--config", metavar="PATH", help="the model's config.json, or a folder that holds it"
+    )
+    shape.add_argument(
+        "--fetch-config", action="store_true", help="fetch config.json from the hub (with HF_TOKEN)"
+    )
 
 
 def make_plan(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = None) -> PlanResult:
@@ -70,7 +86,8 @@ def make_plan(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = N
 
 
 def curve(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = None) -> list[Size]:
-    """What every number of the GPUs that the flags name would give, with what the job has learned; fewest first.
+    """What every number of the GPUs that the flags name would give, with what the job has learned;
+    fewest first.
 
     Empty where nothing fits.
 
@@ -79,7 +96,9 @@ def curve(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = None)
         KubectlError: kubectl is missing or fails.
         SpecRejected: the spec can't be planned at all.
     """
-    return Planner(spec, facts=read_facts(options, spec), learned=learned).curve(read_inventory(options, spec))
+    return Planner(spec, facts=read_facts(options, spec), learned=learned).curve(
+        read_inventory(options, spec)
+    )
 
 
 def read_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
@@ -89,12 +108,18 @@ def read_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
         InventoryError: there is no such file, it is wrong, or a GPU job has no inventory.
     """
     if options.host_memory and not options.gpus:
-        raise InventoryError("--host-memory goes with --gpus; files and clusters say how much their nodes have")
+        raise InventoryError(
+            "--host-memory goes with --gpus; files and clusters say how much their nodes have"
+        )
     try:
         if options.gpus:
-            return parse_gpus(options.gpus, _bytes(options.host_memory) if options.host_memory else None)
+            return parse_gpus(
+                options.gpus, _bytes(options.host_memory) if options.host_memory else None
+            )
         if options.inventory:
-            return parse_inventory(yaml.safe_load(Path(options.inventory).read_text(encoding="utf-8")))
+            return parse_inventory(
+                yaml.safe_load(Path(options.inventory).read_text(encoding="utf-8"))
+            )
     except (OSError, UnicodeDecodeError, yaml.YAMLError, InventoryInvalid) as error:
         where = f"{options.inventory}: " if options.inventory else ""
         raise InventoryError(f"{where}{error}") from error
@@ -131,11 +156,14 @@ def cluster_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
     target = Namespace(context=None if options.context == "." else options.context, namespace=None)
     nodes = tuple(map(node_facts, kubectl.get_json(target, "nodes")["items"]))
     pods = map(pod_facts, kubectl.get_json(target, "pods", "--all-namespaces")["items"])
-    return Capacity(Snapshot(nodes=nodes, gpu_pods=tuple(pod for pod in pods if pod)), ()).usable_by(spec)
+    return Capacity(
+        Snapshot(nodes=nodes, gpu_pods=tuple(pod for pod in pods if pod)), ()
+    ).usable_by(spec)
 
 
 def fetch_learned(options: Namespace, name: str, namespace: str | None) -> Learned | None:
-    """What the job of that name has learned of its memory, where --context names a cluster that has it.
+    """What the job of that name has learned of its memory, where --context names a cluster that has
+    it.
 
     Raises:
         KubectlError: kubectl is missing or fails.
@@ -144,21 +172,32 @@ def fetch_learned(options: Namespace, name: str, namespace: str | None) -> Learn
         return None
     target = Namespace(context=options.context, namespace=namespace)
     try:
-        found = kubectl.get_json(target, f"{PLURAL}.{GROUP}", f"--field-selector=metadata.name={name}")
+        found = kubectl.get_json(
+            target, f"{PLURAL}.{GROUP}", f"--field-selector=metadata.name={name}"
+        )
     except KubectlError as error:
-        if "the server doesn't have a resource type" in str(error):  # the operator is not installed there
+        if "the server doesn't have a resource type" in str(
+            error
+        ):  # the operator is not installed there
             return None
         raise
     items = found.get("items") or []
     status = next((item.get("status") or {} for item in items), {})
     try:
-        return Learned.model_validate(status["learned"], extra="ignore") if "learned" in status else None
+        return (
+            Learned.model_validate(status["learned"], extra="ignore")
+            if "learned" in status
+            else None
+        )
     except ValidationError as error:
-        raise KubectlError(f"{name} was written by another version of the operator: status.learned: {error}") from error
+        raise KubectlError(
+            f"{name} was written by another version of the operator: status.learned: {error}"
+        ) from error
 
 
 def read_facts(options: Namespace, spec: GRPOJobSpec) -> ModelFacts:
-    """Return the model's shape from the files that the flags name; without flags no files, as in the operator.
+    """Return the model's shape from the files that the flags name; without flags no files, as in
+    the operator.
 
     Raises:
         InventoryError: a config.json was asked for and can't be read.
@@ -200,7 +239,9 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigUnreadable(f"{file}: {error.strerror or error}") from error
 
 
-def fetch_config(model: str, revision: str | None = None, token: str | None = None) -> dict[str, Any]:
+def fetch_config(
+    model: str, revision: str | None = None, token: str | None = None
+) -> dict[str, Any]:
     """The config.json of a hub id, over HTTP. Only for callers whose user allowed it.
 
     Raises:
@@ -210,12 +251,16 @@ def fetch_config(model: str, revision: str | None = None, token: str | None = No
     import urllib.request  # takes as long to import as a plan to make, and few plans need it
 
     url = f"{os.environ.get('HF_ENDPOINT', HUB)}/{model}/resolve/{revision or 'main'}/config.json"
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    request = urllib.request.Request(
+        url, headers={"Authorization": f"Bearer {token}"} if token else {}
+    )
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             return _object(answer.read(LARGEST), url)
     except urllib.error.HTTPError as error:
-        raise ConfigUnreadable(f"{url}: HTTP {error.code}; for a gated model set HF_TOKEN") from error
+        raise ConfigUnreadable(
+            f"{url}: HTTP {error.code}; for a gated model set HF_TOKEN"
+        ) from error
     except OSError as error:
         raise ConfigUnreadable(f"{url}: {error}") from error
 
@@ -254,11 +299,14 @@ def stored_parameters(folder: Path, config: Mapping[str, Any]) -> int:
             return _by_index(folder, json.loads((folder / INDEX).read_bytes()), config)
         return _by_header(folder / WHOLE) if (folder / WHOLE).is_file() else 0
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigUnreadable(f"{folder}: its safetensors files can't be understood: {error}") from error
+        raise ConfigUnreadable(
+            f"{folder}: its safetensors files can't be understood: {error}"
+        ) from error
 
 
 def _by_index(folder: Path, index: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """By the headers of the files that the index names, where all are there; else by what it says of their size."""
+    """By the headers of the files that the index names, where all are there; else by what it says
+    of their size."""
     shards = {folder / name for name in index["weight_map"].values()}
     if all(shard.is_file() for shard in shards):
         return sum(map(_by_header, shards))
@@ -270,10 +318,15 @@ def _by_index(folder: Path, index: Mapping[str, Any], config: Mapping[str, Any])
 
 
 def _by_header(file: Path) -> int:
-    """Elements of all tensors of one file: 8 bytes with the length of a JSON object of dtypes and shapes come first."""
+    """Elements of all tensors of one file: 8 bytes with the length of a JSON object of dtypes and
+    shapes come first."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if length > LARGEST_HEADER:
             raise ValueError(f"the header of {file.name} has {length} bytes")
         header = json.loads(stream.read(length))
-    return sum(math.prod(map(int, about["shape"])) for name, about in header.items() if name != "__metadata__")
+    return sum(
+        math.prod(map(int, about["shape"]))
+        for name, about in header.items()
+        if name != "__metadata__"
+    )

@@ -38,7 +38,8 @@ def draw_svg(plan: ExecutionPlan) -> str:
     scale = (WIDTH - LEFT - 90) / max(usable, device, *bars.values())
     bottom = TOP + STEP * len(bars)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
+        'font-family="sans-serif" '
         f'font-size="13"><rect width="100%" height="100%" fill="white"/>',
         f'<text x="16" y="26" font-size="16">{escape(title(plan))}</text>',
     ]
@@ -48,14 +49,19 @@ def draw_svg(plan: ExecutionPlan) -> str:
         y = TOP + row * STEP
         text_y = y + 17
         lines.append(f'<text x="{LEFT - 8}" y="{text_y}" text-anchor="end">{name}</text>')
-        lines.append(f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>')
+        lines.append(
+            f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>'
+        )
         lines.append(f'<text x="{LEFT + width + 6:.1f}" y="{text_y}">{size:.1f} GiB</text>')
     for value, label, dash in ((usable, "usable", ""), (device, "needed with margin", "4 3")):
         x = LEFT + value * scale
         height = bottom + (18 if dash else 36)
         place = f'x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 8}" y2="{height - 14}"'
         line = f'<line {place} stroke="{LIMIT}" stroke-dasharray="{dash}"/>'
-        text = f'<text x="{x:.1f}" y="{height}" text-anchor="middle" fill="{LIMIT}">{label} {value:.1f} GiB</text>'
+        text = (
+            f'<text x="{x:.1f}" y="{height}" text-anchor="middle" fill="{LIMIT}">{label} '
+            f"{value:.1f} GiB</text>"
+        )
         lines.append(line + text)
     return "\n".join([*lines, "</svg>", ""])
 
@@ -69,7 +75,9 @@ def write_png(plan: ExecutionPlan, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise OptionError("-o png needs matplotlib: pip install matplotlib, or take -o svg") from error
+        raise OptionError(
+            "-o png needs matplotlib: pip install matplotlib, or take -o svg"
+        ) from error
     memory = _memory(plan)
     bars = phases(memory)
     figure = Figure(figsize=(8, 3.6), layout="constrained")

@@ -30,7 +30,8 @@ class ManifestError(CliError):
 
 
 class KubectlError(CliError):
-    """kubectl is missing, ended with an error, or printed what is no answer; the message quotes it."""
+    """kubectl is missing, ended with an error, or printed what is no answer; the message quotes
+    it."""
 
 
 class NotYet(CliError):

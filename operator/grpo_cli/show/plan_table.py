@@ -1,7 +1,7 @@
 """Prints plans: the chosen one, every family with its reason, and differences between two plans.
 
-The layout is kept apart from the command, which decides what is planned. A terminal too narrow for a table gets the
-same facts in lines below each other.
+The layout is kept apart from the command, which decides what is planned. A terminal too narrow for
+a table gets the same facts in lines below each other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,11 +27,13 @@ from .terminal import gib, make_table, show_table
 SHOWN = 12
 """Candidates that are printed without --all."""
 CHOSEN = "CHOSEN"
-HEADINGS = ("method", "sharding", "reference", "sampled by", "GPUs", "nodes", "batch x accum", "saving", "GiB", "of",
+HEADINGS = ("method", "sharding", "reference", "sampled by", "GPUs", "nodes", "batch x accum",
+"saving", "GiB", "of",
             "phase", "s/step", "verdict")  # fmt: skip
 
 SHAPE_SOURCES = {
-    "Spec": "spec.model.architecture", "FormerAttempt": "a former attempt", "ConfigFile": "config.json",
+    "Spec": "spec.model.architecture", "FormerAttempt": "a former attempt",
+    "ConfigFile": "config.json",
     "Catalogue": "the catalogue", "Size": "spec.model.parameters", None: "an unknown source",
 }  # fmt: skip
 """How a plan's shapeSource is named to a reader."""
@@ -60,7 +62,8 @@ def show_plan(out: Console, name: str, result: PlanResult, everything: bool = Fa
 
 
 def show_learned(out: Console, learned: Learned | None) -> None:
-    """Prints what the job has learned of its memory by running out of it, on which the plan counts."""
+    """Prints what the job has learned of its memory by running out of it, on which the plan
+    counts."""
     if learned is None:
         return
     lines: list[str] = []
@@ -69,7 +72,10 @@ def show_learned(out: Console, learned: Learned | None) -> None:
         lines.append(f"{key}: {predicted:.1f} GiB predicted, {needed:.1f} GiB needed or more")
     for one in learned.shortfalls:
         needed = gib(one.needed_bytes)
-        lines.append(f"attempt {one.attempt} ran out at {one.where}: {one.tried}, needed {needed:.1f} GiB or more")
+        lines.append(
+            f"attempt {one.attempt} ran out at {one.where}: {one.tried}, needed {needed:.1f} GiB "
+            "or more"
+        )
     for line in lines:
         out.print(f"[magenta]learned[/magenta]  {escape(line)}")
 
@@ -89,7 +95,8 @@ def settings(plan: ExecutionPlan) -> list[str]:
     return [
         plan.method, sharded, plan.strategy, short_sampler_name(plan),
         f"{plan.gpus} x {plan.gpu_product or plan.gpu_resource}",
-        str(plan.nodes), f"{plan.micro_batch} x {plan.gradient_accumulation}", ", ".join(saving) or "-",
+        str(plan.nodes), (f"{plan.micro_batch} x "
+                         f"{plan.gradient_accumulation}"), ", ".join(saving) or "-",
     ]  # fmt: skip
 
 
@@ -124,9 +131,21 @@ def _cells(candidate: Candidate) -> list[str]:
 
 def _stacked(candidate: Candidate) -> tuple[Text, ...]:
     """The same below each other: how and where it runs, its numbers, the verdict."""
-    method, sharding, reference, sampled, gpus, nodes, batch, saving, need, usable, phase, seconds, verdict = _cells(
-        candidate
-    )
+    (
+        method,
+        sharding,
+        reference,
+        sampled,
+        gpus,
+        nodes,
+        batch,
+        saving,
+        need,
+        usable,
+        phase,
+        seconds,
+        verdict,
+    ) = _cells(candidate)
     how = f"{method} {sharding}, {reference} on {gpus}, nodes {nodes}, sampled by {sampled}"
     numbers = f"{need} of {usable} GiB at {phase}, batch x accum {batch}"
     numbers += "" if seconds == "-" else f", {seconds} s/step"
@@ -139,7 +158,9 @@ def _phases(out: Console, plan: ExecutionPlan) -> None:
     if plan.engine:
         out.print(f"engine: {escape(engine_numbers(plan.engine))}")
     if plan.memory is None:
-        out.print(f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; {_disk(plan)}; no GPUs")
+        out.print(
+            f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; {_disk(plan)}; no GPUs"
+        )
         return
     peaks = plan.memory.phases.model_dump().items()
     phases = [f"{name} {gib(count):.1f}" for name, count in peaks if count]
@@ -158,9 +179,14 @@ def _disk(plan: ExecutionPlan) -> str:
 
 
 def show_staged(out: Console, spec: GRPOJobSpec) -> None:
-    """Prints what a pod has on its node's disk of checkpoints and exports that go elsewhere, if there is any."""
+    """Prints what a pod has on its node's disk of checkpoints and exports that go elsewhere, if
+    there is any."""
     if staged := staged_bytes(spec):
-        what = "its way: the export" if spec.checkpoint.store is None else "their way: checkpoints and the export"
+        what = (
+            "its way: the export"
+            if spec.checkpoint.store is None
+            else "their way: checkpoints and the export"
+        )
         out.print(f"on a pod's own disk, on {what}, up to {gib(staged):.1f} GiB")
 
 
@@ -169,7 +195,11 @@ def show_export(out: Console, name: str, spec: GRPOJobSpec, plan: ExecutionPlan)
     stays_adapter = plan.method == "LoRA" and not spec.adapter.merge_on_export
     kind = "adapter" if stays_adapter else "model"
     size = f"{gib(plan.export_bytes):.2f} GiB"
-    where = f", {size}, will be {escape(' and '.join(_places(name, spec)))}" if spec.is_model_kept else " is not kept"
+    where = (
+        f", {size}, will be {escape(' and '.join(_places(name, spec)))}"
+        if spec.is_model_kept
+        else " is not kept"
+    )
     out.print(f"the trained {kind}{where}")
 
 
@@ -192,13 +222,17 @@ def _place(name: str, checkpoint: CheckpointSpec) -> str:
         return f"at {checkpoint.store.url}/{folder}"
     claim = checkpoint_volume(name, checkpoint)
     assert claim is not None, "a model is kept only where checkpoints are"
-    return f"on claim {claim.claim_name}, folder {claim.sub_path + '/' if claim.sub_path else ''}{folder}"
+    return (
+        f"on claim {claim.claim_name}, folder "
+        f"{claim.sub_path + '/' if claim.sub_path else ''}{folder}"
+    )
 
 
 def show_difference(
     out: Console, change: str, before: PlanResult, after: PlanResult, left_out: Sequence[str] = ()
 ) -> None:
-    """Prints what a change does to the chosen plan and to its memory; `left_out`: fields that went with it."""
+    """Prints what a change does to the chosen plan and to its memory; `left_out`: fields that went
+    with it."""
     out.print(f"\n[bold]what if {escape(change)}[/bold]  {escape(after.message)}")
     if left_out:
         out.print(f"  without {', '.join(left_out)}, which another engine knows")

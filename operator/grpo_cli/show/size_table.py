@@ -1,6 +1,8 @@
-"""Prints the curve of GPUs against time: what every number of GPUs would give, and which of them the plan takes.
+"""Prints the curve of GPUs against time: what every number of GPUs would give, and which of them
+the plan takes.
 
-"How many GPUs should I rent?" is answered by the numbers beside each other, not by the one that was chosen.
+"How many GPUs should I rent?" is answered by the numbers beside each other, not by the one that was
+chosen.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,13 +16,25 @@ from grpo_planner.search.curve import Size
 from .plan_table import CHOSEN
 from .terminal import make_table, show_table
 
-HEADINGS = ("GPUs", "nodes", "product", "method", "s/step", "GPU-s/step", "GPU-hours", "price", "free", "")
+HEADINGS = (
+    "GPUs",
+    "nodes",
+    "product",
+    "method",
+    "s/step",
+    "GPU-s/step",
+    "GPU-hours",
+    "price",
+    "free",
+    "",
+)
 NUMBERS = ("GPUs", "nodes", "s/step", "GPU-s/step", "GPU-hours", "price", "free")
 UNKNOWN = "-"
 
 
 def show_sizes(out: Console, sizes: Sequence[Size]) -> None:
-    """Prints one row per number of GPUs, fewest first, and what would fill the columns that are empty."""
+    """Prints one row per number of GPUs, fewest first, and what would fill the columns that are
+    empty."""
     wide = make_table(*HEADINGS, right=NUMBERS)
     for size in sizes:
         wide.add_row(*map(escape, _cells(size)), style=_style(size))
@@ -39,7 +53,8 @@ def _cells(size: Size) -> list[str]:
     price = UNKNOWN if size.price is None else f"{size.price:.2f}"
     return [
         str(size.gpus), str(size.nodes), size.gpu_product, size.method, f"{size.step_seconds:.1f}",
-        f"{size.step_gpu_seconds:.0f}", hours, price, f"{size.headroom:.0%}", CHOSEN if size.chosen else "",
+        f"{size.step_gpu_seconds:.0f}", hours, price, f"{size.headroom:.0%}",
+        CHOSEN if size.chosen else "",
     ]  # fmt: skip
 
 
@@ -58,6 +73,8 @@ def _missing(sizes: Sequence[Size]) -> Iterable[str]:
     if not sizes:
         yield "nothing fits on any number of these GPUs"
     elif all(size.gpu_hours is None for size in sizes):
-        yield "GPU-hours to the end are known where spec.training.maxSteps says how far the run goes"
+        yield (
+            "GPU-hours to the end are known where spec.training.maxSteps says how far the run goes"
+        )
     elif all(size.price is None for size in sizes):
         yield "prices are known where an inventory's nodes have gpuHourPrice"

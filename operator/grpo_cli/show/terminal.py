@@ -1,4 +1,5 @@
-"""How every command prints: one terminal width for pipes, one spelling of memory sizes, tables that lose nothing."""
+"""How every command prints: one terminal width for pipes, one spelling of memory sizes, tables that
+lose nothing."""
 
 import sys
 from collections.abc import Iterable
@@ -17,12 +18,14 @@ _INDENT = 2
 
 
 def console() -> Console:
-    """Return the terminal, or a wide console for pipes, which get whole lines. `:x:` in a message stays text."""
+    """Return the terminal, or a wide console for pipes, which get whole lines. `:x:` in a message
+    stays text."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, emoji=False)
 
 
 def make_table(*headings: str, right: Iterable[str] = ()) -> Table:
-    """An empty table whose cells keep to one line; the columns named by `right` are set to the right."""
+    """An empty table whose cells keep to one line; the columns named by `right` are set to the
+    right."""
     made = Table(box=None, padding=(0, 1), header_style="dim")
     for heading in headings:
         made.add_column(heading, no_wrap=True, justify="right" if heading in right else "left")
@@ -30,7 +33,8 @@ def make_table(*headings: str, right: Iterable[str] = ()) -> Table:
 
 
 def show_table(out: Console, wide: Table, stacked: Iterable[tuple[Text, ...]]) -> None:
-    """Prints a table where it fits, else each of its rows as a line with indented lines below, wrapped and whole."""
+    """Prints a table where it fits, else each of its rows as a line with indented lines below,
+    wrapped and whole."""
     if Measurement.get(out, out.options.update(max_width=_ANY_WIDTH), wide).maximum <= out.width:
         out.print(wide)
         return

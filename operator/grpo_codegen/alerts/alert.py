@@ -1,4 +1,5 @@
-"""Declares an alert: an expression with thresholds, texts for the person on call, and the stories where it fires."""
+"""Declares an alert: an expression with thresholds, texts for the person on call, and the stories
+where it fires."""
 
 from dataclasses import dataclass
 from typing import Literal

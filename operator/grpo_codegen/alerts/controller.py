@@ -1,6 +1,14 @@
-"""Alerts on the operator itself: without it runs go on, but nothing starts, restarts or ends well."""
+"""Alerts on the operator itself: without it runs go on, but nothing starts, restarts or ends
+well."""
 
-from grpo_api.report.metrics import CONTROLLER, HEARD, LEADER, QUEUE_DEPTH, QUEUE_LONGEST, RECONCILES
+from grpo_api.report.metrics import (
+    CONTROLLER,
+    HEARD,
+    LEADER,
+    QUEUE_DEPTH,
+    QUEUE_LONGEST,
+    RECONCILES,
+)
 
 from .alert import Alert
 
@@ -15,13 +23,21 @@ ALERTS = (
         for_="5m",
         severity="critical",
         summary="No GRPO operator is there, or none of them leads",
-        description="Gangs that run go on; nothing starts, restarts or is cleared away until it is back.",
+        description=(
+            "Gangs that run go on; nothing starts, restarts or is cleared away until it is back."
+        ),
         runbook=(
-            "`kubectl get deployment,pods -l app.kubernetes.io/name=grpo-operator -A`: does it have a pod, and "
+            "`kubectl get deployment,pods -l app.kubernetes.io/name=grpo-operator -A`: does it "
+            "have a pod, and "
             "does that run?",
-            "`kubectl get lease -n grpo-system`: its holder is the pod that leads. If there are pods and none leads, "
+            "`kubectl get lease -n grpo-system`: its holder is the pod that leads. If there are "
+            "pods and none leads, "
             "their logs say why: the API server doesn't answer in time, or RBAC lacks the Lease.",
-            "If one leads, Prometheus doesn't scrape it: look at the PodMonitor's labels and at NetworkPolicies.",
+            (
+                "If one leads, Prometheus doesn't scrape it: look at the PodMonitor's labels and "
+                "at "
+                "NetworkPolicies."
+            ),
         ),
         fires_in=("operator gone", "nobody leads"),
     ),
@@ -30,10 +46,14 @@ ALERTS = (
         expression=f"time() - min by (resource) ({HEARD.name}) > <deafSeconds>",
         for_="1m",
         severity="critical",
-        summary="The GRPO operator has heard nothing of {{ $labels.resource }} for {{ $value | humanizeDuration }}",
+        summary=(
+            "The GRPO operator has heard nothing of {{ $labels.resource }} for {{ $value | "
+            "humanizeDuration }}"
+        ),
         description="A proxy may swallow its watches. It decides by what it knew then.",
         runbook=(
-            "`/readyz` of the operator names what is not served, `/healthz` what is deaf; the kubelet restarts it "
+            "`/readyz` of the operator names what is not served, `/healthz` what is deaf; the "
+            "kubelet restarts it "
             "then.",
             "If that doesn't help, look at the way between it and the API server.",
         ),
@@ -41,13 +61,16 @@ ALERTS = (
     ),
     Alert(
         name="GRPOOperatorFailing",
-        expression=f'sum(rate({RECONCILES.name}{{{_OWN},result="error"}}[10m])) / {_RATE} > <errorShare>',
+        expression=(
+            f'sum(rate({RECONCILES.name}{{{_OWN},result="error"}}[10m])) / {_RATE} > <errorShare>'
+        ),
         for_="15m",
         severity="critical",
         summary="{{ $value | humanizePercentage }} of the GRPO operator's reconciles fail",
         description="Its log says why: the API server denies a request, or doesn't answer.",
         runbook=(
-            "`kubectl logs deployment/grpo-operator`; `rest_client_requests_total` by `code` tells denials from "
+            "`kubectl logs deployment/grpo-operator`; `rest_client_requests_total` by `code` "
+            "tells denials from "
             "outages.",
             "After an upgrade: do RBAC and CRD match the operator's version?",
         ),
@@ -64,7 +87,8 @@ ALERTS = (
         summary="The GRPO operator doesn't get on with its queue",
         description="A reconcile hangs, or none ends although jobs wait.",
         runbook=(
-            "Its log's last lines name the job; delete the operator's pod: what it did is in the jobs' status, and "
+            "Its log's last lines name the job; delete the operator's pod: what it did is in the "
+            "jobs' status, and "
             "it goes "
             "on from there.",
             "Please report it with the log.",

@@ -1,9 +1,17 @@
 """Alerts on how a job gets on: steps, ranks, memory, restarts, checkpoints, its wait and its end.
 
-What the operator knows stands in them wherever it does: it also knows of a rank 0 that answers nobody.
+What the operator knows stands in them wherever it does: it also knows of a rank 0 that answers
+nobody.
 """
 
-from grpo_api.report.metrics import JOB_ATTEMPTS, JOB_CONDITION, JOB_PATIENCE, JOB_PHASE, JOB_PROGRESS_TIME, RESTARTS
+from grpo_api.report.metrics import (
+    JOB_ATTEMPTS,
+    JOB_CONDITION,
+    JOB_PATIENCE,
+    JOB_PHASE,
+    JOB_PROGRESS_TIME,
+    RESTARTS,
+)
 from grpo_api.report.report import Result
 from grpo_api.report.training_metrics import (
     CHECKPOINT_STEP,
@@ -30,21 +38,27 @@ ALERTS = (
     Alert(
         name="GRPOTrainingStalled",
         expression=(
-            f"time() - {PER_JOB} ({JOB_PROGRESS_TIME.name}) > <stalledShare> * {PER_JOB} ({JOB_PATIENCE.name})"
+            f"time() - {PER_JOB} ({JOB_PROGRESS_TIME.name}) > <stalledShare> * {PER_JOB} "
+            f"({JOB_PATIENCE.name})"
         ),
         for_="1m",
         severity="warning",
         summary=f"{JOB} has not got on for {{{{ $value | humanizeDuration }}}}",
         description=(
-            "No step has ended; or, while it loads, saves or exports, no part of that; or rank 0 answers nobody. Its "
-            "watchdog ends the attempt as Hang after guard.hangTimeoutSeconds, the operator after twice that."
+            "No step has ended; or, while it loads, saves or exports, no part of that; or rank 0 "
+            "answers nobody. Its "
+            "watchdog ends the attempt as Hang after guard.hangTimeoutSeconds, the operator after "
+            "twice that."
         ),
         runbook=(
-            "`kubectl describe grpojob`: `ProgressUnknown` means that rank 0 doesn't answer; look whether it trains on "
+            "`kubectl describe grpojob`: `ProgressUnknown` means that rank 0 doesn't answer; look "
+            "whether it trains on "
             "(`grpo logs`), and for a NetworkPolicy in the way.",
-            "Otherwise a rank hangs, or a reward function doesn't answer; `status.outcome.standstill` will tell the "
+            "Otherwise a rank hangs, or a reward function doesn't answer; "
+            "`status.outcome.standstill` will tell the "
             "rank and the frame that it stood in.",
-            "A step that may take so long needs a higher `guard.hangTimeoutSeconds`, which may be changed while the "
+            "A step that may take so long needs a higher `guard.hangTimeoutSeconds`, which may be "
+            "changed while the "
             "job is "
             "suspended.",
         ),
@@ -56,10 +70,19 @@ ALERTS = (
         for_="15m",
         severity="warning",
         summary=f"The slowest rank of {JOB} takes {{{{ $value | humanize }}}} times the mean",
-        description="All other ranks wait for it at every step. Its node or GPU may be throttled or shared.",
+        description=(
+            "All other ranks wait for it at every step. Its node or GPU may be throttled or shared."
+        ),
         runbook=(
-            "Compare clocks and temperatures of the gang's GPUs (DCGM), and who else uses these nodes.",
-            "Completions of very different lengths make stragglers, too: compare the mean with the longest.",
+            (
+                "Compare clocks and temperatures of the gang's GPUs (DCGM), and who else uses "
+                "these "
+                "nodes."
+            ),
+            (
+                "Completions of very different lengths make stragglers, too: compare the mean with "
+                "the longest."
+            ),
         ),
         fires_in=("straggler",),
     ),
@@ -68,11 +91,21 @@ ALERTS = (
         expression=f"{_PEAK} / {PER_JOB} ({USABLE_MEMORY.name}) > <memoryShare>",
         for_="5m",
         severity="warning",
-        summary=f"{JOB} uses {{{{ $value | humanizePercentage }}}} of what its fullest GPU has for torch",
-        description="A longer completion may run out of memory. The operator would plan anew with less then.",
+        summary=(
+            f"{JOB} uses {{{{ $value | humanizePercentage }}}} of what its fullest GPU has "
+            "for torch"
+        ),
+        description=(
+            "A longer completion may run out of memory. The operator would plan anew with "
+            "less then."
+        ),
         runbook=(
             "`status.memory` has prediction and measurement by phase.",
-            "Nothing must be done: after OutOfMemory the next attempt has a plan that takes less, and trains the same.",
+            (
+                "Nothing must be done: after OutOfMemory the next attempt has a plan that takes "
+                "less, "
+                "and trains the same."
+            ),
         ),
         fires_in=("OOM and re-plan",),
     ),
@@ -81,38 +114,56 @@ ALERTS = (
         expression=f"{_RATIO} < <predictionLow> or {_RATIO} > <predictionHigh>",
         for_="10m",
         severity="warning",
-        summary=f"Memory of {JOB}: {{{{ $value | humanizePercentage }}}} of what is measured was predicted",
+        summary=(
+            f"Memory of {JOB}: {{{{ $value | humanizePercentage }}}} of what is measured was "
+            "predicted"
+        ),
         description=(
-            "Plans that rest on such a prediction fail or leave GPUs idle. Please report it with the job's status."
+            "Plans that rest on such a prediction fail or leave GPUs idle. Please report it with "
+            "the job's status."
         ),
         runbook=(
             "`kubectl get grpojob -o yaml`: `status.memory` and `status.plan` make the report.",
-            "Below 100 % the job may run out of memory, and is planned anew with what it has learned.",
+            (
+                "Below 100 % the job may run out of memory, and is planned anew with what it has "
+                "learned."
+            ),
         ),
         fires_in=("OOM and re-plan",),
     ),
     Alert(
         name="GRPOJobRestarting",
-        expression=f"sum by (namespace, grpojob) (increase({JOB_ATTEMPTS.name}[1h])) >= <restartsPerHour>",
+        expression=(
+            f"sum by (namespace, grpojob) (increase({JOB_ATTEMPTS.name}[1h])) >= <restartsPerHour>"
+        ),
         for_="0m",
         severity="warning",
         summary=f'{JOB} was started {{{{ $value | printf "%.0f" }}}} times within an hour',
         description=(
-            "See status.ends for the reasons. Each start costs loading and the steps since the last checkpoint."
+            "See status.ends for the reasons. Each start costs loading and the steps since the "
+            "last checkpoint."
         ),
         runbook=(
-            "`status.ends` says how the last attempts ended, and on which node; [faults.md](faults.md) what each "
+            "`status.ends` says how the last attempts ended, and on which node; "
+            "[faults.md](faults.md) what each "
             "means.",
-            "Where nodes come and go, the next job should save more often (`checkpoint.everySteps`).",
+            (
+                "Where nodes come and go, the next job should save more often "
+                "(`checkpoint.everySteps`)."
+            ),
         ),
         fires_in=("preempted three times",),
     ),
     Alert(
         name="GRPODisruptionStorm",
-        expression=f'sum(increase({RESTARTS.name}{{reason="{Result.PREEMPTED}"}}[15m])) >= <disruptions>',
+        expression=(
+            f'sum(increase({RESTARTS.name}{{reason="{Result.PREEMPTED}"}}[15m])) >= <disruptions>'
+        ),
         for_="0m",
         severity="warning",
-        summary='{{ $value | printf "%.0f" }} gangs have lost their nodes within a quarter of an hour',
+        summary=(
+            '{{ $value | printf "%.0f" }} gangs have lost their nodes within a quarter of an hour'
+        ),
         description="A node pool is drained, or a higher priority takes its nodes.",
         runbook=(
             "`kubectl get nodes`, and the events of pods: who deleted them?",
@@ -128,7 +179,11 @@ ALERTS = (
         summary=f"{JOB} waits to run for a long time",
         description="`kubectl describe grpojob` says for what: GPUs, its turn, a quota, an image.",
         runbook=(
-            "[conditions.md](conditions.md) explains the reasons of `Admitted`, `Scheduled` and `Running`.",
+            (
+                "[conditions.md](conditions.md) explains the reasons of `Admitted`, `Scheduled` "
+                "and "
+                "`Running`."
+            ),
             "`grpo plan` says what smaller hardware would do.",
         ),
         fires_in=("waiting for GPUs",),
@@ -137,17 +192,20 @@ ALERTS = (
         name="GRPOCheckpointOld",
         expression=(
             f"{_STEP} - {_SAVED} > <checkpointsMissed> * {PER_JOB} ({SAVE_EVERY.name}) or "
-            f"time() - {PER_JOB} ({CHECKPOINT_TIME.name}) > <checkpointSeconds> and {_STEP} > {_SAVED}"
+            f"time() - {PER_JOB} ({CHECKPOINT_TIME.name}) > <checkpointSeconds> and {_STEP} > "
+            f"{_SAVED}"
         ),
         for_="10m",
         severity="warning",
         summary=f"The newest checkpoint of {JOB} is old",
         description=(
-            "A restart would lose all steps since. The Degraded condition has the volume's words if it can't be "
+            "A restart would lose all steps since. The Degraded condition has the volume's words "
+            "if it can't be "
             "written."
         ),
         runbook=(
-            "`CheckpointNotWritten` at `Degraded`: make room on the volume, or raise its quota. The run tries again "
+            "`CheckpointNotWritten` at `Degraded`: make room on the volume, or raise its quota. "
+            "The run tries again "
             "after "
             "1, 2, 4 … steps.",
             "Without that, checkpoints are rare by choice (`checkpoint.everySteps`).",
@@ -156,11 +214,17 @@ ALERTS = (
     ),
     Alert(
         name="GRPOJobFailed",
-        expression=(f'max by (namespace, grpojob, reason) ({JOB_CONDITION.name}{{type="{ConditionType.FAILED}"}}) > 0'),
+        expression=(
+            "max by (namespace, grpojob, reason) "
+            f'({JOB_CONDITION.name}{{type="{ConditionType.FAILED}"}}) > 0'
+        ),
         for_="0m",
         severity="warning",
         summary=f"{JOB} has failed: {{{{ $labels.reason }}}}",
-        description="`kubectl describe grpojob` says why and what to change; the last attempt's logs are kept.",
+        description=(
+            "`kubectl describe grpojob` says why and what to change; the last attempt's "
+            "logs are kept."
+        ),
         runbook=(
             "[faults.md](faults.md) says what each reason means and what to do.",
             "The alert ends by itself an hour after the failure.",

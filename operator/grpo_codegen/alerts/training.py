@@ -22,15 +22,24 @@ ALERTS = (
         severity="warning",
         summary=f"The KL of {JOB} is {{{{ $value | humanize }}}} nats per token",
         description=(
-            "The policy is far from its reference, and what it writes is likely to be useless. Look at samples, and "
+            "The policy is far from its reference, and what it writes is likely to be useless. "
+            "Look at samples, and "
             "stop "
             "the run or lower training.learningRate."
         ),
         runbook=(
-            "Look at what the policy writes: `/samples` of rank 0, or `samples.jsonl` beside the checkpoints.",
-            "Lower `training.learningRate`, or raise `training.beta`. Both need a new job; `resumeFrom` continues a "
+            (
+                "Look at what the policy writes: `/samples` of rank 0, or `samples.jsonl` beside "
+                "the "
+                "checkpoints."
+            ),
+            "Lower `training.learningRate`, or raise `training.beta`. Both need a new job; "
+            "`resumeFrom` continues a "
             "checkpoint from before.",
-            "Set `guard.maxKL`, so that such a run ends by itself, or goes back with `guard.onDivergence: Rollback`.",
+            (
+                "Set `guard.maxKL`, so that such a run ends by itself, or goes back with "
+                "`guard.onDivergence: Rollback`."
+            ),
         ),
         fires_in=("diverging fast", "diverging slowly"),
     ),
@@ -40,7 +49,9 @@ ALERTS = (
         for_="2m",
         severity="warning",
         summary=f"The KL of {JOB} is {{{{ $value | humanize }}}}, close to guard.maxKL",
-        description="Above guard.maxKL for guard.maxKLSteps steps, the run ends as DivergedKL or goes back.",
+        description=(
+            "Above guard.maxKL for guard.maxKLSteps steps, the run ends as DivergedKL or goes back."
+        ),
         runbook=(
             "If the run is to go on, suspend the job, raise `guard.maxKL`, and resume it.",
             "Otherwise nothing is to be done: the guard ends the run.",
@@ -54,11 +65,15 @@ ALERTS = (
         severity="warning",
         summary=f"The KL of {JOB} has multiplied within two hours, to {{{{ $value | humanize }}}}",
         description=(
-            "A KL that grows and grows ends far away, if slowly. The learning rate is likely to be too high for this "
+            "A KL that grows and grows ends far away, if slowly. The learning rate is likely to "
+            "be too high for this "
             "beta."
         ),
         runbook=(
-            "Compare the reward: a KL that rises with it is learning, one that rises alone is drift.",
+            (
+                "Compare the reward: a KL that rises with it is learning, one that rises alone is "
+                "drift."
+            ),
             "As for [GRPOKLHigh](#grpoklhigh), while there is time.",
         ),
         fires_in=("diverging slowly",),
@@ -73,13 +88,15 @@ ALERTS = (
         severity="warning",
         summary=f"All completions of a group get the same reward in {JOB}",
         description=(
-            "Without a difference within a group there is no advantage and no gradient. The task is solved, too "
+            "Without a difference within a group there is no advantage and no gradient. The task "
+            "is solved, too "
             "hard, or "
             "the reward function is constant."
         ),
         runbook=(
             "Is the reward at its maximum? Then the task is solved: stop the run.",
-            "Is it at its minimum? Then look at samples: the policy may not have found the format, so give a reward "
+            "Is it at its minimum? Then look at samples: the policy may not have found the "
+            "format, so give a reward "
             "for "
             "parts of it, or an easier task first.",
             "Otherwise try the reward function on a few completions by hand.",
@@ -96,12 +113,17 @@ ALERTS = (
         severity="warning",
         summary=f"{JOB} has had a number that is none",
         description=(
-            "A loss, gradient norm, KL, reward or entropy was infinite or NaN. The run ends as Diverged before a "
+            "A loss, gradient norm, KL, reward or entropy was infinite or NaN. The run ends as "
+            "Diverged before a "
             "checkpoint is written, or goes back with guard.onDivergence: Rollback."
         ),
         runbook=(
             "`status.outcome.message` names the number, the step and the last good checkpoint.",
-            "Look for rewards of extreme size; a new job may have a lower `training.learningRate` or `maxGradNorm`.",
+            (
+                "Look for rewards of extreme size; a new job may have a lower "
+                "`training.learningRate` "
+                "or `maxGradNorm`."
+            ),
             "`guard.onDivergence: Rollback` goes on without the batch that it happened on.",
         ),
         fires_in=("NaN",),
@@ -113,13 +135,15 @@ ALERTS = (
         severity="warning",
         summary=f"{{{{ $value | humanizePercentage }}}} of the completions of {JOB} get no reward",
         description=(
-            "A reward function or its service fails or takes too long. Above rewards[].maxFailureShare the run ends as "
+            "A reward function or its service fails or takes too long. Above "
+            "rewards[].maxFailureShare the run ends as "
             "RewardError."
         ),
         runbook=(
             "`grpo logs` has the failures' words; `grpo_training_reward_failures_total` and "
             "`grpo_training_reward_timeouts_total` tell failures from time-outs, by reward.",
-            "Look after the service; its URL, time-outs and `maxFailureShare` may be changed while the job is "
+            "Look after the service; its URL, time-outs and `maxFailureShare` may be changed "
+            "while the job is "
             "suspended.",
         ),
         fires_in=("rewards unscored",),

@@ -1,7 +1,8 @@
 """The chart's Grafana dashboards, laid out over the metrics that grpo_api declares.
 
-Each answers one person's questions: whose job it is (training), whose GPUs they are (fleet), whose operator it is
-(controller). The chart ships charts/grpo-operator/files/dashboards in ConfigMaps; docs/dashboards.md explains them.
+Each answers one person's questions: whose job it is (training), whose GPUs they are (fleet), whose
+operator it is (controller). The chart ships charts/grpo-operator/files/dashboards in ConfigMaps;
+docs/dashboards.md explains them.
 """
 
 from . import controller, fleet, training

@@ -35,7 +35,10 @@ _NOW = (
     Panel(
         kind="stat",
         title="Operators that answer",
-        description="Pods that were scraped; one leads. With none, running gangs go on, and nothing new starts.",
+        description=(
+            "Pods that were scraped; one leads. With none, running gangs go on, and "
+            "nothing new starts."
+        ),
         unit="none",
         queries=(Query(f"count({UP}) or vector(0)", "operators"),),
         width=4,
@@ -57,7 +60,10 @@ _NOW = (
     Panel(
         kind="stat",
         title="Reconciles that fail",
-        description="Share in ten minutes. The log says whether the API server denies something or doesn't answer.",
+        description=(
+            "Share in ten minutes. The log says whether the API server denies something "
+            "or doesn't answer."
+        ),
         unit="percentunit",
         queries=(Query(_errors(), "share"),),
         width=5,
@@ -81,7 +87,10 @@ _NOW = (
     Panel(
         kind="stat",
         title="Objects it can't read",
-        description="Left alone, since this version doesn't understand them; the Readable condition says why.",
+        description=(
+            "Left alone, since this version doesn't understand them; the Readable "
+            "condition says why."
+        ),
         unit="none",
         queries=(Query(zero_if_uncounted(f"sum({_UNREADABLE})"), "objects"),),
         width=5,
@@ -94,12 +103,17 @@ _NOW = (
 _QUEUE = (
     Panel(
         title="Jobs that wait for a reconcile",
-        description="Near 0 when it keeps up; beside it those that are worked on, and how many may be at a time.",
+        description=(
+            "Near 0 when it keeps up; beside it those that are worked on, and how many "
+            "may be at a time."
+        ),
         unit="none",
         queries=(
             Query(f"sum({select(operator.QUEUE_DEPTH, _OURS)})", "wait"),
             Query(f"sum({select(operator.ACTIVE_WORKERS, _RECONCILER)})", "worked on"),
-            Query(f"sum({select(operator.MAX_WORKERS, _RECONCILER)})", "at most at a time", "limit"),
+            Query(
+                f"sum({select(operator.MAX_WORKERS, _RECONCILER)})", "at most at a time", "limit"
+            ),
         ),
     ),
     Panel(
@@ -113,7 +127,10 @@ _QUEUE = (
     ),
     Panel(
         title="Duration of a reconcile",
-        description="API calls included. When it grows with the API server's answers, the API server is slow.",
+        description=(
+            "API calls included. When it grows with the API server's answers, the API "
+            "server is slow."
+        ),
         unit="s",
         queries=quantiles(operator.RECONCILE_SECONDS, _RECONCILER),
         base="green",
@@ -126,7 +143,10 @@ _QUEUE = (
         unit="ops",
         queries=(
             Query(f"sum(rate({select(operator.QUEUE_ADDS, _OURS)}{WINDOW}))", "put"),
-            Query(f"sum(rate({select(operator.QUEUE_RETRIES, _OURS)}{WINDOW}))", "again after a failure"),
+            Query(
+                f"sum(rate({select(operator.QUEUE_RETRIES, _OURS)}{WINDOW}))",
+                "again after a failure",
+            ),
         ),
     ),
     Panel(
@@ -139,7 +159,9 @@ _QUEUE = (
     ),
     Panel(
         title="Oldest reconcile under way",
-        description="One that never ends holds a worker: see the log for the last line about its job.",
+        description=(
+            "One that never ends holds a worker: see the log for the last line about its job."
+        ),
         unit="s",
         queries=(Query(f"max({select(operator.QUEUE_LONGEST, _OURS)})", "oldest"),),
         base="green",
@@ -149,7 +171,10 @@ _QUEUE = (
 _TALK = (
     Panel(
         title="Requests to the API server by answer",
-        description="Per second. 409 is a conflict that is tried again, 403 a missing right, 429 and 5xx its trouble.",
+        description=(
+            "Per second. 409 is a conflict that is tried again, 403 a missing right, 429 "
+            "and 5xx its trouble."
+        ),
         unit="reqps",
         queries=(Query(rates("code", operator.API_REQUESTS), "{{code}}"),),
         empty="No request in this time",
@@ -158,12 +183,20 @@ _TALK = (
         title="Requests to the API server by what for",
         description="Per second, by verb and kind of object, the twelve most frequent.",
         unit="reqps",
-        queries=(Query(f"topk(12, {rates('method, resource', operator.API_REQUESTS)})", "{{method}} {{resource}}"),),
+        queries=(
+            Query(
+                f"topk(12, {rates('method, resource', operator.API_REQUESTS)})",
+                "{{method}} {{resource}}",
+            ),
+        ),
         empty="No request in this time",
     ),
     Panel(
         title="Time since a watch heard something",
-        description="By kind of object. The API server sends bookmarks every minute or so, so that age means deafness.",
+        description=(
+            "By kind of object. The API server sends bookmarks every minute or so, so "
+            "that age means deafness."
+        ),
         unit="s",
         queries=(Query(f"time() - min by (resource) ({_WATCHES})", "{{resource}}"),),
         base="green",
@@ -171,7 +204,10 @@ _TALK = (
     ),
     Panel(
         title="Looks at running gangs",
-        description="Pulls of rank 0's progress per second. Errors mean a network policy, or a process that hangs.",
+        description=(
+            "Pulls of rank 0's progress per second. Errors mean a network policy, or a "
+            "process that hangs."
+        ),
         unit="ops",
         queries=(Query(rates("result", operator.PROGRESS_PULLS), "{{result}}"),),
         width=12,
@@ -180,7 +216,10 @@ _TALK = (
     ),
     Panel(
         title="Events on jobs",
-        description="Per second, by what became of them. Refused ones lack a right, dropped ones came too fast.",
+        description=(
+            "Per second, by what became of them. Refused ones lack a right, dropped ones "
+            "came too fast."
+        ),
         unit="ops",
         queries=(Query(rates("result", operator.EVENTS), "{{result}}"),),
         width=12,
@@ -191,7 +230,10 @@ _TALK = (
 _PROCESS = (
     Panel(
         title="Lateness of its timers",
-        description="Lag of the event loop. Above a second, something computes too long, or the CPU is short.",
+        description=(
+            "Lag of the event loop. Above a second, something computes too long, or the "
+            "CPU is short."
+        ),
         unit="s",
         queries=quantiles(operator.LOOP_LAG, CLUSTER),
         base="green",
@@ -201,11 +243,17 @@ _PROCESS = (
         title="Memory of the operator",
         description="Resident bytes; they grow with the objects that it watches, not with time.",
         unit="bytes",
-        queries=(Query(f"max by (instance) ({_process('process_resident_memory_bytes')})", "{{instance}}"),),
+        queries=(
+            Query(
+                f"max by (instance) ({_process('process_resident_memory_bytes')})", "{{instance}}"
+            ),
+        ),
     ),
     Panel(
         title="CPU of the operator",
-        description="Cores in use. It has one thread for its work, so that near 1 it can't keep up.",
+        description=(
+            "Cores in use. It has one thread for its work, so that near 1 it can't keep up."
+        ),
         unit="none",
         queries=(
             Query(

@@ -1,4 +1,5 @@
-"""Panels on a job's engines: whether they have its weights, compute as the trainer does, and keep up with it."""
+"""Panels on a job's engines: whether they have its weights, compute as the trainer does, and keep
+up with it."""
 
 from grpo_api.report import training_metrics as trainer
 
@@ -14,27 +15,42 @@ PANELS = (
     Panel(
         title="Engine against trainer",
         description=(
-            "Difference between their log-probabilities of the last generation's tokens, in nats. The weights are "
-            "proven to be the same, so a rise says that the engine computes otherwise: another dtype, another kernel."
+            "Difference between their log-probabilities of the last generation's tokens, in nats. "
+            "The weights are "
+            "proven to be the same, so a rise says that the engine computes otherwise: another "
+            "dtype, another kernel."
         ),
         unit="none",
         queries=(
             Query(of_job(trainer.ENGINE_MISMATCH), "mean"),
             Query(of_job(trainer.ENGINE_MISMATCH_MAX), "largest"),
-            Query(of_job(trainer.MAX_ENGINE_MISMATCH), "guard.maxEngineMismatch, for the mean", "limit"),
+            Query(
+                of_job(trainer.MAX_ENGINE_MISMATCH),
+                "guard.maxEngineMismatch, for the mean",
+                "limit",
+            ),
         ),
         empty=_NONE,
     ),
     Panel(
         title="Weight of a token in the loss",
-        description="What corrects for that difference, the least and the largest of a generation. 1 is none at all.",
+        description=(
+            "What corrects for that difference, the least and the largest of a "
+            "generation. 1 is none at all."
+        ),
         unit="none",
-        queries=(Query(of_job("importance_ratio_min"), "least"), Query(of_job("importance_ratio_max"), "largest")),
+        queries=(
+            Query(of_job("importance_ratio_min"), "least"),
+            Query(of_job("importance_ratio_max"), "largest"),
+        ),
         empty=_NONE,
     ),
     Panel(
         title="Sync of the weights, and its proof",
-        description="Seconds of the last one; no completion is sampled meanwhile. Its part of a step is above.",
+        description=(
+            "Seconds of the last one; no completion is sampled meanwhile. Its part of a "
+            "step is above."
+        ),
         unit="s",
         queries=(
             Query(of_job(trainer.WEIGHT_SYNC_SECONDS), "sync"),
@@ -45,14 +61,20 @@ PANELS = (
     ),
     Panel(
         title="Engines that serve",
-        description="With the newest weights, proven. The others are started again; the run goes on while one serves.",
+        description=(
+            "With the newest weights, proven. The others are started again; the run goes "
+            "on while one serves."
+        ),
         unit="short",
         queries=(Query(f"sum({_UP})", "serve"), Query(f"count({_UP})", "all", "limit")),
         empty=_SHARED,
     ),
     Panel(
         title="Syncs that the last engine lacks",
-        description="How far the engine furthest behind is from the newest weights; it gets no prompts meanwhile.",
+        description=(
+            "How far the engine furthest behind is from the newest weights; it gets no "
+            "prompts meanwhile."
+        ),
         unit="short",
         queries=(Query(_BEHIND, "behind"),),
         base="green",
@@ -62,7 +84,10 @@ PANELS = (
     ),
     Panel(
         title="Proofs that failed, engines given up",
-        description="Counted in this attempt. A failed proof is sent again once; look at the logs of rank 0 for names.",
+        description=(
+            "Counted in this attempt. A failed proof is sent again once; look at the logs "
+            "of rank 0 for names."
+        ),
         unit="short",
         queries=(
             Query(of_job(trainer.ENGINE_PROOF_FAILURES), "proofs that failed"),
@@ -75,21 +100,30 @@ PANELS = (
     ),
     Panel(
         title="Tokens per second of an engine",
-        description="What each sampled in the last generation, the twelve fastest. A slow one holds up the step.",
+        description=(
+            "What each sampled in the last generation, the twelve fastest. A slow one "
+            "holds up the step."
+        ),
         unit="short",
         queries=(Query(largest("engine", trainer.ENGINE_TOKENS), "engine {{engine}}"),),
         empty=_SHARED,
     ),
     Panel(
         title="Prompts that wait in engines",
-        description="The twelve longest queues. If prompts always wait, more engines would make steps shorter.",
+        description=(
+            "The twelve longest queues. If prompts always wait, more engines would make "
+            "steps shorter."
+        ),
         unit="short",
         queries=(Query(largest("engine", trainer.ENGINE_WAITING), "engine {{engine}}"),),
         empty=_SHARED,
     ),
     Panel(
         title="Cache of keys and values in use",
-        description="Of each engine, the twelve fullest. A full one interrupts completions and begins them again.",
+        description=(
+            "Of each engine, the twelve fullest. A full one interrupts completions and "
+            "begins them again."
+        ),
         unit="percentunit",
         queries=(Query(largest("engine", trainer.ENGINE_CACHE), "engine {{engine}}"),),
         base="green",

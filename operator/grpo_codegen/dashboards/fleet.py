@@ -1,4 +1,5 @@
-"""Fleet: what all jobs do, who waits for how long, what the GPUs are doing, what fails, and which run is odd."""
+"""Fleet: what all jobs do, who waits for how long, what the GPUs are doing, what fails, and which
+run is odd."""
 
 from grpo_api.report import metrics as operator
 from grpo_api.report.metrics import Metric
@@ -7,7 +8,16 @@ from grpo_api.status.status import ConditionType, Phase
 from .. import recording
 from . import usage
 from .panels import Dashboard, Panel, Query, Row, Variable
-from .promql import A_JOB, CLUSTER, JOB_LEGEND, NAMESPACES, of_jobs, select, trend, zero_if_uncounted
+from .promql import (
+    A_JOB,
+    CLUSTER,
+    JOB_LEGEND,
+    NAMESPACES,
+    of_jobs,
+    select,
+    trend,
+    zero_if_uncounted,
+)
 from .verdicts import PHASE_COLORS
 
 _JOBS = select(operator.JOBS, NAMESPACES)
@@ -26,8 +36,15 @@ def _gpus(by: str) -> str:
 
 def _waited(metric: Metric) -> tuple[Query, ...]:
     buckets = f"sum by (le) (increase({select(metric, CLUSTER, '_bucket')}[$__range]))"
-    what = metric.name.removeprefix("grpo_jobs_time_to_").removesuffix("_seconds").replace("first_step", "1st step")
-    return tuple(Query(f"histogram_quantile({share}, {buckets})", f"{what}, {share:.0%}") for share in (0.5, 0.95))
+    what = (
+        metric.name.removeprefix("grpo_jobs_time_to_")
+        .removesuffix("_seconds")
+        .replace("first_step", "1st step")
+    )
+    return tuple(
+        Query(f"histogram_quantile({share}, {buckets})", f"{what}, {share:.0%}")
+        for share in (0.5, 0.95)
+    )
 
 
 def _jobs_in(title: str, phases: tuple[Phase, ...], description: str) -> Panel:
@@ -45,8 +62,16 @@ def _jobs_in(title: str, phases: tuple[Phase, ...], description: str) -> Panel:
 
 
 _NOW = (
-    _jobs_in("Jobs that run", (Phase.STARTING, Phase.RUNNING), "Whose gang starts or runs, on GPUs or CPUs."),
-    _jobs_in("Jobs that wait", (Phase.PENDING, Phase.QUEUED), "For GPUs, quota, a dependency or their turn."),
+    _jobs_in(
+        "Jobs that run",
+        (Phase.STARTING, Phase.RUNNING),
+        "Whose gang starts or runs, on GPUs or CPUs.",
+    ),
+    _jobs_in(
+        "Jobs that wait",
+        (Phase.PENDING, Phase.QUEUED),
+        "For GPUs, quota, a dependency or their turn.",
+    ),
     _jobs_in(
         "Jobs that begin again",
         (Phase.RESTARTING,),
@@ -97,7 +122,10 @@ _QUEUE = (
     Panel(
         kind="bargauge",
         title="Time from creation to each milestone",
-        description="Of first attempts in the time shown: half of the jobs, and 95 of 100, needed no longer.",
+        description=(
+            "Of first attempts in the time shown: half of the jobs, and 95 of 100, needed "
+            "no longer."
+        ),
         unit="s",
         queries=tuple(query for metric in operator.TIMES_TO for query in _waited(metric)),
         base="blue",
@@ -127,16 +155,24 @@ _GPUS = (
         title="GPUs free, by product",
         description="Held by no pod, whoever's they would be.",
         unit="none",
-        queries=(Query(f"sum by (modelName) ({recording.FREE.name}{{{CLUSTER}}})", "{{modelName}}"),),
+        queries=(
+            Query(f"sum by (modelName) ({recording.FREE.name}{{{CLUSTER}}})", "{{modelName}}"),
+        ),
         width=12,
         stacked=True,
         empty=usage.NO_DCGM,
     ),
     Panel(
         title="GPUs held and idle, by namespace",
-        description="Held by any pod, less than 5 % busy for ten minutes: the twelve largest groups.",
+        description=(
+            "Held by any pod, less than 5 % busy for ten minutes: the twelve largest groups."
+        ),
         unit="none",
-        queries=(Query(f"topk(12, {recording.IDLE.name}{{{NAMESPACES}}})", "{{modelName}} {{namespace}}"),),
+        queries=(
+            Query(
+                f"topk(12, {recording.IDLE.name}{{{NAMESPACES}}})", "{{modelName}} {{namespace}}"
+            ),
+        ),
         width=12,
         stacked=True,
         empty=usage.NO_DCGM,
@@ -146,7 +182,10 @@ _FAILURES = (
     Panel(
         kind="bargauge",
         title="Restarts by reason",
-        description="How the attempts before ended, in the time shown. Preempted and node loss are the cluster's.",
+        description=(
+            "How the attempts before ended, in the time shown. Preempted and node loss "
+            "are the cluster's."
+        ),
         unit="none",
         queries=(Query(f"round(sum by (reason) (increase({_RESTARTS}[$__range])))", "{{reason}}"),),
         base="blue",

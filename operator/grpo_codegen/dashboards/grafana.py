@@ -1,4 +1,5 @@
-"""Dashboards as Grafana's JSON (schema 39, Grafana 10.4 and later): places, numbers, colours and links."""
+"""Dashboards as Grafana's JSON (schema 39, Grafana 10.4 and later): places, numbers, colours and
+links."""
 
 import json
 import string
@@ -22,7 +23,13 @@ def render(dashboard: Dashboard) -> str:
 
 
 def _page(dashboard: Dashboard) -> JSON:
-    links = {"type": "dashboards", "title": "GRPO", "tags": [TAG], "includeVars": True, "keepTime": True}
+    links = {
+        "type": "dashboards",
+        "title": "GRPO",
+        "tags": [TAG],
+        "includeVars": True,
+        "keepTime": True,
+    }
     return {
         "uid": dashboard.uid,
         "title": dashboard.title,
@@ -42,12 +49,22 @@ def _page(dashboard: Dashboard) -> JSON:
 
 
 def _datasource() -> JSON:
-    return {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"}
+    return {
+        "name": "datasource",
+        "type": "datasource",
+        "query": "prometheus",
+        "label": "Data source",
+    }
 
 
 def _variable(variable: Variable) -> JSON:
     query = f"label_values({variable.series}, {variable.label})"
-    choice = {"includeAll": True, "multi": True, "allValue": ".*", "current": {"text": ["All"], "value": ["$__all"]}}
+    choice = {
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".*",
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }
     return {
         "name": variable.name,
         "label": variable.title,
@@ -74,12 +91,15 @@ def _annotation(annotation: Annotation) -> JSON:
 
 
 def _laid_out(rows: tuple[Row, ...]) -> list[JSON]:
-    """All panels with their places: each row's from left to right, a line being as high as its highest panel."""
+    """All panels with their places: each row's from left to right, a line being as high as its
+    highest panel."""
     panels: list[JSON] = []
     ids, y = count(1), 0
     for row in rows:
         place = {"x": 0, "y": y, "w": _WIDTH, "h": 1}
-        panels.append({"id": next(ids), "type": "row", "title": row.title, "gridPos": place, "panels": []})
+        panels.append(
+            {"id": next(ids), "type": "row", "title": row.title, "gridPos": place, "panels": []}
+        )
         x, y, height = 0, y + 1, 0
         for panel in row.panels:
             if x + panel.width > _WIDTH:
@@ -126,7 +146,11 @@ def _defaults(panel: Panel) -> JSON:
         "noValue": panel.empty,
         "mappings": _mappings(panel),
         "thresholds": {"mode": "absolute", "steps": steps},
-        "color": {"mode": "thresholds" if panel.kind in ("stat", "gauge", "bargauge") else "palette-classic"},
+        "color": {
+            "mode": "thresholds"
+            if panel.kind in ("stat", "gauge", "bargauge")
+            else "palette-classic"
+        },
     }
     if panel.kind == "gauge":  # they show shares
         defaults |= {"min": 0, "max": 1}
@@ -146,10 +170,16 @@ _AMOUNTS = ("bytes", "ops", "percentunit", "reqps", "s", "short")
 
 
 def _mappings(panel: Panel) -> list[JSON]:
-    """Texts in place of values that are no numbers: without a colour if there is no value, red for NaN."""
+    """Texts in place of values that are no numbers: without a colour if there is no value, red for
+    NaN."""
     looks = {"null": {"text": panel.empty, "color": "text"}, "nan": {"text": "NaN", "color": "red"}}
-    specials = [{"type": "special", "options": {"match": match, "result": look}} for match, look in looks.items()]
-    painted = {value: {"color": color} for value, color in panel.colors.items()} if panel.label else {}
+    specials = [
+        {"type": "special", "options": {"match": match, "result": look}}
+        for match, look in looks.items()
+    ]
+    painted = (
+        {value: {"color": color} for value, color in panel.colors.items()} if panel.label else {}
+    )
     return [*specials, {"type": "value", "options": painted}] if painted else specials
 
 
@@ -184,11 +214,20 @@ def _overrides(panel: Panel) -> list[JSON]:
     looks: dict[Look, dict[str, Any]] = {
         "limit": {"color": _fixed("red"), "custom.lineStyle": {"fill": "dash", "dash": [10, 10]}},
         "edge": {"color": _fixed("blue"), "custom.lineWidth": 0},
-        "band": {"color": _fixed("blue"), "custom.lineWidth": 0, "custom.fillBelowTo": edge, "custom.fillOpacity": 15},
+        "band": {
+            "color": _fixed("blue"),
+            "custom.lineWidth": 0,
+            "custom.fillBelowTo": edge,
+            "custom.fillOpacity": 15,
+        },
     }
-    found = [_override(query.legend, looks[query.look]) for query in panel.queries if query.look in looks]
+    found = [
+        _override(query.legend, looks[query.look]) for query in panel.queries if query.look in looks
+    ]
     painted = {} if panel.label else panel.colors
-    return found + [_override(legend, {"color": _fixed(color)}) for legend, color in painted.items()]
+    return found + [
+        _override(legend, {"color": _fixed(color)}) for legend, color in painted.items()
+    ]
 
 
 def _fixed(color: str) -> JSON:
@@ -202,7 +241,10 @@ def _override(legend: str, properties: Mapping[str, Any]) -> JSON:
 
 def _columns(columns: Mapping[str, str]) -> list[JSON]:
     """One row per set of labels, with these columns."""
-    shown = {"indexByName": {name: place for place, name in enumerate(columns)}, "renameByName": dict(columns)}
+    shown = {
+        "indexByName": {name: place for place, name in enumerate(columns)},
+        "renameByName": dict(columns),
+    }
     return [
         {"id": "merge", "options": {}},
         {"id": "filterFieldsByName", "options": {"include": {"names": list(columns)}}},

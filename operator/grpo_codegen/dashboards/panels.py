@@ -1,4 +1,5 @@
-"""What a dashboard is made of: rows of panels, variables and annotations, in few words and without Grafana's JSON.
+"""What a dashboard is made of: rows of panels, variables and annotations, in few words and without
+Grafana's JSON.
 
 The modules beside this one say with it what to show; grafana.py lays it out and writes it.
 """
@@ -9,7 +10,8 @@ from typing import Literal
 
 Kind = Literal["timeseries", "stat", "gauge", "bargauge", "table"]
 Look = Literal["line", "limit", "edge", "band"]
-"""`limit`: red and dashed, a bound that others are held against. `band`: filled down to the query that is `edge`."""
+"""`limit`: red and dashed, a bound that others are held against. `band`: filled down to the query
+that is `edge`."""
 Color = Literal["green", "blue", "yellow", "orange", "red", "purple", "dark-green", "light-blue"]
 Bounds = tuple[tuple[float, Color], ...]
 """From which value on a number has which colour, rising."""

@@ -1,6 +1,7 @@
 """PromQL over declared metrics: a panel can't ask for one that nothing exports.
 
-Values are of a job, never of a pod: a restart's new pod goes on in the same line, under the same legend.
+Values are of a job, never of a pod: a restart's new pod goes on in the same line, under the same
+legend.
 """
 
 from grpo_api.report.metrics import BUILD_INFO, Metric
@@ -46,7 +47,8 @@ def of_job_by(label: str, metric: Metric) -> str:
 
 
 def largest(label: str, metric: Metric) -> str:
-    """The twelve of the chosen job's values by label that are largest at the end of the time shown."""
+    """The twelve of the chosen job's values by label that are largest at the end of the time
+    shown."""
     last = f"last_over_time({select(metric, JOB)}[$__range] @ end())"
     return f"{of_job_by(label, metric)} and on ({label}) topk(12, max by ({label}) ({last}))"
 
@@ -54,7 +56,9 @@ def largest(label: str, metric: Metric) -> str:
 def of_jobs(metric: Metric | str, where: str = "") -> str:
     """One value for each job of the chosen namespaces."""
     declared = BY_KEY[metric] if isinstance(metric, str) else metric
-    return f"max by ({A_JOB}) ({select(declared, f'{NAMESPACES},{where}' if where else NAMESPACES)})"
+    return (
+        f"max by ({A_JOB}) ({select(declared, f'{NAMESPACES},{where}' if where else NAMESPACES)})"
+    )
 
 
 def rates(label: str, metric: Metric, where: str = CLUSTER) -> str:
@@ -65,11 +69,15 @@ def rates(label: str, metric: Metric, where: str = CLUSTER) -> str:
 def quantiles(metric: Metric, where: str) -> tuple[Query, ...]:
     """The median, p95 and p99 of what a histogram saw lately."""
     buckets = f"sum by (le) (rate({select(metric, where, '_bucket')}{WINDOW}))"
-    return tuple(Query(f"histogram_quantile({share}, {buckets})", f"p{share * 100:.0f}") for share in QUANTILES)
+    return tuple(
+        Query(f"histogram_quantile({share}, {buckets})", f"p{share * 100:.0f}")
+        for share in QUANTILES
+    )
 
 
 def new_maximum(metric: Metric | str) -> str:
-    """The chosen job's value where it is above all of the six hours before: it may have been unknown for a while."""
+    """The chosen job's value where it is above all of the six hours before: it may have been
+    unknown for a while."""
     return f"{of_job(metric)} > 0 unless {of_job(metric)} <= {highest(metric)}"
 
 

@@ -18,7 +18,8 @@ _LEARNING = (
     Panel(
         title="Reward: mean and spread",
         description=(
-            "Mean of the last generation, and one standard deviation within a group around it. A band that closes "
+            "Mean of the last generation, and one standard deviation within a group around it. A "
+            "band that closes "
             "leaves nothing to learn from."
         ),
         unit="none",
@@ -30,14 +31,18 @@ _LEARNING = (
     ),
     Panel(
         title="Reward by function",
-        description="Mean of each reward before weighting, the twelve largest. One that rises alone is being gamed.",
+        description=(
+            "Mean of each reward before weighting, the twelve largest. One that rises "
+            "alone is being gamed."
+        ),
         unit="none",
         queries=(Query(largest("reward", trainer.REWARD), "{{reward}}"),),
     ),
     Panel(
         title="Distance from the reference (KL)",
         description=(
-            "Nats per token. A slow rise is learning, a jump is divergence: lower training.learningRate or raise "
+            "Nats per token. A slow rise is learning, a jump is divergence: lower "
+            "training.learningRate or raise "
             "training.beta. Marks show where reference.sync moved the reference."
         ),
         unit="none",
@@ -60,16 +65,23 @@ _LEARNING = (
     ),
     Panel(
         title="Entropy of the policy",
-        description="Nats per token. Near 0 all completions of a group are alike, and nothing is explored.",
+        description=(
+            "Nats per token. Near 0 all completions of a group are alike, and nothing is explored."
+        ),
         unit="none",
         queries=(Query(of_job("entropy"), "entropy"),),
         width=6,
     ),
     Panel(
         title="Tokens that were clipped",
-        description="Share of tokens whose ratio left the trust region. Above a fifth, steps are too large.",
+        description=(
+            "Share of tokens whose ratio left the trust region. Above a fifth, steps are too large."
+        ),
         unit="percentunit",
-        queries=(Query(of_job("clip_ratio_low"), "below"), Query(of_job("clip_ratio_high"), "above")),
+        queries=(
+            Query(of_job("clip_ratio_low"), "below"),
+            Query(of_job("clip_ratio_high"), "above"),
+        ),
         width=6,
         base="green",
         bounds=((0.2, "orange"),),
@@ -91,7 +103,8 @@ _COMPLETIONS = (
     Panel(
         title="Truncated, and groups without signal",
         description=(
-            "Completions cut at the limit, and groups whose rewards are all equal, which teach nothing. Raise the "
+            "Completions cut at the limit, and groups whose rewards are all equal, which teach "
+            "nothing. Raise the "
             "limit for the former; the latter find the task solved or too hard."
         ),
         unit="percentunit",
@@ -105,7 +118,10 @@ _COMPLETIONS = (
     ),
     Panel(
         title="Completions without a reward, by function",
-        description="Share of ten generations whose function or service failed or took too long, the twelve largest.",
+        description=(
+            "Share of ten generations whose function or service failed or took too long, "
+            "the twelve largest."
+        ),
         unit="percentunit",
         queries=(Query(largest("reward", trainer.UNSCORED), "{{reward}}"),),
         base="green",
@@ -117,7 +133,10 @@ _COMPLETIONS = (
 _SPEED = (
     Panel(
         title="Time of a step by its parts",
-        description="Slowest rank's time. What is high costs most: generate is memory's speed, reward is your service.",
+        description=(
+            "Slowest rank's time. What is high costs most: generate is memory's speed, "
+            "reward is your service."
+        ),
         unit="s",
         queries=(Query(of_job_by(operator.STEP_PHASE, trainer.PHASE_SECONDS), "{{step_phase}}"),),
         stacked=True,
@@ -133,7 +152,9 @@ _SPEED = (
     ),
     Panel(
         title="Slowest rank over the mean",
-        description="Own work in a step. 2 means that all wait half of the time for one: look at that node.",
+        description=(
+            "Own work in a step. 2 means that all wait half of the time for one: look at that node."
+        ),
         unit="none",
         queries=(Query(of_job("straggler_ratio"), "slowest over mean"),),
         base="green",
@@ -149,7 +170,8 @@ def _memory(phase: str) -> Panel:
     return Panel(
         title=f"Memory: {phase}",
         description=(
-            "Peak of allocated bytes of the fullest GPU, as planned and as measured, under what a GPU has for torch. "
+            "Peak of allocated bytes of the fullest GPU, as planned and as measured, under what a "
+            "GPU has for torch. "
             "Near the limit, fragments can end the run; the operator then plans with less."
         ),
         unit="bytes",
@@ -167,7 +189,10 @@ _MEMORY = (
     *map(_memory, MemoryPhases.model_fields),
     Panel(
         title="Memory beside tensors",
-        description="What the allocator holds, and what the fullest GPU has in use with all that is not torch's.",
+        description=(
+            "What the allocator holds, and what the fullest GPU has in use with all that "
+            "is not torch's."
+        ),
         unit="bytes",
         queries=(
             Query(of_job(trainer.MEMORY_BESIDE["reserved"]), "held by the allocator"),
@@ -178,7 +203,10 @@ _MEMORY = (
     ),
     Panel(
         title="Memory of the host",
-        description="Anonymous resident memory of the largest rank. Steady growth is a leak, often of a reward.",
+        description=(
+            "Anonymous resident memory of the largest rank. Steady growth is a leak, "
+            "often of a reward."
+        ),
         unit="bytes",
         queries=(Query(of_job(trainer.MEMORY_BESIDE["host"]), "largest rank"),),
         height=7,
@@ -186,16 +214,30 @@ _MEMORY = (
 )
 _OOM = f'{ConditionType.DEGRADED}",reason="{Result.OUT_OF_MEMORY}'
 _SYNCS, _SYNCS_BEFORE = (
-    f"floor({steps} / {of_job(trainer.REFERENCE_EVERY)})" for steps in (of_job(trainer.STEP), highest(trainer.STEP))
+    f"floor({steps} / {of_job(trainer.REFERENCE_EVERY)})"
+    for steps in (of_job(trainer.STEP), highest(trainer.STEP))
 )
 _ANNOTATIONS = (
     Annotation("Attempt", new_maximum(operator.JOB_ATTEMPTS), "A gang started", "orange"),
-    Annotation("Restart", new_maximum(operator.JOB_RESTARTS), "An attempt failed and the next follows", "red"),
+    Annotation(
+        "Restart",
+        new_maximum(operator.JOB_RESTARTS),
+        "An attempt failed and the next follows",
+        "red",
+    ),
     Annotation("Checkpoint", new_maximum("checkpoint_step"), "A checkpoint was sealed", "green"),
     Annotation(
-        "Out of memory", of_job(operator.JOB_CONDITION, f'type="{_OOM}"'), "An attempt ran out of memory", "red"
+        "Out of memory",
+        of_job(operator.JOB_CONDITION, f'type="{_OOM}"'),
+        "An attempt ran out of memory",
+        "red",
     ),
-    Annotation("Reference", f"{_SYNCS} > 0 unless {_SYNCS} <= {_SYNCS_BEFORE}", "reference.sync moved it", "blue"),
+    Annotation(
+        "Reference",
+        f"{_SYNCS} > 0 unless {_SYNCS} <= {_SYNCS_BEFORE}",
+        "reference.sync moved it",
+        "blue",
+    ),
 )
 _INFO = operator.JOB_INFO.name
 DASHBOARD = Dashboard(
@@ -206,7 +248,9 @@ DASHBOARD = Dashboard(
     variables=(
         Variable("cluster", "Cluster", _INFO, "cluster", many=True),
         Variable("namespace", "Namespace", f"{_INFO}{{{CLUSTER}}}", "namespace", many=False),
-        Variable("job", "Job", f'{_INFO}{{{CLUSTER},namespace="$namespace"}}', "grpojob", many=False),
+        Variable(
+            "job", "Job", f'{_INFO}{{{CLUSTER},namespace="$namespace"}}', "grpojob", many=False
+        ),
     ),
     annotations=_ANNOTATIONS,
     rows=(

@@ -1,4 +1,5 @@
-"""What became of GPU-seconds and what they cost (docs/usage.md): of one job for Training health, of all for Fleet."""
+"""What became of GPU-seconds and what they cost (docs/usage.md): of one job for Training health, of
+all for Fleet."""
 
 from grpo_api.report import metrics as operator
 
@@ -17,14 +18,18 @@ _COLORS: dict[str, Color] = {
     "lost": "red",
     "other": "yellow",
 }
-_EFFECTIVE = "Share of held GPU-seconds that went into steps that count. Loading, losses and idle time lower it."
+_EFFECTIVE = (
+    "Share of held GPU-seconds that went into steps that count. Loading, losses and idle "
+    "time lower it."
+)
 _RATED: Bounds = ((0.5, "orange"), (0.8, "green"))
 NO_DCGM = "Needs NVIDIA's DCGM exporter"
 _UNPRICED = "No price known: set gpuHourPrices"
 
 
 def _spent(state: str = "") -> str:
-    """GPU-seconds of the chosen namespaces' jobs so far, those that ended within the time shown among them."""
+    """GPU-seconds of the chosen namespaces' jobs so far, those that ended within the time shown
+    among them."""
     where = f"{NAMESPACES},{state}" if state else NAMESPACES
     last = f"last_over_time({select(operator.JOB_GPU_SECONDS, where)}[$__range])"
     return f"sum(max by ({A_JOB}, state) ({last}))"
@@ -56,7 +61,9 @@ OF_JOB = (
         title="What its GPUs did",
         description="GPU-hours of all attempts by what they were spent on.",
         unit="suffix: GPU h",
-        queries=(Query(f"max by (state) ({select(operator.JOB_GPU_SECONDS, JOB)}) / 3600", "{{state}}"),),
+        queries=(
+            Query(f"max by (state) ({select(operator.JOB_GPU_SECONDS, JOB)}) / 3600", "{{state}}"),
+        ),
         width=12,
         colors=_COLORS,
         empty="No GPU held",
@@ -72,7 +79,10 @@ OF_JOB = (
     ),
     Panel(
         title="How busy its GPUs are",
-        description="Mean of all its GPUs, as DCGM tells: time in which any kernel ran, and that of tensor cores.",
+        description=(
+            "Mean of all its GPUs, as DCGM tells: time in which any kernel ran, and that "
+            "of tensor cores."
+        ),
         unit="percentunit",
         queries=(
             Query(_recorded(recording.UTILISATION), "any kernel"),
@@ -105,11 +115,18 @@ OF_ALL = (
     Panel(
         kind="bargauge",
         title="What the GPUs did",
-        description="GPU-hours of the time shown by what jobs spent them on. Lost: from a checkpoint to a failure.",
+        description=(
+            "GPU-hours of the time shown by what jobs spent them on. Lost: from a "
+            "checkpoint to a failure."
+        ),
         unit="suffix: GPU h",
         queries=(
             Query(
-                f"sum by (state) (delta({select(operator.JOB_GPU_SECONDS, NAMESPACES)}[$__range])) / 3600", "{{state}}"
+                (
+                    "sum by (state) "
+                    f"(delta({select(operator.JOB_GPU_SECONDS, NAMESPACES)}[$__range])) / 3600"
+                ),
+                "{{state}}",
             ),
         ),
         width=9,
@@ -119,7 +136,10 @@ OF_ALL = (
     Panel(
         kind="table",
         title="Dearest jobs",
-        description="Cost so far of jobs that run or have just ended, in the currency of the chart's prices.",
+        description=(
+            "Cost so far of jobs that run or have just ended, in the currency of the "
+            "chart's prices."
+        ),
         unit="none",
         queries=(Query(f"topk(20, {of_jobs(operator.JOB_COST)})", JOB_LEGEND),),
         width=9,

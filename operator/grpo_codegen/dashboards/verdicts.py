@@ -57,7 +57,10 @@ _PROGRESS = (
     Panel(
         kind="stat",
         title="Restarts",
-        description="Restarts that count against the limit. Preemptions don't; marks across the panels show all.",
+        description=(
+            "Restarts that count against the limit. Preemptions don't; marks across the "
+            "panels show all."
+        ),
         unit="none",
         queries=(Query(of_job(operator.JOB_RESTARTS), "restarts"),),
         width=5,
@@ -69,7 +72,10 @@ _PROGRESS = (
     Panel(
         kind="stat",
         title="Age of the last checkpoint",
-        description="A restart loses what was learned since. If old, see the events, and whether the volume has room.",
+        description=(
+            "A restart loses what was learned since. If old, see the events, and whether "
+            "the volume has room."
+        ),
         unit="s",
         queries=(Query(f"time() - {of_job('checkpoint_timestamp_seconds')}", "age"),),
         width=5,
@@ -85,7 +91,8 @@ _VERDICTS = (
         kind="stat",
         title="Standstill, of what is allowed",
         description=(
-            "Time since the operator saw a step, or bytes loaded, saved or exported, over the time after which its "
+            "Time since the operator saw a step, or bytes loaded, saved or exported, over the "
+            "time after which its "
             "watchdog ends the attempt as Hang."
         ),
         unit="percentunit",
@@ -99,7 +106,9 @@ _VERDICTS = (
     Panel(
         kind="stat",
         title="KL, of what the guard allows",
-        description="Mean KL of the last step over guard.maxKL, at which the run is ended as Diverged.",
+        description=(
+            "Mean KL of the last step over guard.maxKL, at which the run is ended as Diverged."
+        ),
         unit="percentunit",
         queries=(Query(f"{of_job('kl')} / {of_job(trainer.MAX_KL)}", "share"),),
         width=5,
@@ -112,13 +121,18 @@ _VERDICTS = (
         kind="stat",
         title="Reward's trend",
         description=(
-            "Mean reward of the last half hour less that of the half hour before, in standard deviations within a "
+            "Mean reward of the last half hour less that of the half hour before, in standard "
+            "deviations within a "
             "group. Near 0 the run has learned what it can, or can't learn; below, it unlearns."
         ),
         unit="none",
         queries=(
             Query(
-                f"({trend(of_job('reward'))}) / clamp_min(avg_over_time({of_job('reward_std')}[1h:1m]), 1e-6)", "trend"
+                (
+                    f"({trend(of_job('reward'))}) / "
+                    f"clamp_min(avg_over_time({of_job('reward_std')}[1h:1m]), 1e-6)"
+                ),
+                "trend",
             ),
         ),
         width=4,
@@ -130,7 +144,9 @@ _VERDICTS = (
     Panel(
         kind="stat",
         title="Completions not scored",
-        description="Largest share of any reward function, in ten generations, for failures and time-outs.",
+        description=(
+            "Largest share of any reward function, in ten generations, for failures and time-outs."
+        ),
         unit="percentunit",
         queries=(Query(of_job(trainer.UNSCORED), "share"),),
         width=5,
@@ -142,9 +158,14 @@ _VERDICTS = (
     Panel(
         kind="stat",
         title="Steps with NaN or infinity",
-        description="Steps whose loss, gradient norm, KL, reward or entropy was no finite number, in the time shown.",
+        description=(
+            "Steps whose loss, gradient norm, KL, reward or entropy was no finite number, "
+            "in the time shown."
+        ),
         unit="none",
-        queries=(Query(f"sum(max_over_time({select(trainer.NONFINITE_STEPS, JOB)}[$__range]))", "steps"),),
+        queries=(
+            Query(f"sum(max_over_time({select(trainer.NONFINITE_STEPS, JOB)}[$__range]))", "steps"),
+        ),
         width=5,
         height=3,
         base="green",

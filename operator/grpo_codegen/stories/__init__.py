@@ -1,8 +1,9 @@
-"""Stories of jobs and of their operator, as the series that Prometheus would have of them, minute by minute.
+"""Stories of jobs and of their operator, as the series that Prometheus would have of them, minute
+by minute.
 
-promtool evaluates the alerts on them (tests/integration/test_alerts.py), docs/alerts.md lists the results, and
-tools/pictures draws dashboards from them. A story contains what differs from WELL. It names metrics by their
-declarations, so it can't use one that nothing exports.
+promtool evaluates the alerts on them (tests/integration/test_alerts.py), docs/alerts.md lists the
+results, and tools/pictures draws dashboards from them. A story contains what differs from WELL. It
+names metrics by their declarations, so it can't use one that nothing exports.
 """
 
 from .of_cluster import STORIES as OF_CLUSTER

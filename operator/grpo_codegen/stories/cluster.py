@@ -7,7 +7,16 @@ from grpo_api.report import metrics as operator
 from grpo_api.report.metrics import CONTROLLER
 
 from .. import recording
-from ..timelines import Timeline, changed_between, clock, constant, counter, noisy, only_during, series
+from ..timelines import (
+    Timeline,
+    changed_between,
+    clock,
+    constant,
+    counter,
+    noisy,
+    only_during,
+    series,
+)
 from .run import GIB, gpu_second_series, learning_curve
 from .world import NEVER, World, constant_series, histogram, of_job, rank0
 
@@ -29,9 +38,15 @@ class Other:
     def world(self, seed: int) -> World:
         """What rank 0 and the operator export of it."""
         lines = {
-            rank0("kl", job=self.job, namespace=self.namespace): noisy(constant(self.kl), 0.2, seed),
-            rank0("reward", job=self.job, namespace=self.namespace): noisy(learning_curve(0.3, 1.2, 200.0), 0.08, seed),
-            rank0("straggler_ratio", job=self.job, namespace=self.namespace): constant(1.02 + 0.03 * seed),
+            rank0("kl", job=self.job, namespace=self.namespace): noisy(
+                constant(self.kl), 0.2, seed
+            ),
+            rank0("reward", job=self.job, namespace=self.namespace): noisy(
+                learning_curve(0.3, 1.2, 200.0), 0.08, seed
+            ),
+            rank0("straggler_ratio", job=self.job, namespace=self.namespace): constant(
+                1.02 + 0.03 * seed
+            ),
             of_job(operator.JOB_PHASE, self.job, self.namespace, phase="Running"): constant(1),
         }
         return {name: only_during(line, self.first, self.end) for name, line in lines.items()}
@@ -39,8 +54,12 @@ class Other:
     def accounts(self) -> World:
         """What the operator exports of its GPUs."""
         return {
-            of_job(operator.JOB_GPUS, self.job, self.namespace, product=self.product): constant(self.gpus),
-            **gpu_second_series((self.first, self.end, 0), job=self.job, namespace=self.namespace, gpus=self.gpus),
+            of_job(operator.JOB_GPUS, self.job, self.namespace, product=self.product): constant(
+                self.gpus
+            ),
+            **gpu_second_series(
+                (self.first, self.end, 0), job=self.job, namespace=self.namespace, gpus=self.gpus
+            ),
         }
 
 
@@ -75,7 +94,9 @@ _DONE: tuple[tuple[operator.Metric, dict[float, float]], ...] = (
     (operator.TIME_TO_FIRST_STEP, {120: 0.3, 300: 0.7, 600: 0.9, 1800: 1.0}),
 )
 _MILESTONES: World = {
-    name: line for metric, shares in _DONE for name, line in histogram(metric, lambda m: m // 4 * 1.0, shares).items()
+    name: line
+    for metric, shares in _DONE
+    for name, line in histogram(metric, lambda m: m // 4 * 1.0, shares).items()
 }
 PREEMPTIONS = series(operator.RESTARTS.name, {"reason": "Preempted"})
 OUT_OF_MEMORY = series(operator.RESTARTS.name, {"reason": "OutOfMemory"})
@@ -87,11 +108,15 @@ UTILISATION: World = {
     series(recording.MEMORY_USED.name, _RUN): constant(69 * GIB),
     series(recording.FREE.name, {"modelName": "NVIDIA H100"}): constant(4),
     series(recording.FREE.name, {"modelName": "NVIDIA L40S"}): changed_between(60, 120, 4, 6),
-    series(recording.IDLE.name, {"namespace": "math", "modelName": "NVIDIA H100"}): changed_between(30, 80, 2, 0),
+    series(recording.IDLE.name, {"namespace": "math", "modelName": "NVIDIA H100"}): changed_between(
+        30, 80, 2, 0
+    ),
     series(recording.IDLE.name, {"namespace": "code", "modelName": "NVIDIA L40S"}): constant(1),
 }
 """What the chart records of NVIDIA's own exporter."""
-OTHER_RUNS: World = {name: line for seed, one in enumerate(OTHERS) for name, line in one.world(seed).items()}
+OTHER_RUNS: World = {
+    name: line for seed, one in enumerate(OTHERS) for name, line in one.world(seed).items()
+}
 
 _OWN = {"controller": CONTROLLER}
 _POD = {"job": "grpo-operator", "instance": "10.0.3.7:8080"}
@@ -102,10 +127,16 @@ ERRORS = series(operator.RECONCILES.name, {**_OWN, "result": "error"})
 DEPTH = series(operator.QUEUE_DEPTH.name, {"name": CONTROLLER})
 LONGEST = series(operator.QUEUE_LONGEST.name, {"name": CONTROLLER})
 HEARD = series(operator.HEARD.name, {"resource": "pods"})
-DENIED = series(operator.API_REQUESTS.name, {"method": "PATCH", "resource": "grpojobs", "code": "403"})
+DENIED = series(
+    operator.API_REQUESTS.name, {"method": "PATCH", "resource": "grpojobs", "code": "403"}
+)
 LEADER = series(operator.LEADER.name, _POD)
 RETRIES = series(operator.QUEUE_RETRIES.name, {"name": CONTROLLER})
-_REQUESTS = {("PATCH", "grpojobs", "200"): 12.0, ("POST", "jobs", "201"): 2.0, ("GET", "pods", "200"): 1.0}
+_REQUESTS = {
+    ("PATCH", "grpojobs", "200"): 12.0,
+    ("POST", "jobs", "201"): 2.0,
+    ("GET", "pods", "200"): 1.0,
+}
 _COUNTED: dict[str, float] = {
     SUCCESSES: 30.0,
     series(operator.QUEUE_ADDS.name, {"name": CONTROLLER}): 31.0,
@@ -113,7 +144,9 @@ _COUNTED: dict[str, float] = {
     series(operator.EVENTS.name, {"result": "sent"}): 1.0,
     series("process_cpu_seconds_total", _POD): 2.4,
     **{
-        series(operator.API_REQUESTS.name, {"method": method, "resource": resource, "code": code}): rate
+        series(
+            operator.API_REQUESTS.name, {"method": method, "resource": resource, "code": code}
+        ): rate
         for (method, resource, code), rate in _REQUESTS.items()
     },
 }
@@ -128,24 +161,41 @@ def growing_counter(rate: float) -> Timeline:
 def reconcile_histograms(count: Timeline) -> World:
     """Histograms of how long reconciles took and waited in the queue, after `count` of them."""
     return {
-        **histogram(operator.RECONCILE_SECONDS, count, {0.025: 0.5, 0.1: 0.9, 0.5: 0.98, 2.5: 1.0}, **_OWN),
-        **histogram(operator.QUEUE_SECONDS, count, {0.005: 0.6, 0.05: 0.95, 0.25: 1.0}, name=CONTROLLER),
+        **histogram(
+            operator.RECONCILE_SECONDS, count, {0.025: 0.5, 0.1: 0.9, 0.5: 0.98, 2.5: 1.0}, **_OWN
+        ),
+        **histogram(
+            operator.QUEUE_SECONDS, count, {0.005: 0.6, 0.05: 0.95, 0.25: 1.0}, name=CONTROLLER
+        ),
     }
 
 
 OPERATOR: World = {
     **constant_series(
-        1, *(series(operator.BUILD_INFO.name, {"version": _VERSION, **one}) for one in (_POD, _FOLLOWER)), LEADER
+        1,
+        *(
+            series(operator.BUILD_INFO.name, {"version": _VERSION, **one})
+            for one in (_POD, _FOLLOWER)
+        ),
+        LEADER,
     ),
     **constant_series(0, series(operator.LEADER.name, _FOLLOWER)),
     **constant_series(
-        0, ERRORS, DEPTH, PREEMPTIONS, RETRIES, series(operator.UNREADABLE_OBJECTS.name, {"resource": "pods"})
+        0,
+        ERRORS,
+        DEPTH,
+        PREEMPTIONS,
+        RETRIES,
+        series(operator.UNREADABLE_OBJECTS.name, {"resource": "pods"}),
     ),
     **constant_series(0.1, LONGEST),
     **constant_series(1, series(operator.ACTIVE_WORKERS.name, _OWN)),
     **constant_series(8, series(operator.MAX_WORKERS.name, _OWN)),
     **{name: growing_counter(rate) for name, rate in _COUNTED.items()},
-    **{series(operator.HEARD.name, {"resource": kind}): clock for kind in ("grpojobs", "jobs", "nodes")},
+    **{
+        series(operator.HEARD.name, {"resource": kind}): clock
+        for kind in ("grpojobs", "jobs", "nodes")
+    },
     HEARD: clock,
     **reconcile_histograms(growing_counter(30.0)),
     **histogram(operator.LOOP_LAG, growing_counter(60.0), {0.001: 0.7, 0.01: 0.97, 0.1: 1.0}),

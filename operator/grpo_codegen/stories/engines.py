@@ -1,4 +1,5 @@
-"""What rank 0 exports beside all else where two engines in pods of their own sample the completions."""
+"""What rank 0 exports beside all else where two engines in pods of their own sample the
+completions."""
 
 from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import Metric
@@ -47,7 +48,10 @@ def _with_engines() -> World:
     for phase, seconds in _SAMPLING.items():
         world[rank0(trainer.PHASE_SECONDS, step_phase=phase)] = noisy(constant(seconds), 0.08, 40)
     for engine in ENGINES:
-        world |= {rank0(metric, engine=engine): line for metric, line in _of_each(50 + int(engine)).items()}
+        world |= {
+            rank0(metric, engine=engine): line
+            for metric, line in _of_each(50 + int(engine)).items()
+        }
     return world
 
 

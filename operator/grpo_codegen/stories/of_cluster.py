@@ -2,7 +2,15 @@
 
 from grpo_api.report import metrics as operator
 
-from ..timelines import changed_between, clock, constant, counter, frozen_during, only_during, series
+from ..timelines import (
+    changed_between,
+    clock,
+    constant,
+    counter,
+    frozen_during,
+    only_during,
+    series,
+)
 from .cluster import (
     DENIED,
     DEPTH,
@@ -34,7 +42,9 @@ STORIES = (
         {
             of_job(operator.JOB_PHASE, "other", phase="Pending"): only_during(constant(1), 10, 12),
             of_job(operator.JOB_PHASE, "other", phase="Queued"): only_during(constant(1), 12, 100),
-            series(operator.JOBS.name, {"namespace": "team", "phase": "Queued"}): changed_between(10, 100, 1, 0),
+            series(operator.JOBS.name, {"namespace": "team", "phase": "Queued"}): changed_between(
+                10, 100, 1, 0
+            ),
         },
     ),
     Story(

@@ -13,11 +13,19 @@ _GENERATE = rank0(trainer.PHASE_SECONDS, step_phase="generate")
 
 
 def _without_one(first: int, end: int) -> World:
-    """Engine 1 is given up in the first minute and serves again from the last one on; the other has all prompts."""
+    """Engine 1 is given up in the first minute and serves again from the last one on; the other has
+    all prompts."""
     waiting = rank0(trainer.ENGINE_WAITING, engine="0")
-    idle = dict.fromkeys((rank0(trainer.ENGINE_TOKENS, engine="1"), rank0(trainer.ENGINE_WAITING, engine="1")), 0.0)
+    idle = dict.fromkeys(
+        (rank0(trainer.ENGINE_TOKENS, engine="1"), rank0(trainer.ENGINE_WAITING, engine="1")), 0.0
+    )
     return {
-        **changed_during(WITH_ENGINES, first, end, {waiting: 80.0, _GENERATE: 17.0, _OTHER_TOKENS: 6800.0, **idle}),
+        **changed_during(
+            WITH_ENGINES,
+            first,
+            end,
+            {waiting: 80.0, _GENERATE: 17.0, _OTHER_TOKENS: 6800.0, **idle},
+        ),
         _UP: changed_between(first, end, 0.0, 1.0),
         rank0(trainer.ENGINE_VERSION, engine="1"): frozen_during(version, first, end),
         rank0(trainer.ENGINE_LOSSES, engine="1"): counter(first),
@@ -27,7 +35,11 @@ def _without_one(first: int, end: int) -> World:
 STORIES = (
     Story(
         "two engines",
-        "Two engines in pods of their own sample; one is lost in minute 40 and serves again three minutes later.",
+        (
+            "Two engines in pods of their own sample; one is lost in minute 40 and serves again "
+            "three "
+            "minutes later."
+        ),
         120,
         110,
         {**WITH_ENGINES, **_without_one(40, 43)},
@@ -41,7 +53,10 @@ STORIES = (
     ),
     Story(
         "engine computes otherwise",
-        "From minute 30 to 60 the log-probabilities of the engines are far from the trainer's, with the same weights.",
+        (
+            "From minute 30 to 60 the log-probabilities of the engines are far from the trainer's, "
+            "with the same weights."
+        ),
         90,
         55,
         {
@@ -61,7 +76,11 @@ STORIES = (
     ),
     Story(
         "engine with other weights",
-        "After the sync of minute 30 an engine has other weights; they are sent again, and it has the right ones.",
+        (
+            "After the sync of minute 30 an engine has other weights; they are sent again, and it "
+            "has "
+            "the right ones."
+        ),
         70,
         35,
         {**WITH_ENGINES, rank0(trainer.ENGINE_PROOF_FAILURES): counter(30)},

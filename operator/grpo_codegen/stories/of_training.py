@@ -6,8 +6,25 @@ from grpo_api.report import metrics as operator
 from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import Metric
 
-from ..timelines import changed_between, clock, constant, counter, frozen_during, only_during, replaced_during, series
-from .cluster import GPU_ACCOUNTS, OTHER_RUNS, OUT_OF_MEMORY, PHASES, PREEMPTIONS, UTILISATION, WAITING
+from ..timelines import (
+    changed_between,
+    clock,
+    constant,
+    counter,
+    frozen_during,
+    only_during,
+    replaced_during,
+    series,
+)
+from .cluster import (
+    GPU_ACCOUNTS,
+    OTHER_RUNS,
+    OUT_OF_MEMORY,
+    PHASES,
+    PREEMPTIONS,
+    UTILISATION,
+    WAITING,
+)
 from .run import (
     ATTEMPTS,
     GIB,
@@ -26,7 +43,16 @@ from .run import (
     gpu_second_series,
 )
 from .story import Story
-from .world import NEVER, World, absent_during, changed_during, constant_during, constant_series, of_job, rank0
+from .world import (
+    NEVER,
+    World,
+    absent_during,
+    changed_during,
+    constant_during,
+    constant_series,
+    of_job,
+    rank0,
+)
 
 _UNSCORED = rank0(trainer.UNSCORED, reward="judge")
 _ACCURACY = rank0(trainer.REWARD, reward="accuracy")
@@ -42,13 +68,17 @@ def _between_attempts(*gaps: tuple[int, int]) -> World:
 
     return {
         RUNNING: lambda minute: None if restarts(minute) else 1.0,
-        of_job(operator.JOB_PHASE, phase="Restarting"): lambda minute: 1.0 if restarts(minute) else None,
+        of_job(operator.JOB_PHASE, phase="Restarting"): lambda minute: (
+            1.0 if restarts(minute) else None
+        ),
     }
 
 
 def _gpu_memory(number: int, phase: str, planned: float, measured: float) -> World:
     both: dict[Metric, float] = {trainer.PREDICTED_MEMORY: planned, trainer.MEMORY: measured}
-    return {rank0(metric, number, step_phase=phase): constant(gib * GIB) for metric, gib in both.items()}
+    return {
+        rank0(metric, number, step_phase=phase): constant(gib * GIB) for metric, gib in both.items()
+    }
 
 
 def _until_360(minute: int) -> float:
@@ -71,9 +101,17 @@ _WORST = {"accuracy": 0.02, "format": 0.05, "judge": 0.01}
 
 def _useless(world: World, number: int, first: int, end: int) -> World:
     """What goes with a KL that is far too high."""
-    values = {"reward": 0.08, "reward_std": 0.1, "entropy": 5.5, "grad_norm": 25.0, "completion_clipped_ratio": 0.9}
+    values = {
+        "reward": 0.08,
+        "reward_std": 0.1,
+        "entropy": 5.5,
+        "grad_norm": 25.0,
+        "completion_clipped_ratio": 0.9,
+    }
     rewards = {rank0(trainer.REWARD, number, reward=name): value for name, value in _WORST.items()}
-    return changed_during(world, first, end, {rank0(key, number): value for key, value in values.items()} | rewards)
+    return changed_during(
+        world, first, end, {rank0(key, number): value for key, value in values.items()} | rewards
+    )
 
 
 _SECOND = attempt_series(2, 92, resumed=50)
@@ -89,13 +127,17 @@ _ON_CPUS = (
     "sync_every",
     "straggler",
 )
-"""Parts of names of series that are not there on CPUs, in a single process and without a reference."""
+"""Parts of names of series that are not there on CPUs, in a single process and without a
+reference."""
 
 STORIES = (
     Story("healthy", "A run learns and saves its checkpoints for five hours.", 300, 290, {}),
     Story(
         "diverging fast",
-        "The KL is 100 from minute 3 on, and 5 after a restart in minute 90; in minute 183 somebody mends it.",
+        (
+            "The KL is 100 from minute 3 on, and 5 after a restart in minute 90; in minute 183 "
+            "somebody mends it."
+        ),
         200,
         180,
         {
@@ -114,7 +156,11 @@ STORIES = (
     ),
     Story(
         "diverging slowly",
-        "The KL grows from 0.05 to 10 in six hours, below guard.maxKL 11; then somebody mends the run.",
+        (
+            "The KL grows from 0.05 to 10 in six hours, below guard.maxKL 11; then somebody mends "
+            "the "
+            "run."
+        ),
         540,
         358,
         {
@@ -130,7 +176,9 @@ STORIES = (
         120,
         80,
         {
-            **changed_during(RANK0, 30, 90, {rank0("reward"): 0.5, _ACCURACY: 0.0, rank0("grad_norm"): 0.0}),
+            **changed_during(
+                RANK0, 30, 90, {rank0("reward"): 0.5, _ACCURACY: 0.0, rank0("grad_norm"): 0.0}
+            ),
             rank0("reward_std"): changed_between(30, 90, 0.0, 0.4),
             rank0("zero_variance_groups"): changed_between(30, 90, 1.0, 0.1),
         },
@@ -143,32 +191,55 @@ STORIES = (
         {
             **absent_during(RANK0, 63),
             **{
-                rank0(key): only_during(replaced_during(RANK0[rank0(key)], 60, 63, constant(math.nan)), 0, 63)
+                rank0(key): only_during(
+                    replaced_during(RANK0[rank0(key)], 60, 63, constant(math.nan)), 0, 63
+                )
                 for key in _NAN
             },
             rank0("nonfinite_steps"): only_during(counter(60), 0, 63),
-            **absent_during({GOT_ON: clock, **constant_series(1800.0, PATIENCE), **constant_series(1.0, RUNNING)}, 63),
+            **absent_during(
+                {
+                    GOT_ON: clock,
+                    **constant_series(1800.0, PATIENCE),
+                    **constant_series(1.0, RUNNING),
+                },
+                63,
+            ),
             **gpu_second_series((0, 63, 13)),
             **constant_during({_SEEN_STEP: float}, 60),
-            of_job(operator.JOB_CONDITION, type="Failed", reason="Diverged"): changed_between(62, 122, 1, None),
+            of_job(operator.JOB_CONDITION, type="Failed", reason="Diverged"): changed_between(
+                62, 122, 1, None
+            ),
             of_job(operator.JOB_PHASE, phase="Failed"): changed_between(63, 122, 1, None),
-            series(operator.JOBS.name, {"namespace": "team", "phase": "Running"}): changed_between(0, 63, 1, 0),
-            series(operator.JOBS.name, {"namespace": "team", "phase": "Failed"}): changed_between(63, NEVER, 1, 0),
+            series(operator.JOBS.name, {"namespace": "team", "phase": "Running"}): changed_between(
+                0, 63, 1, 0
+            ),
+            series(operator.JOBS.name, {"namespace": "team", "phase": "Failed"}): changed_between(
+                63, NEVER, 1, 0
+            ),
         },
     ),
     Story(
         "OOM and re-plan",
-        "Memory is nearly full, with more than predicted; in minute 30 it runs out, and a plan with less goes on.",
+        (
+            "Memory is nearly full, with more than predicted; in minute 30 it runs out, and a plan "
+            "with less goes on."
+        ),
         120,
         28,
         {
             **_AFTER_OOM,
-            **absent_during({**RANK0, **_gpu_memory(1, "backward", 66, 75), **_gpu_memory(1, "step", 63, 72)}, 30),
+            **absent_during(
+                {**RANK0, **_gpu_memory(1, "backward", 66, 75), **_gpu_memory(1, "step", 63, 72)},
+                30,
+            ),
             **_between_attempts((30, 33)),
             ATTEMPTS: counter(31, first=1),
             RESTARTS: counter(31),
             OUT_OF_MEMORY: counter(31),
-            of_job(operator.JOB_CONDITION, type="Degraded", reason="OutOfMemory"): changed_between(30, 34, 1, None),
+            of_job(operator.JOB_CONDITION, type="Degraded", reason="OutOfMemory"): changed_between(
+                30, 34, 1, None
+            ),
             **gpu_second_series((0, 30, 30), (33, NEVER, 0)),
         },
         drawn_minute=75,
@@ -178,7 +249,12 @@ STORIES = (
         "One rank takes twice as long as the mean from minute 30 to 75.",
         100,
         70,
-        changed_during(RANK0, 30, 75, {rank0("straggler_ratio"): 2.0, rank0("tokens_per_second"): 2900, _GENERATE: 58}),
+        changed_during(
+            RANK0,
+            30,
+            75,
+            {rank0("straggler_ratio"): 2.0, rank0("tokens_per_second"): 2900, _GENERATE: 58},
+        ),
     ),
     Story(
         "preempted three times",
@@ -189,7 +265,11 @@ STORIES = (
             **absent_during(RANK0, 20),
             **{
                 name: line
-                for number, first, end, resumed in ((2, 22, 35, 20), (3, 37, 50, 33), (4, 52, NEVER, 46))
+                for number, first, end, resumed in (
+                    (2, 22, 35, 20),
+                    (3, 37, 50, 33),
+                    (4, 52, NEVER, 46),
+                )
                 for name, line in attempt_series(number, first, end, resumed).items()
             },
             **_between_attempts((20, 22), (35, 37), (50, 52)),
@@ -212,7 +292,11 @@ STORIES = (
     ),
     Story(
         "hang",
-        "No step ends from minute 30 on; in minute 60 the attempt is ended as Hang and the next begins.",
+        (
+            "No step ends from minute 30 on; in minute 60 the attempt is ended as Hang and the "
+            "next "
+            "begins."
+        ),
         120,
         55,
         {
@@ -237,9 +321,13 @@ STORIES = (
             rank0(trainer.ETA): lambda minute: 60.0 * max(0, 60 - minute),
             STEP: lambda minute: float(min(minute, 60)),
             SAVED: lambda minute: 60.0 if minute >= 60 else checkpoint_step(minute),
-            SAVED_AT: lambda minute: 3600.0 if minute >= 60 else clock(50) if minute >= 50 else None,
+            SAVED_AT: lambda minute: (
+                3600.0 if minute >= 60 else clock(50) if minute >= 50 else None
+            ),
             PATIENCE: only_during(constant(1800.0), 0, 60),
-            of_job(operator.JOB_PATIENCE, stage="Exporting"): only_during(constant(1800.0), 60, NEVER),
+            of_job(operator.JOB_PATIENCE, stage="Exporting"): only_during(
+                constant(1800.0), 60, NEVER
+            ),
         },
     ),
     Story(
@@ -263,10 +351,16 @@ STORIES = (
         90,
         {
             **absent_during(PHASES),
-            **constant_series(1, series(operator.JOBS.name, {"namespace": "team", "phase": "Running"})),
+            **constant_series(
+                1, series(operator.JOBS.name, {"namespace": "team", "phase": "Running"})
+            ),
             **absent_during(
                 {
-                    **{name: line for name, line in RANK0.items() if any(part in name for part in _ON_CPUS)},
+                    **{
+                        name: line
+                        for name, line in RANK0.items()
+                        if any(part in name for part in _ON_CPUS)
+                    },
                     **OF_GPUS,
                     **GPU_ACCOUNTS,
                     **OTHER_RUNS,

@@ -1,4 +1,5 @@
-"""The job of the stories: the series that its rank 0 and the operator export while nothing is wrong.
+"""The job of the stories: the series that its rank 0 and the operator export while nothing is
+wrong.
 
 It finishes a step a minute on eight GPUs, and its reward grows as in successful runs.
 """
@@ -23,7 +24,9 @@ PRICE = 2.5
 """Of an hour of one GPU."""
 _STEP = dict(zip(STEP_PHASES, (0.0, 29.0, 6.0, 4.0, 6.0, 12.0, 2.0), strict=True))
 """Seconds of each phase of a step. One second of the minute belongs to no phase."""
-_PLANNED = dict(zip(MemoryPhases.model_fields, (31.0, 0.0, 58.0, 44.0, 52.0, 62.0, 49.0), strict=True))
+_PLANNED = dict(
+    zip(MemoryPhases.model_fields, (31.0, 0.0, 58.0, 44.0, 52.0, 62.0, 49.0), strict=True)
+)
 """GiB by phase."""
 _SPENT = {"generating": 29.0, "scoring": 6.0, "training": 23.5, "saving": 0.5, "other": 1.0}
 """Seconds of each minute of training, by state; before it come these:"""
@@ -37,12 +40,14 @@ def learning_curve(first: float, last: float, steps: float = 120.0) -> Timeline:
 
 
 def checkpoint_step(step: int, resumed: int = 0) -> float | None:
-    """Step of the newest checkpoint, saved every EVERY steps; a run that has resumed one has that."""
+    """Step of the newest checkpoint, saved every EVERY steps; a run that has resumed one has
+    that."""
     return float(max(resumed, step // EVERY * EVERY)) or None
 
 
 def attempt_series(number: int = 1, first: int = 0, end: int = NEVER, resumed: int = 0) -> World:
-    """What rank 0 of an attempt exports from its first step, in minute `first`, to before minute `end`."""
+    """What rank 0 of an attempt exports from its first step, in minute `first`, to before minute
+    `end`."""
 
     def by_step(line: Timeline) -> Timeline:
         return only_during(lambda minute: line(resumed + minute - first), first, end)
@@ -59,14 +64,20 @@ def attempt_series(number: int = 1, first: int = 0, end: int = NEVER, resumed: i
     world = {rank0(key, number): by_step(line) for key, line in lines.items()}
     world |= {rank0(metric, number): by_step(line) for metric, line in _PLAIN.items()}
     for reward, (line, weight) in _REWARDS.items():
-        world[rank0(trainer.REWARD, number, reward=reward)] = by_step(noisy(line, 0.05, int(weight)))
+        world[rank0(trainer.REWARD, number, reward=reward)] = by_step(
+            noisy(line, 0.05, int(weight))
+        )
         world[rank0(trainer.UNSCORED, number, reward=reward)] = by_step(constant(0.0))
     for place, (phase, seconds) in enumerate(_STEP.items()):
         name = rank0(trainer.PHASE_SECONDS, number, step_phase=phase)
         world[name] = by_step(noisy(constant(seconds), 0.08, place))
     for phase, planned in _PLANNED.items():
-        world[rank0(trainer.PREDICTED_MEMORY, number, step_phase=phase)] = by_step(constant(planned * GIB))
-        world[rank0(trainer.MEMORY, number, step_phase=phase)] = by_step(constant(planned * 0.97 * GIB))
+        world[rank0(trainer.PREDICTED_MEMORY, number, step_phase=phase)] = by_step(
+            constant(planned * GIB)
+        )
+        world[rank0(trainer.MEMORY, number, step_phase=phase)] = by_step(
+            constant(planned * 0.97 * GIB)
+        )
     return world
 
 
@@ -115,7 +126,8 @@ _PLAIN: dict[operator.Metric, Timeline] = {
 def gpu_second_series(
     *attempts: tuple[int, int, int], job: str = "run", namespace: str = "team", gpus: int = GPUS
 ) -> World:
-    """GPU-seconds by state, and their cost: each attempt's first minute, its end, and the minutes lost there."""
+    """GPU-seconds by state, and their cost: each attempt's first minute, its end, and the minutes
+    lost there."""
 
     def seconds(state: str, minute: int) -> float:
         total = 0.0
@@ -133,8 +145,14 @@ def gpu_second_series(
     def cost(minute: int) -> float:
         return sum(seconds(state, minute) for state in GPUSeconds.model_fields) / 3600 * PRICE
 
-    names = {of_job(operator.JOB_GPU_SECONDS, job, namespace, state=state): state for state in GPUSeconds.model_fields}
-    return {of_job(operator.JOB_COST, job, namespace): cost, **{name: line(state) for name, state in names.items()}}
+    names = {
+        of_job(operator.JOB_GPU_SECONDS, job, namespace, state=state): state
+        for state in GPUSeconds.model_fields
+    }
+    return {
+        of_job(operator.JOB_COST, job, namespace): cost,
+        **{name: line(state) for name, state in names.items()},
+    }
 
 
 RANK0 = attempt_series()
@@ -153,6 +171,8 @@ JOB: World = {
     of_job(operator.JOB_STEP): float,
     **constant_series(1800.0, PATIENCE),
     **constant_series(0, RESTARTS),
-    **constant_series(1, ATTEMPTS, RUNNING, of_job(operator.JOB_INFO, model="1.24B", strategy="Clone")),
+    **constant_series(
+        1, ATTEMPTS, RUNNING, of_job(operator.JOB_INFO, model="1.24B", strategy="Clone")
+    ),
     **OF_GPUS,
 }

@@ -18,7 +18,8 @@ class Story:
     summary: str
     """A sentence on what happens when."""
     minutes: int
-    """How long it lasts. At its end all is well again, for long enough that nothing fires any more."""
+    """How long it lasts. At its end all is well again, for long enough that nothing fires any
+    more."""
     at: int
     """The minute at which all fires that is to fire, late in what happens."""
     changes: World

@@ -1,1 +1,2 @@
-"""Which plain values describe a cluster: keys, resources, times, errors and a reader of JSON. Pure."""
+"""Which plain values describe a cluster: keys, resources, times, errors and a reader of JSON.
+Pure."""

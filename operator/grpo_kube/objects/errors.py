@@ -1,7 +1,7 @@
 """The errors of requests to the API server, as one tree.
 
-A caller catches the class that it can handle and nothing wider. The classes differ in the remedy: the same request
-again, reading the object again, or a change by somebody else.
+A caller catches the class that it can handle and nothing wider. The classes differ in the remedy:
+the same request again, reading the object again, or a change by somebody else.
 
     OperatorError
     ├── ConfigurationError       the operator was started with settings that can't work
@@ -15,7 +15,8 @@ again, reading the object again, or a change by somebody else.
         ├── NotFound             404: the object, or its kind, is not there
         ├── AlreadyExists        409 of a create: the name is taken
         └── Denied               400, 422 and the like: the same request won't ever work
-            └── Forbidden        403: not before somebody grants it; so is a namespace that is being deleted
+            └── Forbidden 403: not before somebody grants it; so is a namespace that is being
+            deleted
 """
 
 

@@ -1,8 +1,9 @@
-"""Reads API objects field by field, reports a field of a wrong type by its path, and truncates long texts.
+"""Reads API objects field by field, reports a field of a wrong type by its path, and truncates long
+texts.
 
-Objects come from other programs: anybody sets labels, and kubelets and other versions of this operator write statuses.
-A wrong type must be found here, where it costs one object, and not later in a decision. Texts of other programs are
-truncated to a length that fits into a status.
+Objects come from other programs: anybody sets labels, and kubelets and other versions of this
+operator write statuses. A wrong type must be found here, where it costs one object, and not later
+in a decision. Texts of other programs are truncated to a length that fits into a status.
 """
 
 import re
@@ -16,13 +17,15 @@ _MOST = 2**63
 MAX_NAME = 253
 """Characters of an object's name, and of nearly every other word of an API object."""
 MAX_OBJECT = 2**20
-"""Characters of the longest text that an object can have: the API server takes no larger request."""
+"""Characters of the longest text that an object can have: the API server takes no larger
+request."""
 MAX_SENTENCE = 2048
 """Characters that are kept of what another program says to people."""
 
 
 class Unreadable(ValueError):
-    """An object with a field that has not the type that it must have; the message begins with the field's path."""
+    """An object with a field that has not the type that it must have; the message begins with the
+    field's path."""
 
 
 class JsonObject:
@@ -31,7 +34,8 @@ class JsonObject:
     __slots__ = ("_fields", "_name", "_parent")
 
     def __init__(self, value: object, parent: "JsonObject | None" = None, name: str = "") -> None:
-        """Takes the value that stands there in the parent; the path is only put together for an error.
+        """Takes the value that stands there in the parent; the path is only put together for an
+        error.
 
         Raises:
             Unreadable: it is not a JSON object.
@@ -80,7 +84,8 @@ class JsonObject:
         return value
 
     def digits(self, name: str) -> int:
-        """A number written as a string, such as a resourceVersion or a label; 0 when absent or empty."""
+        """A number written as a string, such as a resourceVersion or a label; 0 when absent or
+        empty."""
         text = self.text(name)
         if text and not _NUMBER.fullmatch(text):
             raise self._wrong(name, "a number")
@@ -108,7 +113,9 @@ class JsonObject:
     def strings(self, name: str) -> list[str]:
         """A list of strings."""
         items = self._fields.get(name)
-        if items is not None and not (isinstance(items, list) and all(isinstance(item, str) for item in items)):
+        if items is not None and not (
+            isinstance(items, list) and all(isinstance(item, str) for item in items)
+        ):
             raise self._wrong(name, "a list of strings")
         return list(items or ())
 
@@ -126,7 +133,8 @@ class JsonObject:
         return truncate(": ".join(text for text in texts if text), MAX_SENTENCE)
 
     def condition(self, kind: str) -> "JsonObject":
-        """Return the condition of this type from the list `conditions`; an empty object if it is absent."""
+        """Return the condition of this type from the list `conditions`; an empty object if it is
+        absent."""
         found = (one for one in self.parts("conditions") if one.text("type") == kind)
         return next(found, JsonObject(None, self, "conditions"))
 
@@ -147,7 +155,8 @@ class JsonObject:
 
 
 def reported_time(part: JsonObject, name: str) -> Reported | None:
-    """A timestamp of another's clock that is only counted with: None when it is absent or can't be read."""
+    """A timestamp of another's clock that is only counted with: None when it is absent or can't be
+    read."""
     try:
         found = part.time(name)
     except Unreadable:

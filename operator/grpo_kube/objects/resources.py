@@ -1,4 +1,5 @@
-"""Kinds of objects with their paths, keys and selections, and the patch that turns one JSON object into another."""
+"""Kinds of objects with their paths, keys and selections, and the patch that turns one JSON object
+into another."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,11 +79,18 @@ class Selection:
 
     def __str__(self) -> str:
         """`pods of namespace team-a`, for messages."""
-        return f"{self.resource.plural} of {f'namespace {self.namespace}' if self.namespace else 'all namespaces'}"
+        return (
+            f"{self.resource.plural} of "
+            f"{f'namespace {self.namespace}' if self.namespace else 'all namespaces'}"
+        )
 
     def query(self, **more: str | int) -> dict[str, str]:
         """The URL query."""
-        given: Mapping[str, str | int] = {"labelSelector": self.labels, "fieldSelector": self.fields, **more}
+        given: Mapping[str, str | int] = {
+            "labelSelector": self.labels,
+            "fieldSelector": self.fields,
+            **more,
+        }
         return {key: str(value) for key, value in given.items() if value}
 
 

@@ -1,8 +1,9 @@
 """Two kinds of time that must never meet: what this operator observed, and what others reported.
 
-Observed is a reading of the operator's own monotonic clock: it orders what happened and measures waits. What others
-report (kubelets, trainers, whose clocks may be minutes off) stays text or unix seconds that are only passed on to
-people. Unix seconds of the operator's own clock are for what is stored and must outlive the process.
+Observed is a reading of the operator's own monotonic clock: it orders what happened and measures
+waits. What others report (kubelets, trainers, whose clocks may be minutes off) stays text or unix
+seconds that are only passed on to people. Unix seconds of the operator's own clock are for what is
+stored and must outlive the process.
 """
 
 from collections.abc import Callable
@@ -11,8 +12,8 @@ from datetime import UTC, datetime
 from typing import NewType
 
 Reported = NewType("Reported", float)
-"""Unix seconds by another's clock. Two readings of one clock give a duration; one alone has to be held to bounds by the
-operator's own clock before anything follows from it."""
+"""Unix seconds by another's clock. Two readings of one clock give a duration; one alone has to be
+held to bounds by the operator's own clock before anything follows from it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,8 +1,9 @@
-"""Computes which GPUs are free: a snapshot of the cluster, minus what admitted gangs and jobs ahead still need.
+"""Computes which GPUs are free: a snapshot of the cluster, minus what admitted gangs and jobs ahead
+still need.
 
-Admission plays the queue through: each job ahead reserves its nodes before the next job is considered. A Capacity is
-made for one cycle of the queue and changes only within it. How many pods a node has room for follows from what the
-roles of a gang request. Pure.
+Admission plays the queue through: each job ahead reserves its nodes before the next job is
+considered. A Capacity is made for one cycle of the queue and changes only within it. How many pods
+a node has room for follows from what the roles of a gang request. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,12 +23,15 @@ from .snapshot import Snapshot
 
 MOST_HOLDERS = 3
 """Holders that a message names."""
-NOT_VISIBLE = "pods of other namespaces can't be seen; whether the gang fits is left to the scheduler"
+NOT_VISIBLE = (
+    "pods of other namespaces can't be seen; whether the gang fits is left to the scheduler"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """An attempt that was admitted: the GPUs of its plan that it does not hold yet stay reserved for it."""
+    """An attempt that was admitted: the GPUs of its plan that it does not hold yet stay reserved
+    for it."""
 
     job: GRPOJobRecord
     plan: ExecutionPlan
@@ -47,8 +51,11 @@ def claim_of(job: GRPOJobRecord) -> Claim | None:
 class Capacity:
     """The snapshot's nodes with what is taken of each."""
 
-    def __init__(self, snapshot: Snapshot, claims: Iterable[Claim], suitability: Suitability | None = None) -> None:
-        """Reserves what the claims' gangs still lack, the widest pods first: these find a node least easily.
+    def __init__(
+        self, snapshot: Snapshot, claims: Iterable[Claim], suitability: Suitability | None = None
+    ) -> None:
+        """Reserves what the claims' gangs still lack, the widest pods first: these find a node
+        least easily.
 
         `suitability` is that of the snapshot's nodes, for who makes several of these.
         """
@@ -85,7 +92,8 @@ class Capacity:
         job, attempt = claim.job, str(claim.attempt)
         own = [pod for pod in self._pods.get(job.uid, ()) if pod.attempt == attempt]
         bound = [pod.node for pod in own if pod.engine == role.is_engines]
-        # pods that are bound take their node already; ranks will each go to a node without one of them
+        # pods that are bound take their node already; ranks will each go to a node without one of
+        # them
         if role.is_engines:
             there, missing = set[str](), role.plan.nodes - len(bound)
         else:
@@ -113,7 +121,8 @@ class Capacity:
         return job.uid in self._pods
 
     def inventory(self, job: GRPOJobRecord) -> Inventory:
-        """What the planner may use for the job. Pods of its own earlier attempts make room for the next."""
+        """What the planner may use for the job. Pods of its own earlier attempts make room for the
+        next."""
         if job.spec is None:
             return Inventory()
         with self._without_own(job):
@@ -121,11 +130,13 @@ class Capacity:
 
     @contextmanager
     def _without_own(self, job: GRPOJobRecord, but: str = "") -> Iterator[None]:
-        """As if the job's own pods had ended: its next attempt starts then, and must not wait for itself.
+        """As if the job's own pods had ended: its next attempt starts then, and must not wait for
+        itself.
 
         `but`: an attempt whose pods stay.
         """
-        # The next attempt begins while pods of the last one still end; counting them would make a job wait for itself.
+        # The next attempt begins while pods of the last one still end; counting them would make a
+        # job wait for itself.
         own = [pod for pod in self._pods.get(job.uid, ()) if pod.attempt != but]
         for pod in own:
             self._take(pod.node, pod.takes, -1.0)
@@ -136,18 +147,24 @@ class Capacity:
                 self._take(pod.node, pod.takes)
 
     def usable_by(self, spec: GRPOJobSpec, avoided: Sequence[str] = ()) -> Inventory:
-        """The nodes that pods of the spec may be bound to, and a sentence for each GPU node that is left out."""
+        """The nodes that pods of the spec may be bound to, and a sentence for each GPU node that is
+        left out."""
         return self._inventory(self._suitability.suitable_nodes(spec, avoided))
 
     def _inventory(self, suitable: Suitable) -> Inventory:
-        # Kept until something is taken: jobs that ask the same of nodes are judged one after the other.
+        # Kept until something is taken: jobs that ask the same of nodes are judged one after the
+        # other.
         if suitable not in self._inventories:
             warnings, visible = list(suitable.warnings), self._snapshot.visible
             if self._snapshot.problem:
                 warnings.append(self._snapshot.problem)
             if not visible:
                 warnings.append(NOT_VISIBLE)
-            short = tuple(one for node, found in suitable.short_of_disk for one in self._planner_nodes(node, found))
+            short = tuple(
+                one
+                for node, found in suitable.short_of_disk
+                for one in self._planner_nodes(node, found)
+            )
             self._inventories[suitable] = Inventory(
                 tuple(self._seen(suitable)), tuple(warnings), visible, suitable.reports_disk, short
             )
@@ -170,19 +187,24 @@ class Capacity:
         return known
 
     def reserve(self, job: GRPOJobRecord, plan: ExecutionPlan) -> set[str]:
-        """Gives a gang that is ahead in the queue its nodes: free ones now, or the nodes that it waits for."""
+        """Gives a gang that is ahead in the queue its nodes: free ones now, or the nodes that it
+        waits for."""
         placed = (self._place(job, role, role.plan.nodes, set()) for role in gpu_roles(job, plan))
         return {name for taken in placed for name, _ in taken}
 
     def _place(
         self, job: GRPOJobRecord, role: Role, pods: int, avoid: set[str], *, firm: bool = False
     ) -> list[tuple[str, Amounts]]:
-        """Puts pods of a role on nodes that have room, those with most free GPUs first as the scheduler does; else on
-        those that they must wait for. Says what was taken where.
+        """Puts pods of a role on nodes that have room, those with most free GPUs first as the
+        scheduler does; else on those that they must wait for. Says what was taken where.
 
         `firm`: these pods come, wherever the scheduler puts them.
         """
-        use, width, most = pod_amounts(role.spec, role.plan), role.plan.gpus_per_node, self._most(role)
+        use, width, most = (
+            pod_amounts(role.spec, role.plan),
+            role.plan.gpus_per_node,
+            self._most(role),
+        )
         wide = [node for node in self._wide(job, role) if node.name not in avoid]
         room_now = {node.name: min(most, rooms(node, role, use)) for node in wide}
         wide.sort(key=lambda node: (not room_now[node.name], -node.gpus_free, node.name))
@@ -192,7 +214,8 @@ class Capacity:
             count = min(pods - len(taken), room_now[node.name])
             taken += [(node.name, use)] * count
             gpus_found += count * width
-        # The rest waits for GPUs that others hold now; what is free beside them on these nodes is found as well.
+        # The rest waits for GPUs that others hold now; what is free beside them on these nodes is
+        # found as well.
         for node in wide:
             room_later = min(most, node.gpus_total // width) - room_now[node.name]
             count = max(0, min(pods - len(taken), room_later))
@@ -206,14 +229,15 @@ class Capacity:
         return taken
 
     def _most(self, role: Role) -> int:
-        """How many pods of the role may be on one node: ranks keep apart, and of engines that ask for more than GPUs,
-        memory and cores nobody counts here how many a node has room for."""
+        """How many pods of the role may be on one node: ranks keep apart, and of engines that ask
+        for more than GPUs, memory and cores nobody counts here how many a node has room for."""
         if not role.is_engines or self._suitable_for(role).extra:
             return 1
         return role.plan.nodes
 
     def _cover(self, job: GRPOJobRecord, role: Role, missing: int) -> list[tuple[str, Amounts]]:
-        """Takes GPUs anywhere for what pods that come lack on their nodes, so that nobody takes these as free.
+        """Takes GPUs anywhere for what pods that come lack on their nodes, so that nobody takes
+        these as free.
 
         However the scheduler has packed the gangs, what was promised is never more than there is.
         """
@@ -237,16 +261,19 @@ class Capacity:
 
     def _wide(self, job: GRPOJobRecord, role: Role) -> list[Node]:
         """Those of them that are large enough for one of its pods, whatever runs there."""
-        return [node for node in self._matching(job, role) if node.gpus_total >= role.plan.gpus_per_node]
+        return [
+            node for node in self._matching(job, role) if node.gpus_total >= role.plan.gpus_per_node
+        ]
 
     def has_room_now(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
-        """True if a plan that is fixed already fits what is free, all of its roles together; where that can't be seen,
-        the scheduler decides."""
+        """True if a plan that is fixed already fits what is free, all of its roles together; where
+        that can't be seen, the scheduler decides."""
         if job.spec is None:
             return False
         if not self._snapshot.visible:
             return True
-        # The roles are placed one after the other, since each takes nodes that the next may have wanted.
+        # The roles are placed one after the other, since each takes nodes that the next may have
+        # wanted.
         wanted = gpu_roles(job, plan)
         with self._without_own(job), self._undone() as taken:
             for role, after in zip_longest(wanted, wanted[1:]):
@@ -254,7 +281,9 @@ class Capacity:
                 free = (min(most, rooms(node, role, use)) for node in self._wide(job, role))
                 if sum(free) < role.plan.nodes:
                     return False
-                if after:  # nobody looks at what the last one leaves, and to take it is to count everything anew
+                # nobody looks at what the last one leaves, and to take it is to count everything
+                # anew
+                if after:
                     taken.extend(self._place(job, role, role.plan.nodes, set()))
         return True
 
@@ -269,16 +298,20 @@ class Capacity:
                 self._take(name, amounts, -1.0)
 
     def has_nodes_for(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
-        """True if a plan that is fixed already fits the nodes that there are, whatever runs on them."""
+        """True if a plan that is fixed already fits the nodes that there are, whatever runs on
+        them."""
         return all(self._could_hold(job, role) >= role.plan.nodes for role in gpu_roles(job, plan))
 
     def _could_hold(self, job: GRPOJobRecord, role: Role) -> int:
         """Pods of the role for which the nodes are large enough."""
         most, width = self._most(role), role.plan.gpus_per_node
-        return sum(node.count * min(most, node.gpus_total // width) for node in self._wide(job, role))
+        return sum(
+            node.count * min(most, node.gpus_total // width) for node in self._wide(job, role)
+        )
 
     def shortage(self, job: GRPOJobRecord, plan: ExecutionPlan) -> str:
-        """`needs 8 × NVIDIA-H100-80GB-HBM3 on 1 node; 6 free, 2 held by team-a/run-7`, and the same of engines."""
+        """`needs 8 × NVIDIA-H100-80GB-HBM3 on 1 node; 6 free, 2 held by team-a/run-7`, and the same
+        of engines."""
         with self._without_own(job):
             return ", and ".join(self._short(job, role) for role in gpu_roles(job, plan))
 
@@ -295,24 +328,34 @@ class Capacity:
         preposition, noun = ("for", "engine") if role.is_engines else ("on", "node")
         plural = "" if plan.nodes == 1 else "s"
         product = plan.gpu_product or plan.gpu_resource
-        return f"needs {plan.gpus} × {product} {preposition} {plan.nodes} {noun}{plural}; {', '.join(parts)}"
+        return (
+            f"needs {plan.gpus} × {product} {preposition} {plan.nodes} {noun}{plural}; "
+            f"{', '.join(parts)}"
+        )
 
     def _held(self, job: GRPOJobRecord, role: Role) -> dict[str, int]:
         """GPUs on the role's nodes by holder, the job itself left out."""
         suitable = self._suitable_for(role, job.status.avoided_nodes)
         key = (suitable, role.plan.gpu_resource, role.plan.gpu_product)
         if key not in self._holders:
-            names = {node.name for node in self._inventory(suitable).nodes if has_gpus_for(node, role.plan)}
+            names = {
+                node.name
+                for node in self._inventory(suitable).nodes
+                if has_gpus_for(node, role.plan)
+            }
             pods = (pod for pod in (*self._snapshot.gpu_pods, *self._reserved) if pod.node in names)
             self._holders[key] = takers(pods, role.plan.gpu_resource)
-        return {holder: count for holder, count in self._holders[key].items() if holder != str(job.key)}
+        return {
+            holder: count for holder, count in self._holders[key].items() if holder != str(job.key)
+        }
 
 
 MEMORY, CPU = "memory", "cpu"
 
 
 def gpu_roles(job: GRPOJobRecord, plan: ExecutionPlan) -> tuple[Role, ...]:
-    """The roles of a job's gang that need GPUs, in the order in which they are started; none for an unreadable spec."""
+    """The roles of a job's gang that need GPUs, in the order in which they are started; none for an
+    unreadable spec."""
     if job.spec is None:
         return ()
     return tuple(role for role in roles(job.spec, plan) if role.plan.gpus_per_node)

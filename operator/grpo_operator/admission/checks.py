@@ -1,6 +1,7 @@
 """What only the operator can say about a spec, before anything is created.
 
-A schema can't know the operator's settings or how big a plan becomes. Spec in, problems out, each a (reason, sentence).
+A schema can't know the operator's settings or how big a plan becomes. Spec in, problems out, each a
+(reason, sentence).
 """
 
 import re
@@ -24,29 +25,40 @@ MAX_PLAN_BYTES = 200 * 1024
 def spec_problem(spec: GRPOJobSpec, default_image: str) -> Problem | None:
     """Why this operator can't run the spec."""
     if not (spec.image or default_image):
-        return Reason.NO_IMAGE, "spec.image: unset, and the operator was installed without a training image; set either"
+        return (
+            Reason.NO_IMAGE,
+            (
+                "spec.image: unset, and the operator was installed without a training image; set "
+                "either"
+            ),
+        )
     return None
 
 
 def queue_problem(job: GRPOJobRecord) -> Problem | None:
-    """Return why the job's queue label is invalid or contradicts its spec; None if there is no such problem."""
+    """Return why the job's queue label is invalid or contradicts its spec; None if there is no such
+    problem."""
     label, path, spec = job.kueue.queue, f"metadata.labels[{LABEL_QUEUE}]", job.spec
     if not label or spec is None:
         return None
     if spec.placement.queue_name != label:
         return Reason.INVALID_SPEC, (
-            f"{path}: {label!r} is another queue than spec.placement.queueName {spec.placement.queue_name!r}; allowed "
+            f"{path}: {label!r} is another queue than spec.placement.queueName "
+            f"{spec.placement.queue_name!r}; allowed "
             "is one LocalQueue: remove one of the two, or make them equal"
         )
     if not re.fullmatch(_QUEUE_NAME, label):
         return Reason.INVALID_SPEC, (
-            f"{path}: {label!r} is no name of a LocalQueue; allowed are lower-case letters, digits, - and .: give the "
+            f"{path}: {label!r} is no name of a LocalQueue; allowed are lower-case letters, "
+            "digits, - and .: give the "
             "label the name of one"
         )
     if spec.placement.provisioning == "CreatePods":
         return Reason.INVALID_SPEC, (
-            f"{path}: {label!r} can't go with spec.placement.provisioning CreatePods, by which the operator admits the "
-            "job without Kueue; allowed is one of the two: remove the label, or set provisioning to WhenFree"
+            f"{path}: {label!r} can't go with spec.placement.provisioning CreatePods, by which "
+            "the operator admits the "
+            "job without Kueue; allowed is one of the two: remove the label, or set provisioning "
+            "to WhenFree"
         )
     return None
 
@@ -57,14 +69,25 @@ def plan_problem(job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
     if spec is None:
         return None
     if replicas(plan) and (problem := _engines_problem(job)):
-        return Reason.NOT_SUPPORTED, f"{problem}, or set spec.generation.engine to Colocated or Transformers"
-    # The plan travels in the pods' annotations, and the API server refuses an object with more than 256 KiB of these.
+        return (
+            Reason.NOT_SUPPORTED,
+            f"{problem}, or set spec.generation.engine to Colocated or Transformers",
+        )
+    # The plan travels in the pods' annotations, and the API server refuses an object with more than
+    # 256 KiB of these.
     carried = pod_annotations(attempt_of(job, spec, plan, job.status.attempt + 1))
     size = sum(len(f"{key}{value}".encode()) for key, value in carried.items())
     if size > MAX_PLAN_BYTES:
-        sentence = f"spec: {size} bytes of settings and annotations; the pods' annotations hold {MAX_PLAN_BYTES}; "
+        sentence = (
+            f"spec: {size} bytes of settings and annotations; the pods' annotations hold "
+            f"{MAX_PLAN_BYTES}; "
+        )
         return Reason.NOT_SUPPORTED, (
-            sentence + "shorten metadata.annotations, or move long patterns into a reward function of a ConfigMap"
+            sentence
+            + (
+                "shorten metadata.annotations, or move long patterns into a reward function of a "
+                "ConfigMap"
+            )
         )
     return None
 
@@ -76,7 +99,8 @@ def _engines_problem(job: GRPOJobRecord) -> str:
     """
     if len(job.name) > MAX_SERVER_JOB_NAME:
         return (
-            f"metadata.name: the plan has engines in pods of their own, whose names hold {MAX_SERVER_JOB_NAME} "
+            "metadata.name: the plan has engines in pods of their own, whose names hold "
+            f"{MAX_SERVER_JOB_NAME} "
             f"characters of it, and it has {len(job.name)}; shorten it"
         )
     return ""

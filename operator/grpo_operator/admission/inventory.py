@@ -1,11 +1,11 @@
 """Converts nodes and pods, as the API server describes them, into the planner's inventory.
 
-The special cases of GPU nodes are handled only here. They are shared and time-sliced cards, MIG, labels that contradict
-what the node offers, missing labels, AMD, cordoned and tainted nodes. Labels are those of NVIDIA GPU feature discovery
-and of AMD's node labeller.
+The special cases of GPU nodes are handled only here. They are shared and time-sliced cards, MIG,
+labels that contradict what the node offers, missing labels, AMD, cordoned and tainted nodes. Labels
+are those of NVIDIA GPU feature discovery and of AMD's node labeller.
 
-Amounts are Kubernetes quantities. What a pod takes of a node is computed here, too, since a pod's requests are more
-than the sum of its containers' requests.
+Amounts are Kubernetes quantities. What a pod takes of a node is computed here, too, since a pod's
+requests are more than the sum of its containers' requests.
 """
 
 import re
@@ -28,8 +28,10 @@ Amounts = dict[str, float]
 
 
 def quantity(value: object) -> float:
-    """The number that a resource.Quantity such as `500m`, `16Gi` or `1e3` means; 0 for anything else."""
-    # A stranger's pod may say anything; one quantity that can't be read must not hide what the pod takes besides.
+    """The number that a resource.Quantity such as `500m`, `16Gi` or `1e3` means; 0 for anything
+    else."""
+    # A stranger's pod may say anything; one quantity that can't be read must not hide what the pod
+    # takes besides.
     try:
         return float(parse_quantity(str(value)))
     except ValueError:
@@ -50,7 +52,9 @@ def _sum(parts: Iterable[Amounts]) -> Amounts:
 
 
 def _most(one: Amounts, other: Amounts) -> Amounts:
-    return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in one.keys() | other.keys()}
+    return {
+        name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in one.keys() | other.keys()
+    }
 
 
 def _asked(container: JsonObject, kind: str) -> Amounts:
@@ -58,16 +62,17 @@ def _asked(container: JsonObject, kind: str) -> Amounts:
 
 
 def pod_requests(spec: JsonObject, kind: str = "requests") -> Amounts:
-    """What the scheduler counts for a pod (kubernetes/enhancements KEP-753 and KEP-2837); a quota its `limits` alike.
+    """What the scheduler counts for a pod (kubernetes/enhancements KEP-753 and KEP-2837); a quota
+    its `limits` alike.
 
-    Containers and sidecars run together; an init container runs with the sidecars started before it. Requests of the
-    pod as a whole replace the sums; its overhead comes on top.
+    Containers and sidecars run together; an init container runs with the sidecars started before
+    it. Requests of the pod as a whole replace the sums; its overhead comes on top.
 
     Raises:
         Unreadable: a field has a type that it can't have.
     """
-    # Init containers run one after the other, each beside the sidecars that were started before it. So the peak is the
-    # largest of these sums, or that of all containers and sidecars together.
+    # Init containers run one after the other, each beside the sidecars that were started before it.
+    # So the peak is the largest of these sums, or that of all containers and sidecars together.
     sidecars: Amounts = {}
     peak: Amounts = {}
     for container in spec.parts("initContainers"):
@@ -77,7 +82,9 @@ def pod_requests(spec: JsonObject, kind: str = "requests") -> Amounts:
             peak = _most(peak, sidecars)
         else:
             peak = _most(peak, _sum((sidecars, own)))
-    together = _sum((sidecars, *(_asked(container, kind) for container in spec.parts("containers"))))
+    together = _sum(
+        (sidecars, *(_asked(container, kind) for container in spec.parts("containers")))
+    )
     whole = _asked(spec, kind)
     return _sum((_most(peak, together) | whole, amounts(spec.part("overhead"))))
 
@@ -99,7 +106,8 @@ class NodeFacts:
     taints: tuple[tuple[str, str, str], ...]
     """ObjectKey, value and effect of each taint that keeps pods away."""
     prices: Mapping[str, float] = field(default_factory=dict)
-    """Prices of a GPU for an hour by product, as the operator was installed with; the node's label goes first."""
+    """Prices of a GPU for an hour by product, as the operator was installed with; the node's label
+    goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,19 +140,24 @@ def node_facts(item: object, prices: Mapping[str, float] = MappingProxyType({}))
     """
     whole = JsonObject(item)
     meta, spec, status = whole.part("metadata"), whole.part("spec"), whole.part("status")
-    taints = ((taint.text("key"), taint.text("value"), taint.text("effect")) for taint in spec.parts("taints"))
+    taints = (
+        (taint.text("key"), taint.text("value"), taint.text("effect"))
+        for taint in spec.parts("taints")
+    )
     return NodeFacts(
         name=meta.required_text("name"),
         labels=meta.string_map("labels"),
         offers=amounts(status.part("allocatable")),
-        usable=status.condition("Ready").text("status") == "True" and not spec.is_true("unschedulable"),
+        usable=status.condition("Ready").text("status") == "True"
+        and not spec.is_true("unschedulable"),
         taints=tuple(taint for taint in taints if taint[2] != "PreferNoSchedule"),
         prices=prices,
     )
 
 
 def pod_facts(item: object) -> PodFacts | None:
-    """The facts of a pod that is bound to a node and has not ended (one that is being deleted counts), else None.
+    """The facts of a pod that is bound to a node and has not ended (one that is being deleted
+    counts), else None.
 
     Raises:
         Unreadable: a field has a type that it can't have.
@@ -183,7 +196,8 @@ class Cards:
 
 
 def cards(node: NodeFacts) -> tuple[list[Cards], list[str]]:
-    """The usable GPUs of a node, and a sentence for each kind that is left out or known in part only."""
+    """The usable GPUs of a node, and a sentence for each kind that is left out or known in part
+    only."""
     found: list[Cards] = []
     warnings: list[str] = []
     for kind, warning in (*_nvidia(node), *_mig(node), *_amd(node)):
@@ -204,10 +218,24 @@ def _nvidia(node: NodeFacts) -> Iterator[Finding]:
     product, counted = labels.get(f"{NVIDIA}.product", ""), _whole(labels, f"{NVIDIA}.count")
     # Of a shared card several pods use the same memory, and a plan's prediction would not hold.
     if _shared(labels, product):
-        yield None, f"its {product or 'GPUs'} are shared or time-sliced, so their memory can't be counted on"
-    # Sharing shows even without its label: the node then offers more than feature discovery has counted.
+        yield (
+            None,
+            (
+                f"its {product or 'GPUs'} are shared or time-sliced, so their memory can't be "
+                "counted "
+                "on"
+            ),
+        )
+    # Sharing shows even without its label: the node then offers more than feature discovery has
+    # counted.
     elif counted and count > counted:
-        yield None, f"it offers {count} {NVIDIA} but its label counts {counted}: shared, or of several products"
+        yield (
+            None,
+            (
+                f"it offers {count} {NVIDIA} but its label counts {counted}: shared, or of several "
+                "products"
+            ),
+        )
     elif not product:
         yield (
             Cards(resource=NVIDIA, count=count),
@@ -229,7 +257,11 @@ def _nvidia(node: NodeFacts) -> Iterator[Finding]:
 
 def _shared(labels: Mapping[str, str], product: str) -> bool:
     strategy = labels.get(f"{NVIDIA}.sharing-strategy", "none")
-    return strategy not in ("", "none") or _whole(labels, f"{NVIDIA}.replicas") > 1 or product.endswith("-SHARED")
+    return (
+        strategy not in ("", "none")
+        or _whole(labels, f"{NVIDIA}.replicas") > 1
+        or product.endswith("-SHARED")
+    )
 
 
 def _mig(node: NodeFacts) -> Iterator[Finding]:
@@ -238,7 +270,8 @@ def _mig(node: NodeFacts) -> Iterator[Finding]:
     for resource, count in sorted(node.offers.items()):
         if resource.startswith(MIG_PREFIX) and count:
             memory = _whole(node.labels, f"{resource}.memory")
-            # The product label names the whole card, so the profile is added: `NVIDIA-A100-SXM4-40GB-MIG-1g.5gb`.
+            # The product label names the whole card, so the profile is added:
+            # `NVIDIA-A100-SXM4-40GB-MIG-1g.5gb`.
             name = f"{product}-MIG-{resource.removeprefix(MIG_PREFIX)}".lstrip("-")
             selector = ((f"{NVIDIA}.product", product),) if product else ()
             if _whole(node.labels, f"{resource}.replicas") > 1:
@@ -268,7 +301,10 @@ def _amd(node: NodeFacts) -> Iterator[Finding]:
     selector = ((key, node.labels[key]),) if key else ()
     warning = "" if memory else f"no {AMD}.vram label; set placement.gpuMemory"
     product = node.labels.get(key, "")
-    yield Cards(resource=AMD, count=count, product=product, memory_mib=memory, selector=selector), warning
+    yield (
+        Cards(resource=AMD, count=count, product=product, memory_mib=memory, selector=selector),
+        warning,
+    )
 
 
 def _first_set_label(labels: Mapping[str, str], *keys: str) -> str:
@@ -314,7 +350,8 @@ def _tolerated(key: str, value: str, effect: str, placement: PlacementSpec) -> b
 
 
 def _tolerates(toleration: Toleration, key: str, value: str, effect: str) -> bool:
-    """True if a toleration matches a taint, by the scheduler's rules: unset key or effect match all."""
+    """True if a toleration matches a taint, by the scheduler's rules: unset key or effect match
+    all."""
     if toleration.effect not in (None, effect) or toleration.key not in (None, key):
         return False
     if toleration.operator == "Exists":
@@ -327,12 +364,14 @@ def planner_node(node: NodeFacts, kind: Cards, taken: Amounts) -> Node:
     total = kind.count
     free = max(0, total - int(taken.get(kind.resource, 0)))
     if kind.sliced:
-        # NCCL can't join two MIG instances of one node, so a pod gets one, and a gang one pod per node.
+        # NCCL can't join two MIG instances of one node, so a pod gets one, and a gang one pod per
+        # node.
         total, free = min(1, total), min(1, free)
     memory, cpu = node.offers.get("memory", 0.0), node.offers.get("cpu", 0.0)
     memory_free = max(0.0, memory - taken.get("memory", 0.0))
     cpu_free = max(0.0, cpu - taken.get("cpu", 0.0))
-    # NCCL can't join MIG instances of one node, so the label's bandwidth between GPUs is not theirs.
+    # NCCL can't join MIG instances of one node, so the label's bandwidth between GPUs is not
+    # theirs.
     gpu_gbps = 0.0 if kind.sliced else _amount(node.labels, GPU_GBPS_LABEL)
     price = _amount(node.labels, GPU_PRICE_LABEL) or node.prices.get(kind.product, 0.0)
     return Node(

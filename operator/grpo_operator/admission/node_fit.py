@@ -1,8 +1,8 @@
 """Finds the nodes that suit a job's pods in everything but GPUs, memory and cores.
 
-The planner counts GPUs, memory and cores. The user's node affinity and resources such as RDMA cards are checked here,
-before a node counts, and regardless of what is free on it. The result is computed once for all jobs that ask the same
-of nodes. Pure.
+The planner counts GPUs, memory and cores. The user's node affinity and resources such as RDMA cards
+are checked here, before a node counts, and regardless of what is free on it. The result is computed
+once for all jobs that ask the same of nodes. Pure.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,10 @@ _COUNTED_BY_PLANNER = ("cpu", "memory")
 
 def pod_amounts(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
     """What one pod of a plan takes of its node; the same numbers as in its requests."""
-    return {**_amounts(spec, spec.container_resources(plan)), plan.gpu_resource: float(plan.gpus_per_node)}
+    return {
+        **_amounts(spec, spec.container_resources(plan)),
+        plan.gpu_resource: float(plan.gpus_per_node),
+    }
 
 
 def pod_limits(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
@@ -46,11 +49,14 @@ def extra_amounts(spec: GRPOJobSpec, *, reports_disk: bool = False) -> Amounts:
 def _amounts(spec: GRPOJobSpec, trainer: Mapping[str, Any], kind: str = "requests") -> Amounts:
     """Requests of the whole pod, or its limits, given the training container's resources."""
     others = [init_container(one, image="") for one in spec.pod_template.spec.init_containers]
-    return pod_requests(JsonObject({"containers": [{"resources": trainer}], "initContainers": others}), kind)
+    return pod_requests(
+        JsonObject({"containers": [{"resources": trainer}], "initContainers": others}), kind
+    )
 
 
 def has_disk_report(nodes: Iterable[NodeFacts]) -> bool:
-    """True if any of the nodes reports its ephemeral storage; a kubelet can be configured not to."""
+    """True if any of the nodes reports its ephemeral storage; a kubelet can be configured not
+    to."""
     return any(EPHEMERAL_STORAGE in node.offers for node in nodes)
 
 
@@ -74,7 +80,10 @@ def short_of_disk(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
     offered, wanted = node.offers.get(EPHEMERAL_STORAGE, 0.0), extra.get(EPHEMERAL_STORAGE, 0.0)
     if offered >= wanted:
         return ""
-    return f"it offers {gib(offered)} of {EPHEMERAL_STORAGE}, and a pod requests {gib(wanted)}{_way_out(spec)}"
+    return (
+        f"it offers {gib(offered)} of {EPHEMERAL_STORAGE}, and a pod requests "
+        f"{gib(wanted)}{_way_out(spec)}"
+    )
 
 
 def _way_out(spec: GRPOJobSpec) -> str:
@@ -82,13 +91,18 @@ def _way_out(spec: GRPOJobSpec) -> str:
     if EPHEMERAL_STORAGE in spec.resources.completed_requests:
         return f": lower spec.resources.requests.{EPHEMERAL_STORAGE}"
     ways = less_disk_message(spec).replace(", or ", ": ", 1)
-    split = f", or set spec.resources.requests.{EPHEMERAL_STORAGE} to less, since ZeRO splits checkpoints over nodes"
+    split = (
+        f", or set spec.resources.requests.{EPHEMERAL_STORAGE} to less, since ZeRO splits "
+        "checkpoints over nodes"
+    )
     return ways + split if spec.checkpoint.store else ways
 
 
 def is_short_of(node: NodeFacts, taken: Amounts, extra: Amounts) -> bool:
     """True if too little of the extra resources is free on the node now."""
-    return any(node.offers.get(name, 0.0) - taken.get(name, 0.0) < value for name, value in extra.items())
+    return any(
+        node.offers.get(name, 0.0) - taken.get(name, 0.0) < value for name, value in extra.items()
+    )
 
 
 def _meets(node: NodeFacts, term: NodeSelectorTerm) -> bool:
@@ -153,7 +167,9 @@ class Suitability:
         self._cache: dict[str, Suitable] = {}
         self._reports_disk = has_disk_report(node for node, _, _ in self._gpu_nodes)
 
-    def suitable_nodes(self, spec: GRPOJobSpec, avoided: Sequence[str] = (), *, disk: bool = True) -> Suitable:
+    def suitable_nodes(
+        self, spec: GRPOJobSpec, avoided: Sequence[str] = (), *, disk: bool = True
+    ) -> Suitable:
         """The nodes for a spec, without those that its pods are kept away from.
 
         `disk`: whether the pods write what training does.
@@ -162,7 +178,8 @@ class Suitability:
         affinity = spec.pod_template.spec.affinity
         affinity_key = affinity.model_dump_json() if affinity else ""
         placement_key = spec.placement.model_dump_json(include={"node_selector", "tolerations"})
-        # All that the answer depends on: jobs that ask the same of nodes share one, and its identity keys other caches.
+        # All that the answer depends on: jobs that ask the same of nodes share one, and its
+        # identity keys other caches.
         key = f"{placement_key}{affinity_key}{sorted(extra.items())}{sorted(avoided)}"
         if key not in self._cache:
             self._cache[key] = self._suitable(spec, extra, avoided)

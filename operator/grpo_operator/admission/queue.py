@@ -1,20 +1,23 @@
-"""Decides which jobs may start: runs a cycle over the queue per change, and answers each job that asks for an attempt.
+"""Decides which jobs may start: runs a cycle over the queue per change, and answers each job that
+asks for an attempt.
 
-A cycle is due after a change of the cluster's facts, after a job comes, changes, starts, ends or is released, and at
-the earliest deadline of the last cycle. It runs in a thread, on immutable input. Only jobs whose verdict changed are
-queued for a reconcile, which reads the last verdict.
+A cycle is due after a change of the cluster's facts, after a job comes, changes, starts, ends or is
+released, and at the earliest deadline of the last cycle. It runs in a thread, on immutable input.
+Only jobs whose verdict changed are queued for a reconcile, which reads the last verdict.
 
 GPUs are never given twice, although a cycle takes time and a commit does, too:
 
-- A job that a cycle admits is assumed to be there from then on (verdicts.py): later cycles and restarts count its
-  plan as taken until its commit is in the cache, or it no longer wants the attempt, or the commit was denied.
-- A commit is made only while the job's assumption holds. It carries the resourceVersion that was looked at, so that a
-  change of the job meanwhile makes it fail.
-- A gang that restarts is answered at once, on the newest facts and all assumptions. A cycle that was in its thread then
-  knew nothing of the places that it takes: its verdicts are thrown away, and it runs again.
+- A job that a cycle admits is assumed to be there from then on (verdicts.py): later cycles and
+  restarts count its plan as taken until its commit is in the cache, or it no longer wants the
+  attempt, or the commit was denied.
+- A commit is made only while the job's assumption holds. It carries the resourceVersion that was
+  looked at, so that a change of the job meanwhile makes it fail.
+- A gang that restarts is answered at once, on the newest facts and all assumptions. A cycle that
+  was in its thread then knew nothing of the places that it takes: its verdicts are thrown away, and
+  it runs again.
 
-Nothing here must survive a restart of the operator: committed attempts are read from the jobs' status, and all other
-jobs are judged again.
+Nothing here must survive a restart of the operator: committed attempts are read from the jobs'
+status, and all other jobs are judged again.
 """
 
 import asyncio
@@ -40,15 +43,25 @@ from ..records.records import GRPOJobRecord
 from .checks import plan_problem, queue_problem, spec_problem
 from .node_fit import has_disk_report
 from .resume_plan import WANT_OF_MEMORY, learning
-from .scheduler import Cycle, CycleInput, Plans, Verdict, empty_nodes, plan_without_queue, refusal, restart, schedule
+from .scheduler import (
+    Cycle,
+    CycleInput,
+    Plans,
+    Verdict,
+    empty_nodes,
+    plan_without_queue,
+    refusal,
+    restart,
+    schedule,
+)
 from .snapshot import Snapshot, SnapshotSource
 from .verdicts import Assumptions, JobSource, Notify, VerdictPublisher
 
 log = logging.getLogger(__name__)
 
 GATHER = 0.02
-"""Seconds that a cycle waits for company after the first thing that calls for it, or as long as the last cycle took:
-however much changes, cycles take at most half of a core."""
+"""Seconds that a cycle waits for company after the first thing that calls for it, or as long as the
+last cycle took: however much changes, cycles take at most half of a core."""
 NOT_KNOWN_PAUSE = 2.0
 """Seconds until the next try while no snapshot of the cluster can be made."""
 
@@ -77,7 +90,8 @@ class AdmissionQueue:
         clock: Callable[[], float],
         pods: PodDefaults,
     ) -> None:
-        """`jobs` are all GRPOJobs; `pods` is what their pods have by default; `clock` gives unix seconds."""
+        """`jobs` are all GRPOJobs; `pods` is what their pods have by default; `clock` gives unix
+        seconds."""
         self._jobs = jobs
         self._facts = facts
         self._limits = limits
@@ -98,7 +112,8 @@ class AdmissionQueue:
         self._is_due.set()
 
     def record_job(self, key: ObjectKey, job: GRPOJobRecord | None) -> None:
-        """Record a job after a reconcile (None: gone or unreadable); wake a cycle if the queue's view of it changed."""
+        """Record a job after a reconcile (None: gone or unreadable); wake a cycle if the queue's
+        view of it changed."""
         job = job or self._jobs.get(key)
         mark: _Mark | None = None
         if job and not job.is_finished and job.is_competing:
@@ -113,7 +128,14 @@ class AdmissionQueue:
 
     def _mark(self, job: GRPOJobRecord) -> _Mark:
         pauses = pausing(job, self._clock(), self._limits) > 0
-        return _Mark(job.uid, job.generation, job.is_waiting_for_admission, job.is_active, job.status.attempt, pauses)
+        return _Mark(
+            job.uid,
+            job.generation,
+            job.is_waiting_for_admission,
+            job.is_active,
+            job.status.attempt,
+            pauses,
+        )
 
     async def run(self) -> None:
         """Runs cycles when they are due, until cancelled."""
@@ -141,7 +163,9 @@ class AdmissionQueue:
         """Judge all waiting jobs; return the seconds until time alone may change a verdict."""
         self._is_due.clear()
         wanting = {mark.uid for mark in self._marks.values() if mark.wants}
-        self._passed_over = {uid: count for uid, count in self._passed_over.items() if uid in wanting}
+        self._passed_over = {
+            uid: count for uid, count in self._passed_over.items() if uid in wanting
+        }
         # An empty queue needs no snapshot, which may be missing while the operator starts.
         if not wanting:
             return None
@@ -150,16 +174,22 @@ class AdmissionQueue:
         except ClusterError as error:
             log.info("nobody is admitted for now: %s", error)
             return NOT_KNOWN_PAUSE
-        # Work that changes places while the cycle is in its thread raises the epoch, and its verdicts are thrown away.
+        # Work that changes places while the cycle is in its thread raises the epoch, and its
+        # verdicts are thrown away.
         epoch = self._epoch
         # planning a whole queue may take a while; watches and probes must not wait for it
         found = await asyncio.to_thread(schedule, asked, self._plans)
-        # A restart took places that the cycle did not know of: its verdicts could give the same GPUs twice.
+        # A restart took places that the cycle did not know of: its verdicts could give the same
+        # GPUs twice.
         if epoch != self._epoch:
             self.wake()
             return None
         self._accept(asked, found)
-        pauses = (found.look_again, self._jobs.look_again, *self._assumptions.denial_pauses(asked.now).values())
+        pauses = (
+            found.look_again,
+            self._jobs.look_again,
+            *self._assumptions.denial_pauses(asked.now).values(),
+        )
         return min((pause for pause in pauses if pause is not None), default=None)
 
     def _cycle_input(self, snapshot: Snapshot) -> CycleInput:
@@ -183,7 +213,8 @@ class AdmissionQueue:
             if verdict.admitted and verdict.plan:
                 self._assumptions.add(verdict.apply_to(jobs[uid]), verdict.plan)
         self._passed_over |= {uid: verdict.passed_over for uid, verdict in verdicts.items()}
-        # Jobs that this cycle did not come to, or whose place is taken already, keep the verdict that they have.
+        # Jobs that this cycle did not come to, or whose place is taken already, keep the verdict
+        # that they have.
         others = cycle.not_reached | self._assumptions.claims().keys()
         self._publisher.publish(verdicts, {uid: job.key for uid, job in jobs.items()}, others)
 
@@ -193,14 +224,19 @@ class AdmissionQueue:
             self.wake()
 
     async def answer(self, observation: Observation, decision: Decision) -> Decision | None:
-        """COMMIT with a plan, QUEUE with what the gang waits for, or REJECT; None until a cycle has looked at the job.
+        """COMMIT with a plan, QUEUE with what the gang waits for, or REJECT; None until a cycle has
+        looked at the job.
 
         Between a COMMIT and the write that it asks for, the caller may not wait for anything.
 
         Raises:
             ClusterError: nobody knows what the cluster has.
         """
-        job = observation.job if decision.learned is None else learning(observation.job, decision.learned)
+        job = (
+            observation.job
+            if decision.learned is None
+            else learning(observation.job, decision.learned)
+        )
         if job.spec is None:
             # a gang that was started under an older definition may ask for its next attempt
             return Decision(Action.REJECT, Reason.INVALID_SPEC, "; ".join(job.problems))
@@ -210,10 +246,13 @@ class AdmissionQueue:
             return await self._queued(observation, decision, job)
         if not job.is_competing:
             return _decision(decision, plan_without_queue(self._cpus(), job, job.spec))
-        # A gang that restarts is answered at once, ahead of the queue: its GPUs stand still until then.
+        # A gang that restarts is answered at once, ahead of the queue: its GPUs stand still until
+        # then.
         if job.is_active:
             avoided = decision.avoided_nodes
-            return _decision(decision, self._restart(job if avoided is None else job.avoiding(avoided)))
+            return _decision(
+                decision, self._restart(job if avoided is None else job.avoiding(avoided))
+            )
         verdict = self._publisher.verdict_for(job.uid)
         if (
             verdict is None
@@ -224,17 +263,23 @@ class AdmissionQueue:
             return None
         return _decision(decision, verdict)
 
-    async def _queued(self, observation: Observation, decision: Decision, job: GRPOJobRecord) -> Decision:
-        """A job that Kueue admits: it keeps the plan that its Workload was made for, as long as it can run by it."""
+    async def _queued(
+        self, observation: Observation, decision: Decision, job: GRPOJobRecord
+    ) -> Decision:
+        """A job that Kueue admits: it keeps the plan that its Workload was made for, as long as it
+        can run by it."""
         plan = None if decision.learned else planned_for(job, observation.workload)
         if plan and not plan_problem(job, plan):
-            verdict = Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
+            verdict = Verdict(
+                generation=job.generation, plan=plan, admitted=True, message=plan.reason
+            )
         else:
             verdict = await self._anywhere(job)
         return gate_by_workload(observation, _decision(decision, verdict), self._pods)
 
     async def _anywhere(self, job: GRPOJobRecord) -> Verdict:
-        """A plan on the whole cluster as if it were empty: who gets what of it is Kueue's to say."""
+        """A plan on the whole cluster as if it were empty: who gets what of it is Kueue's to
+        say."""
         if job.spec is None:
             raise ValueError(f"{job.key} has no valid spec to plan")
         on_cpus = job.spec.placement.accelerator == "CPU"
@@ -243,14 +288,16 @@ class AdmissionQueue:
         return await asyncio.to_thread(plan_without_queue, there, job, job.spec)
 
     def _cpus(self) -> Inventory:
-        """What a job on CPUs is planned on: no nodes, only whether they report their disks, as far as that is known."""
+        """What a job on CPUs is planned on: no nodes, only whether they report their disks, as far
+        as that is known."""
         try:
             return Inventory(reports_disk=has_disk_report(self._facts.take().nodes))
         except ClusterError:
             return Inventory()
 
     def _restart(self, job: GRPOJobRecord) -> Verdict:
-        """At once and on the newest facts: GPUs that stand still for a cycle are of no use to anybody."""
+        """At once and on the newest facts: GPUs that stand still for a cycle are of no use to
+        anybody."""
         verdict = restart(job, self._cycle_input(self._facts.take()))
         if verdict.admitted and verdict.plan:
             self._assumptions.add(verdict.apply_to(job), verdict.plan)
@@ -267,7 +314,9 @@ def _decision(asked: Decision, verdict: Verdict) -> Decision:
         return replace(asked, action=Action.COMMIT, plan=verdict.plan)
     # No plan with the memory that the last attempt lacked: waiting for GPUs would not help.
     if asked.learned and verdict.plan is None and verdict.reason in WANT_OF_MEMORY:
-        return replace(asked, action=Action.FAIL, reason=Result.OUT_OF_MEMORY, message=verdict.message)
+        return replace(
+            asked, action=Action.FAIL, reason=Result.OUT_OF_MEMORY, message=verdict.message
+        )
     return replace(
         asked,
         action=Action.QUEUE,

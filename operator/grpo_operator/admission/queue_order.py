@@ -1,9 +1,11 @@
-"""The order of the queue: priority, then who has been passed over too often, then the namespace's share, then age.
+"""The order of the queue: priority, then who has been passed over too often, then the namespace's
+share, then age.
 
-Priorities are the PriorityClasses' values. Among equals, the namespace that holds fewest GPUs goes first, and within a
-namespace the oldest job; every place that is given out counts at once, so that namespaces take turns. A share alone
-could leave a job waiting for ever behind newcomers of namespaces that hold less. So a job that MOST_PASSED_OVER younger
-ones of its priority have overtaken goes before all others of it, by age, and what it waits for is then reserved for it.
+Priorities are the PriorityClasses' values. Among equals, the namespace that holds fewest GPUs goes
+first, and within a namespace the oldest job; every place that is given out counts at once, so that
+namespaces take turns. A share alone could leave a job waiting for ever behind newcomers of
+namespaces that hold less. So a job that MOST_PASSED_OVER younger ones of its priority have
+overtaken goes before all others of it, by age, and what it waits for is then reserved for it.
 """
 
 import heapq
@@ -22,7 +24,8 @@ def age(job: GRPOJobRecord) -> tuple[float, str]:
 
 
 def priority(job: GRPOJobRecord, priorities: Mapping[str, int]) -> int:
-    """The value of the job's PriorityClass; that of the cluster's default for a job that names none."""
+    """The value of the job's PriorityClass; that of the cluster's default for a job that names
+    none."""
     name = job.spec.placement.priority_class_name if job.spec else None
     return priorities.get(name or "", 0)
 
@@ -52,13 +55,16 @@ def sort_queue(
 
 
 def _sharing(jobs: list[GRPOJobRecord], gpus_held: Mapping[str, int]) -> Iterator[GRPOJobRecord]:
-    """Jobs of one priority, oldest first within a namespace, from the namespace with the smallest share."""
+    """Jobs of one priority, oldest first within a namespace, from the namespace with the smallest
+    share."""
     lines: dict[str, list[GRPOJobRecord]] = {}
     for job in reversed(jobs):
         lines.setdefault(job.key.namespace, []).append(job)
-    # A heap of the oldest job of each namespace. Only the namespace whose job was just yielded can hold more GPUs now,
-    # so the other entries stay valid while the caller adds to `gpus_held`.
-    heads = [(gpus_held.get(namespace, 0), age(line[-1]), namespace) for namespace, line in lines.items()]
+    # A heap of the oldest job of each namespace. Only the namespace whose job was just yielded can
+    # hold more GPUs now, so the other entries stay valid while the caller adds to `gpus_held`.
+    heads = [
+        (gpus_held.get(namespace, 0), age(line[-1]), namespace) for namespace, line in lines.items()
+    ]
     heapq.heapify(heads)
     while heads:
         _, _, namespace = heapq.heappop(heads)

@@ -1,8 +1,10 @@
-"""What keeps a gang's pods from being created although GPUs are free: quotas, and names that nothing answers to.
+"""What keeps a gang's pods from being created although GPUs are free: quotas, and names that
+nothing answers to.
 
-A gang that is admitted without its pods being allowed holds GPUs for nothing. So what the namespace's ResourceQuotas
-leave, and whether the PriorityClass and the ServiceAccount exist, is looked at before a place is given. What can't be
-seen is unknown and refuses nobody; a gang whose pods don't appear is released all the same.
+A gang that is admitted without its pods being allowed holds GPUs for nothing. So what the
+namespace's ResourceQuotas leave, and whether the PriorityClass and the ServiceAccount exist, is
+looked at before a place is given. What can't be seen is unknown and refuses nobody; a gang whose
+pods don't appear is released all the same.
 """
 
 from grpo_api.job import GRPOJobSpec
@@ -56,7 +58,8 @@ class Allowance:
         """Counts a gang that has been admitted and whose pods no quota counts yet."""
         if job.spec is None:
             return
-        # quota.used does not show the gang's pods yet, and the jobs behind it must not be given the same room.
+        # quota.used does not show the gang's pods yet, and the jobs behind it must not be given the
+        # same room.
         for quota in self._quotas(job, job.spec):
             given = self._given.setdefault((quota.namespace, quota.name), {})
             for name in quota.hard:
@@ -67,19 +70,23 @@ class Allowance:
         # Nothing known means that the kind can't be listed: what can't be seen refuses nobody.
         if wanted and known and wanted not in known:
             return Reason.PRIORITY_CLASS_NOT_FOUND, (
-                f"spec.placement.priorityClassName: no PriorityClass {wanted} exists; the pods wait until somebody "
+                f"spec.placement.priorityClassName: no PriorityClass {wanted} exists; the pods "
+                "wait until somebody "
                 "creates it"
             )
         account = spec.pod_template.spec.service_account_name or DEFAULT_ACCOUNT
         accounts = self._snapshot.service_accounts.get(job.key.namespace)
         if accounts and account not in accounts:
             return Reason.SERVICE_ACCOUNT_NOT_FOUND, (
-                f"spec.podTemplate.spec.serviceAccountName: namespace {job.key.namespace} has no ServiceAccount "
+                f"spec.podTemplate.spec.serviceAccountName: namespace {job.key.namespace} has no "
+                "ServiceAccount "
                 f"{account}; the pods wait until somebody creates it"
             )
         return None
 
-    def _exceeded(self, job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan) -> Problem | None:
+    def _exceeded(
+        self, job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan
+    ) -> Problem | None:
         for quota in self._quotas(job, spec):
             given = self._given.get((quota.namespace, quota.name), {})
             for name, hard in sorted(quota.hard.items()):
@@ -87,14 +94,19 @@ class Allowance:
                 used = quota.used.get(name, 0.0) + given.get(name, 0.0)
                 if wanted and used + wanted > hard:
                     return Reason.WAITING_FOR_QUOTA, (
-                        f"ResourceQuota {quota.name} of namespace {quota.namespace} allows {_shown(hard)} {name}; "
+                        f"ResourceQuota {quota.name} of namespace {quota.namespace} allows "
+                        f"{_shown(hard)} {name}; "
                         f"{_shown(used)} are used, and the gang needs {_shown(wanted)}"
                     )
         return None
 
     def _quotas(self, job: GRPOJobRecord, spec: GRPOJobSpec) -> list[QuotaFacts]:
         name = spec.placement.priority_class_name or self._snapshot.default_priority
-        return [quota for quota in self._snapshot.quotas.get(job.key.namespace, ()) if is_in_scope(quota, name)]
+        return [
+            quota
+            for quota in self._snapshot.quotas.get(job.key.namespace, ())
+            if is_in_scope(quota, name)
+        ]
 
 
 def _shown(amount: float) -> str:

@@ -1,7 +1,9 @@
-"""Keeps the plan of a run that has made progress: it resumes as it began, however cluster and spec have changed.
+"""Keeps the plan of a run that has made progress: it resumes as it began, however cluster and spec
+have changed.
 
-After it ran out of memory the run resumes with another split of the same batch. It is planned again from the spec only
-while it has no checkpoint, because a checkpoint continues exactly only with the plan that made it.
+After it ran out of memory the run resumes with another split of the same batch. It is planned again
+from the spec only while it has no checkpoint, because a checkpoint continues exactly only with the
+plan that made it.
 """
 
 from collections.abc import Callable
@@ -18,7 +20,11 @@ from grpo_planner.result.result import PlanReason, PlanResult
 
 from ..records.records import GRPOJobRecord
 
-WANT_OF_MEMORY = (PlanReason.OUT_OF_DEVICE_MEMORY, PlanReason.OUT_OF_HOST_MEMORY, PlanReason.ONLY_ADAPTER_FITS)
+WANT_OF_MEMORY = (
+    PlanReason.OUT_OF_DEVICE_MEMORY,
+    PlanReason.OUT_OF_HOST_MEMORY,
+    PlanReason.ONLY_ADAPTER_FITS,
+)
 """Reasons for which a job that ran out of memory has no plan any more."""
 
 
@@ -43,8 +49,8 @@ def next_plan(
 
 
 def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
-    """The plan, if the run has made a step with it, or begins with checkpoints that another made with it, or was given
-    it after another ran out of memory.
+    """The plan, if the run has made a step with it, or begins with checkpoints that another made
+    with it, or was given it after another ran out of memory.
 
     Another number of ranks or another batch would make other steps of the same checkpoint.
     """
@@ -57,7 +63,8 @@ def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
 
 
 def reuse_plan(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
-    """Return the kept plan, or why the current spec excludes it; None for a job that is to be planned from its spec."""
+    """Return the kept plan, or why the current spec excludes it; None for a job that is to be
+    planned from its spec."""
     plan = kept_plan(job)
     if plan is None or job.spec is None:
         return None
@@ -69,7 +76,9 @@ def reuse_plan(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
             return None
         if relief is None:
             return PlanResult(
-                feasible=False, reason=PlanReason.OUT_OF_DEVICE_MEMORY, message=f"the job {shortage_message(run)}"
+                feasible=False,
+                reason=PlanReason.OUT_OF_DEVICE_MEMORY,
+                message=f"the job {shortage_message(run)}",
             )
         plan = relief
     try:
@@ -86,7 +95,8 @@ def learning(job: GRPOJobRecord, learned: Learned) -> GRPOJobRecord:
 
 
 def shortfall(job: GRPOJobRecord) -> Shortfall | None:
-    """How the plan in the status ran out of memory; None where it didn't, or is the answer to that."""
+    """How the plan in the status ran out of memory; None where it didn't, or is the answer to
+    that."""
     learned = job.status.learned
     return learned.last_shortfall_of(job.status.attempt) if learned else None
 
@@ -103,12 +113,13 @@ def _may_be_anew(job: GRPOJobRecord, short: Shortfall) -> bool:
 def plan_again(
     job: GRPOJobRecord, spec: GRPOJobSpec, plan: Callable[[GRPOJobSpec, Learned | None], PlanResult]
 ) -> PlanResult:
-    """What a planner answers on a job; after a shortfall of memory with what was learned, and never by an adapter
-    where all parameters were trained."""
+    """What a planner answers on a job; after a shortfall of memory with what was learned, and never
+    by an adapter where all parameters were trained."""
     before, learned = job.status.plan, job.status.learned
     if learned is None or not learned.memory or before is None:
         return plan(spec, learned)
-    # What is trained never changes silently: less memory must not turn a full training into a LoRA adapter.
+    # What is trained never changes silently: less memory must not turn a full training into a LoRA
+    # adapter.
     if before.method == "Full":
         spec = spec.model_copy(update={"adapter": spec.adapter.model_copy(update={"use": "Never"})})
     result, short = plan(spec, learned), shortfall(job)
@@ -116,8 +127,15 @@ def plan_again(
         return result
     if result.chosen is None:
         return result.model_copy(
-            update={"message": f"{result.message}. The job {shortage_message(Run(before, spec, learned))}"}
+            update={
+                "message": (
+                    f"{result.message}. The job {shortage_message(Run(before, spec, learned))}"
+                )
+            }
         )
-    change = f"after OutOfMemory at {short.where} in attempt {short.attempt}: runs as {split_name(result.chosen)}"
+    change = (
+        f"after OutOfMemory at {short.where} in attempt {short.attempt}: runs as "
+        f"{split_name(result.chosen)}"
+    )
     chosen = result.chosen.model_copy(update={"changes": [*result.chosen.changes, change][-16:]})
     return result.model_copy(update={"chosen": chosen, "changes": chosen.changes})

@@ -1,13 +1,16 @@
-"""Plans the jobs of the queue in one admission cycle: each job on what those ahead of it leave, and reserves its place.
+"""Plans the jobs of the queue in one admission cycle: each job on what those ahead of it leave, and
+reserves its place.
 
-A gang starts only when all of it fits. A waiting job reserves what it waits for, so jobs behind it may take only what
-is left. Only jobs that can be planned take a place: a job that can never run, or whose planning fails, delays no other
-job. Two kinds of jobs compete with no other and are planned without the queue. One runs on CPUs. The other is admitted
-by Kueue and planned as if all GPUs were free. Pure: a CycleInput in, a Cycle out.
+A gang starts only when all of it fits. A waiting job reserves what it waits for, so jobs behind it
+may take only what is left. Only jobs that can be planned take a place: a job that can never run, or
+whose planning fails, delays no other job. Two kinds of jobs compete with no other and are planned
+without the queue. One runs on CPUs. The other is admitted by Kueue and planned as if all GPUs were
+free. Pure: a CycleInput in, a Cycle out.
 
-The planner's answers are cached. The queue is judged again at every change of the cluster, and most jobs get the same
-answer as before. So each spec keeps its Planner, and nodes are compared by their resources instead of their names. The
-answers are the planner's own, byte for byte, without the candidates that were not chosen.
+The planner's answers are cached. The queue is judged again at every change of the cluster, and most
+jobs get the same answer as before. So each spec keeps its Planner, and nodes are compared by their
+resources instead of their names. The answers are the planner's own, byte for byte, without the
+candidates that were not chosen.
 """
 
 import logging
@@ -56,10 +59,13 @@ class Plans:
         return len(self._planners)
 
     def expect(self, specs: int) -> None:
-        """Make room for twice this number of specs: a full cache would drop each planner just before its next use."""
+        """Make room for twice this number of specs: a full cache would drop each planner just
+        before its next use."""
         self._most = max(self._most, 2 * specs)
 
-    def plan(self, spec: GRPOJobSpec, inventory: Inventory, learned: Learned | None = None) -> PlanResult:
+    def plan(
+        self, spec: GRPOJobSpec, inventory: Inventory, learned: Learned | None = None
+    ) -> PlanResult:
         """What plan_job answers, without candidates."""
         key = spec.model_dump_json() + (learned.model_dump_json() if learned else "")
         # Popped and put back: the order of the dictionary is then that of the last use.
@@ -77,10 +83,11 @@ class Plans:
 log = logging.getLogger(__name__)
 
 MOST_NEW_SPECS = 64
-"""Specs that a cycle plans for the first time, at some ten milliseconds each. It ends there: those ahead need not wait
-until everybody behind them has been planned, too."""
+"""Specs that a cycle plans for the first time, at some ten milliseconds each. It ends there: those
+ahead need not wait until everybody behind them has been planned, too."""
 UNCOUNTED_SECONDS = 10.0
-"""Until so long after its commit, a gang without a bound pod is taken for one that no quota counts yet."""
+"""Until so long after its commit, a gang without a bound pod is taken for one that no quota counts
+yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +114,8 @@ class Verdict:
 
     @property
     def published_part(self) -> tuple[object, ...]:
-        """The parts of a verdict whose change is published at once; a change of the sentence alone can wait."""
+        """The parts of a verdict whose change is published at once; a change of the sentence alone
+        can wait."""
         return self.generation, self.admitted, self.refused, self.reason, self.plan is None
 
 
@@ -128,7 +136,8 @@ class CycleInput:
     default_image: str = ""
 
     def claims(self) -> list[Claim]:
-        """Return the claims of admitted attempts. An assumed attempt replaces the one in its job's status."""
+        """Return the claims of admitted attempts. An assumed attempt replaces the one in its job's
+        status."""
         found = (claim_of(job) for job in self.jobs if job.uid not in self.assumed)
         return [*(claim for claim in found if claim), *self.assumed.values()]
 
@@ -140,7 +149,8 @@ class Cycle:
     verdicts: Mapping[str, Verdict]
     look_again: float | None = None
     not_reached: frozenset[str] = frozenset()
-    """uids of jobs that the cycle did not come to: the next goes on from what this one has planned."""
+    """uids of jobs that the cycle did not come to: the next goes on from what this one has
+    planned."""
 
 
 def schedule(cycle_input: CycleInput, plans: Plans) -> Cycle:
@@ -163,7 +173,11 @@ def schedule(cycle_input: CycleInput, plans: Plans) -> Cycle:
     verdicts = one.run(waiting)
     unjudged = frozenset(job.uid for job in waiting if job.uid not in verdicts)
     due = [pause for pause in (look_again, one.seconds_until_counted) if pause is not None]
-    return Cycle(verdicts=verdicts, look_again=0.0 if unjudged else min(due, default=None), not_reached=unjudged)
+    return Cycle(
+        verdicts=verdicts,
+        look_again=0.0 if unjudged else min(due, default=None),
+        not_reached=unjudged,
+    )
 
 
 def restart(job: GRPOJobRecord, cycle_input: CycleInput) -> Verdict:
@@ -171,13 +185,18 @@ def restart(job: GRPOJobRecord, cycle_input: CycleInput) -> Verdict:
 
     Where that plan ran out of memory it takes the one that answers that.
     """
-    others, plan = [claim for claim in cycle_input.claims() if claim.job.uid != job.uid], job.status.plan
+    others, plan = (
+        [claim for claim in cycle_input.claims() if claim.job.uid != job.uid],
+        job.status.plan,
+    )
     if plan is None:
         raise ValueError(f"{job.key} is active without a plan")
     capacity = Capacity(cycle_input.snapshot, others)
     if shortfall(job) and job.spec is not None:
         there = capacity.inventory(job)
-        result, _ = next_plan(job, job.spec, there, lambda spec, known: plan_job(spec, there, learned=known))
+        result, _ = next_plan(
+            job, job.spec, there, lambda spec, known: plan_job(spec, there, learned=known)
+        )
         if result.chosen is None:
             return verdict_of(job, result)
         plan = result.chosen
@@ -202,14 +221,16 @@ class _CycleRun:
         """Reserve the places of attempts that were admitted before."""
         claims, suitability = cycle_input.claims(), Suitability(cycle_input.snapshot.nodes)
         self._input, self._plans = cycle_input, plans
-        # what is left after those ahead decides; what would be left without them tells each job whom it waits for
+        # what is left after those ahead decides; what would be left without them tells each job
+        # whom it waits for
         self._remaining = Capacity(cycle_input.snapshot, claims, suitability)
         self._without_queue = Capacity(cycle_input.snapshot, claims, suitability)
         self._gpus_by_namespace: dict[str, int] = {}
         for claim in claims:
             self._count_gpus(claim.job, claim.plan)
         self.seconds_until_counted: float | None = None
-        """Seconds until quotas surely show the pods of all who have been admitted; None if they do."""
+        """Seconds until quotas surely show the pods of all who have been admitted; None if they
+        do."""
         self._allowance = Allowance(cycle_input.snapshot)
         for claim in filter(self._is_uncounted, claims if cycle_input.snapshot.quotas else ()):
             self._allowance.take(claim.job, claim.plan)
@@ -221,16 +242,19 @@ class _CycleRun:
         """Return the verdicts by uid."""
         passed_over = {job.uid: self._passed_over(job) for job in waiting}
         found: dict[str, Verdict] = {}
-        # A queue of new specs is judged over several cycles, so that those ahead start before the last is planned.
+        # A queue of new specs is judged over several cycles, so that those ahead start before the
+        # last is planned.
         enough = self._plans.made + MOST_NEW_SPECS
         priorities = self._input.snapshot.priorities
         for job in sort_queue(waiting, priorities, self._gpus_by_namespace, dict(passed_over)):
             if self._plans.made >= enough:
                 break
             found[job.uid] = verdict = self._plan_job_safely(job)
-            # A job that can't run, or that waits for something else, must not keep GPUs from those behind it.
+            # A job that can't run, or that waits for something else, must not keep GPUs from those
+            # behind it.
             if verdict.plan and not verdict.refused and not verdict.blocked:
-                # also where it does not fit yet: nobody behind may take what a bigger gang ahead is waiting for
+                # also where it does not fit yet: nobody behind may take what a bigger gang ahead is
+                # waiting for
                 held = self._remaining.reserve(verdict.apply_to(job), verdict.plan)
                 self._reserved_nodes |= set() if verdict.admitted else held
                 self._count_gpus(job, verdict.plan)
@@ -238,7 +262,11 @@ class _CycleRun:
                     self._allowance.take(job, verdict.plan)
                 self._placed_jobs.append((job, verdict))
         found |= self._queue_positions()
-        started = [(priority(job, priorities), age(job)) for job, verdict in self._placed_jobs if verdict.admitted]
+        started = [
+            (priority(job, priorities), age(job))
+            for job, verdict in self._placed_jobs
+            if verdict.admitted
+        ]
         for job, verdict in self._placed_jobs:
             rank = priority(job, priorities)
             # who starts while an older job of its priority keeps its place has gone past it
@@ -260,13 +288,16 @@ class _CycleRun:
 
     def _count_gpus(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
         namespace = job.key.namespace
-        self._gpus_by_namespace[namespace] = self._gpus_by_namespace.get(namespace, 0) + plan.all_gpus
+        self._gpus_by_namespace[namespace] = (
+            self._gpus_by_namespace.get(namespace, 0) + plan.all_gpus
+        )
 
     def _passed_over(self, job: GRPOJobRecord) -> int:
         return max(self._input.passed_over.get(job.uid, 0), job.status.passed_over or 0)
 
     def _plan_job_safely(self, job: GRPOJobRecord) -> Verdict:
-        """The verdict on one job. A spec that the planner stumbles over must not keep everybody behind it waiting."""
+        """The verdict on one job. A spec that the planner stumbles over must not keep everybody
+        behind it waiting."""
         try:
             verdict = self._plan_job(job)
             if not job.status.avoided_nodes or job.should_create_pods:
@@ -286,7 +317,10 @@ class _CycleRun:
             return refusal(job, problem)
         inventory = self._remaining.inventory(job)
         result, kept = next_plan(
-            job, job.spec, inventory, lambda spec, learned: self._plans.plan(spec, inventory, learned)
+            job,
+            job.spec,
+            inventory,
+            lambda spec, learned: self._plans.plan(spec, inventory, learned),
         )
         plan = result.chosen
         if plan is None:
@@ -298,9 +332,16 @@ class _CycleRun:
         if problem := plan_problem(job, plan):
             return refusal(job, problem)
         if problem := self._allowance.problem(job, plan):
-            return Verdict(generation=job.generation, plan=plan, blocked=True, reason=problem[0], message=problem[1])
+            return Verdict(
+                generation=job.generation,
+                plan=plan,
+                blocked=True,
+                reason=problem[0],
+                message=problem[1],
+            )
         if job.should_create_pods:
-            # its pods take whatever GPU gets free on their nodes, so nobody ahead may be waiting for those
+            # its pods take whatever GPU gets free on their nodes, so nobody ahead may be waiting
+            # for those
             fits = self._reserved_nodes.isdisjoint(node.name for node in inventory.nodes)
         if fits:
             return Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
@@ -308,7 +349,11 @@ class _CycleRun:
 
     def _wait(self, job: GRPOJobRecord, plan: ExecutionPlan) -> Verdict:
         """It fits but for those ahead, or not even without them."""
-        reason = Reason.WAITING_IN_QUEUE if self._without_queue.has_room_now(job, plan) else Reason.WAITING_FOR_GPUS
+        reason = (
+            Reason.WAITING_IN_QUEUE
+            if self._without_queue.has_room_now(job, plan)
+            else Reason.WAITING_FOR_GPUS
+        )
         message = self._without_queue.shortage(job, plan)
         return Verdict(generation=job.generation, plan=plan, reason=reason, message=message)
 
@@ -356,8 +401,11 @@ def plan_without_queue(there: Inventory, job: GRPOJobRecord, spec: GRPOJobSpec) 
     return refusal(job, problem) if problem else verdict
 
 
-def empty_nodes(job: GRPOJobRecord, spec: GRPOJobSpec, snapshot: Callable[[], Snapshot]) -> Inventory:
-    """The nodes on which a job that Kueue admits is planned; those of another cluster are as the spec declares them."""
+def empty_nodes(
+    job: GRPOJobRecord, spec: GRPOJobSpec, snapshot: Callable[[], Snapshot]
+) -> Inventory:
+    """The nodes on which a job that Kueue admits is planned; those of another cluster are as the
+    spec declares them."""
     if job.is_dispatched and (gpus := _declared_per_node(spec.placement)):
         return declared_inventory(spec.placement.model_copy(update={"gpus_per_node": gpus}))
     return Capacity(snapshot(), ()).inventory(job).without_usage
@@ -366,7 +414,8 @@ def empty_nodes(job: GRPOJobRecord, spec: GRPOJobSpec, snapshot: Callable[[], Sn
 def _declared_per_node(placement: PlacementSpec) -> int:
     """GPUs of each node of a gang; 0 where the spec leaves some of it open."""
     gpus, nodes = placement.gpus, placement.nodes
-    # Only a gang of one shape is planned alike on both clusters; everything else is planned on what this one has.
+    # Only a gang of one shape is planned alike on both clusters; everything else is planned on what
+    # this one has.
     if not (gpus and nodes and placement.gpu_product) or gpus.min != gpus.max or gpus.min % nodes:
         return 0
     return gpus.min // nodes

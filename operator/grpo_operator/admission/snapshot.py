@@ -1,7 +1,7 @@
 """Defines Snapshot, the cluster at one moment as admission sees it.
 
-It holds the nodes, what runs on them, priorities, and what namespaces may use. ResourceQuotas are kept as the API
-server describes them, with the rule which of them count a gang's pods.
+It holds the nodes, what runs on them, priorities, and what namespaces may use. ResourceQuotas are
+kept as the API server describes them, with the rule which of them count a gang's pods.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,9 @@ def quota_facts(item: object) -> QuotaFacts:
 
 def is_in_scope(quota: QuotaFacts, priority_class: str) -> bool:
     """True if the quota counts a gang's pods, whose PriorityClass is this (empty: none)."""
-    return all(_meets(name, operator, values, priority_class) for name, operator, values in quota.scopes)
+    return all(
+        _meets(name, operator, values, priority_class) for name, operator, values in quota.scopes
+    )
 
 
 def _meets(scope: str, operator: str, values: tuple[str, ...], priority_class: str) -> bool:
@@ -57,14 +59,19 @@ def _meets(scope: str, operator: str, values: tuple[str, ...], priority_class: s
     # the fourth operator of the API is DoesNotExist
     if scope == "PriorityClass":
         there = bool(priority_class)
-        answers = {"In": priority_class in values, "NotIn": priority_class not in values, "Exists": there}
+        answers = {
+            "In": priority_class in values,
+            "NotIn": priority_class not in values,
+            "Exists": there,
+        }
         return answers.get(operator, not there)
     return scope in ("NotTerminating", "NotBestEffort")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The cluster at one moment. Immutable: a cycle in a thread of its own may look at it for as long as it likes."""
+    """The cluster at one moment. Immutable: a cycle in a thread of its own may look at it for as
+    long as it likes."""
 
     nodes: tuple[NodeFacts, ...] = ()
     gpu_pods: tuple[PodFacts, ...] = ()
@@ -72,7 +79,8 @@ class Snapshot:
     other_use: Mapping[str, Amounts] = field(default_factory=dict)
     """What all other pods take, by node."""
     priorities: Mapping[str, int] = field(default_factory=dict)
-    """Value by name of PriorityClass; the cluster's default has the name ``. Empty: they are not known."""
+    """Value by name of PriorityClass; the cluster's default has the name ``. Empty: they are not
+    known."""
     default_priority: str = ""
     """Name of the cluster's default PriorityClass; empty without one."""
     quotas: Mapping[str, tuple[QuotaFacts, ...]] = field(default_factory=dict)

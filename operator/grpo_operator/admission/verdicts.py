@@ -1,12 +1,14 @@
-"""Publishes verdicts to jobs, and keeps the attempts that are admitted but not yet in their jobs' status.
+"""Publishes verdicts to jobs, and keeps the attempts that are admitted but not yet in their jobs'
+status.
 
-A new status or reason is published at once. When one job starts, the place of every job behind it changes. A write per
-job and change would cost the API server more than the jobs themselves, and nobody reads two hundred sentences a second.
-So a verdict that differs only in its sentence waits for its turn.
+A new status or reason is published at once. When one job starts, the place of every job behind it
+changes. A write per job and change would cost the API server more than the jobs themselves, and
+nobody reads two hundred sentences a second. So a verdict that differs only in its sentence waits
+for its turn.
 
-Between a verdict and its commit there are a work queue and a write. During that time the GPUs of an admitted attempt
-must count as taken, and the commit is valid only while they do. Such an attempt is assumed, in the word that
-kube-scheduler's cache uses, too.
+Between a verdict and its commit there are a work queue and a write. During that time the GPUs of an
+admitted attempt must count as taken, and the commit is valid only while they do. Such an attempt is
+assumed, in the word that kube-scheduler's cache uses, too.
 """
 
 import asyncio
@@ -47,26 +49,38 @@ class VerdictPublisher:
         """Return the verdict that the job's status shows, or is about to show; None without one."""
         return self._published.get(uid)
 
-    def publish(self, verdicts: Mapping[str, Verdict], keys: Mapping[str, ObjectKey], others: Collection[str]) -> None:
+    def publish(
+        self,
+        verdicts: Mapping[str, Verdict],
+        keys: Mapping[str, ObjectKey],
+        others: Collection[str],
+    ) -> None:
         """Store the verdicts of a cycle and queue jobs with news.
 
         The uids in `others` keep their last verdict; all remaining ones lose theirs.
         """
         self._verdicts = verdicts
         self._published = {
-            uid: published for uid, published in self._published.items() if uid in verdicts or uid in others
+            uid: published
+            for uid, published in self._published.items()
+            if uid in verdicts or uid in others
         }
         self._pending = {uid: key for uid, key in self._pending.items() if uid in verdicts}
         urgent = []
         for uid, verdict in verdicts.items():
             published = self._published.get(uid)
             # who is admitted now was not, or no longer, when it read its last verdict
-            if published is None or published.published_part != verdict.published_part or verdict.admitted:
+            if (
+                published is None
+                or published.published_part != verdict.published_part
+                or verdict.admitted
+            ):
                 self._published[uid] = verdict
                 self._pending.pop(uid, None)
                 urgent.append(keys[uid])
             elif published != verdict:
-                # Only the place in the queue has changed: it waits for its turn, and keeps the turn that it has.
+                # Only the place in the queue has changed: it waits for its turn, and keeps the turn
+                # that it has.
                 self._pending.setdefault(uid, keys[uid])
         if self._pending:
             self._has_pending.set()
@@ -121,7 +135,8 @@ class Assumptions:
         self._denied_until: dict[str, float] = {}
 
     def claims(self) -> dict[str, Claim]:
-        """Return the claims of assumed attempts by uid, without those that are committed or no longer wanted."""
+        """Return the claims of assumed attempts by uid, without those that are committed or no
+        longer wanted."""
         self._claims = {uid: claim for uid, claim in self._claims.items() if self._is_open(claim)}
         return dict(self._claims)
 
@@ -139,21 +154,27 @@ class Assumptions:
     def _is_open(self, claim: Claim) -> bool:
         """True if the attempt is still to be committed."""
         job = self._jobs.get(claim.job.key)
-        # A changed spec has another plan, and a job made again under the name is another one: both are judged again.
+        # A changed spec has another plan, and a job made again under the name is another one: both
+        # are judged again.
         if job is None or (job.uid, job.generation) != (claim.job.uid, claim.job.generation):
             return False
         may_commit = job.is_waiting_for_admission or job.is_active
         return may_commit and job.status.attempt + 1 == claim.attempt
 
     def drop_denied(self, uid: str, now: float) -> bool:
-        """Drop the assumption of a job whose commit the API server denied; return False if it had none."""
+        """Drop the assumption of a job whose commit the API server denied; return False if it had
+        none."""
         if self._claims.pop(uid, None) is None:
             return False
-        # Else the next cycle would admit it again at once, and its denial would keep the place from all behind it.
+        # Else the next cycle would admit it again at once, and its denial would keep the place from
+        # all behind it.
         self._denied_until[uid] = now + DENIED_PAUSE
         return True
 
     def denial_pauses(self, now: float) -> dict[str, float]:
-        """Return, by uid, the seconds for which a job takes no place because its commit was denied."""
-        self._denied_until = {uid: until for uid, until in self._denied_until.items() if until > now}
+        """Return, by uid, the seconds for which a job takes no place because its commit was
+        denied."""
+        self._denied_until = {
+            uid: until for uid, until in self._denied_until.items() if until > now
+        }
         return {uid: until - now for uid, until in self._denied_until.items()}

@@ -1,7 +1,7 @@
 """What is left over of attempts that are not to run, and must end.
 
-It follows from the state of the world alone, whatever was decided: so an operator that died between a decision and its
-deletions makes up for it.
+It follows from the state of the world alone, whatever was decided: so an operator that died between
+a decision and its deletions makes up for it.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,8 @@ from .observation import Observation
 
 @dataclass(frozen=True, slots=True)
 class CleanUp:
-    """What to delete or stop of attempts that are not to run: Jobs by name, and attempts with live pods by number."""
+    """What to delete or stop of attempts that are not to run: Jobs by name, and attempts with live
+    pods by number."""
 
     delete_jobs: tuple[str, ...] = ()
     stop_attempts: tuple[int, ...] = ()
@@ -26,7 +27,8 @@ class CleanUp:
 
 
 def clean_up(observation: Observation, limits: Limits) -> CleanUp:
-    """Return what to delete or stop so that only the current attempt and the last failed attempt's logs remain."""
+    """Return what to delete or stop so that only the current attempt and the last failed attempt's
+    logs remain."""
     pods = _pods_to_end(observation, limits)
     return CleanUp(
         delete_jobs=tuple(_jobs_to_delete(observation)),
@@ -42,7 +44,8 @@ def _jobs_to_delete(observation: Observation) -> Iterator[str]:
     for earlier in observation.earlier_jobs:
         if holds_nothing or not _keeps_last_logs(earlier, observation):
             yield earlier.name
-    # Engines never exit by themselves: their Job is deleted as soon as a training pod of their attempt has ended.
+    # Engines never exit by themselves: their Job is deleted as soon as a training pod of their
+    # attempt has ended.
     if observation.engines and (observation.sighting.over or not job.is_active):
         yield observation.engines.name
     if current and not job.is_active and not job.is_finished:
@@ -52,22 +55,25 @@ def _jobs_to_delete(observation: Observation) -> Iterator[str]:
 
 
 def _holds_nothing_for_kueue(job: GRPOJobRecord) -> bool:
-    """True if Kueue has revoked the job's admission or not given it: then no Job may stay, not even for its logs."""
+    """True if Kueue has revoked the job's admission or not given it: then no Job may stay, not even
+    for its logs."""
     return bool(job.queue_name) and not job.is_active and not job.is_finished
 
 
 def _keeps_last_logs(earlier: JobRecord, observation: Observation) -> bool:
-    """True for the gang's Job of the attempt before the current one, unless it was made again after that."""
+    """True for the gang's Job of the attempt before the current one, unless it was made again after
+    that."""
     if earlier.attempt < observation.job.status.attempt - 1 or is_engines_job(earlier.name):
         return False
-    # An operator that led once, and didn't know yet that it leads no more, may have made it again: that Job has no logs
-    # worth keeping.
+    # An operator that led once, and didn't know yet that it leads no more, may have made it again:
+    # that Job has no logs worth keeping.
     made_again = observation.child is not None and earlier.created > observation.child.created
     return not made_again
 
 
 def _pods_to_end(observation: Observation, limits: Limits) -> list[PodRecord]:
-    """Return the pods of attempts that are not to run: earlier ones, and the current one if the job is not active."""
+    """Return the pods of attempts that are not to run: earlier ones, and the current one if the job
+    is not active."""
     pods = list(observation.earlier_pods)
     succeeded = observation.job.is_true(ConditionType.SUCCEEDED)
     # Peers of a rank 0 that is done get a moment to end by themselves.
@@ -86,16 +92,18 @@ def _attempts_to_stop(pods: list[PodRecord]) -> tuple[int, ...]:
             continue
         if pod.is_live:
             live.add(pod.attempt)
-        # The Job controller itself ends the survivors of a Job with a failed pod, a second later. A pod whose container
-        # has just ended is not Failed yet for a moment, and deleting it then would take its logs. Nobody else ends the
-        # survivors of a Job that was deleted without its pods.
+        # The Job controller itself ends the survivors of a Job with a failed pod, a second later. A
+        # pod whose container has just ended is not Failed yet for a moment, and deleting it then
+        # would take its logs. Nobody else ends the survivors of a Job that was deleted without its
+        # pods.
         if pod.controller_uid and _has_failed(pod):
             failing.add(pod.attempt)
     return tuple(sorted(live - failing))
 
 
 def _has_failed(pod: PodRecord) -> bool:
-    """True if the pod has failed, or its container has and the kubelet has not set the phase yet."""
+    """True if the pod has failed, or its container has and the kubelet has not set the phase
+    yet."""
     if pod.phase == "Failed":
         return True
     return pod.termination is not None and bool(pod.termination.exit_code)

@@ -1,4 +1,5 @@
-"""What a decision about a GRPOJob is, and the times that the operator was installed with: the words of all checks."""
+"""What a decision about a GRPOJob is, and the times that the operator was installed with: the words
+of all checks."""
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -32,7 +33,8 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The action, why, and for whom it may concern: the end that it answers and the plan that it commits."""
+    """The action, why, and for whom it may concern: the end that it answers and the plan that it
+    commits."""
 
     action: Action
     reason: str = ""
@@ -47,7 +49,8 @@ class Decision:
     learned: Learned | None = None
     """What the job has learned, since the current attempt ran out of memory."""
     node: str = ""
-    """The node that the attempt ended on without a word of the trainer; empty if that is not why it ended."""
+    """The node that the attempt ended on without a word of the trainer; empty if that is not why it
+    ended."""
     avoided_nodes: tuple[str, ...] | None = None
     """The nodes that further attempts are kept away from; None: those of before."""
     plan: ExecutionPlan | None = None
@@ -71,7 +74,8 @@ class Due:
 
 
 Check = Callable[[Observation, "Limits"], Decision | Due | None]
-"""Returns a Decision, the time after which it has one, or None to leave the answer to the next check."""
+"""Returns a Decision, the time after which it has one, or None to leave the answer to the next
+check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,23 +85,25 @@ class Limits:
     scheduling: float = 300.0
     """A gang that isn't bound whole by then is released and queued again."""
     release_pause: float = 30.0
-    """Pause of a gang after its first release; it doubles with each further one, up to `longest_release_pause`."""
+    """Pause of a gang after its first release; it doubles with each further one, up to
+    `longest_release_pause`."""
     longest_release_pause: float = 600.0
     pods: float = 5.0
     """Time after which a Job whose pods don't appear is asked why."""
     words: float = 60.0
     """Time after which a gang that has nodes but doesn't run is asked why."""
     settle: float = 2.5
-    """Longest time from an end that may only be a symptom until its cause must be known (a kubelet tells of an end 1 to
-    2 s late)."""
+    """Longest time from an end that may only be a symptom until its cause must be known (a kubelet
+    tells of an end 1 to 2 s late)."""
     settle_hang: float = 15.0
-    """The same after a hang: all ranks run into the limit, and one whose watchdog can't is ended 11 s after the others
-    of its pod (process/supervisor.py)."""
+    """The same after a hang: all ranks run into the limit, and one whose watchdog can't is ended 11
+    s after the others of its pod (process/supervisor.py)."""
     late_pods: float = 60.0
-    """Longest time from the end of a Job until its pods, which still seem to run, must be known (a watch that was cut
-    comes back after 45 s at the latest)."""
+    """Longest time from the end of a Job until its pods, which still seem to run, must be known (a
+    watch that was cut comes back after 45 s at the latest)."""
     restart_pause: float = 10.0
-    """Pause before the second restart in a row; the first has none, and each further one doubles it."""
+    """Pause before the second restart in a row; the first has none, and each further one doubles
+    it."""
     longest_restart_pause: float = 300.0
     healthy: float = 600.0
     """A gang that has run for so long restarts without a pause again."""

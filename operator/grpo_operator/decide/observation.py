@@ -1,12 +1,12 @@
 """Builds Observation: one GRPOJob and all objects that belong to it, at one moment.
 
-Policies decide on facts such as "the gang runs" or "this termination is the cause", and not on API objects. Records and
-the time go in, an Observation comes out.
+Policies decide on facts such as "the gang runs" or "this termination is the cause", and not on API
+objects. Records and the time go in, an Observation comes out.
 
-This module also records when this operator first saw each state of a job's children. Kubelets and the API server write
-their own times into objects, and their clocks may be minutes off. So the order of events and the waits follow from this
-operator's clock alone. These records are in memory only: a new process sees all states for the first time at the same
-moment, and then knows no order.
+This module also records when this operator first saw each state of a job's children. Kubelets and
+the API server write their own times into objects, and their clocks may be minutes off. So the order
+of events and the waits follow from this operator's clock alone. These records are in memory only: a
+new process sees all states for the first time at the same moment, and then knows no order.
 """
 
 from collections.abc import Collection, Mapping
@@ -41,7 +41,8 @@ class Sighting:
     deleted: Mapping[str, Observed] = field(default_factory=dict)
     """First sight of the deletion of each pod that is being deleted, by its uid."""
     over: Observed | None = None
-    """First sight of a sign that the attempt is over: one of these, or its Job has ended or is gone."""
+    """First sight of a sign that the attempt is over: one of these, or its Job has ended or is
+    gone."""
 
     def end_of(self, pod: PodRecord, at: Observed) -> Observed:
         """When a pod's end was first seen; now, if it is seen for the first time."""
@@ -93,7 +94,12 @@ class FirstSeen:
         if ended or deleted or job_is_over:
             over = known.over or at
         found = Sighting(
-            attempt=attempt, child_uid=child_uid, child=child_seen_at, ended=ended, deleted=deleted, over=over
+            attempt=attempt,
+            child_uid=child_uid,
+            child=child_seen_at,
+            ended=ended,
+            deleted=deleted,
+            over=over,
         )
         self._jobs[key] = found
         return found
@@ -141,7 +147,8 @@ class Observation:
     at: Observed
     """The same moment, for what is measured."""
     child: JobRecord | None = None
-    """The Job of the current attempt, if it is this GRPOJob's own and (once known) the one that was started."""
+    """The Job of the current attempt, if it is this GRPOJob's own and (once known) the one that was
+    started."""
     pods: tuple[PodRecord, ...] = NO_PODS
     """Training pods of the current attempt, by index, then name."""
     engines: JobRecord | None = None
@@ -153,12 +160,13 @@ class Observation:
     earlier_jobs: tuple[JobRecord, ...] = ()
     """This GRPOJob's Jobs of earlier attempts, oldest first."""
     earlier_pods: tuple[PodRecord, ...] = NO_PODS
-    """Pods that carry an earlier attempt's labels; and the current one's, where it is not to run and its Job doesn't
-    control them."""
+    """Pods that carry an earlier attempt's labels; and the current one's, where it is not to run
+    and its Job doesn't control them."""
     deleted_pods: tuple[PodRecord, ...] = NO_PODS
     """Pods of any attempt that ended and were deleted since, as they were last seen."""
     orphaned: bool = False
-    """True if pods of the current attempt are there without their Job: it was deleted, maybe before it was known."""
+    """True if pods of the current attempt are there without their Job: it was deleted, maybe before
+    it was known."""
     pull: Pull | None = None
     """Last answer of the current attempt's rank 0."""
     silence: Silence | None = None
@@ -174,7 +182,8 @@ class Observation:
     kueue_problem: str = ""
     """Why the Workload can't be looked up; empty if it can, or if Kueue doesn't admit the job."""
     start_warning: str = ""
-    """What an event says of the Job or pod that is not getting on, such as `FailedMount: …`; empty when unknown."""
+    """What an event says of the Job or pod that is not getting on, such as `FailedMount: …`; empty
+    when unknown."""
 
     @property
     def is_retry_requested(self) -> bool:
@@ -191,7 +200,8 @@ class Observation:
 
     @property
     def has_gang_run(self) -> bool:
-        """True if the whole gang has run, so that a missing pod has ended, and engines are created again.
+        """True if the whole gang has run, so that a missing pod has ended, and engines are created
+        again.
 
         Also true if it trains without engines that did not come in guard.rendezvousTimeoutSeconds.
         """
@@ -252,7 +262,10 @@ class Observation:
     @cached_property
     def _ends(self) -> dict[str, PodTermination]:
         """The terminations by uid of the pod."""
-        found = {pod.uid: _termination(pod, self._deleted_first(pod), self._any_ended) for pod in self.pods}
+        found = {
+            pod.uid: _termination(pod, self._deleted_first(pod), self._any_ended)
+            for pod in self.pods
+        }
         return {uid: end for uid, end in found.items() if end}
 
     @cached_property
@@ -262,16 +275,20 @@ class Observation:
     def _deleted_first(self, pod: PodRecord) -> bool:
         """True if the pod's deletion was seen before any pod failed by itself.
 
-        After a failure it is the Job controller that deletes the others. A deletion and a failure that were first seen
-        at the same moment may have come in either order: then the failure is the cause.
+        After a failure it is the Job controller that deletes the others. A deletion and a failure
+        that were first seen at the same moment may have come in either order: then the failure is
+        the cause.
         """
         if not pod.deleting:
             return False
-        failed = [self.sighting.end_of(one, self.at) for one in self.pods if self._failed_by_itself(one)]
+        failed = [
+            self.sighting.end_of(one, self.at) for one in self.pods if self._failed_by_itself(one)
+        ]
         return not failed or self.sighting.deletion_of(pod, self.at) < min(failed)
 
     def _failed_by_itself(self, pod: PodRecord) -> bool:
-        """True if a pod failed, and not because it was deleted: that ends a program too, mostly without a report."""
+        """True if a pod failed, and not because it was deleted: that ends a program too, mostly
+        without a report."""
         end = pod.termination
         if end is None or not end.is_own_failure:
             return False
@@ -298,8 +315,9 @@ class Observation:
     def cause(self) -> PodTermination | None:
         """The end to blame for the end of the attempt; None while nothing has ended badly.
 
-        The first pod of a gang to fail is often only a symptom: when one rank dies, its peers lose their connections,
-        and the Job controller deletes the survivors. So the lowest tier is blamed, then what was seen first.
+        The first pod of a gang to fail is often only a symptom: when one rank dies, its peers lose
+        their connections, and the Job controller deletes the survivors. So the lowest tier is
+        blamed, then what was seen first.
         """
         failed: list[tuple[CausePriority, Observed, int, str]] = []
         for uid, end in self._ends.items():
@@ -313,7 +331,8 @@ class Observation:
 
     @property
     def over_for(self) -> float:
-        """Seconds since the operator first saw a sign that the current attempt is over; infinite without one."""
+        """Seconds since the operator first saw a sign that the current attempt is over; infinite
+        without one."""
         return self.at - self.sighting.over if self.sighting.over else float("inf")
 
     @cached_property
@@ -336,7 +355,8 @@ class Observation:
         return self.since(ConditionType.RUNNING) if self.job.is_true(ConditionType.RUNNING) else 0.0
 
     def since(self, kind: ConditionType) -> float:
-        """Seconds since the condition last changed; 0 when it was never written, or the clock was set back since."""
+        """Seconds since the condition last changed; 0 when it was never written, or the clock was
+        set back since."""
         found = self.job.condition(kind)
         if found is None:
             return 0.0
@@ -372,11 +392,13 @@ def observe(
     at: Observed,
     first_seen: FirstSeen,
 ) -> Observation:
-    """Sorts a GRPOJob's children into the current attempt and earlier ones; strangers' are left out.
+    """Sorts a GRPOJob's children into the current attempt and earlier ones; strangers' are left
+    out.
 
-    Labels are hints that anybody can set. A Job is this GRPOJob's if that is its controller; a pod of the current
-    attempt counts only if its controller is the attempt's Job. Pods of attempts that are not to run only have to end,
-    so that for them the labels do: somebody may have orphaned them, and the next attempt waits for what they hold.
+    Labels are hints that anybody can set. A Job is this GRPOJob's if that is its controller; a pod
+    of the current attempt counts only if its controller is the attempt's Job. Pods of attempts that
+    are not to run only have to end, so that for them the labels do: somebody may have orphaned
+    them, and the next attempt waits for what they hold.
     """
     attempt = job.status.attempt
     own_jobs = [child for child in children if child.grpojob_uid == job.uid]
@@ -392,7 +414,9 @@ def observe(
     orphaned = any(pod.controller_uid for pod in of_roles.stray)
     if job.is_active:
         expected = bool(job.status.job_uid) or orphaned
-        sighting = first_seen.update(job.key, attempt, child, of_roles.trainers, at, expected=expected)
+        sighting = first_seen.update(
+            job.key, attempt, child, of_roles.trainers, at, expected=expected
+        )
     else:
         sighting = first_seen.forget(job.key)
     pods_left = any(pod.phase not in ENDED_PHASES for pod in labelled)
@@ -423,9 +447,13 @@ class _PodsByRole(NamedTuple):
 
 
 def _by_role(
-    labelled: Collection[PodRecord], attempt: int, controllers: Collection[str | None], engines: JobRecord | None
+    labelled: Collection[PodRecord],
+    attempt: int,
+    controllers: Collection[str | None],
+    engines: JobRecord | None,
 ) -> _PodsByRole:
-    """Sort the pods with the attempt's label by the Job that controls them; `controllers` are uids of gangs' Jobs."""
+    """Sort the pods with the attempt's label by the Job that controls them; `controllers` are uids
+    of gangs' Jobs."""
     trainers: list[PodRecord] = []
     of_engines: list[PodRecord] = []
     stray: list[PodRecord] = []
@@ -442,7 +470,8 @@ def _by_role(
 
 
 def _current_child(gang_jobs: Collection[JobRecord], expected: str | None) -> JobRecord | None:
-    """Return the Job of the current attempt's gang: the one that was started, once its uid is known."""
+    """Return the Job of the current attempt's gang: the one that was started, once its uid is
+    known."""
     for child in gang_jobs:
         is_expected = expected is None or child.uid == expected
         if is_expected and not child.deleting:

@@ -1,8 +1,9 @@
-"""What an attempt teaches about its job: the model's architecture, the GPUs' links, and the memory that it lacked.
+"""What an attempt teaches about its job: the model's architecture, the GPUs' links, and the memory
+that it lacked.
 
-The next attempt is planned with that knowledge, because the same plan would fail in the same way. After MAX_REPLANS
-plans that ran out of memory the job fails. All of it is kept in the status, so that a new operator process goes on
-where the last one was.
+The next attempt is planned with that knowledge, because the same plan would fail in the same way.
+After MAX_REPLANS plans that ran out of memory the job fails. All of it is kept in the status, so
+that a new operator process goes on where the last one was.
 """
 
 from dataclasses import replace
@@ -12,7 +13,11 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import Outcome, Result
 from grpo_api.report.training_metrics import ALLREDUCE
 from grpo_api.text.quantity import MAX_COUNT
-from grpo_planner.replan.oom_replan import learned_with_architecture, learned_with_shortage, shortage_message
+from grpo_planner.replan.oom_replan import (
+    learned_with_architecture,
+    learned_with_shortage,
+    shortage_message,
+)
 from grpo_planner.replan.past_run import Run
 from grpo_planner.result.result import SpecRejected
 
@@ -30,33 +35,52 @@ def learned_with_progress(observation: Observation) -> Learned:
         learned = learned.model_copy(update={"links": links})
     if progress.architecture is None:
         return learned
-    return learned_with_architecture(Run(plan, observation.job.spec, learned), progress.architecture)
+    return learned_with_architecture(
+        Run(plan, observation.job.spec, learned), progress.architecture
+    )
 
 
 def _links(plan: ExecutionPlan, measured: float | None) -> MeasuredLinks | None:
     """The links between a plan's GPUs by its all-reduce; None without one that can be believed."""
     if plan.gpus <= 1 or measured is None or not 1 <= measured <= MAX_COUNT:
         return None
-    return MeasuredLinks(gpu_product=plan.gpu_product, nodes=plan.nodes, bytes_per_second=round(measured))
+    return MeasuredLinks(
+        gpu_product=plan.gpu_product, nodes=plan.nodes, bytes_per_second=round(measured)
+    )
 
 
 def record_shortage(observation: Observation, outcome: Outcome, decision: Decision) -> Decision:
-    """The decision on an end as OutOfMemory, with what it teaches; the end where no further plan is made."""
+    """The decision on an end as OutOfMemory, with what it teaches; the end where no further plan is
+    made."""
     if decision.action not in (Action.ADMIT, Action.FAIL):
         return decision
     run = run_with_shortage(observation, outcome)
     if run is None:
         return decision
     if decision.action is Action.FAIL:
-        return replace(decision, message=f"{decision.message}. The job {shortage_message(run)}", learned=run.learned)
+        return replace(
+            decision,
+            message=f"{decision.message}. The job {shortage_message(run)}",
+            learned=run.learned,
+        )
     if len(run.learned.shortfalls) > MAX_REPLANS:
-        message = f"out of memory after {MAX_REPLANS} new plans: {outcome.message}. The job {shortage_message(run)}"
-        return replace(decision, action=Action.FAIL, reason=Result.OUT_OF_MEMORY, message=message, learned=run.learned)
+        message = (
+            f"out of memory after {MAX_REPLANS} new plans: {outcome.message}. The job "
+            f"{shortage_message(run)}"
+        )
+        return replace(
+            decision,
+            action=Action.FAIL,
+            reason=Result.OUT_OF_MEMORY,
+            message=message,
+            learned=run.learned,
+        )
     return replace(decision, learned=run.learned)
 
 
 def run_with_shortage(observation: Observation, outcome: Outcome) -> Run | None:
-    """The attempt's plan beside what is known since it ended; None where nothing is known of the model's size."""
+    """The attempt's plan beside what is known since it ended; None where nothing is known of the
+    model's size."""
     job = observation.job
     if job.spec is None or job.status.plan is None:
         return None

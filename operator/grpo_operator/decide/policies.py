@@ -1,15 +1,16 @@
 """Decides what to do about a GRPOJob: the first of the ordered checks that has an answer decides.
 
-Every answer to a failure is here, with its reason and its message for the user. An Observation goes in, a Decision
-comes out. The order of CHECKS is the policy.
+Every answer to a failure is here, with its reason and its message for the user. An Observation goes
+in, a Decision comes out. The order of CHECKS is the policy.
 
 Why two of the checks are as they are:
 
-- Kueue: attempts of a job that Kueue admits run as long as their Workload is admitted. An eviction is not a failure:
-  the gang ends, the job is queued again, and no restart is counted.
-- spec.resumeFrom.grpoJob: it is resolved once, before the first attempt, and kept in the status, because the other job
-  may be deleted later while its claim stays. The other job's plan is kept, too, since checkpoints continue exactly only
-  with the split that made them. Until the checkpoints are found, the check says why the job must wait.
+- Kueue: attempts of a job that Kueue admits run as long as their Workload is admitted. An eviction
+  is not a failure: the gang ends, the job is queued again, and no restart is counted.
+- spec.resumeFrom.grpoJob: it is resolved once, before the first attempt, and kept in the status,
+  because the other job may be deleted later while its claim stays. The other job's plan is kept,
+  too, since checkpoints continue exactly only with the split that made them. Until the checkpoints
+  are found, the check says why the job must wait.
 """
 
 from dataclasses import replace
@@ -35,7 +36,8 @@ UNKNOWN_PAUSE = 15.0
 
 
 def release_evicted(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """Release an attempt whose Workload isn't admitted any more. While that is not known, start none and end none."""
+    """Release an attempt whose Workload isn't admitted any more. While that is not known, start
+    none and end none."""
     job, workload = observation.job, observation.workload
     if not job.is_active or not job.queue_name:
         return None
@@ -48,7 +50,8 @@ def release_evicted(observation: Observation, limits: Limits) -> Decision | None
     if workload.may_continue:
         return None
     return _taken_back(
-        f"Workload {workload.name}: {workload.lost_message or 'its Admitted condition is not True any more'}"
+        f"Workload {workload.name}: "
+        f"{workload.lost_message or 'its Admitted condition is not True any more'}"
     )
 
 
@@ -57,7 +60,8 @@ def _taken_back(why: str) -> Decision:
 
 
 LOOK_AGAIN = 10.0
-"""Seconds until the other job is looked at again: nobody tells when it comes, or has made a step."""
+"""Seconds until the other job is looked at again: nobody tells when it comes, or has made a
+step."""
 
 
 def is_resolved(job: GRPOJobRecord) -> bool:
@@ -75,11 +79,15 @@ def source_unresolved(observation: Observation, limits: Limits) -> Decision | No
     found = _source(observation.job, observation.source)
     if isinstance(found, str):
         message = f"spec.resumeFrom.grpoJob: {found}"
-        return Decision(Action.REJECT, Reason.WAITING_FOR_CHECKPOINT, message, look_again=LOOK_AGAIN)
+        return Decision(
+            Action.REJECT, Reason.WAITING_FOR_CHECKPOINT, message, look_again=LOOK_AGAIN
+        )
     plan = observation.source.status.plan if observation.source else None
     message = f"begins with the checkpoints of {found.grpo_job}"
     commits = _commits(observation.job.spec, observation.source)
-    return Decision(Action.RESOLVE, Reason.RESOLVED, message, plan=plan, resume_from=found, revisions=commits)
+    return Decision(
+        Action.RESOLVE, Reason.RESOLVED, message, plan=plan, resume_from=found, revisions=commits
+    )
 
 
 def _commits(spec: GRPOJobSpec | None, source: GRPOJobRecord | None) -> dict[str, str]:
@@ -111,7 +119,10 @@ def _source(job: GRPOJobRecord, source: GRPOJobRecord | None) -> ResumeSource | 
         return f"the spec of GRPOJob {name} can't be read"
     store, volume = source.spec.checkpoint.store, checkpoint_volume(name, source.spec.checkpoint)
     if volume is None and store is None:
-        return f"GRPOJob {name} has no checkpoint.volume, volumeClaimTemplate or store, so nothing of it is kept"
+        return (
+            f"GRPOJob {name} has no checkpoint.volume, volumeClaimTemplate or store, so "
+            "nothing of it is kept"
+        )
     progress = source.status.progress
     has_stepped = bool(progress and progress.step)
     if source.status.plan is None or not has_stepped:
@@ -130,12 +141,16 @@ def retry_failed(observation: Observation, limits: Limits) -> Decision | None:  
     """Start a failed job again after the user has raised `spec.retry`."""
     if not observation.is_retry_requested or observation.job.spec is None:
         return None
-    message = f"spec.retry was raised to {observation.job.spec.retry}: the job starts again from its last checkpoint"
+    message = (
+        f"spec.retry was raised to {observation.job.spec.retry}: the job starts again from "
+        "its last checkpoint"
+    )
     return Decision(Action.RETRY, Reason.RETRYING, message)
 
 
 def leave_finished(observation: Observation, limits: Limits) -> Decision | None:
-    """Leave a finished job as it is, and delete it after its time to live. Its last pods get a moment to end."""
+    """Leave a finished job as it is, and delete it after its time to live. Its last pods get a
+    moment to end."""
     if not observation.job.is_finished:
         return None
     due = []
@@ -157,14 +172,22 @@ def succeed_job(observation: Observation, limits: Limits) -> Decision | None:  #
     """Succeed once an Outcome says so, whatever else has happened to the gang."""
     if not observation.job.is_active or observation.success_outcome is None:
         return None
-    message = observation.success_outcome.message or f"finished after step {observation.success_outcome.step}"
+    message = (
+        observation.success_outcome.message
+        or f"finished after step {observation.success_outcome.step}"
+    )
     return Decision(Action.SUCCEED, Reason.SUCCEEDED, message, ended=observation.success_outcome)
 
 
 def failed_for_good(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Fail the job after an end that the same input would cause again."""
     cause = observation.cause
-    if not observation.job.is_active or cause is None or not cause.reported or cause.outcome.result not in PERMANENT:
+    if (
+        not observation.job.is_active
+        or cause is None
+        or not cause.reported
+        or cause.outcome.result not in PERMANENT
+    ):
         return None
     if rule_for(observation.job, cause) or rollback_of(observation.job, cause):
         return None
@@ -177,7 +200,8 @@ def failed_for_good(observation: Observation, limits: Limits) -> Decision | None
 def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Start nothing for a spec that the types reject, and leave an attempt alone that runs already.
 
-    So is its end: the rules for it stand in the spec, and in an upgrade one that can read them is about to lead.
+    So is its end: the rules for it stand in the spec, and in an upgrade one that can read them is
+    about to lead.
     """
     if observation.job.spec is not None:
         return None
@@ -187,7 +211,10 @@ def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:  
     if observation.cause is None and not observation.child.ended:
         return Decision(Action.WAIT)
     number = observation.job.status.attempt
-    message = f"attempt {number} has ended; how it goes on stands in the spec, which can't be read: {problems}"
+    message = (
+        f"attempt {number} has ended; how it goes on stands in the spec, which can't be "
+        f"read: {problems}"
+    )
     return Decision(Action.WAIT, Reason.INVALID_SPEC, message)
 
 
@@ -195,17 +222,22 @@ def suspend_job(observation: Observation, limits: Limits) -> Decision | None:  #
     """Suspend the attempt when `spec.suspend` is true. A suspension does not count as a failure."""
     if not observation.job.is_suspended:
         return None
-    return Decision(Action.SUSPEND, Reason.SUSPENDED, "spec.suspend is true; set it to false to go on")
+    return Decision(
+        Action.SUSPEND, Reason.SUSPENDED, "spec.suspend is true; set it to false to go on"
+    )
 
 
 def deadline_exceeded(observation: Observation, limits: Limits) -> Decision | Due | None:  # noqa: ARG001
-    """Fail the job after `spec.activeDeadlineSeconds`, by the operator's clock: a suspension resets the Job's own."""
+    """Fail the job after `spec.activeDeadlineSeconds`, by the operator's clock: a suspension resets
+    the Job's own."""
     limit = observation.job.active_deadline
     if not observation.job.is_active or limit is None:
         return None
     if observation.elapsed_seconds < limit:
         return Due(limit - observation.elapsed_seconds)
-    message = f"ran for {observation.elapsed_seconds:.0f} s; spec.activeDeadlineSeconds allows {limit} s"
+    message = (
+        f"ran for {observation.elapsed_seconds:.0f} s; spec.activeDeadlineSeconds allows {limit} s"
+    )
     return Decision(Action.FAIL, Reason.DEADLINE_EXCEEDED, message)
 
 
@@ -237,57 +269,78 @@ def attempt_ended(observation: Observation, limits: Limits) -> Decision | None:
         counted = rule.action == "Restart"
     if not matching_rule and (rollback := rollback_of(observation.job, cause)):
         # it has a limit of its own, which is stricter
-        return replace(restart_or_fail(observation, limits, outcome, counted=False), rollback=rollback)
+        return replace(
+            restart_or_fail(observation, limits, outcome, counted=False), rollback=rollback
+        )
     decision = restart_or_fail(observation, limits, outcome, counted=counted, node=_suspect(cause))
-    return record_shortage(observation, outcome, decision) if outcome.result is Result.OUT_OF_MEMORY else decision
+    return (
+        record_shortage(observation, outcome, decision)
+        if outcome.result is Result.OUT_OF_MEMORY
+        else decision
+    )
 
 
 def _named(cause: PodTermination, observation: Observation) -> Outcome:
-    """The cause's outcome; of a hang, with the rank that the others waited for and where that one stood."""
+    """The cause's outcome; of a hang, with the rank that the others waited for and where that one
+    stood."""
     if cause.outcome.result is not Result.HANG:
         return cause.outcome
-    return attribute_hang(cause.outcome, [end.outcome for end in observation.terminations if end.reported])
+    return attribute_hang(
+        cause.outcome, [end.outcome for end in observation.terminations if end.reported]
+    )
 
 
 def _suspect(cause: PodTermination) -> str:
-    """The node that may be to blame: the trainer didn't say a word, and it isn't the program's memory either."""
+    """The node that may be to blame: the trainer didn't say a word, and it isn't the program's
+    memory either."""
     if cause.reported or cause.outcome.result is Result.OUT_OF_MEMORY:
         return ""
     return cause.node
 
 
 def job_gone(observation: Observation, limits: Limits) -> Decision | None:
-    """Restart after somebody has deleted the attempt's Job. This is no failure of the training, so it doesn't count.
+    """Restart after somebody has deleted the attempt's Job. This is no failure of the training, so
+    it doesn't count.
 
-    Its name is not used again: pods of it may still write, and checkpoints are fenced by the attempt.
+    Its name is not used again: pods of it may still write, and checkpoints are fenced by the
+    attempt.
     """
     if observation.child is not None or not (
         observation.job.status.job_uid or observation.sighting.child_uid or observation.orphaned
     ):
         return None
     message = f"the Job of attempt {observation.job.status.attempt} was deleted"
-    return restart_or_fail(observation, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
+    return restart_or_fail(
+        observation, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False
+    )
 
 
 def job_ended(observation: Observation, limits: Limits) -> Decision | None:
-    """Restart after a Job has ended while no pod shows why: its pods were deleted, or left no outcome.
+    """Restart after a Job has ended while no pod shows why: its pods were deleted, or left no
+    outcome.
 
-    A pod fails before its Job does, so while pods of it still seem to run, they are only seen late: after an outage the
-    watch of Jobs may be back before that of pods.
+    A pod fails before its Job does, so while pods of it still seem to run, they are only seen late:
+    after an outage the watch of Jobs may be back before that of pods.
     """
     if observation.child is None or not observation.child.ended:
         return None
     if observation.pods and observation.over_for < limits.late_pods:
         return Decision(Action.WAIT, look_again=limits.late_pods - observation.over_for)
-    message = f"Job {observation.child.name} ended ({observation.child.ended}) and no pod is left that says why"
-    return restart_or_fail(observation, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
+    message = (
+        f"Job {observation.child.name} ended ({observation.child.ended}) and no pod is left "
+        "that says why"
+    )
+    return restart_or_fail(
+        observation, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False
+    )
 
 
 def hangs(observation: Observation, limits: Limits) -> Decision | Due | None:
-    """Restart a gang whose rank 0 answers but makes no progress: the second line behind the trainer's own watchdog.
+    """Restart a gang whose rank 0 answers but makes no progress: the second line behind the
+    trainer's own watchdog.
 
-    A pull that fails is no evidence of a hang, so only a rank 0 that answers is judged. How long it stands still is
-    measured by what it was seen to say, for its own clock may be off.
+    A pull that fails is no evidence of a hang, so only a rank 0 that answers is judged. How long it
+    stands still is measured by what it was seen to say, for its own clock may be off.
     """
     pull = observation.pull
     allowed = observation.job.hang_allowance(pull.progress.stage) if pull else None
@@ -298,22 +351,30 @@ def hangs(observation: Observation, limits: Limits) -> Decision | Due | None:
         seconds_left = allowed - (observation.at - pull.advanced_at)
         return Due(seconds_left) if seconds_left > 0 else None
     message = (
-        f"no progress for {age:.0f} s in stage {pull.progress.stage} after step {pull.progress.step}; the operator "
+        f"no progress for {age:.0f} s in stage {pull.progress.stage} after step "
+        f"{pull.progress.step}; the operator "
         f"allows {allowed:.0f} s"
     )
     return restart_or_fail(
-        observation, limits, Outcome(result=Result.HANG, step=pull.progress.step, message=message), counted=True
+        observation,
+        limits,
+        Outcome(result=Result.HANG, step=pull.progress.step, message=message),
+        counted=True,
     )
 
 
 def silent(observation: Observation, limits: Limits) -> Decision | Due | None:
-    """Report rank 0's silence as Degraded and leave the gang alone: training may continue without its answers."""
+    """Report rank 0's silence as Degraded and leave the gang alone: training may continue without
+    its answers."""
     if observation.silence is None:
         return None
     silence = observation.at - observation.silence.since
     if silence < limits.silence:
         return Due(limits.silence - silence)
-    message = f"rank 0 has not answered for minutes, so its progress is unknown: {observation.silence.problem}"
+    message = (
+        "rank 0 has not answered for minutes, so its progress is unknown: "
+        f"{observation.silence.problem}"
+    )
     return Decision(Action.WAIT, Reason.PROGRESS_UNKNOWN, message)
 
 
@@ -349,7 +410,8 @@ CHECKS: tuple[Check, ...] = (
 
 
 def decide(observation: Observation, limits: Limits) -> Decision:
-    """Return the first check's answer, with the earliest deadline of the checks before it as `look_again`."""
+    """Return the first check's answer, with the earliest deadline of the checks before it as
+    `look_again`."""
     deadlines: list[float] = []
     for check in CHECKS:
         answer = check(observation, limits)

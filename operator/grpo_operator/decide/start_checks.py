@@ -1,11 +1,13 @@
-"""Checks admitted attempts that do not start: missing pods, missing nodes and containers that fail to start.
+"""Checks admitted attempts that do not start: missing pods, missing nodes and containers that fail
+to start.
 
-A gang that does not run completely must not keep its GPUs. So each check has a deadline, after which the whole gang is
-released. Attempts that Kueue admits wait for their nodes as long as Kueue lets them.
+A gang that does not run completely must not keep its GPUs. So each check has a deadline, after
+which the whole gang is released. Attempts that Kueue admits wait for their nodes as long as Kueue
+lets them.
 
-The module also describes what became of an attempt's engines, and which of their pods to show. A lost engine ends
-nothing: the Job controller creates it again by its index while training goes on. Only before the gang runs are engines
-needed as training pods are.
+The module also describes what became of an attempt's engines, and which of their pods to show. A
+lost engine ends nothing: the Job controller creates it again by its index while training goes on.
+Only before the gang runs are engines needed as training pods are.
 """
 
 import re
@@ -22,8 +24,13 @@ from .restarts import releases_in_a_row
 
 
 def asks_about(observation: Observation, limits: Limits) -> str:
-    """uid of the Job or pod whose events may say why the attempt doesn't get going; empty while it is too early."""
-    if observation.child is None or observation.sighting.child is None or observation.has_gang_started:
+    """uid of the Job or pod whose events may say why the attempt doesn't get going; empty while it
+    is too early."""
+    if (
+        observation.child is None
+        or observation.sighting.child is None
+        or observation.has_gang_started
+    ):
         return ""
     waited = observation.at - observation.sighting.child
     if len(observation.pods) < observation.job.nodes:
@@ -32,7 +39,14 @@ def asks_about(observation: Observation, limits: Limits) -> str:
         return observation.engines.uid if waited >= limits.pods else ""
     if not observation.is_gang_bound or waited < limits.words:
         return ""
-    return next((pod.uid for pod in (*observation.pods, *observation.engine_pods) if pod.phase == "Pending"), "")
+    return next(
+        (
+            pod.uid
+            for pod in (*observation.pods, *observation.engine_pods)
+            if pod.phase == "Pending"
+        ),
+        "",
+    )
 
 
 def pods_missing(observation: Observation, limits: Limits) -> Decision | Due | None:
@@ -48,7 +62,9 @@ def pods_missing(observation: Observation, limits: Limits) -> Decision | Due | N
     if created >= wanted:
         return None
     # what its predecessor still takes of a quota is free in a moment
-    if observation.start_warning and not any(pod.phase not in ENDED_PHASES for pod in observation.earlier_pods):
+    if observation.start_warning and not any(
+        pod.phase not in ENDED_PHASES for pod in observation.earlier_pods
+    ):
         message = f"{created} of {wanted} {what} were created: {observation.start_warning}"
         return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
     return Due(_until_asked(observation, limits.pods))
@@ -60,7 +76,8 @@ def _made(observation: Observation) -> set[int]:
 
 
 def _until_asked(observation: Observation, first: float) -> float:
-    """Seconds until events may tell more: first after that time, then every time that it has doubled."""
+    """Seconds until events may tell more: first after that time, then every time that it has
+    doubled."""
     waited = observation.at - (observation.sighting.child or observation.at)
     return first - waited if waited < first else waited
 
@@ -82,7 +99,14 @@ def never_bound(observation: Observation, limits: Limits) -> Decision | Due | No
 
 def unschedulable(observation: Observation) -> str:
     """Why the scheduler finds no node for a pod of the gang; empty while it does."""
-    return next((pod.unschedulable for pod in (*observation.pods, *observation.engine_pods) if pod.unschedulable), "")
+    return next(
+        (
+            pod.unschedulable
+            for pod in (*observation.pods, *observation.engine_pods)
+            if pod.unschedulable
+        ),
+        "",
+    )
 
 
 def count_bound(observation: Observation) -> str:
@@ -94,9 +118,9 @@ def count_bound(observation: Observation) -> str:
 
 
 def engines_not_started(observation: Observation, limits: Limits) -> Decision | None:
-    """Engines without a Job: they follow as soon as the training pods have their nodes, so that the scheduler gives
-    these to whom admission gave them; where Kueue gives both roles their places, at once. While the gang trains, a Job
-    of engines that is gone is made again."""
+    """Engines without a Job: they follow as soon as the training pods have their nodes, so that the
+    scheduler gives these to whom admission gave them; where Kueue gives both roles their places, at
+    once. While the gang trains, a Job of engines that is gone is made again."""
     if (
         observation.child is None
         or observation.engines
@@ -107,16 +131,21 @@ def engines_not_started(observation: Observation, limits: Limits) -> Decision | 
         return None
     if observation.has_gang_run or observation.job.should_create_pods or observation.job.queue_name:
         return Decision(Action.START)
-    if observation.is_training_bound and admitted_for(observation.job, observation.now) < limits.scheduling:
+    if (
+        observation.is_training_bound
+        and admitted_for(observation.job, observation.now) < limits.scheduling
+    ):
         return Decision(Action.START)
     return None
 
 
 def not_started(observation: Observation, limits: Limits) -> Decision | None:
-    """Start an attempt that has no Job yet, and release it after the time that a gang may wait for nodes.
+    """Start an attempt that has no Job yet, and release it after the time that a gang may wait for
+    nodes.
 
-    What is promised to it is nobody else's meanwhile, and no longer (loop/cluster_state.py counts so, too): whatever
-    kept it from being started, it doesn't start after that. The next attempt's Job has another name.
+    What is promised to it is nobody else's meanwhile, and no longer (loop/cluster_state.py counts
+    so, too): whatever kept it from being started, it doesn't start after that. The next attempt's
+    Job has another name.
     """
     if observation.child is not None:
         return None
@@ -129,30 +158,50 @@ def not_started(observation: Observation, limits: Limits) -> Decision | None:
     why = "its Job could not be created"
     if scheduled and scheduled.reason == Reason.NAME_TAKEN:
         why = scheduled.message
-    return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, f"not started in {limits.scheduling:.0f} s: {why}")
+    return Decision(
+        Action.RELEASE,
+        Reason.SCHEDULING_TIMEOUT,
+        f"not started in {limits.scheduling:.0f} s: {why}",
+    )
 
 
 def never_started(observation: Observation, limits: Limits) -> Decision | Due | None:
-    """Report after a while why a gang that has its nodes doesn't run, and release it after `startTimeoutSeconds`."""
+    """Report after a while why a gang that has its nodes doesn't run, and release it after
+    `startTimeoutSeconds`."""
     if not observation.is_gang_bound or observation.has_gang_started or observation.has_gang_run:
         return None
     timeout = observation.job.start_timeout
-    waited = observation.since(ConditionType.SCHEDULED) if observation.job.is_true(ConditionType.SCHEDULED) else 0.0
+    waited = (
+        observation.since(ConditionType.SCHEDULED)
+        if observation.job.is_true(ConditionType.SCHEDULED)
+        else 0.0
+    )
     why = _kubelets_words(observation)
     if waited < timeout:
         look_again = min(timeout - waited, _until_asked(observation, limits.words))
-        return Decision(Action.WAIT, Reason.POD_WAITING, why, look_again=look_again) if why else Due(look_again)
-    what = f"{observation.replicas} engines" if observation.has_training_started else f"{observation.job.nodes} pods"
+        return (
+            Decision(Action.WAIT, Reason.POD_WAITING, why, look_again=look_again)
+            if why
+            else Due(look_again)
+        )
+    what = (
+        f"{observation.replicas} engines"
+        if observation.has_training_started
+        else f"{observation.job.nodes} pods"
+    )
     message = f"not all of {what} ran within {timeout:.0f} s (spec.restarts.startTimeoutSeconds)"
     message += f": {why}" if why else ""
     before = releases_in_a_row(observation.job.status.ends, frozenset({Reason.START_TIMEOUT}))
     if before >= observation.job.restart_limit:
-        return Decision(Action.FAIL, Reason.START_TIMEOUT, f"{message}; for the {before + 1}. time in a row")
+        return Decision(
+            Action.FAIL, Reason.START_TIMEOUT, f"{message}; for the {before + 1}. time in a row"
+        )
     return Decision(Action.RELEASE, Reason.START_TIMEOUT, message)
 
 
 def _kubelets_words(observation: Observation) -> str:
-    """Which pod doesn't start and why, by its container's state or, for what only events tell, by an event."""
+    """Which pod doesn't start and why, by its container's state or, for what only events tell, by
+    an event."""
     pods = (*observation.pods, *observation.engine_pods)
     stuck = next((pod for pod in pods if _stuck(pod.waiting)), None)
     if stuck:
@@ -183,7 +232,8 @@ _SPAN = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
 
 
 def lost_engines(observation: Observation) -> str:
-    """What is wrong with the engines of a gang that runs, as a sentence; empty when all of them do."""
+    """What is wrong with the engines of a gang that runs, as a sentence; empty when all of them
+    do."""
     up = len(observation.engines_up)
     if up >= observation.replicas:
         return ""
@@ -202,7 +252,8 @@ def _what_follows(observation: Observation) -> str:
         job_has_ended = bool(observation.engines.ended)
     if job_has_ended or len(spent) >= observation.replicas:
         return (
-            "all have used up their retries, so none comes back in this attempt: it ends when training has waited for "
+            "all have used up their retries, so none comes back in this attempt: it ends when "
+            "training has waited for "
             "one as long as guard.weightSyncTimeoutSeconds allows, and the next has new engines"
         )
     if not spent:
@@ -223,14 +274,16 @@ def _spent(spans: str) -> set[int]:
 
 
 def engine_ends(observation: Observation) -> str:
-    """How those that don't run ended, such as `engine 1 ended with OOMKilled, exit code 137`; empty when none has."""
+    """How those that don't run ended, such as `engine 1 ended with OOMKilled, exit code 137`; empty
+    when none has."""
     ended = current_engine_pods(pod for pod in observation.engine_pods if pod.termination)
     ends = [_end(pod) for pod in ended if pod.index not in observation.engines_up]
     return "; ".join(ends[:MOST_ENDS])
 
 
 def _engine_waits(observation: Observation) -> str:
-    """The first one whose container or pod waits, such as `engine 1 waits: ImagePullBackOff`; empty where none does."""
+    """The first one whose container or pod waits, such as `engine 1 waits: ImagePullBackOff`; empty
+    where none does."""
     for pod in current_engine_pods(observation.engine_pods):
         if why := pod.waiting or pod.unschedulable:
             return f"engine {pod.index} waits: {why}"
@@ -241,9 +294,12 @@ def _end(pod: PodRecord) -> str:
     end = pod.termination
     if end is None:
         return ""
-    # the kubelet's word for a container that said nothing itself is the plainest: OOMKilled, Evicted
+    # the kubelet's word for a container that said nothing itself is the plainest: OOMKilled,
+    # Evicted
     how = end.outcome.result if end.reported else next(iter(end.reasons), end.outcome.result)
-    return f"engine {pod.index} ended with {how}" + (f", exit code {end.exit_code}" if end.exit_code else "")
+    return f"engine {pod.index} ended with {how}" + (
+        f", exit code {end.exit_code}" if end.exit_code else ""
+    )
 
 
 def current_engine_pods(pods: Iterable[PodRecord]) -> list[PodRecord]:

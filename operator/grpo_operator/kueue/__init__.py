@@ -1,1 +1,2 @@
-"""What a GRPOJob says to Kueue by its Workload, and what Kueue's answer means for its attempts. Pure."""
+"""What a GRPOJob says to Kueue by its Workload, and what Kueue's answer means for its attempts.
+Pure."""

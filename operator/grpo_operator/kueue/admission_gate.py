@@ -1,4 +1,5 @@
-"""Answers a job that Kueue admits: its attempt is committed only once Kueue has admitted the pods of its plan."""
+"""Answers a job that Kueue admits: its attempt is committed only once Kueue has admitted the pods
+of its plan."""
 
 from dataclasses import replace
 
@@ -14,13 +15,19 @@ from .pod_sets import is_made_for, plan_of_workload, pod_sets
 
 
 def gate_by_workload(observation: Observation, decision: Decision, pods: PodDefaults) -> Decision:
-    """The decision to commit an attempt, as long as Kueue has admitted it; else to queue the job, and why."""
+    """The decision to commit an attempt, as long as Kueue has admitted it; else to queue the job,
+    and why."""
     if decision.action is not Action.COMMIT or decision.plan is None:
         return decision
     queued = replace(decision, action=Action.QUEUE, reason=Reason.WAITING_FOR_KUEUE)
     workload = observation.workload
     if observation.kueue_problem:
-        return replace(queued, reason=Reason.NO_KUEUE, message=observation.kueue_problem, look_again=UNKNOWN_PAUSE)
+        return replace(
+            queued,
+            reason=Reason.NO_KUEUE,
+            message=observation.kueue_problem,
+            look_again=UNKNOWN_PAUSE,
+        )
     if workload is None:
         return replace(queued, message=f"waits for Kueue's LocalQueue {observation.job.queue_name}")
     if not is_for_plan(observation, workload, decision.plan, pods):
@@ -30,23 +37,31 @@ def gate_by_workload(observation: Observation, decision: Decision, pods: PodDefa
     return replace(queued, message=_waits(observation, workload))
 
 
-def is_for_plan(observation: Observation, workload: WorkloadRecord, plan: ExecutionPlan, pods: PodDefaults) -> bool:
+def is_for_plan(
+    observation: Observation, workload: WorkloadRecord, plan: ExecutionPlan, pods: PodDefaults
+) -> bool:
     """True if a Workload asks for the pods of a plan."""
     spec, known = observation.job.spec, plan_of_workload(workload)
     if spec is None:
         return False
-    return is_made_for(workload, pod_sets(observation.job.key, spec, plan, pods), known.shape if known else "")
+    return is_made_for(
+        workload, pod_sets(observation.job.key, spec, plan, pods), known.shape if known else ""
+    )
 
 
-def _of_another_shape(observation: Observation, queued: Decision, workload: WorkloadRecord) -> Decision:
+def _of_another_shape(
+    observation: Observation, queued: Decision, workload: WorkloadRecord
+) -> Decision:
     if observation.job.kueue.prebuilt:
         message = (
-            f"Workload {workload.name}, which MultiKueue made, is for other pods than those of this cluster's plan: "
+            f"Workload {workload.name}, which MultiKueue made, is for other pods than those of "
+            "this cluster's plan: "
             "declare placement.gpuProduct, gpus and nodes, so that both clusters plan alike"
         )
         return replace(queued, message=message)
     message = (
-        f"the plan has other pods than Workload {workload.name}, which is given up with its quota; a new one waits for "
+        f"the plan has other pods than Workload {workload.name}, which is given up with its "
+        "quota; a new one waits for "
         f"Kueue's LocalQueue {observation.job.queue_name}"
     )
     return replace(queued, reason=Reason.WORKLOAD_REPLACED, message=message)
@@ -56,10 +71,14 @@ def _waits(observation: Observation, workload: WorkloadRecord) -> str:
     """What keeps it, in Kueue's words."""
     found = f"Workload {workload.name} waits for Kueue's LocalQueue {observation.job.queue_name}"
     if not workload.active:
-        return f"{found}: its spec.active is false, so Kueue admits it when somebody sets that to true"
+        return (
+            f"{found}: its spec.active is false, so Kueue admits it when somebody sets that to true"
+        )
     if workload.is_true(EVICTED):
         return f"{found}; it was evicted: {workload.condition(EVICTED)}"
     if workload.is_true(QUOTA_RESERVED):
-        return f"{found}: its quota is reserved" + (f", {workload.checks_message}" if workload.checks_message else "")
+        return f"{found}: its quota is reserved" + (
+            f", {workload.checks_message}" if workload.checks_message else ""
+        )
     words = workload.condition(QUOTA_RESERVED).message
     return f"{found}: {words}" if words else found

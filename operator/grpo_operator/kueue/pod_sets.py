@@ -1,14 +1,17 @@
-"""Makes the podSets of a Workload, keeps the plan that they stand for, and merges Kueue's assignment into the Job.
+"""Makes the podSets of a Workload, keeps the plan that they stand for, and merges Kueue's
+assignment into the Job.
 
-There is one podSet for each role of the gang, as the plan has them, and Kueue admits all or none. Quota and placement
-depend on a part of each pod only. The digest of that part tells whether a Workload still stands for a plan.
+There is one podSet for each role of the gang, as the plan has them, and Kueue admits all or none.
+Quota and placement depend on a part of each pod only. The digest of that part tells whether a
+Workload still stands for a plan.
 
-The plan is in an annotation of the Workload, because a job may wait for long. A plan made later, on other nodes, could
-have another shape and would cost the job its place in the queue. So the plan stays with the Workload until the spec
-changes, or until the job runs out of memory with it.
+The plan is in an annotation of the Workload, because a job may wait for long. A plan made later, on
+other nodes, could have another shape and would cost the job its place in the queue. So the plan
+stays with the Workload until the spec changes, or until the job runs out of memory with it.
 
-Kueue's assignment says where the flavors are, and what admission checks want of the pods. Two sources that give one
-label different values are an error. The labels by which the operator finds its pods never change.
+Kueue's assignment says where the flavors are, and what admission checks want of the pods. Two
+sources that give one label different values are an error. The labels by which the operator finds
+its pods never change.
 """
 
 import hashlib
@@ -41,23 +44,30 @@ from ..records.workloads import Assignment, WorkloadRecord
 _REQUIRED, _PREFERRED, _UNCONSTRAINED = ANNOTATIONS_TOPOLOGY
 _SLICE, _SLICE_SIZE = f"{KUEUE}/podset-slice-required-topology", f"{KUEUE}/podset-slice-size"
 _GROUP = f"{KUEUE}/podset-group-name"
-"""Annotations of a pod template by which users ask for a place in a topology, or for slices of one."""
+"""Annotations of a pod template by which users ask for a place in a topology, or for slices of
+one."""
 _COUNTED = ("nodeSelector", "affinity", "tolerations", "runtimeClassName")
 
 
-def pod_sets(key: ObjectKey, spec: GRPOJobSpec, plan: ExecutionPlan, pods: PodDefaults) -> list[Manifest]:
+def pod_sets(
+    key: ObjectKey, spec: GRPOJobSpec, plan: ExecutionPlan, pods: PodDefaults
+) -> list[Manifest]:
     """The podSets of a plan, in the order in which the roles are started."""
     return [_pod_set(key, role, pods) for role in roles(spec, plan)]
 
 
 def _pod_set(key: ObjectKey, role: Role, pods: PodDefaults) -> Manifest:
-    """One role. What differs between attempts, its labels and nodes to keep away from, is left out."""
+    """One role. What differs between attempts, its labels and nodes to keep away from, is left
+    out."""
     metadata = role.spec.pod_template.metadata
     return {
         "name": role.component,
         "count": role.plan.nodes,
         "template": {
-            "metadata": {"labels": dict(metadata.labels), "annotations": dict(metadata.annotations)},
+            "metadata": {
+                "labels": dict(metadata.labels),
+                "annotations": dict(metadata.annotations),
+            },
             "spec": pod_spec(key.name, role, {}, pods),
         },
         "topologyRequest": _topology_request(metadata.annotations) | {"podIndexLabel": LABEL_INDEX},
@@ -65,7 +75,8 @@ def _pod_set(key: ObjectKey, role: Role, pods: PodDefaults) -> Manifest:
 
 
 def _topology_request(annotations: dict[str, str]) -> Manifest:
-    """What the annotations ask for, as Kueue reads them of Jobs: the first that is there, and slices beside it."""
+    """What the annotations ask for, as Kueue reads them of Jobs: the first that is there, and
+    slices beside it."""
     found: Manifest = {}
     if _REQUIRED in annotations:
         found["required"] = annotations[_REQUIRED]
@@ -74,7 +85,10 @@ def _topology_request(annotations: dict[str, str]) -> Manifest:
     elif _UNCONSTRAINED in annotations:
         found["unconstrained"] = annotations[_UNCONSTRAINED] == "true"
     if _SLICE in annotations and annotations.get(_SLICE_SIZE, "").isdecimal():
-        found |= {"podSetSliceRequiredTopology": annotations[_SLICE], "podSetSliceSize": int(annotations[_SLICE_SIZE])}
+        found |= {
+            "podSetSliceRequiredTopology": annotations[_SLICE],
+            "podSetSliceSize": int(annotations[_SLICE_SIZE]),
+        }
     if _GROUP in annotations and {"required", "preferred"} & found.keys():
         found["podSetGroupName"] = annotations[_GROUP]
     return found
@@ -89,12 +103,21 @@ def shape(sets: list[Manifest]) -> str:
 def _counted(one: Manifest) -> list[Any]:
     pod: Manifest = one["template"]["spec"]
     containers = [*pod.get("initContainers", ()), *pod["containers"]]
-    requests = [(container.get("resources"), container.get("restartPolicy")) for container in containers]
-    return [one["name"], one["count"], one["topologyRequest"], requests, *(pod.get(field) for field in _COUNTED)]
+    requests = [
+        (container.get("resources"), container.get("restartPolicy")) for container in containers
+    ]
+    return [
+        one["name"],
+        one["count"],
+        one["topologyRequest"],
+        requests,
+        *(pod.get(field) for field in _COUNTED),
+    ]
 
 
 def is_made_for(workload: WorkloadRecord, sets: list[Manifest], known_shape: str) -> bool:
-    """True if a Workload, made for podSets of that shape (empty: not known), asks for these ones."""
+    """True if a Workload, made for podSets of that shape (empty: not known), asks for these
+    ones."""
     if workload.counts != {one["name"]: one["count"] for one in sets}:
         return False
     return known_shape in ("", shape(sets))
@@ -115,7 +138,8 @@ class Planned(BaseModel):
 
 
 def plan_of_workload(workload: WorkloadRecord | None) -> Planned | None:
-    """Return the plan that a Workload was made for; None if the annotation is missing or can't be read."""
+    """Return the plan that a Workload was made for; None if the annotation is missing or can't be
+    read."""
     if workload is None or not workload.plan_annotation:
         return None
     try:
@@ -126,12 +150,18 @@ def plan_of_workload(workload: WorkloadRecord | None) -> Planned | None:
 
 def annotation(job: GRPOJobRecord, plan: ExecutionPlan, shape: str) -> str:
     """The annotation of a Workload that is made now."""
-    fields: dict[str, Any] = {"attempt": job.status.attempt, "generation": job.generation, "shape": shape, "plan": plan}
+    fields: dict[str, Any] = {
+        "attempt": job.status.attempt,
+        "generation": job.generation,
+        "shape": shape,
+        "plan": plan,
+    }
     return Planned.model_validate(fields).model_dump_json(by_alias=True, exclude_none=True)
 
 
 def planned_for(job: GRPOJobRecord, workload: WorkloadRecord | None) -> ExecutionPlan | None:
-    """The plan by which the job waits, or ran last since its Workload was made, if it needs no other one."""
+    """The plan by which the job waits, or ran last since its Workload was made, if it needs no
+    other one."""
     found, learned, status = plan_of_workload(workload), job.status.learned, job.status
     # what MultiKueue made is of the other cluster's object, whose generation is another
     if found is None or not (job.kueue.prebuilt or found.generation == job.generation):
@@ -139,7 +169,8 @@ def planned_for(job: GRPOJobRecord, workload: WorkloadRecord | None) -> Executio
     if found.attempt >= status.attempt:
         return found.plan
     short = learned is not None and learned.last_shortfall_of(status.attempt) is not None
-    # of the same shape as the one that the Workload was made for, and by now maybe the answer to a shortfall
+    # of the same shape as the one that the Workload was made for, and by now maybe the answer to a
+    # shortfall
     return None if short else status.plan
 
 
@@ -169,7 +200,9 @@ def place_job(job: Manifest, workload: WorkloadRecord, flavors: Iterable[Flavor]
     labels, annotations = metadata.get("labels", {}), metadata.get("annotations", {})
     selector, tolerations = pod.get("nodeSelector", {}), list(pod.get("tolerations", ()))
     for flavor in flavors:
-        selector = _joined(selector, flavor.node_labels, f"nodeSelector and ResourceFlavor {flavor.name}")
+        selector = _joined(
+            selector, flavor.node_labels, f"nodeSelector and ResourceFlavor {flavor.name}"
+        )
         tolerations += [one for one in flavor.tolerations if one not in tolerations]
     for update in assignment.updates:
         labels = _joined(labels, update.labels, "labels and an admission check")

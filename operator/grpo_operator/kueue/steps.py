@@ -1,7 +1,8 @@
-"""What the operator does to a GRPOJob's Workload next: a table of the Workload's state and the job's.
+"""What the operator does to a GRPOJob's Workload next: a table of the Workload's state and the
+job's.
 
-It follows from what is there alone, and each step is one write: an operator that ends between two of them, or one that
-takes its place, goes on from what the first has left.
+It follows from what is there alone, and each step is one write: an operator that ends between two
+of them, or one that takes its place, goes on from what the first has left.
 """
 
 from dataclasses import dataclass
@@ -64,7 +65,9 @@ def _without(observation: Observation, decision: Decision) -> Step | None:
     has_plan = decision.action is Action.QUEUE and decision.plan is not None
     if not has_plan or observation.job.is_active or not observation.job.queue_name:
         return None
-    return Step(Write.ADOPT) if observation.job.kueue.prebuilt else Step(Write.CREATE, decision.plan)
+    return (
+        Step(Write.ADOPT) if observation.job.kueue.prebuilt else Step(Write.CREATE, decision.plan)
+    )
 
 
 def _of_the_living(
@@ -95,16 +98,21 @@ def _of_the_living(
 
 def _becomes_ready(observation: Observation, workload: WorkloadRecord) -> bool:
     """True once the whole gang runs and the Workload does not say so yet."""
-    return observation.has_gang_started and workload.may_continue and not workload.is_true(PODS_READY)
+    return (
+        observation.has_gang_started and workload.may_continue and not workload.is_true(PODS_READY)
+    )
 
 
 def _once_idle(observation: Observation, write: Write) -> Step | None:
-    """Return the write once no pod of the gang is left: until then Kueue must go on counting its quota."""
+    """Return the write once no pod of the gang is left: until then Kueue must go on counting its
+    quota."""
     is_idle = not observation.job.is_active and not observation.gang_left
     return Step(write) if is_idle else None
 
 
-def _outdated(observation: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults) -> bool:
+def _outdated(
+    observation: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults
+) -> bool:
     """True if nobody will run what it stands for: the job has another plan by now, or none."""
     if decision.action not in (Action.QUEUE, Action.REJECT):
         return False
@@ -115,12 +123,14 @@ def _amends(job: GRPOJobRecord, workload: WorkloadRecord) -> bool:
     """True if it waits in another queue, or with another priority, than its job says by now."""
     if workload.is_true(QUOTA_RESERVED):
         return False
-    return workload.queue != job.queue_name or workload.priority_class != wanted_class(job, workload)
+    return workload.queue != job.queue_name or workload.priority_class != wanted_class(
+        job, workload
+    )
 
 
 def wanted_class(job: GRPOJobRecord, workload: WorkloadRecord | None = None) -> tuple[str, str]:
-    """Kind and name of the class that says the Workload's priority; that of a Workload's pods may be the cluster's
-    default, which only the Workload tells."""
+    """Kind and name of the class that says the Workload's priority; that of a Workload's pods may
+    be the cluster's default, which only the Workload tells."""
     if job.kueue.priority_class:
         return WORKLOAD_PRIORITY, job.kueue.priority_class
     if job.spec and (name := job.spec.placement.priority_class_name):

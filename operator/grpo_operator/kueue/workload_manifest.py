@@ -1,8 +1,9 @@
-"""Makes the Workload of a GRPOJob, and computes the changes of an existing Workload and of its status.
+"""Makes the Workload of a GRPOJob, and computes the changes of an existing Workload and of its
+status.
 
-Into a Workload's status the operator writes what Kueue's own jobs write, and nothing of Kueue's part. The current
-status goes in, and the changed fields come out for one write. The resourceVersion guards that write, so a quota
-reservation that was made meanwhile is never given back.
+Into a Workload's status the operator writes what Kueue's own jobs write, and nothing of Kueue's
+part. The current status goes in, and the changed fields come out for one write. The resourceVersion
+guards that write, so a quota reservation that was made meanwhile is never given back.
 """
 
 from dataclasses import dataclass
@@ -54,7 +55,9 @@ def labels(job: GRPOJobRecord) -> dict[str, str]:
     return {LABEL_MANAGED_BY: MANAGER, LABEL_JOB: job.name, LABEL_UID: job.uid}
 
 
-def workload(job: GRPOJobRecord, plan: ExecutionPlan, priority: Priority, pods: PodDefaults) -> Manifest:
+def workload(
+    job: GRPOJobRecord, plan: ExecutionPlan, priority: Priority, pods: PodDefaults
+) -> Manifest:
     """The Workload of a job for a plan.
 
     Raises:
@@ -64,7 +67,9 @@ def workload(job: GRPOJobRecord, plan: ExecutionPlan, priority: Priority, pods: 
         raise ValueError(f"{job.key} has no valid spec")
     sets = pod_sets(job.key, job.spec, plan, pods)
     # an object that is created has no fields to unset
-    priority_fields = {field: value for field, value in priority.fields().items() if value is not None}
+    priority_fields = {
+        field: value for field, value in priority.fields().items() if value is not None
+    }
     return {
         "apiVersion": f"{KUEUE}/v1beta2",
         "kind": "Workload",
@@ -92,15 +97,18 @@ def pause_patch(pauses: bool) -> Manifest:
 
 def adoption_patch(job: GRPOJobRecord) -> Manifest:
     """The patch by which a Workload that MultiKueue made becomes this GRPOJob's."""
-    return {"metadata": {"labels": labels(job), "ownerReferences": [owner_reference(job.name, job.uid)]}}
+    return {
+        "metadata": {"labels": labels(job), "ownerReferences": [owner_reference(job.name, job.uid)]}
+    }
 
 
 Fields = dict[str, Any]
 COMES_BACK = ("Preempted", "NodeFailures")
-"""Reasons of an eviction after which the Workload waits again at once; after others Kueue says when."""
+"""Reasons of an eviction after which the Workload waits again at once; after others Kueue says
+when."""
 DEACTIVATED = "Deactivated"
-"""Kueue requeues by this reason alone, and not by `DeactivatedDueToAdmissionCheck` and its like, once a Workload is set
-active again."""
+"""Kueue requeues by this reason alone, and not by `DeactivatedDueToAdmissionCheck` and its like,
+once a Workload is set active again."""
 _OURS = (QUOTA_RESERVED, ADMITTED, EVICTED, PODS_READY, FINISHED, REQUEUED, "Preempted")
 WAIT_FOR_START = "WaitForStart"
 MOST_CONDITIONS = 16

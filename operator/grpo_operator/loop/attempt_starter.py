@@ -1,6 +1,8 @@
-"""Creates what an attempt lacks: its Services and NetworkPolicy, its claim, the Job of its gang and of its engines.
+"""Creates what an attempt lacks: its Services and NetworkPolicy, its claim, the Job of its gang and
+of its engines.
 
-Jobs are created by POST alone. If a Job of the same name is not this attempt's, it is reported and never changed.
+Jobs are created by POST alone. If a Job of the same name is not this attempt's, it is reported and
+never changed.
 """
 
 import contextlib
@@ -58,7 +60,8 @@ class AttemptStarter:
         self._tokens = tokens
 
     async def repair_shared_objects(self, observation: Observation) -> NameConflict | None:
-        """Repair the objects that the pods of a running attempt share. Return why a Service can't be had, else None.
+        """Repair the objects that the pods of a running attempt share. Return why a Service can't
+        be had, else None.
 
         A denied NetworkPolicy ends no gang; SharedObjects logs it.
 
@@ -70,7 +73,8 @@ class AttemptStarter:
         return await self._services(observation)
 
     async def _services(self, observation: Observation) -> NameConflict | None:
-        # Without the Services the pods' DNS names don't resolve, so the ranks and engines can't find each other.
+        # Without the Services the pods' DNS names don't resolve, so the ranks and engines can't
+        # find each other.
         namespace = observation.job.key.namespace
         taken = await self._shared.ensure_service(namespace)
         if taken or not observation.replicas:
@@ -78,7 +82,8 @@ class AttemptStarter:
         return await self._shared.ensure_service(namespace, ENGINE_SERVICE)
 
     async def start(self, observation: Observation) -> Decision | None:
-        """POSTs the Job that the attempt lacks, that of its gang first; None once it is there, else what to do.
+        """POSTs the Job that the attempt lacks, that of its gang first; None once it is there, else
+        what to do.
 
         Raises:
             ClusterError: the API server did not answer.
@@ -87,11 +92,15 @@ class AttemptStarter:
         if job.spec is None or status.plan is None or not _leave(observation):
             return Decision(Action.WAIT)
         digest = self._tokens.digest(job.uid, status.attempt)
-        body = self._missing_job(attempt_of(job, job.spec, status.plan, status.attempt, digest), observation)
+        body = self._missing_job(
+            attempt_of(job, job.spec, status.plan, status.attempt, digest), observation
+        )
         try:
             if taken := await self._services(observation) or await self._shared.create_claim(job):
                 return _waits_for_name(*taken)
-            await self._shared.ensure_policy(job.key.namespace)  # before there are pods that strangers could reach
+            await self._shared.ensure_policy(
+                job.key.namespace
+            )  # before there are pods that strangers could reach
             if job.queue_name:
                 body = await self._workloads.place_job(observation, body)
             answer = await self._create(observation, body)
@@ -99,7 +108,10 @@ class AttemptStarter:
             return Decision(Action.WAIT, Reason.FAILED_CREATE, str(error), look_again=DENIED_PAUSE)
         except (Denied, NotFound) as error:
             log.warning("%s: attempt %d can't be created: %s", job.key, status.attempt, error)
-            message = f"the API server denies what attempt {status.attempt} needs: {error}{images_need(job.spec)}"
+            message = (
+                f"the API server denies what attempt {status.attempt} needs: "
+                f"{error}{images_need(job.spec)}"
+            )
             if job.is_competing and not observation.has_gang_run:
                 # it must not keep GPUs that others could use
                 return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
@@ -110,9 +122,12 @@ class AttemptStarter:
             return _waits_for_name(message, GOES_PAUSE)
         log.info("%s: Job %s started", job.key, name)
         self._caches.jobs.put(answer)
-        # From now on a Job that is not there was deleted: the event of its creation may come later, or never.
+        # From now on a Job that is not there was deleted: the event of its creation may come later,
+        # or never.
         if observation.child is None:
-            self._first_seen.record_created(job.key, status.attempt, version_of(answer)[0], observation.at)
+            self._first_seen.record_created(
+                job.key, status.attempt, version_of(answer)[0], observation.at
+            )
         return None
 
     def _missing_job(self, attempt: Attempt, observation: Observation) -> Manifest:
@@ -122,7 +137,8 @@ class AttemptStarter:
         return engines or indexed_job(attempt, self._pods)
 
     async def _create(self, observation: Observation, body: Manifest) -> Object | None:
-        """The Job as the API server has it, made now or before; None where its name is another's."""
+        """The Job as the API server has it, made now or before; None where its name is
+        another's."""
         job, name = observation.job, body["metadata"]["name"]
         try:
             return await self._cluster.create(JOBS, job.key.namespace, body)
@@ -143,5 +159,6 @@ def _leave(observation: Observation) -> bool:
 
 
 def _waits_for_name(message: str, look_again: float) -> Decision:
-    """What the attempt needs can't be made, for a name is another's; starting.not_started says for how long."""
+    """What the attempt needs can't be made, for a name is another's; starting.not_started says for
+    how long."""
     return Decision(Action.WAIT, Reason.NAME_TAKEN, message, look_again=look_again)

@@ -1,12 +1,14 @@
-"""Holds the caches of a reconcile, remembers deleted pods, and fetches pods that the watch has not delivered yet.
+"""Holds the caches of a reconcile, remembers deleted pods, and fetches pods that the watch has not
+delivered yet.
 
-A deleted pod may be gone within milliseconds after its container ended: before its job is reconciled, or before the
-result of that is in the status. So the last state of deleted pods is kept, which tells how long each held its GPUs. It
-is in memory only and makes the account of GPU time exact. Without it a pod is timed by the end of its Job.
+A deleted pod may be gone within milliseconds after its container ended: before its job is
+reconciled, or before the result of that is in the status. So the last state of deleted pods is
+kept, which tells how long each held its GPUs. It is in memory only and makes the account of GPU
+time exact. Without it a pod is timed by the end of its Job.
 
-After an outage the watch of Jobs may be back before the watch of pods. Then a Job has ended whose pods are not known.
-Without pods no cause is known, and a failure that counts would pass for a disruption. So the pods are listed before the
-end is judged.
+After an outage the watch of Jobs may be back before the watch of pods. Then a Job has ended whose
+pods are not known. Without pods no cause is known, and a failure that counts would pass for a
+disruption. So the pods are listed before the end is judged.
 """
 
 from collections import deque
@@ -19,7 +21,14 @@ from grpo_kube.quarantine import Quarantine
 
 from ..decide.observation import Observation
 from ..records.names import GRPOJOBS, WORKLOADS, attempt_selector
-from ..records.parsing import grpojob_record, job_record, pod_record, policy_record, reserving_record, service_record
+from ..records.parsing import (
+    grpojob_record,
+    job_record,
+    pod_record,
+    policy_record,
+    reserving_record,
+    service_record,
+)
 from ..records.records import PodRecord
 from ..records.workloads import reserving_workload, workload_record
 
@@ -28,7 +37,8 @@ REMEMBERED = 1024
 
 
 class DeletedPods:
-    """The last of the pods that ended and then were deleted, by the GRPOJob that they belonged to."""
+    """The last of the pods that ended and then were deleted, by the GRPOJob that they belonged
+    to."""
 
     def __init__(self) -> None:
         """Start without pods."""
@@ -47,7 +57,9 @@ class DeletedPods:
 
     def of_job(self, job_key: ObjectKey, job_uid: str) -> tuple[PodRecord, ...]:
         """Return the deleted pods of a GRPOJob."""
-        return tuple(pod for pod in self._by_job.get(job_key, {}).values() if pod.grpojob_uid == job_uid)
+        return tuple(
+            pod for pod in self._by_job.get(job_key, {}).values() if pod.grpojob_uid == job_uid
+        )
 
     def _forget(self, pod: PodRecord) -> None:
         siblings = self._by_job[pod.job_key]
@@ -78,11 +90,16 @@ class Caches:
         self.pods = Cache(PODS, pod_record, self.quarantine, index=_job_key)
         self.pods.on_deleted = self.deleted_pods.remember
         self.services = Cache(SERVICES, service_record, self.quarantine, index=_job_key)
-        self.network_policies = Cache(NETWORK_POLICIES, policy_record, self.quarantine, index=_job_key)
-        self.workloads = Cache(WORKLOADS, workload_record, self.quarantine, reserving_workload, index=_job_key)
+        self.network_policies = Cache(
+            NETWORK_POLICIES, policy_record, self.quarantine, index=_job_key
+        )
+        self.workloads = Cache(
+            WORKLOADS, workload_record, self.quarantine, reserving_workload, index=_job_key
+        )
 
     def is_quiet(self, key: ObjectKey) -> bool:
-        """True if nobody waits for a job's next step: its gang starts or runs, or it has ended and nothing is asked."""
+        """True if nobody waits for a job's next step: its gang starts or runs, or it has ended and
+        nothing is asked."""
         job = self.grpojobs.get(key)
         if job is None:
             return False
@@ -103,9 +120,15 @@ async def fetch_missing_pods(cluster: Cluster, caches: Caches, observation: Obse
         ClusterError: the API server did not answer, so the cause of the Job's end is not known.
     """
     job = observation.job
-    if not job.is_active or observation.child is None or not observation.child.ended or observation.pods:
+    if (
+        not job.is_active
+        or observation.child is None
+        or not observation.child.ended
+        or observation.pods
+    ):
         return False
-    # Labels are hints that anybody can set: of what is listed, observe counts only the pods of the attempt's own Job.
+    # Labels are hints that anybody can set: of what is listed, observe counts only the pods of the
+    # attempt's own Job.
     own = attempt_selector(job.uid, job.status.attempt)
     async for items, _ in cluster.pages(Selection(PODS, job.key.namespace, own)):
         for item in items:

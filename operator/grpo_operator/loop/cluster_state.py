@@ -1,16 +1,19 @@
-"""Mirrors what admission must know of the cluster, knows which jobs hold GPUs, and makes snapshots for admission.
+"""Mirrors what admission must know of the cluster, knows which jobs hold GPUs, and makes snapshots
+for admission.
 
-Mirrored are nodes, bound pods, PriorityClasses, and of namespaces their ResourceQuotas and the names of their
-ServiceAccounts. Admission must see foreign pods, too, and the operator must not keep every pod of the cluster. So of a
-pod only node, requests and holder are kept, and only while it is bound and has not ended. While nothing changes, the
-only requests are the watches' renewals and the periodic LISTs. An event that changes nothing relevant, such as a
-kubelet's heartbeat, starts no work.
+Mirrored are nodes, bound pods, PriorityClasses, and of namespaces their ResourceQuotas and the
+names of their ServiceAccounts. Admission must see foreign pods, too, and the operator must not keep
+every pod of the cluster. So of a pod only node, requests and holder are kept, and only while it is
+bound and has not ended. While nothing changes, the only requests are the watches' renewals and the
+periodic LISTs. An event that changes nothing relevant, such as a kubelet's heartbeat, starts no
+work.
 
-A kind that can't be listed does not count as empty. Only after a plain "forbidden" does admission go on without it, and
-says so. After any other error before the first full LIST, and after a long silence of a watch, no job is admitted.
+A kind that can't be listed does not count as empty. Only after a plain "forbidden" does admission
+go on without it, and says so. After any other error before the first full LIST, and after a long
+silence of a watch, no job is admitted.
 
-GPUs count as reserved for every GRPOJob that can be read. They also do for a quarantined job whose gang still runs or
-may still start.
+GPUs count as reserved for every GRPOJob that can be read. They also do for a quarantined job whose
+gang still runs or may still start.
 """
 
 import asyncio
@@ -49,7 +52,8 @@ from .caches import Caches
 
 F = TypeVar("F")
 DEAF_SECONDS = 180.0
-"""Without a LIST, an event or a bookmark (one a minute) for so long, what was known is not relied on."""
+"""Without a LIST, an event or a bookmark (one a minute) for so long, what was known is not relied
+on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +79,19 @@ class Lister(Generic[F]):
         quarantine: Quarantine,
         resync: float,
     ) -> None:
-        """`changed` hears when a fact or the right to see them has changed; `resync` as of an Informer."""
+        """`changed` hears when a fact or the right to see them has changed; `resync` as of an
+        Informer."""
         self.selection = selection
         self._on_change = changed
         self._values: dict[ObjectKey, F] = {}
-        self._cache: Cache[ObjectState[F]] = Cache(selection.resource, lambda item: _fact(item, parse), quarantine)
+        self._cache: Cache[ObjectState[F]] = Cache(
+            selection.resource, lambda item: _fact(item, parse), quarantine
+        )
         # what is forbidden may stay so for ever: asked for as rarely as everything is listed anew
         backoff = Backoff(last=resync)
-        self.informer = Informer(cluster, selection, self._cache, self._take_changes, resync=resync, backoff=backoff)
+        self.informer = Informer(
+            cluster, selection, self._cache, self._take_changes, resync=resync, backoff=backoff
+        )
         self._was_forbidden = False
 
     def __iter__(self) -> Iterator[F]:
@@ -95,13 +104,18 @@ class Lister(Generic[F]):
         return self.informer.forbidden
 
     def unknown_reason(self, now: float) -> str:
-        """Why the facts can't be relied on; empty when they can, or are forbidden. `now` is the event loop's time."""
+        """Why the facts can't be relied on; empty when they can, or are forbidden. `now` is the
+        event loop's time."""
         if self.is_forbidden:
             return ""
         if self.informer.heard_at is None:
             return f"{self.selection} have not been listed"
         silent = now - self.informer.heard_at
-        return f"nothing was heard of {self.selection} for {silent:.0f} s" if silent > DEAF_SECONDS else ""
+        return (
+            f"nothing was heard of {self.selection} for {silent:.0f} s"
+            if silent > DEAF_SECONDS
+            else ""
+        )
 
     def _take_changes(self, keys: Iterable[ObjectKey]) -> None:
         """Takes the facts of changed objects in, and tells if one is another than before."""
@@ -120,7 +134,9 @@ class Lister(Generic[F]):
 
 def _fact(item: Object, parse: Callable[[Object], F]) -> ObjectState[F]:
     meta = JsonObject(item).part("metadata")
-    return ObjectState(identity(item), meta.text("uid"), meta.digits("resourceVersion"), parse(item))
+    return ObjectState(
+        identity(item), meta.text("uid"), meta.digits("resourceVersion"), parse(item)
+    )
 
 
 class ClusterState:
@@ -135,8 +151,8 @@ class ClusterState:
         prices: Mapping[str, float] = MappingProxyType({}),
         resync: float,
     ) -> None:
-        """`namespaces` are those whose pods may be seen when the whole cluster's may not; `prices` are those of a GPU
-        for an hour by product.
+        """`namespaces` are those whose pods may be seen when the whole cluster's may not; `prices`
+        are those of a GPU for an hour by product.
 
         `changed` hears when the next snapshot will be another than the last.
         """
@@ -146,12 +162,16 @@ class ClusterState:
         self._has_changed = asyncio.Event()
 
         def lister(selection: Selection, parse: Callable[[Object], F]) -> Lister[F]:
-            return Lister(cluster, selection, parse, self._changed, quarantine=self.quarantine, resync=resync)
+            return Lister(
+                cluster, selection, parse, self._changed, quarantine=self.quarantine, resync=resync
+            )
 
         self._nodes = lister(Selection(NODES), partial(node_facts, prices=prices))
         self._pods = lister(Selection(PODS, fields=BOUND_PODS), pod_facts)
         self._priorities = lister(Selection(PRIORITY_CLASSES), _priority)
-        self._namespace_pods = [lister(Selection(PODS, name, fields=BOUND_PODS), pod_facts) for name in namespaces]
+        self._namespace_pods = [
+            lister(Selection(PODS, name, fields=BOUND_PODS), pod_facts) for name in namespaces
+        ]
         served = namespaces or (None,)
         self._quotas = [lister(Selection(QUOTAS, name), quota_facts) for name in served]
         self._accounts = [lister(Selection(SERVICE_ACCOUNTS, name), _account) for name in served]
@@ -167,14 +187,17 @@ class ClusterState:
 
     def informers(self) -> dict[str, Informer[Any]]:
         """By name, those that are needed whatever the operator may see."""
-        return {f"{lister.selection}, for admission": lister.informer for lister in self._everywhere}
+        return {
+            f"{lister.selection}, for admission": lister.informer for lister in self._everywhere
+        }
 
     async def run(self) -> None:
         """Keeps everything up to date, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for lister in self._everywhere:
                 tasks.create_task(lister.informer.follow(), name=f"facts-{lister.selection}")
-            # Pods of single namespaces are watched only once those of the whole cluster turn out to be forbidden.
+            # Pods of single namespaces are watched only once those of the whole cluster turn out to
+            # be forbidden.
             while not self._pods.is_forbidden:
                 await self._has_changed.wait()
                 self._has_changed.clear()
@@ -185,12 +208,20 @@ class ClusterState:
         """Return the cluster as it is known now; the same object while nothing has changed.
 
         Raises:
-            Unavailable: a kind has not been listed yet, or its watch has been silent for more than DEAF_SECONDS.
+            Unavailable: a kind has not been listed yet, or its watch has been silent for more than
+                DEAF_SECONDS.
         """
-        # Without the right to see the whole cluster's pods, those of the served namespaces are better than none.
+        # Without the right to see the whole cluster's pods, those of the served namespaces are
+        # better than none.
         pods = self._namespace_pods if self._pods.is_forbidden else [self._pods]
         now = asyncio.get_running_loop().time()
-        needed: tuple[Lister[Any], ...] = (self._nodes, self._priorities, *self._quotas, *self._accounts, *pods)
+        needed: tuple[Lister[Any], ...] = (
+            self._nodes,
+            self._priorities,
+            *self._quotas,
+            *self._accounts,
+            *pods,
+        )
         for lister in needed:
             if why := lister.unknown_reason(now):
                 raise Unavailable(why)
@@ -240,7 +271,11 @@ def _by_namespace(pairs: Iterable[tuple[str, F]]) -> dict[str, tuple[F, ...]]:
 def _priority(item: Object) -> tuple[str, int, bool]:
     """Name and value of a PriorityClass, and whether it is the cluster's default."""
     whole = JsonObject(item)
-    return whole.part("metadata").required_text("name"), whole.integer("value"), whole.is_true("globalDefault")
+    return (
+        whole.part("metadata").required_text("name"),
+        whole.integer("value"),
+        whole.is_true("globalDefault"),
+    )
 
 
 def _account(item: Object) -> tuple[str, str]:
@@ -254,8 +289,8 @@ def _split(pods: Iterable[PodFacts]) -> tuple[tuple[PodFacts, ...], dict[str, Am
     kept: list[PodFacts] = []
     others: dict[str, Amounts] = {}
     for pod in pods:
-        # Extended resources, such as GPUs, have a / in their name. Of pods without any the sum by node is enough, and
-        # the operator must not keep every pod of a cluster.
+        # Extended resources, such as GPUs, have a / in their name. Of pods without any the sum by
+        # node is enough, and the operator must not keep every pod of a cluster.
         if pod.grpojob_uid or any("/" in resource for resource in pod.takes):
             kept.append(pod)
             continue
@@ -268,13 +303,15 @@ def _split(pods: Iterable[PodFacts]) -> tuple[tuple[PodFacts, ...], dict[str, Am
 class ReservedGangs:
     """All GRPOJobs that the admission queue must count.
 
-    One that can't be read any more is set aside, and its gang goes on: as long as the Job of its attempt lives, pods of
-    it may come that no node has yet, so what was promised to it is nobody else's. One whose Job is yet to be created
-    may be read again and start, but no later than any other (starting.not_started).
+    One that can't be read any more is set aside, and its gang goes on: as long as the Job of its
+    attempt lives, pods of it may come that no node has yet, so what was promised to it is nobody
+    else's. One whose Job is yet to be created may be read again and start, but no later than any
+    other (starting.not_started).
     """
 
     def __init__(self, caches: Caches, clock: Callable[[], float], scheduling: float) -> None:
-        """Read from these caches; `clock` gives unix seconds, `scheduling` is `Limits.scheduling`."""
+        """Read from these caches; `clock` gives unix seconds, `scheduling` is
+        `Limits.scheduling`."""
         self._caches = caches
         self._clock = clock
         self._scheduling = scheduling
@@ -303,20 +340,25 @@ class ReservedGangs:
 
     def _lives(self, job: GRPOJobRecord) -> bool:
         """True if the Job of the attempt is there and has not ended, or may still be created."""
-        # An unreadable job may become readable in time to be started, for as long as starting.not_started allows it.
+        # An unreadable job may become readable in time to be started, for as long as
+        # starting.not_started allows it.
         begun = self._begun(job)
         if not begun:
             return self._starts_within(job) > 0
         return job.is_active and any(not child.ended for child in begun)
 
     def _begun(self, job: GRPOJobRecord) -> list[JobRecord]:
-        """The Job of the attempt, if there is one; not that of its engines, which lives on after it for a moment."""
+        """The Job of the attempt, if there is one; not that of its engines, which lives on after it
+        for a moment."""
         own = (job.uid, job.status.attempt)
-        found = (child for child in self._caches.jobs.owned_by(job.key) if not is_engines_job(child.name))
+        found = (
+            child for child in self._caches.jobs.owned_by(job.key) if not is_engines_job(child.name)
+        )
         return [child for child in found if (child.grpojob_uid, child.attempt) == own]
 
     def _starts_within(self, job: GRPOJobRecord) -> float:
-        """Seconds for which the attempt may still be started; 0 for one that has been, or isn't committed."""
+        """Seconds for which the attempt may still be started; 0 for one that has been, or isn't
+        committed."""
         if not job.is_active or job.status.job_uid:
             return 0.0
         return self._scheduling - admitted_for(job, self._clock())

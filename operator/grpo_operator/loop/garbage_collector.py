@@ -51,7 +51,8 @@ class GarbageCollector:
         await self._delete(self._caches.grpojobs, job)
 
     async def _delete(self, cache: Cache[R], record: R) -> None:
-        """Delete an object only as it was observed: what has become of it since may have to stay."""
+        """Delete an object only as it was observed: what has become of it since may have to
+        stay."""
         try:
             await self._cluster.delete(cache.resource, *record.key, record)
         except Conflict:

@@ -1,7 +1,8 @@
-"""Builds the Observation of a GRPOJob from the caches, and asks the API server for what no cache has.
+"""Builds the Observation of a GRPOJob from the caches, and asks the API server for what no cache
+has.
 
-An observation costs no request while a gang runs well. Requests are made only for the pods of a Job that has ended
-without one, and for the events of a gang that does not start.
+An observation costs no request while a gang runs well. Requests are made only for the pods of a Job
+that has ended without one, and for the events of a gang that does not start.
 """
 
 from dataclasses import replace
@@ -46,7 +47,8 @@ class Observer:
         pod_start_events: PodStartEvents,
         traces: AttemptTraces | None = None,
     ) -> None:
-        """`rank0` gives the last answer of each job's rank 0; `traces` receives the observation of each reconcile."""
+        """`rank0` gives the last answer of each job's rank 0; `traces` receives the observation of
+        each reconcile."""
         self._cluster = cluster
         self._caches = caches
         self._clock = clock
@@ -62,7 +64,8 @@ class Observer:
         return self._caches.grpojobs.get(key)
 
     async def observe(self, key: ObjectKey) -> Observation | None:
-        """Return what a reconcile decides on; None for a job that is gone, being deleted, or another controller's.
+        """Return what a reconcile decides on; None for a job that is gone, being deleted, or
+        another controller's.
 
         Raises:
             ClusterError: the API server did not answer.
@@ -78,7 +81,8 @@ class Observer:
         return replace(observation, start_warning=warning) if warning else observation
 
     def read_caches(self, key: ObjectKey) -> Observation | None:
-        """Return an observation without any request; None for a job that is gone, or another controller's."""
+        """Return an observation without any request; None for a job that is gone, or another
+        controller's."""
         job = self.job(key)
         if job is None or not job.is_ours:
             return None
@@ -91,11 +95,14 @@ class Observer:
             first_seen=self.first_seen,
         )
         observation = self._workloads.look(observation)
-        observation = replace(observation, deleted_pods=self._caches.deleted_pods.of_job(key, job.uid))
+        observation = replace(
+            observation, deleted_pods=self._caches.deleted_pods.of_job(key, job.uid)
+        )
         return self._with_progress(observation) if job.is_active else self._with_source(observation)
 
     def read_dispatched(self, job: GRPOJobRecord) -> Observation | None:
-        """Return a job that Kueue sends to another cluster, with its Workload; None if nothing is to be asked of Kueue.
+        """Return a job that Kueue sends to another cluster, with its Workload; None if nothing is
+        to be asked of Kueue.
 
         Its status is copied from the other cluster, so the observation has an empty one.
         """

@@ -1,8 +1,9 @@
 """Reads the newest Warning event of a Job or pod that fails to start.
 
-A container that waits for a volume, a Secret or its sandbox has no word of it in its pod's status, and neither has a
-Job whose pods the API server refuses: the kubelet and the Job controller write events about them. They are asked for
-only then. Without the right to list events the words are just unknown.
+A container that waits for a volume, a Secret or its sandbox has no word of it in its pod's status,
+and neither has a Job whose pods the API server refuses: the kubelet and the Job controller write
+events about them. They are asked for only then. Without the right to list events the words are just
+unknown.
 """
 
 import logging
@@ -40,7 +41,8 @@ class PodStartEvents:
         self._newest: dict[ObjectKey, _NewestWarning] = {}
 
     async def newest_warning(self, observation: Observation) -> str:
-        """`reason: message` of the newest warning about the Job or pod that keeps the attempt from starting.
+        """`reason: message` of the newest warning about the Job or pod that keeps the attempt from
+        starting.
 
         Empty while the attempt gets going, and where there is no warning.
         """
@@ -60,7 +62,9 @@ class PodStartEvents:
         self._newest.pop(key, None)
 
     async def _ask(self, key: ObjectKey, uid: str) -> str:
-        selection = Selection(EVENTS, key.namespace, fields=f"involvedObject.uid={uid},type=Warning")
+        selection = Selection(
+            EVENTS, key.namespace, fields=f"involvedObject.uid={uid},type=Warning"
+        )
         try:
             found, _ = await list_and_parse(self._cluster, selection, _warning)
         except ClusterError as error:

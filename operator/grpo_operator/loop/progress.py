@@ -1,9 +1,10 @@
 """Pulls /progress from rank 0 of every gang that may train, by its pod's address.
 
-Training pods have no API credentials, so they can't report by themselves. A pull that fails means "unknown", never a
-failure: its target is asked less often. Concurrency, time and size of an answer are bounded, since what answers is the
-user's code. Those that answer at once, those that take their time and those that failed last have a lane each, so that
-any number of targets that can't be reached never delays the others.
+Training pods have no API credentials, so they can't report by themselves. A pull that fails means
+"unknown", never a failure: its target is asked less often. Concurrency, time and size of an answer
+are bounded, since what answers is the user's code. Those that answer at once, those that take their
+time and those that failed last have a lane each, so that any number of targets that can't be
+reached never delays the others.
 """
 
 import asyncio
@@ -31,9 +32,11 @@ log = logging.getLogger(__name__)
 MAX_ANSWER = 256 * 1024
 TIMEOUT = 3.0
 QUICK = 0.25
-"""Targets that answer within this time, in seconds, are asked in the quick lane; a silent one blocks it no longer."""
+"""Targets that answer within this time, in seconds, are asked in the quick lane; a silent one
+blocks it no longer."""
 QUICK_PLACES, SLOW_PLACES, FAILING_PLACES = 64, 32, 16
-"""Targets that are asked at a time: those that answered quickly last, those that took longer, those that failed."""
+"""Targets that are asked at a time: those that answered quickly last, those that took longer, those
+that failed."""
 SLOWEST = 60.0
 """Longest pause between two pulls of a target that does not answer, in seconds."""
 
@@ -50,13 +53,21 @@ class Target:
     attempt: int
 
 
-def targets(jobs: Iterable[GRPOJobRecord], pods: Callable[[ObjectKey], Iterable[PodRecord]]) -> Iterator[Target]:
-    """Yield rank 0 of every gang that runs, and of starting gangs with engines, which may begin without some."""
+def targets(
+    jobs: Iterable[GRPOJobRecord], pods: Callable[[ObjectKey], Iterable[PodRecord]]
+) -> Iterator[Target]:
+    """Yield rank 0 of every gang that runs, and of starting gangs with engines, which may begin
+    without some."""
     for job in jobs:
         if job.is_active and (job.is_true(ConditionType.RUNNING) or replicas(job.status.plan)):
             for pod in pods(job.key):
                 rank0 = pod.index == 0 and not pod.engine
-                if rank0 and pod.attempt == job.status.attempt and pod.phase == "Running" and pod.ip:
+                if (
+                    rank0
+                    and pod.attempt == job.status.attempt
+                    and pod.phase == "Running"
+                    and pod.ip
+                ):
                     yield Target(job.key, pod.uid, pod.ip, job.uid, pod.attempt)
 
 
@@ -95,7 +106,8 @@ class ProgressPuller:
         interval: float,
         count: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`fetch` asks a target; `changed` is called with the job of every answer; `count` with success or error."""
+        """`fetch` asks a target; `changed` is called with the job of every answer; `count` with
+        success or error."""
         self._targets = targets
         self._fetch = fetch
         self._changed = changed
@@ -131,9 +143,14 @@ class ProgressPuller:
 
     def tick(self, now: float) -> None:
         """Starts the pulls that are due and forgets targets that are gone."""
-        # By the pod's uid: the rank 0 of another attempt starts without its predecessor's failures and answers.
+        # By the pod's uid: the rank 0 of another attempt starts without its predecessor's failures
+        # and answers.
         targets = {target.key: target for target in self._targets()}
-        for key in [key for key, state in self._states.items() if key not in targets or targets[key].uid != state.uid]:
+        for key in [
+            key
+            for key, state in self._states.items()
+            if key not in targets or targets[key].uid != state.uid
+        ]:
             del self._states[key]
         for key, target in targets.items():
             state = self._states.setdefault(key, _State(target.uid, now, Observed(now)))
@@ -164,34 +181,44 @@ class ProgressPuller:
             state.pull = next_pull(state.pull, progress, state.heard_at)
             self._count("success")
             self._changed(target.key)
-        # Targets that can't be reached are asked less and less, so that any number of them costs little.
-        pause = min(SLOWEST, self._interval * 2.0**state.failures) if state.failures else self._interval
+        # Targets that can't be reached are asked less and less, so that any number of them costs
+        # little.
+        pause = (
+            min(SLOWEST, self._interval * 2.0**state.failures) if state.failures else self._interval
+        )
         # With jitter: jobs that started together would be asked at the same moment, for ever.
         state.due = asyncio.get_running_loop().time() + pause * random.uniform(0.9, 1.1)
 
     async def _asked(self, target: Target, state: _State) -> Progress:
-        """The target's answer, in the lane that it belongs to; one that is not quick is asked again with more patience.
+        """The target's answer, in the lane that it belongs to; one that is not quick is asked again
+        with more patience.
 
         Raises:
             PullFailed: it gave none.
             _Gone: it is no target any more.
         """
-        # A target that falls silent holds a quick place for QUICK seconds only; then it waits in the slow lane.
+        # A target that falls silent holds a quick place for QUICK seconds only; then it waits in
+        # the slow lane.
         if not state.failures and not state.slow:
             try:
                 return await self._in(self._quick, QUICK, target, state)
             except TimeoutError:
                 state.slow = True
         try:
-            return await self._in(self._failing if state.failures else self._slow, TIMEOUT, target, state)
+            return await self._in(
+                self._failing if state.failures else self._slow, TIMEOUT, target, state
+            )
         except TimeoutError as error:
             raise PullFailed(f"no answer within {TIMEOUT:.0f} s") from error
 
-    async def _in(self, lane: asyncio.Semaphore, seconds: float, target: Target, state: _State) -> Progress:
+    async def _in(
+        self, lane: asyncio.Semaphore, seconds: float, target: Target, state: _State
+    ) -> Progress:
         """The answer, if it comes within that time from the turn in the lane."""
         loop = asyncio.get_running_loop()
         async with lane:
-            # A turn may come long after the pull was due: the pod may be gone, and its address another pod's.
+            # A turn may come long after the pull was due: the pod may be gone, and its address
+            # another pod's.
             if self._states.get(target.key) is not state:
                 raise _Gone
             began = loop.time()
@@ -202,7 +229,8 @@ class ProgressPuller:
 
 
 def next_pull(last: Pull | None, progress: Progress, at: Observed) -> Pull:
-    """A new answer after the last: it has advanced when its step, its stage or its number of events has changed.
+    """A new answer after the last: it has advanced when its step, its stage or its number of events
+    has changed.
 
     While it trains, only a step counts: what else happens, happens within a step.
     """
@@ -217,7 +245,10 @@ def _reached(progress: Progress) -> tuple[int, str, int]:
 
 
 def http_fetch(
-    session: aiohttp.ClientSession, tokens: Tokens, port: int = PROGRESS_PORT, trace_every: int | None = None
+    session: aiohttp.ClientSession,
+    tokens: Tokens,
+    port: int = PROGRESS_PORT,
+    trace_every: int | None = None,
 ) -> Fetch:
     """Return a Fetch over HTTP, which sends the attempt's token.
 
@@ -232,8 +263,11 @@ def http_fetch(
         timeout = aiohttp.ClientTimeout(total=TIMEOUT)
         try:
             url = f"http://{host}:{port}/{path}"
-            # Redirects are not followed: what answers is the user's code, and the request carries the token.
-            async with session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as answer:
+            # Redirects are not followed: what answers is the user's code, and the request carries
+            # the token.
+            async with session.get(
+                url, headers=headers, timeout=timeout, allow_redirects=False
+            ) as answer:
                 if answer.status != 200:
                     raise PullFailed(f"HTTP {answer.status}")
                 text = await _bounded(answer.content)

@@ -1,4 +1,5 @@
-"""Reports on a GRPOJob that the operator can't read it: a condition, or an event where the status can't be written."""
+"""Reports on a GRPOJob that the operator can't read it: a condition, or an event where the status
+can't be written."""
 
 import asyncio
 import logging
@@ -23,7 +24,9 @@ BACKLOG = 1000
 class QuarantineReporter:
     """Writes into unreadable GRPOJobs that they can't be read."""
 
-    def __init__(self, cluster: Cluster, quarantine: Quarantine, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, cluster: Cluster, quarantine: Quarantine, clock: Callable[[], float]
+    ) -> None:
         """`clock` gives unix seconds."""
         self._cluster = cluster
         self._quarantine = quarantine
@@ -48,7 +51,9 @@ class QuarantineReporter:
             try:
                 await self._report_newest(item, problem)
             except ClusterError as error:
-                log.warning("%s: could not be told that it is unreadable: %s", identity(item), error)
+                log.warning(
+                    "%s: could not be told that it is unreadable: %s", identity(item), error
+                )
                 self._quarantine.forget_problem(GRPOJOBS.plural, identity(item))
 
     async def _report_newest(self, item: Object, problem: str) -> None:
@@ -60,7 +65,8 @@ class QuarantineReporter:
     async def report(self, item: Object, problem: str) -> None:
         """One PATCH that touches only `conditions`; an event where even that is denied.
 
-        The rest of the status stays byte for byte: a newer operator wrote it, and will go on from it.
+        The rest of the status stays byte for byte: a newer operator wrote it, and will go on from
+        it.
 
         Raises:
             ClusterError: neither was possible.
@@ -77,12 +83,17 @@ class QuarantineReporter:
             return
         except Denied as error:
             log.warning("%s: its conditions can't be written: %s", key, error)
-            about = {"namespace": key.namespace, "name": key.name, "uid": str(item["metadata"]["uid"])}
+            about = {
+                "namespace": key.namespace,
+                "name": key.name,
+                "uid": str(item["metadata"]["uid"]),
+            }
             await self._cluster.create(EVENTS, key.namespace, unreadable_event(about, problem, now))
 
 
 def _told(item: Object, problem: str, now: str) -> list[Any] | None:
-    """The conditions with `Readable=False` among them, all others as they are; None when it says so already."""
+    """The conditions with `Readable=False` among them, all others as they are; None when it says so
+    already."""
     status = item.get("status")
     known = status.get("conditions") if isinstance(status, dict) else None
     conditions = list(known) if isinstance(known, list) else []

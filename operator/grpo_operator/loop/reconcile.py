@@ -1,7 +1,8 @@
-"""The body of the control loop: observe one GRPOJob, decide, commit, start, publish its status, clean up.
+"""The body of the control loop: observe one GRPOJob, decide, commit, start, publish its status,
+clean up.
 
-This module carries decisions out on the cluster, in the order of "One job's way through" in docs/architecture.md. It is
-level-triggered: it may be called at any time, any number of times.
+This module carries decisions out on the cluster, in the order of "One job's way through" in
+docs/architecture.md. It is level-triggered: it may be called at any time, any number of times.
 """
 
 import logging
@@ -26,7 +27,8 @@ log = logging.getLogger(__name__)
 _ROLES = 2
 """Jobs of an attempt: that of its gang, and that of its engines."""
 _RECONCILED_AT_ONCE = (Action.SUCCEED, Action.FAIL, Action.RELEASE, Action.RETRY, Action.RESOLVE)
-"""What follows these must not wait for the event of our own write, which comes before kopf's watch or is lost."""
+"""What follows these must not wait for the event of our own write, which comes before kopf's watch
+or is lost."""
 
 
 class Reconciler:
@@ -53,7 +55,8 @@ class Reconciler:
         self._limits = limits
 
     async def __call__(self, key: ObjectKey) -> float | None:
-        """Reconcile one GRPOJob. Return the seconds until time alone may change something; None if it can't.
+        """Reconcile one GRPOJob. Return the seconds until time alone may change something; None if
+        it can't.
 
         Raises:
             Conflict: the GRPOJob changed meanwhile; the cache has been brought up to date.
@@ -68,7 +71,11 @@ class Reconciler:
         job = self._observer.job(key)
         if job and job.is_dispatched:
             dispatched = self._observer.read_dispatched(job)
-            return await sync_dispatched(dispatched, self._queue, self._workloads) if dispatched else None
+            return (
+                await sync_dispatched(dispatched, self._queue, self._workloads)
+                if dispatched
+                else None
+            )
         self._queue.record_job(key, job)
 
         observation = await self._observer.observe(key)
@@ -94,7 +101,8 @@ class Reconciler:
         if decision.action is Action.START:
             observation, decision = await self._start(observation)
             if decision.action is Action.ADMIT:
-                # The new Job is gone again. The next reconcile asks for another attempt, on an observation of its own.
+                # The new Job is gone again. The next reconcile asks for another attempt, on an
+                # observation of its own.
                 return 0.0
 
         if observation.job.is_active:
@@ -112,7 +120,8 @@ class Reconciler:
         self._observer.forget(key)
 
     async def _commit(self, observation: Observation, decision: Decision) -> None:
-        """Write the attempt and its plan to the status. This write is the reservation and the attempt counter."""
+        """Write the attempt and its plan to the status. This write is the reservation and the
+        attempt counter."""
         try:
             await self._status.commit(observation, decision)
         except Denied:
@@ -122,8 +131,9 @@ class Reconciler:
     def _decide_again(self, before: Observation) -> tuple[Observation, Decision]:
         """Observe what a write of this reconcile has changed, and decide on that.
 
-        Nothing follows from the write itself: while its answer was on the way, the watch may have shown that the user
-        has suspended the job, or that the new Job is gone. A job that was deleted meanwhile needs nothing.
+        Nothing follows from the write itself: while its answer was on the way, the watch may have
+        shown that the user has suspended the job, or that the new Job is gone. A job that was
+        deleted meanwhile needs nothing.
         """
         observation = self._observer.read_caches(before.job.key)
         if observation is None:
@@ -146,15 +156,19 @@ class Reconciler:
         return observation, decision
 
     async def _keep_shared_objects(self, observation: Observation, decision: Decision) -> Decision:
-        """Repair what the attempt's pods share. Return the decision, with the name that another object has taken."""
+        """Repair what the attempt's pods share. Return the decision, with the name that another
+        object has taken."""
         taken = await self._starter.repair_shared_objects(observation)
         if taken is None or decision.action is not Action.WAIT or decision.reason:
             return decision
         look_again = _earliest(decision.look_again, taken.look_again)
-        return replace(decision, reason=Reason.NAME_TAKEN, message=taken.message, look_again=look_again)
+        return replace(
+            decision, reason=Reason.NAME_TAKEN, message=taken.message, look_again=look_again
+        )
 
     async def _collect_garbage(self, key: ObjectKey) -> None:
-        """Delete what is left of attempts that are not to run, as the caches show it after the writes above."""
+        """Delete what is left of attempts that are not to run, as the caches show it after the
+        writes above."""
         observation = self._observer.read_caches(key)
         if observation:
             await self._garbage.collect(observation)

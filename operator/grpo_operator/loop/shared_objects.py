@@ -1,7 +1,8 @@
-"""Creates and repairs what attempts share: the Services and NetworkPolicy of a namespace, and the claim of a job.
+"""Creates and repairs what attempts share: the Services and NetworkPolicy of a namespace, and the
+claim of a job.
 
-These objects outlive attempts and have fixed names, so that one may exist already: somebody else's, or one that is
-being deleted. Such an object is reported and not used.
+These objects outlive attempts and have fixed names, so that one may exist already: somebody else's,
+or one that is being deleted. Such an object is reported and not used.
 """
 
 import asyncio
@@ -36,7 +37,8 @@ from .caches import Caches
 log = logging.getLogger(__name__)
 
 GOES_PAUSE, STAYS_PAUSE = 2.0, 15.0
-"""Seconds until a name is tried again: one whose object is on its way out, and one that somebody must free."""
+"""Seconds until a name is tried again: one whose object is on its way out, and one that somebody
+must free."""
 
 
 class NameConflict(NamedTuple):
@@ -66,23 +68,31 @@ class SharedObjects:
     """Creates and repairs the objects that attempts share."""
 
     def __init__(
-        self, cluster: Cluster, caches: Caches, clock: Callable[[], float], watchers: Sequence[Manifest] | None
+        self,
+        cluster: Cluster,
+        caches: Caches,
+        clock: Callable[[], float],
+        watchers: Sequence[Manifest] | None,
     ) -> None:
-        """`clock` gives monotonic seconds; `watchers` are let in by the NetworkPolicies, which None makes none of."""
+        """`clock` gives monotonic seconds; `watchers` are let in by the NetworkPolicies, which None
+        makes none of."""
         self._cluster = cluster
         self._clock = clock
         self._lock = asyncio.Lock()
         self._conflicts: dict[tuple[str, ObjectKey], tuple[float, NameConflict]] = {}
-        """Names of ours that can't be had, by kind, and until when that is believed: every job there asks."""
+        """Names of ours that can't be had, by kind, and until when that is believed: every job
+        there asks."""
         self._correct_versions: dict[tuple[str, ObjectKey], int] = {}
-        """resourceVersions that are known to be right, although the API server may have written defaults into them."""
+        """resourceVersions that are known to be right, although the API server may have written
+        defaults into them."""
         self._denied: dict[str, tuple[float, Denied]] = {}
         """Namespaces where no NetworkPolicy may be made, and until when that is believed."""
         self._services = _services(caches.services)
         self._policies = None if watchers is None else _policies(caches.network_policies, watchers)
 
     async def create_claim(self, job: GRPOJobRecord) -> NameConflict | None:
-        """Create the claim of spec.checkpoint.volumeClaimTemplate, if it is set. Return why it can't be had, else None.
+        """Create the claim of spec.checkpoint.volumeClaimTemplate, if it is set. Return why it
+        can't be had, else None.
 
         Raises:
             ClusterError: the API server refused or did not answer.
@@ -96,16 +106,20 @@ class SharedObjects:
         except AlreadyExists:
             found = await self._get(CLAIMS, ObjectKey(job.key.namespace, name))
             if found is None:
-                return NameConflict(f"PersistentVolumeClaim {name} has just been deleted", GOES_PAUSE)
+                return NameConflict(
+                    f"PersistentVolumeClaim {name} has just been deleted", GOES_PAUSE
+                )
             claim = claim_record(found)
             if problem := claim_problem(claim, job):
                 goes_by_itself = claim.deleting or claim.grpojob_uid
                 return NameConflict(problem, GOES_PAUSE if goes_by_itself else STAYS_PAUSE)
         return None
 
-    async def ensure_service(self, namespace: str, name: str = RENDEZVOUS_SERVICE) -> NameConflict | None:
-        """Makes or mends a Service under which pods have their names, that of rank 0 or of engines; says why it can't
-        be had.
+    async def ensure_service(
+        self, namespace: str, name: str = RENDEZVOUS_SERVICE
+    ) -> NameConflict | None:
+        """Makes or mends a Service under which pods have their names, that of rank 0 or of engines;
+        says why it can't be had.
 
         Raises:
             ClusterError: the API server refused or did not answer.
@@ -115,14 +129,16 @@ class SharedObjects:
     async def ensure_policy(self, namespace: str) -> None:
         """Create or repair the NetworkPolicy of the namespace's pods.
 
-        Somebody else's policy of the same name is only logged: who may create one there may admit anybody anyway.
+        Somebody else's policy of the same name is only logged: who may create one there may admit
+        anybody anyway.
 
         Raises:
             ClusterError: the API server refused or did not answer.
         """
         if self._policies is None:
             return
-        # Every start of every job asks, so a denial is believed for a while instead of being asked for again.
+        # Every start of every job asks, so a denial is believed for a while instead of being asked
+        # for again.
         until, denied = self._denied.pop(namespace, (0.0, None))
         if denied and self._clock() < until:
             self._denied[namespace] = until, denied
@@ -131,7 +147,9 @@ class SharedObjects:
             await self._ensure(self._policies, ObjectKey(namespace, NETWORK_POLICY))
         except Denied as error:
             self._denied[namespace] = self._clock() + STAYS_PAUSE, error
-            log.warning("namespace %s: no NetworkPolicy holds strangers off its pods: %s", namespace, error)
+            log.warning(
+                "namespace %s: no NetworkPolicy holds strangers off its pods: %s", namespace, error
+            )
             raise
 
     async def _ensure(self, kind: _Kind[S], key: ObjectKey) -> NameConflict | None:
@@ -158,12 +176,18 @@ class SharedObjects:
         known = kind.cache.get(key)
         if known is None or known.deleting:
             return False
-        # A version that was found right needs no comparison: each reconcile of each running job asks.
-        return self._correct_versions.get((kind.kind, key)) == known.version or kind.repair(known) is None
+        # A version that was found right needs no comparison: each reconcile of each running job
+        # asks.
+        return (
+            self._correct_versions.get((kind.kind, key)) == known.version
+            or kind.repair(known) is None
+        )
 
     async def _make(self, kind: _Kind[S], key: ObjectKey) -> NameConflict | None:
         try:
-            answer = await self._cluster.create(kind.cache.resource, key.namespace, kind.wanted(key))
+            answer = await self._cluster.create(
+                kind.cache.resource, key.namespace, kind.wanted(key)
+            )
         except AlreadyExists:
             return await self._repair_existing(kind, key)
         self._store(kind, key, answer)
@@ -171,7 +195,8 @@ class SharedObjects:
 
     async def _repair_existing(self, kind: _Kind[S], key: ObjectKey) -> NameConflict | None:
         """The object that is there: ours is mended, a stranger's is told."""
-        # Asked for, not taken from the cache: Services are mirrored by our labels, and a stranger's has none of them.
+        # Asked for, not taken from the cache: Services are mirrored by our labels, and a stranger's
+        # has none of them.
         found = await self._get(kind.cache.resource, key)
         known = kind.cache.read(found) if found else None
         # An object on its way out can't be repaired, and its name is free only once it is gone.
@@ -182,10 +207,16 @@ class SharedObjects:
         patch = kind.repair(known)
         if patch:
             try:
-                found = await self._cluster.patch(kind.cache.resource, key.namespace, key.name, patch)
+                found = await self._cluster.patch(
+                    kind.cache.resource, key.namespace, key.name, patch
+                )
             except Denied as error:
-                return NameConflict(f"{kind.kind} {key.name} can't be mended, so delete it: {error}", STAYS_PAUSE)
-            log.info("namespace %s: %s %s was mended: %s", key.namespace, kind.kind, key.name, patch)
+                return NameConflict(
+                    f"{kind.kind} {key.name} can't be mended, so delete it: {error}", STAYS_PAUSE
+                )
+            log.info(
+                "namespace %s: %s %s was mended: %s", key.namespace, kind.kind, key.name, patch
+            )
         self._store(kind, key, found)
         return None
 
@@ -202,7 +233,9 @@ class SharedObjects:
 
 
 def _services(cache: Cache[ServiceRecord]) -> _Kind[ServiceRecord]:
-    return _Kind("Service", cache, lambda key: wanted_service(*key), is_ours, foreign_service, service_repair)
+    return _Kind(
+        "Service", cache, lambda key: wanted_service(*key), is_ours, foreign_service, service_repair
+    )
 
 
 def _policies(cache: Cache[PolicyRecord], watchers: Sequence[Manifest]) -> _Kind[PolicyRecord]:

@@ -1,7 +1,8 @@
-"""Writes the status of GRPOJobs: at once for a commit, and otherwise as often as the throttle allows.
+"""Writes the status of GRPOJobs: at once for a commit, and otherwise as often as the throttle
+allows.
 
-Each write carries the resourceVersion that the decision was made on, so that no decision overwrites what it has not
-seen.
+Each write carries the resourceVersion that the decision was made on, so that no decision overwrites
+what it has not seen.
 """
 
 import logging
@@ -29,7 +30,11 @@ class StatusWriter:
     """Writes statuses, and keeps the cache of GRPOJobs up to date with the answers."""
 
     def __init__(
-        self, cluster: Cluster, grpojobs: Cache[GRPOJobRecord], throttle: StatusThrottle, on_write: Written
+        self,
+        cluster: Cluster,
+        grpojobs: Cache[GRPOJobRecord],
+        throttle: StatusThrottle,
+        on_write: Written,
     ) -> None:
         """`on_write` is called after each write."""
         self._cluster = cluster
@@ -49,7 +54,8 @@ class StatusWriter:
         await self._write(observation, decision, new, patch)
 
     async def publish(self, observation: Observation, decision: Decision) -> float | None:
-        """Write the status if it differs. Return the seconds after which the throttle allows it; None if none is due.
+        """Write the status if it differs. Return the seconds after which the throttle allows it;
+        None if none is due.
 
         Raises:
             Conflict: the GRPOJob changed meanwhile; the cache has been brought up to date.
@@ -69,7 +75,9 @@ class StatusWriter:
         """Drop what is remembered of a job that is gone."""
         self._throttle.forget(key)
 
-    async def _write(self, observation: Observation, decision: Decision, new: GRPOJobStatus, patch: Object) -> None:
+    async def _write(
+        self, observation: Observation, decision: Decision, new: GRPOJobStatus, patch: Object
+    ) -> None:
         """Send the patch that leads to the new status, then report it to `on_write`."""
         job = observation.job
         log.debug("%s: %s writes %s", job.key, decision.action, ", ".join(patch))
@@ -89,7 +97,8 @@ class StatusWriter:
         self._on_write(job, new, observation.now)
 
     async def _patch(self, job: GRPOJobRecord, patch: Object) -> Object:
-        """Patch the status. If the API server denies it, patch it without the fields that pods report."""
+        """Patch the status. If the API server denies it, patch it without the fields that pods
+        report."""
         try:
             return await self._send(job, patch)
         except Denied as error:
@@ -97,7 +106,9 @@ class StatusWriter:
             decided = {field: value for field, value in patch.items() if field not in REPORTED}
             if len(decided) == len(patch):
                 raise
-            log.warning("%s: the status is written without what its pods reported: %s", job.key, error)
+            log.warning(
+                "%s: the status is written without what its pods reported: %s", job.key, error
+            )
             return await self._send(job, decided)
 
     async def _send(self, job: GRPOJobRecord, patch: Object) -> Object:

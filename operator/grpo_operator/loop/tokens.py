@@ -1,10 +1,10 @@
 """Makes the tokens that authorize reading a pod's HTTP pages, and keeps their keys in a Secret.
 
-A token is an HMAC of job and attempt, by a key that only the operators read. So nothing is stored per attempt. The
-user's code in the pods learns its own attempt's token, but can make no other.
+A token is an HMAC of job and attempt, by a key that only the operators read. So nothing is stored
+per attempt. The user's code in the pods learns its own attempt's token, but can make no other.
 
-The first operator that leads creates the Secret, and all later ones read it. A chart would create another key with
-every rendering that can't read the cluster.
+The first operator that leads creates the Secret, and all later ones read it. A chart would create
+another key with every rendering that can't read the cluster.
 """
 
 import base64
@@ -31,15 +31,19 @@ KEY_BYTES = 32
 
 
 async def load(cluster: Cluster, secret: ObjectKey) -> list[bytes]:
-    """The keys by their names' order; none where the Secret can't be had, which costs secrecy and no job."""
+    """The keys by their names' order; none where the Secret can't be had, which costs secrecy and
+    no job."""
     backoff = Backoff()
     while True:
         try:
             return read(await _found_or_made(cluster, secret))
-        # Jobs must run without the Secret too: only what their pods show of training data needs the token.
+        # Jobs must run without the Secret too: only what their pods show of training data needs the
+        # token.
         except (Denied, NotFound, Unreadable) as error:
             log.warning(
-                "Secret %s: %s; pods of new attempts answer without a token, and show no samples", secret, error
+                "Secret %s: %s; pods of new attempts answer without a token, and show no samples",
+                secret,
+                error,
             )
             return []
         except ClusterError as error:
@@ -86,8 +90,18 @@ async def _made(cluster: Cluster, secret: ObjectKey) -> Object:
 
 def _body(secret: ObjectKey) -> Object:
     key = base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
-    metadata = {"name": secret.name, "namespace": secret.namespace, "labels": {LABEL_MANAGED_BY: MANAGER}}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": {FIRST: key}}
+    metadata = {
+        "name": secret.name,
+        "namespace": secret.namespace,
+        "labels": {LABEL_MANAGED_BY: MANAGER},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata,
+        "type": "Opaque",
+        "data": {FIRST: key},
+    }
 
 
 LEAST_KEY = 16
@@ -98,11 +112,13 @@ class Tokens:
     """Makes them. Without a key there are none, and pods don't ask for any."""
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
-        """The last of the keys is that of new attempts; those before it are of attempts that still run."""
+        """The last of the keys is that of new attempts; those before it are of attempts that still
+        run."""
         self.keys = keys
 
     def digest(self, uid: str, attempt: int) -> str:
-        """Return the digest by which the pods of an attempt recognise their token; empty without a key."""
+        """Return the digest by which the pods of an attempt recognise their token; empty without a
+        key."""
         return contract.digest(_token(self.keys[-1], uid, attempt)) if self.keys else ""
 
     def headers(self, uid: str, attempt: int) -> dict[str, str]:

@@ -1,11 +1,12 @@
-"""Writes the Workloads by which GRPOJobs ask Kueue for their pods, and follows jobs that Kueue sends to other clusters.
+"""Writes the Workloads by which GRPOJobs ask Kueue for their pods, and follows jobs that Kueue
+sends to other clusters.
 
-kueue/steps.py decides the writes, and they are done one at a time. Each carries the resourceVersion that the decision
-saw, so a write never overwrites a quota reservation that was made meanwhile.
+kueue/steps.py decides the writes, and they are done one at a time. Each carries the resourceVersion
+that the decision saw, so a write never overwrites a quota reservation that was made meanwhile.
 
-For a job that Kueue sends to another cluster (MultiKueue), this operator only asks Kueue, and the other cluster's
-operator runs the job. The whole status is copied from there, so this operator adds nothing to it and reports problems
-in its log. The plan goes along with the Workload.
+For a job that Kueue sends to another cluster (MultiKueue), this operator only asks Kueue, and the
+other cluster's operator runs the job. The whole status is copied from there, so this operator adds
+nothing to it and reports problems in its log. The plan goes along with the Workload.
 """
 
 import logging
@@ -77,8 +78,9 @@ class Workloads:
         pods: PodDefaults,
         clock: Callable[[], float],
     ) -> None:
-        """`problem` says why a namespace's Workloads can't be seen now, empty when they can; `facts` know
-        PriorityClasses; `pods` is what jobs' pods have by default; `clock` gives unix seconds."""
+        """`problem` says why a namespace's Workloads can't be seen now, empty when they can;
+        `facts` know PriorityClasses; `pods` is what jobs' pods have by default; `clock` gives unix
+        seconds."""
         self._cluster = cluster
         self._cache = caches.workloads
         self._facts = facts
@@ -146,7 +148,9 @@ class Workloads:
             answer = await self._cluster.get(WORKLOADS, *key)
             found = self._cache.read(answer)
             if found is None or found.grpojob_uid != job.uid:
-                raise Refused(Reason.NAME_TAKEN, f"Workload {key.name} exists and is not this GRPOJob's") from None
+                raise Refused(
+                    Reason.NAME_TAKEN, f"Workload {key.name} exists and is not this GRPOJob's"
+                ) from None
         self._cache.put(answer)
 
     async def _adopt(self, job: GRPOJobRecord) -> None:
@@ -156,7 +160,9 @@ class Workloads:
         found = self._cache.read(answer)
         # MultiKueue's Workload has no controller yet; one that has another is not for this job.
         if found is None or found.grpojob_uid not in ("", job.uid):
-            raise Refused(Reason.NAME_TAKEN, f"Workload {key.name} is another object's, or can't be read")
+            raise Refused(
+                Reason.NAME_TAKEN, f"Workload {key.name} is another object's, or can't be read"
+            )
         await self._patch(found, adoption_patch(job))
 
     async def _tell(self, write: Write, observation: Observation, known: WorkloadRecord) -> None:
@@ -180,12 +186,17 @@ class Workloads:
     async def _patch(self, known: WorkloadRecord, patch: Object, subresource: str = "") -> None:
         metadata = {**patch.get("metadata", {}), "resourceVersion": str(known.version)}
         body = {**patch, "metadata": metadata}
-        await self._guarded(known, lambda: self._cluster.patch(WORKLOADS, *known.key, body, subresource))
+        await self._guarded(
+            known, lambda: self._cluster.patch(WORKLOADS, *known.key, body, subresource)
+        )
 
-    async def _guarded(self, known: WorkloadRecord, write: Callable[[], Awaitable[Object | None]]) -> None:
+    async def _guarded(
+        self, known: WorkloadRecord, write: Callable[[], Awaitable[Object | None]]
+    ) -> None:
         try:
             answer = await write()
-        # The next step must be decided on what Kueue has written meanwhile, so the caller starts again.
+        # The next step must be decided on what Kueue has written meanwhile, so the caller starts
+        # again.
         except Conflict:
             self._cache.put(await self._cluster.get(WORKLOADS, *known.key))
             raise
@@ -199,13 +210,17 @@ class Workloads:
             try:
                 item = await self._cluster.get(WORKLOAD_PRIORITIES, "", name)
             except NotFound:
-                message = f"there is no {kind} {name}, which its label {LABEL_WORKLOAD_PRIORITY} names"
+                message = (
+                    f"there is no {kind} {name}, which its label {LABEL_WORKLOAD_PRIORITY} names"
+                )
                 raise Refused(Reason.PRIORITY_CLASS_NOT_FOUND, message) from None
             return Priority(JsonObject(item).integer("value"), kind, name)
         known = self._facts.take()
         name = name or known.default_priority
         if name and known.priorities and name not in known.priorities:
-            message = f"there is no PriorityClass {name}, which spec.placement.priorityClassName names"
+            message = (
+                f"there is no PriorityClass {name}, which spec.placement.priorityClassName names"
+            )
             raise Refused(Reason.PRIORITY_CLASS_NOT_FOUND, message)
         return Priority(known.priorities.get(name, 0), "PriorityClass", name)
 
@@ -222,18 +237,25 @@ class Workloads:
         names = observation.workload.assignments.get(role, Assignment()).flavors
         items = [await self._cluster.get(RESOURCE_FLAVORS, "", name) for name in names]
         return place_job(
-            job, observation.workload, [_flavor(name, item) for name, item in zip(names, items, strict=True)]
+            job,
+            observation.workload,
+            [_flavor(name, item) for name, item in zip(names, items, strict=True)],
         )
 
 
 def unseen_message(not_served: str, *, forbidden: bool) -> str:
-    """Why Workloads can't be seen, by what the API server says of a LIST of them; empty when they can."""
+    """Why Workloads can't be seen, by what the API server says of a LIST of them; empty when they
+    can."""
     if not not_served:
         return ""
     if forbidden:
-        return f"the operator may not see Kueue's Workloads here; the chart's rules grant it: {not_served}"
+        return (
+            "the operator may not see Kueue's Workloads here; the chart's rules grant it: "
+            f"{not_served}"
+        )
     return (
-        "the cluster has no Kueue that serves Workloads of kueue.x-k8s.io/v1beta2: install it, or remove the job's "
+        "the cluster has no Kueue that serves Workloads of kueue.x-k8s.io/v1beta2: install it, or "
+        "remove the job's "
         f"queue name ({not_served})"
     )
 
@@ -251,7 +273,9 @@ def _flavor(name: str, item: Object) -> Flavor:
     return Flavor(name, spec.string_map("nodeLabels"), tolerations)
 
 
-async def sync_dispatched(observation: Observation, queue: AdmissionQueue, workloads: Workloads) -> float | None:
+async def sync_dispatched(
+    observation: Observation, queue: AdmissionQueue, workloads: Workloads
+) -> float | None:
     """Take the next step of the Workload of a job that Kueue sends to another cluster.
 
     Return the seconds until time alone may change something; None if it can't.

@@ -1,1 +1,2 @@
-"""Which objects an attempt consists of: its Jobs, pods, Services and NetworkPolicies, as manifests. Pure."""
+"""Which objects an attempt consists of: its Jobs, pods, Services and NetworkPolicies, as manifests.
+Pure."""

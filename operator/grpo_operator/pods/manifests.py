@@ -1,8 +1,9 @@
-"""The objects that an attempt consists of: the Indexed Job of its gang, that of its engines, the checkpoint claim.
+"""The objects that an attempt consists of: the Indexed Job of its gang, that of its engines, the
+checkpoint claim.
 
-What reaches the API server is a pure function of the GRPOJob, its plan and the attempt; `grpo render` prints the same,
-but for the hash of a token, whose key is the operator's.
-Each function returns one object as a dict; the pod itself is in pod_spec.py, what attempts share in
+What reaches the API server is a pure function of the GRPOJob, its plan and the attempt; `grpo
+render` prints the same, but for the hash of a token, whose key is the operator's. Each function
+returns one object as a dict; the pod itself is in pod_spec.py, what attempts share in
 namespace_objects.py.
 """
 
@@ -10,7 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan.plan import EarlierEnd, EngineAddresses, ExecutionPlan, JobIdentity, Rendezvous, TrainingPlan
+from grpo_api.plan.plan import (
+    EarlierEnd,
+    EngineAddresses,
+    ExecutionPlan,
+    JobIdentity,
+    Rendezvous,
+    TrainingPlan,
+)
 from grpo_api.report.report import Generations
 from grpo_api.status.status import AttemptEnd, ResumeSource
 from grpo_api.text.contract import (
@@ -46,9 +54,12 @@ from .pod_volumes import Manifest
 from .roles import Role, engine_role, replicas, roles
 
 ENGINE_FAILURES = 20
-"""How often each engine of an attempt is made again after a failure, the last times with pauses of minutes; then the
-attempt goes on without it."""
-IMAGES_NEED = "; image volumes need Kubernetes 1.35, or 1.33 with the feature gate ImageVolume on servers and nodes"
+"""How often each engine of an attempt is made again after a failure, the last times with pauses of
+minutes; then the attempt goes on without it."""
+IMAGES_NEED = (
+    "; image volumes need Kubernetes 1.35, or 1.33 with the feature gate ImageVolume on "
+    "servers and nodes"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +112,12 @@ def attempt_of(
 
 
 def training_plan(attempt: Attempt) -> TrainingPlan:
-    """Return the plan that an attempt's pods receive: the sections of the spec and the planner's choice."""
+    """Return the plan that an attempt's pods receive: the sections of the spec and the planner's
+    choice."""
     key, spec = attempt.key, attempt.spec
-    identity = JobIdentity(namespace=key.namespace, name=key.name, uid=attempt.uid, attempt=attempt.number)
+    identity = JobIdentity(
+        namespace=key.namespace, name=key.name, uid=attempt.uid, attempt=attempt.number
+    )
     rendezvous = Rendezvous(address=rank0_address(key.namespace, key.name, attempt.number))
     resume_store = attempt.source.store if attempt.source else None
     ends = [EarlierEnd(attempt=end.attempt, reason=end.reason) for end in attempt.ends]
@@ -141,7 +155,8 @@ def _engines(attempt: Attempt) -> EngineAddresses | None:
 
 
 def _checkpoint_directory(attempt: Attempt) -> str | None:
-    """The run's folder in the pods: on the volume that they share, or on each one's own disk before an object store."""
+    """The run's folder in the pods: on the volume that they share, or on each one's own disk before
+    an object store."""
     checkpoint = attempt.spec.checkpoint
     if not checkpoint.is_lasting:
         return None
@@ -165,7 +180,8 @@ def plan_json(plan: TrainingPlan) -> str:
 
 
 def labels(name: str, uid: str, attempt: int, component: str) -> dict[str, str]:
-    """The labels by which the operator finds a Job of an attempt and its pods again, and knows their role."""
+    """The labels by which the operator finds a Job of an attempt and its pods again, and knows
+    their role."""
     return {
         LABEL_APP: "grpo-trainer",
         LABEL_INSTANCE: name,
@@ -178,7 +194,8 @@ def labels(name: str, uid: str, attempt: int, component: str) -> dict[str, str]:
 
 
 def pod_annotations(attempt: Attempt) -> dict[str, str]:
-    """All annotations of an attempt's pods: the GRPOJob's, those of podTemplate, which win, and the plan."""
+    """All annotations of an attempt's pods: the GRPOJob's, those of podTemplate, which win, and the
+    plan."""
     plan = {PLAN_ANNOTATION: plan_json(training_plan(attempt))}
     return {**attempt.annotations, **attempt.spec.pod_template.metadata.annotations, **plan}
 
@@ -198,19 +215,24 @@ def owner_reference(name: str, uid: str) -> Manifest:
 def indexed_job(attempt: Attempt, pods: PodDefaults) -> Manifest:
     """The gang of one attempt: one pod per node, all or none, no retries of its own.
 
-    No podFailurePolicy and no podReplacementPolicy: with the latter a clean exit on SIGTERM counts as success.
+    No podFailurePolicy and no podReplacementPolicy: with the latter a clean exit on SIGTERM counts
+    as success.
     """
-    (role, *_), name = roles(attempt.spec, attempt.plan), child_job(attempt.key.name, attempt.number)
+    (role, *_), name = (
+        roles(attempt.spec, attempt.plan),
+        child_job(attempt.key.name, attempt.number),
+    )
     body = _job(attempt, role, name, pods)
     body["spec"]["backoffLimit"] = 0
     return body
 
 
 def engines_job(attempt: Attempt, pods: PodDefaults) -> Manifest | None:
-    """The engines of one attempt, if it has any in pods of their own: each is made again by its index.
+    """The engines of one attempt, if it has any in pods of their own: each is made again by its
+    index.
 
-    Without maxFailedIndexes the Job goes on with the others when one has used up its retries. An engine that ends with
-    exit code 0 would pass for done: it never does.
+    Without maxFailedIndexes the Job goes on with the others when one has used up its retries. An
+    engine that ends with exit code 0 would pass for done: it never does.
     """
     role = engine_role(attempt.spec, attempt.plan)
     if role is None:
@@ -257,8 +279,8 @@ def _job(attempt: Attempt, role: Role, name: str, pods: PodDefaults) -> Manifest
 
 
 def images_need(spec: GRPOJobSpec) -> str:
-    """What to know of image volumes where the spec has one: a server that doesn't know them says only that a volume is
-    without a type."""
+    """What to know of image volumes where the spec has one: a server that doesn't know them says
+    only that a volume is without a type."""
     images = [spec.model.image, *(reward.model.image for reward in spec.rewards if reward.model)]
     return IMAGES_NEED if any(images) else ""
 
@@ -281,4 +303,9 @@ def checkpoint_volume_claim(key: ObjectKey, uid: str, spec: GRPOJobSpec) -> Mani
     }
     if template.storage_class_name:
         claim["storageClassName"] = template.storage_class_name
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata,
+        "spec": claim,
+    }

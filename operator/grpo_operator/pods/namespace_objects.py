@@ -1,12 +1,14 @@
-"""Makes the Services and the NetworkPolicy that attempts of a namespace share, and checks who owns an existing object.
+"""Makes the Services and the NetworkPolicy that attempts of a namespace share, and checks who owns
+an existing object.
 
-A name proves nothing: a claim may be about to be deleted or belong to another job, and anybody may create a Service of
-our name. Objects of others are never changed. The job waits, and a condition says for what. Objects of ours that differ
-get a patch.
+A name proves nothing: a claim may be about to be deleted or belong to another job, and anybody may
+create a Service of our name. Objects of others are never changed. The job waits, and a condition
+says for what. Objects of ours that differ get a patch.
 
-The Services are headless: ranks find rank 0 under one, and the engines under the other. The NetworkPolicy limits
-traffic to the pods. A gang talks without a password on ports that NCCL and gloo choose, so only its own pods may reach
-them. One policy can't say "of the same job" for all jobs, so the namespace is the boundary.
+The Services are headless: ranks find rank 0 under one, and the engines under the other. The
+NetworkPolicy limits traffic to the pods. A gang talks without a password on ports that NCCL and
+gloo choose, so only its own pods may reach them. One policy can't say "of the same job" for all
+jobs, so the namespace is the boundary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,26 +34,34 @@ from .pod_volumes import Manifest
 
 
 def claim_problem(claim: ClaimRecord, job: GRPOJobRecord) -> str:
-    """Why a job may not keep its checkpoints on a claim that has its claim's name; empty when it may.
+    """Why a job may not keep its checkpoints on a claim that has its claim's name; empty when it
+    may.
 
-    A claim that was retained when an earlier job of this name was deleted is taken: each job has a folder of its own.
+    A claim that was retained when an earlier job of this name was deleted is taken: each job has a
+    folder of its own.
     """
     name = f"PersistentVolumeClaim {claim.key.name}"
     if claim.deleting:
         return f"{name} is being deleted; waiting until it is gone (pods that use it keep it)"
     if claim.grpojob_uid:
-        owned = "" if claim.grpojob_uid == job.uid else f"{name} goes with its owner, uid {claim.grpojob_uid}"
+        owned = (
+            ""
+            if claim.grpojob_uid == job.uid
+            else f"{name} goes with its owner, uid {claim.grpojob_uid}"
+        )
         return owned and f"{owned}, which is not this GRPOJob; waiting until it is gone"
     if claim.labels.get(LABEL_MANAGED_BY) == MANAGER and claim.labels.get(LABEL_JOB) == job.name:
         return ""
     return (
-        f"{name} exists and was not made for this GRPOJob: to use it, name it in spec.checkpoint.volume of a new job; "
+        f"{name} exists and was not made for this GRPOJob: to use it, name it in "
+        "spec.checkpoint.volume of a new job; "
         "or delete it, or give the job another name"
     )
 
 
 def is_ours(service: ServiceRecord) -> bool:
-    """True if a Service of a name of ours was made by this operator, whatever has been changed of it since."""
+    """True if a Service of a name of ours was made by this operator, whatever has been changed of
+    it since."""
     wanted = wanted_service(*service.key)
     labels: Mapping[str, str] = wanted["metadata"]["labels"]
     if service.selector == wanted["spec"]["selector"]:
@@ -62,7 +72,8 @@ def is_ours(service: ServiceRecord) -> bool:
 def foreign_service(service: ServiceRecord) -> str:
     """What is wrong where the Service is a stranger's."""
     return (
-        f"Service {service.key.name} of this namespace is not the operator's (it has no label {LABEL_COMPONENT}), and "
+        f"Service {service.key.name} of this namespace is not the operator's (it has no label "
+        f"{LABEL_COMPONENT}), and "
         "without theirs the ranks of a gang can't meet: delete it, and the operator makes its own"
     )
 
@@ -76,7 +87,9 @@ def service_repair(service: ServiceRecord) -> Manifest | None:
     selector: Mapping[str, str] = wanted["spec"]["selector"]
     spec: Manifest = {}
     if service.selector != selector:
-        spec["selector"] = {key: None for key in service.selector if key not in selector} | dict(selector)
+        spec["selector"] = {key: None for key in service.selector if key not in selector} | dict(
+            selector
+        )
     if not service.publishes_not_ready:
         spec["publishNotReadyAddresses"] = True
     if service.cluster_ip != "None":
@@ -87,7 +100,8 @@ def service_repair(service: ServiceRecord) -> Manifest | None:
 
 
 def is_our_policy(policy: PolicyRecord, wanted: Manifest) -> bool:
-    """True if a NetworkPolicy of our name was made by this operator, whatever has been changed of it since.
+    """True if a NetworkPolicy of our name was made by this operator, whatever has been changed of
+    it since.
 
     One of these labels is enough, and nothing else: who takes both away makes it his own.
     """
@@ -98,8 +112,10 @@ def is_our_policy(policy: PolicyRecord, wanted: Manifest) -> bool:
 def foreign_policy(policy: PolicyRecord) -> str:
     """Return the sentence that reports a NetworkPolicy of our name that is not the operator's."""
     return (
-        f"NetworkPolicy {policy.key.name} of this namespace is not the operator's (it has no label {LABEL_COMPONENT}), "
-        "and stays as it is: delete it, and the operator makes its own, so that strangers don't reach the pods of jobs"
+        f"NetworkPolicy {policy.key.name} of this namespace is not the operator's (it has no "
+        f"label {LABEL_COMPONENT}), "
+        "and stays as it is: delete it, and the operator makes its own, so that strangers don't "
+        "reach the pods of jobs"
     )
 
 
@@ -114,21 +130,27 @@ def policy_repair(policy: PolicyRecord, wanted: Manifest) -> Manifest | None:
 
 
 def wanted_service(namespace: str, name: str) -> Manifest:
-    """The Service of this name as attempts need it: that of the engines, else that of the rendezvous."""
+    """The Service of this name as attempts need it: that of the engines, else that of the
+    rendezvous."""
     return engine_service(namespace) if name == ENGINE_SERVICE else rendezvous_service(namespace)
 
 
 def rendezvous_service(namespace: str) -> Manifest:
-    """The headless Service under which rank 0 of every gang of the namespace has its name, ready or not.
+    """The headless Service under which rank 0 of every gang of the namespace has its name, ready or
+    not.
 
-    It selects only pods with index 0: every further endpoint costs kube-controller-manager an update per pod.
+    It selects only pods with index 0: every further endpoint costs kube-controller-manager an
+    update per pod.
     """
     return _service(namespace, RENDEZVOUS_SERVICE, {LABEL_MANAGED_BY: MANAGER, LABEL_INDEX: "0"})
 
 
 def engine_service(namespace: str) -> Manifest:
-    """The headless Service under which every engine pod of the namespace has its name, ready or not."""
-    return _service(namespace, ENGINE_SERVICE, {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_ENGINE})
+    """The headless Service under which every engine pod of the namespace has its name, ready or
+    not."""
+    return _service(
+        namespace, ENGINE_SERVICE, {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_ENGINE}
+    )
 
 
 def _service(namespace: str, name: str, selector: dict[str, str]) -> Manifest:
@@ -145,14 +167,17 @@ def _service(namespace: str, name: str, selector: dict[str, str]) -> Manifest:
 
 
 def network_policy(namespace: str, watchers: Sequence[Manifest]) -> Manifest:
-    """Lets our pods of the namespace reach each other, and `watchers`, peers of networking.k8s.io/v1, PROGRESS_PORT.
+    """Lets our pods of the namespace reach each other, and `watchers`, peers of
+    networking.k8s.io/v1, PROGRESS_PORT.
 
     What pods may ask for stays open: hubs, object stores and reward services are anywhere.
     """
     ours = {"matchLabels": {LABEL_MANAGED_BY: MANAGER}}
     rules: list[Manifest] = [{"from": [{"podSelector": ours}]}]
     if watchers:  # without a `from` it would be everybody
-        rules.append({"from": list(watchers), "ports": [{"protocol": "TCP", "port": PROGRESS_PORT}]})
+        rules.append(
+            {"from": list(watchers), "ports": [{"protocol": "TCP", "port": PROGRESS_PORT}]}
+        )
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

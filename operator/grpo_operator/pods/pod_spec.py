@@ -1,8 +1,10 @@
-"""Makes the pod of a gang: one restricted container that mounts the plan as a file, with a node of its own.
+"""Makes the pod of a gang: one restricted container that mounts the plan as a file, with a node of
+its own.
 
-Where a job sets no image, user or pull secrets, the installation's defaults apply. The operator and the commands that
-make pods themselves read them from the same flags, so a command shows and starts what the operator would. Pure: the
-same spec gives the same pod. The Job around it is made in manifests.py.
+Where a job sets no image, user or pull secrets, the installation's defaults apply. The operator and
+the commands that make pods themselves read them from the same flags, so a command shows and starts
+what the operator would. Pure: the same spec gives the same pod. The Job around it is made in
+manifests.py.
 """
 
 import re
@@ -66,8 +68,8 @@ class PodDefaults:
     image: str = ""
     """Image of jobs without spec.image; empty: they are rejected."""
     user: int | None = USER
-    """Id of the pods' user and group, and of their volumes' group; None: no id is asked for, and the platform gives
-    one, as OpenShift does, or the image."""
+    """Id of the pods' user and group, and of their volumes' group; None: no id is asked for, and
+    the platform gives one, as OpenShift does, or the image."""
     pull_secrets: tuple[str, ...] = ()
     """Names of pull secrets, in each job's namespace, beside those that the job names."""
 
@@ -75,7 +77,13 @@ class PodDefaults:
 def add_arguments(parser: ArgumentParser, image: str) -> None:
     """Adds the flags; `image` is the default one."""
     parser.add_argument("--trainer-image", default=image, help="image of jobs without spec.image")
-    parser.add_argument("--pod-user", type=pod_user, default=USER, metavar="ID", help=f"{USER_HELP}; default: {USER}")
+    parser.add_argument(
+        "--pod-user",
+        type=pod_user,
+        default=USER,
+        metavar="ID",
+        help=f"{USER_HELP}; default: {USER}",
+    )
     parser.add_argument(
         "--pod-pull-secret",
         action="append",
@@ -97,20 +105,24 @@ def pod_user(text: str) -> int | None:
     if text == NO_USER:
         return None
     if not text.isdecimal() or not 0 < int(text) <= MAX_USER:
-        raise ArgumentTypeError(f"{text!r} is neither {NO_USER} nor a user's id from 1 to {MAX_USER}; root is refused")
+        raise ArgumentTypeError(
+            f"{text!r} is neither {NO_USER} nor a user's id from 1 to {MAX_USER}; root is refused"
+        )
     return int(text)
 
 
 def pull_secret(text: str) -> str:
     """The name of a Secret, from a flag."""
     if not re.fullmatch(_NAME, text):
-        raise ArgumentTypeError(f"{text!r} is no name of a Secret: lower-case letters, digits, - and ., at most 253")
+        raise ArgumentTypeError(
+            f"{text!r} is no name of a Secret: lower-case letters, digits, - and ., at most 253"
+        )
     return text
 
 
 RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-"""glibc's thresholds in bytes, read when a process starts. With its own, which grow, a sharded start keeps more than
-the whole model in host memory."""
+"""glibc's thresholds in bytes, read when a process starts. With its own, which grow, a sharded
+start keeps more than the whole model in host memory."""
 HUB_SECONDS = "30"
 """Longest wait for the next bytes of the hub; the clients' own 10 s are short for a busy proxy."""
 GPU_TAINTS = ("nvidia.com/gpu", "amd.com/gpu")
@@ -128,8 +140,8 @@ def pod_spec(
 ) -> Manifest:
     """The pod template's spec for a role; it passes the `restricted` pod security standard.
 
-    `pod_labels` are the labels of the pods, `avoided` nodes that they must not go to. `token_digest` tells the training
-    pods which token opens what they say.
+    `pod_labels` are the labels of the pods, `avoided` nodes that they must not go to.
+    `token_digest` tells the training pods which token opens what they say.
     """
     spec, plan = role.spec, role.plan
     image = spec.image or pods.image
@@ -144,12 +156,16 @@ def pod_spec(
         "terminationGracePeriodSeconds": settings.termination_grace_period_seconds,
         "securityContext": _pod_security(pods.user),
         "tolerations": _tolerations(spec, plan),
-        "containers": [_container(role, image, mounts, source, "" if role.is_engines else token_digest)],
+        "containers": [
+            _container(role, image, mounts, source, "" if role.is_engines else token_digest)
+        ],
         "volumes": volumes + [_given(volume) for volume in settings.volumes],
     }
     optional: Manifest = {
         "initContainers": [init_container(one, image) for one in settings.init_containers],
-        "affinity": _affinity(settings.affinity, pod_labels if plan.nodes > 1 and not role.is_engines else {}, avoided),
+        "affinity": _affinity(
+            settings.affinity, pod_labels if plan.nodes > 1 and not role.is_engines else {}, avoided
+        ),
         "nodeSelector": {**plan.node_selector, **spec.placement.node_selector},
         "priorityClassName": spec.placement.priority_class_name,
         "serviceAccountName": settings.service_account_name,
@@ -163,8 +179,13 @@ def pod_spec(
 
 
 def _given(part: BaseModel | None) -> Manifest:
-    """What a user wrote in core/v1's shape; defaults are left out, for they are the API server's own."""
-    return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True) if part else {}
+    """What a user wrote in core/v1's shape; defaults are left out, for they are the API server's
+    own."""
+    return (
+        part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+        if part
+        else {}
+    )
 
 
 def _pod_security(user: int | None) -> Manifest:
@@ -185,11 +206,18 @@ def _pull_secrets(spec: GRPOJobSpec, pods: PodDefaults) -> list[Manifest]:
     return own + [secret for secret in others if secret not in own]
 
 
-def _affinity(given: Affinity | None, pod_labels: dict[str, str], avoided_nodes: Sequence[str]) -> Manifest:
-    """The user's affinity, that the pods of a gang keep apart, and nodes that they keep away from."""
+def _affinity(
+    given: Affinity | None, pod_labels: dict[str, str], avoided_nodes: Sequence[str]
+) -> Manifest:
+    """The user's affinity, that the pods of a gang keep apart, and nodes that they keep away
+    from."""
     affinity = _given(given)
     if pod_labels:  # a topology spread would allow two on a node when nodes are few
-        selector = {"matchLabels": {label: pod_labels[label] for label in (LABEL_UID, LABEL_ATTEMPT, LABEL_COMPONENT)}}
+        selector = {
+            "matchLabels": {
+                label: pod_labels[label] for label in (LABEL_UID, LABEL_ATTEMPT, LABEL_COMPONENT)
+            }
+        }
         apart = affinity.setdefault("podAntiAffinity", {})
         apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", []).append(
             {"labelSelector": selector, "topologyKey": LABEL_HOSTNAME}
@@ -200,14 +228,17 @@ def _affinity(given: Affinity | None, pod_labels: dict[str, str], avoided_nodes:
 
 
 def require_name(affinity: Manifest, operator: str, nodes: Sequence[str]) -> None:
-    """Adds to every term of the required node affinity that its node's name is (In) or isn't (NotIn) each of these."""
+    """Adds to every term of the required node affinity that its node's name is (In) or isn't
+    (NotIn) each of these."""
     required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms = required.setdefault("nodeSelectorTerms", [{"matchFields": []}])
     for term in terms:
         # a term without requirements selects no node, and must not begin to
         if term:
             # a requirement on the name takes one value only
-            names = [{"key": "metadata.name", "operator": operator, "values": [node]} for node in nodes]
+            names = [
+                {"key": "metadata.name", "operator": operator, "values": [node]} for node in nodes
+            ]
             term["matchFields"] = [*term.get("matchFields", []), *names]
 
 
@@ -215,7 +246,9 @@ def _tolerations(spec: GRPOJobSpec, plan: ExecutionPlan) -> list[Manifest]:
     given = [_given(toleration) for toleration in spec.placement.tolerations]
     if plan.accelerator == "CPU":
         return given
-    return given + [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in GPU_TAINTS]
+    return given + [
+        {"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in GPU_TAINTS
+    ]
 
 
 def _container_security() -> Manifest:
@@ -244,7 +277,10 @@ def _container(
         "volumeMounts": mounts + [_given(mount) for mount in spec.volume_mounts],
     }
     if role.is_engines:
-        container["readinessProbe"] = {"httpGet": {"path": "/healthz", "port": ENGINE_PORT}, "periodSeconds": 5}
+        container["readinessProbe"] = {
+            "httpGet": {"path": "/healthz", "port": ENGINE_PORT},
+            "periodSeconds": 5,
+        }
     own = _store_settings(CHECKPOINT_STORE_ENV, spec.checkpoint.store)
     theirs = _store_settings(RESUME_STORE_ENV, source.store if source else None)
     if given := own + theirs + [_given(one) for one in spec.env_from]:
@@ -259,11 +295,16 @@ def _port(role: Role) -> Manifest:
 
 
 def init_container(one: InitContainer, image: str) -> Manifest:
-    """A user's init container; the image and the rights that it doesn't name are the training container's."""
+    """A user's init container; the image and the rights that it doesn't name are the training
+    container's."""
     rights = _given(one.security_context)
     security = _container_security() | rights
     security["capabilities"] = {"drop": ["ALL"]} | rights.get("capabilities", {})
-    container = {"image": image} | _given(one) | {"imagePullPolicy": one.image_pull_policy, "securityContext": security}
+    container = (
+        {"image": image}
+        | _given(one)
+        | {"imagePullPolicy": one.image_pull_policy, "securityContext": security}
+    )
     if resources := one.resources.manifest({}):
         container["resources"] = resources
     return container
@@ -274,16 +315,24 @@ def _resources(spec: GRPOJobSpec, plan: ExecutionPlan) -> Manifest:
     resources = spec.container_resources(plan)
     if plan.gpus_per_node:
         for kind in ("requests", "limits"):
-            resources[kind] = {**resources.get(kind, {}), plan.gpu_resource: str(plan.gpus_per_node)}
+            resources[kind] = {
+                **resources.get(kind, {}),
+                plan.gpu_resource: str(plan.gpus_per_node),
+            }
     return resources
 
 
-def _environment(spec: GRPOJobSpec, plan: ExecutionPlan, image: str, token_digest: str) -> list[Manifest]:
+def _environment(
+    spec: GRPOJobSpec, plan: ExecutionPlan, image: str, token_digest: str
+) -> list[Manifest]:
     """The user's variables come last, so that they win."""
     given = [_given(variable) for variable in spec.env]
     taken = {variable["name"] for variable in given}
     env: list[Manifest] = [
-        *({"name": name, "value": value} for name, value in {**RETURN_FREED_MEMORY, PLAN_ENV: PLAN_PATH}.items()),
+        *(
+            {"name": name, "value": value}
+            for name, value in {**RETURN_FREED_MEMORY, PLAN_ENV: PLAN_PATH}.items()
+        ),
         {"name": IMAGE_ENV, "value": image},
         {"name": "HOME", "value": SCRATCH},
         {"name": "USER", "value": "grpo"},
@@ -302,7 +351,10 @@ def _environment(spec: GRPOJobSpec, plan: ExecutionPlan, image: str, token_diges
         env.append({"name": TOKEN_DIGEST_ENV, "value": token_digest})
     if spec.model.cache:
         # not HF_HOME as a whole: code that a repository ships is run from the pod's own copy
-        env += [{"name": f"HF_{kind}_CACHE", "value": f"{CACHE_MOUNT}/{kind.lower()}"} for kind in ("HUB", "DATASETS")]
+        env += [
+            {"name": f"HF_{kind}_CACHE", "value": f"{CACHE_MOUNT}/{kind.lower()}"}
+            for kind in ("HUB", "DATASETS")
+        ]
     env += _secret("HF_TOKEN", spec.model.token_secret_ref)
     env += _secret(DATASET_TOKEN_ENV, spec.dataset.token_secret_ref)
     if spec.export and (hub := spec.export.hub):

@@ -1,6 +1,7 @@
 """The volumes of a gang's pods and where the training container finds them.
 
-Apart from the rest of the pod because they are the half of it that a spec decides. Pure: the same spec, the same pod.
+Apart from the rest of the pod because they are the half of it that a spec decides. Pure: the same
+spec, the same pod.
 """
 
 from pathlib import PurePath
@@ -38,12 +39,18 @@ Manifest = dict[str, Any]
 _FOLDER, _, _FILE = PLAN_PATH.rpartition("/")
 
 
-def pod_volumes(name: str, spec: GRPOJobSpec, source: ResumeSource | None) -> tuple[list[Manifest], list[Manifest]]:
+def pod_volumes(
+    name: str, spec: GRPOJobSpec, source: ResumeSource | None
+) -> tuple[list[Manifest], list[Manifest]]:
     """The pod's volumes and the container's mounts of them."""
     shared: Manifest = {"medium": "Memory"}
     if spec.shared_memory:
         shared["sizeLimit"] = spec.shared_memory
-    plan = {"items": [{"path": _FILE, "fieldRef": {"fieldPath": f"metadata.annotations['{PLAN_ANNOTATION}']"}}]}
+    plan = {
+        "items": [
+            {"path": _FILE, "fieldRef": {"fieldPath": f"metadata.annotations['{PLAN_ANNOTATION}']"}}
+        ]
+    }
     volumes: list[Manifest] = [
         {"name": PLAN_VOLUME, "downwardAPI": plan},
         {"name": SCRATCH_VOLUME, "emptyDir": {}},
@@ -60,7 +67,9 @@ def pod_volumes(name: str, spec: GRPOJobSpec, source: ResumeSource | None) -> tu
     return volumes, mounts
 
 
-def _spec_volumes(name: str, spec: GRPOJobSpec, source: ResumeSource | None) -> list[tuple[Manifest, Manifest]]:
+def _spec_volumes(
+    name: str, spec: GRPOJobSpec, source: ResumeSource | None
+) -> list[tuple[Manifest, Manifest]]:
     found = [
         _claim(MODEL_VOLUME, spec.model.volume, MODEL_MOUNT),
         _image(MODEL_VOLUME, spec.model.image, MODEL_MOUNT),
@@ -69,7 +78,14 @@ def _spec_volumes(name: str, spec: GRPOJobSpec, source: ResumeSource | None) -> 
     if spec.dataset.files:
         found += [_claim(DATA_VOLUME, spec.dataset.files.volume, DATA_MOUNT)]
         found += [_files(DATA_VOLUME, spec.dataset.files.config_map, DATA_MOUNT)]
-    found += [_claim(CHECKPOINT_VOLUME, checkpoint_volume(name, spec.checkpoint), CHECKPOINT_MOUNT, read_only=False)]
+    found += [
+        _claim(
+            CHECKPOINT_VOLUME,
+            checkpoint_volume(name, spec.checkpoint),
+            CHECKPOINT_MOUNT,
+            read_only=False,
+        )
+    ]
     if source and source.claim_name:
         # also where it is the job's own claim: nothing may be written into another's folder
         theirs = VolumeClaim(claim_name=source.claim_name, sub_path=source.sub_path)
@@ -79,13 +95,19 @@ def _spec_volumes(name: str, spec: GRPOJobSpec, source: ResumeSource | None) -> 
     for position, reward in enumerate(spec.rewards):
         volume, path = f"{REWARD_VOLUME_PREFIX}{position}", reward_mount(position)
         if reward.model:
-            found += [_claim(volume, reward.model.volume, path), _image(volume, reward.model.image, path)]
+            found += [
+                _claim(volume, reward.model.volume, path),
+                _image(volume, reward.model.image, path),
+            ]
         found += [_files(volume, reward.python.config_map if reward.python else None, path)]
     return [pair for pair in found if pair]
 
 
-def _claim(name: str, claim: VolumeClaim | None, path: str, read_only: bool = True) -> tuple[Manifest, Manifest] | None:
-    """A claim and its mount. The volume itself stays writable: a claim mounted twice must agree on that."""
+def _claim(
+    name: str, claim: VolumeClaim | None, path: str, read_only: bool = True
+) -> tuple[Manifest, Manifest] | None:
+    """A claim and its mount. The volume itself stays writable: a claim mounted twice must agree on
+    that."""
     if claim is None:
         return None
     mount: Manifest = {"name": name, "mountPath": path}
@@ -106,7 +128,11 @@ def _image(name: str, image: ImageVolume | None, path: str) -> tuple[Manifest, M
 def _files(name: str, files: ConfigMapFiles | None, path: str) -> tuple[Manifest, Manifest] | None:
     if files is None:
         return None
-    return {"name": name, "configMap": {"name": files.name}}, {"name": name, "mountPath": path, "readOnly": True}
+    return {"name": name, "configMap": {"name": files.name}}, {
+        "name": name,
+        "mountPath": path,
+        "readOnly": True,
+    }
 
 
 def _signing_key(secret: SecretKeySelector) -> tuple[Manifest, Manifest]:
@@ -115,7 +141,11 @@ def _signing_key(secret: SecretKeySelector) -> tuple[Manifest, Manifest]:
     As a subPath the file stays what it was when the container started, and was found to be a key.
     """
     name = PurePath(SIGNING_KEY).name
-    source = {"secretName": secret.name, "items": [{"key": secret.key, "path": name}], "defaultMode": 0o440}
+    source = {
+        "secretName": secret.name,
+        "items": [{"key": secret.key, "path": name}],
+        "defaultMode": 0o440,
+    }
     if secret.optional is not None:
         source["optional"] = secret.optional
     mount = {"name": SIGNING_VOLUME, "mountPath": SIGNING_KEY, "subPath": name, "readOnly": True}

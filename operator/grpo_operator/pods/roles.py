@@ -1,7 +1,8 @@
-"""The roles of a gang: those who train and, where the plan has them, the engines in pods of their own.
+"""The roles of a gang: those who train and, where the plan has them, the engines in pods of their
+own.
 
-Each is a spec and a plan of its own, so that what makes a training pod, finds a node for it and counts what it takes
-does so for an engine's pod, too. Pure.
+Each is a spec and a plan of its own, so that what makes a training pod, finds a node for it and
+counts what it takes does so for an engine's pod, too. Pure.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ class Role:
 
     @property
     def is_engines(self) -> bool:
-        """True if these are engines: several may share a node, and they keep nothing on its disk."""
+        """True if these are engines: several may share a node, and they keep nothing on its
+        disk."""
         return self.component == COMPONENT_ENGINE
 
 
@@ -55,7 +57,8 @@ def replicas(plan: ExecutionPlan | None) -> int:
 
 
 def _as_engine(spec: GRPOJobSpec) -> GRPOJobSpec:
-    """The spec without what only training needs: its data, rewards, checkpoints, export, and their secrets."""
+    """The spec without what only training needs: its data, rewards, checkpoints, export, and their
+    secrets."""
     servers = spec.generation.servers or EngineServersSpec()
     changes = {
         "command": ENGINE_COMMAND,

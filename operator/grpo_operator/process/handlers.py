@@ -1,11 +1,13 @@
-"""Configures kopf and handles its events: GRPOJob events go to the cache, and log-in and signals to their handlers.
+"""Configures kopf and handles its events: GRPOJob events go to the cache, and log-in and signals to
+their handlers.
 
-Only this module uses kopf's decorators and runs kopf. Events carry no decisions: a handler stores the object and
-reports that it changed. There are no finalizers, no annotations and no results in the status.
+Only this module uses kopf's decorators and runs kopf. Events carry no decisions: a handler stores
+the object and reports that it changed. There are no finalizers, no annotations and no results in
+the status.
 
-All of kopf is off that costs requests, waits or CPU time and that a level-triggered loop does not need. By default kopf
-copies and compares every object on every event, to find what changed since its handlers last succeeded. In a burst that
-took half of this operator's CPU time.
+All of kopf is off that costs requests, waits or CPU time and that a level-triggered loop does not
+need. By default kopf copies and compares every object on every event, to find what changed since
+its handlers last succeeded. In a burst that took half of this operator's CPU time.
 """
 
 import asyncio
@@ -41,10 +43,11 @@ def registry(
 
     Args:
         caches: where the GRPOJobs of events are stored.
-        event_came: called for each event with the job's key, and whether the event changed what is known of the job.
+        event_came: called for each event with the job's key, and whether the event changed what is
+            known of the job.
         configuration: how to reach the API server.
-        listed: callbacks by URL path, called when kopf begins a new watch there: kopf's own LIST is made empty, so the
-            callback lists the GRPOJobs.
+        listed: callbacks by URL path, called when kopf begins a new watch there: kopf's own LIST is
+            made empty, so the callback lists the GRPOJobs.
         ending: set by SIGTERM and SIGINT.
     """
     handlers = kopf.OperatorRegistry()
@@ -67,7 +70,8 @@ def registry(
 
 
 def take(caches: Caches, event: Any) -> tuple[ObjectKey, bool]:
-    """Store the object of an event in the cache; return its key, and whether the event changed what is known.
+    """Store the object of an event in the cache; return its key, and whether the event changed what
+    is known.
 
     The event of our own write changes nothing, because the answer to that write was stored before.
     """
@@ -91,10 +95,10 @@ async def watch(
 ) -> None:
     """Run kopf until this task is cancelled, or until another thread sets `stop`.
 
-    kopf ends on answers that it doesn't expect, such as an error event in a watch or a kind that is gone. It is then
-    restarted after a pause; the periodic LISTs go on meanwhile. kopf never looks again for a kind that is missing at
-    its start. So `served` is awaited first: it returns once the kind is there. Its argument is True if the last LIST no
-    longer proves that.
+    kopf ends on answers that it doesn't expect, such as an error event in a watch or a kind that is
+    gone. It is then restarted after a pause; the periodic LISTs go on meanwhile. kopf never looks
+    again for a kind that is missing at its start. So `served` is awaited first: it returns once the
+    kind is there. Its argument is True if the last LIST no longer proves that.
     """
     backoff, doubted = Backoff(), False
     while True:
@@ -121,8 +125,8 @@ async def watch(
 def listen(ending: asyncio.Event) -> None:
     """Let SIGTERM and SIGINT set the event, in place of kopf's own handlers.
 
-    With its own handlers kopf waits five seconds for every task that is younger than itself, such as the connection
-    that Prometheus keeps open. No operator leads during that time.
+    With its own handlers kopf waits five seconds for every task that is younger than itself, such
+    as the connection that Prometheus keeps open. No operator leads during that time.
     """
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -130,7 +134,8 @@ def listen(ending: asyncio.Event) -> None:
 
 
 class _ForEver(Iterable[float]):
-    """Pauses between the tries of a request, in seconds: however long the API server is away or says "forbidden"."""
+    """Pauses between the tries of a request, in seconds: however long the API server is away or
+    says "forbidden"."""
 
     def __iter__(self) -> Iterator[float]:
         """Growing at first, then all alike, without an end."""
@@ -153,7 +158,8 @@ class _NoDifference(kopf.DiffBaseStorage):  # type: ignore[misc]
 
 
 class _NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
-    """Remembers nothing about handlers: theirs can't fail, and what they start is retried by our own queue."""
+    """Remembers nothing about handlers: theirs can't fail, and what they start is retried by our
+    own queue."""
 
     def fetch(self, **_: Any) -> Any:
         """Nothing was kept."""
@@ -185,7 +191,8 @@ def settings() -> kopf.OperatorSettings:
     chosen.networking.error_backoffs = _ForEver()
     chosen.watching.server_timeout = 300  # the API server takes whole seconds only
     chosen.watching.client_timeout = 310
-    # kopf would kill the whole process so long after its own end, also when it only begins anew; kubelets do that
+    # kopf would kill the whole process so long after its own end, also when it only begins anew;
+    # kubelets do that
     chosen.process.ultimate_exiting_timeout = None
     chosen.persistence.diffbase_storage = _NoDifference()
     chosen.persistence.progress_storage = _NoProgress()

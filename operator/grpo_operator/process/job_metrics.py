@@ -1,9 +1,10 @@
 """The grpo_job_* families of /metrics, joined from text lines that are cached for each GRPOJob.
 
-A job's lines are rebuilt only when its version changes, so a scrape of thousands of jobs joins text and computes
-nothing. A finished job keeps its series for a while, so that its last value is scraped and its alerts can fire; all
-jobs are counted by namespace and phase. A deleted job's series disappear at once. So the number of series does not
-grow with the number of jobs that the cluster has ever had.
+A job's lines are rebuilt only when its version changes, so a scrape of thousands of jobs joins text
+and computes nothing. A finished job keeps its series for a while, so that its last value is scraped
+and its alerts can fire; all jobs are counted by namespace and phase. A deleted job's series
+disappear at once. So the number of series does not grow with the number of jobs that the cluster
+has ever had.
 """
 
 import asyncio
@@ -55,7 +56,8 @@ SAID_BY_PHASE = {
 }
 """Conditions without series: they would repeat the phase, for thousands of jobs."""
 TOLD_ELSEWHERE = SAID_BY_PHASE | {ConditionType.RECOVERABLE}
-"""Conditions without series. Rank 0's metrics show by the steps between checkpoints that a job can resume."""
+"""Conditions without series. Rank 0's metrics show by the steps between checkpoints that a job can
+resume."""
 Sample = tuple[Metric, Sequence[str], float | str]
 Lines = dict[str, str]
 """Lines by family, each with its line break."""
@@ -101,9 +103,15 @@ class JobMetrics:
         shown += heapq.nlargest(ENDED_JOBS, ended, key=lambda job: job.completed)
         kept = await self._refreshed(shown)
         all_lines = [*(known.lines for known in kept), *live]
-        families = [_family(JOBS, "".join(_line(JOBS, labels, str(count)) for labels, count in counts.items()))]
+        families = [
+            _family(
+                JOBS, "".join(_line(JOBS, labels, str(count)) for labels, count in counts.items())
+            )
+        ]
         for metric in JOB:
-            families.append(_family(metric, "".join(lines.get(metric.name, "") for lines in all_lines)))
+            families.append(
+                _family(metric, "".join(lines.get(metric.name, "") for lines in all_lines))
+            )
             await asyncio.sleep(0)
         return "".join(families)
 
@@ -128,11 +136,16 @@ def _family(metric: Metric, lines: str) -> str:
 
 
 def progress_samples(
-    job: GRPOJobRecord, pull: Pull | None, silence: Silence | None, unix: Callable[[Observed], float]
+    job: GRPOJobRecord,
+    pull: Pull | None,
+    silence: Silence | None,
+    unix: Callable[[Observed], float],
 ) -> Iterator[Sample]:
-    """Since when a running job has not got on, and how long it may; nothing of one whose rank 0 was not asked yet.
+    """Since when a running job has not got on, and how long it may; nothing of one whose rank 0 was
+    not asked yet.
 
-    `unix` gives the unix time of what was observed. A rank 0 that falls silent doesn't get on as far as anybody knows.
+    `unix` gives the unix time of what was observed. A rank 0 that falls silent doesn't get on as
+    far as anybody knows.
     """
     plan, spec = job.status.plan, job.spec
     if not (job.is_active and job.is_true(ConditionType.RUNNING) and plan and spec):
@@ -158,7 +171,9 @@ def _written(job: GRPOJobRecord, samples: Iterable[Sample]) -> Lines:
     lines: dict[str, dict[str, None]] = {}
     for metric, labels, value in samples:
         try:
-            lines.setdefault(metric.name, {})[_line(metric, (*job.key, *labels), _number(value))] = None
+            lines.setdefault(metric.name, {})[
+                _line(metric, (*job.key, *labels), _number(value))
+            ] = None
         except ValueError:  # a status may say anything, and no number is no sample
             continue
     return {name: "".join(found) for name, found in lines.items()}
@@ -169,7 +184,11 @@ def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
     plan = status.plan
     model = plan.parameters if plan else ""
     yield JOB_INFO, (model, plan.strategy if plan else ""), 1
-    true = {condition.type: condition.reason for condition in status.conditions if condition.status == "True"}
+    true = {
+        condition.type: condition.reason
+        for condition in status.conditions
+        if condition.status == "True"
+    }
     for kind in sorted(true.keys() - TOLD_ELSEWHERE):
         yield JOB_CONDITION, (kind, true[kind]), 1
     if status.phase:
@@ -198,7 +217,11 @@ def _of_live(status: GRPOJobStatus) -> Iterator[Sample]:
         gpus = Counter({status.plan.gpu_product: status.plan.gpus})
         if status.plan.engine:
             gpus[status.plan.engine.gpu_product] += status.plan.engine.gpus
-        for product in (product for product, count in gpus.items() if count or product == status.plan.gpu_product):
+        for product in (
+            product
+            for product, count in gpus.items()
+            if count or product == status.plan.gpu_product
+        ):
             yield JOB_GPUS, (product,), gpus[product]
 
 
@@ -213,7 +236,9 @@ def _number(value: float | str) -> str:
 
 
 def _line(metric: Metric, labels: Iterable[str], value: str) -> str:
-    named = ",".join(f'{name}="{_escaped(text)}"' for name, text in zip(metric.labels, labels, strict=True))
+    named = ",".join(
+        f'{name}="{_escaped(text)}"' for name, text in zip(metric.labels, labels, strict=True)
+    )
     return f"{metric.name}{{{named}}} {value}\n"
 
 

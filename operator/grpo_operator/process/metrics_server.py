@@ -1,15 +1,16 @@
-"""Serves /healthz, /readyz and /metrics, and counts what status writes add to the metrics of all jobs.
+"""Serves /healthz, /readyz and /metrics, and counts what status writes add to the metrics of all
+jobs.
 
-kopf's own liveness endpoint only proves that its loop runs. Here, health follows from the watches: which are not
-served, which are silent, and which objects can't be read. /readyz, /healthz and the metrics use the same functions, so
-that they never disagree.
+kopf's own liveness endpoint only proves that its loop runs. Here, health follows from the watches:
+which are not served, which are silent, and which objects can't be read. /readyz, /healthz and the
+metrics use the same functions, so that they never disagree.
 
-prometheus_client renders the operator's own metrics, which are few. It would take 10 ms per thousand series and block
-the event loop meanwhile, so the jobs' metrics arrive here as text.
+prometheus_client renders the operator's own metrics, which are few. It would take 10 ms per
+thousand series and block the event loop meanwhile, so the jobs' metrics arrive here as text.
 
-Times to a milestone and reasons of restarts are counted by the process that wrote the status, once the API server has
-accepted it. So a restarted operator counts nothing twice. Its counters begin at 0, which Prometheus recognises as a
-reset.
+Times to a milestone and reasons of restarts are counted by the process that wrote the status, once
+the API server has accepted it. So a restarted operator counts nothing twice. Its counters begin at
+0, which Prometheus recognises as a reset.
 """
 
 import asyncio
@@ -68,10 +69,25 @@ from ..records.records import GRPOJobRecord
 
 VERSION = version("grpo-operator")
 BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-LONG_BUCKETS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21600.0, 86400.0)
+LONG_BUCKETS = (
+    1.0,
+    5.0,
+    15.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1800.0,
+    3600.0,
+    7200.0,
+    21600.0,
+    86400.0,
+)
 """For what may take as long as a queue is."""
 LAG_PERIOD = 0.05
-"""Seconds between two timers that measure how late the event loop is: shorter delays go unnoticed."""
+"""Seconds between two timers that measure how late the event loop is: shorter delays go
+unnoticed."""
 
 ByLabel = Callable[[], Mapping[str, float]]
 """The values of a family by its one label, as they are now."""
@@ -130,7 +146,9 @@ class Metrics(Observer):
         return Counter(metric.name, metric.help, metric.labels, registry=self.registry)
 
     def _histogram(self, metric: Metric, buckets: Sequence[float] = BUCKETS) -> Histogram:
-        return Histogram(metric.name, metric.help, metric.labels, registry=self.registry, buckets=buckets)
+        return Histogram(
+            metric.name, metric.help, metric.labels, registry=self.registry, buckets=buckets
+        )
 
     def read(self, families: Mapping[Metric, ByLabel]) -> None:
         """Exports these, too: what their functions give at the time of each scrape."""
@@ -146,7 +164,8 @@ class Metrics(Observer):
         self._reconciles.labels(CONTROLLER, result).inc()
 
     def record_status_write(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
-        """Counts what a status write means, once the API server has taken it; `now` in unix seconds."""
+        """Counts what a status write means, once the API server has taken it; `now` in unix
+        seconds."""
         for metric, seconds in milestones(job, new, now):
             self._times_to[metric].observe(seconds)
         if reason := restart_reason(job, new):
@@ -187,15 +206,20 @@ Text = Callable[[], Awaitable[str]]
 def application(
     registry: CollectorRegistry, jobs: Text, healthy: Check, ready: Check, detail: Check
 ) -> web.Application:
-    """The three pages; a check that complains answers 503 with its sentence. `detail` is only shown beside it.
+    """The three pages; a check that complains answers 503 with its sentence. `detail` is only shown
+    beside it.
 
     `jobs` writes the jobs' metrics, those of the registry follow.
     """
 
     async def metrics(_: web.Request) -> web.Response:
-        text = (await jobs()).encode(errors="replace")  # what is not Unicode in a label would cost the whole page
+        text = (await jobs()).encode(
+            errors="replace"
+        )  # what is not Unicode in a label would cost the whole page
         body = text + generate_latest(registry)
-        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return web.Response(
+            body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        )
 
     def checked(check: Check) -> Callable[[web.Request], Any]:
         async def answer(_: web.Request) -> web.Response:
@@ -214,7 +238,8 @@ def application(
 
 @contextlib.asynccontextmanager
 async def serve_pages(pages: web.Application, address: str, port: int) -> AsyncIterator[None]:
-    """Serves the pages while the block runs; without an address on every one of the machine, of both families.
+    """Serves the pages while the block runs; without an address on every one of the machine, of
+    both families.
 
     Raises:
         ConfigurationError: the port is taken.
@@ -235,7 +260,8 @@ Informers = Mapping[str, Informer[Any]]
 
 
 def not_served(informers: Informers) -> str:
-    """What the API server does not serve now; all else goes on, so it is a detail and no reason to be unready."""
+    """What the API server does not serve now; all else goes on, so it is a detail and no reason to
+    be unready."""
     lines: list[str] = []
     for name, informer in informers.items():
         # a cluster may well lack an optional kind, but a missing right to see it is a mistake
@@ -246,10 +272,11 @@ def not_served(informers: Informers) -> str:
 
 
 def silent_watches_message(informers: Informers, now: float, limit: float) -> str:
-    """Return a sentence that names the watches without a LIST, event or bookmark for `limit` seconds; empty if none.
+    """Return a sentence that names the watches without a LIST, event or bookmark for `limit`
+    seconds; empty if none.
 
-    A watch that is not served is left out: it is being retried, and a restart would not help. `now` is the event loop's
-    time, as are the informers' times.
+    A watch that is not served is left out: it is being retried, and a restart would not help. `now`
+    is the event loop's time, as are the informers' times.
     """
     names: list[str] = []
     for name, informer in informers.items():
@@ -261,7 +288,8 @@ def silent_watches_message(informers: Informers, now: float, limit: float) -> st
 def last_update_times(informers: Informers, now: float, unix: float) -> dict[str, float]:
     """Return, by kind, the unix time in seconds of the last LIST, event or bookmark.
 
-    Of several namespaces the oldest time counts. `now` and `unix` are the same moment on the two clocks.
+    Of several namespaces the oldest time counts. `now` and `unix` are the same moment on the two
+    clocks.
     """
     times: dict[str, float] = {}
     for name, informer in informers.items():
@@ -286,10 +314,14 @@ _BY_CONDITION = {
 }
 
 
-def milestones(job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> Iterator[tuple[Metric, float]]:
-    """The histograms that a write of the new status over the job's adds to, each with seconds since its creation.
+def milestones(
+    job: GRPOJobRecord, new: GRPOJobStatus, now: float
+) -> Iterator[tuple[Metric, float]]:
+    """The histograms that a write of the new status over the job's adds to, each with seconds since
+    its creation.
 
-    Only the first attempt has them, and only until it is interrupted: later ones began long after the job.
+    Only the first attempt has them, and only until it is interrupted: later ones began long after
+    the job.
     """
     old = job.status
     if new.attempt != 1 or old.active_seconds:

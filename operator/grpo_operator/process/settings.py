@@ -1,7 +1,8 @@
 """Reads the operator's command line, as the chart sets it, and configures logging.
 
-No other module reads arguments or the environment. Logs are one JSON object per line on stderr, or plain text for
-people. They are configured here because kopf configures logging only when its own command runs it.
+No other module reads arguments or the environment. Logs are one JSON object per line on stderr, or
+plain text for people. They are configured here because kopf configures logging only when its own
+command runs it.
 """
 
 import argparse
@@ -25,7 +26,8 @@ from ..pods.pod_spec import PodDefaults
 from ..pods.pod_volumes import Manifest
 
 ENDPOINT_ENV, HEADERS_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"
-"""What OpenTelemetry's own exporters read; the headers may be secrets, so that there is no flag for them."""
+"""What OpenTelemetry's own exporters read; the headers may be secrets, so that there is no flag for
+them."""
 IDENTITY_ENV = "POD_NAME"
 """Name of the operator's own pod, by the downward API."""
 MAX_PRICE = 1e6
@@ -55,9 +57,11 @@ class Settings:
     """Namespaces to watch; none: the whole cluster."""
     pods: PodDefaults = field(default_factory=PodDefaults)
     watchers: Sequence[Manifest] | None = None
-    """Who may ask training pods how they are, as peers of networking.k8s.io/v1; None: no NetworkPolicy is made."""
+    """Who may ask training pods how they are, as peers of networking.k8s.io/v1; None: no
+    NetworkPolicy is made."""
     token_secret: ObjectKey | None = None
-    """The Secret with the keys of tokens, which is made if it is missing; None: pods answer everybody."""
+    """The Secret with the keys of tokens, which is made if it is missing; None: pods answer
+    everybody."""
     metrics_address: str = ""
     """Where the pages are served; empty: on every address of the pod, IPv4 and IPv6."""
     metrics_port: int = 8081
@@ -71,26 +75,34 @@ class Settings:
     status_interval: float = 5.0
     """Shortest time between two status writes that don't change the job's phase."""
     workers: int = 4
-    """Jobs that are worked on at a time. More only make requests wait for each other: in a burst the API server is the
-    bottleneck, and the Job controller needs its share of it."""
+    """Jobs that are worked on at a time. More only make requests wait for each other: in a burst
+    the API server is the bottleneck, and the Job controller needs its share of it."""
     gpu_hour_prices: Mapping[str, float] = field(default_factory=dict)
-    """Price of one GPU for an hour by product, in the cluster's currency; a label of the node goes before it."""
+    """Price of one GPU for an hour by product, in the cluster's currency; a label of the node goes
+    before it."""
     tracing: Tracing | None = None
     """None: no traces."""
     election: Election | None = None
     """None: there is no other operator, and this one leads at once."""
     fenced: bool = False
-    """True if the chart's policy is installed: the leader is then recorded before anything else is written."""
+    """True if the chart's policy is installed: the leader is then recorded before anything else is
+    written."""
     limits: Limits = field(default_factory=Limits)
 
 
-def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
+def parse(
+    arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ
+) -> Settings:
     """The settings of a command line and the environment; exits with a message on a wrong one."""
     parser = _parser(Settings(), environment)
     given = parser.parse_args(arguments)
     try:
-        tracing = _tracing(given.tracing_endpoint, environment.get(HEADERS_ENV, ""), given.trace_every_nth_step)
-        election = _election(given.leader_elect, environment.get(IDENTITY_ENV, ""), given.lease_seconds)
+        tracing = _tracing(
+            given.tracing_endpoint, environment.get(HEADERS_ENV, ""), given.trace_every_nth_step
+        )
+        election = _election(
+            given.leader_elect, environment.get(IDENTITY_ENV, ""), given.lease_seconds
+        )
     except ValueError as error:
         parser.error(str(error))
     return Settings(
@@ -115,31 +127,58 @@ def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str]
 
 
 def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="grpo_operator", description="Runs the GRPOJobs of a cluster.")
-    parser.add_argument("--namespace", action="append", default=[], help="watch only this one (may be repeated)")
+    parser = argparse.ArgumentParser(
+        prog="grpo_operator", description="Runs the GRPOJobs of a cluster."
+    )
+    parser.add_argument(
+        "--namespace", action="append", default=[], help="watch only this one (may be repeated)"
+    )
     pod_spec.add_arguments(parser, default.pods.image)
     _add_tenancy(parser)
-    parser.add_argument("--metrics-address", default=default.metrics_address, help="default: every address")
-    parser.add_argument("--metrics-port", type=int, default=default.metrics_port, help="/healthz, /readyz and /metrics")
+    parser.add_argument(
+        "--metrics-address", default=default.metrics_address, help="default: every address"
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        default=default.metrics_port,
+        help="/healthz, /readyz and /metrics",
+    )
     parser.add_argument("--log-format", choices=("json", "text"), default=default.log_format)
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default=default.log_level)
-    parser.add_argument("--kubeconfig", help="default: the pod's service account, else the user's kubeconfig")
-    parser.add_argument("--resync-seconds", type=_positive, default=default.resync, help="between two full LISTs")
-    parser.add_argument("--progress-seconds", type=_positive, default=default.progress_interval, help="between pulls")
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default=default.log_level
+    )
+    parser.add_argument(
+        "--kubeconfig", help="default: the pod's service account, else the user's kubeconfig"
+    )
+    parser.add_argument(
+        "--resync-seconds", type=_positive, default=default.resync, help="between two full LISTs"
+    )
+    parser.add_argument(
+        "--progress-seconds",
+        type=_positive,
+        default=default.progress_interval,
+        help="between pulls",
+    )
     parser.add_argument(
         "--scheduling-timeout-seconds",
         type=_positive,
         default=default.limits.scheduling,
         help="a gang that isn't bound whole by then is released",
     )
-    parser.add_argument("--workers", type=int, default=default.workers, help="jobs that are worked on at a time")
+    parser.add_argument(
+        "--workers", type=int, default=default.workers, help="jobs that are worked on at a time"
+    )
     parser.add_argument(
         "--gpu-hour-price",
         action="append",
         type=_price,
         default=[],
         metavar="PRODUCT=PRICE",
-        help="price of one GPU of a product for an hour, such as NVIDIA-H100-80GB-HBM3=2.49 (may be repeated)",
+        help=(
+            "price of one GPU of a product for an hour, such as NVIDIA-H100-80GB-HBM3=2.49 (may "
+            "be repeated)"
+        ),
     )
     _add_tracing(parser, environment)
     _add_leader_election(parser)
@@ -152,10 +191,17 @@ def _add_tracing(parser: argparse.ArgumentParser, environment: Mapping[str, str]
         "--tracing-endpoint",
         default=environment.get(ENDPOINT_ENV, ""),
         metavar="URL",
-        help=f"OTLP/HTTP receiver of a trace per attempt, such as http://collector:4318; default: ${ENDPOINT_ENV}",
+        help=(
+            "OTLP/HTTP receiver of a trace per attempt, such as http://collector:4318; default: "
+            f"${ENDPOINT_ENV}"
+        ),
     )
     parser.add_argument(
-        "--trace-every-nth-step", type=_count, default=EVERY, metavar="N", help="steps with a span of their own"
+        "--trace-every-nth-step",
+        type=_count,
+        default=EVERY,
+        metavar="N",
+        help="steps with a span of their own",
     )
 
 
@@ -168,10 +214,15 @@ def _add_leader_election(parser: argparse.ArgumentParser) -> None:
         help=f"lead by this Lease, as ${IDENTITY_ENV}; default: there is no other operator",
     )
     parser.add_argument(
-        "--fence", action="store_true", help="name the leader in the OperatorLeader of the Lease's name, for the policy"
+        "--fence",
+        action="store_true",
+        help="name the leader in the OperatorLeader of the Lease's name, for the policy",
     )
     parser.add_argument(
-        "--lease-seconds", type=_positive, default=Terms().duration, help="others wait so long for a leader's renewal"
+        "--lease-seconds",
+        type=_positive,
+        default=Terms().duration,
+        help="others wait so long for a leader's renewal",
     )
 
 
@@ -181,14 +232,18 @@ def _add_tenancy(parser: argparse.ArgumentParser) -> None:
         "--network-policy-from",
         type=_peers,
         metavar="PEERS",
-        help=f"make a NetworkPolicy for the pods of jobs, which lets these in at port {PROGRESS_PORT}: a JSON list of "
+        help="make a NetworkPolicy for the pods of jobs, which lets these in at port "
+        f"{PROGRESS_PORT}: a JSON list of "
         "NetworkPolicyPeers, this operator's among them; default: make none",
     )
     parser.add_argument(
         "--token-secret",
         type=_object,
         metavar="NAMESPACE/SECRET",
-        help="pods say how they are to whom has a token by the keys in it; made if missing; default: to everybody",
+        help=(
+            "pods say how they are to whom has a token by the keys in it; made if missing; "
+            "default: to everybody"
+        ),
     )
 
 
@@ -201,7 +256,10 @@ def _election(lease: ObjectKey | None, identity: str, seconds: float) -> Electio
     if lease is None:
         return None
     if not identity:
-        raise ValueError(f"--leader-elect: ${IDENTITY_ENV} is empty; set it to the pod's name, by the downward API")
+        raise ValueError(
+            f"--leader-elect: ${IDENTITY_ENV} is empty; set it to the pod's name, by the downward "
+            "API"
+        )
     return Election(lease=lease, identity=identity, terms=Terms(seconds))
 
 
@@ -214,7 +272,10 @@ def _tracing(endpoint: str, headers: str, every: int) -> Tracing | None:
     if not endpoint:
         return None
     if not _is_receiver(endpoint):
-        raise ValueError(f"--tracing-endpoint or {ENDPOINT_ENV}: {endpoint!r} is no URL such as http://collector:4318")
+        raise ValueError(
+            f"--tracing-endpoint or {ENDPOINT_ENV}: {endpoint!r} is no URL such as "
+            "http://collector:4318"
+        )
     return Tracing(endpoint=endpoint, headers=_headers(headers), every=every)
 
 
@@ -230,7 +291,8 @@ def _is_receiver(endpoint: str) -> bool:
 
 
 def _headers(text: str) -> dict[str, str]:
-    """The headers of OTEL_EXPORTER_OTLP_HEADERS, `name=value,name=value` with percent-encoded values.
+    """The headers of OTEL_EXPORTER_OTLP_HEADERS, `name=value,name=value` with percent-encoded
+    values.
 
     Raises:
         ValueError: they are something else; the text is not repeated, for it may be a secret.
@@ -241,7 +303,9 @@ def _headers(text: str) -> dict[str, str]:
     values_are_printable = all(value.isprintable() for value in found.values())
     all_have_values = all(separator for _, separator, _ in pairs)
     if not names_are_tokens or not values_are_printable or not all_have_values:
-        raise ValueError(f"{HEADERS_ENV} is not name=value,name=value; percent-encode what is special in a value")
+        raise ValueError(
+            f"{HEADERS_ENV} is not name=value,name=value; percent-encode what is special in a value"
+        )
     return found
 
 
@@ -283,12 +347,20 @@ def _price(text: str) -> tuple[str, float]:
     except ValueError:
         value = math.nan
     if not product or not 0.0 <= value <= MAX_PRICE:
-        raise argparse.ArgumentTypeError(f"{text!r} is not PRODUCT=PRICE with a price from 0 to {MAX_PRICE:.0f}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not PRODUCT=PRICE with a price from 0 to {MAX_PRICE:.0f}"
+        )
     return product, value
 
 
-_LEFT_OUT = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "settings"}
-"""Attributes of a log record that are no field of the line: those of every record, and kopf's own `settings`."""
+_LEFT_OUT = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message",
+    "asctime",
+    "taskName",
+    "settings",
+}
+"""Attributes of a log record that are no field of the line: those of every record, and kopf's own
+`settings`."""
 
 
 class JsonFormatter(logging.Formatter):

@@ -1,7 +1,8 @@
 """Sends spans to an OpenTelemetry collector by OTLP/HTTP in JSON, in the background.
 
-A collector that is slow or away costs nobody a wait: spans queue up to a bound, and what comes then is dropped and
-counted. A batch that the collector can't take now is sent again, with growing pauses or when the collector says.
+A collector that is slow or away costs nobody a wait: spans queue up to a bound, and what comes then
+is dropped and counted. A batch that the collector can't take now is sent again, with growing pauses
+or when the collector says.
 """
 
 import asyncio
@@ -32,7 +33,8 @@ LONGEST_PAUSE = 300.0
 """The longest Retry-After, in seconds, that is waited for."""
 MAX_ANSWER = 64 * 1024
 AGAIN = (429, 502, 503, 504)
-"""Answers after which the same request may be taken later (OTLP/HTTP, "Retryable Response Codes")."""
+"""Answers after which the same request may be taken later (OTLP/HTTP, "Retryable Response
+Codes")."""
 PATH = "/v1/traces"
 
 
@@ -143,7 +145,9 @@ class SpanExporter:
             ) as answer:
                 # every other answer is final: OTLP names only these as retryable
                 if answer.status in AGAIN:
-                    raise NotNow(f"HTTP {answer.status}", _retry_after(answer.headers.get("Retry-After", "")))
+                    raise NotNow(
+                        f"HTTP {answer.status}", _retry_after(answer.headers.get("Retry-After", ""))
+                    )
                 return answer.status, await _beginning(answer.content)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise NotNow(repr(error)) from error
@@ -170,6 +174,8 @@ def _partial(text: bytes) -> tuple[int, str]:
     """How many spans an answer of success refuses, and why: its `partialSuccess`."""
     try:
         partial = json.loads(text or b"{}")["partialSuccess"]
-        return max(0, int(partial.get("rejectedSpans", 0))), str(partial.get("errorMessage", ""))[:200]
+        return max(0, int(partial.get("rejectedSpans", 0))), str(partial.get("errorMessage", ""))[
+            :200
+        ]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         return 0, ""

@@ -1,8 +1,10 @@
-"""Builds one operator process: the informers that fill its caches, and the tasks that run while it leads.
+"""Builds one operator process: the informers that fill its caches, and the tasks that run while it
+leads.
 
-Leader election is elsewhere. A follower keeps its caches as full as the leader's and does nothing else: it queues no
-job, fetches no progress and writes nothing. Informers are listed here by the kind of object that they mirror, each in
-every namespace that the operator serves. Tasks run as one group: when one ends, all end.
+Leader election is elsewhere. A follower keeps its caches as full as the leader's and does nothing
+else: it queues no job, fetches no progress and writes nothing. Informers are listed here by the
+kind of object that they mirror, each in every namespace that the operator serves. Tasks run as one
+group: when one ends, all end.
 """
 
 import asyncio
@@ -24,7 +26,16 @@ from grpo_kube.informer import Informer
 from grpo_kube.leader_election import Election
 from grpo_kube.objects.errors import ClusterError, NotFound
 from grpo_kube.objects.json_reader import JsonObject
-from grpo_kube.objects.resources import JOBS, NETWORK_POLICIES, PODS, SERVICES, Object, ObjectKey, Resource, Selection
+from grpo_kube.objects.resources import (
+    JOBS,
+    NETWORK_POLICIES,
+    PODS,
+    SERVICES,
+    Object,
+    ObjectKey,
+    Resource,
+    Selection,
+)
 from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_kube.pacing import Backoff
 from grpo_kube.work_queue import BATCH_DELAY, ECHO_DELAY, WorkQueue, work
@@ -83,7 +94,8 @@ class Operator:
         leading: asyncio.Event,
         wall: Callable[[], float],
     ) -> None:
-        """Puts the parts together. `leading` is set once this process leads; `wall` gives unix seconds."""
+        """Puts the parts together. `leading` is set once this process leads; `wall` gives unix
+        seconds."""
         self.settings = settings
         self._wall = wall
         self._clock = asyncio.get_running_loop().time
@@ -106,7 +118,9 @@ class Operator:
         self._exporter: SpanExporter | None = None
         self._traces: AttemptTraces | None = None
         if tracing := settings.tracing:
-            self._exporter = SpanExporter(session, tracing.endpoint, tracing.headers, metrics.record_spans)
+            self._exporter = SpanExporter(
+                session, tracing.endpoint, tracing.headers, metrics.record_spans
+            )
             self._traces = AttemptTraces(self._exporter.put, every=tracing.every, version=VERSION)
         self._tokens = Tokens()
         self._puller = self._rank0(session)
@@ -125,7 +139,9 @@ class Operator:
         """Build the parts of a reconcile, one for each of its steps."""
         chosen, cluster, caches = self.settings, self._cluster, self._caches
         limits, pods = chosen.limits, chosen.pods
-        workloads = Workloads(cluster, caches, self.facts, self._kueue_problem, pods=pods, clock=self._wall)
+        workloads = Workloads(
+            cluster, caches, self.facts, self._kueue_problem, pods=pods, clock=self._wall
+        )
         observer = Observer(
             cluster,
             caches,
@@ -137,7 +153,13 @@ class Operator:
         )
         shared = SharedObjects(cluster, caches, self._clock, chosen.watchers)
         starter = AttemptStarter(
-            cluster, caches, shared, workloads, first_seen=observer.first_seen, pods=pods, tokens=self._tokens
+            cluster,
+            caches,
+            shared,
+            workloads,
+            first_seen=observer.first_seen,
+            pods=pods,
+            tokens=self._tokens,
         )
         throttle = StatusThrottle(chosen.status_interval)
         return Reconciler(
@@ -153,15 +175,21 @@ class Operator:
     def _rank0(self, session: aiohttp.ClientSession) -> ProgressPuller:
         """What asks rank 0 of every gang."""
         caches, chosen = self._caches, self.settings
-        fetch = http_fetch(session, self._tokens, trace_every=chosen.tracing.every if chosen.tracing else None)
+        fetch = http_fetch(
+            session, self._tokens, trace_every=chosen.tracing.every if chosen.tracing else None
+        )
         asked = partial(targets, caches.grpojobs, caches.pods.owned_by)
-        return ProgressPuller(asked, fetch, self._progressed, chosen.progress_interval, self._metrics.record_pull)
+        return ProgressPuller(
+            asked, fetch, self._progressed, chosen.progress_interval, self._metrics.record_pull
+        )
 
     def _informers(self, cluster: HttpCluster) -> dict[str, Informer[Any]]:
         served, isolates = self.settings.namespaces, self.settings.watchers is not None
         changed = self._add, self._add_namespaces
         resync = self.settings.resync
-        return informers(cluster, self._caches, *changed, namespaces=served, isolates=isolates, resync=resync)
+        return informers(
+            cluster, self._caches, *changed, namespaces=served, isolates=isolates, resync=resync
+        )
 
     def add(self, key: ObjectKey, news: bool = True) -> None:
         """Queue a job for a reconcile; a follower queues nothing.
@@ -199,7 +227,11 @@ class Operator:
     def _add_namespaces(self, keys: Iterable[ObjectKey]) -> None:
         """A Service or NetworkPolicy came or went: its namespace's active jobs need it."""
         namespaces = {key.namespace for key in keys}
-        self._add(job.key for job in self._caches.grpojobs if job.is_active and job.key.namespace in namespaces)
+        self._add(
+            job.key
+            for job in self._caches.grpojobs
+            if job.is_active and job.key.namespace in namespaces
+        )
 
     def _kueue_problem(self, namespace: str) -> str:
         """Why Workloads of a namespace can't be seen now; empty when they can."""
@@ -210,11 +242,16 @@ class Operator:
         return unseen_message(informer.not_served, forbidden=informer.forbidden)
 
     async def run(self, on_filled: Callable[[], None]) -> None:
-        """Fills the caches by full LISTs, says so, then works as soon as it leads, until cancelled."""
+        """Fills the caches by full LISTs, says so, then works as soon as it leads, until
+        cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for name, informer in self.informers.items():
                 # kopf delivers the events of GRPOJobs
-                follow = informer.relist_forever() if name.startswith(GRPOJOBS.plural) else informer.follow()
+                follow = (
+                    informer.relist_forever()
+                    if name.startswith(GRPOJOBS.plural)
+                    else informer.follow()
+                )
                 tasks.create_task(follow, name=name)
             tasks.create_task(self.facts.run(), name="facts")
             for informer in self.informers.values():
@@ -222,7 +259,8 @@ class Operator:
             on_filled()
             tasks.create_task(self._metrics.follow_lag(), name="lag")
             for name, part in self._parts().items():
-                # a task of a follower's, too: kopf at its end cancels all that are younger than itself
+                # a task of a follower's, too: kopf at its end cancels all that are younger than
+                # itself
                 tasks.create_task(self._once_leading(part), name=name)
             tasks.create_task(self._take_over(), name="takeover")
             self.warm.set()
@@ -248,11 +286,14 @@ class Operator:
         await part()
 
     async def _take_over(self) -> None:
-        """Lets the parts run once this process leads, on what the leader before has written to the last."""
+        """Lets the parts run once this process leads, on what the leader before has written to the
+        last."""
         if not self._leading.is_set():
             await self._leading.wait()
             # a kind that is not there is no reason to wait
-            known = [informer for informer in self.informers.values() if not informer.is_missing_kind]
+            known = [
+                informer for informer in self.informers.values() if not informer.is_missing_kind
+            ]
             await asyncio.gather(*(informer.list_if_served() for informer in known))
         if secret := self.settings.token_secret:
             self._tokens.keys = await tokens.load(self._cluster, secret)
@@ -263,18 +304,28 @@ class Operator:
     def relist_callbacks(self) -> dict[str, Callable[[], None]]:
         """What makes the GRPOJobs of a URL path be listed again."""
         return {
-            GRPOJOBS.path(namespace): self.informers[f"{GRPOJOBS.plural}/{namespace or '*'}"].want_list
+            GRPOJOBS.path(namespace): self.informers[
+                f"{GRPOJOBS.plural}/{namespace or '*'}"
+            ].want_list
             for namespace in self.settings.namespaces or (None,)
         }
 
     async def grpojobs_served(self, doubted: bool) -> None:
-        """Waits until the API server gives a LIST of GRPOJobs, in one of the namespaces at least, and discovers them.
+        """Waits until the API server gives a LIST of GRPOJobs, in one of the namespaces at least,
+        and discovers them.
 
-        The last LIST that was tried counts, unless it is `doubted`. kopf finds kinds by discovery, once.
+        The last LIST that was tried counts, unless it is `doubted`. kopf finds kinds by discovery,
+        once.
         """
-        informers = [informer for name, informer in self.informers.items() if name.startswith(GRPOJOBS.plural)]
+        informers = [
+            informer
+            for name, informer in self.informers.items()
+            if name.startswith(GRPOJOBS.plural)
+        ]
         if doubted or all(informer.not_served for informer in informers):
-            await until_one_ends(*(asyncio.create_task(informer.list_until_served()) for informer in informers))
+            await until_one_ends(
+                *(asyncio.create_task(informer.list_until_served()) for informer in informers)
+            )
         backoff = Backoff()
         while not await self._discovered():
             await backoff.wait()
@@ -287,7 +338,8 @@ class Operator:
             return False
 
     async def watch(self, registry: kopf.OperatorRegistry, stop: threading.Event | None) -> None:
-        """Has GRPOJobs watched, once everything of ours runs: at its end kopf cancels all tasks younger than itself."""
+        """Has GRPOJobs watched, once everything of ours runs: at its end kopf cancels all tasks
+        younger than itself."""
         await self.warm.wait()
         await handlers.watch(
             registry,
@@ -299,7 +351,9 @@ class Operator:
 
     def unready(self) -> str:
         """What is still missing before the first job can be worked on."""
-        waiting = [name for name, informer in self.informers.items() if not informer.settled.is_set()]
+        waiting = [
+            name for name, informer in self.informers.items() if not informer.settled.is_set()
+        ]
         if waiting:
             return f"not listed yet: {', '.join(waiting)}"
         return "" if self.kopf_ready.is_set() else "kopf is starting"
@@ -315,7 +369,8 @@ class Operator:
         )
 
     def last_update_times(self) -> dict[str, float]:
-        """Return, by kind of object, the unix time in seconds of the last LIST, event or bookmark."""
+        """Return, by kind of object, the unix time in seconds of the last LIST, event or
+        bookmark."""
         return metrics_server.last_update_times(self._watched(), self._clock(), self._wall())
 
     def _watched(self) -> dict[str, Informer[Any]]:
@@ -332,26 +387,33 @@ class Operator:
         return {"": self._works_since - free_since}
 
     def own_jobs(self) -> Iterable[GRPOJobRecord]:
-        """The jobs of which this operator tells: none of a follower's, for the leader tells of all."""
+        """The jobs of which this operator tells: none of a follower's, for the leader tells of
+        all."""
         return self._caches.grpojobs if self.working.is_set() else ()
 
     def progress_samples(self, job: GRPOJobRecord) -> Iterable[Sample]:
         """See job_metrics.progress_samples."""
         pull, silence = self._puller.pull(job.key), self._puller.silence(job.key)
-        return progress_samples(job, pull, silence, lambda at: self._wall() - (self._clock() - at.at))
+        return progress_samples(
+            job, pull, silence, lambda at: self._wall() - (self._clock() - at.at)
+        )
 
 
 async def tell_fence(cluster: HttpCluster, election: Election) -> None:
     """Puts the leader's name where the chart's policy looks.
 
-    One that led before and is late meets another resourceVersion, or is written over by the one that leads, which
-    begins only then.
+    One that led before and is late meets another resourceVersion, or is written over by the one
+    that leads, which begins only then.
 
     Raises:
         ClusterError: it was not taken; somebody else may have written.
     """
     metadata: Object = {"name": election.lease.name, "namespace": election.lease.namespace}
-    body: Object = {"apiVersion": API_VERSION, "kind": LEADER_KIND, "spec": {"holderIdentity": election.identity}}
+    body: Object = {
+        "apiVersion": API_VERSION,
+        "kind": LEADER_KIND,
+        "spec": {"holderIdentity": election.identity},
+    }
     try:
         known = await cluster.get(LEADERS, *election.lease)
     except NotFound:
@@ -375,10 +437,11 @@ def informers(
     isolates: bool,
     resync: float,
 ) -> dict[str, Informer[Any]]:
-    """An informer per kind and namespace, by `plural/namespace`; without namespaces of all as one, `*`.
+    """An informer per kind and namespace, by `plural/namespace`; without namespaces of all as one,
+    `*`.
 
-    `on_change` hears the GRPOJobs that a change concerns, `shared_changed` the namespaces whose jobs share what
-    changed. NetworkPolicies are mirrored by an operator that `isolates`.
+    `on_change` hears the GRPOJobs that a change concerns, `shared_changed` the namespaces whose
+    jobs share what changed. NetworkPolicies are mirrored by an operator that `isolates`.
     """
     by_name = f"metadata.name={NETWORK_POLICY}"
     kinds: list[tuple[Resource, str, Cache[Any], Changed]] = [

@@ -1,7 +1,7 @@
 """Names, labels and addresses of everything that the operator creates, each written down once.
 
-Names are how the operator finds its children again after a restart: they follow from the GRPOJob and the attempt
-alone.
+Names are how the operator finds its children again after a restart: they follow from the GRPOJob
+and the attempt alone.
 """
 
 import hashlib
@@ -16,7 +16,8 @@ MANAGER = "grpo-operator"
 """Name of this controller in labels, events and the User-Agent."""
 
 FENCE = "of the GRPO operators only the one that leads may write this"
-"""How the chart's policy refuses the write of an operator that does not lead any more, or does so only now."""
+"""How the chart's policy refuses the write of an operator that does not lead any more, or does so
+only now."""
 
 LABEL_JOB = f"{GROUP}/job-name"
 """Name of the GRPOJob, on its Jobs and pods: what the watches select by."""
@@ -28,8 +29,9 @@ LABEL_ATTEMPT = f"{GROUP}/attempt"
 """Number of the attempt, from 1."""
 
 LABEL_COMPONENT = f"{GROUP}/component"
-"""What a shared object is for, COMPONENT_RENDEZVOUS or COMPONENT_ISOLATION; of a Job and its pods, the role in their
-gang: COMPONENT_TRAINER or COMPONENT_ENGINE. Those of former versions have none, and train."""
+"""What a shared object is for, COMPONENT_RENDEZVOUS or COMPONENT_ISOLATION; of a Job and its pods,
+the role in their gang: COMPONENT_TRAINER or COMPONENT_ENGINE. Those of former versions have none,
+and train."""
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_APP = "app.kubernetes.io/name"
@@ -46,19 +48,22 @@ KUEUE = "kueue.x-k8s.io"
 LABEL_QUEUE = f"{KUEUE}/queue-name"
 LABEL_WORKLOAD_PRIORITY = f"{KUEUE}/priority-class"
 LABEL_PREBUILT = f"{KUEUE}/prebuilt-workload-name"
-"""On a GRPOJob: its LocalQueue, its WorkloadPriorityClass, and, as an annotation too, the Workload that MultiKueue made
-for it."""
+"""On a GRPOJob: its LocalQueue, its WorkloadPriorityClass, and, as an annotation too, the Workload
+that MultiKueue made for it."""
 
 LABEL_POD_SET = f"{KUEUE}/podset"
 ANNOTATION_WORKLOAD = f"{KUEUE}/workload"
 TOPOLOGY_GATE = f"{KUEUE}/topology"
-ANNOTATIONS_TOPOLOGY = tuple(f"{KUEUE}/podset-{kind}-topology" for kind in ("required", "preferred", "unconstrained"))
-"""On a pod: its role, and by what Kueue finds, places and lets start those that have a place in a topology; the
-annotations are those by which users ask for one."""
+ANNOTATIONS_TOPOLOGY = tuple(
+    f"{KUEUE}/podset-{kind}-topology" for kind in ("required", "preferred", "unconstrained")
+)
+"""On a pod: its role, and by what Kueue finds, places and lets start those that have a place in a
+topology; the annotations are those by which users ask for one."""
 
 ANNOTATION_PLANNED = f"{GROUP}/planned"
 ANNOTATION_PAUSED = f"{GROUP}/paused"
-"""On a Workload: the plan that it was made for, and that it is inactive because the GRPOJob is suspended."""
+"""On a Workload: the plan that it was made for, and that it is inactive because the GRPOJob is
+suspended."""
 
 NOT_INHERITED = ("kubectl.kubernetes.io/last-applied-configuration", "job-name", "controller-uid")
 NOT_INHERITED_PREFIXES = (
@@ -67,15 +72,17 @@ NOT_INHERITED_PREFIXES = (
     "batch.kubernetes.io/",
     "container.apparmor.security.beta.kubernetes.io/",
 )
-"""Labels and annotations that mean something else on a Job or pod: kubectl's record of what was applied, Kueue's, which
-are for the Workload, those of the Job controller, which the API server refuses from others, AppArmor's, which could
-lift a pod above the `restricted` standard, and ours."""
+"""Labels and annotations that mean something else on a Job or pod: kubectl's record of what was
+applied, Kueue's, which are for the Workload, those of the Job controller, which the API server
+refuses from others, AppArmor's, which could lift a pod above the `restricted` standard, and ours.
+"""
 
 RENDEZVOUS_SERVICE = "grpo-rendezvous"
 """The one headless Service of a namespace; pods of all jobs have their DNS names under it."""
 
 ENGINE_SERVICE = "grpo-engines"
-"""The headless Service of a namespace under which all engine pods have their DNS names, whatever their index."""
+"""The headless Service of a namespace under which all engine pods have their DNS names, whatever
+their index."""
 
 NETWORK_POLICY = "grpo-pods"
 """The NetworkPolicy of a namespace: what may reach the pods of its jobs."""
@@ -98,12 +105,14 @@ def child_job(name: str, attempt: int) -> str:
 
 
 def engine_job(name: str, attempt: int) -> str:
-    """Name of the Indexed Job of an attempt's engines; those of the attempts themselves end with a number."""
+    """Name of the Indexed Job of an attempt's engines; those of the attempts themselves end with a
+    number."""
     return f"{child_job(name, attempt)}{ENGINE_SUFFIX}"
 
 
 def workload_name(name: str, uid: str) -> str:
-    """Name of a GRPOJob's Workload, of at most 63 characters: Kueue's GRPOJobs may be another kind's namesakes."""
+    """Name of a GRPOJob's Workload, of at most 63 characters: Kueue's GRPOJobs may be another
+    kind's namesakes."""
     return f"grpojob-{name[:49]}-{hashlib.sha256(uid.encode()).hexdigest()[:5]}"
 
 
@@ -113,7 +122,8 @@ def is_engines_job(job: str) -> bool:
 
 
 def attempt_selector(uid: str, attempt: int) -> str:
-    """Label selector of a GRPOJob's training pods of one attempt; of other attempts' and other jobs' none."""
+    """Label selector of a GRPOJob's training pods of one attempt; of other attempts' and other
+    jobs' none."""
     return f"{LABEL_UID}={uid},{LABEL_ATTEMPT}={attempt},{LABEL_COMPONENT}!={COMPONENT_ENGINE}"
 
 
@@ -142,14 +152,16 @@ def checkpoint_claim(name: str) -> str:
 
 
 def checkpoint_volume(name: str, checkpoint: CheckpointSpec) -> VolumeClaim | None:
-    """The claim of a job's checkpoints, its own or one that the spec names; None where they don't outlive the pods."""
+    """The claim of a job's checkpoints, its own or one that the spec names; None where they don't
+    outlive the pods."""
     if checkpoint.volume_claim_template:
         return VolumeClaim(claim_name=checkpoint_claim(name))
     return checkpoint.volume
 
 
 def run_folder(name: str, uid: str) -> str:
-    """Folder of a job's checkpoints on its volume: one made again under the same name must not resume the old one's."""
+    """Folder of a job's checkpoints on its volume: one made again under the same name must not
+    resume the old one's."""
     return f"{name}-{uid}"
 
 

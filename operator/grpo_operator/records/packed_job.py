@@ -1,7 +1,8 @@
-"""Spec and status of a GRPOJob: typed while the job lives, packed into two kilobytes once it has ended.
+"""Spec and status of a GRPOJob: typed while the job lives, packed into two kilobytes once it has
+ended.
 
-The typed models take forty kilobytes, and a cluster keeps ten thousand ended jobs, of which hardly one is looked at.
-They are unpacked for a look and dropped again.
+The typed models take forty kilobytes, and a cluster keeps ten thousand ended jobs, of which hardly
+one is looked at. They are unpacked for a look and dropped again.
 """
 
 import json
@@ -17,13 +18,14 @@ Fields = dict[str, Any]
 UNPACKED = 64
 """How many ended jobs stay unpacked: a reconcile reads the same one many times."""
 TYPED, SHORT = 256, 8192
-"""How many specs stay typed, and the longest that do, in characters of JSON: a job comes again with each write of its
-status, and its spec is the same."""
+"""How many specs stay typed, and the longest that do, in characters of JSON: a job comes again with
+each write of its status, and its spec is the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobContent:
-    """Typed spec and status of a GRPOJob. A spec that the types reject becomes None, and `problems` has the reasons."""
+    """Typed spec and status of a GRPOJob. A spec that the types reject becomes None, and `problems`
+    has the reasons."""
 
     spec: GRPOJobSpec | None
     problems: tuple[str, ...]
@@ -36,7 +38,8 @@ def content_without_status(spec: GRPOJobSpec | None) -> JobContent:
 
 
 def with_queue_name(content: JobContent, queue: str) -> JobContent:
-    """The content with the LocalQueue that the label names where the spec names none: one place says it to all."""
+    """The content with the LocalQueue that the label names where the spec names none: one place
+    says it to all."""
     spec = content.spec
     if spec is None or not queue or spec.placement.queue_name:
         return content
@@ -62,7 +65,8 @@ def job_content(spec: Fields, status: GRPOJobStatus) -> JobContent:
 
 @lru_cache(TYPED)
 def _typed_spec(text: str) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
-    """What the types make of a spec of that JSON; by its text, for what is said by `1` and `1.0` is not the same."""
+    """What the types make of a spec of that JSON; by its text, for what is said by `1` and `1.0` is
+    not the same."""
     return _judged(json.loads(text))
 
 

@@ -1,9 +1,16 @@
-"""API objects → records. Every parser finds a field of a wrong type here, where it costs one object only."""
+"""API objects → records. Every parser finds a field of a wrong type here, where it costs one object
+only."""
 
 import sys
 from typing import Any
 
-from grpo_kube.objects.json_reader import MAX_OBJECT, MAX_SENTENCE, JsonObject, reported_time, truncate
+from grpo_kube.objects.json_reader import (
+    MAX_OBJECT,
+    MAX_SENTENCE,
+    JsonObject,
+    reported_time,
+    truncate,
+)
 from grpo_kube.objects.resources import ObjectKey
 
 from .names import (
@@ -23,16 +30,26 @@ from .workloads import kueue_metadata
 
 
 def object_key(meta: JsonObject) -> ObjectKey:
-    """Namespace and name of the object with this metadata; thousands of keys share one text of their namespace."""
+    """Namespace and name of the object with this metadata; thousands of keys share one text of
+    their namespace."""
     return ObjectKey(sys.intern(meta.required_text("namespace")), meta.required_text("name"))
 
 
 def _job_key(meta: JsonObject) -> ObjectKey:
-    return ObjectKey(sys.intern(meta.required_text("namespace")), meta.part("labels").text(LABEL_JOB))
+    return ObjectKey(
+        sys.intern(meta.required_text("namespace")), meta.part("labels").text(LABEL_JOB)
+    )
 
 
 def _controller_uid(meta: JsonObject) -> str:
-    return next((owner.text("uid") for owner in meta.parts("ownerReferences") if owner.is_true("controller")), "")
+    return next(
+        (
+            owner.text("uid")
+            for owner in meta.parts("ownerReferences")
+            if owner.is_true("controller")
+        ),
+        "",
+    )
 
 
 def grpojob_record(item: object) -> GRPOJobRecord:
@@ -40,7 +57,8 @@ def grpojob_record(item: object) -> GRPOJobRecord:
 
     Raises:
         Unreadable: a field has a type that it can't have.
-        pydantic.ValidationError: the status has values that this version doesn't know (unknown fields are ignored).
+        pydantic.ValidationError: the status has values that this version doesn't know (unknown
+            fields are ignored).
     """
     whole = JsonObject(item)
     meta, spec, status = whole.part("metadata"), whole.raw("spec"), whole.raw("status")
@@ -71,7 +89,8 @@ _RESERVES = ("attempt", "attemptStartTime", "conditions", "jobUid", "plan")
 
 
 def reserving_record(item: object) -> GRPOJobRecord:
-    """The record of a GRPOJob by what reserves GPUs for it alone, whatever else its status says: nobody may act on it.
+    """The record of a GRPOJob by what reserves GPUs for it alone, whatever else its status says:
+    nobody may act on it.
 
     Raises:
         Unreadable, pydantic.ValidationError: not even that can be read.
@@ -79,7 +98,9 @@ def reserving_record(item: object) -> GRPOJobRecord:
     whole = JsonObject(item)
     status = whole.raw("status")
     reserves = {field: status[field] for field in _RESERVES if field in status}
-    return grpojob_record({"metadata": whole.raw("metadata"), "spec": whole.raw("spec"), "status": reserves})
+    return grpojob_record(
+        {"metadata": whole.raw("metadata"), "spec": whole.raw("spec"), "status": reserves}
+    )
 
 
 def job_record(item: object) -> JobRecord:
@@ -121,7 +142,8 @@ def _unschedulable(bound: JsonObject) -> str:
 def _marked_not_ready(status: JsonObject) -> bool:
     """True if the node controller has marked a pod because its kubelet fell silent.
 
-    It turns the status of Ready alone (MarkPodsNotReady); a kubelet gives a reason, such as a sidecar that isn't ready.
+    It turns the status of Ready alone (MarkPodsNotReady); a kubelet gives a reason, such as a
+    sidecar that isn't ready.
     """
     ready = status.condition("Ready")
     return ready.text("status") == "False" and not ready.text("reason")
@@ -136,7 +158,10 @@ def pod_record(item: object) -> PodRecord:
     whole = JsonObject(item)
     meta, status = whole.part("metadata"), whole.part("status")
     labels, bound = meta.part("labels"), status.condition("PodScheduled")
-    state, node = trainer_container(status).part("state"), sys.intern(whole.part("spec").text("nodeName"))
+    state, node = (
+        trainer_container(status).part("state"),
+        sys.intern(whole.part("spec").text("nodeName")),
+    )
     end = pod_termination(status, labels.digits(LABEL_ATTEMPT), node)
     return PodRecord(
         key=object_key(meta),
@@ -153,7 +178,9 @@ def pod_record(item: object) -> PodRecord:
         phase=sys.intern(status.text("phase") or "Pending"),
         waiting=state.part("waiting").reason_and_message(),
         unschedulable=_unschedulable(bound),
-        bound_at=reported_time(bound, "lastTransitionTime") if bound.text("status") == "True" else None,
+        bound_at=reported_time(bound, "lastTransitionTime")
+        if bound.text("status") == "True"
+        else None,
         node_lost="running" in state and _marked_not_ready(status),
         deleting="deletionTimestamp" in meta,
         end=pack_end(end) if end else None,

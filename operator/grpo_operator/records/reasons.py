@@ -1,4 +1,5 @@
-"""Every reason that a user can read in a condition or an event, spelled once; an Outcome's results come on top."""
+"""Every reason that a user can read in a condition or an event, spelled once; an Outcome's results
+come on top."""
 
 from enum import StrEnum
 

@@ -1,7 +1,9 @@
-"""Defines the typed records that the operator keeps of watched objects, with the few fields that decisions need.
+"""Defines the typed records that the operator keeps of watched objects, with the few fields that
+decisions need.
 
-Whole objects cost tens of kilobytes each and invite decisions on fields that nobody reviewed. There are records of
-objects that attempts share, too: the Services and the NetworkPolicy of a namespace, and the claim of a job.
+Whole objects cost tens of kilobytes each and invite decisions on fields that nobody reviewed. There
+are records of objects that attempts share, too: the Services and the NetworkPolicy of a namespace,
+and the claim of a job.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +30,8 @@ ENDED_PHASES = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRPOJobRecord:
-    """One GRPOJob. Its spec and status are typed while it lives, and unpacked on demand once it has ended."""
+    """One GRPOJob. Its spec and status are typed while it lives, and unpacked on demand once it has
+    ended."""
 
     key: ObjectKey
     uid: str
@@ -116,7 +119,11 @@ class GRPOJobRecord:
     @property
     def is_competing(self) -> bool:
         """True if the job wants GPUs that the operator itself hands out."""
-        return self.spec is not None and self.spec.placement.accelerator == "GPU" and not self.queue_name
+        return (
+            self.spec is not None
+            and self.spec.placement.accelerator == "GPU"
+            and not self.queue_name
+        )
 
     @property
     def is_suspended(self) -> bool:
@@ -152,7 +159,8 @@ class GRPOJobRecord:
 
     @property
     def should_create_pods(self) -> bool:
-        """True if its pods are created at its turn although nothing is free; see spec.placement.provisioning."""
+        """True if its pods are created at its turn although nothing is free; see
+        spec.placement.provisioning."""
         return self.spec is not None and self.spec.placement.provisioning == "CreatePods"
 
     @property
@@ -161,8 +169,9 @@ class GRPOJobRecord:
         return (self.spec.restarts if self.spec else RestartsSpec()).start_timeout_seconds
 
     def hang_allowance(self, stage: str) -> float | None:
-        """Seconds without progress in a stage after which the operator ends an attempt: twice the trainer's own limit
-        and its grace, for a rank 0 whose watchdog can't act first; None without a plan."""
+        """Seconds without progress in a stage after which the operator ends an attempt: twice the
+        trainer's own limit and its grace, for a rank 0 whose watchdog can't act first; None without
+        a plan."""
         if self.spec is None or self.status.plan is None:
             return None
         grace = self.spec.pod_template.spec.termination_grace_period_seconds
@@ -199,16 +208,22 @@ class GRPOJobRecord:
 
     @property
     def is_waiting_for_admission(self) -> bool:
-        """True if the job waits for GPUs that the operator hands out. One that was refused does: it may have been by an
-        older operator, or by one that had no default image."""
-        if self.is_finished or self.deleting or not self.is_ours or (self.resume_job and not self.status.resume_from):
+        """True if the job waits for GPUs that the operator hands out. One that was refused does: it
+        may have been by an older operator, or by one that had no default image."""
+        if (
+            self.is_finished
+            or self.deleting
+            or not self.is_ours
+            or (self.resume_job and not self.status.resume_from)
+        ):
             return False
         return self.is_competing and not self.is_active and not self.is_suspended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """The Indexed Job of one attempt. `grpojob_uid` is the controlling owner's uid, empty for a stranger's Job."""
+    """The Indexed Job of one attempt. `grpojob_uid` is the controlling owner's uid, empty for a
+    stranger's Job."""
 
     key: ObjectKey
     job_key: ObjectKey
@@ -309,7 +324,8 @@ class PolicyRecord(SharedRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRecord:
-    """A PersistentVolumeClaim. `grpojob_uid` is its controller's uid, empty for one that nobody owns."""
+    """A PersistentVolumeClaim. `grpojob_uid` is its controller's uid, empty for one that nobody
+    owns."""
 
     key: ObjectKey
     grpojob_uid: str

@@ -1,7 +1,8 @@
 """How a pod ended: the typed end in what the kubelet wrote about the pod. Pure.
 
-Trust, in this order (design: "The contract between operator and pod"): the Outcome in the termination message, the
-container's and pod's state as the kubelet wrote it, the exit code. Only an Outcome can say Succeeded.
+Trust, in this order (design: "The contract between operator and pod"): the Outcome in the
+termination message, the container's and pod's state as the kubelet wrote it, the exit code. Only an
+Outcome can say Succeeded.
 """
 
 from dataclasses import dataclass, replace
@@ -30,7 +31,8 @@ _DETAILS = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodTermination:
-    """The end of one pod. `reported`: an Outcome says so, it is not concluded from the container's state."""
+    """The end of one pod. `reported`: an Outcome says so, it is not concluded from the container's
+    state."""
 
     outcome: Outcome
     reported: bool
@@ -38,12 +40,14 @@ class PodTermination:
     """The cluster ended the pod (eviction, preemption, node loss), not the program."""
     exit_code: int | None = None
     reasons: tuple[str, ...] = ()
-    """What the kubelet and the cluster call the end in one word each, such as OOMKilled or Evicted."""
+    """What the kubelet and the cluster call the end in one word each, such as OOMKilled or
+    Evicted."""
     node: str = ""
     """Where it ran."""
     held_seconds: float | None = None
-    """From the pod's arrival at its kubelet, as soon as it is bound, to the end of its container; None where one of
-    these is not known. By that kubelet's clock alone, so that it is right wherever the clock stands."""
+    """From the pod's arrival at its kubelet, as soon as it is bound, to the end of its container;
+    None where one of these is not known. By that kubelet's clock alone, so that it is right
+    wherever the clock stands."""
     ran_seconds: float | None = None
     """The container's part of it."""
 
@@ -61,8 +65,9 @@ class PodTermination:
     def is_certain_cause(self) -> bool:
         """True if no later end of a peer can be the cause of this one.
 
-        A trainer that lost a peer reports Error, Hang or RendezvousTimeout, and one that received SIGTERM reports
-        Preempted. A process that died without a report was not stopped by a peer's end.
+        A trainer that lost a peer reports Error, Hang or RendezvousTimeout, and one that received
+        SIGTERM reports Preempted. A process that died without a report was not stopped by a peer's
+        end.
         """
         if self.tier <= CausePriority.DISRUPTION:
             return True
@@ -70,7 +75,8 @@ class PodTermination:
 
     @property
     def is_own_failure(self) -> bool:
-        """True if the program failed by itself: it did not succeed, and neither the cluster nor SIGTERM ended it."""
+        """True if the program failed by itself: it did not succeed, and neither the cluster nor
+        SIGTERM ended it."""
         return not (self.has_succeeded or self.disrupted or self.tier is CausePriority.TERMINATED)
 
 
@@ -91,19 +97,26 @@ def unpack_termination(packed: bytes) -> PodTermination:
 
 
 def trainer_container(status: JsonObject) -> JsonObject:
-    """The training container's status in a pod's; sidecars that others add say nothing about the training."""
-    return next((one for one in status.parts("containerStatuses") if one.text("name") == CONTAINER), JsonObject(None))
+    """The training container's status in a pod's; sidecars that others add say nothing about the
+    training."""
+    return next(
+        (one for one in status.parts("containerStatuses") if one.text("name") == CONTAINER),
+        JsonObject(None),
+    )
 
 
 def pod_termination(status: JsonObject, attempt: int = 0, node: str = "") -> PodTermination | None:
-    """The end that a pod of this attempt, on that node, tells of in its status; None while its container may run.
+    """The end that a pod of this attempt, on that node, tells of in its status; None while its
+    container may run.
 
     Raises:
         Unreadable: a field has a type that it can't have.
     """
     target = status.condition("DisruptionTarget")
     disrupted = target.text("status") == "True"
-    why = ": ".join(part.reason_and_message() for part in (target, status) if part.reason_and_message())
+    why = ": ".join(
+        part.reason_and_message() for part in (target, status) if part.reason_and_message()
+    )
     state = trainer_container(status).part("state")
     if "terminated" in state:
         found = _container_termination(state.part("terminated"), attempt, disrupted, why)
@@ -114,12 +127,19 @@ def pod_termination(status: JsonObject, attempt: int = 0, node: str = "") -> Pod
         return None
     broken = next((one for one in status.parts("initContainerStatuses") if _exit_code(one)), None)
     if broken and not why:
-        message = f"init container {broken.text('name')} ended with exit code {_exit_code(broken)}; see its log"
+        message = (
+            f"init container {broken.text('name')} ended with exit code "
+            f"{_exit_code(broken)}; see its log"
+        )
         outcome = Outcome(result=Result.ERROR, message=message)
-        return PodTermination(outcome=outcome, reported=False, exit_code=_exit_code(broken), node=node)
+        return PodTermination(
+            outcome=outcome, reported=False, exit_code=_exit_code(broken), node=node
+        )
     # no container ran: the kubelet refused or evicted the pod, which says nothing about the program
     outcome = truncate_to_fit(Outcome(result=Result.PREEMPTED), why or "the pod failed")
-    return PodTermination(outcome=outcome, reported=False, disrupted=True, node=node, reasons=_reasons(target, status))
+    return PodTermination(
+        outcome=outcome, reported=False, disrupted=True, node=node, reasons=_reasons(target, status)
+    )
 
 
 def _reasons(*parts: JsonObject) -> tuple[str, ...]:
@@ -145,7 +165,9 @@ def _exit_code(container: JsonObject) -> int:
     return container.part("state").part("terminated").integer("exitCode")
 
 
-def _container_termination(terminated: JsonObject, attempt: int, disrupted: bool, why: str) -> PodTermination:
+def _container_termination(
+    terminated: JsonObject, attempt: int, disrupted: bool, why: str
+) -> PodTermination:
     message = terminated.text("message", MAX_OBJECT)
     outcome = _reported(message, attempt)
     is_reported = outcome is not None
@@ -164,27 +186,40 @@ def _concluded(terminated: JsonObject, detail: str) -> Outcome:
     """What the container's state says of a program that said nothing itself."""
     code = terminated.integer("exitCode")
     if terminated.text("reason") == "OOMKilled":
-        message = "the kernel killed the container at its memory limit (OOMKilled); raise spec.resources.limits.memory"
-        return Outcome(result=Result.OUT_OF_MEMORY, message=message, shortage=MemoryShortage(memory="Host"))
+        message = (
+            "the kernel killed the container at its memory limit (OOMKilled); raise "
+            "spec.resources.limits.memory"
+        )
+        return Outcome(
+            result=Result.OUT_OF_MEMORY, message=message, shortage=MemoryShortage(memory="Host")
+        )
     if code == 0:
-        result, message = Result.ERROR, "the container ended with exit code 0 but left no outcome, so it is not done"
+        result, message = (
+            Result.ERROR,
+            "the container ended with exit code 0 but left no outcome, so it is not done",
+        )
     else:
         result = _RESULTS.get(code, Result.ERROR)
         message = f"the container ended with exit code {code} and left no outcome"
-    return truncate_to_fit(Outcome(result=result), f"{message}: {truncate(detail, MAX_DETAIL)}" if detail else message)
+    return truncate_to_fit(
+        Outcome(result=result), f"{message}: {truncate(detail, MAX_DETAIL)}" if detail else message
+    )
 
 
 def _reported(message: str, attempt: int) -> Outcome | None:
-    """The Outcome in a termination message; None when it holds something else, such as a kubelet's own words.
+    """The Outcome in a termination message; None when it holds something else, such as a kubelet's
+    own words.
 
-    One of another attempt counts as something else: only the attempt itself can say how it ended. Details that can't
-    be believed are left out, for they don't change how it ended.
+    One of another attempt counts as something else: only the attempt itself can say how it ended.
+    Details that can't be believed are left out, for they don't change how it ended.
     """
     try:
         outcome = Outcome.model_validate_json(message, extra="ignore")
     except ValidationError as error:
         if not all(problem["loc"][:1] in _DETAILS for problem in error.errors()):
             return None
-        believed = {name: value for name, value in from_json(message).items() if (name,) not in _DETAILS}
+        believed = {
+            name: value for name, value in from_json(message).items() if (name,) not in _DETAILS
+        }
         outcome = Outcome.model_validate(believed, extra="ignore")
     return outcome if outcome.attempt in (0, attempt) else None

@@ -1,7 +1,8 @@
-"""Kueue's Workload of a GRPOJob, as far as decisions need it, and what a GRPOJob's metadata says to Kueue.
+"""Kueue's Workload of a GRPOJob, as far as decisions need it, and what a GRPOJob's metadata says to
+Kueue.
 
-A Workload's status is Kueue's, its admission checks' and anybody's who may write it: what is kept of it is bounded, and
-of its conditions an unknown type or status is no reason for anything.
+A Workload's status is Kueue's, its admission checks' and anybody's who may write it: what is kept
+of it is bounded, and of its conditions an unknown type or status is no reason for anything.
 """
 
 from collections.abc import Mapping
@@ -40,7 +41,8 @@ class KueueMetadata:
 
 
 def kueue_metadata(meta: JsonObject) -> KueueMetadata:
-    """Read them from an object's metadata. MultiKueue's is an annotation since Kueue 0.18, and was a label."""
+    """Read them from an object's metadata. MultiKueue's is an annotation since Kueue 0.18, and was
+    a label."""
     labels, annotations = meta.part("labels"), meta.part("annotations")
     return KueueMetadata(
         queue=labels.text(LABEL_QUEUE),
@@ -152,7 +154,8 @@ def workload_record(item: object) -> WorkloadRecord:
     """The record of a Workload.
 
     Raises:
-        Unreadable: a field has a type that it can't have, or the admission checks' wishes are too long.
+        Unreadable: a field has a type that it can't have, or the admission checks' wishes are too
+            long.
     """
     whole = JsonObject(item)
     meta, spec, status = whole.part("metadata"), whole.part("spec"), whole.part("status")
@@ -163,7 +166,10 @@ def workload_record(item: object) -> WorkloadRecord:
         job_key=ObjectKey(namespace, meta.part("labels").text(LABEL_JOB)),
         uid=meta.required_text("uid"),
         version=meta.digits("resourceVersion"),
-        grpojob_uid=next((one.text("uid") for one in meta.parts("ownerReferences") if one.is_true("controller")), ""),
+        grpojob_uid=next(
+            (one.text("uid") for one in meta.parts("ownerReferences") if one.is_true("controller")),
+            "",
+        ),
         deleting="deletionTimestamp" in meta,
         active="active" not in spec or spec.is_true("active"),
         paused=ANNOTATION_PAUSED in annotations,
@@ -197,7 +203,9 @@ def _conditions(status: JsonObject) -> dict[str, WorkloadCondition]:
 
 def _condition(one: JsonObject) -> WorkloadCondition:
     reason, message = one.text("reason", MAX_OBJECT), one.text("message", MAX_OBJECT)
-    return WorkloadCondition(one.text("status"), truncate(reason, MAX_SENTENCE), truncate(message, MAX_SENTENCE))
+    return WorkloadCondition(
+        one.text("status"), truncate(reason, MAX_SENTENCE), truncate(message, MAX_SENTENCE)
+    )
 
 
 def _assignments(status: JsonObject) -> dict[str, Assignment]:
@@ -206,7 +214,9 @@ def _assignments(status: JsonObject) -> dict[str, Assignment]:
         for one in check.parts("podSetUpdates"):
             updates.setdefault(one.text("name"), []).append(_update(one))
     if len(repr(updates)) > MAX_UPDATES:
-        raise Unreadable(f"status.admissionChecks: the podSetUpdates have more than {MAX_UPDATES} characters")
+        raise Unreadable(
+            f"status.admissionChecks: the podSetUpdates have more than {MAX_UPDATES} characters"
+        )
     return {
         one.text("name"): Assignment(
             flavors=tuple(dict.fromkeys(one.string_map("flavors").values())),
@@ -220,7 +230,10 @@ def _assignments(status: JsonObject) -> dict[str, Assignment]:
 def _update(one: JsonObject) -> PodSetUpdate:
     tolerations = tuple(dict(found.items()) for found in one.parts("tolerations"))
     return PodSetUpdate(
-        one.string_map("labels"), one.string_map("annotations"), one.string_map("nodeSelector"), tolerations
+        one.string_map("labels"),
+        one.string_map("annotations"),
+        one.string_map("nodeSelector"),
+        tolerations,
     )
 
 

@@ -1,7 +1,7 @@
 """The conditions of a GRPOJob: one function per decision, each stating what it knows.
 
-The sentences that users read stand together here. status.build keeps the transition times and whatever a decision
-doesn't speak of.
+The sentences that users read stand together here. status.build keeps the transition times and
+whatever a decision doesn't speak of.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,8 @@ _TYPES = frozenset(ConditionType)
 
 
 def conditions(observation: Observation, decision: Decision) -> list[Condition]:
-    """What the decision states, observed now; the caller keeps the transition times of what does not change."""
+    """What the decision states, observed now; the caller keeps the transition times of what does
+    not change."""
     stated = [
         *_STATEMENTS.get(decision.action, _going_on)(observation, decision),
         *_dropped(observation),
@@ -57,7 +58,8 @@ def _readable(observation: Observation) -> Iterator[Statement]:
 
 
 def _dropped(observation: Observation) -> Iterator[Statement]:
-    """What the run leaves out of its dataset, as rank 0 counted it. It stays true for the job's other attempts."""
+    """What the run leaves out of its dataset, as rank 0 counted it. It stays true for the job's
+    other attempts."""
     metrics = observation.pull.progress.metrics if observation.pull else {}
     dropped = metrics.get(PROMPTS_DROPPED.key, 0.0)
     total = dropped + metrics.get(PROMPTS.key, 0.0)
@@ -66,8 +68,10 @@ def _dropped(observation: Observation) -> Iterator[Statement]:
         return
     limit = observation.job.spec.training.max_prompt_length
     message = (
-        f"{dropped:.0f} of {total:.0f} prompts ({share:.1%}) have more than training.maxPromptLength {limit} "
-        "tokens, chat template included, and are not trained on; if they matter, start a new job with a higher limit"
+        f"{dropped:.0f} of {total:.0f} prompts ({share:.1%}) have more than "
+        f"training.maxPromptLength {limit} "
+        "tokens, chat template included, and are not trained on; if they matter, start a new job "
+        "with a higher limit"
     )
     yield C.PROMPTS_DROPPED, True, Reason.PROMPTS_TOO_LONG, message
 
@@ -96,7 +100,8 @@ def _commit(observation: Observation, decision: Decision) -> Iterator[Statement]
     yield C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(observation.job.name, number)
     if decision.ended:
         why = (
-            f"attempt {number - 1} ended with {decision.ended.result}: {decision.ended.message}{_rolled_back(decision)}"
+            f"attempt {number - 1} ended with {decision.ended.result}: "
+            f"{decision.ended.message}{_rolled_back(decision)}"
             f"{_replanned(decision)}"
         )
         yield C.RUNNING, False, Reason.RESTARTING, f"attempt {number} starts; {why}"
@@ -106,8 +111,16 @@ def _commit(observation: Observation, decision: Decision) -> Iterator[Statement]
     yield C.SUSPENDED, False, Reason.NOT_SUSPENDED, "spec.suspend is false"
     yield from _recovery(observation)
     # asked for is not fallen back to: an Adapter reference is a request, too
-    if plan and plan.method == "LoRA" and observation.job.spec and not observation.job.spec.is_adapter_requested:
-        message = "; ".join(plan.changes) or "no plan that trains all parameters fits, so a LoRA adapter is trained"
+    if (
+        plan
+        and plan.method == "LoRA"
+        and observation.job.spec
+        and not observation.job.spec.is_adapter_requested
+    ):
+        message = (
+            "; ".join(plan.changes)
+            or "no plan that trains all parameters fits, so a LoRA adapter is trained"
+        )
         yield C.TRAINS_ADAPTER_ONLY, True, Reason.ADAPTER_IF_NEEDED, message
 
 
@@ -116,12 +129,20 @@ def _rolled_back(decision: Decision) -> str:
     if decision.rollback is None:
         return ""
     skipped = decision.rollback.skipped
-    numbers = f" {skipped.first}" if skipped.first == skipped.last else f"s {skipped.first} to {skipped.last}"
-    return f". It goes back to the newest checkpoint from before generation{numbers} of the data, which is left out"
+    numbers = (
+        f" {skipped.first}"
+        if skipped.first == skipped.last
+        else f"s {skipped.first} to {skipped.last}"
+    )
+    return (
+        f". It goes back to the newest checkpoint from before generation{numbers} of the data, "
+        "which is left out"
+    )
 
 
 def _replanned(decision: Decision) -> str:
-    """What is different about the next attempt's plan, as the end of a sentence; empty where nothing."""
+    """What is different about the next attempt's plan, as the end of a sentence; empty where
+    nothing."""
     if decision.learned is None or decision.plan is None or not decision.plan.changes:
         return ""
     return f". Planned anew {decision.plan.changes[-1]}"
@@ -130,10 +151,21 @@ def _replanned(decision: Decision) -> str:
 def _recovery(observation: Observation) -> Iterator[Statement]:
     spec = observation.job.spec
     if spec and spec.checkpoint.is_lasting:
-        text = f"a restart resumes from the newest checkpoint, at most {spec.checkpoint.every_steps} steps back"
-        yield C.RECOVERABLE, True, Reason.OBJECT_STORE if spec.checkpoint.store else Reason.SHARED_VOLUME, text
+        text = (
+            "a restart resumes from the newest checkpoint, at most "
+            f"{spec.checkpoint.every_steps} steps back"
+        )
+        yield (
+            C.RECOVERABLE,
+            True,
+            Reason.OBJECT_STORE if spec.checkpoint.store else Reason.SHARED_VOLUME,
+            text,
+        )
     else:
-        text = "without spec.checkpoint.volume, volumeClaimTemplate or store a restart begins at step 0"
+        text = (
+            "without spec.checkpoint.volume, volumeClaimTemplate or store a restart begins at "
+            "step 0"
+        )
         yield C.RECOVERABLE, False, Reason.NO_CHECKPOINT_VOLUME, text
 
 
@@ -148,7 +180,12 @@ def _suspend(observation: Observation, decision: Decision) -> Iterator[Statement
 def _release(observation: Observation, decision: Decision) -> Iterator[Statement]:
     yield C.ADMITTED, False, decision.reason, f"{decision.message}; the gang is queued again"
     yield C.SCHEDULED, False, decision.reason, decision.message
-    yield C.RUNNING, False, decision.reason, f"attempt {observation.job.status.attempt} was released"
+    yield (
+        C.RUNNING,
+        False,
+        decision.reason,
+        f"attempt {observation.job.status.attempt} was released",
+    )
 
 
 def _succeed(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
@@ -178,7 +215,12 @@ def _going_on(observation: Observation, decision: Decision) -> Iterator[Statemen
     if not observation.job.is_active:
         yield from _unchanged(observation)
         return
-    yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {observation.job.status.attempt} was admitted"
+    yield (
+        C.ADMITTED,
+        True,
+        Reason.ADMITTED,
+        f"attempt {observation.job.status.attempt} was admitted",
+    )
     yield _scheduled(observation, decision)
     if decision.reason == Reason.RESTART_BACKOFF:
         yield from _backing_off(decision)
@@ -187,7 +229,10 @@ def _going_on(observation: Observation, decision: Decision) -> Iterator[Statemen
 
 
 def _backing_off(decision: Decision) -> Iterator[Statement]:
-    message = f"{decision.message}; the next attempt begins after a pause, for those before it ended soon, too"
+    message = (
+        f"{decision.message}; the next attempt begins after a pause, for those before it "
+        "ended soon, too"
+    )
     yield C.RUNNING, False, decision.reason, message
     yield C.DEGRADED, True, decision.reason, message
 
@@ -200,28 +245,51 @@ def _unchanged(observation: Observation) -> Iterator[Statement]:
 
 def _scheduled(observation: Observation, decision: Decision) -> Statement:
     if observation.is_gang_bound:
-        engines = f" and {observation.replicas} of {observation.replicas} engines" if observation.replicas else ""
+        engines = (
+            f" and {observation.replicas} of {observation.replicas} engines"
+            if observation.replicas
+            else ""
+        )
         message = f"{observation.job.nodes} of {observation.job.nodes} pods{engines} have a node"
         return C.SCHEDULED, True, Reason.ALL_PODS_BOUND, message
     if decision.reason in (Reason.NAME_TAKEN, Reason.FAILED_CREATE):
         return C.SCHEDULED, False, decision.reason, decision.message
     if why := unschedulable(observation):
-        return C.SCHEDULED, False, Reason.UNSCHEDULABLE, f"{count_bound(observation)} have a node: {why}"
-    return C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(observation.job.name, observation.job.status.attempt)
+        return (
+            C.SCHEDULED,
+            False,
+            Reason.UNSCHEDULABLE,
+            f"{count_bound(observation)} have a node: {why}",
+        )
+    return (
+        C.SCHEDULED,
+        False,
+        Reason.PODS_PENDING,
+        _being_created(observation.job.name, observation.job.status.attempt),
+    )
 
 
 def _being_created(job: str, number: int) -> str:
     child = child_job(job, number)
-    return f"the pods of attempt {number} are being created (`kubectl describe job {child}` says what keeps them)"
+    return (
+        f"the pods of attempt {number} are being created (`kubectl describe job {child}` says "
+        "what keeps them)"
+    )
 
 
 def _running(observation: Observation, decision: Decision) -> Iterator[Statement]:
     number, known = observation.job.status.attempt, observation.job.condition(C.DEGRADED)
     taken = decision.reason == Reason.NAME_TAKEN and observation.child is not None
-    troubled = taken or decision.reason in (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN, Reason.INVALID_SPEC)
+    troubled = taken or decision.reason in (
+        Reason.POD_WAITING,
+        Reason.PROGRESS_UNKNOWN,
+        Reason.INVALID_SPEC,
+    )
     if observation.has_gang_started:
         engines = (
-            f" and {len(observation.engines_up)} of {observation.replicas} engines" if observation.replicas else ""
+            f" and {len(observation.engines_up)} of {observation.replicas} engines"
+            if observation.replicas
+            else ""
         )
         yield (
             C.RUNNING,
@@ -250,14 +318,18 @@ _TOLD_BY_RANK_0 = (Reason.PROGRESS_UNKNOWN, Reason.CHECKPOINT_NOT_WRITTEN)
 
 
 def _as_told(observation: Observation) -> Statement:
-    """What rank 0 says of a gang whose training pods are all well, and what became of its engines."""
+    """What rank 0 says of a gang whose training pods are all well, and what became of its
+    engines."""
     progress = observation.pull.progress if observation.pull else None
     if progress is None or not progress.checkpoint_problem:
         if lost := lost_engines(observation):
             return C.DEGRADED, True, Reason.ENGINES_LOST, lost
         return C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
     back = progress.metrics.get(CHECKPOINT_STEP.key, 0.0)
-    message = f"{progress.checkpoint_problem}; it is tried again, until then a restart goes back to step {back:.0f}"
+    message = (
+        f"{progress.checkpoint_problem}; it is tried again, until then a restart goes back "
+        f"to step {back:.0f}"
+    )
     return C.DEGRADED, True, Reason.CHECKPOINT_NOT_WRITTEN, message
 
 

@@ -1,4 +1,5 @@
-"""What events on GRPOJobs say, for `kubectl describe`: one per change of the conditions, fewer under load."""
+"""What events on GRPOJobs say, for `kubectl describe`: one per change of the conditions, fewer
+under load."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -52,8 +53,11 @@ def telling_change(old: list[Condition], new: list[Condition]) -> Condition | No
     return None
 
 
-def event(job: GRPOJobRecord, condition: Condition, now: float, status: GRPOJobStatus | None = None) -> dict[str, Any]:
-    """A core/v1 Event that tells of a condition; of the end, with where the model is and what became of the GPUs."""
+def event(
+    job: GRPOJobRecord, condition: Condition, now: float, status: GRPOJobStatus | None = None
+) -> dict[str, Any]:
+    """A core/v1 Event that tells of a condition; of the end, with where the model is and what
+    became of the GPUs."""
     if condition.status == "True":
         warns = condition.type in _WARN_WHEN_TRUE
     else:
@@ -67,7 +71,9 @@ def event(job: GRPOJobRecord, condition: Condition, now: float, status: GRPOJobS
     return _event(about, "Warning" if warns else "Normal", condition.reason, message, now)
 
 
-def merge_start_event(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any] | None:
+def merge_start_event(
+    earlier: Mapping[str, Any], later: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """Merge an admission event and the start event that follows it into one.
 
     Return None for other pairs, or if the merged message would be longer than MAX_MESSAGE.
@@ -79,9 +85,13 @@ def merge_start_event(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> d
     return {**later, "message": message, "firstTimestamp": earlier["firstTimestamp"]}
 
 
-def unreadable_event(involved_object: Mapping[str, str], problem: str, now: float) -> dict[str, Any]:
+def unreadable_event(
+    involved_object: Mapping[str, str], problem: str, now: float
+) -> dict[str, Any]:
     """A core/v1 Event on a GRPOJob (namespace, name, uid) whose conditions can't be written."""
-    return _event(involved_object, "Warning", Reason.STATUS_UNREADABLE, unreadable_message(problem), now)
+    return _event(
+        involved_object, "Warning", Reason.STATUS_UNREADABLE, unreadable_message(problem), now
+    )
 
 
 def unreadable_message(problem: str) -> str:
@@ -89,11 +99,16 @@ def unreadable_message(problem: str) -> str:
     return f"this version of the operator can't read the object and leaves it alone: {problem}"
 
 
-def _event(involved_object: Mapping[str, str], kind: str, reason: str, message: str, now: float) -> dict[str, Any]:
+def _event(
+    involved_object: Mapping[str, str], kind: str, reason: str, message: str, now: float
+) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{involved_object['name']}.", "namespace": involved_object["namespace"]},
+        "metadata": {
+            "generateName": f"{involved_object['name']}.",
+            "namespace": involved_object["namespace"],
+        },
         "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, **involved_object},
         "type": kind,
         "reason": reason,

@@ -1,4 +1,5 @@
-"""What the pods of a GRPOJob reported, as its status tells it: progress, metrics, memory and what became of each pod.
+"""What the pods of a GRPOJob reported, as its status tells it: progress, metrics, memory and what
+became of each pod.
 
 Apart from what the operator decided: of what others say, nothing may hold a decision up.
 """
@@ -38,10 +39,13 @@ MAX_ETA = 10 * 365 * 86400
 
 
 def report(observation: Observation, decision: Decision) -> dict[str, Any]:
-    """Return the status fields that rank 0 and the pods reported. The last values stay when the pods are gone."""
+    """Return the status fields that rank 0 and the pods reported. The last values stay when the
+    pods are gone."""
     if observation.job.is_finished:
         return _final_pods(observation)
-    fields: dict[str, Any] = _revisions(observation) | _learned(observation, decision) | _checkpoint(observation)
+    fields: dict[str, Any] = (
+        _revisions(observation) | _learned(observation, decision) | _checkpoint(observation)
+    )
     if not observation.job.is_active or decision.action is Action.COMMIT:
         return fields
     fields |= {"pods": _pods(observation)} if observation.pods else {}
@@ -55,18 +59,24 @@ def report(observation: Observation, decision: Decision) -> dict[str, Any]:
 
 
 def _revisions(observation: Observation) -> dict[str, Any]:
-    """What the attempt says that it is made of. A commit stays what the first attempt found: later ones are told it."""
+    """What the attempt says that it is made of. A commit stays what the first attempt found: later
+    ones are told it."""
     revisions = dict(observation.pull.progress.revisions) if observation.pull else {}
     for end in observation.terminations:
         revisions |= end.outcome.revisions
     if not revisions:
         return {}
-    data = {DATASET_FINGERPRINT: revisions[DATASET_FINGERPRINT]} if DATASET_FINGERPRINT in revisions else {}
+    data = (
+        {DATASET_FINGERPRINT: revisions[DATASET_FINGERPRINT]}
+        if DATASET_FINGERPRINT in revisions
+        else {}
+    )
     return {"revisions": {**revisions, **(observation.job.status.revisions or {}), **data}}
 
 
 def _learned(observation: Observation, decision: Decision) -> dict[str, Any]:
-    """What the attempt says of its model and links; a decision that answers want of memory tells of it, too."""
+    """What the attempt says of its model and links; a decision that answers want of memory tells of
+    it, too."""
     learned = learned_with_progress(observation)
     before = observation.job.status.learned or Learned()
     if decision.learned or learned == before:
@@ -75,17 +85,24 @@ def _learned(observation: Observation, decision: Decision) -> dict[str, Any]:
 
 
 def _checkpoint(observation: Observation) -> dict[str, Any]:
-    """The newest checkpoint that the attempt reports. An attempt that trains without one began before the last."""
-    reported_checkpoints = [end.outcome.checkpoint for end in observation.terminations if end.reported]
+    """The newest checkpoint that the attempt reports. An attempt that trains without one began
+    before the last."""
+    reported_checkpoints = [
+        end.outcome.checkpoint for end in observation.terminations if end.reported
+    ]
     if observation.pull:
         reported_checkpoints.append(observation.pull.progress.checkpoint)
     checkpoints = [checkpoint for checkpoint in reported_checkpoints if checkpoint]
     if not checkpoints:
-        trains_without = observation.pull is not None and observation.pull.progress.stage == "Training"
+        trains_without = (
+            observation.pull is not None and observation.pull.progress.stage == "Training"
+        )
         return {"checkpoint": None} if trains_without and observation.job.status.checkpoint else {}
     newest = max(checkpoints, key=lambda checkpoint: checkpoint.step)
     where = _lasting(newest.where, observation.job)
-    kept = CheckpointStatus(step=newest.step, time=timestamp(newest.time), bytes=newest.bytes, where=where)
+    kept = CheckpointStatus(
+        step=newest.step, time=timestamp(newest.time), bytes=newest.bytes, where=where
+    )
     return {"checkpoint": kept}
 
 
@@ -100,15 +117,20 @@ def _export(observation: Observation) -> dict[str, Any]:
 
 
 def _lasting(path: str, job: GRPOJobRecord) -> str:
-    """What a pod calls `/checkpoints/…`, by the claim and the folder there; another address stays what it is."""
+    """What a pod calls `/checkpoints/…`, by the claim and the folder there; another address stays
+    what it is."""
     volume = checkpoint_volume(job.name, job.spec.checkpoint) if job.spec else None
     below = path.removeprefix(f"{CHECKPOINT_MOUNT}/")
     if volume is None or below == path:
         return path
-    return truncate("pvc://" + "/".join(filter(None, (volume.claim_name, volume.sub_path, below))), MAX_WHERE)
+    return truncate(
+        "pvc://" + "/".join(filter(None, (volume.claim_name, volume.sub_path, below))), MAX_WHERE
+    )
 
 
-def _last_words(fields: dict[str, Any], observation: Observation, outcome: Outcome) -> dict[str, Any]:
+def _last_words(
+    fields: dict[str, Any], observation: Observation, outcome: Outcome
+) -> dict[str, Any]:
     """Progress and metrics as they are told with the end: newer than any pull."""
     old = observation.job.status
     outcomes = [outcome, *(one.outcome for one in observation.terminations if one.reported)]
@@ -117,12 +139,15 @@ def _last_words(fields: dict[str, Any], observation: Observation, outcome: Outco
     if metrics := _metrics(last.metrics):
         # an Outcome is short: it doesn't say how long the last step took
         known = fields.get("metrics") or old.metrics
-        words["metrics"] = metrics.model_copy(update={"phase_seconds": known.phase_seconds}) if known else metrics
+        words["metrics"] = (
+            metrics.model_copy(update={"phase_seconds": known.phase_seconds}) if known else metrics
+        )
     return words
 
 
 def _final_pods(observation: Observation) -> dict[str, Any]:
-    """The pods of a finished job, until each has ended or is gone: nothing runs in a status that is final."""
+    """The pods of a finished job, until each has ended or is gone: nothing runs in a status that is
+    final."""
     now = {pod.name: _pod(pod) for pod in observation.pods}
     now |= {pod.name: _engine(pod) for pod in observation.engine_pods}
     final = [now.get(known.name, _gone(known)) for known in observation.job.status.pods]
@@ -145,7 +170,8 @@ def progress_fields(progress: Progress, observation: Observation) -> dict[str, A
 
 
 def _metrics(values: Mapping[str, float]) -> MetricsStatus | None:
-    """status.metrics, most of it as text with four significant digits; None when none of them was told."""
+    """status.metrics, most of it as text with four significant digits; None when none of them was
+    told."""
     named: dict[str, Any] = {name: _digits(values[name]) for name in _SHORT if name in values}
     version = values.get(WEIGHTS_VERSION.key, math.nan)
     if 0 <= version <= MAX_COUNT:
@@ -156,7 +182,9 @@ def _metrics(values: Mapping[str, float]) -> MetricsStatus | None:
     return MetricsStatus(**named) if named else None
 
 
-_SHORT = tuple(name for name in MetricsStatus.model_fields if name not in ("weights_version", "phase_seconds"))
+_SHORT = tuple(
+    name for name in MetricsStatus.model_fields if name not in ("weights_version", "phase_seconds")
+)
 """Metrics of which four digits say enough."""
 
 
@@ -167,14 +195,18 @@ def _digits(value: float) -> str:
     return "NaN" if math.isnan(value) else f"{value:+f}".title()
 
 
-def memory_measurement(prediction: MemoryPrediction, measured: Mapping[str, int]) -> MemoryMeasurement | None:
+def memory_measurement(
+    prediction: MemoryPrediction, measured: Mapping[str, int]
+) -> MemoryMeasurement | None:
     """The prediction beside what rank 0 reported; None before anything was measured on a GPU."""
     predicted: dict[str, int] = prediction.phases.model_dump()
     phases: dict[str, PhaseMemory] = {}
     for name, size in predicted.items():
         used = measured.get(name)
         if used:
-            phases[name] = PhaseMemory(predicted_bytes=size, measured_bytes=used, ratio=_ratio(size, used))
+            phases[name] = PhaseMemory(
+                predicted_bytes=size, measured_bytes=used, ratio=_ratio(size, used)
+            )
     if not phases:
         return None
     peak = max(phase.measured_bytes for phase in phases.values())
@@ -247,7 +279,10 @@ def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStat
 
 def _pods(observation: Observation) -> list[PodStatus]:
     """The training pods, and of each engine the pod that counts."""
-    return [*map(_pod, observation.pods), *map(_engine, current_engine_pods(observation.engine_pods))][:MAX_SHOWN_PODS]
+    return [
+        *map(_pod, observation.pods),
+        *map(_engine, current_engine_pods(observation.engine_pods)),
+    ][:MAX_SHOWN_PODS]
 
 
 def _engine(pod: PodRecord) -> PodStatus:
@@ -257,9 +292,12 @@ def _engine(pod: PodRecord) -> PodStatus:
 def _pod(pod: PodRecord) -> PodStatus:
     found, phase = pod.termination, pod.phase
     if found and found.exit_code is not None and phase not in ENDED_PHASES:
-        # the kubelet sets a pod's phase a moment after its container's end, and nobody may look again
+        # the kubelet sets a pod's phase a moment after its container's end, and nobody may look
+        # again
         phase = "Failed" if found.exit_code else "Succeeded"
     reason = pod.waiting or pod.unschedulable
     if found:
         reason = found.outcome.result.value
-    return PodStatus(name=pod.name, index=pod.index, node=pod.node, phase=phase, reason=reason[:256])
+    return PodStatus(
+        name=pod.name, index=pod.index, node=pod.node, phase=phase, reason=reason[:256]
+    )

@@ -2,8 +2,8 @@
 
 It follows from an Observation and a Decision alone, and times come in with the Observation.
 
-The module also remembers of each job when its status was last written, and what the API server did not keep. This is in
-memory only: without it a status is written once more.
+The module also remembers of each job when its status was last written, and what the API server did
+not keep. This is in memory only: without it a status is written once more.
 """
 
 import itertools
@@ -13,7 +13,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_api.report.report import Outcome
-from grpo_api.status.status import MAX_ENDS, AttemptEnd, Condition, ConditionType, GRPOJobStatus, Phase
+from grpo_api.status.status import (
+    MAX_ENDS,
+    AttemptEnd,
+    Condition,
+    ConditionType,
+    GRPOJobStatus,
+    Phase,
+)
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, timestamp
 
@@ -24,12 +31,27 @@ from ..usage.account import account
 from .conditions import conditions
 from .pod_reports import report
 
-URGENT = frozenset({"phase", "attempt", "outcome", "restarts", "completionTime", "observedGeneration"})
-"""Fields whose change is written at once. Others wait a little for company: they move all the time, and every write
-costs the API server."""
+URGENT = frozenset(
+    {"phase", "attempt", "outcome", "restarts", "completionTime", "observedGeneration"}
+)
+"""Fields whose change is written at once. Others wait a little for company: they move all the time,
+and every write costs the API server."""
 
-REPORTED = frozenset({"progress", "metrics", "memory", "pods", "outcome", "revisions", "usage", "checkpoint", "export"})
-"""Fields that pods report. The others follow from decisions, and are written even if these are denied."""
+REPORTED = frozenset(
+    {
+        "progress",
+        "metrics",
+        "memory",
+        "pods",
+        "outcome",
+        "revisions",
+        "usage",
+        "checkpoint",
+        "export",
+    }
+)
+"""Fields that pods report. The others follow from decisions, and are written even if these are
+denied."""
 
 _ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
 _WAITING = RELEASES | {
@@ -57,7 +79,11 @@ def build(observation: Observation, decision: Decision) -> GRPOJobStatus:
     fields |= report(observation, decision)
     fields |= _retry(observation, decision)
     if action is Action.RESOLVE:
-        fields |= {"resume_from": decision.resume_from, "plan": decision.plan, "revisions": decision.revisions}
+        fields |= {
+            "resume_from": decision.resume_from,
+            "plan": decision.plan,
+            "revisions": decision.revisions,
+        }
     found = _kept_times(old.conditions, conditions(observation, decision), observation.now)
     fields |= {"conditions": found, "phase": phase(found)}
     new = old.model_copy(update=fields)
@@ -70,7 +96,8 @@ def _end(observation: Observation, decision: Decision) -> dict[str, Any]:
     ends_attempt = outcome is not None or action is Action.RELEASE
     fields: dict[str, Any] = {}
     if action in (Action.SUSPEND, Action.RELEASE):
-        # nodes that were looked after during a pause, or that nobody can do without, get another chance
+        # nodes that were looked after during a pause, or that nobody can do without, get another
+        # chance
         fields["avoided_nodes"] = []
     elif decision.avoided_nodes is not None:
         fields["avoided_nodes"] = list(decision.avoided_nodes)
@@ -98,14 +125,22 @@ def _end(observation: Observation, decision: Decision) -> dict[str, Any]:
 
 
 def _retry(observation: Observation, decision: Decision) -> dict[str, Any]:
-    """A retried job counts anew; a spec.retry that was raised when there was nothing to retry is only taken note of."""
+    """A retried job counts anew; a spec.retry that was raised when there was nothing to retry is
+    only taken note of."""
     job = observation.job
     if job.spec is None or (observation.is_retry_requested and decision.action is not Action.RETRY):
         return {}
     fields: dict[str, Any] = {"retry": job.spec.retry}
     if decision.action is Action.RETRY:
-        # the time that was used up too: a job that failed of its deadline must not do so again at once
-        anew = {"restarts": 0, "uncounted_restarts": 0, "ends": [], "avoided_nodes": [], "active_seconds": 0}
+        # the time that was used up too: a job that failed of its deadline must not do so again at
+        # once
+        anew = {
+            "restarts": 0,
+            "uncounted_restarts": 0,
+            "ends": [],
+            "avoided_nodes": [],
+            "active_seconds": 0,
+        }
         fields |= {**anew, "completion_time": None, "passed_over": None}
         if job.status.learned:
             fields["learned"] = job.status.learned.model_copy(update={"shortfalls": []})
@@ -127,7 +162,10 @@ def _attempt(observation: Observation, decision: Decision) -> dict[str, Any]:
             "pods": [],
         }
     if action in _ENDS_ATTEMPT:
-        fields: dict[str, Any] = {"active_seconds": int(observation.elapsed_seconds), "attempt_start_time": None}
+        fields: dict[str, Any] = {
+            "active_seconds": int(observation.elapsed_seconds),
+            "attempt_start_time": None,
+        }
         if action is Action.QUEUE:
             fields["passed_over"] = decision.passed_over or None
         return fields
@@ -137,24 +175,28 @@ def _attempt(observation: Observation, decision: Decision) -> dict[str, Any]:
 
 
 def _kept(outcome: Outcome, observation: Observation) -> Outcome:
-    """The outcome with the attempt that it ended, if the trainer did not say it, and without what has no place here.
+    """The outcome with the attempt that it ended, if the trainer did not say it, and without what
+    has no place here.
 
-    Of a job on GPUs, status.usage has the account. JSON has no word for NaN and infinity: status.metrics tells them.
-    status.export and status.checkpoint have these.
+    Of a job on GPUs, status.usage has the account. JSON has no word for NaN and infinity:
+    status.metrics tells them. status.export and status.checkpoint have these.
     """
     fields: dict[str, Any] = {
         "attempt": outcome.attempt or observation.job.status.attempt,
         "export": None,
         "checkpoint": None,
     }
-    fields["metrics"] = {key: value for key, value in outcome.metrics.items() if math.isfinite(value)}
+    fields["metrics"] = {
+        key: value for key, value in outcome.metrics.items() if math.isfinite(value)
+    }
     if observation.job.spec and observation.job.spec.placement.accelerator == "GPU":
         fields["account"] = None
     return outcome.model_copy(update=fields)
 
 
 def _kept_times(old: list[Condition], new: list[Condition], now: float) -> list[Condition]:
-    """lastTransitionTime moves only with the status; conditions that nobody states any more stay as they were."""
+    """lastTransitionTime moves only with the status; conditions that nobody states any more stay as
+    they were."""
     before = {condition.type: condition for condition in old}
     for condition in new:
         known = before.get(condition.type)
@@ -203,8 +245,8 @@ log = logging.getLogger(__name__)
 
 
 STARTING_INTERVALS = 2
-"""Status intervals between two writes while a gang starts: there is little to tell, and in a burst each write delays
-the pods of other jobs."""
+"""Status intervals between two writes while a gang starts: there is little to tell, and in a burst
+each write delays the pods of other jobs."""
 
 
 class StatusThrottle:
@@ -222,11 +264,13 @@ class StatusThrottle:
         self._dropped.pop(key, None)
 
     def is_known(self, key: ObjectKey, patch: Mapping[str, Any]) -> bool:
-        """True if the patch has nothing but what the API server did not keep when it was written last."""
+        """True if the patch has nothing but what the API server did not keep when it was written
+        last."""
         return patch == self._dropped.get(key, {})
 
     def seconds_left(self, observation: Observation, patch: Mapping[str, Any]) -> float:
-        """Seconds until a patch of the status may be written; 0 and less for one that may be written now."""
+        """Seconds until a patch of the status may be written; 0 and less for one that may be
+        written now."""
         last = self._written_at.get(observation.job.key)
         if last is None or URGENT & patch.keys():
             return 0.0
@@ -238,7 +282,8 @@ class StatusThrottle:
         return pause - (observation.at - last)
 
     def record_write(self, key: ObjectKey, now: Observed, dropped: Mapping[str, Any]) -> None:
-        """A status was written, of which the API server did not keep this: an older definition drops new fields.
+        """A status was written, of which the API server did not keep this: an older definition
+        drops new fields.
 
         Written again and again, those would make a loop of writes.
         """

@@ -1,10 +1,13 @@
-"""Makes the spans of each attempt from observations of its job, accepted status writes and rank 0's reports.
+"""Makes the spans of each attempt from observations of its job, accepted status writes and rank 0's
+reports.
 
-The time of an event is that of the first observation that shows it, by the operator's own clock. A new operator process
-continues from the times in the status. A span that it exports a second time has the same ids as before.
+The time of an event is that of the first observation that shows it, by the operator's own clock. A
+new operator process continues from the times in the status. A span that it exports a second time
+has the same ids as before.
 
-Rank 0 reports durations by its own monotonic clock. The moment of the report puts them on the operator's clock, and
-they are clipped to the time between the attempt's admission and that moment. Pure.
+Rank 0 reports durations by its own monotonic clock. The moment of the report puts them on the
+operator's clock, and they are clipped to the time between the attempt's admission and that moment.
+Pure.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,11 +45,15 @@ class Rank0Spans:
     _steps: int = 0
 
     def heard_of(self, step: int) -> None:
-        """Record the step in a former operator process's status. Its span may be missing, so it is made again."""
+        """Record the step in a former operator process's status. Its span may be missing, so it is
+        made again."""
         self._heard, self._through = step, max(0, step - 1)
 
-    def report_spans(self, trace: Trace, progress: Progress, at: float, earliest: float) -> Iterator[Span]:
-        """Yield the spans that this report adds. `at` is its time; no span begins before `earliest` (unix seconds)."""
+    def report_spans(
+        self, trace: Trace, progress: Progress, at: float, earliest: float
+    ) -> Iterator[Span]:
+        """Yield the spans that this report adds. `at` is its time; no span begins before `earliest`
+        (unix seconds)."""
         if progress.account is None:
             return
         clock = progress.account.clock
@@ -60,7 +67,9 @@ class Rank0Spans:
             wanted = one.step == first or one.step % every == 0
             if one.step > self._through and wanted and self._steps < traces.MAX_STEPS:
                 self._through, self._steps = one.step, self._steps + 1
-                yield from timeline.step(one, traces.FIRST_STEP if one.step == first else traces.STEP)
+                yield from timeline.step(
+                    one, traces.FIRST_STEP if one.step == first else traces.STEP
+                )
 
     def _start(self, timeline: "_Timeline", clock: Clock, progress: Progress) -> Iterator[Span]:
         after = clock.generating + clock.scoring + clock.training + clock.saving
@@ -69,7 +78,9 @@ class Rank0Spans:
             yield timeline.startup(traces.LOADED, 0.0, clock.loading, progress)
         if not self._proven and after:
             self._proven = True
-            yield timeline.startup(traces.PROVEN, clock.loading, clock.loading + clock.proving, progress)
+            yield timeline.startup(
+                traces.PROVEN, clock.loading, clock.loading + clock.proving, progress
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +103,13 @@ class _Timeline:
         return self.trace.span(name, self._at(begin), self._at(end), attributes=attributes)
 
     def step(self, step_time: StepTime, name: traces.SpanName) -> Iterator[Span]:
-        """Yield the spans of a step and of its parts, one after the other: their real order is not reported."""
+        """Yield the spans of a step and of its parts, one after the other: their real order is not
+        reported."""
         begin = self._at(step_time.began.total)
         number = [(traces.STEP_NUMBER, step_time.step)]
-        span = self.trace.span(name, begin, self._at(step_time.ended.total), number=step_time.step, attributes=number)
+        span = self.trace.span(
+            name, begin, self._at(step_time.ended.total), number=step_time.step, attributes=number
+        )
         yield span
         for part in traces.PARTS:
             spent = getattr(step_time.ended, part.name) - getattr(step_time.began, part.name)
@@ -135,7 +149,8 @@ class AttemptTraces:
     """The traces of all attempts in progress."""
 
     def __init__(self, put: Callable[[Span], None], *, every: int, version: str) -> None:
-        """`put` gets each span once it has ended; every `every`th step has one; `version` is the operator's."""
+        """`put` gets each span once it has ended; every `every`th step has one; `version` is the
+        operator's."""
         self._put = put
         self._every = every
         self._version = version
@@ -150,13 +165,21 @@ class AttemptTraces:
         number = attempt.admission
         if attempt.bound is None and observation.is_gang_bound:
             attempt.bound = max(attempt.admitted, observation.now)
-            self._tell(attempt, attempt.trace.span(traces.BOUND, attempt.admitted, attempt.bound, number=number))
+            self._tell(
+                attempt,
+                attempt.trace.span(traces.BOUND, attempt.admitted, attempt.bound, number=number),
+            )
         if attempt.started is None and attempt.bound is not None and observation.has_gang_started:
             attempt.started = max(attempt.bound, observation.now)
-            self._tell(attempt, attempt.trace.span(traces.STARTED, attempt.bound, attempt.started, number=number))
+            self._tell(
+                attempt,
+                attempt.trace.span(traces.STARTED, attempt.bound, attempt.started, number=number),
+            )
         at = pull_time(observation)
         if observation.pull and at is not None:
-            for span in attempt.rank0.report_spans(attempt.trace, observation.pull.progress, at, attempt.admitted):
+            for span in attempt.rank0.report_spans(
+                attempt.trace, observation.pull.progress, at, attempt.admitted
+            ):
                 self._tell(attempt, span)
 
     def record_status(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
@@ -189,7 +212,9 @@ class AttemptTraces:
 
     def _fresh(self, job: GRPOJobRecord, number: int, begin: float) -> _Attempt:
         trace = Trace.of_attempt(job, number, self._version)
-        return _Attempt(trace, begin, Rank0Spans(self._every), job.spec.model.name if job.spec else "")
+        return _Attempt(
+            trace, begin, Rank0Spans(self._every), job.spec.model.name if job.spec else ""
+        )
 
     def _begun(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> _Attempt:
         """An attempt that this write begins."""
@@ -225,7 +250,9 @@ class AttemptTraces:
         attempt.admitted = max(attempt.waits_since, now)
         self._tell(
             attempt,
-            attempt.trace.span(traces.QUEUED, attempt.waits_since, attempt.admitted, number=attempt.admission),
+            attempt.trace.span(
+                traces.QUEUED, attempt.waits_since, attempt.admitted, number=attempt.admission
+            ),
         )
         attempt.waits_since = None
 
@@ -233,7 +260,11 @@ class AttemptTraces:
         plan, progress = job.status.plan, new.progress
         found: dict[str, Value] = {traces.MODEL.key: attempt.model}
         if plan:
-            found |= {traces.STRATEGY.key: plan.strategy, traces.NODES.key: plan.nodes, traces.GPUS.key: plan.gpus}
+            found |= {
+                traces.STRATEGY.key: plan.strategy,
+                traces.NODES.key: plan.nodes,
+                traces.GPUS.key: plan.gpus,
+            }
         if progress and progress.attempt == attempt.trace.attempt:
             found[traces.STEP_NUMBER.key] = progress.step
         result, failed, message = _how(job.status.attempt, new)
@@ -243,7 +274,11 @@ class AttemptTraces:
         self._tell_root(attempt, found, now, message if failed else None)
 
     def _tell_root(
-        self, attempt: _Attempt, attributes: dict[str, Value], now: float, failure: str | None = None
+        self,
+        attempt: _Attempt,
+        attributes: dict[str, Value],
+        now: float,
+        failure: str | None = None,
     ) -> None:
         end = max(now, attempt.latest)
         root = attempt.trace.span(traces.ATTEMPT, attempt.begin, end, parent="")
@@ -256,7 +291,8 @@ class AttemptTraces:
 
 
 def _waiting_since(created: float, status: GRPOJobStatus) -> float:
-    """When a job began to wait for its next attempt: its creation, its last end, or when it was resumed or retried."""
+    """When a job began to wait for its next attempt: its creation, its last end, or when it was
+    resumed or retried."""
     begin = created
     if status.ends:
         begin = max(begin, seconds(status.ends[-1].end_time) or 0.0)
@@ -268,12 +304,14 @@ def _waiting_since(created: float, status: GRPOJobStatus) -> float:
 
 
 def _was_true(rest: Condition, status: GRPOJobStatus) -> bool:
-    """True if the condition was once true: the first attempt's commit says that it isn't, in the same second."""
+    """True if the condition was once true: the first attempt's commit says that it isn't, in the
+    same second."""
     return status.attempt > 1 or rest.last_transition_time != status.start_time
 
 
 def _how(attempt: int, new: GRPOJobStatus) -> tuple[str, bool, str]:
-    """Return how an attempt ended that this status ends: the reason, whether it failed, and the message."""
+    """Return how an attempt ended that this status ends: the reason, whether it failed, and the
+    message."""
     end = next((one for one in reversed(new.ends) if one.attempt == attempt), None)
     final = _final_condition(new)
     failed = final is not None and final.type == C.FAILED

@@ -1,7 +1,8 @@
-"""Defines a span and the trace of one attempt, and encodes spans as an OTLP ExportTraceServiceRequest in JSON.
+"""Defines a span and the trace of one attempt, and encodes spans as an OTLP
+ExportTraceServiceRequest in JSON.
 
-Ids depend only on the job's uid, the attempt, the span's name and its number. So an operator that sends a span again
-after a restart sends the same ids, and no trace is split.
+Ids depend only on the job's uid, the attempt, the span's name and its number. So an operator that
+sends a span again after a restart sends the same ids, and no trace is split.
 
 In JSON, ids are hex digits, times are nanoseconds as text, and 64-bit numbers are text, too:
 https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding. Pure.
@@ -51,7 +52,8 @@ class Trace:
 
     @classmethod
     def of_attempt(cls, job: GRPOJobRecord, attempt: int, version: str) -> "Trace":
-        """Return the trace of a job's attempt, with this version of the operator as an attribute."""
+        """Return the trace of a job's attempt, with this version of the operator as an
+        attribute."""
         resource: dict[Attribute, Value] = {
             traces.SERVICE_NAME: "grpo-operator",
             traces.SERVICE_VERSION: version,
@@ -61,7 +63,9 @@ class Trace:
             traces.JOB_UID: job.uid,
             traces.ATTEMPT_NUMBER: attempt,
         }
-        return cls(job.uid, attempt, {attribute.key: value for attribute, value in resource.items()})
+        return cls(
+            job.uid, attempt, {attribute.key: value for attribute, value in resource.items()}
+        )
 
     @property
     def id(self) -> str:

@@ -1,1 +1,2 @@
-"""What became of a job's GPUs: status.usage, by the rules of docs/usage.md. Pure: looks come in, records go out."""
+"""What became of a job's GPUs: status.usage, by the rules of docs/usage.md. Pure: looks come in,
+records go out."""

@@ -1,10 +1,13 @@
-"""Computes status.usage of a job after an observation, from records of the GPUs that each attempt held.
+"""Computes status.usage of a job after an observation, from records of the GPUs that each attempt
+held.
 
-Records are updated from the attempts' pods and from rank 0's reports. A pod's time is the difference of two times of
-its kubelet, so an offset of that clock cancels. It is clipped to the time that the operator's own clock allows. A pod
-whose end was not seen is timed by the end of its Job.
+Records are updated from the attempts' pods and from rank 0's reports. A pod's time is the
+difference of two times of its kubelet, so an offset of that clock cancels. It is clipped to the
+time that the operator's own clock allows. A pod whose end was not seen is timed by the end of its
+Job.
 
-Passing time alone does not change the result, so a job of which nothing else changes costs no write.
+Passing time alone does not change the result, so a job of which nothing else changes costs no
+write.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +26,14 @@ from ..records.records import ENDED_PHASES, PodRecord
 from ..records.terminations import PodTermination
 from .gpu_time import merge_oldest, pod_seconds, sum_states
 
-_ENDS_ATTEMPT = (Action.COMMIT, Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
+_ENDS_ATTEMPT = (
+    Action.COMMIT,
+    Action.QUEUE,
+    Action.SUSPEND,
+    Action.RELEASE,
+    Action.SUCCEED,
+    Action.FAIL,
+)
 _RESTS = (Action.SUSPEND, Action.SUCCEED, Action.FAIL, Action.REJECT)
 """After these the job is not to run."""
 
@@ -48,9 +58,16 @@ def account(observation: Observation, decision: Decision, new: GRPOJobStatus) ->
     return sum_states(usage)
 
 
-def _ended(records: list[AttemptUsage], observation: Observation, decision: Decision) -> list[AttemptUsage]:
+def _ended(
+    records: list[AttemptUsage], observation: Observation, decision: Decision
+) -> list[AttemptUsage]:
     """The records; that of the current attempt with how it ended, if this decision ends it."""
-    if not records or records[-1].ended or not observation.job.is_active or decision.action not in _ENDS_ATTEMPT:
+    if (
+        not records
+        or records[-1].ended
+        or not observation.job.is_active
+        or decision.action not in _ENDS_ATTEMPT
+    ):
         return records
     reason = str(decision.reason or decision.action)
     if decision.ended:
@@ -61,7 +78,8 @@ def _ended(records: list[AttemptUsage], observation: Observation, decision: Deci
 def _committed(
     records: list[AttemptUsage], observation: Observation, decision: Decision, new: GRPOJobStatus
 ) -> list[AttemptUsage]:
-    """The records, with one of the attempt that this decision commits, or that a former operator has."""
+    """The records, with one of the attempt that this decision commits, or that a former operator
+    has."""
     plan = new.plan
     if plan is None or not plan.gpus or (records and records[-1].attempt >= new.attempt):
         return records
@@ -92,7 +110,8 @@ def _of_engines(engine: EnginePlan | None) -> EngineUsage | None:
 
 
 def _as_of(observation: Observation, before: Usage) -> str:
-    """Return the time of rank 0's last answer, since its report divides the time until then; without one, now."""
+    """Return the time of rank 0's last answer, since its report divides the time until then;
+    without one, now."""
     answers = observation.job.is_active and not observation.silence
     answered_at = pull_time(observation) if answers else None
     at = observation.now if answered_at is None else answered_at
@@ -121,7 +140,10 @@ def _waiting(
         since = None
     if since is None and waits:
         since = min(observation.now, _last_end(pods, known, observation.now))
-    return {"queued_seconds": round(queued, 3), "waiting_since": None if since is None else timestamp(since)}
+    return {
+        "queued_seconds": round(queued, 3),
+        "waiting_since": None if since is None else timestamp(since),
+    }
 
 
 def _pods_by_name(records: Sequence[AttemptUsage]) -> dict[str, PodTime]:
@@ -133,7 +155,8 @@ def _pods_by_name(records: Sequence[AttemptUsage]) -> dict[str, PodTime]:
 
 
 def _first_bound(pods: Sequence[PodTime], known: Mapping[str, PodTime], now: float) -> float | None:
-    """Return when the first pod that was not recorded before got its node; None without such a pod."""
+    """Return when the first pod that was not recorded before got its node; None without such a
+    pod."""
     first: float | None = None
     for pod in pods:
         if pod.name in known:
@@ -144,7 +167,8 @@ def _first_bound(pods: Sequence[PodTime], known: Mapping[str, PodTime], now: flo
 
 
 def _last_end(pods: Sequence[PodTime], known: Mapping[str, PodTime], now: float) -> float:
-    """Return when the last of the pods ended that held GPUs when the job was observed before; now without one."""
+    """Return when the last of the pods ended that held GPUs when the job was observed before; now
+    without one."""
     ends: list[float] = []
     for pod in pods:
         earlier = known.get(pod.name)
@@ -168,7 +192,8 @@ def _end(pod: PodTime) -> float:
 
 
 def _bounded(usage: Usage) -> Usage:
-    """Return the usage with at most MAX_RECORDS records, or twice as many while the oldest of them may still change."""
+    """Return the usage with at most MAX_RECORDS records, or twice as many while the oldest of them
+    may still change."""
     excess = len(usage.attempts) - MAX_RECORDS
     count = 0
     for record in usage.attempts[: max(0, excess)]:
@@ -181,7 +206,8 @@ def _bounded(usage: Usage) -> Usage:
 
 
 def _news(usage: Usage) -> object:
-    """Return the parts of a usage that are worth a write of their own: the next attempt's account needs them."""
+    """Return the parts of a usage that are worth a write of their own: the next attempt's account
+    needs them."""
     return usage.waiting_since, [_news_of_record(record) for record in usage.attempts]
 
 
@@ -193,23 +219,33 @@ def _news_of_record(record: AttemptUsage) -> object:
 
 Held = TypeVar("Held", AttemptUsage, EngineUsage)
 LATE_SECONDS = 10.0
-"""Longest time from a container's end until its kubelet reports it; until then the pod counts as holding its GPUs."""
+"""Longest time from a container's end until its kubelet reports it; until then the pod counts as
+holding its GPUs."""
 
 
-def looked_at(observation: Observation, records: Sequence[AttemptUsage], as_of: str) -> list[AttemptUsage]:
+def looked_at(
+    observation: Observation, records: Sequence[AttemptUsage], as_of: str
+) -> list[AttemptUsage]:
     """The records after a look; `as_of` is the moment until which they were counted."""
     mine = _sorted(observation, records)
-    return [_looked_at(observation, record, pods, as_of) for record, pods in zip(records, mine, strict=True)]
+    return [
+        _looked_at(observation, record, pods, as_of)
+        for record, pods in zip(records, mine, strict=True)
+    ]
 
 
-def _looked_at(observation: Observation, record: AttemptUsage, pods: Collection[PodRecord], as_of: str) -> AttemptUsage:
+def _looked_at(
+    observation: Observation, record: AttemptUsage, pods: Collection[PodRecord], as_of: str
+) -> AttemptUsage:
     """One record after a look at these of its pods, those of its engines among them."""
     trains = [pod for pod in pods if not pod.engine]
     found = _heard(observation, _timed(observation, record, record, trains, as_of), trains)
     if record.engines is None:
         return found
     serves = [pod for pod in pods if pod.engine]
-    return found.model_copy(update={"engines": _timed(observation, record, record.engines, serves, as_of)})
+    return found.model_copy(
+        update={"engines": _timed(observation, record, record.engines, serves, as_of)}
+    )
 
 
 def has_gpus(record: AttemptUsage) -> bool:
@@ -218,14 +254,17 @@ def has_gpus(record: AttemptUsage) -> bool:
 
 
 def _sorted(observation: Observation, records: Sequence[AttemptUsage]) -> list[list[PodRecord]]:
-    """The bound pods of each record. Labels are hints: a pod that was not known counts only as its Job's."""
+    """The bound pods of each record. Labels are hints: a pod that was not known counts only as its
+    Job's."""
     by_name: dict[str, int] = {}
     latest: dict[int, int] = {}
     for index, record in enumerate(records):
         latest[record.attempt] = index
         by_name.update({pod.name: index for pod in record.all_pods})
     current = (*observation.pods, *observation.engine_pods)
-    own = {child.uid for child in observation.earlier_jobs} | {pod.controller_uid for pod in current}
+    own = {child.uid for child in observation.earlier_jobs} | {
+        pod.controller_uid for pod in current
+    }
     found: list[list[PodRecord]] = [[] for _ in records]
     for pod in (*current, *observation.earlier_pods, *observation.deleted_pods):
         known = pod.name in by_name or pod.controller_uid in own
@@ -235,20 +274,32 @@ def _sorted(observation: Observation, records: Sequence[AttemptUsage]) -> list[l
     return found
 
 
-def _timed(observation: Observation, record: AttemptUsage, held: Held, pods: Collection[PodRecord], as_of: str) -> Held:
-    """What a role of the record's attempt held, with the times of its pods; of those that have ended and are gone only
-    their sum is left."""
+def _timed(
+    observation: Observation,
+    record: AttemptUsage,
+    held: Held,
+    pods: Collection[PodRecord],
+    as_of: str,
+) -> Held:
+    """What a role of the record's attempt held, with the times of its pods; of those that have
+    ended and are gone only their sum is left."""
     before = {pod.name: pod for pod in held.pods}
     visible = {pod.name for pod in pods}
     lost = [pod for name, pod in before.items() if name not in visible]
     gone = held.gone_seconds + sum(pod.seconds for pod in lost if pod.seconds is not None)
     now = [_pod_time(observation, record, pod, before.get(pod.name), as_of) for pod in pods]
     now += [_closed(observation, record, pod, as_of) for pod in lost if pod.seconds is None]
-    return held.model_copy(update={"pods": sorted(now, key=lambda pod: pod.name), "gone_seconds": round(gone, 3)})
+    return held.model_copy(
+        update={"pods": sorted(now, key=lambda pod: pod.name), "gone_seconds": round(gone, 3)}
+    )
 
 
 def _pod_time(
-    observation: Observation, record: AttemptUsage, pod: PodRecord, known: PodTime | None, as_of: str
+    observation: Observation,
+    record: AttemptUsage,
+    pod: PodRecord,
+    known: PodTime | None,
+    as_of: str,
 ) -> PodTime:
     if known and known.seconds is not None:
         return known
@@ -262,7 +313,8 @@ def _pod_time(
     held = pod.termination.held_seconds if pod.termination else None
     if held is None:
         return _closed(observation, record, found, as_of if known else found.bound_time)
-    # A duration below what was counted until now is implausible, unless the kubelet's delay explains it.
+    # A duration below what was counted until now is implausible, unless the kubelet's delay
+    # explains it.
     least = pod_seconds(known, as_of) if known else 0.0
     if held < least - LATE_SECONDS:
         held = least
@@ -286,7 +338,8 @@ def _lasted(pod: PodTime, spent: float) -> PodTime:
 
 
 def _job_end(observation: Observation, attempt: int) -> Reported | None:
-    """Return when the attempt's Job ended, which its pods did before; None while that is not known."""
+    """Return when the attempt's Job ended, which its pods did before; None while that is not
+    known."""
     jobs = list(observation.earlier_jobs)
     if observation.child:
         jobs.append(observation.child)
@@ -296,8 +349,11 @@ def _job_end(observation: Observation, attempt: int) -> Reported | None:
     return None
 
 
-def _heard(observation: Observation, record: AttemptUsage, pods: Collection[PodRecord]) -> AttemptUsage:
-    """Return the record with the times that rank 0 reported; of several reports the longest counts as the latest."""
+def _heard(
+    observation: Observation, record: AttemptUsage, pods: Collection[PodRecord]
+) -> AttemptUsage:
+    """Return the record with the times that rank 0 reported; of several reports the longest counts
+    as the latest."""
     ranks0 = [pod for pod in pods if pod.index == 0]
     for rank0 in ranks0:
         if rank0.termination:
@@ -338,8 +394,13 @@ def _with_pull(observation: Observation, record: AttemptUsage, rank0: PodTime) -
 
 
 def pull_time(observation: Observation) -> float | None:
-    """Return the unix time of rank 0's last answer, by the operator's clock; None before the first answer."""
-    return observation.now - max(0.0, observation.at - observation.pull.at) if observation.pull else None
+    """Return the unix time of rank 0's last answer, by the operator's clock; None before the first
+    answer."""
+    return (
+        observation.now - max(0.0, observation.at - observation.pull.at)
+        if observation.pull
+        else None
+    )
 
 
 def _with_account(record: AttemptUsage, account: Account) -> AttemptUsage:

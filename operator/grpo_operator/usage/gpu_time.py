@@ -1,4 +1,5 @@
-"""Divides the time of the attempts' GPUs among its states, and sums it up: a function of the records alone.
+"""Divides the time of the attempts' GPUs among its states, and sums it up: a function of the
+records alone.
 
 So the sums can be made again from a status by anybody, and a new operator comes to the same ones.
 """
@@ -48,7 +49,9 @@ def _added(sums: UsageSum, record: AttemptUsage, clock: Clock, as_of: str) -> Us
     return UsageSum(attempts=sums.attempts + 1, gpu_seconds=total, cost=cost)
 
 
-def _added_cost(cost: float | None, held: AttemptUsage | EngineUsage, part: GPUSeconds) -> float | None:
+def _added_cost(
+    cost: float | None, held: AttemptUsage | EngineUsage, part: GPUSeconds
+) -> float | None:
     """The cost with that of a role's GPUs, to four decimals; those without a price add nothing."""
     if held.gpu_hour_price is None:
         return cost
@@ -56,20 +59,23 @@ def _added_cost(cost: float | None, held: AttemptUsage | EngineUsage, part: GPUS
 
 
 def apportion(engines: EngineUsage, gang: GPUSeconds, as_of: str) -> GPUSeconds:
-    """The engines' GPU-seconds, in the proportions of their gang's, whom they serve: what it spent on generating they
-    generated, and while it trained they waited for it."""
+    """The engines' GPU-seconds, in the proportions of their gang's, whom they serve: what it spent
+    on generating they generated, and while it trained they waited for it."""
     held = held_seconds(engines, as_of) * engines.gpus / engines.replicas
     if not gang.total:
         return GPUSeconds(other=round(held, 3))
     shares = gang.model_dump(by_alias=False)
-    return GPUSeconds(**{state: round(spent * held / gang.total, 3) for state, spent in shares.items()})
+    return GPUSeconds(
+        **{state: round(spent * held / gang.total, 3) for state, spent in shares.items()}
+    )
 
 
 def kept_clocks(records: Sequence[AttemptUsage]) -> list[Clock]:
     """Return, for each attempt, its clock at the checkpoint up to which its work counts.
 
-    That is the last checkpoint that it reported as sealed, until a later attempt reports which one it resumed from. The
-    two can differ: the last report may be lost, a checkpoint may be damaged, and a rollback goes further back.
+    That is the last checkpoint that it reported as sealed, until a later attempt reports which one
+    it resumed from. The two can differ: the last report may be lost, a checkpoint may be damaged,
+    and a rollback goes further back.
     """
     kept = [record.sealed for record in records]
     for position, later in enumerate(records):
@@ -86,13 +92,16 @@ def kept_clocks(records: Sequence[AttemptUsage]) -> list[Clock]:
 
 
 def divide_by_state(record: AttemptUsage, clock: Clock, as_of: str) -> GPUSeconds:
-    """One attempt's GPU-seconds by state. Rank 0's clock divides the time that its gang held GPUs, and no more."""
+    """One attempt's GPU-seconds by state. Rank 0's clock divides the time that its gang held GPUs,
+    and no more."""
     wall = held_seconds(record, as_of) / record.nodes
     spent_on = _parts(record.clock)
     safe = _parts(clock)
     spent_on = {part: max(spent, safe[part]) for part, spent in spent_on.items()}
     spent = sum(spent_on.values())
-    if spent > wall:  # nobody can have worked longer than that: an impossible clock is taken as proportions
+    if (
+        spent > wall
+    ):  # nobody can have worked longer than that: an impossible clock is taken as proportions
         spent_on = {part: value * wall / spent for part, value in spent_on.items()}
         safe = {part: value * wall / spent for part, value in safe.items()}
         spent = wall

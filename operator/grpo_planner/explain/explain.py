@@ -1,7 +1,8 @@
-"""Converts options into plans, and their numbers into sentences, so that the search contains no text.
+"""Converts options into plans, and their numbers into sentences, so that the search contains no
+text.
 
-It also explains in one sentence, with the two deciding numbers, why this plan was chosen and no other. A table of
-candidates holds that answer, too, but not on its first line.
+It also explains in one sentence, with the two deciding numbers, why this plan was chosen and no
+other. A table of candidates holds that answer, too, but not on its first line.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,12 @@ Plan = TypeVar("Plan", bound=ExecutionPlan)
 
 
 def as_plan(
-    demand: Demand, option: Option, kind: type[Plan], *, reason: str = "", warnings: Sequence[str] = ()
+    demand: Demand,
+    option: Option,
+    kind: type[Plan],
+    *,
+    reason: str = "",
+    warnings: Sequence[str] = (),
 ) -> Plan:
     """Return the option as an ExecutionPlan, or as the subclass `kind` of it.
 
@@ -45,7 +51,8 @@ def as_plan(
     offload = "CPU" if method.offload else "None"
     optimizer = "AdamW8bit" if setup.eight_bit else "AdamW"
     dtype = "bfloat16" if setup.precision == "bfloat16" else "float32"
-    # Without ZeRO, PEFT's float32 adapters on bfloat16 weights need autocast; DeepSpeed has them in bfloat16, too.
+    # Without ZeRO, PEFT's float32 adapters on bfloat16 weights need autocast; DeepSpeed has them in
+    # bfloat16, too.
     narrow_without_zero = setup.precision == "bfloat16" and not setup.zero
     autocast = setup.precision == "mixed" or narrow_without_zero
     generated = generation_share(spec, setup.world)
@@ -57,7 +64,8 @@ def as_plan(
         strategy=method.strategy, method=trained, zero_stage=method.zero,
         offload=offload, gpus=place.world, nodes=place.nodes,
         gpus_per_node=place.per_node, processes_per_node=place.per_node,
-        gpu_product=place.pool.label, gpu_hour_price=place.pool.price or None, gpu_resource=place.pool.resource,
+        gpu_product=place.pool.label, gpu_hour_price=place.pool.price or None,
+        gpu_resource=place.pool.resource,
         node_selector=dict(place.pool.selector),
         micro_batch=setup.micro_batch, gradient_accumulation=setup.accumulation,
         steps_per_generation=generated // setup.micro_batch, generation_sub_batch=sub_batch,
@@ -67,7 +75,8 @@ def as_plan(
         shape_source=demand.model.found_in, memory=_memory(demand, option),
         host_memory_bytes=host_memory, estimated_step_seconds=seconds,
         export_bytes=export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export),
-        save_every_steps=spec.checkpoint.every_steps, reason=reason, changes=changes(demand, option),
+        save_every_steps=spec.checkpoint.every_steps, reason=reason, changes=changes(demand,
+        option),
         warnings=[*warnings][:16],
     )  # fmt: skip
 
@@ -97,7 +106,8 @@ def _memory(demand: Demand, option: Option) -> MemoryPrediction:
 
 
 def changes(demand: Demand, option: Option) -> list[str]:
-    """Return sentences about an adapter or 8-bit moments that the plan uses although the spec did not ask for them."""
+    """Return sentences about an adapter or 8-bit moments that the plan uses although the spec did
+    not ask for them."""
     spec = demand.spec
     method = option.footprint.method
     sentences = []
@@ -108,11 +118,14 @@ def changes(demand: Demand, option: Option) -> list[str]:
         sentences.append(
             f"trains a LoRA adapter of rank {spec.adapter.rank} on {', '.join(modules)} only "
             f"({share:.2%} of the parameters), because no plan with all parameters fits; "
-            f"learningRate {spec.training.learning_rate:g} is not rescaled (adapters usually want about ten times "
+            f"learningRate {spec.training.learning_rate:g} is not rescaled (adapters usually want "
+            "about ten times "
             "more); set spec.adapter.use to Never to refuse this, or to Always to ask for it"
         )
     if method.eight_bit and spec.training.optimizer == "Auto":
-        sentences.append("keeps AdamW's moments in 8 bits, because no plan with 32-bit moments fits")
+        sentences.append(
+            "keeps AdamW's moments in 8 bits, because no plan with 32-bit moments fits"
+        )
     return sentences
 
 
@@ -127,12 +140,15 @@ def warnings(demand: Demand, option: Option) -> list[str]:
         sentences.append(f"{why}: whether spec.image can compute there is not known")
     if not demand.spec.has_expandable_segments:
         sentences.append(
-            f"spec.env sets {' or '.join(ALLOCATOR_ENV)} without {EXPANDABLE_SEGMENTS}: fragmentation is taken to "
-            f"waste {FRAGMENTATION[False]:.0%} of what comes and goes instead of {FRAGMENTATION[True]:.0%} (assumed)"
+            f"spec.env sets {' or '.join(ALLOCATOR_ENV)} without {EXPANDABLE_SEGMENTS}: "
+            "fragmentation is taken to "
+            f"waste {FRAGMENTATION[False]:.0%} of what comes and goes instead of "
+            f"{FRAGMENTATION[True]:.0%} (assumed)"
         )
     if setup.precision == "bfloat16" and not setup.has_lora and not setup.zero:
         sentences.append(
-            "dtype bfloat16 without ZeRO has no float32 master weights: small updates can round away; "
+            "dtype bfloat16 without ZeRO has no float32 master weights: small updates can round "
+            "away; "
             "set spec.training.dtype to Auto for float32 weights under bfloat16 autocast"
         )
     if not pool.hardware.has_bfloat16:
@@ -141,8 +157,10 @@ def warnings(demand: Demand, option: Option) -> list[str]:
         assumed_gbps = option.place.per_node * pool.hardware.network
         sentences.append(
             f"step times assume {assumed_gbps:.0f} GB/s between nodes, usual for these "
-            "GPUs, but the pods ask for no RDMA card (spec.resources.limits, examples/11-rdma-and-init.yaml), and no "
-            f"interconnect is declared (node label {NODE_GBPS_LABEL}, or interconnect.nodeGBps of an inventory file): "
+            "GPUs, but the pods ask for no RDMA card (spec.resources.limits, "
+            "examples/11-rdma-and-init.yaml), and no "
+            f"interconnect is declared (node label {NODE_GBPS_LABEL}, or interconnect.nodeGBps of "
+            "an inventory file): "
             "over TCP steps may take longer"
         )
     sentences += engine_warnings(demand, setup)
@@ -150,14 +168,16 @@ def warnings(demand: Demand, option: Option) -> list[str]:
     longest = STEP_ESTIMATES * option.seconds
     if longest > hang_timeout:
         sentences.append(
-            f"a step is estimated at {option.seconds:.0f} s: one without an end is a hang only after {longest:.0f} s, "
+            f"a step is estimated at {option.seconds:.0f} s: one without an end is a hang only "
+            f"after {longest:.0f} s, "
             f"not after spec.guard.hangTimeoutSeconds = {hang_timeout}; raise that"
         )
     return sentences
 
 
 def _has_unknown_network(demand: Demand, option: Option) -> bool:
-    """True for several nodes whose network nobody declared, with pods that ask for no card of an RDMA plugin."""
+    """True for several nodes whose network nobody declared, with pods that ask for no card of an
+    RDMA plugin."""
     if option.place.nodes == 1 or option.place.pool.hardware.node_network:
         return False
     # Extended resources, such as rdma/hca, have a slash in their name.
@@ -168,19 +188,25 @@ def _guesses(pool: Pool) -> str:
     """What is assumed of an unknown product."""
     if pool.hardware.capability:
         return "its speed is a guess"
-    return "its speed, that it has bfloat16 and that the image's torch has kernels for it are guesses"
+    return (
+        "its speed, that it has bfloat16 and that the image's torch has kernels for it are guesses"
+    )
 
 
 def reason_message(option: Option, sampling: str) -> str:
-    """Why this plan, in a sentence with its numbers; `sampling`: what samples the completions, and why."""
+    """Why this plan, in a sentence with its numbers; `sampling`: what samples the completions, and
+    why."""
     place = option.place
     footprint = option.footprint
-    numbers = needs_message(footprint.device, place.pool.usable_bytes, footprint.prediction.peak_phase, option.seconds)
+    numbers = needs_message(
+        footprint.device, place.pool.usable_bytes, footprint.prediction.peak_phase, option.seconds
+    )
     return f"{footprint.method.name} on {place.name}: {numbers}; completions by {sampling}"
 
 
 def candidates(demand: Demand, options: Sequence[Option], chosen: Option | None) -> list[Candidate]:
-    """The options with their verdicts: the chosen one, then what fits by time, then what does not by what it lacks."""
+    """The options with their verdicts: the chosen one, then what fits by time, then what does not
+    by what it lacks."""
     ranked = []
     for option in sorted(options, key=lambda option: (option is not chosen, *_rank(option))):
         plan = as_plan(demand, option, Candidate)
@@ -204,7 +230,9 @@ def _rejection(option: Option, chosen: Option | None) -> Rejection | None:
         need = option.host
         have = option.place.host_memory
         message = f"needs {gib(need)} of host memory per node, has {gib(have)}"
-        return Rejection(reason="HostMemory", message=message, phase=phase, need_bytes=need, have_bytes=have)
+        return Rejection(
+            reason="HostMemory", message=message, phase=phase, need_bytes=need, have_bytes=have
+        )
     need = option.footprint.device
     have = option.place.pool.usable_bytes
     if option.shortage or chosen is None:
@@ -215,11 +243,16 @@ def _rejection(option: Option, chosen: Option | None) -> Rejection | None:
     return Rejection(reason=reason, message=message, phase=phase, need_bytes=need, have_bytes=have)
 
 
-def _beaten(option: Option, chosen: Option) -> tuple[Literal["NotNeeded", "Slower", "NoBetter"], str]:
+def _beaten(
+    option: Option, chosen: Option
+) -> tuple[Literal["NotNeeded", "Slower", "NoBetter"], str]:
     """Why an option that fits was not chosen."""
     if option.tier > chosen.tier:
         lora = option.footprint.method.lora
-        return "NotNeeded", "not needed: all parameters fit" if lora else "not needed: 32-bit moments fit"
+        return (
+            "NotNeeded",
+            "not needed: all parameters fit" if lora else "not needed: 32-bit moments fit",
+        )
     if option.seconds > chosen.seconds:
         return "Slower", f"{option.seconds / chosen.seconds - 1:.1%} slower"
     gain = 1 - option.seconds / chosen.seconds
@@ -236,7 +269,8 @@ def _cost(option: Option, chosen: Option) -> str:
     moves_reference = method.reference == "Offload" and usual.reference != "Offload"
     costs = {
         f"{place.world} GPUs instead of {other.world}": place.world > other.world,
-        f"{plural(option.engine_gpus, 'GPU')} more for its engines": option.engine_gpus > chosen.engine_gpus,
+        f"{plural(option.engine_gpus, 'GPU')} more for its engines": option.engine_gpus
+        > chosen.engine_gpus,
         "optimizer offload": adds_offload,
         "its reference in host memory": moves_reference,
         f"ZeRO-{method.zero}": method.zero > usual.zero,
@@ -257,13 +291,19 @@ def decision_message(result: PlanResult) -> str:
     fitting = [other for other in others if _is_outdone(other)]
     if not fitting:
         missed = next((other for other in others if _misses(other)), None)
-        return f"nothing else fits: {_lacks(missed, f'the nearest, {plan_name(missed)},')}" if missed else ""
+        return (
+            f"nothing else fits: {_lacks(missed, f'the nearest, {plan_name(missed)},')}"
+            if missed
+            else ""
+        )
     rival = min(fitting, key=_step_seconds)
     assert rival.rejected is not None, "it was not chosen"
     seconds = _step_seconds(chosen)
     rival_seconds = _step_seconds(rival)
     verdict = rival.rejected.message
-    return f"{seconds:.1f} s per step; {plan_name(rival)} would take {rival_seconds:.1f} s: {verdict}"
+    return (
+        f"{seconds:.1f} s per step; {plan_name(rival)} would take {rival_seconds:.1f} s: {verdict}"
+    )
 
 
 def _step_seconds(plan: ExecutionPlan) -> float:
@@ -275,7 +315,10 @@ def _is_outdone(candidate: Candidate) -> bool:
 
 
 def _misses(candidate: Candidate) -> bool:
-    return candidate.rejected is not None and candidate.rejected.reason in ("DeviceMemory", "HostMemory")
+    return candidate.rejected is not None and candidate.rejected.reason in (
+        "DeviceMemory",
+        "HostMemory",
+    )
 
 
 def _nearest(candidates: list[Candidate], method: str) -> Candidate | None:

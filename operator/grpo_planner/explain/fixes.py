@@ -1,13 +1,15 @@
-"""Finds changes that would make a job fit, verifies each by planning it, and suggests improvements of plans that fit.
+"""Finds changes that would make a job fit, verifies each by planning it, and suggests improvements
+of plans that fit.
 
-"Nothing fits" helps only with a way out. Changes are ordered by their cost: pins that do not change what is trained,
-more GPUs, how weights are kept, the adapter, then shorter sequences. Where no single change helps, two are combined.
+"Nothing fits" helps only with a way out. Changes are ordered by their cost: pins that do not change
+what is trained, more GPUs, how weights are kept, the adapter, then shorter sequences. Where no
+single change helps, two are combined.
 
-A change sets one field of a spec by its path, as `--what-if` does. The changed spec is parsed again, so it is planned
-exactly as if the user had written it.
+A change sets one field of a spec by its path, as `--what-if` does. The changed spec is parsed
+again, so it is planned exactly as if the user had written it.
 
-A plan that fits may still be one that nobody wants to wait for: it is slow, leaves GPUs idle or has too long sequences.
-The planner's own numbers show it, and an expert's advice is given.
+A plan that fits may still be one that nobody wants to wait for: it is slow, leaves GPUs idle or has
+too long sequences. The planner's own numbers show it, and an expert's advice is given.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +54,8 @@ class Adjustment(NamedTuple):
 
 
 def find_fixes(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool], plan: Planner) -> list[Fix]:
-    """The cheapest changes after which `plan` finds something that fits: at most MOST single ones, else one of two."""
+    """The cheapest changes after which `plan` finds something that fits: at most MOST single ones,
+    else one of two."""
     turns = [turn for turn in _turns(spec, shape, pools) if turn.values]
     fixes: list[Fix] = []
     for turn in turns:
@@ -65,9 +68,14 @@ def find_fixes(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool], plan: Pla
 
 
 def _pair(spec: GRPOJobSpec, turns: Sequence[Adjustment], plan: Planner) -> list[Fix]:
-    """The cheapest two changes that help together, each no stronger than it must be; empty where none do."""
-    for first, second in sorted(combinations(turns, 2), key=lambda pair: sum(map(turns.index, pair))):
-        if first.path == second.path or not _planned(spec, (first.strongest, second.strongest), plan):
+    """The cheapest two changes that help together, each no stronger than it must be; empty where
+    none do."""
+    for first, second in sorted(
+        combinations(turns, 2), key=lambda pair: sum(map(turns.index, pair))
+    ):
+        if first.path == second.path or not _planned(
+            spec, (first.strongest, second.strongest), plan
+        ):
             continue
         for value in first.values:
             fix = _mildest(spec, (first._replace(values=[value]),), second, plan)
@@ -76,9 +84,13 @@ def _pair(spec: GRPOJobSpec, turns: Sequence[Adjustment], plan: Planner) -> list
     return []
 
 
-def _mildest(spec: GRPOJobSpec, before: tuple[Adjustment, ...], turn: Adjustment, plan: Planner) -> Fix | None:
-    """A turn by the first of its values that leads to a plan, after others; None when even the last doesn't."""
-    # The strongest value first: where even that doesn't help, one plan has shown it instead of one per value.
+def _mildest(
+    spec: GRPOJobSpec, before: tuple[Adjustment, ...], turn: Adjustment, plan: Planner
+) -> Fix | None:
+    """A turn by the first of its values that leads to a plan, after others; None when even the last
+    doesn't."""
+    # The strongest value first: where even that doesn't help, one plan has shown it instead of one
+    # per value.
     last = _planned(spec, (*before, turn.strongest), plan)
     if last is None:
         return None
@@ -91,7 +103,8 @@ def _mildest(spec: GRPOJobSpec, before: tuple[Adjustment, ...], turn: Adjustment
 
 
 def _planned(spec: GRPOJobSpec, turned: Sequence[Adjustment], plan: Planner) -> Option | None:
-    """What the changed spec would be planned as; None if a change is not allowed or doesn't help."""
+    """What the changed spec would be planned as; None if a change is not allowed or doesn't
+    help."""
     try:
         for path, values, _ in turned:
             spec = with_value(spec, path, values[-1])
@@ -107,7 +120,10 @@ def _fix(turned: Sequence[Adjustment], option: Option) -> Fix:
     todo = " and ".join(map(_adjustment_message, turned))
     costs = "; ".join(turn.cost for turn in turned)
     footprint = option.footprint
-    where = f"{footprint.method.name} on {plural(option.place.world, 'GPU')}, {gib(footprint.device)} per GPU"
+    where = (
+        f"{footprint.method.name} on {plural(option.place.world, 'GPU')}, "
+        f"{gib(footprint.device)} per GPU"
+    )
     return Fix(changes=changes, message=f"{todo} ({costs}): {where}")
 
 
@@ -130,12 +146,19 @@ def _turns(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool]) -> Iterator[A
     yield from _pins(spec)
     yield from _places(spec, pools)
     if training.dtype == "Auto":
-        yield Adjustment("spec.training.dtype", ["bfloat16"], "weights in bfloat16, where small updates can round away")
+        yield Adjustment(
+            "spec.training.dtype",
+            ["bfloat16"],
+            "weights in bfloat16, where small updates can round away",
+        )
     if spec.adapter.use == "Never":
-        yield Adjustment("spec.adapter.use", ["IfNeeded"], "trains an adapter instead of all parameters")
+        yield Adjustment(
+            "spec.adapter.use", ["IfNeeded"], "trains an adapter instead of all parameters"
+        )
     else:
         yield from _smaller_adapters(spec, shape)
-    yield Adjustment("spec.training.maxCompletionLength", _halves(training.max_completion_length, SHORTEST),
+    yield Adjustment("spec.training.maxCompletionLength", _halves(training.max_completion_length,
+    SHORTEST),
                "cuts off longer completions")  # fmt: skip
     yield Adjustment("spec.training.maxPromptLength", _halves(training.max_prompt_length, SHORTEST),
                "leaves out longer prompts")  # fmt: skip
@@ -148,10 +171,14 @@ def _halves(number: int, least: int) -> list[int]:
 
 def _smaller_adapters(spec: GRPOJobSpec, shape: Shape) -> Iterator[Adjustment]:
     """An adapter of lower rank, or on fewer modules where the model has those that are named."""
-    yield Adjustment("spec.adapter.rank", _halves(spec.adapter.rank, LEAST_RANK), "a smaller adapter")
+    yield Adjustment(
+        "spec.adapter.rank", _halves(spec.adapter.rank, LEAST_RANK), "a smaller adapter"
+    )
     attention = ["q_proj", "v_proj"]
     if spec.adapter.target_modules == ["all-linear"] and shape.adapted_linears(tuple(attention)):
-        yield Adjustment("spec.adapter.targetModules", [attention], "an adapter on queries and values alone")
+        yield Adjustment(
+            "spec.adapter.targetModules", [attention], "an adapter on queries and values alone"
+        )
 
 
 def _engines(spec: GRPOJobSpec) -> Iterator[Adjustment]:
@@ -162,10 +189,17 @@ def _engines(spec: GRPOJobSpec) -> Iterator[Adjustment]:
     if wanted.sleep is False:
         yield Adjustment("spec.generation.sleep", [None], "waking the engine for every generation")
     if wanted.servers and wanted.servers.replicas > 1:
-        fewer = [wanted.servers.replicas >> bits for bits in range(1, wanted.servers.replicas.bit_length())]
+        fewer = [
+            wanted.servers.replicas >> bits
+            for bits in range(1, wanted.servers.replicas.bit_length())
+        ]
         yield Adjustment("spec.generation.servers.replicas", fewer, "fewer engines, so more time")
     if wanted.engine in ("Colocated", "Servers") and not wanted.servers:
-        yield Adjustment("spec.generation.engine", ["Auto"], "another engine, or Transformers, which generates slower")
+        yield Adjustment(
+            "spec.generation.engine",
+            ["Auto"],
+            "another engine, or Transformers, which generates slower",
+        )
 
 
 def _pins(spec: GRPOJobSpec) -> Iterator[Adjustment]:
@@ -173,18 +207,39 @@ def _pins(spec: GRPOJobSpec) -> Iterator[Adjustment]:
     training = spec.training
     yield from _engines(spec)
     if training.gradient_checkpointing == "Disabled":
-        yield Adjustment("spec.training.gradientCheckpointing", ["Auto"], "20 to 30 % more time where it is needed")
-    if training.per_device_train_batch_size is not None and training.per_device_train_batch_size > 1:
-        yield Adjustment("spec.training.perDeviceTrainBatchSize", [None], "smaller micro-batches, the same step")
+        yield Adjustment(
+            "spec.training.gradientCheckpointing",
+            ["Auto"],
+            "20 to 30 % more time where it is needed",
+        )
+    if (
+        training.per_device_train_batch_size is not None
+        and training.per_device_train_batch_size > 1
+    ):
+        yield Adjustment(
+            "spec.training.perDeviceTrainBatchSize", [None], "smaller micro-batches, the same step"
+        )
     if training.ds3_gather_for_generation == "Enabled":
-        yield Adjustment("spec.training.ds3GatherForGeneration", ["Auto"], "slower generation where it is needed")
+        yield Adjustment(
+            "spec.training.ds3GatherForGeneration", ["Auto"], "slower generation where it is needed"
+        )
     if spec.reference.strategy not in ("Auto", "None"):
-        yield Adjustment("spec.reference.strategy", ["Auto"], "another place for the same reference")
-    if spec.reference.strategy == "Auto" and spec.reference.offload is None and spec.training.beta > 0:
+        yield Adjustment(
+            "spec.reference.strategy", ["Auto"], "another place for the same reference"
+        )
+    if (
+        spec.reference.strategy == "Auto"
+        and spec.reference.offload is None
+        and spec.training.beta > 0
+    ):
         for strategy in ("Offload", "Sharded"):
-            yield Adjustment("spec.reference.strategy", [strategy], "another place for the same reference")
+            yield Adjustment(
+                "spec.reference.strategy", [strategy], "another place for the same reference"
+            )
     if training.optimizer == "AdamW":
-        yield Adjustment("spec.training.optimizer", ["Auto"], "moments in 8 bits where they are needed")
+        yield Adjustment(
+            "spec.training.optimizer", ["Auto"], "moments in 8 bits where they are needed"
+        )
     if training.dtype != "Auto":
         yield Adjustment("spec.training.dtype", ["Auto"], "the dtype that the plan chooses")
 
@@ -201,11 +256,14 @@ def _places(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Adjustment]:
         yield Adjustment("spec.placement.gpuProduct", [None], "another kind of GPU")
     for kind in ("limits", "requests"):
         if "memory" in getattr(spec.resources, kind):
-            yield Adjustment(f"spec.resources.{kind}.memory", [None], "the host memory that the plan needs")
+            yield Adjustment(
+                f"spec.resources.{kind}.memory", [None], "the host memory that the plan needs"
+            )
 
 
 def _gpu_bounds(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Adjustment]:
-    """Fewer GPUs where there are less than the spec asks for, more where it asks for less than there are."""
+    """Fewer GPUs where there are less than the spec asks for, more where it asks for less than
+    there are."""
     gpus = spec.placement.gpus
     if gpus is None:
         return
@@ -220,7 +278,8 @@ def _gpu_bounds(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Adjustment
 
 
 def with_value(spec: GRPOJobSpec, path: str, value: Any) -> GRPOJobSpec:
-    """The spec with the field at `path`, such as `spec.training.numGenerations`, set; None removes it.
+    """The spec with the field at `path`, such as `spec.training.numGenerations`, set; None removes
+    it.
 
     Raises:
         SpecInvalid: there is no such field, or the value is not allowed there.
@@ -244,7 +303,9 @@ LONG_STEP = 600.0
 SPENT = {
     "compute": "training",
     "generation": "generating",
-    "gathering": "sending the model between GPUs to generate, because no GPU has room for all of it",
+    "gathering": (
+        "sending the model between GPUs to generate, because no GPU has room for all of it"
+    ),
     "communication": "sending gradients and weights between GPUs",
     "sync": "bringing the weights into the engines",
     "offload": "moving optimizer state between GPU and host",
@@ -268,11 +329,14 @@ def _too_slow(search: Search, chosen: Option) -> Iterator[str]:
     if faster:
         head = spent if chosen.seconds > LONG_STEP else estimate
         yield (
-            f"{head}: {faster.footprint.method.name} on {faster.place.name} would take {faster.seconds:.0f} s; "
+            f"{head}: {faster.footprint.method.name} on {faster.place.name} would take "
+            f"{faster.seconds:.0f} s; "
             f"{_way(chosen, faster)}"
         )
     elif chosen.seconds > LONG_STEP:
-        yield f"{spent}: fewer or shorter completions, a smaller model or larger GPUs would be faster"
+        yield (
+            f"{spent}: fewer or shorter completions, a smaller model or larger GPUs would be faster"
+        )
 
 
 def _way(chosen: Option, faster: Option) -> str:
@@ -289,7 +353,8 @@ def _way(chosen: Option, faster: Option) -> str:
 
 
 def _idle(demand: Demand, chosen: Option) -> Iterator[str]:
-    """GPUs of the plan's nodes that it leaves idle only because the batch can't be split over them."""
+    """GPUs of the plan's nodes that it leaves idle only because the batch can't be split over
+    them."""
     place = chosen.place
     spec = demand.spec
     most = demand.most_gpus or place.pool.gpus
@@ -302,13 +367,15 @@ def _idle(demand: Demand, chosen: Option) -> Iterator[str]:
         return
     prompts = _prompts_for(spec, whole)
     yield (
-        f"{whole - place.world} of {whole} GPUs stay idle: {step_completions(spec)} completions per step can't be "
+        f"{whole - place.world} of {whole} GPUs stay idle: {step_completions(spec)} completions "
+        "per step can't be "
         f"split over {whole}; spec.training.promptsPerStep: {prompts} would use all {whole}"
     )
 
 
 def _prompts_for(spec: GRPOJobSpec, world: int) -> int:
-    """The most prompts per step, up to the present ones, that so many processes can share; else the fewest above."""
+    """The most prompts per step, up to the present ones, that so many processes can share; else the
+    fewest above."""
     training = spec.training
     unit = world * (training.per_device_train_batch_size or 1)
     now = training.prompts_per_step
@@ -327,6 +394,7 @@ def _too_long(demand: Demand) -> Iterator[str]:
     if positions and length > positions:
         yield (
             f"spec.training.maxPromptLength {training.max_prompt_length} + maxCompletionLength "
-            f"{training.max_completion_length} = {length} tokens, more than the model's max_position_embeddings "
+            f"{training.max_completion_length} = {length} tokens, more than the model's "
+            "max_position_embeddings "
             f"{positions}: it was never trained on such positions; lower one of them"
         )

@@ -1,9 +1,12 @@
-"""Explains why the inventory has no place for a gang, which change would make one, and which hardware would do.
+"""Explains why the inventory has no place for a gang, which change would make one, and which
+hardware would do.
 
-Where places exist but no plan fits any of them, plan.py explains that with the numbers of the nearest plan.
+Where places exist but no plan fits any of them, plan.py explains that with the numbers of the
+nearest plan.
 
-A refusal tells what is missing on the available GPUs, but users who rent GPUs ask which ones to rent. So this module
-finds the smallest hardware on which the job can be planned. Every answer has been planned.
+A refusal tells what is missing on the available GPUs, but users who rent GPUs ask which ones to
+rent. So this module finds the smallest hardware on which the job can be planned. Every answer has
+been planned.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,13 +34,15 @@ def disk_shortage_result(demand: Demand, notes: Sequence[str]) -> PlanResult:
     """The explanation where it is the nodes' disks alone that keep the gang away."""
     reasons = "; ".join(note for note in notes if EPHEMERAL_STORAGE in note)
     return PlanResult(
-        feasible=False, reason=PlanReason.OUT_OF_EPHEMERAL_STORAGE, architecture=demand.model.source,
+        feasible=False, reason=PlanReason.OUT_OF_EPHEMERAL_STORAGE,
+        architecture=demand.model.source,
         message=f"the job would fit, but for the room on nodes' disks: {reasons}",
     )  # fmt: skip
 
 
 def engine_rejection(demand: Demand, search: Search) -> SpecRejected | None:
-    """Why an engine that the spec asks for has no room where the gang has; None where it isn't that."""
+    """Why an engine that the spec asks for has no room where the gang has; None where it isn't
+    that."""
     pools = [pool for pool in search.pools if pool.gpus >= demand.fewest_gpus]
     if not (pools and search.has_place):
         return None
@@ -54,17 +59,22 @@ def place_rejection(demand: Demand, pools: list[Pool], notes: list[str]) -> Spec
     of_product = f" of product {spec.placement.gpu_product}" if spec.placement.gpu_product else ""
     if not pools:
         notes_added = f": {reasons}" if reasons else ""
-        return SpecRejected(PlanReason.NO_GPUS, f"no node has GPUs{of_product} that this job may use{notes_added}")
+        return SpecRejected(
+            PlanReason.NO_GPUS, f"no node has GPUs{of_product} that this job may use{notes_added}"
+        )
     most = max(pool.gpus for pool in pools)
     if demand.fewest_gpus > most:
         return SpecRejected(
             PlanReason.NOT_ENOUGH_GPUS,
-            f"the job asks for at least {demand.fewest_gpus} GPUs{of_product}; there are at most {most} of one kind: "
+            f"the job asks for at least {demand.fewest_gpus} GPUs{of_product}; there are at most "
+            f"{most} of one kind: "
             "lower spec.placement.gpus.min or spec.placement.nodes",
         )
     if rejected := _indivisible_batch(demand, most):
         return rejected
-    if not any(demand.precision(method, pool.hardware) for pool in pools for method in methods(spec)):
+    if not any(
+        demand.precision(method, pool.hardware) for pool in pools for method in methods(spec)
+    ):
         return SpecRejected(
             PlanReason.INVALID_COMBINATION,
             "spec.training.dtype bfloat16 needs GPUs of compute capability 8.0 or later, and "
@@ -79,7 +89,8 @@ def place_rejection(demand: Demand, pools: list[Pool], notes: list[str]) -> Spec
 
 
 def _indivisible_batch(demand: Demand, most: int) -> SpecRejected | None:
-    """The refusal where the batch can't be split evenly over any allowed number of up to `most` GPUs."""
+    """The refusal where the batch can't be split evenly over any allowed number of up to `most`
+    GPUs."""
     spec = demand.spec
     pods = spec.nodes or 1
     # Every pod has the same number of GPUs, so only multiples of the number of pods are allowed.
@@ -87,12 +98,17 @@ def _indivisible_batch(demand: Demand, most: int) -> SpecRejected | None:
     worlds = range(fewest, min(most, demand.most_gpus or most) + 1, pods)
     if not worlds or any(micro_batches(spec, world) for world in worlds):
         return None
-    where = f"{worlds[0]} to {worlds[-1]} GPUs" if pods == 1 else f"as many GPUs on each of {pods} nodes"
+    where = (
+        f"{worlds[0]} to {worlds[-1]} GPUs"
+        if pods == 1
+        else f"as many GPUs on each of {pods} nodes"
+    )
     return indivisible(spec, worlds[0], where)
 
 
 RENTED = (
-    "Tesla-T4", "NVIDIA-L4", "NVIDIA-A10G", "NVIDIA-L40S", "NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-SXM4-80GB",
+    "Tesla-T4", "NVIDIA-L4", "NVIDIA-A10G", "NVIDIA-L40S", "NVIDIA-A100-SXM4-40GB",
+    "NVIDIA-A100-SXM4-80GB",
     "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200", "NVIDIA-B200",
 )  # fmt: skip
 """Products that are looked at: what most clouds have."""
@@ -121,20 +137,24 @@ class _Rented(NamedTuple):
         host = DEFAULT_HOST_GIB * GIB * self.per_node
         cpu = float(DEFAULT_CPU * self.per_node)
         node = Node(
-            gpu_product=self.product, gpus_free=self.per_node, gpus_total=self.per_node, host_memory_free=host,
+            gpu_product=self.product, gpus_free=self.per_node, gpus_total=self.per_node,
+            host_memory_free=host,
             host_memory_total=host, cpu_free=cpu, cpu_total=cpu, count=self.nodes,
         )  # fmt: skip
         return Inventory((node,))
 
 
 def smallest_hardware(spec: GRPOJobSpec, plan: Planner) -> Hardware | None:
-    """The hardware with the least GPU memory in all that the job fits; None where none of RENTED does.
+    """The hardware with the least GPU memory in all that the job fits; None where none of RENTED
+    does.
 
-    What spec.placement demands at least stays; its upper bounds and its product are what may have to change.
+    What spec.placement demands at least stays; its upper bounds and its product are what may have
+    to change.
     """
     placed = spec.model_copy(update={"placement": _loosened(spec.placement)})
     by_size = sorted(_rented())
-    # The largest has a place for all that the others have one for, and more memory: one plan instead of all of them.
+    # The largest has a place for all that the others have one for, and more memory: one plan
+    # instead of all of them.
     if plan(placed, by_size[-1].inventory) is None:
         return None
     option = next(filter(None, (plan(placed, rented.inventory) for rented in by_size)))
@@ -144,7 +164,9 @@ def smallest_hardware(spec: GRPOJobSpec, plan: Planner) -> Hardware | None:
 def _rented() -> Iterator[_Rented]:
     for product in RENTED:
         for nodes, per_node in EXTENTS:
-            yield _Rented(lookup_product(product).memory_mib * nodes * per_node, nodes, per_node, product)
+            yield _Rented(
+                lookup_product(product).memory_mib * nodes * per_node, nodes, per_node, product
+            )
 
 
 def _loosened(placement: PlacementSpec) -> PlacementSpec:
@@ -158,7 +180,9 @@ def _hardware(option: Option) -> Hardware:
     """The place of an option as an answer, with what it needs of it."""
     place = option.place
     footprint = option.footprint
-    more = f" and {plural(option.engine_gpus, 'GPU')} more for engines" if option.engine_gpus else ""
+    more = (
+        f" and {plural(option.engine_gpus, 'GPU')} more for engines" if option.engine_gpus else ""
+    )
     per_gpu = f"{gib(footprint.device)} of {gib(place.pool.usable_bytes)} per GPU"
     per_node = f"{gib(option.host)} of host memory per node"
     message = f"{place.name}{more}, {footprint.method.name}: {per_gpu}, {per_node}"

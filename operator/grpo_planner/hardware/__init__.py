@@ -1,1 +1,2 @@
-"""What there is to run on: GPU products, the nodes that offer them, and pools of nodes with the same GPU."""
+"""What there is to run on: GPU products, the nodes that offer them, and pools of nodes with the
+same GPU."""

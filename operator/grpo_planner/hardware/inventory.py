@@ -1,8 +1,10 @@
-"""Defines the inventory: the nodes that the planner may use, with free and total GPUs, host memory and CPUs.
+"""Defines the inventory: the nodes that the planner may use, with free and total GPUs, host memory
+and CPUs.
 
-The operator fills it from Nodes and Pods, `grpo plan` fills it from a file, and the planner sees no cluster. The caller
-that fills it has already applied the job's node selector and tolerations. It may contain nodes that a spec declares and
-that do not exist yet, because an autoscaler will add them for pending pods.
+The operator fills it from Nodes and Pods, `grpo plan` fills it from a file, and the planner sees no
+cluster. The caller that fills it has already applied the job's node selector and tolerations. It
+may contain nodes that a spec declares and that do not exist yet, because an autoscaler will add
+them for pending pods.
 """
 
 from dataclasses import dataclass, replace
@@ -56,7 +58,10 @@ class Node:
     def without_usage(self) -> "Node":
         """The same node with nothing running on it."""
         return replace(
-            self, gpus_free=self.gpus_total, host_memory_free=self.host_memory_total, cpu_free=self.cpu_total
+            self,
+            gpus_free=self.gpus_total,
+            host_memory_free=self.host_memory_total,
+            cpu_free=self.cpu_total,
         )
 
 
@@ -74,9 +79,11 @@ class Inventory:
     nodes: tuple[Node, ...] = ()
     """Nodes that a pod of this job could be bound to."""
     warnings: tuple[str, ...] = ()
-    """Sentences about nodes that were left out, such as shared GPUs; they end up in plan.warnings."""
+    """Sentences about nodes that were left out, such as shared GPUs; they end up in
+    plan.warnings."""
     visible: bool = True
-    """False when other namespaces' pods can't be seen: `free` is then a guess, and the fit is left to the scheduler."""
+    """False when other namespaces' pods can't be seen: `free` is then a guess, and the fit is left
+    to the scheduler."""
     reports_disk: bool = False
     """Whether nodes say how much ephemeral storage they have, so that pods may request it."""
     short_of_disk: tuple[Node, ...] = ()
@@ -91,7 +98,8 @@ class Inventory:
 
     @cached_property
     def with_merged_nodes(self) -> "Inventory":
-        """The same for the planner, with one entry for all nodes that give the same: quick to plan on and to compare.
+        """The same for the planner, with one entry for all nodes that give the same: quick to plan
+        on and to compare.
 
         Only a node whose GPUs' memory is unknown is named to the user, so only it keeps its name.
         """
@@ -117,11 +125,13 @@ def _merged(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 ENDLESS = 2**50
-"""Host memory in bytes, and cores, of a node that is not there yet: how much it has is left to the autoscaler."""
+"""Host memory in bytes, and cores, of a node that is not there yet: how much it has is left to the
+autoscaler."""
 
 
 def declared_inventory(placement: PlacementSpec) -> Inventory:
-    """The declared nodes, empty. Their product's label is no selector: a node has it only once it is up."""
+    """The declared nodes, empty. Their product's label is no selector: a node has it only once it
+    is up."""
     gpus = placement.gpus_per_node or 0
     product = placement.gpu_product or ""
     return Inventory((

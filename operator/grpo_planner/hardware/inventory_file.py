@@ -1,11 +1,12 @@
 """Reads the inventory that users write, and the short names of GPU products in it.
 
-Its format is `nodes: [{count, gpuProduct, gpuMemoryMiB?, gpusPerNode, hostMemoryGiB, cpu}]`. Optional are
-`interconnect: {nodeGBps, gpuGBps}` and `gpuHourPrice`. With such a file a job is planned without a cluster. It is
-parsed as strictly as a job: an unknown field is an error.
+Its format is `nodes: [{count, gpuProduct, gpuMemoryMiB?, gpusPerNode, hostMemoryGiB, cpu}]`.
+Optional are `interconnect: {nodeGBps, gpuGBps}` and `gpuHourPrice`. With such a file a job is
+planned without a cluster. It is parsed as strictly as a job: an unknown field is an error.
 
-Users write `8xH100`, while a node's label, and so a plan, names one product, such as `NVIDIA-H100-80GB-HBM3`. So short
-names are expanded. For a misspelled name the nearest ones are suggested.
+Users write `8xH100`, while a node's label, and so a plan, names one product, such as
+`NVIDIA-H100-80GB-HBM3`. So short names are expanded. For a misspelled name the nearest ones are
+suggested.
 """
 
 import re
@@ -22,13 +23,15 @@ from .inventory import Inventory, Node
 from .products import is_slice, lookup_product, resource_of, table
 
 DEFAULT_HOST_GIB = 128
-"""Host memory per GPU that is assumed where the inventory gives none; a note then states the assumption."""
+"""Host memory per GPU that is assumed where the inventory gives none; a note then states the
+assumption."""
 DEFAULT_CPU = 16
 """CPU cores per GPU that `--gpus` assumes."""
 
 
 class Interconnect(Model):
-    """How fast GPUs reach each other, GB/s per direction: 10 Gbit/s Ethernet is 1.25, a 400 Gbit/s card 50."""
+    """How fast GPUs reach each other, GB/s per direction: 10 Gbit/s Ethernet is 1.25, a 400 Gbit/s
+    card 50."""
 
     node_gbps: Annotated[float, Field(ge=0, le=100_000, alias="nodeGBps")] = 0
     """Network of one node, all its cards together; 0: assumed by product."""
@@ -97,16 +100,24 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
     """
     match = re.fullmatch(r"(?:(\d{1,5})x)?(\d{1,2})x(\S+)", text)
     if not match:
-        raise InventoryInvalid(f"{text!r} does not say which GPUs; write 8xL4, or 4x8xH200 for 4 nodes of 8")
+        raise InventoryInvalid(
+            f"{text!r} does not say which GPUs; write 8xL4, or 4x8xH200 for 4 nodes of 8"
+        )
     gpus = int(match[2])
     product = label_of(match[3])
     if product is None:
         raise InventoryInvalid(f"{text!r}: {unknown_product(match[3])}")
     host = DEFAULT_HOST_GIB * gpus if host_memory is None else host_memory / GIB
     group = NodeGroup(
-        count=int(match[1] or 1), gpu_product=product, gpus_per_node=gpus, host_memory_gib=host, cpu=DEFAULT_CPU * gpus
+        count=int(match[1] or 1),
+        gpu_product=product,
+        gpus_per_node=gpus,
+        host_memory_gib=host,
+        cpu=DEFAULT_CPU * gpus,
     )
-    assumed = f"{host} GiB of host memory per node are assumed: say how much there is by --host-memory"
+    assumed = (
+        f"{host} GiB of host memory per node are assumed: say how much there is by --host-memory"
+    )
     warnings = () if host_memory is not None else (assumed,)
     return Inventory((_node(group),) if group.count else (), warnings, reports_disk=True)
 
@@ -120,8 +131,10 @@ def _node(group: NodeGroup) -> Node:
     gpus = min(1, group.gpus_per_node) if is_slice(product) else group.gpus_per_node
     return Node(
         gpu_product=product, gpu_memory_mib=group.gpu_memory_mib, gpus_free=gpus, gpus_total=gpus,
-        gpu_resource=resource, host_memory_free=memory, host_memory_total=memory, cpu_free=group.cpu,
-        cpu_total=group.cpu, node_selector=((label, product),) if product else (), count=group.count,
+        gpu_resource=resource, host_memory_free=memory, host_memory_total=memory,
+        cpu_free=group.cpu,
+        cpu_total=group.cpu, node_selector=((label, product),) if product else (),
+        count=group.count,
         gpu_hour_price=group.gpu_hour_price, node_gbps=group.interconnect.node_gbps,
         gpu_gbps=group.interconnect.gpu_gbps,
     )  # fmt: skip
@@ -153,7 +166,8 @@ USUAL = {
     "RTX4090": "NVIDIA-GeForce-RTX-4090",
     "RTX5090": "NVIDIA-GeForce-RTX-5090",
 }
-"""What a name without form or memory means: the one that is rented most, the larger where both are."""
+"""What a name without form or memory means: the one that is rented most, the larger where both
+are."""
 
 _MAKERS = re.compile("^(NVIDIA-|AMD-|Tesla-|GeForce-|Instinct-)+", re.IGNORECASE)
 _LIKENESS = 0.5
@@ -166,9 +180,11 @@ def short_names() -> dict[str, str]:
 
 
 def label_of(name: str) -> str | None:
-    """The label that a name means: itself where a known product begins it; None where no product is called so.
+    """The label that a name means: itself where a known product begins it; None where no product is
+    called so.
 
-    Capitals, and whether its words are parted by hyphens, underscores or spaces, make no difference to a short name.
+    Capitals, and whether its words are parted by hyphens, underscores or spaces, make no difference
+    to a short name.
     """
     if lookup_product(name).is_known:
         return name
@@ -183,7 +199,8 @@ def unknown_product(name: str) -> str:
     if close:
         meant = f"did you mean {' or '.join(spelled[key] for key in close)}? "
     return (
-        f"{name} is no GPU product that the planner knows; {meant}`grpo gpus` lists them, and an inventory file can "
+        f"{name} is no GPU product that the planner knows; {meant}`grpo gpus` lists them, and an "
+        "inventory file can "
         "say gpuMemoryMiB of others"
     )
 

@@ -1,7 +1,7 @@
 """Pools: nodes with the same GPU, and the places that they have for gangs.
 
-A gang runs on one kind of GPU, and a thousand nodes must be looked at once, not once per candidate: a pool sorts its
-nodes by what they give, and keeps every answer.
+A gang runs on one kind of GPU, and a thousand nodes must be looked at once, not once per candidate:
+a pool sorts its nodes by what they give, and keeps every answer.
 """
 
 from bisect import bisect_left
@@ -21,11 +21,13 @@ from .inventory import Inventory, Node
 from .products import OWN_IMAGE, Capability, Product, lookup_product, obstacle_message, usable_bytes
 
 Kind = tuple[str, int, Capability | None, str, tuple[tuple[str, str], ...]]
-"""What makes two nodes' GPUs the same: product, MiB, compute capability, resource and node selector."""
+"""What makes two nodes' GPUs the same: product, MiB, compute capability, resource and node
+selector."""
 
 
 UNPRICED = (
-    f"has no price, which objective Cheapest needs: set the chart's gpuHourPrices, label its nodes with "
+    "has no price, which objective Cheapest needs: set the chart's gpuHourPrices, label its "
+    "nodes with "
     f"{GPU_PRICE_LABEL}, or set gpuHourPrice in the inventory file"
 )
 
@@ -65,11 +67,14 @@ class Pool:
     price: float = 0.0
     """Of one GPU for an hour, the dearest of its nodes'; 0 when none is declared."""
     rooms: tuple[tuple[Room, int], ...]
-    """What its nodes have to give, and how many nodes give just that; a thousand nodes are often a handful of rooms."""
+    """What its nodes have to give, and how many nodes give just that; a thousand nodes are often a
+    handful of rooms."""
     _places: dict[tuple[int, int | None, float | None, int | None], "Place | None"] = field(
         default_factory=dict, repr=False
     )
-    _memory: dict[tuple[int, float], tuple[list[int], list[int]]] = field(default_factory=dict, repr=False)
+    _memory: dict[tuple[int, float], tuple[list[int], list[int]]] = field(
+        default_factory=dict, repr=False
+    )
 
     @property
     def gpu_name(self) -> str:
@@ -86,8 +91,11 @@ class Pool:
         """GPUs of all nodes."""
         return sum(room.gpus * count for room, count in self.rooms)
 
-    def place(self, world: int, nodes: int | None, cpu: float | None, memory: int | None) -> "Place | None":
-        """Where `world` processes run on as few nodes as can be, or on exactly `nodes`; None if there is no room.
+    def place(
+        self, world: int, nodes: int | None, cpu: float | None, memory: int | None
+    ) -> "Place | None":
+        """Where `world` processes run on as few nodes as can be, or on exactly `nodes`; None if
+        there is no room.
 
         Args:
             world: processes, one per GPU.
@@ -100,7 +108,9 @@ class Pool:
             self._places[key] = self._place(*key)
         return self._places[key]
 
-    def _place(self, world: int, nodes: int | None, cpu: float | None, memory: int | None) -> "Place | None":
+    def _place(
+        self, world: int, nodes: int | None, cpu: float | None, memory: int | None
+    ) -> "Place | None":
         # As many GPUs of a node as can be: between nodes a gang is slower.
         for per_node in range(min(world, self.most_gpus_per_node), 0, -1):
             count, rest = divmod(world, per_node)
@@ -112,15 +122,20 @@ class Pool:
         return None
 
     def _host_memory(self, nodes: int, per_node: int, cpu: float | None) -> int | None:
-        """Host memory of the worst of the roomiest `nodes` nodes with enough GPUs and cores; None if there are fewer.
+        """Host memory of the worst of the roomiest `nodes` nodes with enough GPUs and cores; None
+        if there are fewer.
 
-        Nodes that qualify are sorted by memory, the roomiest first, with running totals of their number: the worst of
-        the first n is then found by bisection, for any n.
+        Nodes that qualify are sorted by memory, the roomiest first, with running totals of their
+        number: the worst of the first n is then found by bisection, for any n.
         """
         cores = per_node * GPU_PROCESS_MILLICPU / 1000 if cpu is None else cpu
         key = (per_node, cores)
         if key not in self._memory:
-            fitting = [(room.memory, count) for room, count in self.rooms if room.has_room_for(per_node, cores)]
+            fitting = [
+                (room.memory, count)
+                for room, count in self.rooms
+                if room.has_room_for(per_node, cores)
+            ]
             fitting.sort(reverse=True)
             sizes = [size for size, _ in fitting]
             totals = list(accumulate(count for _, count in fitting))
@@ -152,7 +167,8 @@ class Place(NamedTuple):
 
 
 def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], list[str]]:
-    """Return the pools that a job may use, largest GPUs first, and sentences about nodes that it can't use."""
+    """Return the pools that a job may use, largest GPUs first, and sentences about nodes that it
+    can't use."""
     placement = spec.placement
     groups: dict[Kind, dict[Room, int]] = {}
     links: dict[Kind, set[Links]] = {}
@@ -177,12 +193,15 @@ def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], li
 
 
 def _kind_of_gpu(node: Node, spec: GRPOJobSpec) -> tuple[Kind | None, str]:
-    """Return the kind of a node's GPUs and "", or None and a sentence why the job can't use them."""
+    """Return the kind of a node's GPUs and "", or None and a sentence why the job can't use
+    them."""
     product = lookup_product(node.gpu_product)
-    # The node's own labels first: a MIG slice has less memory than the product that it is named after.
+    # The node's own labels first: a MIG slice has less memory than the product that it is named
+    # after.
     capability = node.compute_capability or product.capability
     why = obstacle_message(node.gpu_product, node.gpu_resource, capability)
-    # What an image of the user's own can compute on isn't known, so no generation is left out there.
+    # What an image of the user's own can compute on isn't known, so no generation is left out
+    # there.
     if why and spec.image is None:
         return None, f"{why}: {OWN_IMAGE}"
     memory = node.gpu_memory_mib or product.memory_mib or _declared_mib(spec.placement)
@@ -194,7 +213,8 @@ def _kind_of_gpu(node: Node, spec: GRPOJobSpec) -> tuple[Kind | None, str]:
 def _pool(kind: Kind, rooms: dict[Room, int], links: set[Links]) -> Pool:
     """One pool; nodes that have the same to give are one entry with a count.
 
-    Its links are the slowest that are declared, and its price the highest: a gang may land on any of its nodes.
+    Its links are the slowest that are declared, and its price the highest: a gang may land on any
+    of its nodes.
     """
     label, memory, capability, resource, selector = kind
     product = lookup_product(label)
@@ -202,7 +222,8 @@ def _pool(kind: Kind, rooms: dict[Room, int], links: set[Links]) -> Pool:
     node_network = _least(declared.node_gbps for declared in links)
     hardware = replace(product, capability=capability, link=link, node_network=node_network)
     return Pool(
-        label=label, hardware=hardware, usable_bytes=usable_bytes(memory), resource=resource, selector=selector,
+        label=label, hardware=hardware, usable_bytes=usable_bytes(memory), resource=resource,
+        selector=selector,
         price=max(link.price for link in links), rooms=tuple(sorted(rooms.items())),
     )  # fmt: skip
 
@@ -219,7 +240,11 @@ def _declared_mib(placement: PlacementSpec) -> int:
 
 def _unknown_memory(node: Node) -> str:
     """The sentence about a node whose GPUs have no known memory."""
-    what = f"{node.gpu_resource} of product {node.gpu_product!r}" if node.gpu_product else node.gpu_resource
+    what = (
+        f"{node.gpu_resource} of product {node.gpu_product!r}"
+        if node.gpu_product
+        else node.gpu_resource
+    )
     return (
         f"node {node.name or '(unnamed)'}: memory of {what} is unknown: "
         "set spec.placement.gpuMemory, or install GPU feature discovery"

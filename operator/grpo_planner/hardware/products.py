@@ -1,11 +1,12 @@
 """Knows GPU products: the memory, speed and generation of the card that a node's label names.
 
-A node's labels carry a name and at best the memory in MiB, while a plan must know how fast and how capable a card is.
-The data is products.yaml.
+A node's labels carry a name and at best the memory in MiB, while a plan must know how fast and how
+capable a card is. The data is products.yaml.
 
-A generation says whether the trainer's image can compute on a card, and whether that has been shown. A build of torch
-has kernels for some compute capabilities. On any other card the first kernel ends with "no kernel image is available".
-The image's torch is pinned, so a plan can be refused before anything is started.
+A generation says whether the trainer's image can compute on a card, and whether that has been
+shown. A build of torch has kernels for some compute capabilities. On any other card the first
+kernel ends with "no kernel image is available". The image's torch is pinned, so a plan can be
+refused before anything is started.
 """
 
 import re
@@ -24,26 +25,35 @@ IMAGE: tuple[Capability, ...] = ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0
 """What the image's torch is compiled for; a test holds it to the pinned torch's own list."""
 
 BFLOAT16: Capability = (8, 0)
-"""From where on tensor cores multiply bfloat16. Before it all would run in float32, which nobody has shown to work."""
+"""From where on tensor cores multiply bfloat16. Before it all would run in float32, which nobody
+has shown to work."""
 
-OWN_IMAGE = "set spec.placement.gpuProduct to other GPUs, or spec.image to an image of yours whose torch has them"
+OWN_IMAGE = (
+    "set spec.placement.gpuProduct to other GPUs, or spec.image to an image of yours "
+    "whose torch has them"
+)
 """What helps where the image can't compute."""
 
 
 def obstacle_message(product: str, resource: str, capability: Capability | None) -> str:
-    """Why the image isn't known to compute on a GPU; empty where it is, and where the card's capability isn't known."""
+    """Why the image isn't known to compute on a GPU; empty where it is, and where the card's
+    capability isn't known."""
     if resource.startswith("amd.com/") or product.startswith("AMD"):
-        return f"{product or resource} is an AMD GPU, and the trainer's image has torch for CUDA alone"
+        return (
+            f"{product or resource} is an AMD GPU, and the trainer's image has torch for CUDA alone"
+        )
     if capability is None or (_has_kernels(capability) and capability >= BFLOAT16):
         return ""
     if _has_kernels(capability):
         return (
-            f"{product or resource} has compute capability {format_capability(capability)} and so no bfloat16, and the "
+            f"{product or resource} has compute capability {format_capability(capability)} and so "
+            "no bfloat16, and the "
             "trainer has not been shown to run in float32 on GPUs"
         )
     built = ", ".join(map(format_capability, IMAGE))
     return (
-        f"{product or resource} has compute capability {format_capability(capability)}, and the torch of the trainer's "
+        f"{product or resource} has compute capability {format_capability(capability)}, and the "
+        "torch of the trainer's "
         f"image is built for {built}"
     )
 
@@ -54,7 +64,8 @@ def format_capability(capability: Capability) -> str:
 
 
 def _has_kernels(capability: Capability) -> bool:
-    """Code runs on its own major version from its own minor version on (CUDA programming guide, compute capability)."""
+    """Code runs on its own major version from its own minor version on (CUDA programming guide,
+    compute capability)."""
     minors = [minor for major, minor in IMAGE if major == capability[0]]
     return any(minor <= capability[1] for minor in minors)
 
@@ -62,8 +73,8 @@ def _has_kernels(capability: Capability) -> bool:
 NVLINK_GB_PER_S = 150.0
 """Links between the GPUs of one node that only NVLink reaches."""
 CARDS_GB_PER_S = {9: 50.0, 8: 25.0}
-"""Network per GPU of machines with NVLink by the GPU's major version, later ones as 9: a 400 or 200 Gbit/s RDMA card
-for each (assumed)."""
+"""Network per GPU of machines with NVLink by the GPU's major version, later ones as 9: a 400 or 200
+Gbit/s RDMA card for each (assumed)."""
 SHARED_GB_PER_S = 1.6
 """Network per GPU of other machines: 100 Gbit/s between eight (assumed)."""
 
@@ -73,11 +84,13 @@ A100_MIB = 40_000
 """Memory of the smallest card with seven compute slices."""
 MIB_PER_GB = 1024
 MIG_SHARE = 0.95
-"""An instance's label has 95 % of what its profile says: 9728 MiB of 10 GB, 4864 of 5 GB (GPU feature discovery)."""
+"""An instance's label has 95 % of what its profile says: 9728 MiB of 10 GB, 4864 of 5 GB (GPU
+feature discovery)."""
 
 TORCH_SHARE = 0.996
 TORCH_RESERVE = round(0.4 * GIB)
-"""torch sees 99.6 % of a label's memory less 0.4 GiB; fits the totals in out-of-memory messages of twelve products."""
+"""torch sees 99.6 % of a label's memory less 0.4 GiB; fits the totals in out-of-memory messages of
+twelve products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +108,15 @@ class Product:
     capability: Capability | None
     """CUDA compute capability; None where it is unknown, or there is no CUDA."""
     node_network: float = 0.0
-    """Network of a whole node as its inventory declares it, GB/s per direction; 0 when undeclared."""
+    """Network of a whole node as its inventory declares it, GB/s per direction; 0 when
+    undeclared."""
     is_known: bool = True
     """False when the numbers are guesses for an unknown product."""
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether matrix products run in bfloat16; taken for granted where the capability isn't known."""
+        """Whether matrix products run in bfloat16; taken for granted where the capability isn't
+        known."""
         return self.capability is None or self.capability >= BFLOAT16
 
     @property
@@ -113,7 +128,9 @@ class Product:
         return CARDS_GB_PER_S.get(min(major, 9), SHARED_GB_PER_S)
 
 
-UNKNOWN = Product(memory_mib=0, teraflops=100, bandwidth=600, link=25, capability=None, is_known=False)
+UNKNOWN = Product(
+    memory_mib=0, teraflops=100, bandwidth=600, link=25, capability=None, is_known=False
+)
 """A modest data-centre card, for labels that the table doesn't have."""
 
 
@@ -124,7 +141,9 @@ def table() -> dict[str, Product]:
     return {name: _product(*row) for name, row in rows.items()}
 
 
-def _product(memory_mib: int, teraflops: float, bandwidth: float, link: float, capability: float | None) -> Product:
+def _product(
+    memory_mib: int, teraflops: float, bandwidth: float, link: float, capability: float | None
+) -> Product:
     """One row of the table; YAML reads `8.6` as a number."""
     major, _, minor = str(capability or "").partition(".")
     return Product(
@@ -137,8 +156,8 @@ def _product(memory_mib: int, teraflops: float, bandwidth: float, link: float, c
 def lookup_product(label: str) -> Product:
     """The product whose name is the longest that the label begins with; UNKNOWN without one.
 
-    The match ends at a word: `NVIDIA-A10` does not begin `NVIDIA-A100-SXM4-40GB`. AMD's labeller writes `_` for spaces:
-    `AMD_Instinct_MI300X_OAM`. A MIG instance has its slices of the card.
+    The match ends at a word: `NVIDIA-A10` does not begin `NVIDIA-A100-SXM4-40GB`. AMD's labeller
+    writes `_` for spaces: `AMD_Instinct_MI300X_OAM`. A MIG instance has its slices of the card.
     """
     name = label.replace("_", "-")
     names = [known for known in table() if _begins_with_product(name, known)]
@@ -154,7 +173,8 @@ def _begins_with_product(name: str, product: str) -> bool:
 
 
 def _slice(card: Product, slices: int, gigabytes: int) -> Product:
-    """One MIG instance: its own of 7 compute slices (an A30's 4) and 8 of memory; it has no link but the host's."""
+    """One MIG instance: its own of 7 compute slices (an A30's 4) and 8 of memory; it has no link
+    but the host's."""
     of = 4 if card.memory_mib < A100_MIB else 7
     memory = min(1.0, gigabytes * MIB_PER_GB / card.memory_mib)
     return replace(

@@ -1,11 +1,13 @@
-"""Terms of the memory model for activations: a layer's saved and temporary tensors, and the output head's tiles.
+"""Terms of the memory model for activations: a layer's saved and temporary tensors, and the output
+head's tiles.
 
-Sources for layers: transformers 5.23's decoder layers with scaled_dot_product_attention under a padding mask, PEFT
-0.21's LoRA layers, torch's non-reentrant checkpointing. Each coefficient was read off fake-tensor accounts of the real
-code by changing one width at a time (docs/memory-model.md).
+Sources for layers: transformers 5.23's decoder layers with scaled_dot_product_attention under a
+padding mask, PEFT 0.21's LoRA layers, torch's non-reentrant checkpointing. Each coefficient was
+read off fake-tensor accounts of the real code by changing one width at a time
+(docs/memory-model.md).
 
-TRL's fused log-probabilities never hold the logits. Source: trl.kernels.chunked_logprob (TRL 1.16): tiles of 4096
-tokens by 32768 words, gradients summed in float32. All results are bytes on one GPU.
+TRL's fused log-probabilities never hold the logits. Source: trl.kernels.chunked_logprob (TRL 1.16):
+tiles of 4096 tokens by 32768 words, gradients summed in float32. All results are bytes on one GPU.
 """
 
 from ..model.shapes import EMBEDDING, Shape
@@ -14,31 +16,45 @@ from .setup import Setup
 
 INPUT_MAPS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
 """Projections whose input is a norm's output."""
-PER_WEIGHT = ("mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj", "mlp.gate", EMBEDDING)
+PER_WEIGHT = (
+    "mlp.experts.gate_proj",
+    "mlp.experts.up_proj",
+    "mlp.experts.down_proj",
+    "mlp.gate",
+    EMBEDDING,
+)
 """Names of what PEFT adapts by changing weights, or by a table, and not by a product per token."""
 
 
 def feed_forward_width(shape: Shape) -> int:
-    """Width of the feed-forward products of one token: with experts, of all that it is routed to."""
+    """Width of the feed-forward products of one token: with experts, of all that it is routed
+    to."""
     return shape.intermediate * max(1, shape.active_experts)
 
 
 def adapters(shape: Shape, setup: Setup, *names: str) -> float:
-    """Adapters per layer on the maps of these names that take every token as it comes, or on all such maps.
+    """Adapters per layer on the maps of these names that take every token as it comes, or on all
+    such maps.
 
     An adapter on experts changes their weights instead, and so does one on their router.
     """
-    maps = [linear for linear in shape.adapted_linears(setup.lora_targets) if linear.name not in PER_WEIGHT]
+    maps = [
+        linear
+        for linear in shape.adapted_linears(setup.lora_targets)
+        if linear.name not in PER_WEIGHT
+    ]
     if names:
         maps = [linear for linear in maps if linear.name.rsplit(".", 1)[-1] in names]
     return sum(linear.copies for linear in maps) / shape.layers
 
 
 def saved_attention(shape: Shape, setup: Setup) -> float:
-    """Per token: query, keys, values and output, log-sum-exp, and the additive mask's row; eagerly, all scores.
+    """Per token: query, keys, values and output, log-sum-exp, and the additive mask's row; eagerly,
+    all scores.
 
-    With a padding mask, keys and values are repeated for every query head before the kernel, except where a single
-    key head can be expanded without a copy. Under mixed precision rotated keys are narrowed after that: a copy always.
+    With a padding mask, keys and values are repeated for every query head before the kernel, except
+    where a single key head can be expanded without a copy. Under mixed precision rotated keys are
+    narrowed after that: a copy always.
     """
     repeated = shape.key_value if shape.kv_heads == 1 else shape.query
     keys_values = shape.query + repeated if setup.precision == "mixed" else 2 * repeated
@@ -50,8 +66,8 @@ def saved_attention(shape: Shape, setup: Setup) -> float:
 
 
 def kept_norm(shape: Shape, setup: Setup) -> float:
-    """Per token: what one RMSNorm keeps, its float32 input (4 bytes), and for a trained weight the normalised values in
-    the dtype that they are multiplied in."""
+    """Per token: what one RMSNorm keeps, its float32 input (4 bytes), and for a trained weight the
+    normalised values in the dtype that they are multiplied in."""
     return shape.hidden * (4 + _normalised_bytes(shape, setup))
 
 
@@ -66,7 +82,8 @@ def _normalised_bytes(shape: Shape, setup: Setup) -> int:
 
 
 def saved_inputs(shape: Shape, setup: Setup) -> float:
-    """Projections of a norm's output that keep it: those of attention, and gate and up, or the experts' router."""
+    """Projections of a norm's output that keep it: those of attention, and gate and up, or the
+    experts' router."""
     if setup.has_lora:
         return adapters(shape, setup, *INPUT_MAPS) + layer_kinds.has_adapted_experts(shape, setup)
     # Fused maps: qkv and gate_up. Otherwise q, k and v, and the router or gate and up.
@@ -78,8 +95,8 @@ def saved_inputs(shape: Shape, setup: Setup) -> float:
 def saved_norms(shape: Shape, setup: Setup) -> float:
     """Per token: what RMSNorms keep, and their outputs as inputs of the projections.
 
-    Projections share one input in plain precision; under autocast each that is trained, or has an adapter, keeps its
-    own bfloat16 cast.
+    Projections share one input in plain precision; under autocast each that is trained, or has an
+    adapter, keeps its own bfloat16 cast.
     """
     inputs = saved_inputs(shape, setup)
     casts_for_adapters = setup.has_lora and setup.precision == "bfloat16"
@@ -105,16 +122,20 @@ def is_gate_adapted(shape: Shape, setup: Setup) -> bool:
 
 
 def saved_adapters(shape: Shape, setup: Setup) -> float:
-    """Per token: the adapters' inner values, and the attention output's cast for its adapter under autocast."""
+    """Per token: the adapters' inner values, and the attention output's cast for its adapter under
+    autocast."""
     if not setup.has_lora:
         return 0
     inner_values = setup.compute_bytes * setup.lora_rank * adapters(shape, setup)
-    output_cast = 2 * shape.query * adapters(shape, setup, "o_proj") if setup.compute_bytes == 2 else 0
+    output_cast = (
+        2 * shape.query * adapters(shape, setup, "o_proj") if setup.compute_bytes == 2 else 0
+    )
     return inner_values + output_cast
 
 
 def saved_feed_forward(shape: Shape, setup: Setup) -> float:
-    """Per token: gate, activation, up and their product, which only a trained or adapted down projection keeps."""
+    """Per token: gate, activation, up and their product, which only a trained or adapted down
+    projection keeps."""
     if shape.experts:
         return layer_kinds.saved_rows(shape, setup)
     down = adapters(shape, setup, "down_proj") if setup.has_lora else 1
@@ -133,8 +154,8 @@ def saved_per_token(shape: Shape, setup: Setup) -> float:
 
 
 def not_yet_saved(shape: Shape, setup: Setup) -> float:
-    """Of what one layer keeps, what isn't there while attention runs: at the least the feed-forward part and half of
-    the norms."""
+    """Of what one layer keeps, what isn't there while attention runs: at the least the feed-forward
+    part and half of the norms."""
     norms = shape.norms / 2 * kept_norm(shape, setup)
     return (saved_feed_forward(shape, setup) + norms) * setup.tokens
 
@@ -150,8 +171,8 @@ def autocast_parameters(shape: Shape) -> int:
 
 
 def weight_casts(shape: Shape, setup: Setup) -> float:
-    """bfloat16 copies of one layer's float32 matrices and adapters that autograd keeps under autocast, and experts as
-    adapters change them."""
+    """bfloat16 copies of one layer's float32 matrices and adapters that autograd keeps under
+    autocast, and experts as adapters change them."""
     matrices = 2 * autocast_parameters(shape) if setup.precision == "mixed" else 0
     factors = shape.adapter_parameters(setup.lora_rank, setup.lora_targets) / shape.layers
     narrowed_factors = 2 * factors if setup.compute_bytes == 2 else 0
@@ -159,7 +180,8 @@ def weight_casts(shape: Shape, setup: Setup) -> float:
 
 
 def cast_cache(shape: Shape, setup: Setup) -> float:
-    """Autocast's cache of the casts of all trained float32 matrices, dropped when the forward pass ends."""
+    """Autocast's cache of the casts of all trained float32 matrices, dropped when the forward pass
+    ends."""
     if setup.has_lora or setup.precision != "mixed":
         return 0
     return 2 * autocast_parameters(shape) * shape.layers
@@ -176,12 +198,17 @@ def saved_activations(shape: Shape, setup: Setup) -> float:
 def forward_transient(shape: Shape, setup: Setup) -> float:
     """The largest temporaries of one layer's forward pass, beside what it saves in the end.
 
-    A checkpointed layer saves nothing; with scores or experts its temporaries are those of a pass without gradients.
+    A checkpointed layer saves nothing; with scores or experts its temporaries are those of a pass
+    without gradients.
     """
     if setup.checkpointing and (shape.eager or shape.experts):
-        kept = layer_kinds.score_bytes(shape, setup.precision).kept_mask * layer_kinds.scores(shape, setup)
+        kept = layer_kinds.score_bytes(shape, setup.precision).kept_mask * layer_kinds.scores(
+            shape, setup
+        )
         gated = 0 if shape.experts else feed_forward_transient(shape, setup) + kept
-        return max(gated, no_grad_transient(shape, setup) + layer_kinds.effective_weights(shape, setup))
+        return max(
+            gated, no_grad_transient(shape, setup) + layer_kinds.effective_weights(shape, setup)
+        )
     score = layer_kinds.score_bytes(shape, setup.precision)
     # At the scores the layer has not yet saved its feed-forward part, so that room is still free.
     scores = layer_kinds.scores(shape, setup)
@@ -193,8 +220,9 @@ def forward_transient(shape: Shape, setup: Setup) -> float:
 def feed_forward_transient(shape: Shape, setup: Setup) -> float:
     """Those around the gated product, or of the experts' weighted rows.
 
-    Full training: gate, up and their product. LoRA adds a float32 copy of the product for its adapter; a checkpointed
-    layer has two residual streams beside what a pass without gradients holds.
+    Full training: gate, up and their product. LoRA adds a float32 copy of the product for its
+    adapter; a checkpointed layer has two residual streams beside what a pass without gradients
+    holds.
     """
     if shape.experts:
         return (layer_kinds.forward_transient(shape, setup) + 8 * shape.hidden) * setup.tokens
@@ -203,7 +231,9 @@ def feed_forward_transient(shape: Shape, setup: Setup) -> float:
         stream = 4 if setup.weight_bytes == 2 else 6
         return (3 * wide + stream * shape.hidden) * setup.tokens
     if setup.checkpointing:
-        return (2 * setup.weight_bytes * shape.hidden + held_feed_forward(shape, setup)) * setup.tokens
+        return (
+            2 * setup.weight_bytes * shape.hidden + held_feed_forward(shape, setup)
+        ) * setup.tokens
     if not is_gate_adapted(shape, setup):
         return (2 * wide + 4 * shape.hidden) * setup.tokens
     if setup.precision == "float32":
@@ -215,7 +245,8 @@ def feed_forward_transient(shape: Shape, setup: Setup) -> float:
 def held_feed_forward(shape: Shape, setup: Setup) -> float:
     """Per token: the most that a feed-forward part holds at once when nothing is saved.
 
-    Without adapters gate, activation or up, and their product; one fused gate_up matrix writes twice the width at once.
+    Without adapters gate, activation or up, and their product; one fused gate_up matrix writes
+    twice the width at once.
     """
     product = (4 if shape.fused else 3) * setup.compute_bytes * shape.intermediate
     if not setup.has_lora:
@@ -224,8 +255,9 @@ def held_feed_forward(shape: Shape, setup: Setup) -> float:
 
 
 def held_by_gate_adapters(shape: Shape, setup: Setup) -> float:
-    """Per token: an adapter's sum on gate or up: its map's output, the adapter's own and that scaled, for up beside the
-    activation; and a bfloat16 input once more in the adapter's float32."""
+    """Per token: an adapter's sum on gate or up: its map's output, the adapter's own and that
+    scaled, for up beside the activation; and a bfloat16 input once more in the adapter's float32.
+    """
     if not adapters(shape, setup, "gate_proj", "up_proj", "gate_up_proj"):
         return 0
     # A fused matrix writes gate and up: each of the three outputs is twice as wide.
@@ -236,14 +268,16 @@ def held_by_gate_adapters(shape: Shape, setup: Setup) -> float:
 
 
 def held_by_down_adapters(shape: Shape, setup: Setup) -> float:
-    """Per token: an adapter on down has the product in float32 and, for its first map, cast back beside the base map's
-    output; then that output, the adapter's own and that scaled. A fused matrix' output is held by its halves."""
+    """Per token: an adapter on down has the product in float32 and, for its first map, cast back
+    beside the base map's output; then that output, the adapter's own and that scaled. A fused
+    matrix' output is held by its halves."""
     if not adapters(shape, setup, "down_proj"):
         return 0
     held = (3 if shape.fused else 1) * setup.compute_bytes * shape.intermediate
     if setup.precision == "float32":
         return held + 12 * shape.hidden
-    # First the product in float32 (4) and cast back (2) beside the base map's output; then three outputs are added.
+    # First the product in float32 (4) and cast back (2) beside the base map's output; then three
+    # outputs are added.
     at_first_map = 6 * shape.intermediate + 2 * shape.hidden
     at_sum = 4 * shape.intermediate + 6 * shape.hidden
     return held + max(at_first_map, at_sum)
@@ -274,18 +308,21 @@ def backward_transient(shape: Shape, setup: Setup) -> float:
 def feed_forward_backward(shape: Shape, setup: Setup) -> float:
     """Those at the product of gate and up projections, or of the experts' weighted rows.
 
-    LoRA's adapter has a float32 copy of the product where there is autocast: in a recomputed layer beside its gradient.
+    LoRA's adapter has a float32 copy of the product where there is autocast: in a recomputed layer
+    beside its gradient.
     """
     if shape.experts:
         rows = (layer_kinds.backward_transient(shape, setup) + 4 * shape.hidden) * setup.tokens
-        # Gate and up projections are twice as wide; where gradients are added up, those before are gone by then.
+        # Gate and up projections are twice as wide; where gradients are added up, those before are
+        # gone by then.
         down = first_gradient(shape, setup)
         fresh = not (setup.is_accumulating or setup.is_partitioned)
         gate_up = 2 * down if fresh else down
         return max(rows - down, layer_kinds.effective_gradient(shape, setup), gate_up)
     wide = setup.compute_bytes * feed_forward_width(shape)
     if not setup.has_lora or setup.precision == "float32":
-        # A fused matrix takes its input's gradient whole while that of the down projection's adapter is added.
+        # A fused matrix takes its input's gradient whole while that of the down projection's
+        # adapter is added.
         has_whole_gradient = setup.has_lora and shape.fused and setup.checkpointing
         whole = 4 * shape.hidden if has_whole_gradient else 0
         return (2 * wide + whole) * setup.tokens
@@ -300,7 +337,11 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
 
 def first_gradient(shape: Shape, setup: Setup) -> float:
     """The first matrices whose gradients a layer's backward pass makes, its down projections."""
-    return 0 if setup.has_lora else max(1, shape.experts) * shape.hidden * shape.intermediate * setup.weight_bytes
+    return (
+        0
+        if setup.has_lora
+        else max(1, shape.experts) * shape.hidden * shape.intermediate * setup.weight_bytes
+    )
 
 
 def layer_backward(shape: Shape, setup: Setup) -> float:
@@ -316,7 +357,8 @@ TILE_WORDS = 32_768
 
 
 def tile(shape: Shape, setup: Setup) -> float:
-    """One tile of logits, and under autocast the tile's slices of weights and hidden states in bfloat16."""
+    """One tile of logits, and under autocast the tile's slices of weights and hidden states in
+    bfloat16."""
     rows = min(setup.scored_tokens, TILE_TOKENS)
     # Counted as a whole tile of words, also for a vocabulary that is smaller than one.
     logits = rows * TILE_WORDS * setup.compute_bytes
@@ -327,9 +369,11 @@ def tile(shape: Shape, setup: Setup) -> float:
 
 
 def packed_hidden(shape: Shape, setup: Setup) -> float:
-    """The final norm's saved tensors for all tokens, the packed hidden states of scored tokens, and their statistics.
+    """The final norm's saved tensors for all tokens, the packed hidden states of scored tokens, and
+    their statistics.
 
-    The norm keeps float32 input and narrow output; 40 bytes per scored token are the running sums and indices.
+    The norm keeps float32 input and narrow output; 40 bytes per scored token are the running sums
+    and indices.
     """
     # The float32 input takes 4 bytes; a norm whose weight is trained keeps its output, too.
     bytes_of_trained_norm = {"bfloat16": 6, "mixed": 8, "float32": 8}
@@ -344,7 +388,8 @@ def forward_peak(shape: Shape, setup: Setup) -> float:
 
 
 def backward_peak(shape: Shape, setup: Setup) -> float:
-    """The forward's, with float32 gradients of hidden states and (full training) of the head, then their casts.
+    """The forward's, with float32 gradients of hidden states and (full training) of the head, then
+    their casts.
 
     Under autocast the next slice of the head is cast while the last one is still held.
     """

@@ -1,6 +1,7 @@
 """From allocated bytes to what the device must have, and what a checkpoint takes of the disk.
 
-The constants here are assumptions until they are fitted on a GPU (docs/memory-model.md, "assumed, not measured").
+The constants here are assumptions until they are fitted on a GPU (docs/memory-model.md, "assumed,
+not measured").
 """
 
 from grpo_api.text.quantity import GIB, MIB
@@ -15,14 +16,16 @@ CONTEXT = round(0.55 * GIB)
 COMMUNICATOR = round(0.4 * GIB)
 """NCCL's buffers of one communicator."""
 FRAGMENTATION = {True: 0.04, False: 0.15}
-"""Share of what comes and goes that the caching allocator can't reuse, with expandable segments and without. Without,
-a freed block serves requests of its own size and smaller, and completions of a new length ask for new sizes."""
+"""Share of what comes and goes that the caching allocator can't reuse, with expandable segments and
+without. Without, a freed block serves requests of its own size and smaller, and completions of a
+new length ask for new sizes."""
 MARGIN = {"Exact": 0.05, "Catalogue": 0.05, "Estimated": 0.10}
 """Share of the allocated bytes kept free, by where the shape came from."""
 
 
 def device_bytes(prediction: Prediction, world: int, margin: float, *, expandable: bool) -> int:
-    """What the device must have: allocated bytes with margin, fragmentation, context and communicator.
+    """What the device must have: allocated bytes with margin, fragmentation, context and
+    communicator.
 
     Args:
         prediction: the allocated bytes.
@@ -38,12 +41,14 @@ def device_bytes(prediction: Prediction, world: int, margin: float, *, expandabl
 
 
 def whole_mib(count: int) -> int:
-    """Bytes rounded up to whole MiB: a pod's request then reads well, and the scheduler's sums of it are exact."""
+    """Bytes rounded up to whole MiB: a pod's request then reads well, and the scheduler's sums of
+    it are exact."""
     return -(-count // MIB) * MIB
 
 
 def checkpoint_bytes(shape: Shape, setup: Setup, drifting_reference: bool) -> int:
-    """Disk of one checkpoint: weights (the adapter's under LoRA), optimizer state and a drifting reference."""
+    """Disk of one checkpoint: weights (the adapter's under LoRA), optimizer state and a drifting
+    reference."""
     trained = trained_parameters(shape, setup)
     moments = 12 * trained if setup.zero else optimizer_state(shape, setup)
     reference = shape.parameters * setup.weight_bytes if drifting_reference else 0
@@ -51,7 +56,8 @@ def checkpoint_bytes(shape: Shape, setup: Setup, drifting_reference: bool) -> in
 
 
 def export_bytes(shape: Shape, setup: Setup, merged: bool) -> int:
-    """Disk of the exported weights: the model's, or under LoRA the adapter's unless it is merged into its base."""
+    """Disk of the exported weights: the model's, or under LoRA the adapter's unless it is merged
+    into its base."""
     if setup.has_lora and not merged:
         return trained_parameters(shape, setup) * trained_bytes(setup)
     return shape.parameters * setup.weight_bytes

@@ -1,8 +1,10 @@
-"""What a pod writes to its node's disk, and what it therefore requests of the node's ephemeral storage.
+"""What a pod writes to its node's disk, and what it therefore requests of the node's ephemeral
+storage.
 
-A pod that requests nothing is put where there is no room for what it fetches, and is the first to be evicted there.
-Only /tmp counts: claims, image volumes and /dev/shm are no ephemeral storage. What is fetched stays there; checkpoints
-and exports are there on their way to an object store or the hub. Where the sizes come from is in docs/model-cache.md.
+A pod that requests nothing is put where there is no room for what it fetches, and is the first to
+be evicted there. Only /tmp counts: claims, image volumes and /dev/shm are no ephemeral storage.
+What is fetched stays there; checkpoints and exports are there on their way to an object store or
+the hub. Where the sizes come from is in docs/model-cache.md.
 """
 
 from collections.abc import Sequence
@@ -23,13 +25,16 @@ from .setup import Setup, ZeroStage
 
 WIDE = 4
 NARROW = 2
-"""Bytes of a parameter as hubs store it: models below SMALL are often float32, larger ones bfloat16 (assumed)."""
+"""Bytes of a parameter as hubs store it: models below SMALL are often float32, larger ones bfloat16
+(assumed)."""
 SMALL = 1_000_000_000
 """Parameters from which on they are."""
 WORKING = 256 * MIB
-"""Logs, which the kubelet rotates at 50 MiB, and compiled kernels (assumed; a rank on CPUs writes 0.1 MB, measured)."""
+"""Logs, which the kubelet rotates at 50 MiB, and compiled kernels (assumed; a rank on CPUs writes
+0.1 MB, measured)."""
 DATASET = 2 * GIB
-"""A dataset of the hub, whose size nobody says: its files, and its rows twice while they are converted (assumed)."""
+"""A dataset of the hub, whose size nobody says: its files, and its rows twice while they are
+converted (assumed)."""
 _OWN_PLACE = frozenset({"HF_HOME", "HF_HUB_CACHE"})
 """Variables by which a user keeps what is fetched somewhere else."""
 
@@ -52,10 +57,12 @@ def _fetched(spec: GRPOJobSpec, policy: Shape | None) -> int:
 
 
 def staged_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
-    """Bytes of checkpoints on their way to an object store, and of an export on its way there or to the hub, at most.
+    """Bytes of checkpoints on their way to an object store, and of an export on its way there or to
+    the hub, at most.
 
-    The plan decides what is trained and how it is split, and a node's disk is judged before there is one: so it is all
-    parameters unless an adapter is asked for, with ZeRO's float32 copy, and the pod of rank 0 writes it all.
+    The plan decides what is trained and how it is split, and a node's disk is judged before there
+    is one: so it is all parameters unless an adapter is asked for, with ZeRO's float32 copy, and
+    the pod of rank 0 writes it all.
     """
     if spec.checkpoint.is_on_volume:
         return 0
@@ -76,7 +83,8 @@ def staged_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
 
 
 def _setup(spec: GRPOJobSpec, zero: ZeroStage) -> Setup:
-    """What of the settings decides the size of a checkpoint, with weights as wide as the spec allows."""
+    """What of the settings decides the size of a checkpoint, with weights as wide as the spec
+    allows."""
     lora_rank = spec.adapter.rank if spec.is_adapter_requested else 0
     return Setup(
         precision="bfloat16" if spec.training.dtype == "bfloat16" else "float32",
@@ -93,7 +101,9 @@ def _weights(model: ModelSpec, judges: Sequence[ModelReward], policy: Shape | No
     if not model.name.startswith("/"):
         shape = _shape(model) or policy
     policy_bytes = _stored(shape.parameters) if shape else 0
-    return policy_bytes + sum(_stored(_judge(judge)) for judge in judges if not judge.name.startswith("/"))
+    return policy_bytes + sum(
+        _stored(_judge(judge)) for judge in judges if not judge.name.startswith("/")
+    )
 
 
 def _stored(parameters: int) -> int:
@@ -116,19 +126,21 @@ def _judge(judge: ModelReward) -> int:
 
 
 def disk_request(spec: GRPOJobSpec, *, reported: bool, policy: Shape | None = None) -> int:
-    """Bytes of ephemeral storage that one pod requests; 0 for no request. The spec's own request wins.
+    """Bytes of ephemeral storage that one pod requests; 0 for no request. The spec's own request
+    wins.
 
     Args:
         spec: the job.
-        reported: whether its nodes say how much they have. One that doesn't, as some rootless ones, takes no pod that
-            asks.
+        reported: whether its nodes say how much they have. One that doesn't, as some rootless ones,
+            takes no pod that asks.
         policy: as of scratch_bytes.
     """
     requested = spec.resources.completed_requests.get(EPHEMERAL_STORAGE)
     if requested is not None:
         return quantity_bytes(requested)
     place = spec.placement
-    # An autoscaler may not know what new nodes will have, and Kueue admits nobody who asks for what no queue lists.
+    # An autoscaler may not know what new nodes will have, and Kueue admits nobody who asks for what
+    # no queue lists.
     counted = place.provisioning == "WhenFree" and place.queue_name is None
     if not (reported and counted):
         return 0
@@ -142,17 +154,20 @@ def disk_note(spec: GRPOJobSpec, policy: Shape | None = None) -> str:
     if requested is None or quantity_bytes(requested) >= needed:
         return ""
     limit = spec.resources.limits.get(EPHEMERAL_STORAGE)
-    # The kubelet evicts a pod that is above its limit at once; one above its request only when the disk runs full.
+    # The kubelet evicts a pod that is above its limit at once; one above its request only when the
+    # disk runs full.
     exceeds_limit = limit is not None and quantity_bytes(limit) < needed
     fate = "will be" if exceeds_limit else "may be"
     return (
-        f"spec.resources lets a pod have {requested} of {EPHEMERAL_STORAGE}, and it is expected to write {gib(needed)} "
+        f"spec.resources lets a pod have {requested} of {EPHEMERAL_STORAGE}, and it is expected "
+        f"to write {gib(needed)} "
         f"to /tmp: it {fate} evicted; raise that{less_disk_message(spec)}"
     )
 
 
 def less_disk_message(spec: GRPOJobSpec) -> str:
-    """The end of a sentence: how pods would write less to their nodes' disks; empty where nothing helps."""
+    """The end of a sentence: how pods would write less to their nodes' disks; empty where nothing
+    helps."""
     ways = [] if spec.model.cache else ["give spec.model.cache a claim for what is fetched"]
     if spec.checkpoint.store:
         ways.append("set spec.checkpoint.volume instead of store")

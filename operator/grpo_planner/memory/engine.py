@@ -1,9 +1,11 @@
-"""Terms of the memory model for a vLLM engine: its weights, its cache, what it works with, and what a sync adds.
+"""Terms of the memory model for a vLLM engine: its weights, its cache, what it works with, and what
+a sync adds.
 
-Sources: vLLM 0.30 (vocab_parallel_embedding.py: the vocabulary is padded to 64; QKVParallelLinear: key heads are
-repeated where there are fewer than GPUs; cumem.py: sleep level 2 gives weights and cache back and keeps the graphs),
-the trainer's generation/generation_base.py (one tensor at a time is gathered, merged and cast). No GPU has confirmed
-any of it: GRAPHS_PER_LAYER and WORK_COPIES are assumed. All results are bytes on one GPU.
+Sources: vLLM 0.30 (vocab_parallel_embedding.py: the vocabulary is padded to 64; QKVParallelLinear:
+key heads are repeated where there are fewer than GPUs; cumem.py: sleep level 2 gives weights and
+cache back and keeps the graphs), the trainer's generation/generation_base.py (one tensor at a time
+is gathered, merged and cast). No GPU has confirmed any of it: GRAPHS_PER_LAYER and WORK_COPIES are
+assumed. All results are bytes on one GPU.
 """
 
 from functools import lru_cache
@@ -17,8 +19,8 @@ from .setup import Engine, Setup
 VOCABULARY_PADDING = 64
 """Rows of embedding and head are a multiple of it."""
 GRAPHS_PER_LAYER = 24 * MIB
-"""CUDA graphs of one layer (assumed). vLLM logs 0.21 GiB for 16 layers with 35 batch sizes (vllm#11349), and warns of 1
-to 3 GiB for large models."""
+"""CUDA graphs of one layer (assumed). vLLM logs 0.21 GiB for 16 layers with 35 batch sizes
+(vllm#11349), and warns of 1 to 3 GiB for large models."""
 COMMUNICATOR = 400 * MIB
 """Buffers of tensor parallelism's own NCCL communicator (assumed, as in device.py)."""
 WORK_COPIES = 2
@@ -26,8 +28,8 @@ WORK_COPIES = 2
 SCORE_BYTES = 12
 """Per score of the next token: itself, its softmax and its logarithm in float32 (assumed)."""
 MERGED_BYTES = 14
-"""Per element of a weight with its adapter while both are added: the float32 weight, the adapter's product in two
-bytes and in four, and their sum (the trainer's generation_base.py)."""
+"""Per element of a weight with its adapter while both are added: the float32 weight, the adapter's
+product in two bytes and in four, and their sum (the trainer's generation_base.py)."""
 
 
 def engine_of(setup: Setup) -> Engine:
@@ -37,9 +39,14 @@ def engine_of(setup: Setup) -> Engine:
 
 
 def sequences(setup: Setup) -> int:
-    """Completions that one engine samples at a time: of the processes that share it, or of all that replicas share."""
+    """Completions that one engine samples at a time: of the processes that share it, or of all that
+    replicas share."""
     engine = engine_of(setup)
-    many = setup.generation_batch * engine.tensor_parallel if engine.kind == "Colocated" else replica_completions(setup)
+    many = (
+        setup.generation_batch * engine.tensor_parallel
+        if engine.kind == "Colocated"
+        else replica_completions(setup)
+    )
     return min(many, engine.most_sequences or many)
 
 
@@ -51,7 +58,8 @@ def replica_completions(setup: Setup) -> int:
 def weights(shape: Shape, setup: Setup) -> float:
     """Weights in the dtype that the policy computes in.
 
-    `c * ((matrices + padded embeddings + repeated key heads) / t + norms and biases)`, t GPUs for tensor parallelism.
+    `c * ((matrices + padded embeddings + repeated key heads) / t + norms and biases)`, t GPUs for
+    tensor parallelism.
     """
     gpus = engine_of(setup).tensor_parallel
     shared, whole = _elements(shape, gpus)
@@ -60,7 +68,8 @@ def weights(shape: Shape, setup: Setup) -> float:
 
 @lru_cache(maxsize=64)
 def _elements(shape: Shape, gpus: int) -> tuple[int, int]:
-    """Elements of an engine's weights that are shared out among its GPUs, and those that each of them has."""
+    """Elements of an engine's weights that are shared out among its GPUs, and those that each of
+    them has."""
     ends = 1 if shape.tied else 2
     padded = ceil(shape.vocab / VOCABULARY_PADDING) * VOCABULARY_PADDING
     vectors = shape.layers * shape.layer_vectors + shape.hidden
@@ -73,8 +82,8 @@ def _elements(shape: Shape, gpus: int) -> tuple[int, int]:
 def token_bytes(shape: Shape, setup: Setup) -> int:
     """Keys and values of one token in all layers: 2 * layers * heads * width * bytes.
 
-    Heads are shared out, and repeated where there are fewer than GPUs. Layers with a window count as if they had none:
-    how vLLM groups them depends on its version.
+    Heads are shared out, and repeated where there are fewer than GPUs. Layers with a window count
+    as if they had none: how vLLM groups them depends on its version.
     """
     engine = engine_of(setup)
     heads = max(1, ceil(shape.kv_heads / engine.tensor_parallel))
@@ -90,13 +99,15 @@ def sequence_bytes(shape: Shape, setup: Setup) -> int:
 
 
 def cache(shape: Shape, setup: Setup) -> int:
-    """The cache of all that is sampled at a time, as if no prompt were shared; vLLM keeps one block for itself."""
+    """The cache of all that is sampled at a time, as if no prompt were shared; vLLM keeps one block
+    for itself."""
     spare_block = engine_of(setup).block * token_bytes(shape, setup)
     return sequences(setup) * sequence_bytes(shape, setup) + spare_block
 
 
 def graphs(shape: Shape, setup: Setup) -> int:
-    """What stays of an engine that sleeps: CUDA graphs, and a communicator for tensor parallelism."""
+    """What stays of an engine that sleeps: CUDA graphs, and a communicator for tensor
+    parallelism."""
     engine = engine_of(setup)
     captured = shape.layers * GRAPHS_PER_LAYER if engine.graphs else 0
     communicator = COMMUNICATOR if engine.tensor_parallel > 1 else 0
@@ -104,7 +115,8 @@ def graphs(shape: Shape, setup: Setup) -> int:
 
 
 def work(shape: Shape, setup: Setup) -> float:
-    """Work space of one pass: the gated product over all its tokens beside the residual stream, or the scores."""
+    """Work space of one pass: the gated product over all its tokens beside the residual stream, or
+    the scores."""
     engine = engine_of(setup)
     at_once = sequences(setup)
     # Tensor parallelism splits the gated product; every GPU has the whole residual stream.
@@ -116,7 +128,8 @@ def work(shape: Shape, setup: Setup) -> float:
 
 
 def awake_bytes(shape: Shape, setup: Setup) -> int:
-    """All that an engine takes while it is awake: its share as vLLM counts it, or what is pinned."""
+    """All that an engine takes while it is awake: its share as vLLM counts it, or what is
+    pinned."""
     weight_bytes = weights(shape, setup)
     cached = cache(shape, setup)
     graph_bytes = graphs(shape, setup)
@@ -125,7 +138,8 @@ def awake_bytes(shape: Shape, setup: Setup) -> int:
 
 
 def cached_completions(shape: Shape, setup: Setup, share: int) -> int:
-    """Number of completions whose cache fits at a time into `share` bytes of a GPU; 0 where not one does."""
+    """Number of completions whose cache fits at a time into `share` bytes of a GPU; 0 where not one
+    does."""
     spare = engine_of(setup).block * token_bytes(shape, setup)
     weight_bytes = weights(shape, setup)
     graph_bytes = graphs(shape, setup)
@@ -152,13 +166,17 @@ def waking_bytes(shape: Shape, setup: Setup) -> int:
 def sync_bytes(shape: Shape, setup: Setup) -> float:
     """What the trainer adds to send its weights: one tensor at a time.
 
-    It is gathered under ZeRO-3, cast where the engine's dtype is another, and where it has an adapter added to that in
-    float32. The proof's sums are 8 bytes for 65,536 elements: nothing beside it.
+    It is gathered under ZeRO-3, cast where the engine's dtype is another, and where it has an
+    adapter added to that in float32. The proof's sums are 8 bytes for 65,536 elements: nothing
+    beside it.
     """
     gathered = setup.weight_bytes if setup.zero == 3 else 0
     cast = setup.compute_bytes if setup.compute_bytes != setup.weight_bytes else 0
     plain = shape.largest_module * (gathered + cast)
     if not setup.has_lora:
         return plain
-    adapted = max((linear.inputs * linear.outputs for linear in shape.adapted_linears(setup.lora_targets)), default=0)
+    adapted = max(
+        (linear.inputs * linear.outputs for linear in shape.adapted_linears(setup.lora_targets)),
+        default=0,
+    )
     return max(plain, adapted * (gathered + MERGED_BYTES))

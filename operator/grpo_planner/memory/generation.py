@@ -1,7 +1,8 @@
-"""Terms of the memory model for generation with transformers' `generate`: prefill, cache and the last decoding step.
+"""Terms of the memory model for generation with transformers' `generate`: prefill, cache and the
+last decoding step.
 
-Sources: transformers 5.23 (DynamicCache, sliding-window layers), TRL 1.16 (unwrap_model_for_generation gathers under
-ZeRO-3). All results are bytes on one GPU.
+Sources: transformers 5.23 (DynamicCache, sliding-window layers), TRL 1.16
+(unwrap_model_for_generation gathers under ZeRO-3). All results are bytes on one GPU.
 """
 
 from ..model.shapes import Shape
@@ -12,16 +13,19 @@ from .states import gathered_parameters, live_parameters, persistent_parameters
 
 
 def gathered_policy(shape: Shape, setup: Setup) -> float:
-    """What ZeRO-3 adds to its own partition to generate: the whole model, or without gather the live modules.
+    """What ZeRO-3 adds to its own partition to generate: the whole model, or without gather the
+    live modules.
 
-    Whole, not the other ranks' part of it: DeepSpeed gathers into new buffers and keeps its partition (`ds_tensor`).
-    But for what is whole already.
+    Whole, not the other ranks' part of it: DeepSpeed gathers into new buffers and keeps its
+    partition (`ds_tensor`). But for what is whole already.
     """
     if setup.zero != 3:
         return 0
     if not setup.gather:
         return live_parameters(shape, setup)
-    return setup.weight_bytes * gathered_parameters(shape, setup) - persistent_parameters(shape, setup)
+    return setup.weight_bytes * gathered_parameters(shape, setup) - persistent_parameters(
+        shape, setup
+    )
 
 
 def cached_positions(shape: Shape, tokens: int) -> int:
@@ -37,7 +41,13 @@ def cache(shape: Shape, setup: Setup, tokens: int) -> float:
 
     The cache has the dtype of the weights: float32 under autocast, where only products are narrow.
     """
-    return 2 * cached_positions(shape, tokens) * shape.key_value * setup.weight_bytes * setup.generation_batch
+    return (
+        2
+        * cached_positions(shape, tokens)
+        * shape.key_value
+        * setup.weight_bytes
+        * setup.generation_batch
+    )
 
 
 def head_cast(shape: Shape, setup: Setup) -> float:
@@ -51,7 +61,8 @@ def logits(shape: Shape, setup: Setup) -> float:
 
 
 def prefill_layer(shape: Shape, setup: Setup) -> float:
-    """One layer's temporaries over all prompts, at the scores or at the feed-forward part, and the mask."""
+    """One layer's temporaries over all prompts, at the scores or at the feed-forward part, and the
+    mask."""
     score = layer_kinds.score_bytes(shape, setup.precision)
     count = shape.heads * setup.prompt
     if shape.experts:
@@ -63,25 +74,30 @@ def prefill_layer(shape: Shape, setup: Setup) -> float:
     at_feed_forward = wide + score.kept_mask * count
     at_scores = score.scoring * count + prefill_attention(shape, setup)
     per_token = max(at_feed_forward, at_scores) + masks
-    return setup.generation_batch * setup.prompt * per_token + layer_kinds.effective_weights(shape, setup)
+    return setup.generation_batch * setup.prompt * per_token + layer_kinds.effective_weights(
+        shape, setup
+    )
 
 
 def prefill_attention(shape: Shape, setup: Setup) -> float:
-    """Per token of the prompts: queries, keys and values of all heads and attention's output, beside residual streams.
+    """Per token of the prompts: queries, keys and values of all heads and attention's output,
+    beside residual streams.
 
-    With a kernel the additive mask's row as well; and under autocast the float32 states, rotated and repeated, of which
-    the kernel takes narrow copies.
+    With a kernel the additive mask's row as well; and under autocast the float32 states, rotated
+    and repeated, of which the kernel takes narrow copies.
     """
     states = 4 * setup.compute_bytes * shape.query
     if shape.eager:
         return states + 2 * setup.weight_bytes * shape.hidden
     wide = 12 * shape.query if setup.precision == "mixed" else 0
-    return states + wide + 3 * setup.weight_bytes * shape.hidden + setup.compute_bytes * setup.prompt
+    return (
+        states + wide + 3 * setup.weight_bytes * shape.hidden + setup.compute_bytes * setup.prompt
+    )
 
 
 def prefill(shape: Shape, setup: Setup) -> float:
-    """The cache of all prompts beside one layer's temporaries, or beside the logits, of which the first are there while
-    the last layer's output still is."""
+    """The cache of all prompts beside one layer's temporaries, or beside the logits, of which the
+    first are there while the last layer's output still is."""
     states = setup.weight_bytes * shape.hidden * setup.generation_batch * setup.prompt
     first_logits = setup.compute_bytes * setup.generation_batch * shape.vocab
     first = states + head_cast(shape, setup) + first_logits
@@ -90,9 +106,10 @@ def prefill(shape: Shape, setup: Setup) -> float:
 
 
 def decode(shape: Shape, setup: Setup) -> float:
-    """The full cache, one layer's keys once more (the cache grows by concatenation), and the logits; eager scores, and
-    experts as an adapter changes them."""
-    # DynamicCache grows by concatenation: the old and the new keys of one layer are there at the same time.
+    """The full cache, one layer's keys once more (the cache grows by concatenation), and the
+    logits; eager scores, and experts as an adapter changes them."""
+    # DynamicCache grows by concatenation: the old and the new keys of one layer are there at the
+    # same time.
     longer = shape.key_value * setup.weight_bytes * setup.generation_batch * setup.length
     score = layer_kinds.score_bytes(shape, setup.precision).scoring
     scores = score * shape.heads * setup.length * setup.generation_batch

@@ -1,7 +1,9 @@
-"""Host memory of a pod: its processes, the weights while they load, and what offloading keeps there.
+"""Host memory of a pod: its processes, the weights while they load, and what offloading keeps
+there.
 
-Sources: DeepSpeed 0.19.8 (stage_1_and_2.py, stage3.py), whose buffers were read off live gloo ranks; torch 2.13
-(CachingHostAllocator.h) for the size of pinned ones. PROCESS and CPU_PROCESS are assumptions (docs/memory-model.md).
+Sources: DeepSpeed 0.19.8 (stage_1_and_2.py, stage3.py), whose buffers were read off live gloo
+ranks; torch 2.13 (CachingHostAllocator.h) for the size of pinned ones. PROCESS and CPU_PROCESS are
+assumptions (docs/memory-model.md).
 """
 
 from collections.abc import Callable
@@ -27,10 +29,11 @@ CPU_ENGINE_PROCESS = round(0.5 * GIB)
 def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     """Bytes of host memory of one pod with `processes` processes.
 
-    Loading holds the weights once per process, before the optimizer's state is made; an offloaded reference holds its
-    weights. Saving under ZeRO-2 copies them to the host on every rank, beside the offloaded state (accelerate's
-    get_state_dict). Under ZeRO-3 a process holds its partition and a few modules, and rank 0, which may be in any pod,
-    the whole model besides: all files while it loads, and what it writes when it saves.
+    Loading holds the weights once per process, before the optimizer's state is made; an offloaded
+    reference holds its weights. Saving under ZeRO-2 copies them to the host on every rank, beside
+    the offloaded state (accelerate's get_state_dict). Under ZeRO-3 a process holds its partition
+    and a few modules, and rank 0, which may be in any pod, the whole model besides: all files while
+    it loads, and what it writes when it saves.
     """
     whole = shape.parameters * setup.weight_bytes
     partition = whole / setup.world + 3 * shape.largest_module * setup.weight_bytes
@@ -51,7 +54,8 @@ def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
 def offloaded_state(shape: Shape, setup: Setup, *, rounded: bool = True) -> int:
     """Bytes of one rank's offloaded optimizer: 18 per parameter and rank, ZeRO-2 accumulating 20.
 
-    `rounded`: pinned buffers as large as torch makes them. On a CPU, where the terms are measured, none is pinned.
+    `rounded`: pinned buffers as large as torch makes them. On a CPU, where the terms are measured,
+    none is pinned.
     """
     if not setup.offload:
         return 0
@@ -62,7 +66,8 @@ def offloaded_state(shape: Shape, setup: Setup, *, rounded: bool = True) -> int:
 
 
 def zero_2_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
-    """ZeRO-2's buffers: float32 master and gradient, moments, weights on their way to the GPU, a tensor's gradient.
+    """ZeRO-2's buffers: float32 master and gradient, moments, weights on their way to the GPU, a
+    tensor's gradient.
 
     All but torch's moments are pinned; parameters with and without weight decay have their own.
     """
@@ -81,7 +86,8 @@ def zero_2_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
 
 
 def accumulated_gradients(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
-    """ZeRO-2's gradients of earlier micro-batches, on the rank that has most: a pinned buffer per tensor.
+    """ZeRO-2's gradients of earlier micro-batches, on the rank that has most: a pinned buffer per
+    tensor.
 
     Norms and biases are many and small; each takes less than twice its bytes.
     """
@@ -91,7 +97,8 @@ def accumulated_gradients(shape: Shape, setup: Setup, size: Callable[[int], int]
 
 
 def zero_3_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
-    """ZeRO-3's buffers: float32 master and moments; pinned, the gradients in the model's dtype and in float32.
+    """ZeRO-3's buffers: float32 master and moments; pinned, the gradients in the model's dtype and
+    in float32.
 
     The float32 gradients are pinned a sub-group at a time.
     """
@@ -104,7 +111,8 @@ def zero_3_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
 
 
 def sub_groups(shape: Shape, setup: Setup) -> list[int]:
-    """One rank's elements of each sub-group: a group ends with the tensor that fills it (_create_fp16_sub_groups)."""
+    """One rank's elements of each sub-group: a group ends with the tensor that fills it
+    (_create_fp16_sub_groups)."""
     ends = [0]
     filled = 0
     for elements in trained_matrices(shape, setup.lora_rank, setup.lora_targets):
@@ -112,11 +120,13 @@ def sub_groups(shape: Shape, setup: Setup) -> list[int]:
         if filled - ends[-1] >= states.SUB_GROUP:
             ends.append(filled)
     groups = [end - start for start, end in pairwise([*ends, filled])]
-    # Norms and biases are a parameter group of their own (no weight decay), and so a sub-group of their own.
+    # Norms and biases are a parameter group of their own (no weight decay), and so a sub-group of
+    # their own.
     groups.append(-(-trained_vectors(shape, setup.lora_rank) // setup.world))
     return [group for group in groups if group]
 
 
 def pinned_bytes(count: int) -> int:
-    """Bytes that torch's pinned allocator takes for `count`: the next power of two (roundSize; pytorch issue 95823)."""
+    """Bytes that torch's pinned allocator takes for `count`: the next power of two (roundSize;
+    pytorch issue 95823)."""
     return 1 << (count - 1).bit_length() if count else 0

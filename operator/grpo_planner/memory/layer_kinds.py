@@ -1,12 +1,13 @@
-"""Terms of the memory model for two kinds of layers: attention without a fused kernel, and mixtures of experts.
+"""Terms of the memory model for two kinds of layers: attention without a fused kernel, and mixtures
+of experts.
 
-Without a fused kernel, every attention score is an element of a tensor: one query position times one key position of
-one head. Sources: `eager_attention_forward` of transformers 5.23's Gemma 2 (soft-capped scores) and GPT-OSS (a sink
-beside them).
+Without a fused kernel, every attention score is an element of a tensor: one query position times
+one key position of one head. Sources: `eager_attention_forward` of transformers 5.23's Gemma 2
+(soft-capped scores) and GPT-OSS (a sink beside them).
 
-A mixture of experts copies every token for each expert that the token passes. Sources: transformers 5.23's
-`grouped_mm_experts_forward`, whose tensors do not depend on the routing, the gates of Mixtral, Qwen 3 MoE and GPT-OSS,
-and PEFT 0.21's ParamWrapper. All results are bytes on one GPU.
+A mixture of experts copies every token for each expert that the token passes. Sources: transformers
+5.23's `grouped_mm_experts_forward`, whose tensors do not depend on the routing, the gates of
+Mixtral, Qwen 3 MoE and GPT-OSS, and PEFT 0.21's ParamWrapper. All results are bytes on one GPU.
 """
 
 from typing import NamedTuple
@@ -63,8 +64,9 @@ def mask(shape: Shape, setup: Setup) -> float:
 
 
 def mask_bytes(shape: Shape, setup: Setup) -> int:
-    """One query position times one key position of one sequence: a boolean, three where only some layers have a window;
-    where attention is eager two additive masks in the dtype of the weights, with the window and without."""
+    """One query position times one key position of one sequence: a boolean, three where only some
+    layers have a window; where attention is eager two additive masks in the dtype of the weights,
+    with the window and without."""
     # transformers makes one mask per kind of layer, and an eager layer adds it to the scores.
     if shape.eager:
         return 2 * setup.weight_bytes
@@ -72,13 +74,15 @@ def mask_bytes(shape: Shape, setup: Setup) -> int:
 
 
 INDICES = 40
-"""Bytes of one copy's place in the order by expert, and of its weight: int64 indices to sort and to sort back."""
+"""Bytes of one copy's place in the order by expert, and of its weight: int64 indices to sort and to
+sort back."""
 
 
 def element(setup: Setup) -> int:
     """Bytes of an element of an expert's product.
 
-    grouped_mm computes in the dtype of the experts, which autocast does not change unless an adapter replaces them.
+    grouped_mm computes in the dtype of the experts, which autocast does not change unless an
+    adapter replaces them.
     """
     narrowed_by_adapter = setup.has_lora and setup.compute_bytes == 2
     return 2 if narrowed_by_adapter else setup.weight_bytes
@@ -97,7 +101,8 @@ def has_adapted_experts(shape: Shape, setup: Setup) -> bool:
 
 
 def saved_rows(shape: Shape, setup: Setup) -> float:
-    """Per token: rows in and out of the experts, the gated product, the router's probabilities, and indices.
+    """Per token: rows in and out of the experts, the gated product, the router's probabilities, and
+    indices.
 
     Where the experts have no gradient, the inputs of their products are not kept.
     """
@@ -108,30 +113,38 @@ def saved_rows(shape: Shape, setup: Setup) -> float:
 
 
 def effective_weights(shape: Shape, setup: Setup) -> float:
-    """What an adapter on the experts makes of them in each pass: all of a layer's, with the change added."""
-    return element(setup) * shape.experts * shape.expert_matrices if has_adapted_experts(shape, setup) else 0
+    """What an adapter on the experts makes of them in each pass: all of a layer's, with the change
+    added."""
+    return (
+        element(setup) * shape.experts * shape.expert_matrices
+        if has_adapted_experts(shape, setup)
+        else 0
+    )
 
 
 def forward_transient(shape: Shape, setup: Setup) -> float:
-    """Per token: the weighted rows, in the experts' order and in the tokens', or biases gathered for each row."""
+    """Per token: the weighted rows, in the experts' order and in the tokens', or biases gathered
+    for each row."""
     biases = 2 * shape.intermediate * shape.active_experts * shape.expert_bias
     return element(setup) * (2 * copies(shape) + biases)
 
 
 def scoring_transient(shape: Shape, setup: Setup) -> float:
-    """Per token, without gradients: four times the rows at the end, or rows and the gate's tensors."""
+    """Per token, without gradients: four times the rows at the end, or rows and the gate's
+    tensors."""
     gate = (9.1 if shape.expert_bias else 4) * shape.intermediate * shape.active_experts
     return element(setup) * max(4 * copies(shape), copies(shape) + gate)
 
 
 def backward_transient(shape: Shape, setup: Setup) -> float:
-    """Per token: the gradients of the weighted rows, of the rows, and their product with the weights' gradient; those
-    of GPT-OSS's gate come on top."""
+    """Per token: the gradients of the weighted rows, of the rows, and their product with the
+    weights' gradient; those of GPT-OSS's gate come on top."""
     gate = 2 * shape.intermediate * shape.active_experts * shape.expert_bias
     return element(setup) * (3 * copies(shape) + gate)
 
 
 def effective_gradient(shape: Shape, setup: Setup) -> float:
-    """What the whole gradients of adapted experts add, before they become the adapter's: the down projections' a third
-    of a layer's; gate's and up's are two thirds, but the changed down projections are gone by then."""
+    """What the whole gradients of adapted experts add, before they become the adapter's: the down
+    projections' a third of a layer's; gate's and up's are two thirds, but the changed down
+    projections are gone by then."""
     return effective_weights(shape, setup) / 3

@@ -1,7 +1,7 @@
 """Predictor: the peak of each phase of a GRPO step, from the terms of the memory model.
 
-The terms are in the modules beside; here is which of them are live together. One plan asks for thousands of predictions
-that differ in a setting or two, so what settings share is worked out once.
+The terms are in the modules beside; here is which of them are live together. One plan asks for
+thousands of predictions that differ in a setting or two, so what settings share is worked out once.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,8 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """What lives from step to step, and what comes of it during a step; the same for all sizes of a micro-batch."""
+    """What lives from step to step, and what comes of it during a step; the same for all sizes of a
+    micro-batch."""
 
     static: float
     """What is live between phases."""
@@ -65,14 +66,16 @@ class StateBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassBytes:
-    """What the passes over one micro-batch add to states and gradients; the same for any number of processes."""
+    """What the passes over one micro-batch add to states and gradients; the same for any number of
+    processes."""
 
     forward: float
     """All saved activations beside the highest temporaries."""
     scoring: float
     """A pass without gradients."""
     casts: float
-    """Autocast's cache, and experts as an adapter changes them, during a pass of the policy without gradients."""
+    """Autocast's cache, and experts as an adapter changes them, during a pass of the policy without
+    gradients."""
     at_head: float
     """Backward, at the head."""
     at_top: float
@@ -107,14 +110,16 @@ class Predictor:
         self._engines: dict[tuple[object, ...], EngineBytes] = {}
 
     def floor(self, setup: Setup) -> Prediction:
-        """What the passes alone take: less than any setup with the same sequences, precision and adapter."""
+        """What the passes alone take: less than any setup with the same sequences, precision and
+        adapter."""
         passes = self._passes_of(setup)
         generated = 0 if setup.engine else self._generation_of(setup)
         least = max(passes.forward, passes.at_head, passes.at_embedding, generated)
         return Prediction({"backward": round(least)}, 0)
 
     def predict(self, setup: Setup, scoring: int = 0) -> Prediction:
-        """Peaks of all phases; `scoring` is the temporaries of the reward models' forward pass, in bytes."""
+        """Peaks of all phases; `scoring` is the temporaries of the reward models' forward pass, in
+        bytes."""
         shape = self._shape
         passes = self._passes_of(setup)
         state = self._states_of(setup)
@@ -139,12 +144,13 @@ class Predictor:
         phases = {name: round(static + peak) for name, peak in peaks.items()}
         return Prediction({"load": phases.pop("load"), "sync": sync} | phases, round(static))
 
-    # Each key has the settings that its terms depend on, and no others: with one too few another setup's number is
-    # taken, with one too many the same number is worked out again.
+    # Each key has the settings that its terms depend on, and no others: with one too few another
+    # setup's number is taken, with one too many the same number is worked out again.
 
     def _states_of(self, setup: Setup) -> StateBytes:
         key = (
-            setup.precision, setup.world, setup.zero, setup.offload, setup.lora_rank, setup.lora_targets,
+            setup.precision, setup.world, setup.zero, setup.offload, setup.lora_rank,
+            setup.lora_targets,
             setup.eight_bit, setup.reference, setup.is_accumulating, setup.gather,
         )  # fmt: skip
         if key not in self._states:
@@ -153,8 +159,10 @@ class Predictor:
 
     def _passes_of(self, setup: Setup) -> PassBytes:
         key = (
-            setup.precision, setup.prompt, setup.completion, setup.micro_batch, setup.lora_rank, setup.lora_targets,
-            setup.checkpointing, self._shape.experts and (setup.is_accumulating, setup.is_partitioned),
+            setup.precision, setup.prompt, setup.completion, setup.micro_batch, setup.lora_rank,
+            setup.lora_targets,
+            setup.checkpointing, self._shape.experts and (setup.is_accumulating,
+            setup.is_partitioned),
         )  # fmt: skip
         if key not in self._passes:
             self._passes[key] = pass_bytes(self._shape, setup)
@@ -162,7 +170,8 @@ class Predictor:
 
     def _generation_of(self, setup: Setup) -> float:
         key = (
-            setup.precision, setup.prompt, setup.completion, setup.generation_batch, setup.lora_rank,
+            setup.precision, setup.prompt, setup.completion, setup.generation_batch,
+            setup.lora_rank,
             setup.lora_targets,
         )  # fmt: skip
         if key not in self._generation:
@@ -171,7 +180,8 @@ class Predictor:
 
     def _engine_of(self, setup: Setup) -> "EngineBytes":
         key = (
-            setup.engine, setup.precision, setup.generation_batch, setup.world, setup.zero, setup.lora_rank,
+            setup.engine, setup.precision, setup.generation_batch, setup.world, setup.zero,
+            setup.lora_rank,
             setup.lora_targets,
         )  # fmt: skip
         if key not in self._engines:
@@ -193,7 +203,8 @@ def state_bytes(shape: Shape, setup: Setup) -> StateBytes:
     """The states of a setup."""
     static = states.static_bytes(shape, setup)
     gradients = states.gradients(shape, setup)
-    # The weights are loaded before there is an optimizer; ZeRO-3 makes its moments when all else is there.
+    # The weights are loaded before there is an optimizer; ZeRO-3 makes its moments when all else is
+    # there.
     loaded = states.loading_bytes(shape, setup)
     first_gradients = states.first_gradients(shape, setup)
     live_parameters = states.live_parameters(shape, setup)
@@ -207,7 +218,8 @@ def state_bytes(shape: Shape, setup: Setup) -> StateBytes:
         gradients=gradients,
         passing_gradients=passing_buckets + passing_gradients,
         kept_gradients=states.kept_gradients(shape, setup),
-        # ZeRO's own buffers include the gradients; without ZeRO fused AdamW works in place on all of them.
+        # ZeRO's own buffers include the gradients; without ZeRO fused AdamW works in place on all
+        # of them.
         step=states.step_buffers(shape, setup) if setup.zero else gradients,
     )
 
@@ -222,10 +234,11 @@ def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     casts = act.cast_cache(shape, setup)
     # Without checkpointing the cached casts are already among the saved tensors.
     cached = casts if setup.checkpointing else 0
-    # The first matrix whose gradient a layer's backward pass makes, while the layer's activations are still all there.
+    # The first matrix whose gradient a layer's backward pass makes, while the layer's activations
+    # are still all there.
     down = act.first_gradient(shape, setup)
-    # A checkpointed layer is run again with all that it saves. Otherwise that is in `saved`, and only the temporaries
-    # and the gradient of the residual stream are new.
+    # A checkpointed layer is run again with all that it saves. Otherwise that is in `saved`, and
+    # only the temporaries and the gradient of the residual stream are new.
     top = layer if setup.checkpointing else act.backward_transient(shape, setup) + stream
     forward_transient = act.forward_transient(shape, setup)
     no_grad_transient = act.no_grad_transient(shape, setup)
@@ -237,14 +250,16 @@ def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
         casts=casts + effective_weights,
         at_head=saved + mask + head_backward,
         at_top=down + mask + saved + top,
-        # The layers above have given their activations back; a checkpoint of this one is still there while it runs.
+        # The layers above have given their activations back; a checkpoint of this one is still
+        # there while it runs.
         at_bottom=mask + layer + (stream if setup.checkpointing else 0),
         at_embedding=stream + mask,
     )
 
 
 def reference_peak(shape: Shape, setup: Setup, passes: PassBytes) -> float:
-    """A pass without gradients, by the reference or by the policy itself; 0 when there is neither."""
+    """A pass without gradients, by the reference or by the policy itself; 0 when there is
+    neither."""
     own_pass = setup.scores_old_policy
     if setup.reference == "None" and not own_pass:
         return 0
@@ -254,14 +269,18 @@ def reference_peak(shape: Shape, setup: Setup, passes: PassBytes) -> float:
     return live + states.visiting_reference(shape, setup) + passes.scoring + casts
 
 
-def backward_peak(shape: Shape, setup: Setup, passes: PassBytes, waiting: float, state: StateBytes) -> float:
-    """The highest of four moments: the head's backward, the top layer's, the bottom layer's, the embedding's.
+def backward_peak(
+    shape: Shape, setup: Setup, passes: PassBytes, waiting: float, state: StateBytes
+) -> float:
+    """The highest of four moments: the head's backward, the top layer's, the bottom layer's, the
+    embedding's.
 
-    From the top down activations go and gradients come, so the peak is at an end: at the top where activations weigh
-    more (many tokens), at the bottom where gradients do (a big model without ZeRO). Which gradients are there depends
-    on the micro-batch. In a first one without ZeRO ("fresh") each is made and stays. Later ones are added to: a new
-    gradient lives only until it is added, so there is one at a time beside those that wait. ZeRO-2 makes a second
-    partition for each micro-batch as soon as a gradient has been reduced, and adds it at the end.
+    From the top down activations go and gradients come, so the peak is at an end: at the top where
+    activations weigh more (many tokens), at the bottom where gradients do (a big model without
+    ZeRO). Which gradients are there depends on the micro-batch. In a first one without ZeRO
+    ("fresh") each is made and stays. Later ones are added to: a new gradient lives only until it is
+    added, so there is one at a time beside those that wait. ZeRO-2 makes a second partition for
+    each micro-batch as soon as a gradient has been reduced, and adds it at the end.
 
     Args:
         shape: the policy's shape.
@@ -276,22 +295,24 @@ def backward_peak(shape: Shape, setup: Setup, passes: PassBytes, waiting: float,
     matrix = 0 if setup.has_lora else setup.weight_bytes
     fresh = not (setup.is_accumulating or setup.is_partitioned)
     head_gradient = shape.head * matrix
-    # A tied matrix gets its gradient in two parts: the head's waits through all layers for the embedding's.
+    # A tied matrix gets its gradient in two parts: the head's waits through all layers for the
+    # embedding's.
     tied = head_gradient if shape.tied else 0
     down = act.first_gradient(shape, setup)
     reduced = waiting + (state.gradients if setup.is_partitioned else 0) + state.passing_gradients
     if fresh:
-        # At the bottom layer all but two are made: the input embedding's, unless it is the head's, and the rest of the
-        # layer's own after its down projection.
+        # At the bottom layer all but two are made: the input embedding's, unless it is the head's,
+        # and the rest of the layer's own after its down projection.
         later = 0 if shape.tied else head_gradient
         rest = shape.layer_matrices * matrix - down
         done = state.gradients - later - rest
     else:
         done = reduced + down + tied
-    # At the embedding its gradient is made whole, V * h, beside the tied head's part or beside the one it is added to.
+    # At the embedding its gradient is made whole, V * h, beside the tied head's part or beside the
+    # one it is added to.
     pending = tied + (0 if fresh else head_gradient)
-    # An offloaded gradient leaves the GPU when the next ones are there, and its norm is taken before it does, in the
-    # last micro-batch; in those before it none leaves.
+    # An offloaded gradient leaves the GPU when the next ones are there, and its norm is taken
+    # before it does, in the last micro-batch; in those before it none leaves.
     norm = states.gradient_norm(shape, setup) if setup.offload else 0
     leaving = norm + head_gradient if norm else 0
     of_head = head_gradient if fresh else tied

@@ -1,6 +1,7 @@
 """Setup: everything that the memory of one GPU depends on, beside the model's shape.
 
-With it every term of the memory model takes two arguments, a shape and a setup, and knows nothing of jobs or nodes.
+With it every term of the memory model takes two arguments, a shape and a setup, and knows nothing
+of jobs or nodes.
 """
 
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from typing import Literal
 from ..model.shapes import ALL_LINEAR
 
 Precision = Literal["bfloat16", "mixed", "float32"]
-"""bfloat16: weights and activations. mixed: float32 weights under bfloat16 autocast (TRL's default). float32: no
-bfloat16 at all, for GPUs without it and for CPUs. LoRA under bfloat16 has float32 adapters and autocast."""
+"""bfloat16: weights and activations. mixed: float32 weights under bfloat16 autocast (TRL's
+default). float32: no bfloat16 at all, for GPUs without it and for CPUs. LoRA under bfloat16 has
+float32 adapters and autocast."""
 
 Strategy = Literal["Clone", "Adapter", "Sharded", "Offload", "None"]
 
@@ -45,7 +47,8 @@ class Engine:
     cache_bytes: int = 0
     """Bytes of one element of its cache; 0: as of its weights."""
     syncs: float = 1.0
-    """How often it is sent the weights per optimizer step; below 1 where one generation feeds several."""
+    """How often it is sent the weights per optimizer step; below 1 where one generation feeds
+    several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +86,8 @@ class Setup:
     scores_old_policy: bool = False
     """The policy's own log-probabilities are computed before the update (off-policy steps)."""
     engine: Engine | None = None
-    """What samples in the policy's place; None where it generates by itself. A colocated one samples
-    `generation_batch` completions of each of its processes at a time."""
+    """What samples in the policy's place; None where it generates by itself. A colocated one
+    samples `generation_batch` completions of each of its processes at a time."""
 
     @property
     def weight_bytes(self) -> int:
@@ -118,7 +121,8 @@ class Setup:
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether gradients are reduced bucket by bucket and kept as partitions (ZeRO-2 and ZeRO-3)."""
+        """Whether gradients are reduced bucket by bucket and kept as partitions (ZeRO-2 and
+        ZeRO-3)."""
         return self.zero >= 2
 
     @property

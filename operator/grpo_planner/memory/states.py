@@ -1,12 +1,14 @@
-"""Terms of the memory model that live through the whole run: weights, gradients, optimizer state, reference, buffers.
+"""Terms of the memory model that live through the whole run: weights, gradients, optimizer state,
+reference, buffers.
 
-Sources: ZeRO paper (Rajbhandari et al. 2020), DeepSpeed 0.19.8, TRL 1.16. Tests compare the ZeRO rows with live engines
-on gloo ranks (tests/trainer/test_memory_ranks.py).
+Sources: ZeRO paper (Rajbhandari et al. 2020), DeepSpeed 0.19.8, TRL 1.16. Tests compare the ZeRO
+rows with live engines on gloo ranks (tests/trainer/test_memory_ranks.py).
 
-Most terms need totals only. Two need the trained tensors one by one, in the order in which a model registers them.
-DeepSpeed's host buffers are one: groups and partitions end at tensors, and pinned buffers are rounded up one by one.
-What ZeRO-3 keeps whole is the other. Source: transformers 5.23's decoders and Trainer (weight decay makes two parameter
-groups), PEFT 0.19's LoRA layers. All results are bytes on one GPU.
+Most terms need totals only. Two need the trained tensors one by one, in the order in which a model
+registers them. DeepSpeed's host buffers are one: groups and partitions end at tensors, and pinned
+buffers are rounded up one by one. What ZeRO-3 keeps whole is the other. Source: transformers 5.23's
+decoders and Trainer (weight decay makes two parameter groups), PEFT 0.19's LoRA layers. All results
+are bytes on one GPU.
 """
 
 from collections import Counter
@@ -26,20 +28,28 @@ BLOCK = 256
 """Elements that share one float32 scale in a moment of 8-bit AdamW (bitsandbytes)."""
 
 PREFETCH = 0.9
-"""Share of hidden**2 elements that ZeRO-3 gathers ahead (transformers' `auto` for stage3_prefetch_bucket_size)."""
+"""Share of hidden**2 elements that ZeRO-3 gathers ahead (transformers' `auto` for
+stage3_prefetch_bucket_size)."""
 NORM_CHUNK = 250_000_000
-"""Elements that ZeRO-3 copies to float64 at a time for a gradient's norm (_constant_buffered_norm2)."""
+"""Elements that ZeRO-3 copies to float64 at a time for a gradient's norm
+(_constant_buffered_norm2)."""
 PROOF_CHUNK = 1 << 24
-"""Elements of the checkpoint that the trainer's proof has on the device at a time, beside a byte each to compare."""
+"""Elements of the checkpoint that the trainer's proof has on the device at a time, beside a byte
+each to compare."""
 
 
 def trained_parameters(shape: Shape, setup: Setup) -> int:
     """Parameters with a gradient: the adapter's, or all."""
-    return shape.adapter_parameters(setup.lora_rank, setup.lora_targets) if setup.has_lora else shape.parameters
+    return (
+        shape.adapter_parameters(setup.lora_rank, setup.lora_targets)
+        if setup.has_lora
+        else shape.parameters
+    )
 
 
 def trained_bytes(setup: Setup) -> int:
-    """Bytes of one trained weight: PEFT keeps adapters in float32, DeepSpeed in the base's dtype."""
+    """Bytes of one trained weight: PEFT keeps adapters in float32, DeepSpeed in the base's
+    dtype."""
     keeps_float32 = setup.has_lora and not setup.zero
     return 4 if keeps_float32 else setup.weight_bytes
 
@@ -54,7 +64,8 @@ def weights(shape: Shape, setup: Setup) -> float:
 def optimizer_state(shape: Shape, setup: Setup) -> float:
     """AdamW's two moments, under ZeRO beside a float32 master and divided by the world.
 
-    8 bytes per parameter in float32, 4 in pure bfloat16, in 8 bits about 2; ZeRO 12 / world; offloaded 0.
+    8 bytes per parameter in float32, 4 in pure bfloat16, in 8 bits about 2; ZeRO 12 / world;
+    offloaded 0.
     """
     if setup.offload:
         return 0
@@ -67,8 +78,9 @@ def optimizer_state(shape: Shape, setup: Setup) -> float:
 def eight_bit_state(shape: Shape, setup: Setup) -> float:
     """8-bit AdamW's two moments, summed over the trained tensors.
 
-    The input embedding, with the head where they are tied, keeps float32 moments: transformers' Trainer registers
-    every nn.Embedding so. Experts, and what a declared size has beyond the shape's tensors, count as large matrices.
+    The input embedding, with the head where they are tied, keeps float32 moments: transformers'
+    Trainer registers every nn.Embedding so. Experts, and what a declared size has beyond the
+    shape's tensors, count as large matrices.
     """
     if setup.has_lora:
         rank = setup.lora_rank
@@ -80,7 +92,8 @@ def eight_bit_state(shape: Shape, setup: Setup) -> float:
     linears = () if shape.experts else shape.linears
     tensors = [(shape.layers * linear.copies, linear.inputs * linear.outputs) for linear in linears]
     tensors += shape.vectors
-    # Small tensors are rounded one by one. The rest is taken as large: 2 bytes and a share of a block's two scales.
+    # Small tensors are rounded one by one. The rest is taken as large: 2 bytes and a share of a
+    # block's two scales.
     rest = shape.parameters - shape.head - sum(count * elements for count, elements in tensors)
     of_tensors = sum(count * moments(elements) for count, elements in tensors)
     of_rest = (2 + 8 / BLOCK) * rest
@@ -88,7 +101,8 @@ def eight_bit_state(shape: Shape, setup: Setup) -> float:
 
 
 def moments(elements: int) -> int:
-    """Bytes of two 8-bit moments of one tensor, a byte per element and a scale per block; small ones are float32."""
+    """Bytes of two 8-bit moments of one tensor, a byte per element and a scale per block; small
+    ones are float32."""
     if elements < SMALL_TENSOR:
         return 8 * elements
     blocks = -(-elements // BLOCK)
@@ -96,11 +110,12 @@ def moments(elements: int) -> int:
 
 
 def reference_weights(shape: Shape, setup: Setup) -> float:
-    """Clone: a whole copy in the policy's dtype. Sharded: its partition. Adapter, Offload and None: nothing stays.
+    """Clone: a whole copy in the policy's dtype. Sharded: its partition. Adapter, Offload and None:
+    nothing stays.
 
-    An engine of ZeRO-3's that never trains keeps embedding and head gathered beside what it keeps whole anyway: what a
-    forward pass reaches from outside of its module is an external parameter to DeepSpeed, which only an optimizer's
-    step partitions again.
+    An engine of ZeRO-3's that never trains keeps embedding and head gathered beside what it keeps
+    whole anyway: what a forward pass reaches from outside of its module is an external parameter to
+    DeepSpeed, which only an optimizer's step partitions again.
     """
     whole = shape.parameters * setup.weight_bytes
     if setup.reference == "Clone":
@@ -114,17 +129,21 @@ def reference_weights(shape: Shape, setup: Setup) -> float:
 
 
 def visiting_reference(shape: Shape, setup: Setup) -> float:
-    """What an offloaded reference takes during its pass: all of it, or under ZeRO-3 the gathered modules."""
+    """What an offloaded reference takes during its pass: all of it, or under ZeRO-3 the gathered
+    modules."""
     if setup.reference != "Offload":
         return 0
-    return live_parameters(shape, setup) if setup.zero == 3 else shape.parameters * setup.weight_bytes
+    return (
+        live_parameters(shape, setup) if setup.zero == 3 else shape.parameters * setup.weight_bytes
+    )
 
 
 def gradients(shape: Shape, setup: Setup) -> float:
     """Gradients that wait for the next micro-batch, or for the optimizer.
 
-    All of them without ZeRO; under ZeRO-2 those of this rank's partition (partition_gradients). ZeRO-3 keeps one flat
-    partition for good (permanent_gradients); offloaded ones are in host memory.
+    All of them without ZeRO; under ZeRO-2 those of this rank's partition (partition_gradients).
+    ZeRO-3 keeps one flat partition for good (permanent_gradients); offloaded ones are in host
+    memory.
     """
     trained = trained_parameters(shape, setup)
     if not setup.is_partitioned:
@@ -137,18 +156,24 @@ def gradients(shape: Shape, setup: Setup) -> float:
 def partition_gradients(shape: Shape, setup: Setup, least: int) -> float:
     """ZeRO-2's gradients on the rank that has most, of tensors with `least` elements or more.
 
-    Whole tensors: one that lies across partitions is there on each of their ranks (copy_grads_in_partition).
+    Whole tensors: one that lies across partitions is there on each of their ranks
+    (copy_grads_in_partition).
     """
     matrices = trained_matrices(shape, setup.lora_rank, setup.lora_targets)
     vectors = 0 if least else trained_vectors(shape, setup.lora_rank)
-    return fullest_rank(matrices, setup.weight_bytes, setup.world, int, least) + setup.weight_bytes * vectors
+    return (
+        fullest_rank(matrices, setup.weight_bytes, setup.world, int, least)
+        + setup.weight_bytes * vectors
+    )
 
 
 def kept_gradients(shape: Shape, setup: Setup) -> float:
-    """Offloaded by ZeRO-2, gradients of this rank that stay on the GPU until a micro-batch before the last is over.
+    """Offloaded by ZeRO-2, gradients of this rank that stay on the GPU until a micro-batch before
+    the last is over.
 
-    Their copies on the host are added to (async_accumulate_grad_in_cpu_via_gpu), and they are dropped with all others
-    at the end (zero_grad). Those that fit into a bucket are part of that, larger ones are not.
+    Their copies on the host are added to (async_accumulate_grad_in_cpu_via_gpu), and they are
+    dropped with all others at the end (zero_grad). Those that fit into a bucket are part of that,
+    larger ones are not.
     """
     if setup.zero != 2 or not (setup.offload and setup.is_accumulating):
         return 0
@@ -156,7 +181,8 @@ def kept_gradients(shape: Shape, setup: Setup) -> float:
 
 
 def passing_gradients(shape: Shape, setup: Setup) -> float:
-    """ZeRO-2's gradient of a layer that is larger than a bucket: held until the next comes, beside that."""
+    """ZeRO-2's gradient of a layer that is larger than a bucket: held until the next comes, beside
+    that."""
     largest = largest_in_layer(shape)
     if setup.zero != 2 or setup.has_lora or largest <= shape.hidden**2:
         return 0
@@ -164,14 +190,16 @@ def passing_gradients(shape: Shape, setup: Setup) -> float:
 
 
 def permanent_gradients(shape: Shape, setup: Setup) -> float:
-    """ZeRO-3's flat gradient partition, which is never freed (measured): bytes * parameters / world."""
+    """ZeRO-3's flat gradient partition, which is never freed (measured): bytes * parameters /
+    world."""
     if setup.zero != 3 or setup.offload:
         return 0
     return trained_parameters(shape, setup) * setup.weight_bytes / setup.world
 
 
 def reduction_buckets(shape: Shape, setup: Setup) -> float:
-    """What stays of buckets: ZeRO-3's of hidden**2 elements (transformers' `auto`), DDP's flat buckets.
+    """What stays of buckets: ZeRO-3's of hidden**2 elements (transformers' `auto`), DDP's flat
+    buckets.
 
     DDP keeps one more copy of all gradients, as gradient_as_bucket_view is off by default.
     """
@@ -181,12 +209,14 @@ def reduction_buckets(shape: Shape, setup: Setup) -> float:
 
 
 def passing_buckets(shape: Shape, setup: Setup) -> float:
-    """ZeRO-2's two buckets of hidden**2 elements, which it makes for every backward pass (setup_buckets)."""
+    """ZeRO-2's two buckets of hidden**2 elements, which it makes for every backward pass
+    (setup_buckets)."""
     return 2 * shape.hidden**2 * setup.weight_bytes if setup.zero == 2 else 0
 
 
 def offload_buffer(shape: Shape, setup: Setup) -> float:
-    """ZeRO-2's buffer on the GPU for what comes back from the host, as large as the largest trained tensor.
+    """ZeRO-2's buffer on the GPU for what comes back from the host, as large as the largest trained
+    tensor.
 
     `temp_grad_buffer_for_gpu_offload`; its pinned counterpart is among the host's terms.
     """
@@ -196,13 +226,17 @@ def offload_buffer(shape: Shape, setup: Setup) -> float:
 
 
 def live_parameters(shape: Shape, setup: Setup) -> float:
-    """Parameters that ZeRO-3 keeps gathered while it computes: at most all, else MAX_LIVE_PARAMETERS and a module more.
+    """Parameters that ZeRO-3 keeps gathered while it computes: at most all, else
+    MAX_LIVE_PARAMETERS and a module more.
 
-    The module that is computing comes on top of the limit: DeepSpeed checks before it gathers the next.
+    The module that is computing comes on top of the limit: DeepSpeed checks before it gathers the
+    next.
     """
     if setup.zero != 3:
         return 0
-    return setup.weight_bytes * min(gathered_parameters(shape, setup), MAX_LIVE_PARAMETERS + shape.largest_module)
+    return setup.weight_bytes * min(
+        gathered_parameters(shape, setup), MAX_LIVE_PARAMETERS + shape.largest_module
+    )
 
 
 def gathered_parameters(shape: Shape, setup: Setup) -> int:
@@ -213,8 +247,9 @@ def gathered_parameters(shape: Shape, setup: Setup) -> int:
 def gathering_buffers(shape: Shape, setup: Setup) -> float:
     """Flat buffers that ZeRO-3 gathers several parameters into, beside what it copies out of them.
 
-    All experts of a layer come together. Ahead of the computation it gathers the prefetch bucket and the parameter
-    that fills it; where generation doesn't gather, nothing ahead (the trainer's trl_config.py).
+    All experts of a layer come together. Ahead of the computation it gathers the prefetch bucket
+    and the parameter that fills it; where generation doesn't gather, nothing ahead (the trainer's
+    trl_config.py).
     """
     if setup.zero != 3:
         return 0
@@ -223,9 +258,11 @@ def gathering_buffers(shape: Shape, setup: Setup) -> float:
 
 
 def persistent_parameters(shape: Shape, setup: Setup) -> float:
-    """What ZeRO-3 keeps whole on every rank between uses: norms, biases, an adapter's small factors.
+    """What ZeRO-3 keeps whole on every rank between uses: norms, biases, an adapter's small
+    factors.
 
-    A step frees them before its own buffers exist and gathers them again after (_post_step), so they count once.
+    A step frees them before its own buffers exist and gathers them again after (_post_step), so
+    they count once.
     """
     if setup.zero != 3:
         return 0
@@ -233,10 +270,11 @@ def persistent_parameters(shape: Shape, setup: Setup) -> float:
 
 
 def gradient_norm(shape: Shape, setup: Setup) -> float:
-    """DeepSpeed's float64 copy of one gradient for its norm: of what this rank holds of the largest tensor, 8 bytes.
+    """DeepSpeed's float64 copy of one gradient for its norm: of what this rank holds of the largest
+    tensor, 8 bytes.
 
-    get_norm_dtype is float64 wherever the device has it. ZeRO-3 holds a share of each tensor and copies NORM_CHUNK at a
-    time; ZeRO-2's partition may lie within one tensor.
+    get_norm_dtype is float64 wherever the device has it. ZeRO-3 holds a share of each tensor and
+    copies NORM_CHUNK at a time; ZeRO-2's partition may lie within one tensor.
     """
     if not setup.zero:
         return 0
@@ -248,16 +286,18 @@ def gradient_norm(shape: Shape, setup: Setup) -> float:
 
 
 def step_buffers(shape: Shape, setup: Setup) -> float:
-    """What ZeRO's optimizer step holds: gradients averaged, flattened, and copied to float32 (measured).
+    """What ZeRO's optimizer step holds: gradients averaged, flattened, and copied to float32
+    (measured).
 
-    Under ZeRO-2 this rank's gradients, flat and in float32; under ZeRO-3, whose gradients are permanent, flat and in
-    float32 those of one sub-group, in place of what it otherwise keeps whole. Before it one gradient's norm. Fused
-    AdamW without ZeRO needs none.
+    Under ZeRO-2 this rank's gradients, flat and in float32; under ZeRO-3, whose gradients are
+    permanent, flat and in float32 those of one sub-group, in place of what it otherwise keeps
+    whole. Before it one gradient's norm. Fused AdamW without ZeRO needs none.
     """
     if not setup.zero or setup.offload:
         return 0
     own = trained_parameters(shape, setup) / setup.world
-    # The flat copy is in the model's dtype; the optimizer works on float32, so narrow gradients are copied once more.
+    # The flat copy is in the model's dtype; the optimizer works on float32, so narrow gradients are
+    # copied once more.
     flat = setup.weight_bytes + (4 if setup.weight_bytes == 2 else 0)
     norm = gradient_norm(shape, setup)
     if setup.zero == 3:
@@ -267,11 +307,13 @@ def step_buffers(shape: Shape, setup: Setup) -> float:
 
 
 def loading_bytes(shape: Shape, setup: Setup) -> float:
-    """Before the optimizer exists: weights, the reference where it is first put, and what the proof compares at a time.
+    """Before the optimizer exists: weights, the reference where it is first put, and what the proof
+    compares at a time.
 
-    An offloaded reference is wrapped on the GPU before it goes to the host, beside the policy. ZeRO-3 makes and fills a
-    module whole, then has its partition beside it; partitions of an offloaded reference never stay on the GPU. ZeRO-2
-    copies all weights into one flat tensor, on the GPU where it has room for it.
+    An offloaded reference is wrapped on the GPU before it goes to the host, beside the policy.
+    ZeRO-3 makes and fills a module whole, then has its partition beside it; partitions of an
+    offloaded reference never stay on the GPU. ZeRO-2 copies all weights into one flat tensor, on
+    the GPU where it has room for it.
     """
     whole = shape.parameters * setup.weight_bytes
     wraps_whole = setup.reference == "Offload" and setup.zero != 3
@@ -281,13 +323,15 @@ def loading_bytes(shape: Shape, setup: Setup) -> float:
         again = whole
     elif setup.zero == 3:
         again = 2 * setup.weight_bytes * shape.largest_module
-    # The proof has a chunk of the checkpoint on the device, and a byte per element that says where it differs.
+    # The proof has a chunk of the checkpoint on the device, and a byte per element that says where
+    # it differs.
     proof = PROOF_CHUNK * (setup.weight_bytes + 1)
     return weights(shape, setup) + wrapped + again + proof
 
 
 def first_gradients(shape: Shape, setup: Setup) -> float:
-    """ZeRO-3 makes AdamW's moments by a step on float32 zeros, a sub-group at a time; offloaded ones on the host."""
+    """ZeRO-3 makes AdamW's moments by a step on float32 zeros, a sub-group at a time; offloaded
+    ones on the host."""
     if setup.zero != 3 or setup.offload:
         return 0
     return 4 * min(trained_parameters(shape, setup) / setup.world, SUB_GROUP)
@@ -312,8 +356,11 @@ stage3_param_persistence_threshold)."""
 
 
 @lru_cache(maxsize=32)
-def trained_matrices(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[int, ...]:
-    """Elements of each trained matrix: an adapter's factors of each linear map, or embedding, layers and head.
+def trained_matrices(
+    shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR
+) -> tuple[int, ...]:
+    """Elements of each trained matrix: an adapter's factors of each linear map, or embedding,
+    layers and head.
 
     What a declared size has beyond the shape's own tensors counts as one matrix more per layer.
     """
@@ -328,7 +375,8 @@ def trained_matrices(shape: Shape, lora_rank: int, targets: tuple[str, ...] = AL
 def _factor_widths(layer: tuple[Linear, ...]) -> list[int]:
     """Elements per rank of each factor of a layer's adapters, the inner one first.
 
-    All experts are one tensor, gate and up together, and so are their factors (PEFT's ParamWrapper).
+    All experts are one tensor, gate and up together, and so are their factors (PEFT's
+    ParamWrapper).
     """
     copies: Counter[tuple[str, int, int]] = Counter()
     for linear in layer:
@@ -346,11 +394,14 @@ def _layer(shape: Shape) -> tuple[int, ...]:
         down = shape.experts * shape.hidden * shape.intermediate
         gate_up = 2 * down
         return query, key, value, output, router, gate_up, down
-    return tuple(linear.inputs * linear.outputs for linear in shape.linears for _ in range(linear.copies))
+    return tuple(
+        linear.inputs * linear.outputs for linear in shape.linears for _ in range(linear.copies)
+    )
 
 
 def trained_vectors(shape: Shape, lora_rank: int) -> int:
-    """Elements of all norms and biases together: the parameter group without weight decay. An adapter has none."""
+    """Elements of all norms and biases together: the parameter group without weight decay. An
+    adapter has none."""
     return 0 if lora_rank else shape.layers * shape.layer_vectors + shape.hidden
 
 
@@ -358,9 +409,9 @@ def trained_vectors(shape: Shape, lora_rank: int) -> int:
 def persistent_elements(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
     """Elements of all parameters, trained or not, that ZeRO-3 keeps whole between uses.
 
-    Each of at most PERSISTENCE * hidden; for all together DeepSpeed has a limit that is never reached
-    (mark_persistent_parameters, stage3_model_persistence_threshold). Norms, most biases, the router of few experts, and
-    an adapter's smaller factors.
+    Each of at most PERSISTENCE * hidden; for all together DeepSpeed has a limit that is never
+    reached (mark_persistent_parameters, stage3_model_persistence_threshold). Norms, most biases,
+    the router of few experts, and an adapter's smaller factors.
     """
     matrices = trained_matrices(shape, 0)
     if lora_rank:
@@ -386,10 +437,12 @@ def largest_in_layer(shape: Shape) -> int:
 def fullest_rank(
     matrices: tuple[int, ...], weight_bytes: int, world: int, size: Callable[[int], int], least: int
 ) -> int:
-    """Bytes of those matrices of `least` elements or more that ZeRO-2 holds on the rank that has most.
+    """Bytes of those matrices of `least` elements or more that ZeRO-2 holds on the rank that has
+    most.
 
-    A tensor that lies across partitions is whole on every rank that has a piece of it. The results are cached: the
-    function walks through all tensors, and many methods and fixes ask for the same ones.
+    A tensor that lies across partitions is whole on every rank that has a piece of it. The results
+    are cached: the function walks through all tensors, and many methods and fixes ask for the same
+    ones.
 
     Args:
         matrices: elements of each, in their order.

@@ -1,1 +1,2 @@
-"""The model to train: the widths of its decoder, where they are known from, and what follows from them."""
+"""The model to train: the widths of its decoder, where they are known from, and what follows from
+them."""

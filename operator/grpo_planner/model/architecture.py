@@ -1,7 +1,9 @@
-"""Finds the shape of the job's model, from the source that is trusted most, and says which one that was.
+"""Finds the shape of the job's model, from the source that is trusted most, and says which one that
+was.
 
-The order is spec.model.architecture, what a former attempt reported, config.json, the catalogue, the declared size. It
-is the same for the operator and the CLI. Numbers of parameters that contradict each other are refused, not averaged.
+The order is spec.model.architecture, what a former attempt reported, config.json, the catalogue,
+the declared size. It is the same for the operator and the CLI. Numbers of parameters that
+contradict each other are refused, not averaged.
 """
 
 from collections.abc import Mapping
@@ -18,10 +20,11 @@ from .shapes import Shape, families, traits
 
 Source = Literal["Exact", "Catalogue", "Estimated"]
 TOLERANCE = 0.1
-"""A catalogued model whose size differs by more than this from the declared one is another model, since people round;
-the widths of an architecture that differ by more contradict it."""
+"""A catalogued model whose size differs by more than this from the declared one is another model,
+since people round; the widths of an architecture that differ by more contradict it."""
 TOWER = 0.5
-"""A file that nests its language model has other parts, such as a vision tower: at most this share of it on top."""
+"""A file that nests its language model has other parts, such as a vision tower: at most this share
+of it on top."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +57,15 @@ class ResolvedModel:
         return format_parameters(self.shape.parameters)
 
 
-def resolve_model(model: ModelSpec, facts: ModelFacts = NOTHING, reported: Architecture | None = None) -> ResolvedModel:
-    """The shape of spec.model; `reported` is what a former attempt found it to be, which counts for known types.
+def resolve_model(
+    model: ModelSpec, facts: ModelFacts = NOTHING, reported: Architecture | None = None
+) -> ResolvedModel:
+    """The shape of spec.model; `reported` is what a former attempt found it to be, which counts for
+    known types.
 
     Raises:
-        SpecRejected: the model is unknown and no size is declared, it can't be trained, or its sizes contradict.
+        SpecRejected: the model is unknown and no size is declared, it can't be trained, or its
+            sizes contradict.
     """
     if facts.config is not None:
         # Whatever else is said of the shape, these are the weights that would be loaded.
@@ -73,7 +80,8 @@ def resolve_model(model: ModelSpec, facts: ModelFacts = NOTHING, reported: Archi
 
 
 def _reported(model: ModelSpec, found: Architecture) -> ResolvedModel:
-    """The shape of what an attempt loaded. These are the weights: a declared size that differs is told to be wrong."""
+    """The shape of what an attempt loaded. These are the weights: a declared size that differs is
+    told to be wrong."""
     shape = from_architecture(found)
     declared = _declared(model)
     note = ""
@@ -87,7 +95,8 @@ def _reported(model: ModelSpec, found: Architecture) -> ResolvedModel:
 
 
 def _from_file(model: ModelSpec, read: Mapping[str, Any], facts: ModelFacts) -> ResolvedModel:
-    """The shape in config.json. A type that isn't known exactly may be a catalogued model, or of a declared size."""
+    """The shape in config.json. A type that isn't known exactly may be a catalogued model, or of a
+    declared size."""
     text = read.get("text_config")
     kind = str((text if isinstance(text, Mapping) else read).get("model_type"))
     whole = max(facts.stored, _declared(model))
@@ -102,26 +111,48 @@ def _from_file(model: ModelSpec, read: Mapping[str, Any], facts: ModelFacts) -> 
 
 
 def _nested(model: ModelSpec, shape: Shape, whole: int) -> ResolvedModel:
-    """A language model inside another: the whole has a tower more than the shape, so its size must be known."""
-    if not shape.counted_parameters * (1 - TOLERANCE) <= whole <= shape.counted_parameters * (1 + TOWER):
-        size = f"{format_parameters(whole)} are declared or stored" if whole else "nothing says how many there are"
+    """A language model inside another: the whole has a tower more than the shape, so its size must
+    be known."""
+    if (
+        not shape.counted_parameters * (1 - TOLERANCE)
+        <= whole
+        <= shape.counted_parameters * (1 + TOWER)
+    ):
+        size = (
+            f"{format_parameters(whole)} are declared or stored"
+            if whole
+            else "nothing says how many there are"
+        )
         reason = PlanReason.INVALID_COMBINATION if whole else PlanReason.UNKNOWN_MODEL
         raise SpecRejected(
             reason,
-            f"config.json of {model.name} nests its language model of {format_parameters(shape.counted_parameters)} "
-            f"parameters in text_config, and of the whole {size}: set spec.model.parameters to the size on its model "
+            f"config.json of {model.name} nests its language model of "
+            f"{format_parameters(shape.counted_parameters)} "
+            f"parameters in text_config, and of the whole {size}: set spec.model.parameters to "
+            "the size on its model "
             "card",
         )
-    note = f"{model.name}: parts beside the language model are counted as weights, not as activations"
-    return ResolvedModel(replace(shape, declared=max(whole, shape.counted_parameters)), "Estimated", "ConfigFile", note)
+    note = (
+        f"{model.name}: parts beside the language model are counted as weights, not as activations"
+    )
+    return ResolvedModel(
+        replace(shape, declared=max(whole, shape.counted_parameters)),
+        "Estimated",
+        "ConfigFile",
+        note,
+    )
 
 
-def _unknown_type(model: ModelSpec, kind: str, read: Mapping[str, Any], whole: int) -> ResolvedModel:
-    """A type without a formula: by its own widths where these give the known size, else as one of that size."""
+def _unknown_type(
+    model: ModelSpec, kind: str, read: Mapping[str, Any], whole: int
+) -> ResolvedModel:
+    """A type without a formula: by its own widths where these give the known size, else as one of
+    that size."""
     if not whole:
         raise SpecRejected(
             PlanReason.UNKNOWN_MODEL,
-            f"config.json says model_type {kind}, whose memory is known for {', '.join(families())} only: set "
+            f"config.json says model_type {kind}, whose memory is known for "
+            f"{', '.join(families())} only: set "
             "spec.model.parameters to have it estimated from its size",
         )
     note = f"model_type {kind} has no formula of its own and is estimated as a Llama of this size"
@@ -135,33 +166,43 @@ def _unknown_type(model: ModelSpec, kind: str, read: Mapping[str, Any], whole: i
     return ResolvedModel(replace(shape, declared=whole), "Estimated", "ConfigFile", note)
 
 
-def _given(model: ModelSpec, given: Architecture, found_in: ShapeSource, facts: ModelFacts) -> ResolvedModel:
+def _given(
+    model: ModelSpec, given: Architecture, found_in: ShapeSource, facts: ModelFacts
+) -> ResolvedModel:
     """The shape of an architecture, once no known size contradicts it."""
     shape = from_architecture(given)
     known = given.model_type in families()
     sizes = {"spec.model.parameters": _declared(model), "the safetensors files": facts.stored}
-    if any(size and abs(shape.counted_parameters / size - 1) > TOLERANCE for size in sizes.values()):
+    if any(
+        size and abs(shape.counted_parameters / size - 1) > TOLERANCE for size in sizes.values()
+    ):
         raise _contradiction(model, shape, found_in, sizes)
     if known:
         note = _advice(given) if found_in == "ConfigFile" else ""
         return ResolvedModel(shape, "Exact", found_in, note, given.model_type or "")
     whole = facts.stored or _declared(model)
     note = (
-        f"spec.model.architecture.modelType {given.model_type or 'unset'} has no formula of its own and is estimated "
+        f"spec.model.architecture.modelType {given.model_type or 'unset'} has no formula of its "
+        "own and is estimated "
         f"as a Llama with these widths; exact are {', '.join(families())}"
     )
     return ResolvedModel(replace(shape, declared=whole), "Estimated", found_in, note)
 
 
-def _contradiction(model: ModelSpec, shape: Shape, found_in: ShapeSource, sizes: Mapping[str, int]) -> SpecRejected:
+def _contradiction(
+    model: ModelSpec, shape: Shape, found_in: ShapeSource, sizes: Mapping[str, int]
+) -> SpecRejected:
     """The refusal, with all numbers that are there."""
     widths = {"Spec": "spec.model.architecture", "ConfigFile": "config.json"}
     numbers = {widths.get(found_in, found_in): shape.counted_parameters}
     numbers |= {name: size for name, size in sizes.items() if size}
-    sizes_given = ", ".join(f"{name} gives {format_parameters(count)} ({count:,})" for name, count in numbers.items())
+    sizes_given = ", ".join(
+        f"{name} gives {format_parameters(count)} ({count:,})" for name, count in numbers.items()
+    )
     return SpecRejected(
         PlanReason.INVALID_COMBINATION,
-        f"the sizes of {model.name} contradict each other by more than {TOLERANCE:.0%}: {sizes_given} parameters. "
+        f"the sizes of {model.name} contradict each other by more than {TOLERANCE:.0%}: "
+        f"{sizes_given} parameters. "
         "Correct the wrong one; spec.model.parameters may be left out",
     )
 
@@ -170,7 +211,10 @@ def _advice(given: Architecture) -> str:
     """How the operator, which reads no config.json, comes to the same plan."""
     fields = given.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
     entries = ", ".join(f"{name}: {_yaml_scalar(value)}" for name, value in fields.items())
-    return f"the operator doesn't read config.json; for this plan there, set spec.model.architecture: {{{entries}}}"
+    return (
+        "the operator doesn't read config.json; for this plan there, set "
+        f"spec.model.architecture: {{{entries}}}"
+    )
 
 
 def _yaml_scalar(value: object) -> str:
@@ -182,11 +226,12 @@ def _declared(model: ModelSpec) -> int:
 
 
 def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedModel:
-    """The catalogue's shape of a name, unless a size is declared that contradicts it; else the nearest to that size.
+    """The catalogue's shape of a name, unless a size is declared that contradicts it; else the
+    nearest to that size.
 
     Raises:
-        SpecRejected: the catalogue has no such name and no size is declared, or the name says that its weights are
-            quantised; `path` names the field to set.
+        SpecRejected: the catalogue has no such name and no size is declared, or the name says that
+            its weights are quantised; `path` names the field to set.
     """
     if word := catalogue.quantisation_in_name(name):
         raise config.quantised_rejection(f"{path}.name {name!r} says {word}", path)
@@ -197,7 +242,8 @@ def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedMo
     if not count:
         raise SpecRejected(
             PlanReason.UNKNOWN_MODEL,
-            f"{path}.name {name!r} is not in the built-in catalogue and its config.json is not at hand: "
+            f"{path}.name {name!r} is not in the built-in catalogue and its config.json is not at "
+            "hand: "
             f"set {path}.parameters, such as 494M or 1.24B{_meant(name)}",
         )
     near, shape = catalogue.nearest_dense(count)

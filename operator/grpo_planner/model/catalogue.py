@@ -1,6 +1,8 @@
-"""The built-in catalogue of model shapes: lookup by name, and the nearest dense shape of a declared size.
+"""The built-in catalogue of model shapes: lookup by name, and the nearest dense shape of a declared
+size.
 
-With it the usual models are planned from their name alone, without a hub or a config.json. The data is catalogue.yaml.
+With it the usual models are planned from their name alone, without a hub or a config.json. The data
+is catalogue.yaml.
 """
 
 import re
@@ -16,32 +18,50 @@ import yaml
 from .shapes import Shape, traits
 
 QUANTISED = frozenset({
-    "4bit", "8bit", "awq", "bnb", "exl2", "fp4", "fp8", "gguf", "gptq", "int4", "int8", "mlx", "mxfp4", "nf4", "nvfp4",
+    "4bit", "8bit", "awq", "bnb", "exl2", "fp4", "fp8", "gguf", "gptq", "int4", "int8", "mlx",
+    "mxfp4", "nf4", "nvfp4",
     "w4a16", "w8a8", "w8a16",
 })  # fmt: skip
 """Words of a model's name that say that its weights are quantised."""
 STORED_NARROW = ("openai/gpt-oss-", "deepseek-ai/deepseek-v3", "deepseek-ai/deepseek-r1-0528")
-"""Beginnings of hub ids whose originals are quantised though the name doesn't say so, in lower case."""
+"""Beginnings of hub ids whose originals are quantised though the name doesn't say so, in lower
+case."""
 SMALL_MODEL = 60_000_000
 """Below this no catalogued model is near enough to borrow a shape from."""
 _LIKENESS = 0.7
 """Least likeness of a name to one that may have been meant."""
-COLUMNS = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "tied", "declared")
+COLUMNS = (
+    "hidden",
+    "layers",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "intermediate",
+    "vocab",
+    "tied",
+    "declared",
+)
 """Of a row; the last is left out where the shape has all parameters."""
 
 
 @cache
 def _types() -> dict[str, str]:
     """The model type of each catalogued name."""
-    families = yaml.safe_load(files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8"))
+    families = yaml.safe_load(
+        files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8")
+    )
     return {name: family["type"] for family in families for name in family["models"]}
 
 
 @cache
 def shapes() -> dict[str, Shape]:
     """All catalogued shapes by their lower-case name."""
-    families = yaml.safe_load(files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8"))
-    return {name: _shape(row, family) for family in families for name, row in family["models"].items()}
+    families = yaml.safe_load(
+        files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8")
+    )
+    return {
+        name: _shape(row, family) for family in families for name, row in family["models"].items()
+    }
 
 
 def _shape(row: list[Any], family: dict[str, Any]) -> Shape:
@@ -63,7 +83,8 @@ def quantisation_in_name(model: str) -> str:
 
 
 def lookup_shape(model: str) -> Shape | None:
-    """The catalogued shape of a hub id or folder name such as `meta-llama/Llama-3.2-1B-Instruct`; None if unknown."""
+    """The catalogued shape of a hub id or folder name such as `meta-llama/Llama-3.2-1B-Instruct`;
+    None if unknown."""
     known = _known(model)
     return shapes()[known] if known else None
 
@@ -95,13 +116,17 @@ def nearest_dense(parameters: int) -> tuple[str, Shape]:
 
     Only dense ones with a fused attention kernel: what else there is, is known by its name.
 
-    Below SMALL_MODEL a Llama-like shape is made up whose count is near: one eighth of the parameters in the embedding.
+    Below SMALL_MODEL a Llama-like shape is made up whose count is near: one eighth of the
+    parameters in the embedding.
     """
     if parameters < SMALL_MODEL:
         return "a small Llama", replace(_small(parameters), declared=parameters)
     plain = {name: shape for name, shape in shapes().items() if _is_plain(shape)}
-    # By ratio, so half a size and twice a size are equally far; of equals the first name, as plans must not vary.
-    distances = {name: abs(log(shape.counted_parameters / parameters)) for name, shape in plain.items()}
+    # By ratio, so half a size and twice a size are equally far; of equals the first name, as plans
+    # must not vary.
+    distances = {
+        name: abs(log(shape.counted_parameters / parameters)) for name, shape in plain.items()
+    }
     nearest = min(distances, key=lambda name: (distances[name], name))
     return nearest, replace(plain[nearest], declared=parameters)
 
@@ -111,11 +136,13 @@ def _is_plain(shape: Shape) -> bool:
 
 
 def _small(parameters: int) -> Shape:
-    """A Llama-like shape for toy models: width from 12 * layers * hidden**2 = parameters with hidden = 32 * layers."""
+    """A Llama-like shape for toy models: width from 12 * layers * hidden**2 = parameters with
+    hidden = 32 * layers."""
     layers = max(1, round((parameters / (12 * 32**2)) ** (1 / 3)))
     hidden = 32 * layers
     vocab = min(32_768, max(32, parameters // (8 * hidden)))
     return Shape(
-        hidden=hidden, layers=layers, heads=max(1, hidden // 32), kv_heads=max(1, hidden // 64), head_dim=32,
+        hidden=hidden, layers=layers, heads=max(1, hidden // 32), kv_heads=max(1, hidden // 64),
+        head_dim=32,
         intermediate=4 * hidden, vocab=vocab, tied=True,
     )  # fmt: skip

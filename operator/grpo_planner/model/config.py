@@ -1,6 +1,8 @@
-"""Reads a Hugging Face config.json: into the Architecture that spec.model.architecture would say, or why not.
+"""Reads a Hugging Face config.json: into the Architecture that spec.model.architecture would say,
+or why not.
 
-What a file leaves out is filled in as transformers fills it in. What can't be trained here is refused with the reason.
+What a file leaves out is filled in as transformers fills it in. What can't be trained here is
+refused with the reason.
 """
 
 from collections.abc import Mapping
@@ -14,7 +16,8 @@ from .shapes import ENCODERS, Family, families
 GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the classes in `architectures` that generate text from left to right."""
 WIDTHS = {
-    "hidden_size": "hidden_size", "layers": "num_hidden_layers", "attention_heads": "num_attention_heads",
+    "hidden_size": "hidden_size", "layers": "num_hidden_layers",
+    "attention_heads": "num_attention_heads",
     "vocab_size": "vocab_size",
 }  # fmt: skip
 """Fields of Architecture that every config.json has under the same key."""
@@ -24,7 +27,8 @@ UNKNOWN = Family(expert_width="moe_intermediate_size")
 
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture:
-    """The architecture in a config.json; the language model's, where the file nests it in `text_config`.
+    """The architecture in a config.json; the language model's, where the file nests it in
+    `text_config`.
 
     Raises:
         SpecRejected: a width is missing or no number.
@@ -43,7 +47,9 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
             tie_word_embeddings=bool(text.get("tie_word_embeddings", False)),
         )
     except KeyError as missing:
-        raise _unreadable(f"has no {missing}: it is not the config of a decoder-only language model") from None
+        raise _unreadable(
+            f"has no {missing}: it is not the config of a decoder-only language model"
+        ) from None
     except (TypeError, ValueError, ArithmeticError) as error:
         raise _unreadable(f"can't be understood: {error}") from error
 
@@ -52,7 +58,8 @@ def refuse_untrainable(config: Mapping[str, Any]) -> None:
     """Refuses what has the widths of a decoder and can't be trained as one.
 
     Raises:
-        SpecRejected: the model is an encoder, or an encoder and a decoder, or its weights are quantised.
+        SpecRejected: the model is an encoder, or an encoder and a decoder, or its weights are
+            quantised.
     """
     _refuse_encoders(config)
     _refuse_quantised(config)
@@ -67,7 +74,8 @@ def _refuse_encoders(config: Mapping[str, Any]) -> None:
     if not _generates_text(named, str(kind)) or config.get("is_encoder_decoder") is True:
         raise SpecRejected(
             PlanReason.UNSUPPORTED_MODEL,
-            f"config.json is that of {', '.join(named) or kind}, model_type {kind}, which doesn't generate text from "
+            f"config.json is that of {', '.join(named) or kind}, model_type {kind}, which doesn't "
+            "generate text from "
             "left to right: set spec.model.name to a causal language model (…ForCausalLM)",
         )
 
@@ -83,22 +91,31 @@ def _refuse_quantised(config: Mapping[str, Any]) -> None:
     """Refuses weights that are stored in fewer bits than they would be trained in."""
     quantization = config.get("quantization_config") or config.get("compression_config")
     if quantization:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
-        raise quantised_rejection(f"config.json has a quantization_config (quant_method {method})", "spec.model")
+        method = (
+            quantization.get("quant_method", "unknown")
+            if isinstance(quantization, Mapping)
+            else quantization
+        )
+        raise quantised_rejection(
+            f"config.json has a quantization_config (quant_method {method})", "spec.model"
+        )
 
 
 def quantised_rejection(found: str, path: str) -> SpecRejected:
-    """The refusal of a quantised model; `found` is where it was seen, `path` the field that names the model."""
+    """The refusal of a quantised model; `found` is where it was seen, `path` the field that names
+    the model."""
     return SpecRejected(
         PlanReason.UNSUPPORTED_MODEL,
-        f"{found}: its weights are quantised, and these can neither be trained nor proven to be what was loaded. "
+        f"{found}: its weights are quantised, and these can neither be trained nor proven to be "
+        "what was loaded. "
         f"Set {path}.name to the bfloat16 original; adapters on 4-bit bases are not supported yet",
     )
 
 
 def _unreadable(why: str) -> SpecRejected:
     return SpecRejected(
-        PlanReason.UNKNOWN_MODEL, f"config.json {why}; give the right file, or set spec.model.architecture"
+        PlanReason.UNKNOWN_MODEL,
+        f"config.json {why}; give the right file, or set spec.model.architecture",
     )
 
 
@@ -119,22 +136,33 @@ def _attention(text: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _feed_forward(text: Mapping[str, Any], family: Family) -> dict[str, int]:
-    """Width and experts; of a type that isn't known, under the names that Mixtral, Qwen and DeepSeek configs use."""
-    experts = int(text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts") or 0)
+    """Width and experts; of a type that isn't known, under the names that Mixtral, Qwen and
+    DeepSeek configs use."""
+    experts = int(
+        text.get("num_local_experts")
+        or text.get("num_experts")
+        or text.get("n_routed_experts")
+        or 0
+    )
     if not experts or not family.expert_width:
         return {"intermediate_size": int(text["intermediate_size"])}
     if text.get("mlp_only_layers") or int(text.get("decoder_sparse_step") or 1) != 1:
-        raise _unreadable("mixes dense layers and layers of experts (mlp_only_layers, decoder_sparse_step)")
+        raise _unreadable(
+            "mixes dense layers and layers of experts (mlp_only_layers, decoder_sparse_step)"
+        )
     width = text.get(family.expert_width) or text["intermediate_size"]
     active = int(text.get("num_experts_per_tok") or 0)
     return {"intermediate_size": int(width), "experts": experts, "experts_per_token": active}
 
 
 def _window(text: Mapping[str, Any], family: Family) -> dict[str, int]:
-    """The window of local attention and how many layers have none; empty when all layers attend to everything."""
+    """The window of local attention and how many layers have none; empty when all layers attend to
+    everything."""
     window = text.get("sliding_window")
     layers = int(text["num_hidden_layers"])
-    switched_off = family.window in ("switched", "late") and text.get("use_sliding_window") is not True
+    switched_off = (
+        family.window in ("switched", "late") and text.get("use_sliding_window") is not True
+    )
     if not window or family.window == "none" or switched_off:
         return {}
     full = _full_layers(text, family, layers)

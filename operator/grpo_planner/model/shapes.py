@@ -1,8 +1,9 @@
-"""Defines the shape of a decoder-only transformer, its parameter counts, and the model types with exactly known memory.
+"""Defines the shape of a decoder-only transformer, its parameter counts, and the model types with
+exactly known memory.
 
-Every term of the memory model is a function of a few widths of the shape. families.yaml lists the model types whose
-memory is known exactly, and what distinguishes each from a plain Llama layer. Tests compare it with transformers' own
-classes. For all other types memory is only estimated.
+Every term of the memory model is a function of a few widths of the shape. families.yaml lists the
+model types whose memory is known exactly, and what distinguishes each from a plain Llama layer.
+Tests compare it with transformers' own classes. For all other types memory is only estimated.
 """
 
 from dataclasses import dataclass, field
@@ -37,7 +38,8 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Widths and switches of a dense (or mixture-of-experts) decoder; names follow Hugging Face's config.json."""
+    """Widths and switches of a dense (or mixture-of-experts) decoder; names follow Hugging Face's
+    config.json."""
 
     hidden: int
     layers: int
@@ -51,7 +53,8 @@ class Shape:
     qkv_bias: bool = False
     """Query, key and value projections have a bias (Qwen2)."""
     output_bias: bool = False
-    """The attention's output projection has a bias (`attention_bias` of Llama, SmolLM3 and GPT-OSS)."""
+    """The attention's output projection has a bias (`attention_bias` of Llama, SmolLM3 and
+    GPT-OSS)."""
     mlp_bias: bool = False
     """Gate, up and down projections have a bias (`mlp_bias` of Llama and SmolLM3)."""
     qk_norm: bool = False
@@ -131,7 +134,8 @@ class Shape:
 
     @cached_property
     def largest_module(self) -> int:
-        """Parameters of the largest module that is gathered at once: an embedding, or all experts of a layer."""
+        """Parameters of the largest module that is gathered at once: an embedding, or all experts
+        of a layer."""
         experts = self.experts * self.expert_matrices
         matrices = [linear.inputs * linear.outputs for linear in self.linears]
         return max(self.head, experts, *matrices)
@@ -144,7 +148,8 @@ class Shape:
 
     @cached_property
     def parameters(self) -> int:
-        """Parameters of the model: declared when the shape is only the nearest known one, else counted."""
+        """Parameters of the model: declared when the shape is only the nearest known one, else
+        counted."""
         return self.declared or self.counted_parameters
 
     @cached_property
@@ -159,7 +164,8 @@ class Shape:
     def linears(self) -> tuple[Linear, ...]:
         """One layer's linear maps as LoRA adapts them.
 
-        Experts are one tensor; PEFT gives its fused gate and up projections twice the rank, and adapts the router too.
+        Experts are one tensor; PEFT gives its fused gate and up projections twice the rank, and
+        adapts the router too.
         """
         hidden = self.hidden
         query = self.query
@@ -195,7 +201,8 @@ class Shape:
 
     @cached_property
     def vectors(self) -> tuple[tuple[int, int], ...]:
-        """(how many, elements) of the whole model's norms and biases; those of experts are matrices."""
+        """(how many, elements) of the whole model's norms and biases; those of experts are
+        matrices."""
         layers = self.layers
         return (
             (layers * self.norms + 1, self.hidden),  # each layer's norms, and the final one
@@ -209,8 +216,11 @@ class Shape:
             (layers * self.whole_qk_norm, self.key_value),
         )
 
-    def adapted_linears_by_layer(self, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[tuple[Linear, ...], ...]:
-        """The linear maps that an adapter with these targets is on: the input embedding's, then those of each layer."""
+    def adapted_linears_by_layer(
+        self, targets: tuple[str, ...] = ALL_LINEAR
+    ) -> tuple[tuple[Linear, ...], ...]:
+        """The linear maps that an adapter with these targets is on: the input embedding's, then
+        those of each layer."""
         return _adapted_by_layer(self, targets)
 
     def adapted_linears(self, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[Linear, ...]:
@@ -218,12 +228,14 @@ class Shape:
         return _adapted(self, targets)
 
     def adapter_parameters(self, rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
-        """Parameters of LoRA: rank * (inputs + outputs) of each adapted linear map (Hu et al. 2021)."""
+        """Parameters of LoRA: rank * (inputs + outputs) of each adapted linear map (Hu et al.
+        2021)."""
         return rank * sum(linear.widths for linear in self.adapted_linears(targets))
 
 
 def _is(target: str, path: str) -> bool:
-    """Whether PEFT adapts the module at a path for this target (tuners_utils.check_target_module_exists)."""
+    """Whether PEFT adapts the module at a path for this target
+    (tuners_utils.check_target_module_exists)."""
     return path == target or path.endswith(f".{target}")
 
 
@@ -241,7 +253,9 @@ def _adapted_by_layer(shape: Shape, targets: tuple[str, ...]) -> tuple[tuple[Lin
     layers = []
     for layer in range(shape.layers):
         path = f"model.layers.{layer}"
-        adapted = tuple(linear for linear in shape.linears if _is_targeted(f"{path}.{linear.name}", targets))
+        adapted = tuple(
+            linear for linear in shape.linears if _is_targeted(f"{path}.{linear.name}", targets)
+        )
         layers.append(adapted)
     return (first, *layers)
 
@@ -257,10 +271,12 @@ def _adapted(shape: Shape, targets: tuple[str, ...]) -> tuple[Linear, ...]:
 
 
 ENCODERS = frozenset({
-    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "eurobert", "modernbert",
+    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie",
+    "eurobert", "modernbert",
     "mpnet", "nomic_bert", "roberta", "xlm-roberta", "xlm-roberta-xl",
 })  # fmt: skip
-"""Types of encoders, whose config.json reads like a decoder's, for files that don't name their `architectures`."""
+"""Types of encoders, whose config.json reads like a decoder's, for files that don't name their
+`architectures`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +300,9 @@ class Family:
 @cache
 def families() -> dict[str, Family]:
     """All model types that are known exactly, in the order of families.yaml."""
-    listed = yaml.safe_load(files(__package__).joinpath("families.yaml").read_text(encoding="utf-8"))
+    listed = yaml.safe_load(
+        files(__package__).joinpath("families.yaml").read_text(encoding="utf-8")
+    )
     known = {}
     for kind, about in listed.items():
         biases = tuple(about.get("biases", ()))

@@ -1,9 +1,11 @@
-"""What follows when a plan ran out of memory: what is learned of the memory model, and the mildest change that helps.
+"""What follows when a plan ran out of memory: what is learned of the memory model, and the mildest
+change that helps.
 
-A checkpoint may be continued with another split of the same batch, so that is what changes, in the order of what it
-costs: activations are recomputed, micro-batches get smaller, fewer completions are generated at a time. An engine that
-samples them then sleeps while the policy is trained, and is given up last, where the spec leaves it open. What is
-trained never changes. Host memory of a GPU job has no such settings: its request rises, where the spec leaves it open.
+A checkpoint may be continued with another split of the same batch, so that is what changes, in the
+order of what it costs: activations are recomputed, micro-batches get smaller, fewer completions are
+generated at a time. An engine that samples them then sleeps while the policy is trained, and is
+given up last, where the spec leaves it open. What is trained never changes. Host memory of a GPU
+job has no such settings: its request rises, where the spec leaves it open.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,8 +26,8 @@ from ..search.engine_plan import sampler_name
 from .past_run import Run
 
 WIDER = 0.05
-"""Share of a GPU, or of the host memory that a pod may use, that each plan after a shortfall leaves free beyond the one
-before: the model has been wrong so often."""
+"""Share of a GPU, or of the host memory that a pod may use, that each plan after a shortfall leaves
+free beyond the one before: the model has been wrong so often."""
 HOST_RISE = 1.5
 """By how much host memory rises where nobody knows how much was missing."""
 
@@ -45,7 +47,8 @@ def learned_with_shortage(run: Run, attempt: int, outcome: Outcome) -> Learned:
     where = HOST if on_host else _phase(run, shortage)
     reported = shortage.allocated_bytes + shortage.requested_bytes
     if on_host:
-        # The model predicts one process; a shortfall is stated per pod, which is what the user sets a limit for.
+        # The model predicts one process; a shortfall is stated per pod, which is what the user sets
+        # a limit for.
         processes = run.plan.processes_per_node
         predicted = round(run.host_bytes / run.learned.factor(HOST))
         requested = run.plan.host_memory_bytes // processes
@@ -56,7 +59,9 @@ def learned_with_shortage(run: Run, attempt: int, outcome: Outcome) -> Learned:
         predicted = round(run.prediction.phases[where] / run.learned.factor(where))
         needed = max(reported, _unfit(run, where), 0)
         available = run.usable_bytes
-    lacked = LearnedMemory(predicted_bytes=min(predicted, MAX_COUNT), needed_bytes=min(needed, MAX_COUNT))
+    lacked = LearnedMemory(
+        predicted_bytes=min(predicted, MAX_COUNT), needed_bytes=min(needed, MAX_COUNT)
+    )
     known = run.learned.memory.get(where, lacked)
     shortfall = {
         "attempt": attempt,
@@ -68,20 +73,25 @@ def learned_with_shortage(run: Run, attempt: int, outcome: Outcome) -> Learned:
     }
     shortfalls = [*run.learned.shortfalls, Shortfall.model_validate(shortfall)]
     memory = run.learned.memory | {where: max(lacked, known, key=lambda one: one.factor)}
-    return run.learned.model_copy(update={"memory": memory, "shortfalls": shortfalls[-MAX_REPLANS - 1 :]})
+    return run.learned.model_copy(
+        update={"memory": memory, "shortfalls": shortfalls[-MAX_REPLANS - 1 :]}
+    )
 
 
 def learned_with_architecture(run: Run, architecture: Architecture) -> Learned:
     """Return what is known of the job once an attempt has reported the shape of its model.
 
-    The bytes that a plan needed stay. The bytes that the memory model predicted for it are computed again with the
-    reported shape: the old prediction was low partly because of the shape, and would correct for that twice.
+    The bytes that a plan needed stay. The bytes that the memory model predicted for it are computed
+    again with the reported shape: the old prediction was low partly because of the shape, and would
+    correct for that twice.
     """
     before = replace(run, learned=run.learned.model_copy(update={"memory": {}}))
     after = replace(run, learned=Learned(architecture=architecture))
 
     def anew(key: str, one: LearnedMemory) -> LearnedMemory:
-        predicted = round(one.predicted_bytes * after.needed_bytes(key) / max(1, before.needed_bytes(key)))
+        predicted = round(
+            one.predicted_bytes * after.needed_bytes(key) / max(1, before.needed_bytes(key))
+        )
         return one.model_copy(update={"predicted_bytes": min(predicted, MAX_COUNT)})
 
     if run.learned.architecture == architecture:
@@ -91,7 +101,8 @@ def learned_with_architecture(run: Run, architecture: Architecture) -> Learned:
 
 
 def _phase(run: Run, shortage: MemoryShortage) -> str:
-    """The phase of the memory model that a shortage concerns: rewards are scored in what it calls generate."""
+    """The phase of the memory model that a shortage concerns: rewards are scored in what it calls
+    generate."""
     phase = "generate" if shortage.phase == "reward" else shortage.phase
     # Without an engine there is no sync, so it can't have been that.
     if phase and run.prediction.phases[phase]:
@@ -100,10 +111,12 @@ def _phase(run: Run, shortage: MemoryShortage) -> str:
 
 
 def _unfit(run: Run, phase: str) -> int:
-    """The least peak of a phase with which the plan would not have been made: it can't have been less."""
+    """The least peak of a phase with which the plan would not have been made: it can't have been
+    less."""
     static = run.prediction.static
     world = run.plan.world_size
-    # What a device must have grows linearly with the peak, so two points give the peak that just fits.
+    # What a device must have grows linearly with the peak, so two points give the peak that just
+    # fits.
     low = run.demand.device_bytes(Prediction({phase: 0}, static), world)
     high = run.demand.device_bytes(Prediction({phase: 2**40}, static), world)
     share = (run.usable_bytes - low) / (high - low)
@@ -111,10 +124,12 @@ def _unfit(run: Run, phase: str) -> int:
 
 
 def mildest_fitting_split(run: Run, *, last_resort: bool = True) -> ExecutionPlan | None:
-    """Return the plan with the mildest change that makes it fit; None if no split of its batch helps a GPU.
+    """Return the plan with the mildest change that makes it fit; None if no split of its batch
+    helps a GPU.
 
-    Where by its numbers nothing fits, as a last resort the leanest is tried: they are a model's. Host memory that
-    nothing lowers leaves the plan as it is, with a higher request where the spec allows one.
+    Where by its numbers nothing fits, as a last resort the leanest is tried: they are a model's.
+    Host memory that nothing lowers leaves the plan as it is, with a higher request where the spec
+    allows one.
     """
     last = run.learned.shortfalls[-1]
     room = 1.0 - WIDER * len(run.learned.shortfalls)
@@ -136,7 +151,8 @@ def mildest_fitting_split(run: Run, *, last_resort: bool = True) -> ExecutionPla
 
 
 def _rungs(run: Run, leaner: Sequence[Run]) -> Iterator[Run]:
-    """One saving after the other, for a container that was killed: that doesn't say in which phase."""
+    """One saving after the other, for a container that was killed: that doesn't say in which
+    phase."""
     at_once = [one for one in leaner if one.setup.generation_batch == run.setup.generation_batch]
     yield from (one for one in at_once if one.plan.micro_batch == run.plan.micro_batch)
     yield from at_once[-1:]
@@ -144,7 +160,8 @@ def _rungs(run: Run, leaner: Sequence[Run]) -> Iterator[Run]:
 
 
 def leaner_splits(run: Run) -> Iterator[dict[str, object]]:
-    """All leaner splits of the same batch that the spec's pins allow, mildest first, the leanest last."""
+    """All leaner splits of the same batch that the spec's pins allow, mildest first, the leanest
+    last."""
     for engine in _engines(run):
         yield from _splits(run, engine)
 
@@ -167,7 +184,8 @@ def _sampling(engine: EnginePlan, at_once: int) -> EnginePlan:
 
 
 def _splits(run: Run, engine: EnginePlan | None) -> Iterator[dict[str, object]]:
-    """The splits with one engine: ever fewer completions generated at a time, and for each ever leaner updates."""
+    """The splits with one engine: ever fewer completions generated at a time, and for each ever
+    leaner updates."""
     plan = run.plan
     step_share = plan.micro_batch * plan.gradient_accumulation
     generated = plan.micro_batch * plan.steps_per_generation
@@ -200,9 +218,11 @@ def _splits(run: Run, engine: EnginePlan | None) -> Iterator[dict[str, object]]:
 
 
 def _micro_batch_sizes(run: Run, step_share: int) -> list[int]:
-    """Micro-batches that divide a process's share of a step, from the plan's down; only the plan's where it is fixed.
+    """Micro-batches that divide a process's share of a step, from the plan's down; only the plan's
+    where it is fixed.
 
-    The bnpo loss averages over the tokens of a micro-batch, so another size would train something else.
+    The bnpo loss averages over the tokens of a micro-batch, so another size would train something
+    else.
     """
     plan = run.plan
     training = run.spec.training
@@ -212,7 +232,8 @@ def _micro_batch_sizes(run: Run, step_share: int) -> list[int]:
 
 
 def _has_fixed_size(run: Run, engine: EnginePlan | None) -> bool:
-    """True for an engine that takes no less memory with fewer completions: its GPUs, or its share, are its own."""
+    """True for an engine that takes no less memory with fewer completions: its GPUs, or its share,
+    are its own."""
     if engine is None:
         return False
     return engine.kind == "Servers" or run.spec.generation.memory_share is not None
@@ -227,16 +248,33 @@ def _told(before: Run, after: Run) -> ExecutionPlan:
     sentences = list(_differences(before.plan, plan))
     if plan.memory:
         phases = MemoryPhases(**after.prediction.phases)
-        device = {"phases": phases, "peak_phase": after.prediction.peak_phase, "device_bytes": after.device_bytes}
-        host = max(raised, plan.memory.host_bytes_per_node)  # offloaded gradients that accumulate take some, too
+        device = {
+            "phases": phases,
+            "peak_phase": after.prediction.peak_phase,
+            "device_bytes": after.device_bytes,
+        }
+        host = max(
+            raised, plan.memory.host_bytes_per_node
+        )  # offloaded gradients that accumulate take some, too
         device |= {"peak_allocated_bytes": after.prediction.peak, "host_bytes_per_node": host}
         changes["memory"] = plan.memory.model_copy(update=device)
-        changes |= {"estimated_step_seconds": round(after.step_seconds, 2), "reason": _reason(after)}
+        changes |= {
+            "estimated_step_seconds": round(after.step_seconds, 2),
+            "reason": _reason(after),
+        }
     if after.demand.pod_memory is None and raised > plan.host_memory_bytes:
         changes["host_memory_bytes"] = raised
-        sentences.append(f"asks for {gib(raised)} of host memory per pod instead of {gib(plan.host_memory_bytes)}")
-    why = f"after OutOfMemory at {last.where} in attempt {last.attempt}, which needed {gib(last.needed_bytes)} or more"
-    sentence = f"{why}: {'; '.join(sentences) or 'nothing that the spec leaves open would lower it'}"
+        sentences.append(
+            f"asks for {gib(raised)} of host memory per pod instead of "
+            f"{gib(plan.host_memory_bytes)}"
+        )
+    why = (
+        f"after OutOfMemory at {last.where} in attempt {last.attempt}, which needed "
+        f"{gib(last.needed_bytes)} or more"
+    )
+    sentence = (
+        f"{why}: {'; '.join(sentences) or 'nothing that the spec leaves open would lower it'}"
+    )
     changes["changes"] = [*plan.changes, sentence][-16:]
     changes["engine"] = after.sized_engine
     return plan.model_copy(update=changes)
@@ -244,7 +282,9 @@ def _told(before: Run, after: Run) -> ExecutionPlan:
 
 def _reason(run: Run) -> str:
     """Why the new plan, in a sentence with its numbers."""
-    numbers = needs_message(run.device_bytes, run.usable_bytes, run.prediction.peak_phase, run.step_seconds)
+    numbers = needs_message(
+        run.device_bytes, run.usable_bytes, run.prediction.peak_phase, run.step_seconds
+    )
     return f"{plan_name(run.plan)}, with less memory per GPU than before: {numbers}"
 
 
@@ -261,7 +301,8 @@ def _differences(old: ExecutionPlan, new: ExecutionPlan) -> Iterator[str]:
         whole = old.micro_batch * old.steps_per_generation
         yield (
             f"generates {new.generation_sub_batch} completions at a time instead of "
-            f"{old.generation_sub_batch or whole}, which draws other samples of the same distribution"
+            f"{old.generation_sub_batch or whole}, which draws other samples of the same "
+            "distribution"
         )
 
 
@@ -269,10 +310,16 @@ def _engine_differences(old: EnginePlan | None, new: EnginePlan | None) -> Itera
     if old is None:
         return
     if new is None:
-        yield "generates by Transformers instead of an engine, which draws other samples of the same distribution"
+        yield (
+            "generates by Transformers instead of an engine, which draws other samples of the "
+            "same distribution"
+        )
         return
     if new.max_sequences != old.max_sequences:
-        yield f"the engine samples {new.max_sequences} completions at a time instead of {old.max_sequences}"
+        yield (
+            f"the engine samples {new.max_sequences} completions at a time instead of "
+            f"{old.max_sequences}"
+        )
     if new.sleep and not old.sleep:
         yield "the engine sleeps while the policy is trained"
 
@@ -291,15 +338,20 @@ def split_name(plan: ExecutionPlan) -> str:
         sampled = f"{plan.engine.max_sequences} sampled at a time by {sampler_name(plan)}"
     checkpointing = "with" if plan.gradient_checkpointing else "without"
     return (
-        f"{plan.method} {sharded} on {count} x {what}, micro-batch {plan.micro_batch}, {checkpointing} "
+        f"{plan.method} {sharded} on {count} x {what}, micro-batch {plan.micro_batch}, "
+        f"{checkpointing} "
         f"checkpointing, {sampled}"
     )[:256]
 
 
 def shortage_message(run: Run) -> str:
-    """Return sentences on the plans that ran out of memory and on the hardware that would be enough."""
+    """Return sentences on the plans that ran out of memory and on the hardware that would be
+    enough."""
     tried = "; ".join(map(_shortfall_message, run.learned.shortfalls))
-    return f"ran out of memory with {plural(len(run.learned.shortfalls), 'plan')} ({tried}). {_would_do(run)}"
+    return (
+        f"ran out of memory with {plural(len(run.learned.shortfalls), 'plan')} ({tried}). "
+        f"{_would_do(run)}"
+    )
 
 
 def _shortfall_message(shortfall: Shortfall) -> str:
@@ -315,11 +367,23 @@ def _would_do(run: Run) -> str:
     if run.learned.shortfalls[-1].where == HOST:
         processes = run.plan.processes_per_node
         needed = gib(HOST_RISE * max(leanest.host_bytes, leanest.host_limit) * processes)
-        return f"{needed} of host memory per pod would probably do: set spec.resources.limits.memory and requests to it"
-    holding = [(product.memory_mib, name) for name, product in table().items() if _holds(leanest.device_bytes, product)]
+        return (
+            f"{needed} of host memory per pod would probably do: set "
+            "spec.resources.limits.memory and requests to it"
+        )
+    holding = [
+        (product.memory_mib, name)
+        for name, product in table().items()
+        if _holds(leanest.device_bytes, product)
+    ]
     smallest = min(holding, default=None)
-    product = f", such as {smallest[1]}" if smallest else "; no known product has so much, so more GPUs"
-    return f"The same number of GPUs with {gib(leanest.device_bytes)} usable each would do{product} (spec.placement)"
+    product = (
+        f", such as {smallest[1]}" if smallest else "; no known product has so much, so more GPUs"
+    )
+    return (
+        f"The same number of GPUs with {gib(leanest.device_bytes)} usable each would "
+        f"do{product} (spec.placement)"
+    )
 
 
 def _holds(needed: int, product: Product) -> bool:

@@ -1,12 +1,13 @@
-"""Evaluates a given plan of a job, and adapts the plan of a resumed run to a spec that has changed since.
+"""Evaluates a given plan of a job, and adapts the plan of a resumed run to a spec that has changed
+since.
 
-The search goes from a job to plans. This module goes the other way: for one plan, or one that differs a little from it,
-it computes memory per phase, host memory and seconds per step.
+The search goes from a job to plans. This module goes the other way: for one plan, or one that
+differs a little from it, it computes memory per phase, host memory and seconds per step.
 
-A resumed run keeps its split of work, maybe on other nodes. A checkpoint requires the number of processes, the split of
-the batch, the method and the ZeRO stage that it was made with. Placement, resource requests and the engine that samples
-completions follow the current spec, since they are no part of a checkpoint. Where the spec excludes the plan, the error
-names the field to change back.
+A resumed run keeps its split of work, maybe on other nodes. A checkpoint requires the number of
+processes, the split of the batch, the method and the ZeRO stage that it was made with. Placement,
+resource requests and the engine that samples completions follow the current spec, since they are no
+part of a checkpoint. Where the spec excludes the plan, the error names the field to change back.
 """
 
 from collections.abc import Iterator
@@ -100,13 +101,19 @@ class Run:
         if plan.kind == "Colocated":
             share = int((self.spec.generation.memory_share or 0) * self.usable_bytes)
         engine = engine_of(
-            self.demand, plan.kind, plan.tensor_parallel, sleeps=plan.sleep, replicas=plan.replicas, share=share
+            self.demand,
+            plan.kind,
+            plan.tensor_parallel,
+            sleeps=plan.sleep,
+            replicas=plan.replicas,
+            share=share,
         )
         return replace(engine, most_sequences=plan.max_sequences)
 
     @property
     def sized_engine(self) -> EnginePlan | None:
-        """The plan's engine with the numbers that follow from the plan as it is; one with GPUs of its own stays."""
+        """The plan's engine with the numbers that follow from the plan as it is; one with GPUs of
+        its own stays."""
         engine = self.plan.engine
         setup = self.setup
         if engine is None or setup.engine is None or engine.kind == "Servers":
@@ -117,7 +124,8 @@ class Run:
         return engine_plan(self.demand.shape, setup, self.usable_bytes, sync=sync, servers=None)
 
     def with_engine(self, engine: Engine | None, servers: Pool | None) -> "Run":
-        """The same split with another engine, which samples as many at a time as fit, and what that takes.
+        """The same split with another engine, which samples as many at a time as fit, and what that
+        takes.
 
         Args:
             engine: None for Transformers.
@@ -148,7 +156,8 @@ class Run:
         return replace(self, plan=plan)._renumbered(self.setup)
 
     def _published(self, setup: Setup, servers: Pool | None) -> EnginePlan:
-        """The engine of a setup as the plan publishes it, before it is known how long a sync takes."""
+        """The engine of a setup as the plan publishes it, before it is known how long a sync
+        takes."""
         if self.plan.accelerator == "CPU":
             return cpu_engine_plan(self.demand.shape, setup, self.plan.host_memory_bytes)
         own_pool = None
@@ -158,7 +167,8 @@ class Run:
         return engine_plan(self.demand.shape, setup, usable, sync=None, servers=own_pool)
 
     def _renumbered(self, before: Setup) -> "Run":
-        """The same with the memory and the time that follow from its plan; `before` is what it was made of."""
+        """The same with the memory and the time that follow from its plan; `before` is what it was
+        made of."""
         plan = self.plan
         pods = self.plan.processes_per_node
         if plan.memory is None:
@@ -176,7 +186,9 @@ class Run:
             }
         )
         seconds = round(self.step_seconds, 2)
-        return self.with_plan(memory=memory, estimated_step_seconds=seconds, engine=self.sized_engine)
+        return self.with_plan(
+            memory=memory, estimated_step_seconds=seconds, engine=self.sized_engine
+        )
 
     @property
     def _at_once(self) -> int:
@@ -191,7 +203,9 @@ class Run:
     def prediction(self) -> Prediction:
         """Of one GPU, with what was learned."""
         demand = self.demand
-        return demand.correct_prediction(predict(demand.shape, self.setup, demand.reward_bytes, demand.scoring_bytes))
+        return demand.correct_prediction(
+            predict(demand.shape, self.setup, demand.reward_bytes, demand.scoring_bytes)
+        )
 
     @property
     def step_seconds(self) -> float:
@@ -210,7 +224,8 @@ class Run:
         return step_time(self.demand.shape, self.setup, trained, plan.nodes, calls, servers=servers)
 
     def _hardware(self, label: str, resource: str) -> Product:
-        """The plan's GPUs as their nodes describe them; as the table of products does where no node has them now."""
+        """The plan's GPUs as their nodes describe them; as the table of products does where no node
+        has them now."""
         nodes = with_measured_links(self.inventory, self.learned.links).without_usage
         trainer_pools, _ = build_pools(nodes, self.spec)
         for pool in trainer_pools + server_pools(nodes, self.spec):
@@ -247,7 +262,8 @@ class Run:
         return (limit or 0) // self.plan.processes_per_node
 
     def may_fit(self, room: float = 1.0) -> bool:
-        """Return True if the plan fits into the share `room` of the memory, with what was learned."""
+        """Return True if the plan fits into the share `room` of the memory, with what was
+        learned."""
         if self.plan.accelerator == "CPU":
             return not self.host_limit or self.host_bytes <= self.host_limit * room
         return self.device_bytes <= self.usable_bytes * room
@@ -258,7 +274,8 @@ class Run:
 
 
 class PlanExcluded(ValueError):
-    """The spec excludes the plan that the run's checkpoints need; the message says what to change back."""
+    """The spec excludes the plan that the run's checkpoints need; the message says what to change
+    back."""
 
 
 def refit(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:
@@ -268,9 +285,13 @@ def refit(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> Execu
         PlanExcluded: the spec's placement leaves no room for it.
     """
     if contradictions := list(_contradictions(plan, spec)):
-        extent = f"{plural(plan.nodes, 'node')} with {plural(plan.processes_per_node, 'process')} each"
+        extent = (
+            f"{plural(plan.nodes, 'node')} with {plural(plan.processes_per_node, 'process')} each"
+        )
         changes = "; ".join(contradictions)
-        raise PlanExcluded(f"the run goes on from checkpoints of {extent}, and resumes only so: {changes}")
+        raise PlanExcluded(
+            f"the run goes on from checkpoints of {extent}, and resumes only so: {changes}"
+        )
     placed = _with_engine(_on_product(plan, spec, inventory), spec, inventory)
     return _with_requests(placed, spec, inventory)
 
@@ -291,14 +312,17 @@ def _contradictions(plan: ExecutionPlan, spec: GRPOJobSpec) -> Iterator[str]:
 
 
 def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:
-    """The plan on the first GPUs of the wanted product that can run it; it stays where the spec lets it."""
+    """The plan on the first GPUs of the wanted product that can run it; it stays where the spec
+    lets it."""
     wanted = spec.placement.gpu_product
     if plan.accelerator == "CPU" or plan.gpu_product.startswith(wanted or ""):
         return plan
     pools, left_out = build_pools(inventory.without_usage, spec)
     for pool in pools:
         if not _lacks(plan, pool):
-            memory = plan.memory and plan.memory.model_copy(update={"usable_bytes": pool.usable_bytes})
+            memory = plan.memory and plan.memory.model_copy(
+                update={"usable_bytes": pool.usable_bytes}
+            )
             return plan.model_copy(
                 update={
                     "gpu_product": pool.label,
@@ -313,8 +337,10 @@ def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) ->
     problems = {f"{pool.gpu_name} {_lacks(plan, pool)}" for pool in pools}
     why = "; ".join([*sorted(problems), *left_out])
     raise PlanExcluded(
-        f"spec.placement.gpuProduct {wanted}: the run goes on from checkpoints of {plan.gpus} x {plan.gpu_product} on "
-        f"{plural(plan.nodes, 'node')}, and {why or 'no node has such GPUs'}: change it, or set it back to "
+        f"spec.placement.gpuProduct {wanted}: the run goes on from checkpoints of {plan.gpus} x "
+        f"{plan.gpu_product} on "
+        f"{plural(plan.nodes, 'node')}, and {why or 'no node has such GPUs'}: change it, or set "
+        "it back to "
         f"{plan.gpu_product}"
     )
 
@@ -342,8 +368,10 @@ def _with_engine(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -
     if spec.generation.engine == "Auto":
         return plan
     raise PlanExcluded(
-        f"spec.generation.engine {spec.generation.engine}: beside the split that the run goes on with, on "
-        f"{plan.gpus} x {plan.gpu_product}, there is no room for it: set it to Auto, or to what it was"
+        f"spec.generation.engine {spec.generation.engine}: beside the split that the run goes on "
+        "with, on "
+        f"{plan.gpus} x {plan.gpu_product}, there is no room for it: set it to Auto, or to what "
+        "it was"
     )
 
 
@@ -375,7 +403,10 @@ def _lacks(plan: ExecutionPlan, pool: Pool) -> str:
     if needs_bfloat16 and not pool.hardware.has_bfloat16:
         return "has no bfloat16"
     if plan.memory and plan.memory.device_bytes > pool.usable_bytes:
-        return f"has {gib(pool.usable_bytes)} per GPU, where {gib(plan.memory.device_bytes)} are needed"
+        return (
+            f"has {gib(pool.usable_bytes)} per GPU, where {gib(plan.memory.device_bytes)} are "
+            "needed"
+        )
     wide_nodes = sum(count for room, count in pool.rooms if room.gpus >= plan.gpus_per_node)
     if wide_nodes >= plan.nodes:
         return ""
@@ -383,7 +414,8 @@ def _lacks(plan: ExecutionPlan, pool: Pool) -> str:
 
 
 def _with_requests(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:
-    """The plan with the memory and the disk that a pod asks for: the spec's requests, or what was predicted."""
+    """The plan with the memory and the disk that a pod asks for: the spec's requests, or what was
+    predicted."""
     wanted = {
         "host_memory_bytes": _memory(plan, spec),
         "ephemeral_storage_bytes": disk_request(spec, reported=inventory.reports_disk),

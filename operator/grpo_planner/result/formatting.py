@@ -1,4 +1,5 @@
-"""How the planner's sentences and tables write things: counts with their noun, bytes in GiB, how a model is sharded."""
+"""How the planner's sentences and tables write things: counts with their noun, bytes in GiB, how a
+model is sharded."""
 
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.text.quantity import GIB
@@ -34,11 +35,14 @@ def plan_name(plan: ExecutionPlan) -> str:
 
 def needs_message(device: float, usable: float, phase: str, seconds: float) -> str:
     """What a plan needs of each GPU, in bytes, and how long a step takes."""
-    return f"needs {gib(device)} of {gib(usable)} per GPU at {phase}, about {seconds:.1f} s per step"
+    return (
+        f"needs {gib(device)} of {gib(usable)} per GPU at {phase}, about {seconds:.1f} s per step"
+    )
 
 
 def engine_name(kind: str, gpus: int, *, sleeps: bool, engines: int = 0) -> str:
-    """An engine: `vLLM Colocated over 2 GPUs, asleep while training`, or with their number `vLLM Servers, 2 engines`.
+    """An engine: `vLLM Colocated over 2 GPUs, asleep while training`, or with their number `vLLM
+    Servers, 2 engines`.
 
     Args:
         kind: where it is.

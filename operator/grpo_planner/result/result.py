@@ -1,4 +1,5 @@
-"""PlanResult: the planner's whole answer, as `grpo plan -o json` prints it; docs/plan-schema.json is its schema."""
+"""PlanResult: the planner's whole answer, as `grpo plan -o json` prints it; docs/plan-schema.json
+is its schema."""
 
 from enum import StrEnum
 from typing import Literal
@@ -29,8 +30,9 @@ class Rejection(Model):
     """Why a candidate was not chosen."""
 
     reason: Literal["DeviceMemory", "HostMemory", "Slower", "NoBetter", "NotNeeded"]
-    """DeviceMemory and HostMemory: it does not fit. Slower, NoBetter: the objective prefers another. NotNeeded: it
-    would train an adapter only, or keep moments in 8 bits, and that is not needed to fit."""
+    """DeviceMemory and HostMemory: it does not fit. Slower, NoBetter: the objective prefers
+    another. NotNeeded: it would train an adapter only, or keep moments in 8 bits, and that is not
+    needed to fit."""
     message: str
     """The same with its numbers, as a sentence fragment."""
     phase: str = ""
@@ -63,7 +65,8 @@ class Change(Model):
 
 
 class Fix(Model):
-    """Changes of the spec, one or two, after which the job can be planned; verified by planning it."""
+    """Changes of the spec, one or two, after which the job can be planned; verified by planning
+    it."""
 
     changes: list[Change]
     """What to change, all of it together."""
@@ -72,7 +75,8 @@ class Fix(Model):
 
 
 class Hardware(Model):
-    """The smallest hardware that would do, by GPU memory in all; verified by planning the job on it."""
+    """The smallest hardware that would do, by GPU memory in all; verified by planning the job on
+    it."""
 
     nodes: int
     """Nodes."""
@@ -104,19 +108,24 @@ class PlanResult(Model):
     changes: list[str] = []
     """What differs from what the user might expect to be trained."""
     fixes: list[Fix] = []
-    """When nothing fits: the three cheapest changes that would make it fit, or the cheapest two together."""
+    """When nothing fits: the three cheapest changes that would make it fit, or the cheapest two
+    together."""
     hardware: Hardware | None = None
-    """When nothing fits: the smallest hardware that would do; null where none that is looked at does."""
+    """When nothing fits: the smallest hardware that would do; null where none that is looked at
+    does."""
     architecture: Literal["Exact", "Catalogue", "Estimated"] | None = None
     """Where the model's shape came from; null when it is unknown."""
 
     def with_disk_request(self, disk: int) -> "PlanResult":
-        """Return the result with every plan's pods requesting `disk` bytes of ephemeral storage; 0 changes nothing."""
+        """Return the result with every plan's pods requesting `disk` bytes of ephemeral storage; 0
+        changes nothing."""
         if not (disk and self.chosen):
             return self
         change = {"ephemeral_storage_bytes": disk}
         candidates = [one.model_copy(update=change) for one in self.candidates]
-        return self.model_copy(update={"chosen": self.chosen.model_copy(update=change), "candidates": candidates})
+        return self.model_copy(
+            update={"chosen": self.chosen.model_copy(update=change), "candidates": candidates}
+        )
 
 
 class SpecRejected(ValueError):

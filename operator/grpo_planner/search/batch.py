@@ -1,7 +1,7 @@
 """Splits the global batch of one step over processes, micro-batches and generation calls.
 
-TRL wants world * per_device_train_batch_size * gradient_accumulation_steps to be exactly one step's completions:
-arithmetic on whole numbers, done here.
+TRL wants world * per_device_train_batch_size * gradient_accumulation_steps to be exactly one step's
+completions: arithmetic on whole numbers, done here.
 """
 
 from math import ceil
@@ -20,13 +20,15 @@ def step_completions(spec: GRPOJobSpec) -> int:
 
 
 def generations_ahead(spec: GRPOJobSpec) -> int:
-    """Optimizer steps that one generation batch feeds: 1 unless generationBatchSize asks for more, in whole steps."""
+    """Optimizer steps that one generation batch feeds: 1 unless generationBatchSize asks for more,
+    in whole steps."""
     size = spec.training.generation_batch_size
     return 1 if size is None else size // step_completions(spec)
 
 
 def updates_per_generation(spec: GRPOJobSpec) -> int:
-    """Optimizer steps taken on one generation batch: those that it feeds, each numIterations times."""
+    """Optimizer steps taken on one generation batch: those that it feeds, each numIterations
+    times."""
     return generations_ahead(spec) * spec.training.num_iterations
 
 
@@ -37,7 +39,8 @@ def divisors(number: int) -> list[int]:
 
 
 def accumulation(spec: GRPOJobSpec, world: int, micro_batch: int) -> int:
-    """Micro-batches of one optimizer step on each of `world` processes; `world * micro_batch` must divide the step."""
+    """Micro-batches of one optimizer step on each of `world` processes; `world * micro_batch` must
+    divide the step."""
     return step_completions(spec) // (world * micro_batch)
 
 
@@ -47,12 +50,14 @@ def generation_share(spec: GRPOJobSpec, world: int) -> int:
 
 
 def generate_calls(spec: GRPOJobSpec, world: int, at_once: int) -> float:
-    """Calls of generate per optimizer step, `at_once` completions each; below 1 where one batch feeds several steps."""
+    """Calls of generate per optimizer step, `at_once` completions each; below 1 where one batch
+    feeds several steps."""
     return ceil(generation_share(spec, world) / at_once) / updates_per_generation(spec)
 
 
 def micro_batches(spec: GRPOJobSpec, world: int) -> list[int]:
-    """Micro-batch sizes up to MOST_SEQUENCES that divide one process's share; only the pinned one when it is pinned.
+    """Micro-batch sizes up to MOST_SEQUENCES that divide one process's share; only the pinned one
+    when it is pinned.
 
     Empty when one step can't be split over `world` processes at all.
     """
@@ -66,7 +71,8 @@ def micro_batches(spec: GRPOJobSpec, world: int) -> list[int]:
 
 
 def indivisible(spec: GRPOJobSpec, world: int, where: str) -> SpecRejected:
-    """Why `world` processes can't share the batch, with the next batch that they can; `where` names the processes."""
+    """Why `world` processes can't share the batch, with the next batch that they can; `where` names
+    the processes."""
     training, step = spec.training, step_completions(spec)
     unit = world * (training.per_device_train_batch_size or 1)
     pinned = f" with perDeviceTrainBatchSize {unit // world}" if unit != world else ""
@@ -77,7 +83,9 @@ def indivisible(spec: GRPOJobSpec, world: int, where: str) -> SpecRejected:
     )
     return SpecRejected(
         PlanReason.INVALID_BATCH_SPLIT,
-        f"spec.training.promptsPerStep {training.prompts_per_step} * numGenerations {training.num_generations} = "
-        f"{step} completions per step can't be split over {where}{pinned}: it must be a multiple of {unit}; "
+        f"spec.training.promptsPerStep {training.prompts_per_step} * numGenerations "
+        f"{training.num_generations} = "
+        f"{step} completions per step can't be split over {where}{pinned}: it must be a multiple "
+        f"of {unit}; "
         f"set spec.training.promptsPerStep to {prompts}",
     )

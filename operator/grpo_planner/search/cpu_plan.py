@@ -1,7 +1,7 @@
 """Plans jobs with placement.accelerator CPU: small models and tests, one plan, no search.
 
-A CPU job has no device to fit: only the split of the batch and the pod's memory request are to be found. A vLLM engine
-is no faster there, so it has one only where the spec asks for it.
+A CPU job has no device to fit: only the split of the batch and the pod's memory request are to be
+found. A vLLM engine is no faster there, so it has one only where the spec asks for it.
 """
 
 from dataclasses import replace
@@ -37,7 +37,9 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
     world = nodes * processes
     sizes = micro_batches(spec, world)
     if not sizes:
-        raise indivisible(spec, world, f"{plural(nodes, 'node')} with {plural(processes, 'process')} each")
+        raise indivisible(
+            spec, world, f"{plural(nodes, 'node')} with {plural(processes, 'process')} each"
+        )
     setup = replace(cpu_setup(spec, method, world, sizes[-1]), engine=cpu_engine(demand))
     memory = whole_mib(demand.pod_memory or processes * cpu_process_bytes(demand, setup))
     sampled = f", completions by vLLM {setup.engine.kind}" if setup.engine else ""
@@ -66,7 +68,9 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         engine=engine,
         export_bytes=export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export),
         save_every_steps=spec.checkpoint.every_steps,
-        reason=f"accelerator CPU: {extent}, {setup.precision}, reference {method.strategy}{sampled}",
+        reason=(
+            f"accelerator CPU: {extent}, {setup.precision}, reference {method.strategy}{sampled}"
+        ),
         warnings=[*demand.notes, *engine_warnings(demand, setup)],
     )
 
@@ -85,7 +89,8 @@ def cpu_method(spec: GRPOJobSpec) -> Method:
 
 
 def cpu_setup(spec: GRPOJobSpec, method: Method, world: int, micro_batch: int) -> Setup:
-    """The settings of a CPU job: nothing is saved that isn't asked for, since host memory can be asked for."""
+    """The settings of a CPU job: nothing is saved that isn't asked for, since host memory can be
+    asked for."""
     lora_rank = spec.adapter.rank if method.lora else 0
     return Setup(
         precision="bfloat16" if spec.training.dtype == "bfloat16" else "float32",

@@ -1,7 +1,9 @@
-"""The curve of GPUs against time: what every number of GPUs would give, and which of them the objective takes.
+"""The curve of GPUs against time: what every number of GPUs would give, and which of them the
+objective takes.
 
 A plan names one number of GPUs; whether it is a good one shows only beside the others. Called as
-`Planner(spec, facts=facts, learned=learned).curve(inventory)`, which resolves the model as for a plan.
+`Planner(spec, facts=facts, learned=learned).curve(inventory)`, which resolves the model as for a
+plan.
 """
 
 from dataclasses import dataclass
@@ -40,11 +42,16 @@ class Size:
 
 
 def curve(search: Search) -> list[Size]:
-    """One Size for each number of GPUs that something fits on and that splits the batch, fewest first."""
+    """One Size for each number of GPUs that something fits on and that splits the batch, fewest
+    first."""
     spec = search.demand.spec
     taken = choose(search.fitting(), spec.placement.objective)
     return [
-        _size(option, spec.training.max_steps, chosen=taken is not None and option.place.world == taken.place.world)
+        _size(
+            option,
+            spec.training.max_steps,
+            chosen=taken is not None and option.place.world == taken.place.world,
+        )
         for option in search.sizes()
     ]
 

@@ -46,13 +46,20 @@ class Demand:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about where the shapes came from, and of settings that do half of what is meant."""
-        told = [model.note for model in (self.model, *(model for _, model in self.scorers)) if model.note]
+        """What the user should know about where the shapes came from, and of settings that do half
+        of what is meant."""
+        told = [
+            model.note
+            for model in (self.model, *(model for _, model in self.scorers))
+            if model.note
+        ]
         training = self.spec.training
         if training.importance_sampling_level == "sequence" and training.loss_type != "grpo":
             told.append(
-                f"importanceSamplingLevel sequence with lossType {training.loss_type} is not GSPO, whose loss is the "
-                "mean over sequences; set spec.training.lossType to grpo for that, and epsilon to about 3e-4"
+                f"importanceSamplingLevel sequence with lossType {training.loss_type} is not "
+                "GSPO, whose loss is the "
+                "mean over sequences; set spec.training.lossType to grpo for that, and epsilon to "
+                "about 3e-4"
             )
         return [*told, *filter(None, [disk_note(self.spec, self.shape)])]
 
@@ -63,7 +70,8 @@ class Demand:
 
     @cached_property
     def margin(self) -> float:
-        """Share of the allocated bytes kept free; wider for estimated shapes and for experts, whose routing varies."""
+        """Share of the allocated bytes kept free; wider for estimated shapes and for experts, whose
+        routing varies."""
         return MARGIN["Estimated" if self.shape.experts else self.model.source]
 
     def device_bytes(self, prediction: Prediction, world: int) -> int:
@@ -91,7 +99,10 @@ class Demand:
         """placement.gpus.min, and at least one per node; all GPUs of nodes that are declared."""
         if declared := self.spec.placement.declared_gpus:
             return declared
-        return max(self.spec.placement.gpus.min if self.spec.placement.gpus else 1, self.spec.placement.nodes or 1)
+        return max(
+            self.spec.placement.gpus.min if self.spec.placement.gpus else 1,
+            self.spec.placement.nodes or 1,
+        )
 
     @property
     def pod_cpu(self) -> float | None:
@@ -107,7 +118,8 @@ class Demand:
 
     @property
     def most_memory(self) -> int | None:
-        """Host memory that one pod may use, in bytes: its limit; without one its request, as more is not promised."""
+        """Host memory that one pod may use, in bytes: its limit; without one its request, as more
+        is not promised."""
         limit = self.spec.resources.limits.get("memory")
         return self.pod_memory if limit is None else quantity_bytes(limit)
 
@@ -123,7 +135,10 @@ class Demand:
     @cached_property
     def reward_bytes(self) -> int:
         """Weights of all reward models: every process has them whole, in their own dtype."""
-        return sum(model.shape.parameters * (2 if reward.dtype == "bfloat16" else 4) for reward, model in self.scorers)
+        return sum(
+            model.shape.parameters * (2 if reward.dtype == "bfloat16" else 4)
+            for reward, model in self.scorers
+        )
 
     @cached_property
     def scoring_bytes(self) -> int:
@@ -146,7 +161,8 @@ class Demand:
     def precision(self, method: Method, hardware: Product) -> Precision | None:
         """Dtypes of a method on a GPU; None when a pinned bfloat16 is not to be had.
 
-        Full training without ZeRO keeps float32 weights under autocast: in bfloat16 weights, small updates round away.
+        Full training without ZeRO keeps float32 weights under autocast: in bfloat16 weights, small
+        updates round away.
         """
         pinned = self.spec.training.dtype
         if not hardware.has_bfloat16:
@@ -163,15 +179,22 @@ def positions(config: Mapping[str, Any] | None) -> int:
     return int(text.get("max_position_embeddings") or 0)
 
 
-def build_demand(spec: GRPOJobSpec, model: ResolvedModel, longest: int = 0, learned: Learned | None = None) -> Demand:
-    """The demand of a job whose policy has been resolved; `longest` is the sequence that it was made for,
-    `learned` what earlier attempts found of its memory.
+def build_demand(
+    spec: GRPOJobSpec, model: ResolvedModel, longest: int = 0, learned: Learned | None = None
+) -> Demand:
+    """The demand of a job whose policy has been resolved; `longest` is the sequence that it was
+    made for, `learned` what earlier attempts found of its memory.
 
     Raises:
         SpecRejected: a reward model's size is unknown.
     """
     scorers = (
-        (reward.model, by_name_and_size(reward.model.name, reward.model.parameters, f"spec.rewards[{index}].model"))
+        (
+            reward.model,
+            by_name_and_size(
+                reward.model.name, reward.model.parameters, f"spec.rewards[{index}].model"
+            ),
+        )
         for index, reward in enumerate(spec.rewards)
         if reward.model
     )

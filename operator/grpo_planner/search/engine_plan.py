@@ -20,13 +20,15 @@ from .engines import OWN_SHARE
 LEAST_SHARE = 0.001
 """Shares are rounded up to a multiple of it."""
 CPU_ENGINE_POD = round(1.5 * GIB)
-"""Host memory of an engine's pod on CPUs without weights and cache: a process with torch and vLLM takes 1.1 GiB
-(measured, vLLM 0.30), and serving some."""
+"""Host memory of an engine's pod on CPUs without weights and cache: a process with torch and vLLM
+takes 1.1 GiB (measured, vLLM 0.30), and serving some."""
 GPU_ENGINE_POD = 2 * GIB
 """The same on GPUs, beside a process for each of them (assumed)."""
 
 
-def engine_plan(shape: Shape, setup: Setup, usable: int, *, sync: float | None, servers: Pool | None) -> EnginePlan:
+def engine_plan(
+    shape: Shape, setup: Setup, usable: int, *, sync: float | None, servers: Pool | None
+) -> EnginePlan:
     """The engine of a setup on GPUs.
 
     Args:
@@ -40,7 +42,8 @@ def engine_plan(shape: Shape, setup: Setup, usable: int, *, sync: float | None, 
     fields = sizes(shape, setup) | {"sync_seconds": None if sync is None else round(sync, 2)}
     if servers:
         fields |= {
-            "replicas": engine.replicas, "gpus_per_replica": engine.tensor_parallel, "gpu_product": servers.label,
+            "replicas": engine.replicas, "gpus_per_replica": engine.tensor_parallel,
+            "gpu_product": servers.label,
             "gpu_hour_price": servers.price or None, "gpu_resource": servers.resource,
             "node_selector": dict(servers.selector),
             "host_memory_bytes": whole_mib(GPU_ENGINE_POD + engine.tensor_parallel * PROCESS),
@@ -88,25 +91,39 @@ def engine_warnings(demand: Demand, setup: Setup) -> list[str]:
     sentences, training, kind = [], demand.spec.training, demand.model.model_type
     if kind not in PROVEN_FAMILIES:
         sentences.append(
-            f"whether the weights of {f'model type {kind}' if kind else 'this model'} in an engine can be proven shows "
+            f"whether the weights of {f'model type {kind}' if kind else 'this model'} in an "
+            "engine can be proven shows "
             f"only at the start; shown for {', '.join(PROVEN_FAMILIES)}"
         )
     if not training.may_correct_engine:
         sentences.append(
-            f"spec.training.temperature {training.temperature:g} with {', '.join(training.truncation)}: no "
-            "log-probabilities of the engine's are of the distribution that the trainer computes, so TRL's importance "
-            "correction is off and guard.maxEngineMismatch can't be checked; set temperature to 1, or remove the others"
+            f"spec.training.temperature {training.temperature:g} with "
+            f"{', '.join(training.truncation)}: no "
+            "log-probabilities of the engine's are of the distribution that the trainer computes, "
+            "so TRL's importance "
+            "correction is off and guard.maxEngineMismatch can't be checked; set temperature to "
+            "1, or remove the others"
         )
     return sentences
 
 
 def sampler_name(plan: ExecutionPlan) -> str:
-    """What samples a plan's completions: `Transformers`, `vLLM Colocated over 2 GPUs, asleep while training`."""
+    """What samples a plan's completions: `Transformers`, `vLLM Colocated over 2 GPUs, asleep while
+    training`."""
     engine = plan.engine
     if engine is None:
         return "Transformers"
-    beside = f", {plural(engine.gpus, 'GPU')} {engine.gpu_product} beside the trainer's" if engine.gpus else ""
-    return engine_name(engine.kind, engine.tensor_parallel, sleeps=engine.sleep, engines=engine.replicas) + beside
+    beside = (
+        f", {plural(engine.gpus, 'GPU')} {engine.gpu_product} beside the trainer's"
+        if engine.gpus
+        else ""
+    )
+    return (
+        engine_name(
+            engine.kind, engine.tensor_parallel, sleeps=engine.sleep, engines=engine.replicas
+        )
+        + beside
+    )
 
 
 def short_sampler_name(plan: ExecutionPlan) -> str:
@@ -125,6 +142,7 @@ def engine_numbers(engine: EnginePlan) -> str:
     sync = "" if engine.sync_seconds is None else f", sync {engine.sync_seconds:.1f} s"
     return (
         f"weights {gib(engine.weights_bytes)}, cache {gib(engine.cache_bytes)} for "
-        f"{plural(engine.max_sequences, 'completion')} at a time, graphs and work space {gib(engine.graphs_bytes)}, "
+        f"{plural(engine.max_sequences, 'completion')} at a time, graphs and work space "
+        f"{gib(engine.graphs_bytes)}, "
         f"memory share {engine.memory_share:.1%}{sync} (assumed: no GPU has confirmed it)"
     )

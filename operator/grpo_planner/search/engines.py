@@ -1,7 +1,9 @@
-"""Which vLLM engines a job may have: whether any, and on the GPUs of one place which ones, in the order of preference.
+"""Which vLLM engines a job may have: whether any, and on the GPUs of one place which ones, in the
+order of preference.
 
-An engine samples several times as fast as transformers' generate, from weights that have to be proven, and takes memory
-of its own. So what is known of the model decides first, then what fits; docs/generation.md says it in full.
+An engine samples several times as fast as transformers' generate, from weights that have to be
+proven, and takes memory of its own. So what is known of the model decides first, then what fits;
+docs/generation.md says it in full.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,10 +23,11 @@ from ..result.result import PlanReason, SpecRejected
 from .demand import Demand
 
 OWN_SHARE = 0.9
-"""Share of its GPUs that an engine with GPUs of its own takes; the rest is for what vLLM's profile can't see
-(assumed)."""
+"""Share of its GPUs that an engine with GPUs of its own takes; the rest is for what vLLM's profile
+can't see (assumed)."""
 CACHE_ELEMENT = {"auto": 0, None: 0}
-"""Bytes of an element of the cache by kv_cache_dtype, 0 as of the weights; all others have one byte."""
+"""Bytes of an element of the cache by kv_cache_dtype, 0 as of the weights; all others have one
+byte."""
 BLOCK = {"GPU": 16, "CPU": 128}
 """Tokens of one block of the cache, vLLM 0.30's own."""
 TENSOR_PARALLEL = (1, 2, 4, 8, 16)
@@ -32,7 +35,8 @@ TENSOR_PARALLEL = (1, 2, 4, 8, 16)
 
 
 def why_none(demand: Demand) -> str:
-    """Why engine Auto is Transformers for a job, whatever GPUs there are; empty where it may be another."""
+    """Why engine Auto is Transformers for a job, whatever GPUs there are; empty where it may be
+    another."""
     spec, model = demand.spec, demand.model
     if spec.generation.engine == "Transformers":
         return "spec.generation.engine asks for it"
@@ -45,7 +49,10 @@ def why_none(demand: Demand) -> str:
     if model.source == "Estimated":
         return "the model's shape is only estimated"
     if model.model_type not in PROVEN_FAMILIES:
-        return f"the weights of model type {model.model_type or 'unknown'} in an engine have not been proven"
+        return (
+            f"the weights of model type {model.model_type or 'unknown'} in an engine have not "
+            "been proven"
+        )
     if spec.image:
         return "whether spec.image has vLLM is not known"
     return ""
@@ -62,28 +69,34 @@ def check(demand: Demand) -> None:
     if wanted.max_model_length and wanted.max_model_length < demand.length:
         raise SpecRejected(
             PlanReason.INVALID_COMBINATION,
-            f"spec.generation.maxModelLength {wanted.max_model_length} is less than training.maxPromptLength "
-            f"{spec.training.max_prompt_length} + maxCompletionLength {spec.training.max_completion_length} = "
+            f"spec.generation.maxModelLength {wanted.max_model_length} is less than "
+            "training.maxPromptLength "
+            f"{spec.training.max_prompt_length} + maxCompletionLength "
+            f"{spec.training.max_completion_length} = "
             f"{demand.length}: remove it, or lower one of them",
         )
     if engine in ("Colocated", "Servers") and shape.experts:
         raise SpecRejected(
             PlanReason.INVALID_COMBINATION,
-            f"spec.generation.engine {engine}: vLLM keeps layers of experts in a layout of its own, which can't be "
-            f"proven yet, and {spec.model.name} has {shape.experts} experts per layer: set it to Transformers",
+            f"spec.generation.engine {engine}: vLLM keeps layers of experts in a layout of its "
+            "own, which can't be "
+            f"proven yet, and {spec.model.name} has {shape.experts} experts per layer: set it to "
+            "Transformers",
         )
     own = wanted.servers or EngineServersSpec()
     on_gpus = spec.placement.accelerator == "GPU"
     if engine == "Servers" and on_gpus and not is_splittable(demand, own.gpus_per_replica):
         raise SpecRejected(
             PlanReason.INVALID_COMBINATION,
-            f"spec.generation.servers.gpusPerReplica {own.gpus_per_replica}: {shape.heads} heads and {shape.kv_heads} "
+            f"spec.generation.servers.gpusPerReplica {own.gpus_per_replica}: {shape.heads} heads "
+            f"and {shape.kv_heads} "
             f"key heads can't be shared by so many; {', '.join(map(str, _shareable(demand)))} can",
         )
 
 
 def is_splittable(demand: Demand, gpus: int) -> bool:
-    """Return True if `gpus` GPUs can share the model's heads; vLLM repeats key heads where there are fewer."""
+    """Return True if `gpus` GPUs can share the model's heads; vLLM repeats key heads where there
+    are fewer."""
     shape = demand.shape
     whole = shape.kv_heads % gpus == 0 or gpus % shape.kv_heads == 0
     return shape.heads % gpus == 0 and shape.intermediate % gpus == 0 and whole
@@ -97,7 +110,8 @@ class Engines:
     """The engines of one demand on the pools of one inventory."""
 
     def __init__(self, demand: Demand, others: Sequence[Pool] = ()) -> None:
-        """`others`: pools with spec.generation.servers.gpuProduct; none where servers have the trainer's product."""
+        """`others`: pools with spec.generation.servers.gpuProduct; none where servers have the
+        trainer's product."""
         self._demand, self._others = demand, others
         self._known: dict[tuple[object, ...], tuple[Engine | None, ...]] = {}
 
@@ -114,16 +128,27 @@ class Engines:
     @property
     def has_declared_servers(self) -> bool:
         """Whether Auto may choose Servers: how many is the user's to say."""
-        return self._demand.spec.generation.engine == "Auto" and bool(self._demand.spec.generation.servers)
+        return self._demand.spec.generation.engine == "Auto" and bool(
+            self._demand.spec.generation.servers
+        )
 
     def engines_to_try(self, place: Place, precision: Precision) -> tuple[Engine | None, ...]:
         """What may sample in a place, best first; None for Transformers."""
         if self.why_none:
             return (None,)
         pinned = self._demand.spec.generation.memory_share
-        key = (place.per_node, precision, place.pool if pinned or self._asks_servers else None, place.nodes)
+        key = (
+            place.per_node,
+            precision,
+            place.pool if pinned or self._asks_servers else None,
+            place.nodes,
+        )
         if key not in self._known:
-            own = self.servers(place, precision) if self._asks_servers else self.colocated_engines(place, precision)
+            own = (
+                self.servers(place, precision)
+                if self._asks_servers
+                else self.colocated_engines(place, precision)
+            )
             self._known[key] = (*own, None) if self.is_optional else tuple(own)
         return self._known[key]
 
@@ -132,13 +157,16 @@ class Engines:
         return self._demand.spec.generation.engine == "Servers"
 
     def colocated_engines(self, place: Place, precision: Precision) -> Iterator[Engine]:
-        """Engines on the processes' own GPUs: alone where that fits, else shared by neighbours on one node."""
+        """Engines on the processes' own GPUs: alone where that fits, else shared by neighbours on
+        one node."""
         wanted = self._demand.spec.generation
         share = int((wanted.memory_share or 0) * place.pool.usable_bytes)
         for gpus in TENSOR_PARALLEL:
             if place.per_node % gpus or not is_splittable(self._demand, gpus):
                 continue
-            engine = engine_of(self._demand, "Colocated", gpus, sleeps=wanted.sleep is not False, share=share)
+            engine = engine_of(
+                self._demand, "Colocated", gpus, sleeps=wanted.sleep is not False, share=share
+            )
             if not share:
                 yield engine
             elif room := self._room(engine, precision, share):
@@ -154,12 +182,16 @@ class Engines:
             yield _at_most(engine, room)
 
     def server_pool(self, place: Place) -> Pool | None:
-        """Where engines in pods of their own would be; None where there are not enough GPUs for them."""
+        """Where engines in pods of their own would be; None where there are not enough GPUs for
+        them."""
         own = self._own
         pools = self._others if own.gpu_product else [place.pool]
         if self._demand.spec.placement.provisioning == "CreatePods":
             return next(iter(pools), None)
-        return next((pool for pool in pools if _slots(pool, place, own.gpus_per_replica) >= own.replicas), None)
+        return next(
+            (pool for pool in pools if _slots(pool, place, own.gpus_per_replica) >= own.replicas),
+            None,
+        )
 
     @property
     def _own(self) -> EngineServersSpec:
@@ -172,24 +204,30 @@ class Engines:
         """What an engine takes by itself, of one completion."""
         training = self._demand.spec.training
         return Setup(
-            precision=precision, prompt=training.max_prompt_length, completion=training.max_completion_length,
+            precision=precision, prompt=training.max_prompt_length,
+            completion=training.max_completion_length,
             micro_batch=1, engine=engine,
         )  # fmt: skip
 
     def misfit(self, pools: Sequence[Pool]) -> str:
-        """Why an engine that is asked for has no place on any of these pools, in numbers; empty where it has."""
+        """Why an engine that is asked for has no place on any of these pools, in numbers; empty
+        where it has."""
         wanted, own = self._demand.spec.generation, self._own
         if wanted.engine == "Colocated" and wanted.memory_share and pools:
             usable = pools[0].usable_bytes
             return (
-                f"spec.generation.memoryShare {wanted.memory_share:g} of {gib(usable)} is too little for an engine, "
-                f"whose weights, graphs and one completion take {gib(self._least(1))}: raise or remove it"
+                f"spec.generation.memoryShare {wanted.memory_share:g} of {gib(usable)} is too "
+                "little for an engine, "
+                f"whose weights, graphs and one completion take {gib(self._least(1))}: raise or "
+                "remove it"
             )
         if wanted.engine == "Servers":
             return (
                 f"spec.generation.servers asks for {plural(own.replicas, 'engine')} with "
-                f"{plural(own.gpus_per_replica, 'GPU')} each beside the trainer's, of which one takes "
-                f"{gib(self._least(own.gpus_per_replica))} of each GPU at least: lower servers.replicas, raise "
+                f"{plural(own.gpus_per_replica, 'GPU')} each beside the trainer's, of which one "
+                "takes "
+                f"{gib(self._least(own.gpus_per_replica))} of each GPU at least: lower "
+                "servers.replicas, raise "
                 "gpusPerReplica, or set engine to Colocated"
             )
         return ""
@@ -246,7 +284,7 @@ def _at_most(engine: Engine, room: int) -> Engine:
 
 
 def _slots(pool: Pool, place: Place, gpus: int) -> int:
-    """Engines with so many GPUs each that a pool has room for beside a gang; on its own nodes as if they were cut up
-    worst."""
+    """Engines with so many GPUs each that a pool has room for beside a gang; on its own nodes as if
+    they were cut up worst."""
     there = sum(room.gpus // gpus * count for room, count in pool.rooms)
     return there - (place.nodes * -(-place.per_node // gpus) if pool is place.pool else 0)

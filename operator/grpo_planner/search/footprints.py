@@ -1,7 +1,8 @@
 """Footprints: what each way of running a job takes, whichever GPUs it would run on.
 
-Memory depends on the number of processes and the settings alone. So pools of many products share these numbers, and so
-do all the searches of one plan: on free nodes, on emptied nodes and for each fix.
+Memory depends on the number of processes and the settings alone. So pools of many products share
+these numbers, and so do all the searches of one plan: on free nodes, on emptied nodes and for each
+fix.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,12 @@ class Knobs(NamedTuple):
     @property
     def leanest(self) -> Settings:
         """Everything that saves memory."""
-        return self.gather[-1], self.generation_batch[-1], self.checkpointing[-1], self.micro_batch[-1]
+        return (
+            self.gather[-1],
+            self.generation_batch[-1],
+            self.checkpointing[-1],
+            self.micro_batch[-1],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +70,21 @@ class Variants:
     """One method on a number of processes in one precision, at every setting of its knobs."""
 
     def __init__(
-        self, of: "Footprints", world: int, method: Method, precision: Precision, engine: Engine | None
+        self,
+        of: "Footprints",
+        world: int,
+        method: Method,
+        precision: Precision,
+        engine: Engine | None,
     ) -> None:
         """Works nothing out yet."""
         self._demand, self._predictor = of.demand, of.predictor
         self._world, self._method, self._precision, self.engine = world, method, precision, engine
         self._knobs = of.knobs(world, gathers=method.zero == 3 and engine is None)
         if engine:
-            self._knobs = self._knobs._replace(generation_batch=_sampled_at_a_time(self._knobs, engine))
+            self._knobs = self._knobs._replace(
+                generation_batch=_sampled_at_a_time(self._knobs, engine)
+            )
         self._footprints: dict[Settings, Footprint] = {}
         self._host: dict[int, int] = {}
 
@@ -82,7 +95,8 @@ class Variants:
 
     @cached_property
     def quickest(self) -> tuple[Setup, float]:
-        """Setup and calls of generate of the fastest variant, whose time is a bound that needs no prediction."""
+        """Setup and calls of generate of the fastest variant, whose time is a bound that needs no
+        prediction."""
         setup = self._setup(self._knobs.fastest)
         return setup, self._calls(setup)
 
@@ -90,55 +104,73 @@ class Variants:
     def leanest(self) -> Footprint:
         """The variant that takes least of a GPU.
 
-        The smallest micro-batch saves activations but leaves gradients waiting while the others are accumulated. Where
-        the largest is a process's whole share of a step, nothing waits, and that may save more than it costs.
+        The smallest micro-batch saves activations but leaves gradients waiting while the others are
+        accumulated. Where the largest is a process's whole share of a step, nothing waits, and that
+        may save more than it costs.
         """
         smallest, largest = self._footprint(self._knobs.leanest), self._knobs.micro_batch[0]
-        if smallest.setup.is_accumulating and batch.accumulation(self._demand.spec, self._world, largest) == 1:
+        if (
+            smallest.setup.is_accumulating
+            and batch.accumulation(self._demand.spec, self._world, largest) == 1
+        ):
             at_once = self._footprint((*self._knobs.leanest[:3], largest))
             return min(smallest, at_once, key=lambda footprint: footprint.device)
         return smallest
 
     @property
     def floor(self) -> int:
-        """Bytes that the leanest variant takes of a GPU on any number of processes: its passes and nothing else."""
+        """Bytes that the leanest variant takes of a GPU on any number of processes: its passes and
+        nothing else."""
         return self._demand.device_bytes(self._predictor.floor(self._setup(self._knobs.leanest)), 1)
 
     def host(self, processes: int) -> int:
-        """Bytes of host memory that a pod of `processes` processes must have; the same for all variants."""
+        """Bytes of host memory that a pod of `processes` processes must have; the same for all
+        variants."""
         if processes not in self._host:
             bare = host_bytes(self._demand.shape, self._setup(self._knobs.leanest), processes)
             self._host[processes] = round(bare * self._demand.learned.factor(HOST))
         return self._host[processes]
 
     def may_fit(self, place: Place) -> bool:
-        """Whether the leanest variant fits into a place; host memory first, which needs no prediction."""
-        return self.host(place.per_node) <= place.host_memory and self.leanest.device <= place.pool.usable_bytes
+        """Whether the leanest variant fits into a place; host memory first, which needs no
+        prediction."""
+        return (
+            self.host(place.per_node) <= place.host_memory
+            and self.leanest.device <= place.pool.usable_bytes
+        )
 
     def fitting(self, usable: int) -> Iterator[Footprint]:
-        """For each choice of gathering and checkpointing, the largest generation batch and micro-batch that fit.
+        """For each choice of gathering and checkpointing, the largest generation batch and
+        micro-batch that fit.
 
-        Generation doesn't depend on how the update runs, so its batch is settled first, with the leanest update. Not
-        gathering sends the model over the links for every token, so it is only tried where gathering leaves no room for
-        the whole generation batch.
+        Generation doesn't depend on how the update runs, so its batch is settled first, with the
+        leanest update. Not gathering sends the model over the links for every token, so it is only
+        tried where gathering leaves no room for the whole generation batch.
         """
         knobs, lean = self._knobs, self.leanest.setup
         for gather in knobs.gather:
             generated = self._first_fit(
-                [(gather, size, lean.checkpointing, lean.micro_batch) for size in knobs.generation_batch], usable
+                [
+                    (gather, size, lean.checkpointing, lean.micro_batch)
+                    for size in knobs.generation_batch
+                ],
+                usable,
             )
             if generated is None:
                 continue
             size = generated.setup.generation_batch
             for checkpointing in knobs.checkpointing:
-                found = self._first_fit([(gather, size, checkpointing, micro) for micro in knobs.micro_batch], usable)
+                found = self._first_fit(
+                    [(gather, size, checkpointing, micro) for micro in knobs.micro_batch], usable
+                )
                 if found:
                     yield found
             if size == knobs.generation_batch[0]:
                 return
 
     def _first_fit(self, ordered: Sequence[Settings], usable: int) -> Footprint | None:
-        """The first that fits of settings ordered by falling memory; bisection predicts few of them."""
+        """The first that fits of settings ordered by falling memory; bisection predicts few of
+        them."""
         best, low, high = None, 0, len(ordered)
         middle = 0  # The fastest settings first: where memory is ample, nothing else is looked at.
         while low < high:
@@ -155,7 +187,9 @@ class Variants:
         known = self._footprints.get(settings)
         if known is None:
             demand, setup = self._demand, self._setup(settings)
-            prediction = demand.correct_prediction(self._predictor.predict(setup, demand.scoring_bytes))
+            prediction = demand.correct_prediction(
+                self._predictor.predict(setup, demand.scoring_bytes)
+            )
             known = self._footprints[settings] = Footprint(
                 method=self._method,
                 setup=setup,
@@ -193,7 +227,8 @@ class Variants:
 
 
 def generate_calls(spec: GRPOJobSpec, setup: Setup) -> float:
-    """Calls of generate per optimizer step, or how often an engine is filled with all that it samples at a time."""
+    """Calls of generate per optimizer step, or how often an engine is filled with all that it
+    samples at a time."""
     if setup.engine and setup.engine.kind == "Servers":
         return ceil(terms.replica_completions(setup) / terms.sequences(setup)) * setup.engine.syncs
     return batch.generate_calls(spec, setup.world, setup.generation_batch)
@@ -207,7 +242,9 @@ def _sampled_at_a_time(knobs: Knobs, engine: Engine) -> tuple[int, ...]:
     whole = knobs.generation_batch[0]
     if engine.kind == "Servers":
         return (whole,)
-    most = max(1, engine.most_sequences // engine.tensor_parallel) if engine.most_sequences else whole
+    most = (
+        max(1, engine.most_sequences // engine.tensor_parallel) if engine.most_sequences else whole
+    )
     first = min(whole, most)
     return tuple(first >> bits for bits in range(first.bit_length()))
 
@@ -216,7 +253,8 @@ class Footprints:
     """The variants of one demand, kept for every pool and search that asks for them."""
 
     def __init__(self, demand: Demand, predictor: Predictor) -> None:
-        """Works nothing out yet; `predictor` is the model's, shared with the demands of the fixes."""
+        """Works nothing out yet; `predictor` is the model's, shared with the demands of the
+        fixes."""
         self.demand, self.predictor = demand, predictor
         self._variants: dict[tuple[int, Method, Precision, Engine | None], Variants] = {}
         self._knobs: dict[tuple[int, bool], Knobs] = {}
@@ -224,12 +262,15 @@ class Footprints:
 
     @cached_property
     def worlds(self) -> list[int]:
-        """All numbers of processes that split the batch evenly and that the job asks for, ascending."""
+        """All numbers of processes that split the batch evenly and that the job asks for,
+        ascending."""
         spec, fewest = self.demand.spec, self.demand.fewest_gpus
         sizes = batch.divisors(batch.step_completions(spec))
         return [size for size in sizes if size >= fewest and batch.micro_batches(spec, size)]
 
-    def variants(self, world: int, method: Method, precision: Precision, engine: Engine | None = None) -> Variants:
+    def variants(
+        self, world: int, method: Method, precision: Precision, engine: Engine | None = None
+    ) -> Variants:
         """The variants of a method on `world` processes, with an engine or without."""
         key = (world, method, precision, engine)
         variants = self._variants.get(key)
@@ -237,10 +278,14 @@ class Footprints:
             variants = self._variants[key] = Variants(self, world, method, precision, engine)
         return variants
 
-    def first(self, place: Place, method: Method, precision: Precision, tried: Sequence[Engine | None]) -> Variants:
-        """The variants of a method in a place with the first engine with which it fits, else with the last one tried.
+    def first(
+        self, place: Place, method: Method, precision: Precision, tried: Sequence[Engine | None]
+    ) -> Variants:
+        """The variants of a method in a place with the first engine with which it fits, else with
+        the last one tried.
 
-        Where it is training that doesn't fit, sharing an engine's weights among more GPUs is no help.
+        Where it is training that doesn't fit, sharing an engine's weights among more GPUs is no
+        help.
         """
         hopeless = False
         for engine in tried:
@@ -255,9 +300,10 @@ class Footprints:
     def floor(self, method: Method, precision: Precision, *, engined: bool = False) -> int:
         """Bytes that a GPU must have at the least for a method, however many there are.
 
-        A bound that costs one prediction rules out whole methods on whole pools: what passes take doesn't shrink with
-        more processes, and of a method they depend on whether it trains an adapter only. `engined`: where an engine
-        generates in its place, of which nothing is counted.
+        A bound that costs one prediction rules out whole methods on whole pools: what passes take
+        doesn't shrink with more processes, and of a method they depend on whether it trains an
+        adapter only. `engined`: where an engine generates in its place, of which nothing is
+        counted.
         """
         key = (method.lora, precision, engined)
         if key not in self._floors:
@@ -266,7 +312,8 @@ class Footprints:
         return self._floors[key]
 
     def knobs(self, world: int, *, gathers: bool) -> Knobs:
-        """What the spec's pins leave open; `gathers` under ZeRO-3, the only stage that has parameters to gather."""
+        """What the spec's pins leave open; `gathers` under ZeRO-3, the only stage that has
+        parameters to gather."""
         key = (world, gathers)
         if key not in self._knobs:
             self._knobs[key] = self._open_knobs(world, gathers)
@@ -275,7 +322,9 @@ class Footprints:
     def _open_knobs(self, world: int, gathers: bool) -> Knobs:
         spec = self.demand.spec
         pinned = {"Auto": (False, True), "Enabled": (True,), "Disabled": (False,)}
-        gather = tuple(reversed(pinned[spec.training.ds3_gather_for_generation])) if gathers else (True,)
+        gather = (
+            tuple(reversed(pinned[spec.training.ds3_gather_for_generation])) if gathers else (True,)
+        )
         whole = batch.generation_share(spec, world)
         return Knobs(
             gather=gather,

@@ -1,8 +1,8 @@
 """Methods: the ways of training that a job's pins allow, before any size or GPU is looked at.
 
-What is trained, how it is sharded and where the reference stays decide each other to a degree (an adapter has its own
-reference, a Sharded one needs ZeRO-3, 8-bit AdamW excludes it); all such rules are here, so that the search can take
-every method that it is given.
+What is trained, how it is sharded and where the reference stays decide each other to a degree (an
+adapter has its own reference, a Sharded one needs ZeRO-3, 8-bit AdamW excludes it); all such rules
+are here, so that the search can take every method that it is given.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,8 @@ class Method:
 
     @property
     def tier(self) -> Literal[0, 1, 2]:
-        """How far it departs from training all parameters with AdamW: 0 not, 1 in 8 bits, 2 an adapter only."""
+        """How far it departs from training all parameters with AdamW: 0 not, 1 in 8 bits, 2 an
+        adapter only."""
         if self.lora:
             return 2
         return 1 if self.eight_bit else 0
@@ -48,7 +49,8 @@ class Method:
 
 
 def methods(spec: GRPOJobSpec) -> list[Method]:
-    """All methods that the spec's pins allow, simplest first; empty where the pins exclude one another."""
+    """All methods that the spec's pins allow, simplest first; empty where the pins exclude one
+    another."""
     found = [] if spec.is_adapter_requested else _full_methods(spec)
     if _adapter_allowed(spec):
         strategy: Strategy = "None" if spec.training.beta == 0 else "Adapter"
@@ -69,14 +71,17 @@ def conflicting_pins(spec: GRPOJobSpec) -> SpecRejected:
         pins.append("reference.sync")
     return SpecRejected(
         PlanReason.INVALID_COMBINATION,
-        f"no way of training honours {', '.join(pins)} together: 8-bit AdamW doesn't combine with ZeRO, which gives "
-        "the optimizer one flat tensor in which bitsandbytes can't keep embeddings and small tensors in 32 bits, and "
+        f"no way of training honours {', '.join(pins)} together: 8-bit AdamW doesn't combine with "
+        "ZeRO, which gives "
+        "the optimizer one flat tensor in which bitsandbytes can't keep embeddings and small "
+        "tensors in 32 bits, and "
         "an adapter's reference is its own frozen base; set one of them to its default",
     )
 
 
 def _adapter_allowed(spec: GRPOJobSpec) -> bool:
-    """Whether an adapter is consented to and its reference, the frozen base, is what was asked for."""
+    """Whether an adapter is consented to and its reference, the frozen base, is what was asked
+    for."""
     if spec.adapter.use == "Never" or spec.reference.sync or spec.reference.offload:
         return False
     return spec.reference.strategy in ("Auto", "Adapter", "None")
@@ -84,9 +89,17 @@ def _adapter_allowed(spec: GRPOJobSpec) -> bool:
 
 def _full_methods(spec: GRPOJobSpec) -> list[Method]:
     """Methods that train all parameters."""
-    stages: list[tuple[ZeroStage, bool]] = [(0, False), (2, False), (2, True), (3, False), (3, True)]
+    stages: list[tuple[ZeroStage, bool]] = [
+        (0, False),
+        (2, False),
+        (2, True),
+        (3, False),
+        (3, True),
+    ]
     return [
-        Method(zero=zero, offload=offload, strategy=strategy, reference=reference, eight_bit=eight_bit)
+        Method(
+            zero=zero, offload=offload, strategy=strategy, reference=reference, eight_bit=eight_bit
+        )
         for zero, offload in stages
         for strategy, reference in _references(spec, zero)
         for eight_bit in _eight_bit(spec, zero)
@@ -94,7 +107,8 @@ def _full_methods(spec: GRPOJobSpec) -> list[Method]:
 
 
 def _references(spec: GRPOJobSpec, zero: ZeroStage) -> list[tuple[Strategy, Strategy]]:
-    """(strategy, its place in memory) that a stage can have: none without beta, no copy under ZeRO-3."""
+    """(strategy, its place in memory) that a stage can have: none without beta, no copy under
+    ZeRO-3."""
     if spec.training.beta == 0:
         return [("None", "None")]
     wanted, offload = spec.reference.strategy, spec.reference.offload
@@ -110,7 +124,8 @@ def _references(spec: GRPOJobSpec, zero: ZeroStage) -> list[tuple[Strategy, Stra
 
 
 def _eight_bit(spec: GRPOJobSpec, zero: ZeroStage) -> list[bool]:
-    """Optimizers to try: 8-bit AdamW doesn't combine with ZeRO (docs/memory-model.md, "Several ranks")."""
+    """Optimizers to try: 8-bit AdamW doesn't combine with ZeRO (docs/memory-model.md, "Several
+    ranks")."""
     if spec.training.optimizer == "AdamW8bit":
         return [] if zero else [True]
     return [False, True] if spec.training.optimizer == "Auto" and not zero else [False]

@@ -1,7 +1,8 @@
 """The search: all ways of running a job in all places, without looking at all of them.
 
-It goes through methods, pools and extents at a fixed global batch. A thousand nodes of twelve products have thousands
-of options and a plan must take milliseconds, so what a cheap bound shows to be neither chosen nor shown is left out.
+It goes through methods, pools and extents at a fixed global batch. A thousand nodes of twelve
+products have thousands of options and a plan must take milliseconds, so what a cheap bound shows to
+be neither chosen nor shown is left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,9 @@ Extent = tuple[Place, Method, Precision]
 class Search:
     """All options of one demand on some pools."""
 
-    def __init__(self, footprints: Footprints, pools: Sequence[Pool], server_pools: Sequence[Pool] = ()) -> None:
+    def __init__(
+        self, footprints: Footprints, pools: Sequence[Pool], server_pools: Sequence[Pool] = ()
+    ) -> None:
         """Finds nothing yet; `footprints` may have served other searches of the same demand.
 
         `server_pools`: where engines may be that have a product of their own.
@@ -69,7 +72,8 @@ class Search:
         return any(self._places.values())
 
     def options(self) -> list[Option]:
-        """Options of each pool and method: those that may be chosen or shown, and where none fits, all misses."""
+        """Options of each pool and method: those that may be chosen or shown, and where none fits,
+        all misses."""
         found: list[Option] = []
         for pool in self._places:
             for method, precision in self._with_precision(pool, self._methods):
@@ -80,17 +84,27 @@ class Search:
     @property
     def is_feasible(self) -> bool:
         """Whether anything fits."""
-        pairs = ((pool, pair) for pool in self._places for pair in self._possible(pool, self._methods))
-        return any(self._fits(*extent) for pool, pair in pairs for extent in self._extents(pool, *pair))
+        pairs = (
+            (pool, pair) for pool in self._places for pair in self._possible(pool, self._methods)
+        )
+        return any(
+            self._fits(*extent) for pool, pair in pairs for extent in self._extents(pool, *pair)
+        )
 
     def fitting(self) -> list[Option]:
-        """Options that may be chosen, of the methods that depart least from what was asked; no misses.
+        """Options that may be chosen, of the methods that depart least from what was asked; no
+        misses.
 
         Enough to choose from, and much less work than all options where little fits.
         """
         allowed = sorted(self._methods, key=lambda method: method.tier)
         for _, same_tier in groupby(allowed, key=lambda method: method.tier):
-            found = [option for method in same_tier for pool in self._places for option in self._fitting(pool, method)]
+            found = [
+                option
+                for method in same_tier
+                for pool in self._places
+                for option in self._fitting(pool, method)
+            ]
             if found:
                 return found
         return []
@@ -110,19 +124,23 @@ class Search:
         return found
 
     def with_engine(self, option: Option, engine: Engine | None) -> Option:
-        """The same method in the same place with that engine: the best that fits, else what takes least."""
+        """The same method in the same place with that engine: the best that fits, else what takes
+        least."""
         extent = option.place, option.footprint.method, option.footprint.setup.precision
         if (extent, engine) not in self._engined:
             self._engined[extent, engine] = self._best_with(*extent, engine)
         return self._engined[extent, engine]
 
-    def _best_with(self, place: Place, method: Method, precision: Precision, engine: Engine | None) -> Option:
+    def _best_with(
+        self, place: Place, method: Method, precision: Precision, engine: Engine | None
+    ) -> Option:
         variants = self._footprints.variants(place.world, method, precision, engine)
         best = choose(self._good_of(place, variants), self._objective)
         return best or self._option(place, variants, variants.leanest)
 
     def sooner(self, chosen: Option) -> Option | None:
-        """On the same GPUs, what takes at most 1/FAR of the time, on more nodes or with other methods; None if nothing.
+        """On the same GPUs, what takes at most 1/FAR of the time, on more nodes or with other
+        methods; None if nothing.
 
         Of several, what departs least from what was asked.
         """
@@ -136,7 +154,8 @@ class Search:
         return choose(found, "Knee")
 
     def sizes(self) -> list[Option]:
-        """For every number of GPUs the best of what fits and departs least from what was asked, fewest GPUs first."""
+        """For every number of GPUs the best of what fits and departs least from what was asked,
+        fewest GPUs first."""
         fitting = [
             option
             for pool in self._places
@@ -162,12 +181,20 @@ class Search:
         """Methods that no bound rules out before any extent is looked at."""
         pairs = self._with_precision(pool, allowed) if self._places[pool] else []
         engined = not self.engines.why_none
-        return [pair for pair in pairs if self._footprints.floor(*pair, engined=engined) <= pool.usable_bytes]
+        return [
+            pair
+            for pair in pairs
+            if self._footprints.floor(*pair, engined=engined) <= pool.usable_bytes
+        ]
 
-    def _promising(self, extents: Sequence[Extent], objective: Objective | None = None) -> list[Option]:
-        """Of one method's extents in a pool, those that may be chosen or shown; empty where none fits.
+    def _promising(
+        self, extents: Sequence[Extent], objective: Objective | None = None
+    ) -> list[Option]:
+        """Of one method's extents in a pool, those that may be chosen or shown; empty where none
+        fits.
 
-        What an objective compares first needs no times: where something fits, whatever comes later can't matter.
+        What an objective compares first needs no times: where something fits, whatever comes later
+        can't matter.
         """
         aim = objective or self._objective
 
@@ -183,9 +210,9 @@ class Search:
     def _best_of(self, extents: Sequence[Extent], aim: Objective) -> list[Option]:
         """Options of extents that fit, of equal precedence: those that no other excludes.
 
-        An extent's fastest variant is a lower bound of its time whether or not it fits, and bounds its score. So
-        extents are looked at in the order of their bounds, and once a bound is no tie with the best score found, no
-        later one can matter.
+        An extent's fastest variant is a lower bound of its time whether or not it fits, and bounds
+        its score. So extents are looked at in the order of their bounds, and once a bound is no tie
+        with the best score found, no later one can matter.
         """
         found: list[Option] = []
         least: Score | None = None
@@ -194,20 +221,30 @@ class Search:
             if least is not None and not is_as_good(aim, bound, least):
                 break
             variants = self._variants(place, method, precision)
-            options = self._with_room(self._fastest(place, variants, place.pool.usable_bytes), variants)
+            options = self._with_room(
+                self._fastest(place, variants, place.pool.usable_bytes), variants
+            )
             reached = min(score_of(aim, option) for option in options)
             least = min(least or reached, reached)
             found += options if is_as_good(aim, reached, least) else options[:1]
         return found
 
-    def _bound(self, objective: Objective, place: Place, method: Method, precision: Precision) -> Score:
+    def _bound(
+        self, objective: Objective, place: Place, method: Method, precision: Precision
+    ) -> Score:
         """The best score that any variant can have."""
         setup, calls = self._variants(place, method, precision).quickest
-        seconds, own = self._time(place, setup, calls).total, beside(setup.engine, self._servers(place, setup))
+        seconds, own = (
+            self._time(place, setup, calls).total,
+            beside(setup.engine, self._servers(place, setup)),
+        )
         return score(objective, place, seconds, beside=own)
 
-    def _with_precision(self, pool: Pool, allowed: Sequence[Method]) -> list[tuple[Method, Precision]]:
-        """Methods with the precision that a pool's GPUs give them, without those whose pinned dtype they lack."""
+    def _with_precision(
+        self, pool: Pool, allowed: Sequence[Method]
+    ) -> list[tuple[Method, Precision]]:
+        """Methods with the precision that a pool's GPUs give them, without those whose pinned dtype
+        they lack."""
         pairs = ((method, self._demand.precision(method, pool.hardware)) for method in allowed)
         return [(method, precision) for method, precision in pairs if precision]
 
@@ -219,7 +256,8 @@ class Search:
         return [
             (place, method, precision)
             for place in self._places[pool]
-            if (place.world > 1 or not method.zero or method.offload) and self.engines.engines_to_try(place, precision)
+            if (place.world > 1 or not method.zero or method.offload)
+            and self.engines.engines_to_try(place, precision)
         ]
 
     def _variants(self, place: Place, method: Method, precision: Precision) -> Variants:
@@ -232,9 +270,11 @@ class Search:
         return known
 
     def _places_in(self, pool: Pool) -> Iterator[Place]:
-        """A place for every number of GPUs that splits the batch evenly and is within the job's limits.
+        """A place for every number of GPUs that splits the batch evenly and is within the job's
+        limits.
 
-        Past WHOLE_NODES, only whole nodes, each number at least SPACING times the last: no one runs on 28 of 32.
+        Past WHOLE_NODES, only whole nodes, each number at least SPACING times the last: no one runs
+        on 28 of 32.
         """
         demand, last = self._demand, 0.0
         most = min(pool.gpus, demand.most_gpus or pool.gpus)
@@ -242,7 +282,11 @@ class Search:
             if world > most:
                 return
             pinned = world in (demand.fewest_gpus, demand.most_gpus)
-            if world > WHOLE_NODES and not pinned and (world % pool.most_gpus_per_node or world < last * SPACING):
+            if (
+                world > WHOLE_NODES
+                and not pinned
+                and (world % pool.most_gpus_per_node or world < last * SPACING)
+            ):
                 continue
             place = pool.place(world, demand.spec.nodes, demand.pod_cpu, demand.most_memory)
             if place:
@@ -254,7 +298,8 @@ class Search:
         return self._variants(place, method, precision).may_fit(place)
 
     def _good(self, place: Place, method: Method, precision: Precision) -> list[Option]:
-        """The fastest variant that fits, with what has more room and is as good; [] if none fits."""
+        """The fastest variant that fits, with what has more room and is as good; [] if none
+        fits."""
         variants = self._variants(place, method, precision)
         return self._good_of(place, variants)
 
@@ -265,7 +310,8 @@ class Search:
         return self._with_room(self._fastest(place, variants, place.pool.usable_bytes), variants)
 
     def _with_room(self, best: Option, variants: Variants) -> list[Option]:
-        """The fastest variant, and where that fills the GPU, the fastest of those that leave it more room."""
+        """The fastest variant, and where that fills the GPU, the fastest of those that leave it
+        more room."""
         found = [best]
         for share in () if self._objective == "Fastest" else (NEARLY_FULL, ROOMY):
             limit = int(share * best.place.pool.usable_bytes)
@@ -279,22 +325,40 @@ class Search:
         return [self._option(place, variants, variants.leanest) for place, variants in every]
 
     def _fastest(self, place: Place, variants: Variants, limit: int) -> Option:
-        """The fastest variant that takes no more than `limit` bytes of a GPU, where the leanest does."""
+        """The fastest variant that takes no more than `limit` bytes of a GPU, where the leanest
+        does."""
         if variants.fastest.device <= limit:
             return self._option(place, variants, variants.fastest)
-        fitting = [self._option(place, variants, footprint) for footprint in variants.fitting(limit)]
-        return min(fitting, key=lambda option: (round(option.seconds, 6), option.footprint.setup.checkpointing))
+        fitting = [
+            self._option(place, variants, footprint) for footprint in variants.fitting(limit)
+        ]
+        return min(
+            fitting,
+            key=lambda option: (round(option.seconds, 6), option.footprint.setup.checkpointing),
+        )
 
     def _option(self, place: Place, variants: Variants, footprint: Footprint) -> Option:
         """One option with its numbers."""
         time = self._time(place, footprint.setup, footprint.calls)
-        return Option(place, footprint, variants.host(place.per_node), time, self._servers(place, footprint.setup))
+        return Option(
+            place,
+            footprint,
+            variants.host(place.per_node),
+            time,
+            self._servers(place, footprint.setup),
+        )
 
     def _time(self, place: Place, setup: Setup, calls: float) -> StepTime:
         servers = self._servers(place, setup)
         own = servers.hardware if servers else None
-        return step_time(self._demand.shape, setup, place.pool.hardware, place.nodes, calls, servers=own)
+        return step_time(
+            self._demand.shape, setup, place.pool.hardware, place.nodes, calls, servers=own
+        )
 
     def _servers(self, place: Place, setup: Setup) -> Pool | None:
         """Where the engines of a setup are that have GPUs of their own."""
-        return self.engines.server_pool(place) if setup.engine and setup.engine.kind == "Servers" else None
+        return (
+            self.engines.server_pool(place)
+            if setup.engine and setup.engine.kind == "Servers"
+            else None
+        )

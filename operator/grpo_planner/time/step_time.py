@@ -1,15 +1,17 @@
-"""A coarse model of the time of one step, with and without a vLLM engine; it ranks candidates, unchecked on any GPU.
+"""A coarse model of the time of one step, with and without a vLLM engine; it ranks candidates,
+unchecked on any GPU.
 
-Sources: FLOPs as 2 * parameters * tokens (Kaplan et al. 2020) and attention; ring collectives move (N - 1) / N of what
-they share per rank (Rajbhandari et al. 2020); decoding is bound by memory or by kernel launches. docs/memory-model.md
-lists the assumptions.
+Sources: FLOPs as 2 * parameters * tokens (Kaplan et al. 2020) and attention; ring collectives move
+(N - 1) / N of what they share per rank (Rajbhandari et al. 2020); decoding is bound by memory or by
+kernel launches. docs/memory-model.md lists the assumptions.
 
-The speed of links is that of the product table, unless an attempt of the job has measured its own: what the job's ranks
-reached is more accurate than what such machines usually have.
+The speed of links is that of the product table, unless an attempt of the job has measured its own:
+what the job's ranks reached is more accurate than what such machines usually have.
 
-For a vLLM engine the model covers one decoded token, a sync of weights and a wake. Decoding with CUDA graphs is bound
-by what it reads or by what it computes, while transformers' generate waits for kernel launches. All constants are
-assumed from what others report, and docs/generation.md lists them. All results are seconds.
+For a vLLM engine the model covers one decoded token, a sync of weights and a wake. Decoding with
+CUDA graphs is bound by what it reads or by what it computes, while transformers' generate waits for
+kernel launches. All constants are assumed from what others report, and docs/generation.md lists
+them. All results are seconds.
 """
 
 from dataclasses import replace
@@ -52,7 +54,8 @@ class StepTime(NamedTuple):
     generation: float
     """Prefill and decoding."""
     gathering: float
-    """Sending the model to generate: at once for every call, or under ZeRO-3 without gather for every token."""
+    """Sending the model to generate: at once for every call, or under ZeRO-3 without gather for
+    every token."""
     communication: float
     """Gradients, and under ZeRO-3 weights, while training."""
     offload: float
@@ -67,7 +70,8 @@ class StepTime(NamedTuple):
 
 
 def forward_flops(shape: Shape, tokens: float, length: int) -> float:
-    """FLOPs of one forward pass over `tokens` tokens in sequences of `length`: parameters and causal attention."""
+    """FLOPs of one forward pass over `tokens` tokens in sequences of `length`: parameters and
+    causal attention."""
     return 2 * shape.active_parameters * tokens + 2 * shape.layers * shape.query * length * tokens
 
 
@@ -78,20 +82,24 @@ def pass_seconds(shape: Shape, hardware: Product, tokens: float, length: int) ->
 
 
 def scoring_passes(setup: Setup) -> int:
-    """Passes without gradients over the step's completions: the reference's, and the old policy's off policy."""
+    """Passes without gradients over the step's completions: the reference's, and the old policy's
+    off policy."""
     return (setup.reference != "None") + setup.scores_old_policy
 
 
 def compute_seconds(shape: Shape, setup: Setup, hardware: Product) -> float:
-    """Training and log-probabilities of one step: forward, twice that backward (once under LoRA), recomputation."""
+    """Training and log-probabilities of one step: forward, twice that backward (once under LoRA),
+    recomputation."""
     passes = (2 if setup.has_lora else 3) + setup.checkpointing + scoring_passes(setup)
     return passes * setup.accumulation * pass_seconds(shape, hardware, setup.tokens, setup.length)
 
 
 def decoded_parameters(shape: Shape, sequences: int) -> float:
-    """Parameters that decoding one token of each sequence reads: of the experts, all that any token is sent to.
+    """Parameters that decoding one token of each sequence reads: of the experts, all that any token
+    is sent to.
 
-    With even routing a sequence misses an expert with probability 1 - k/E, and all of them with its power.
+    With even routing a sequence misses an expert with probability 1 - k/E, and all of them with its
+    power.
     """
     if not shape.experts:
         return shape.parameters
@@ -100,7 +108,8 @@ def decoded_parameters(shape: Shape, sequences: int) -> float:
 
 
 def generation_seconds(shape: Shape, setup: Setup, hardware: Product, calls: float) -> float:
-    """`calls` calls of generate: the prompts' pass; then each token reads weights and cache, or waits for launches.
+    """`calls` calls of generate: the prompts' pass; then each token reads weights and cache, or
+    waits for launches.
 
     The cache has the prompt and on average half of the completion.
     """
@@ -115,15 +124,19 @@ def generation_seconds(shape: Shape, setup: Setup, hardware: Product, calls: flo
 
 
 def engine_seconds(shape: Shape, setup: Setup, hardware: Product, calls: float) -> float:
-    """`calls` times as many completions as an engine samples at a time: their prompts' pass, then token by token."""
+    """`calls` times as many completions as an engine samples at a time: their prompts' pass, then
+    token by token."""
     engine = terms.engine_of(setup)
     at_once = terms.sequences(setup)
-    prefill = pass_seconds(shape, hardware, at_once * setup.prompt, setup.prompt) / engine.tensor_parallel
+    prefill = (
+        pass_seconds(shape, hardware, at_once * setup.prompt, setup.prompt) / engine.tensor_parallel
+    )
     return calls * (prefill + setup.completion * token_seconds(shape, setup, hardware))
 
 
 def link_bytes_per_second(hardware: Product, nodes: int, per_node: int) -> float:
-    """What a rank sends and receives of a ring over the gang: a link's share, or all of a node's network cards.
+    """What a rank sends and receives of a ring over the gang: a link's share, or all of a node's
+    network cards.
 
     Every node's traffic passes its cards once, whatever the number of its GPUs.
     """
@@ -131,20 +144,27 @@ def link_bytes_per_second(hardware: Product, nodes: int, per_node: int) -> float
     return (hardware.link if nodes == 1 else min(hardware.link, between)) * GIGA * LINK_EFFICIENCY
 
 
-def gathering_seconds(shape: Shape, setup: Setup, link: float, latency: float, calls: float) -> float:
-    """Under ZeRO-3 generate gathers the whole model once per call, or layer by layer for every token of every call."""
+def gathering_seconds(
+    shape: Shape, setup: Setup, link: float, latency: float, calls: float
+) -> float:
+    """Under ZeRO-3 generate gathers the whole model once per call, or layer by layer for every
+    token of every call."""
     if setup.zero != 3 or setup.engine:
         return 0.0
-    model = setup.weight_bytes * shape.parameters * (setup.world - 1) / setup.world / link + shape.layers * latency
+    model = (
+        setup.weight_bytes * shape.parameters * (setup.world - 1) / setup.world / link
+        + shape.layers * latency
+    )
     return calls * model * (1 if setup.gather else setup.completion)
 
 
 def communication_seconds(shape: Shape, setup: Setup, link: float, latency: float) -> float:
     """Gradients and weights of one step's update.
 
-    DDP reduces all gradients once, in float32 with full weights and adapters alike. ZeRO-2 reduces them after every
-    micro-batch and gathers the new weights once. ZeRO-3 reduces after every micro-batch, and gathers the weights for
-    forward, backward and each scoring pass; half of that overlaps with computing.
+    DDP reduces all gradients once, in float32 with full weights and adapters alike. ZeRO-2 reduces
+    them after every micro-batch and gathers the new weights once. ZeRO-3 reduces after every
+    micro-batch, and gathers the weights for forward, backward and each scoring pass; half of that
+    overlaps with computing.
     """
     share = (setup.world - 1) / setup.world
     gradients = trained_parameters(shape, setup) * trained_bytes(setup) * share / link
@@ -159,8 +179,8 @@ def communication_seconds(shape: Shape, setup: Setup, link: float, latency: floa
 def offload_seconds(shape: Shape, setup: Setup) -> float:
     """Gradients to the host and weights back over its link, and CPU Adam's 28 bytes per parameter.
 
-    Each micro-batch after the first also brings the sum so far to the GPU to add to it. An offloaded reference comes to
-    the GPU once, under ZeRO-3 in partitions for every micro-batch.
+    Each micro-batch after the first also brings the sum so far to the GPU to add to it. An
+    offloaded reference comes to the GPU once, under ZeRO-3 in partitions for every micro-batch.
     """
     seconds = 0.0
     if setup.offload:
@@ -174,7 +194,13 @@ def offload_seconds(shape: Shape, setup: Setup) -> float:
 
 
 def step_time(
-    shape: Shape, setup: Setup, hardware: Product, nodes: int, calls: float, *, servers: Product | None = None
+    shape: Shape,
+    setup: Setup,
+    hardware: Product,
+    nodes: int,
+    calls: float,
+    *,
+    servers: Product | None = None,
 ) -> StepTime:
     """Time of one optimizer step.
 
@@ -205,14 +231,16 @@ def step_time(
 
 
 def with_measured_links(inventory: Inventory, links: MeasuredLinks | None) -> Inventory:
-    """The inventory whose nodes with these GPUs have the links that were measured; what is declared of them stays."""
+    """The inventory whose nodes with these GPUs have the links that were measured; what is declared
+    of them stays."""
     if links is None:
         return inventory
     return replace(inventory, nodes=tuple(_node(node, links) for node in inventory.nodes))
 
 
 def _node(node: Node, links: MeasuredLinks) -> Node:
-    """Ranks on one node tell of the links between its GPUs; on several, of the network, which is never the faster."""
+    """Ranks on one node tell of the links between its GPUs; on several, of the network, which is
+    never the faster."""
     if node.gpu_product != links.gpu_product:
         return node
     speed = links.bytes_per_second / GIGA / LINK_EFFICIENCY
@@ -222,10 +250,11 @@ def _node(node: Node, links: MeasuredLinks) -> Node:
 
 
 READ_SHARE = 0.7
-"""Share of the memory bandwidth that decoding reaches (assumed; others report 0.77 for 8 B at one sequence on an A100,
-vLLM 0.23)."""
+"""Share of the memory bandwidth that decoding reaches (assumed; others report 0.77 for 8 B at one
+sequence on an A100, vLLM 0.23)."""
 COMPUTE_SHARE = 0.4
-"""Share of the peak FLOP/s that decoding of many sequences reaches (assumed, as of other large products)."""
+"""Share of the peak FLOP/s that decoding of many sequences reaches (assumed, as of other large
+products)."""
 TOKEN_SECONDS = 2e-3
 """Scheduling and sampling of one token of all sequences (assumed)."""
 EAGER_LAYER_SECONDS = 0.2e-3
@@ -233,7 +262,8 @@ EAGER_LAYER_SECONDS = 0.2e-3
 REDUCE_SECONDS = 20e-6
 """Latency of one sum over the GPUs of an engine, of which a layer has two (assumed)."""
 TENSOR_SECONDS = 0.6e-3
-"""Sending one tensor, whatever its size: 0.18 s for the 310 tensors of 0.6 B on an H100 (trl#5892)."""
+"""Sending one tensor, whatever its size: 0.18 s for the 310 tensors of 0.6 B on an H100
+(trl#5892)."""
 WAKE_SECONDS = 0.5
 """Going to sleep and waking once (assumed; vLLM's own measurements of waking are 0.1 to 0.4 s)."""
 SENT_SHARE = 0.7
@@ -243,9 +273,11 @@ HASHED_SHARE = 0.5
 
 
 def token_seconds(shape: Shape, setup: Setup, hardware: Product) -> float:
-    """One token of all sequences of an engine: `max(read, compute)` and what doesn't depend on either.
+    """One token of all sequences of an engine: `max(read, compute)` and what doesn't depend on
+    either.
 
-    Read are the weights and the caches, which hold the prompt and on average half of the completion.
+    Read are the weights and the caches, which hold the prompt and on average half of the
+    completion.
     """
     engine = terms.engine_of(setup)
     at_once = terms.sequences(setup)
@@ -254,11 +286,16 @@ def token_seconds(shape: Shape, setup: Setup, hardware: Product) -> float:
     flops = 2 * shape.parameters * at_once / engine.tensor_parallel
     launched = 0.0 if engine.graphs else shape.layers * EAGER_LAYER_SECONDS
     reduced = 2 * shape.layers * REDUCE_SECONDS if engine.tensor_parallel > 1 else 0.0
-    return max(read, flops / (hardware.teraflops * 1e12 * COMPUTE_SHARE), launched) + reduced + TOKEN_SECONDS
+    return (
+        max(read, flops / (hardware.teraflops * 1e12 * COMPUTE_SHARE), launched)
+        + reduced
+        + TOKEN_SECONDS
+    )
 
 
 def sync_seconds(shape: Shape, setup: Setup, hardware: Product, link: float) -> float:
-    """One sync: every tensor gathered under ZeRO-3, sent or copied, and proven; and the wake before it.
+    """One sync: every tensor gathered under ZeRO-3, sent or copied, and proven; and the wake before
+    it.
 
     Args:
         shape: the policy's shape.
@@ -278,11 +315,18 @@ def sync_seconds(shape: Shape, setup: Setup, hardware: Product, link: float) -> 
     else:
         sent = 2 * whole / memory
     proven = 2 * whole / (memory * HASHED_SHARE)
-    return gathered + sent + proven + tensors(shape) * TENSOR_SECONDS + (WAKE_SECONDS if engine.sleeps else 0.0)
+    return (
+        gathered
+        + sent
+        + proven
+        + tensors(shape) * TENSOR_SECONDS
+        + (WAKE_SECONDS if engine.sleeps else 0.0)
+    )
 
 
 @lru_cache(maxsize=64)
 def tensors(shape: Shape) -> int:
-    """Parameters of the model by count: matrices, and norms and biases of each layer, and the ends."""
+    """Parameters of the model by count: matrices, and norms and biases of each layer, and the
+    ends."""
     matrices = shape.layers * sum(linear.copies for linear in shape.linears)
     return matrices + sum(count for count, _ in shape.vectors) + (1 if shape.tied else 2)

@@ -1,4 +1,5 @@
-"""Held against the ledger when all is over: is what each job's status says what really happened? Pure."""
+"""Held against the ledger when all is over: is what each job's status says what really happened?
+Pure."""
 
 from collections.abc import Callable, Iterator
 
@@ -19,13 +20,16 @@ Account = Callable[[Job, Ledger], Iterator[str]]
 
 
 def success_is_rank_0s(job: Job, ledger: Ledger) -> Iterator[str]:
-    """Succeeded only if the trainer let rank 0 succeed, or all ranks, in the attempt that counts."""
+    """Succeeded only if the trainer let rank 0 succeed, or all ranks, in the attempt that
+    counts."""
     now = job.last
     if not now.true("Succeeded"):
         return
     ranks = {one.rank for one in ledger.of(job.uid, now.attempt) if one.result is Result.SUCCEEDED}
     if 0 not in ranks and len(ranks) < (now.status.get("plan") or {}).get("nodes", 1):
-        yield f"Succeeded in attempt {now.attempt}, of which ranks {sorted(ranks) or 'none'} said so"
+        yield (
+            f"Succeeded in attempt {now.attempt}, of which ranks {sorted(ranks) or 'none'} said so"
+        )
 
 
 def failures_have_causes(job: Job, ledger: Ledger) -> Iterator[str]:
@@ -47,14 +51,22 @@ def failures_have_causes(job: Job, ledger: Ledger) -> Iterator[str]:
 
 
 def rollbacks_follow_divergences(job: Job, ledger: Ledger) -> Iterator[str]:
-    """Each is of an attempt in which the trainer diverged; who asks for them fails of a divergence only after all."""
+    """Each is of an attempt in which the trainer diverged; who asks for them fails of a divergence
+    only after all."""
     now = job.last
     found = now.status.get("rollbacks", [])
     for one in found:
         if not any(deed.result == one["reason"] for deed in ledger.of(job.uid, one["attempt"])):
-            yield f"a rollback for {one['reason']} in attempt {one['attempt']}: nobody reported that"
+            yield (
+                f"a rollback for {one['reason']} in attempt {one['attempt']}: nobody reported that"
+            )
     wanted = now.spec.get("guard", {}).get("onDivergence") == "Rollback"
-    if wanted and now.true("Failed") and now.condition("Failed")["reason"] in DIVERGED and len(found) < MAX_ROLLBACKS:
+    if (
+        wanted
+        and now.true("Failed")
+        and now.condition("Failed")["reason"] in DIVERGED
+        and len(found) < MAX_ROLLBACKS
+    ):
         yield f"failed of a divergence after {len(found)} rollbacks"
 
 
@@ -64,7 +76,10 @@ def _deadline(job: Job) -> Iterator[str]:
     begun = next((one.at for one in job.versions if one.attempt), now.at)
     ended = now.at
     if limit is None or ended - begun < limit - CLOCK_SECONDS:
-        yield f"DeadlineExceeded {ended - begun:.1f} s after the first attempt; the limit is {limit} s"
+        yield (
+            f"DeadlineExceeded {ended - begun:.1f} s after the first attempt; the limit is "
+            f"{limit} s"
+        )
 
 
 def _limits(job: Job, ledger: Ledger) -> Iterator[str]:
@@ -74,12 +89,17 @@ def _limits(job: Job, ledger: Ledger) -> Iterator[str]:
         return
     limit, counted = restarts.get("limit", DEFAULT_LIMIT), len(_counting(job, ledger))
     if now.restarts < limit or counted < now.restarts + 1:
-        yield f"RestartLimit with {now.restarts} of {limit} restarts; {counted} attempts had an end that counts"
+        yield (
+            f"RestartLimit with {now.restarts} of {limit} restarts; {counted} attempts had an "
+            "end that counts"
+        )
 
 
 def _counting(job: Job, ledger: Ledger) -> set[int]:
     """The attempts in which something ended that counts."""
-    return {one.attempt for one in ledger.of(job.uid) if one.counts and one.attempt <= job.last.attempt}
+    return {
+        one.attempt for one in ledger.of(job.uid) if one.counts and one.attempt <= job.last.attempt
+    }
 
 
 def no_restart_is_counted_without_a_failure(job: Job, ledger: Ledger) -> Iterator[str]:
@@ -90,16 +110,21 @@ def no_restart_is_counted_without_a_failure(job: Job, ledger: Ledger) -> Iterato
 
 
 def no_failure_goes_uncounted(job: Job, ledger: Ledger) -> Iterator[str]:
-    """An attempt to which nothing was done but that its training failed, and after which another came."""
+    """An attempt to which nothing was done but that its training failed, and after which another
+    came."""
     if job.last.status.get("retry", 0):  # it counts anew since then
         return
     certain = surely_failed(job, ledger)
     if job.last.restarts < len(certain):
-        yield f"{job.last.restarts} restarts were counted; attempts that surely failed: {sorted(certain)}"
+        yield (
+            f"{job.last.restarts} restarts were counted; attempts that surely failed: "
+            f"{sorted(certain)}"
+        )
 
 
 def each_end_names_what_was_done(job: Job, ledger: Ledger) -> Iterator[str]:
-    """An attempt's end in status.ends has a reason that somebody gave; one that counts was a failure.
+    """An attempt's end in status.ends has a reason that somebody gave; one that counts was a
+    failure.
 
     Preempted and releases need none: the scheduler preempts by itself, and quotas forbid pods.
     """
@@ -108,7 +133,8 @@ def each_end_names_what_was_done(job: Job, ledger: Ledger) -> Iterator[str]:
             deeds = [deed for deed in ledger.of(job.uid, one["attempt"]) if deed.deed is Deed.ENDED]
             given = {deed.result for deed in deeds}
             told = (
-                f"attempt {one['attempt']} ended with {one['reason']}; what was done to it: {sorted(map(str, given))}"
+                f"attempt {one['attempt']} ended with {one['reason']}; what was done to it: "
+                f"{sorted(map(str, given))}"
             )
             # an end without words is whatever its exit code says
             if one["reason"] in FAILURES and not {one["reason"], None} & given:
@@ -131,7 +157,9 @@ def surely_failed(job: Job, ledger: Ledger) -> set[int]:
 
 def _pods_told_to_end_first(job: Job, attempt: int) -> bool:
     """Whether the operator itself took the attempt back while its end was not known yet."""
-    reasons = {one.condition("Admitted").get("reason") for one in job.versions if one.attempt == attempt}
+    reasons = {
+        one.condition("Admitted").get("reason") for one in job.versions if one.attempt == attempt
+    }
     return bool(reasons & {"SchedulingTimeout", "Suspended"})
 
 
@@ -148,7 +176,10 @@ ACCOUNTS: tuple[Account, ...] = (
 def audit(history: History, ledger: Ledger) -> Iterator[str]:
     """What is wrong with the stories of all jobs that there have been."""
     for job in history.jobs.values():
-        if any(one.deed is Deed.SPOILED for one in ledger.of(job.uid)) and job.last.phase == "Draining":
+        if (
+            any(one.deed is Deed.SPOILED for one in ledger.of(job.uid))
+            and job.last.phase == "Draining"
+        ):
             continue
         for account in ACCOUNTS:
             for found in dict.fromkeys(account(job, ledger)):
@@ -169,4 +200,7 @@ def events_tell_what_was(history: History, events: list[dict[str, object]]) -> I
         job = history.jobs.get(about["uid"])
         gaps = job is None or job.vanished or any(version.gap for version in job.versions)
         if not gaps and (about["uid"], event["reason"]) not in said:
-            yield f"event {event['reason']} on {about['name']}: no condition ever said so: {event['message']}"
+            yield (
+                f"event {event['reason']} on {about['name']}: no condition ever said so: "
+                f"{event['message']}"
+            )

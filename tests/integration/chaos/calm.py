@@ -1,4 +1,5 @@
-"""After the storm: all faults are over; every job must get to its end, and nothing be left of any."""
+"""After the storm: all faults are over; every job must get to its end, and nothing be left of
+any."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,10 +10,24 @@ from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID, REN
 from harness.client import ApiStatusError
 
 from .trainer import succeed
-from .world import ALL_GRPOJOBS, CLAIMS, EVENTS, GRPOJOBS, JOBS, NODES, PODS, SERVICES, Object, World, live, quiet
+from .world import (
+    ALL_GRPOJOBS,
+    CLAIMS,
+    EVENTS,
+    GRPOJOBS,
+    JOBS,
+    NODES,
+    PODS,
+    SERVICES,
+    Object,
+    World,
+    live,
+    quiet,
+)
 
 SETTLE_SECONDS = 90.0
-"""What the operator and the controllers get for it: the longest pause between attempts, and two busy cores."""
+"""What the operator and the controllers get for it: the longest pause between attempts, and two
+busy cores."""
 POLL_SECONDS = 0.3
 MOST_CHILDREN = 2
 """The current attempt's Job, and the last one for its logs."""
@@ -23,7 +38,8 @@ def restore(world: World) -> None:
     """Ends all faults, and waits until the operator and the nodes are there."""
     _until(lambda: _calmed(world))
     world.proxy.spoil, world.proxy.lost = None, lambda _: False
-    # their garbage collector may lose track of owners that were deleted just after an API server's end
+    # their garbage collector may lose track of owners that were deleted just after an API server's
+    # end
     world.cluster.control_plane.restart_controllers()
     world.operators.revive()
     world.operators.wait_ready()
@@ -47,7 +63,8 @@ def _all_ready(world: World) -> list[str]:
 
 
 def _until(problems: Callable[[], list[str]], seconds: float = SETTLE_SECONDS) -> list[str]:
-    """Looks again and again until there is no problem, and returns the last ones when time is up."""
+    """Looks again and again until there is no problem, and returns the last ones when time is
+    up."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -64,22 +81,42 @@ def settled(world: World) -> list[str]:
 
     def unsettled() -> list[str]:
         for job in world.jobs("Running"):
-            # the API server did not take the word of a later rank: training that is done ends on all of them
+            # the API server did not take the word of a later rank: training that is done ends on
+            # all of them
             if any(pod["status"].get("phase") == "Succeeded" for pod in world.pods_of(job)):
                 succeed(world, job)
-        return [wrong for job in world.jobs() if (wrong := _unsettled(world, job) or _crowded(world, job))]
+        return [
+            wrong
+            for job in world.jobs()
+            if (wrong := _unsettled(world, job) or _crowded(world, job))
+        ]
 
     return [f"no job is lost: {one}" for one in _until(unsettled)]
 
 
 def _crowded(world: World, job: Object) -> str:
     """What is left of attempts that are not to run: pods of any, Jobs of more than the last two."""
-    attempt, uid, team = job["status"].get("attempt", 0), job["metadata"]["uid"], job["metadata"]["namespace"]
+    attempt, uid, team = (
+        job["status"].get("attempt", 0),
+        job["metadata"]["uid"],
+        job["metadata"]["namespace"],
+    )
     pods = world.items(PODS, team, f"?labelSelector={LABEL_UID}={uid},{LABEL_ATTEMPT}!={attempt}")
-    alive = [_name(pod) for pod in pods if live(pod) and PLAN_ANNOTATION in pod["metadata"].get("annotations", {})]
-    owned = [child for child in world.items(JOBS, team, f"?labelSelector={LABEL_UID}={uid}") if _owned(child, uid)]
+    alive = [
+        _name(pod)
+        for pod in pods
+        if live(pod) and PLAN_ANNOTATION in pod["metadata"].get("annotations", {})
+    ]
+    owned = [
+        child
+        for child in world.items(JOBS, team, f"?labelSelector={LABEL_UID}={uid}")
+        if _owned(child, uid)
+    ]
     if alive or len(owned) > MOST_CHILDREN:
-        return f"{_told(job)}: left of earlier attempts: {alive}, Jobs {[_name(child) for child in owned]}"
+        return (
+            f"{_told(job)}: left of earlier attempts: {alive}, Jobs "
+            f"{[_name(child) for child in owned]}"
+        )
     return ""
 
 
@@ -92,14 +129,19 @@ def _unsettled(world: World, job: Object) -> str:
     status, spec, generation = job.get("status", {}), job["spec"], job["metadata"]["generation"]
     if status.get("observedGeneration") != generation:
         return f"{_told(job)}: generation {generation}, observed {status.get('observedGeneration')}"
-    running = [pod for pod in world.pods_of(job) if live(pod) and pod["status"].get("phase") == "Running"]
-    reason = next((one["reason"] for one in status.get("conditions", []) if one["type"] == "Admitted"), "")
+    running = [
+        pod for pod in world.pods_of(job) if live(pod) and pod["status"].get("phase") == "Running"
+    ]
+    reason = next(
+        (one["reason"] for one in status.get("conditions", []) if one["type"] == "Admitted"), ""
+    )
     impossible = bool(spec["placement"].get("nodeSelector"))
     expected = {
         "Succeeded": not running,
         "Failed": not running,
         "Suspended": bool(spec.get("suspend")) and not running,
-        "Running": not spec.get("suspend") and len(running) == (status.get("plan") or {}).get("nodes"),
+        "Running": not spec.get("suspend")
+        and len(running) == (status.get("plan") or {}).get("nodes"),
         "Queued": (reason in WAITS or impossible) and not running,
         "Pending": bool(impossible or status.get("avoidedNodes")) and not running,
         "Starting": impossible and not running,
@@ -112,21 +154,37 @@ def _unsettled(world: World, job: Object) -> str:
 def _told(job: Object) -> str:
     """A job with all that its status says."""
     status, metadata = job.get("status", {}), job["metadata"]
-    told = [f"{one['type']}={one['status']} {one['message'][:150]!r}" for one in status.get("conditions", [])]
+    told = [
+        f"{one['type']}={one['status']} {one['message'][:150]!r}"
+        for one in status.get("conditions", [])
+    ]
     attempt = f"attempt {status.get('attempt', 0)} of {metadata['uid'][:8]}"
-    return f"{metadata['namespace']}/{metadata['name']}, {attempt}, is {status.get('phase')}: {'; '.join(told)}"
+    return (
+        f"{metadata['namespace']}/{metadata['name']}, {attempt}, is {status.get('phase')}: "
+        f"{'; '.join(told)}"
+    )
 
 
 def drained(world: World) -> list[str]:
-    """Lets every job that runs succeed and resumes what is paused, until all have ended but those that can't run."""
+    """Lets every job that runs succeed and resumes what is paused, until all have ended but those
+    that can't run."""
 
     def left() -> list[str]:
-        found = [job for job in world.jobs() if not _over(job) and not job["spec"]["placement"].get("nodeSelector")]
+        found = [
+            job
+            for job in world.jobs()
+            if not _over(job) and not job["spec"]["placement"].get("nodeSelector")
+        ]
         for job in found:
             if job["spec"].get("suspend"):
                 _pause(world, job, False)
-            elif job.get("status", {}).get("avoidedNodes") and job["status"].get("phase") != "Running":
-                _pause(world, job, True)  # what users do when a node works again that the job keeps away from
+            elif (
+                job.get("status", {}).get("avoidedNodes")
+                and job["status"].get("phase") != "Running"
+            ):
+                _pause(
+                    world, job, True
+                )  # what users do when a node works again that the job keeps away from
             elif job.get("status", {}).get("phase") == "Running":
                 succeed(world, job)
         return [_told(job) for job in found]
@@ -140,16 +198,25 @@ def _over(job: Object) -> bool:
 
 def _pause(world: World, job: Object, suspend: bool) -> None:
     metadata = job["metadata"]
-    quiet(lambda: world.patch(GRPOJOBS, metadata["namespace"], metadata["name"], {"spec": {"suspend": suspend}}))
+    quiet(
+        lambda: world.patch(
+            GRPOJOBS, metadata["namespace"], metadata["name"], {"spec": {"suspend": suspend}}
+        )
+    )
 
 
 def told(world: World, since: float) -> list[str]:
-    """Every job that has ended since that unix time, when nothing disturbed the operator, has an event that says so."""
+    """Every job that has ended since that unix time, when nothing disturbed the operator, has an
+    event that says so."""
 
     def silent() -> list[str]:
         events = {(one["involvedObject"].get("uid"), one["reason"]) for one in world.all_of(EVENTS)}
         ended = [job for job in world.jobs("Succeeded", "Failed") if _ended_at(job) > since]
-        return [_told(job) for job in ended if (job["metadata"]["uid"], _final(job)["reason"]) not in events]
+        return [
+            _told(job)
+            for job in ended
+            if (job["metadata"]["uid"], _final(job)["reason"]) not in events
+        ]
 
     return [f"no event tells of the end: {one}" for one in _until(silent)]
 
@@ -168,7 +235,9 @@ def deleted(world: World) -> list[str]:
     """Deletes all jobs, and returns what is left of them."""
     for job in world.items(ALL_GRPOJOBS):
         metadata = job["metadata"]
-        world.delete(GRPOJOBS, metadata["namespace"], metadata["name"], propagationPolicy="Background")
+        world.delete(
+            GRPOJOBS, metadata["namespace"], metadata["name"], propagationPolicy="Background"
+        )
     return [f"nothing is left over: {one}" for one in _until(lambda: list(_left(world)))]
 
 

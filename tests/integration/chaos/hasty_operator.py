@@ -1,7 +1,8 @@
-"""`python -m tests.integration.chaos.hasty_operator`: the operator with its own settings, but pauses of seconds.
+"""`python -m tests.integration.chaos.hasty_operator`: the operator with its own settings, but
+pauses of seconds.
 
-A storm of minutes would otherwise meet mostly jobs that wait for their next attempt. One that loses its Lease ends with
-a code of its own, by which the storm tells that from every other end.
+A storm of minutes would otherwise meet mostly jobs that wait for their next attempt. One that loses
+its Lease ends with a code of its own, by which the storm tells that from every other end.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""What has been: every version of every GRPOJob, every pod and node, as the API server told the observer. Pure."""
+"""What has been: every version of every GRPOJob, every pod and node, as the API server told the
+observer. Pure."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +12,8 @@ GPU = "nvidia.com/gpu"
 PRODUCT = "nvidia.com/gpu.product"
 ENDED = ("Succeeded", "Failed")
 UNKNOWN_PHASE = "Draining"
-"""Of a newer version; the definition is widened by it, as after a rollback of the operator alone."""
+"""Of a newer version; the definition is widened by it, as after a rollback of the operator
+alone."""
 JUDGED = (
     "phase", "attempt", "retry", "restarts", "uncountedRestarts", "rollbacks", "conditions", "ends",
     "completionTime", "observedGeneration",
@@ -83,7 +85,8 @@ class Job:
     vanished: bool = False
     """Whether it went between two watches, so that its last versions may have been missed."""
     lost: set[str] = field(default_factory=set)
-    """Attempts with a pod that the node controller held for lost, as it also does with nodes that nobody struck."""
+    """Attempts with a pod that the node controller held for lost, as it also does with nodes that
+    nobody struck."""
 
     @property
     def last(self) -> Version:
@@ -138,7 +141,9 @@ class History:
         """Those that there are."""
         self.nodes: dict[str, list[Offer]] = {}
 
-    def see(self, plural: str, found: Object, at: float, *, gone: bool = False, gap: bool = False) -> None:
+    def see(
+        self, plural: str, found: Object, at: float, *, gone: bool = False, gap: bool = False
+    ) -> None:
         """An object as it is now; `gone`: as it was when it went."""
         if plural == "grpojobs":
             self._see_job(found, at, gone, gap)
@@ -158,11 +163,18 @@ class History:
 
     def _see_job(self, found: Object, at: float, gone: bool, gap: bool) -> None:
         metadata = found["metadata"]
-        job = self.jobs.setdefault(metadata["uid"], Job(metadata["uid"], f"{metadata['namespace']}/{metadata['name']}"))
-        version = Version(at, metadata["generation"], found["spec"], _judged(found.get("status", {})), gap)
+        job = self.jobs.setdefault(
+            metadata["uid"], Job(metadata["uid"], f"{metadata['namespace']}/{metadata['name']}")
+        )
+        version = Version(
+            at, metadata["generation"], found["spec"], _judged(found.get("status", {})), gap
+        )
         if job.versions and version.spec == job.last.spec:
             version = replace(version, spec=job.last.spec)  # one copy of what hardly ever changes
-        if not job.versions or (version.generation, version.status) != (job.last.generation, job.last.status):
+        if not job.versions or (version.generation, version.status) != (
+            job.last.generation,
+            job.last.status,
+        ):
             job.versions.append(version)
         if "deletionTimestamp" in metadata or gone:
             job.told_at = job.told_at or at
@@ -170,11 +182,22 @@ class History:
             job.gone_at = at
 
     def _see_pod(self, found: Object, at: float, gone: bool) -> None:
-        metadata, spec, labels = found["metadata"], found["spec"], found["metadata"].get("labels", {})
-        gpus = sum(int(one.get("resources", {}).get("limits", {}).get(GPU, 0)) for one in spec["containers"])
+        metadata, spec, labels = (
+            found["metadata"],
+            found["spec"],
+            found["metadata"].get("labels", {}),
+        )
+        gpus = sum(
+            int(one.get("resources", {}).get("limits", {}).get(GPU, 0))
+            for one in spec["containers"]
+        )
         ours = PLAN_ANNOTATION in metadata.get("annotations", {})
         fresh = Pod(
-            metadata["name"], labels.get(LABEL_UID, "") if ours else "", labels.get(LABEL_ATTEMPT, ""), gpus, at
+            metadata["name"],
+            labels.get(LABEL_UID, "") if ours else "",
+            labels.get(LABEL_ATTEMPT, ""),
+            gpus,
+            at,
         )
         pod = self.pods.setdefault(metadata["uid"], fresh)
         pod.phase = found.get("status", {}).get("phase", "")
@@ -191,7 +214,10 @@ class History:
 
     def _see_node(self, found: Object, at: float, gone: bool) -> None:
         metadata, status = found["metadata"], found.get("status", {})
-        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", []))
+        ready = any(
+            one["type"] == "Ready" and one["status"] == "True"
+            for one in status.get("conditions", [])
+        )
         usable = ready and not gone and not found["spec"].get("unschedulable")
         gpus = int(status.get("allocatable", {}).get(GPU, 0)) if usable else 0
         offers = self.nodes.setdefault(metadata["name"], [])
@@ -199,10 +225,13 @@ class History:
             offers.append(Offer(at, metadata.get("labels", {}).get(PRODUCT, ""), gpus))
 
     def ended_unread(self, job: Job) -> bool:
-        """Whether the gang of a job ended while its status was unreadable, so that nobody could tell that it did."""
+        """Whether the gang of a job ended while its status was unreadable, so that nobody could
+        tell that it did."""
         number = job.last.attempt
         spoiled = any(one.phase == UNKNOWN_PHASE for one in job.versions if one.attempt == number)
-        gang = [pod for pod in self.pods.values() if (pod.job, pod.attempt) == (job.uid, str(number))]
+        gang = [
+            pod for pod in self.pods.values() if (pod.job, pod.attempt) == (job.uid, str(number))
+        ]
         return spoiled and bool(gang) and not any(pod.holds for pod in gang)
 
     def capacity(self, product: str, since: float, until: float) -> int:
@@ -211,7 +240,9 @@ class History:
 
     def best(self, node: str, product: str, since: float, until: float) -> int:
         """Most GPUs of the product that the node offered at some moment of that time."""
-        offers = [one for one in self.nodes.get(node, []) if one.product == product and one.at <= until]
+        offers = [
+            one for one in self.nodes.get(node, []) if one.product == product and one.at <= until
+        ]
         before = [one.gpus for one in offers if one.at <= since][-1:]
         return max(before + [one.gpus for one in offers if one.at > since], default=0)
 

@@ -1,4 +1,5 @@
-"""What must hold at each moment, whatever goes wrong: each a function that yields what was seen against it. Pure."""
+"""What must hold at each moment, whatever goes wrong: each a function that yields what was seen
+against it. Pure."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,8 @@ def _retried(before: Version, after: Version) -> bool:
 
 
 def restarts_only_grow_within_the_limit(before: Version, after: Version) -> Iterator[str]:
-    """The write that counts a restart was made on the very spec that it stands beside, so the limit there binds it."""
+    """The write that counts a restart was made on the very spec that it stands beside, so the limit
+    there binds it."""
     if _retried(before, after):
         return
     if after.restarts < before.restarts or (after.restarts > before.restarts + 1 and not after.gap):
@@ -39,25 +41,36 @@ def restarts_only_grow_within_the_limit(before: Version, after: Version) -> Iter
         yield f"status.restarts grew to {after.restarts}; spec.restarts.limit is {limit}"
 
 
-def uncounted_restarts_only_grow_within_their_limit(before: Version, after: Version) -> Iterator[str]:
+def uncounted_restarts_only_grow_within_their_limit(
+    before: Version, after: Version
+) -> Iterator[str]:
     """The same for those that don't count against the limit."""
     was, now = (one.status.get("uncountedRestarts", 0) for one in (before, after))
     limit = after.spec.get("restarts", {}).get("uncountedLimit", DEFAULT_UNCOUNTED_LIMIT)
     if _retried(before, after):
         return
     if now < was or (now > was and now > limit and not after.gap):
-        yield f"status.uncountedRestarts went from {was} to {now}; spec.restarts.uncountedLimit is {limit}"
+        yield (
+            f"status.uncountedRestarts went from {was} to {now}; spec.restarts.uncountedLimit "
+            f"is {limit}"
+        )
 
 
 def rollbacks_are_never_forgotten(before: Version, after: Version) -> Iterator[str]:
-    """What a run leaves out it leaves out for ever, whatever the user retries; and it rolls back twice at most."""
+    """What a run leaves out it leaves out for ever, whatever the user retries; and it rolls back
+    twice at most."""
     was, now = (one.status.get("rollbacks", []) for one in (before, after))
-    if now[: len(was)] != was or len(now) > MAX_ROLLBACKS or (len(now) > len(was) + 1 and not after.gap):
+    if (
+        now[: len(was)] != was
+        or len(now) > MAX_ROLLBACKS
+        or (len(now) > len(was) + 1 and not after.gap)
+    ):
         yield f"status.rollbacks went from {was} to {now}"
 
 
 def every_new_attempt_is_accounted_for(before: Version, after: Version) -> Iterator[str]:
-    """A restart is counted or uncounted, but not both, and no more restarts are counted than there are attempts."""
+    """A restart is counted or uncounted, but not both, and no more restarts are counted than there
+    are attempts."""
     restarts = after.restarts + after.status.get("uncountedRestarts", 0)
     if restarts > before.restarts + before.status.get("uncountedRestarts", 0) + 1 and not after.gap:
         yield "one write counted several restarts"
@@ -106,7 +119,11 @@ STEPS: tuple[Step, ...] = (
 def conditions_agree(now: Version) -> Iterator[str]:
     """Conditions are the truth, so they can't contradict each other."""
     true = {one["type"] for one in now.status.get("conditions", []) if one["status"] == "True"}
-    for one, other in (("Succeeded", "Failed"), ("Running", "Suspended"), ("Admitted", "Suspended")):
+    for one, other in (
+        ("Succeeded", "Failed"),
+        ("Running", "Suspended"),
+        ("Admitted", "Suspended"),
+    ):
         if {one, other} <= true and not now.finished:
             yield f"{one} and {other} are both True"
     if {"Succeeded", "Failed"} <= true:
@@ -124,7 +141,9 @@ def conditions_agree(now: Version) -> Iterator[str]:
 
 def phase_is_one_word_for_the_conditions(now: Version) -> Iterator[str]:
     """For the words that a condition alone decides."""
-    expected = next((kind for kind in ("Succeeded", "Failed", "Suspended", "Running") if now.true(kind)), "")
+    expected = next(
+        (kind for kind in ("Succeeded", "Failed", "Suspended", "Running") if now.true(kind)), ""
+    )
     decided = ("Succeeded", "Failed", "Suspended", "Running")
     if now.phase != "Draining" and (now.phase != expected if expected else now.phase in decided):
         yield f"phase {now.phase!r} with {expected or 'none of ' + ', '.join(decided)} True"
@@ -146,10 +165,12 @@ STATES: tuple[State, ...] = (
 
 
 def gpus_are_never_promised_twice(history: History, job: Job) -> Iterator[str]:
-    """When a gang is admitted, all admitted gangs of its product have room on the nodes of the time.
+    """When a gang is admitted, all admitted gangs of its product have room on the nodes of the
+    time.
 
-    A node counts if it could be used at some moment since the oldest of these gangs was admitted: what is lost
-    afterwards was no mistake. Pods of nobody's gang count once they have been bound for a while.
+    A node counts if it could be used at some moment since the oldest of these gangs was admitted:
+    what is lost afterwards was no mistake. Pods of nobody's gang count once they have been bound
+    for a while.
     """
     now = job.last
     product, wanted = now.gpus
@@ -157,7 +178,11 @@ def gpus_are_never_promised_twice(history: History, job: Job) -> Iterator[str]:
         return
     gangs = [one for one in history.jobs.values() if one.gone_at is None and one.last.active]
     # one that is being deleted promises nothing any more; what its pods hold counts as anybody's
-    gangs = [one for one in gangs if one.told_at is None and (one is job or not history.ended_unread(one))]
+    gangs = [
+        one
+        for one in gangs
+        if one.told_at is None and (one is job or not history.ended_unread(one))
+    ]
     rivals = [one for one in gangs if one.last.gpus[0] == product]
     demand = sum(one.last.gpus[1] for one in rivals)
     since = min(_admitted_at(one) for one in rivals) - FOREIGN_SECONDS
@@ -165,13 +190,15 @@ def gpus_are_never_promised_twice(history: History, job: Job) -> Iterator[str]:
     foreign = sum(
         pod.gpus
         for pod in history.pods.values()
-        if pod.holds and pod.gpus and pod.job not in active and 0 < pod.bound_at < now.at - FOREIGN_SECONDS
+        if pod.holds and pod.gpus and pod.job not in active and 0 < pod.bound_at < now.at - FOREIGN_SECONDS  # noqa: E501
         and history.best(pod.node, product, now.at, now.at)
     )  # fmt: skip
     capacity = history.capacity(product, since, now.at)
     if demand + foreign > capacity:
         held = ", ".join(f"{one.name} {one.last.gpus[1]}" for one in rivals)
-        yield f"{demand} × {product} are promised ({held}), {foreign} in foreign hands, of {capacity}"
+        yield (
+            f"{demand} × {product} are promised ({held}), {foreign} in foreign hands, of {capacity}"
+        )
 
 
 def _admitted_at(job: Job) -> float:
@@ -194,11 +221,18 @@ def judge(history: History, job: Job) -> Iterator[str]:
         for step in STEPS:
             yield from _named(job, step.__name__, step(before, now))
         if now.attempt > before.attempt:
-            yield from _named(job, gpus_are_never_promised_twice.__name__, gpus_are_never_promised_twice(history, job))
+            yield from _named(
+                job,
+                gpus_are_never_promised_twice.__name__,
+                gpus_are_never_promised_twice(history, job),
+            )
 
 
 def _named(job: Job, name: str, found: Iterator[str]) -> Iterator[str]:
-    return (f"{name.replace('_', ' ')}: {job.name} ({job.uid[:8]}) at {_clock(job.last.at)}: {one}" for one in found)
+    return (
+        f"{name.replace('_', ' ')}: {job.name} ({job.uid[:8]}) at {_clock(job.last.at)}: {one}"
+        for one in found
+    )
 
 
 def _clock(at: float) -> str:

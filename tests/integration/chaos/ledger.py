@@ -1,6 +1,8 @@
-"""What chaos did to each job, written down before it is done: the truth that statuses are held against.
+"""What chaos did to each job, written down before it is done: the truth that statuses are held
+against.
 
-Pure. A deed may not have come to pass (the API server was just gone), so `sure` tells those that have.
+Pure. A deed may not have come to pass (the API server was just gone), so `sure` tells those that
+have.
 """
 
 from collections.abc import Iterator
@@ -36,13 +38,18 @@ class Entry:
     """Unix time."""
     rank: int = 0
     result: Result | None = None
-    """What the trainer's word or the container's state says; None for an end that says nothing that can be read."""
+    """What the trainer's word or the container's state says; None for an end that says nothing that
+    can be read."""
     sure: bool = False
 
     @property
     def counts(self) -> bool:
         """Whether it is an end that counts against spec.restarts.limit; rollbacks don't."""
-        return self.deed is Deed.ENDED and self.result not in (Result.SUCCEEDED, Result.PREEMPTED, *DIVERGED)
+        return self.deed is Deed.ENDED and self.result not in (
+            Result.SUCCEEDED,
+            Result.PREEMPTED,
+            *DIVERGED,
+        )
 
 
 class Ledger:

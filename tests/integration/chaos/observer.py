@@ -1,4 +1,5 @@
-"""Watches the API server directly, not through the operator or its proxy, and judges every change at once."""
+"""Watches the API server directly, not through the operator or its proxy, and judges every change
+at once."""
 
 import contextlib
 import http.client
@@ -21,8 +22,9 @@ PATHS = {
 }
 WATCH_SECONDS = 600
 OVERLAP_SECONDS = 8.0
-"""Longest time that live pods of two attempts are there at once while nothing disturbs the operator: the Job controller
-ends the peers of a failed pod a second or two later, and all of it on two busy cores."""
+"""Longest time that live pods of two attempts are there at once while nothing disturbs the
+operator: the Job controller ends the peers of a failed pod a second or two later, and all of it on
+two busy cores."""
 
 
 class Observer:
@@ -43,11 +45,17 @@ class Observer:
     @contextlib.contextmanager
     def watching(self) -> Iterator["Observer"]:
         """Watches while the block runs."""
-        threads = [threading.Thread(target=self._follow, args=(plural,), daemon=True) for plural in PATHS]
+        threads = [
+            threading.Thread(target=self._follow, args=(plural,), daemon=True) for plural in PATHS
+        ]
         threads.append(threading.Thread(target=self._look_on, daemon=True))
         for thread in threads:
             thread.start()
-        until("the observer's first LISTs", lambda: all(one.is_set() for one in self._listed.values()), 60)
+        until(
+            "the observer's first LISTs",
+            lambda: all(one.is_set() for one in self._listed.values()),
+            60,
+        )
         try:
             yield self
         finally:
@@ -98,7 +106,8 @@ class Observer:
         return str(page["metadata"]["resourceVersion"])
 
     def _watch(self, plural: str, version: str) -> str:
-        """Follows events until the connection ends; returns where to go on, nothing after an error event."""
+        """Follows events until the connection ends; returns where to go on, nothing after an error
+        event."""
         path = f"{PATHS[plural]}?watch=true&allowWatchBookmarks=true&resourceVersion={version}"
         connection, answer = self._request(f"{path}&timeoutSeconds={WATCH_SECONDS}")
         with contextlib.closing(connection):
@@ -126,7 +135,9 @@ class Observer:
         if job := self._see(plural, event["object"], time.time(), gone=gone, gap=False):
             self._violations += judge(self.history, job)
 
-    def _see(self, plural: str, found: dict[str, Any], at: float, *, gone: bool, gap: bool) -> Job | None:
+    def _see(
+        self, plural: str, found: dict[str, Any], at: float, *, gone: bool, gap: bool
+    ) -> Job | None:
         """Takes an object in; returns the job that has a new version by it."""
         known = self.history.jobs.get(found["metadata"]["uid"])
         before = len(known.versions) if known else 0
@@ -145,7 +156,8 @@ class Observer:
             last = now
 
     def _overlapping(self, passed: float) -> None:
-        """Two attempts of a job may be alive together for a moment; counts only what passes undisturbed."""
+        """Two attempts of a job may be alive together for a moment; counts only what passes
+        undisturbed."""
         seen = set()
         for uid in {pod.job for pod in self.history.pods.values()} & self.history.jobs.keys():
             job = self.history.jobs[uid]
@@ -156,15 +168,19 @@ class Observer:
                 if self._overlaps[key] > OVERLAP_SECONDS:
                     self._overlaps[key] = -1e9
                     self._violations.append(
-                        f"no two attempts live: {job.name} ({job.uid[:8]}): pods of attempt {attempt} have been alive "
-                        f"beside those of attempt {job.last.attempt} for {OVERLAP_SECONDS:.0f} undisturbed seconds"
+                        f"no two attempts live: {job.name} ({job.uid[:8]}): pods of attempt "
+                        f"{attempt} have been alive "
+                        f"beside those of attempt {job.last.attempt} for {OVERLAP_SECONDS:.0f} "
+                        "undisturbed seconds"
                     )
         self._overlaps = {key: value for key, value in self._overlaps.items() if key in seen}
 
 
 def earlier_lives(history: History, job: Job) -> set[str]:
     """Earlier attempts with live pods, while the current one has live pods, too."""
-    attempts = {pod.attempt for pod in history.pods.values() if pod.job == job.uid and pod.live and pod.node}
+    attempts = {
+        pod.attempt for pod in history.pods.values() if pod.job == job.uid and pod.live and pod.node
+    }
     current = str(job.last.attempt)
     if current not in attempts:
         return set()

@@ -1,4 +1,5 @@
-"""Two operators as processes of their own that lead by one Lease, so that each can be killed or stopped at any moment.
+"""Two operators as processes of their own that lead by one Lease, so that each can be killed or
+stopped at any moment.
 
 Both logs are searched for what no operator should say.
 """
@@ -44,11 +45,20 @@ LEADS = "grpo_operator_leader 1.0"
 class OperatorProcess:
     """One replica: one process after the other, all with one log."""
 
-    def __init__(self, name: str, kubeconfig: Path, log: Path, environment: Mapping[str, str]) -> None:
-        """Nothing runs yet. By the environment the cluster knows the process as one of its own, and ends it too."""
+    def __init__(
+        self, name: str, kubeconfig: Path, log: Path, environment: Mapping[str, str]
+    ) -> None:
+        """Nothing runs yet. By the environment the cluster knows the process as one of its own, and
+        ends it too."""
         self.name = name
         self._environment = {**environment, "POD_NAME": name}
-        self._command = [sys.executable, "-m", hasty_operator.__name__, f"--kubeconfig={kubeconfig}", *OPTIONS]
+        self._command = [
+            sys.executable,
+            "-m",
+            hasty_operator.__name__,
+            f"--kubeconfig={kubeconfig}",
+            *OPTIONS,
+        ]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
@@ -60,8 +70,11 @@ class OperatorProcess:
     def start(self) -> None:
         """Starts a process."""
         self._port = free_port()
-        # a process that is killed in the middle of writing its coverage leaves a file that can't be read
-        environment = {name: value for name, value in self._environment.items() if not name.startswith("COV")}
+        # a process that is killed in the middle of writing its coverage leaves a file that can't be
+        # read
+        environment = {
+            name: value for name, value in self._environment.items() if not name.startswith("COV")
+        }
         environment["PYTHONPATH"] = os.pathsep.join((str(ROOT / "operator"), str(ROOT)))
         with self._log.open("ab") as log:
             command = [*self._command, f"--metrics-port={self._port}"]
@@ -70,7 +83,8 @@ class OperatorProcess:
     def revive(self) -> None:
         """Starts it again if it ended without being told to, as the kubelet would."""
         if self._process is not None and (code := self._process.poll()) is not None:
-            # its Lease was not renewed in time, for some fault: what ends then begins again as a follower
+            # its Lease was not renewed in time, for some fault: what ends then begins again as a
+            # follower
             if code != hasty_operator.LEASE_LOST:
                 tail = self._log.read_text(errors="replace").splitlines()[-5:]
                 self.unexpected.append(f"{self.name} ended by itself with exit code {code}: {tail}")
@@ -83,7 +97,8 @@ class OperatorProcess:
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """SIGCONT to a process that stands still. Its Lease is another's by now: it must end by itself."""
+        """SIGCONT to a process that stands still. Its Lease is another's by now: it must end by
+        itself."""
         if not self.stopped:
             return
         assert self._process
@@ -92,7 +107,9 @@ class OperatorProcess:
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self.unexpected.append(f"{self.name} was still there {END_SECONDS:.0f} s after it had lost its Lease")
+            self.unexpected.append(
+                f"{self.name} was still there {END_SECONDS:.0f} s after it had lost its Lease"
+            )
         self.revive()
 
     def kill(self) -> None:
@@ -100,7 +117,8 @@ class OperatorProcess:
         self._end(signal.SIGKILL, -signal.SIGKILL)
 
     def terminate(self) -> None:
-        """SIGTERM, and nothing is started in its place. A process that has not come up yet has no handler for it."""
+        """SIGTERM, and nothing is started in its place. A process that has not come up yet has no
+        handler for it."""
         self._end(signal.SIGTERM, 0, -signal.SIGTERM if self.page("healthz")[0] == 0 else 0)
 
     def _end(self, number: signal.Signals, *expected: int) -> None:
@@ -115,12 +133,15 @@ class OperatorProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            self.unexpected.append(f"{self.name} was still there {END_SECONDS:.0f} s after {number.name}")
+            self.unexpected.append(
+                f"{self.name} was still there {END_SECONDS:.0f} s after {number.name}"
+            )
             return
         # its Lease may have run out just then
         if code not in (*expected, hasty_operator.LEASE_LOST):
             self.unexpected.append(
-                f"{time.monotonic() - begun:.1f} s after {number.name} {self.name} ended with code {code}"
+                f"{time.monotonic() - begun:.1f} s after {number.name} {self.name} ended with "
+                f"code {code}"
             )
 
     @property
@@ -136,7 +157,9 @@ class OperatorProcess:
     def page(self, name: str) -> tuple[int, str]:
         """Status and text of /healthz, /readyz or /metrics; status 0 while nothing listens."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{name}", timeout=PAGE_SECONDS) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self._port}/{name}", timeout=PAGE_SECONDS
+            ) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -144,10 +167,11 @@ class OperatorProcess:
             return 0, ""
 
     def complaints(self) -> Iterator[str]:
-        """Lines of the log that no operator should write: errors, tracebacks, and what isn't a log line at all.
+        """Lines of the log that no operator should write: errors, tracebacks, and what isn't a log
+        line at all.
 
-        What kopf asks again it tells as an error, too: after one of the API server, that is ours, and where it was told
-        to end while it began.
+        What kopf asks again it tells as an error, too: after one of the API server, that is ours,
+        and where it was told to end while it began.
         """
         if not self._log.exists():
             return
@@ -158,7 +182,9 @@ class OperatorProcess:
                 yield line
                 continue
             told = fields.get("message", "")
-            again = fields.get("logger", "").startswith("kopf.") and ("will retry" in told or "will re-auth" in told)
+            again = fields.get("logger", "").startswith("kopf.") and (
+                "will retry" in told or "will re-auth" in told
+            )
             # kopf's watch, cut off by the end of a process that has lost its Lease
             cut = fields.get("logger") == "asyncio" and "infinite_watch" in told
             if ("traceback" in fields and not cut) or (
@@ -170,7 +196,9 @@ class OperatorProcess:
 class Replicas:
     """Two operators and one Lease."""
 
-    def __init__(self, kubeconfigs: Mapping[str, Path], folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, kubeconfigs: Mapping[str, Path], folder: Path, environment: Mapping[str, str]
+    ) -> None:
         """Nothing runs yet; each has a kubeconfig of its own, by its name."""
         self.all = tuple(
             OperatorProcess(name, kubeconfig, folder / f"{name}.log", environment)
@@ -187,7 +215,9 @@ class Replicas:
 
     def leader_or_any(self) -> OperatorProcess:
         """The one that leads; while nobody does, one that does not stand still."""
-        return self.leader() or next((one for one in self.all if one.up and not one.stopped), self.all[0])
+        return self.leader() or next(
+            (one for one in self.all if one.up and not one.stopped), self.all[0]
+        )
 
     def start(self) -> None:
         """Starts those that do not run."""

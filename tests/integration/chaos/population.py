@@ -1,4 +1,5 @@
-"""The jobs of three teams: CPUs and GPUs, one to four nodes, limits, deadlines, priorities, and some that can't run."""
+"""The jobs of three teams: CPUs and GPUs, one to four nodes, limits, deadlines, priorities, and
+some that can't run."""
 
 import random
 from typing import Any
@@ -54,21 +55,31 @@ def draw_spec(chance: random.Random) -> Object:
         spec["ttlSecondsAfterFinished"] = chance.choice((0, 5, 3600))
     if chance.random() < 0.3:
         retain = chance.random() < 0.5
-        spec["checkpoint"] = {"volumeClaimTemplate": {"size": "1Gi", "accessMode": "ReadWriteMany", "retain": retain}}
+        spec["checkpoint"] = {
+            "volumeClaimTemplate": {"size": "1Gi", "accessMode": "ReadWriteMany", "retain": retain}
+        }
     return spec
 
 
 def job(name: str, spec: Object, **metadata: Any) -> Object:
     """A GRPOJob to be posted."""
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, **metadata}, "spec": spec}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name, **metadata},
+        "spec": spec,
+    }
 
 
 def top_up(world: World, chance: random.Random) -> None:
-    """Deletes some jobs that have ended, and submits new ones until the population is whole, often under old names."""
+    """Deletes some jobs that have ended, and submits new ones until the population is whole, often
+    under old names."""
     jobs = world.items("/apis/grpo.dev/v1alpha1/grpojobs")
     for one in jobs:
         if one.get("status", {}).get("phase") in ("Succeeded", "Failed") and chance.random() < 0.3:
-            world.delete_job(one, chance.choice(("Background", "Foreground", "Orphan")), chance.randint(1, 8))
+            world.delete_job(
+                one, chance.choice(("Background", "Foreground", "Orphan")), chance.randint(1, 8)
+            )
     free = [(team, name) for team in TEAMS for name in NAMES]
     taken = {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in jobs}
     free = [place for place in free if place not in taken]
@@ -82,6 +93,10 @@ def top_up(world: World, chance: random.Random) -> None:
 
 def _add_volume(world: World, chance: random.Random) -> None:
     """What a provisioner would make for the job's claim."""
-    spec: Object = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteMany"], "hostPath": {"path": "/nowhere"}}
+    spec: Object = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "hostPath": {"path": "/nowhere"},
+    }
     body = {"metadata": {"name": f"volume-{chance.randrange(10**9)}"}, "spec": spec}
     quiet(lambda: world.client.request("POST", "/api/v1/persistentvolumes", body))

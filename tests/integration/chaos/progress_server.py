@@ -1,6 +1,8 @@
-"""What rank 0 says while it trains, for pods that only pretend: at addresses of this machine anything can be said.
+"""What rank 0 says while it trains, for pods that only pretend: at addresses of this machine
+anything can be said.
 
-Each address of the loopback network can be some pod's; what is asked there answers as a fault has chosen.
+Each address of the loopback network can be some pod's; what is asked there answers as a fault has
+chosen.
 """
 
 import random

@@ -1,6 +1,8 @@
-"""The whole story: a cluster, a storm of so many faults by a seed, a calm, and the judgement of what was seen.
+"""The whole story: a cluster, a storm of so many faults by a seed, a calm, and the judgement of
+what was seen.
 
-The same seed gives the same decisions in the same order; what they meet depends on the timing of real processes.
+The same seed gives the same decisions in the same order; what they meet depends on the timing of
+real processes.
 """
 
 import random
@@ -39,7 +41,8 @@ LONGEST_PAUSE = 1.0
 RECOVERY_SECONDS = 12.0
 """After a disturbance the operator and the controllers may pause so long between two tries."""
 LULL_EVERY = 100
-"""Faults after which all of them end for once, so that what is only slow can be told from what is lost."""
+"""Faults after which all of them end for once, so that what is only slow can be told from what is
+lost."""
 TOKEN_HOURS = 24
 """Longer than any storm."""
 
@@ -77,7 +80,9 @@ class Report:
         return "\n".join(["| fault | times |", "|---|---|", *rows])
 
 
-def storm(faults: int, seed: int, folder: Path, say: Say, only: str = "", *, fence: bool = True) -> Report:
+def storm(
+    faults: int, seed: int, folder: Path, say: Say, only: str = "", *, fence: bool = True
+) -> Report:
     """So many faults on a cluster of its own; `folder` keeps the operators' logs and kubeconfigs.
 
     only: a regular expression that the kinds of the faults must match.
@@ -95,7 +100,8 @@ def storm(faults: int, seed: int, folder: Path, say: Say, only: str = "", *, fen
 
 @contextmanager
 def standing(name: str, folder: Path, *, fence: bool) -> Iterator[tuple[World, Observer]]:
-    """A cluster without nodes, for the time of the block; operators that are started in it are killed at the end."""
+    """A cluster without nodes, for the time of the block; operators that are started in it are
+    killed at the end."""
     with Cluster.create(f"{name}-{time.time_ns() % 10**6}", ClusterSettings()) as cluster:
         _define(cluster)
         with (
@@ -129,7 +135,12 @@ class Storm:
     """One run on a world that stands."""
 
     def __init__(
-        self, world: World, observer: Observer, report: Report, say: Say, kinds: tuple[Fault, ...] = FAULTS
+        self,
+        world: World,
+        observer: Observer,
+        report: Report,
+        say: Say,
+        kinds: tuple[Fault, ...] = FAULTS,
     ) -> None:
         self._kinds = kinds
         self._world, self._observer, self._report, self._say = world, observer, report, say
@@ -200,7 +211,9 @@ class Storm:
             self._judge(list(audit(history, world.ledger)))
             self._judge(list(events_tell_what_was(history, events)))
             self._report.jobs = len(history.jobs)
-            self._report.certain = sum(len(surely_failed(job, world.ledger)) for job in history.jobs.values())
+            self._report.certain = sum(
+                len(surely_failed(job, world.ledger)) for job in history.jobs.values()
+            )
             self._report.attempts = sum(job.last.attempt for job in history.jobs.values())
         self._judge(calm.deleted(world))
         world.operators.terminate()

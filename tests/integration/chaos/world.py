@@ -1,4 +1,5 @@
-"""The cluster that chaos is let loose on: nodes of two GPU products and CPUs, three teams, and whoever acts in them.
+"""The cluster that chaos is let loose on: nodes of two GPU products and CPUs, three teams, and
+whoever acts in them.
 
 Everything here goes directly to the API server; only the operators' way leads through the proxy.
 """
@@ -56,7 +57,12 @@ class World:
     """All that faults act on."""
 
     def __init__(
-        self, cluster: Cluster, proxy: ApiProxy, progress: ProgressServer, operators: Replicas, ledger: Ledger
+        self,
+        cluster: Cluster,
+        proxy: ApiProxy,
+        progress: ProgressServer,
+        operators: Replicas,
+        ledger: Ledger,
     ) -> None:
         """The cluster knows GRPOJobs; nodes and namespaces are made by `found`."""
         self.cluster, self.proxy, self.progress = cluster, proxy, progress
@@ -73,12 +79,20 @@ class World:
             self.client.request("POST", "/api/v1/namespaces", {"metadata": {"name": team}})
         for team in TEAMS:
             path = f"/api/v1/namespaces/{team}/serviceaccounts/default"
-            until(f"{team}'s service account", functools.partial(self.client.get, path), TEST_SECONDS)
+            until(
+                f"{team}'s service account", functools.partial(self.client.get, path), TEST_SECONDS
+            )
 
     def add_node(self, name: str) -> None:
         """A node that only pretends; it is Ready a moment later."""
         gpus = GPU_NODES[name]
-        offers = {"cpu": "64", "memory": "1Ti", "pods": "256", "ephemeral-storage": "1Ti", **gpus.capacity}
+        offers = {
+            "cpu": "64",
+            "memory": "1Ti",
+            "pods": "256",
+            "ephemeral-storage": "1Ti",
+            **gpus.capacity,
+        }
         labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **gpus.labels}
         metadata = {"name": name, "annotations": {"kwok.x-k8s.io/node": "fake"}, "labels": labels}
         status = {"capacity": offers, "allocatable": offers}
@@ -92,7 +106,9 @@ class World:
     def items(self, path: str, namespace: str = "", query: str = "") -> list[Object]:
         """The objects of a list, by namespace and name."""
         found: list[Object] = self.client.get(path.format(namespace) + query)["items"]
-        return sorted(found, key=lambda one: (one["metadata"].get("namespace", ""), one["metadata"]["name"]))
+        return sorted(
+            found, key=lambda one: (one["metadata"].get("namespace", ""), one["metadata"]["name"])
+        )
 
     def post(self, path: str, namespace: str, body: Object) -> Object:
         """Creates an object."""
@@ -101,7 +117,9 @@ class World:
 
     def patch(self, path: str, namespace: str, name: str, body: Object) -> Object:
         """Merge-patches an object; the name may end in a subresource."""
-        found: Object = self.client.request("PATCH", f"{path.format(namespace)}/{name}", body, MERGE)
+        found: Object = self.client.request(
+            "PATCH", f"{path.format(namespace)}/{name}", body, MERGE
+        )
         return found
 
     def delete(self, path: str, namespace: str, name: str, **options: Any) -> None:
@@ -116,7 +134,9 @@ class World:
         """Deletes a GRPOJob; who orphans its children clears them away so many faults later."""
         metadata = job["metadata"]
         if policy == "Orphan":
-            self.undo_after(faults, lambda: self._clear_orphans(metadata["namespace"], metadata["uid"]))
+            self.undo_after(
+                faults, lambda: self._clear_orphans(metadata["namespace"], metadata["uid"])
+            )
         self.delete(GRPOJOBS, metadata["namespace"], metadata["name"], propagationPolicy=policy)
 
     def _clear_orphans(self, namespace: str, uid: str) -> None:
@@ -131,11 +151,14 @@ class World:
 
     def jobs(self, *phases: str) -> list[Object]:
         """The GRPOJobs that nobody has deleted, in these phases or in any."""
-        found = [one for one in self.items(ALL_GRPOJOBS) if "deletionTimestamp" not in one["metadata"]]
+        found = [
+            one for one in self.items(ALL_GRPOJOBS) if "deletionTimestamp" not in one["metadata"]
+        ]
         return [one for one in found if not phases or one.get("status", {}).get("phase") in phases]
 
     def pods_of(self, job: Object, attempt: int | None = None) -> list[Object]:
-        """The pods that were made for a job's attempt (the current one), by name; strangers with its labels are not."""
+        """The pods that were made for a job's attempt (the current one), by name; strangers with
+        its labels are not."""
         number = job.get("status", {}).get("attempt", 0) if attempt is None else attempt
         labels = f"{LABEL_UID}={job['metadata']['uid']},{LABEL_ATTEMPT}={number}"
         found = self.items(PODS, job["metadata"]["namespace"], f"?labelSelector={labels}")
@@ -146,7 +169,11 @@ class World:
         jobs = self.jobs("Running", "Starting", "Restarting")
         chance.shuffle(jobs)
         for job in jobs:
-            if pods := [pod for pod in self.pods_of(job) if live(pod) and pod["status"]["phase"] == "Running"]:
+            if pods := [
+                pod
+                for pod in self.pods_of(job)
+                if live(pod) and pod["status"]["phase"] == "Running"
+            ]:
                 return job, pods
         return None
 
@@ -179,7 +206,10 @@ class World:
 
 def live(pod: Object) -> bool:
     """Whether the pod runs or may still run, and nobody has told it to end."""
-    return pod["status"].get("phase") not in ("Succeeded", "Failed") and "deletionTimestamp" not in pod["metadata"]
+    return (
+        pod["status"].get("phase") not in ("Succeeded", "Failed")
+        and "deletionTimestamp" not in pod["metadata"]
+    )
 
 
 def of_a_job(pod: Object) -> bool:

@@ -1,1 +1,2 @@
-"""Facts about ranks that tests judge: each module runs in training processes and returns what it saw."""
+"""Facts about ranks that tests judge: each module runs in training processes and returns what it
+saw."""

@@ -1,4 +1,5 @@
-"""What the acceptance run's checks find on a CPU, all in one process whose libraries are already there.
+"""What the acceptance run's checks find on a CPU, all in one process whose libraries are already
+there.
 
 `python -m grpo_acceptance` starts a process for each; the tests see that with two of them only.
 """
@@ -21,7 +22,8 @@ TINY = {
     "accumulation": 2,
     "generation_batch": 4,
     "config": {
-        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16,
         "intermediate_size": 128, "vocab_size": 1000, "tie_word_embeddings": True,
     },
 }  # fmt: skip

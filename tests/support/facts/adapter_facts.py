@@ -1,7 +1,7 @@
 """What a run holds that begins with another's exported adapter, on real process groups.
 
-One LoRA run is trained and exported; others begin with that export, are looked at before their first step, and go on
-from their own checkpoint, which no longer knows of the export.
+One LoRA run is trained and exported; others begin with that export, are looked at before their
+first step, and go on from their own checkpoint, which no longer knows of the export.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def everything(folder: Path) -> dict[str, Any]:
     ranks.gather(0)
     first, bad = folder / "first", folder / "bad"
     _exported(job(model, first))
-    cells = {name: _begun(job(model, folder / name.replace(" ", "-"), first, **CELLS[name])) for name in CELLS}
+    cells = {
+        name: _begun(job(model, folder / name.replace(" ", "-"), first, **CELLS[name]))
+        for name in CELLS
+    }
     ends = {name: _end(job(model, bad, first, **FAULTS[name])) for name in FAULTS}
     return {"cells": cells, "ends": ends | {"base": _end(job(other, bad, first))}}
 
@@ -61,7 +64,9 @@ def job(model: Path, folder: Path, source: Path | None = None, **settings: Any) 
     arguments["execution"] = {"saveEverySteps": SAVED} | arguments.get("execution", {})
     plan = runs.plan(model, "Adapter", world_size=ranks.world_size(), folder=folder, **arguments)
     identity = JobIdentity(namespace="default", name="adapter", uid=folder.name, attempt=1)
-    return plan.model_copy(update={"job": identity, "resume_from": str(source / "export") if source else None})
+    return plan.model_copy(
+        update={"job": identity, "resume_from": str(source / "export") if source else None}
+    )
 
 
 def _exported(plan: TrainingPlan) -> None:
@@ -78,12 +83,15 @@ def _build(plan: TrainingPlan, *callbacks: TrainerCallback) -> ReferenceGRPOTrai
     """The trainer of a job that begins with an adapter."""
     runs.reset()
     config = runs.configuration(plan)
-    loaded = replace(load_policy(plan.model, plan.execution, plan.adapter), adapter=begin(plan, {}).adapter)
+    loaded = replace(
+        load_policy(plan.model, plan.execution, plan.adapter), adapter=begin(plan, {}).adapter
+    )
     return runs.trainer(plan, config, loaded, *callbacks)
 
 
 def _begun(plan: TrainingPlan) -> dict[str, Any]:
-    """A run that begins with the export, and what it logs after its checkpoint when it goes on from there."""
+    """A run that begins with the export, and what it logs after its checkpoint when it goes on from
+    there."""
     probe, logs, again = Probe(), runs.Logs(), runs.Logs()
     trainer = _build(plan, probe, logs)
     held = {key: tensor.clone() for key, tensor in get_peft_model_state_dict(trainer.model).items()}
@@ -93,7 +101,9 @@ def _begun(plan: TrainingPlan) -> dict[str, Any]:
     ranks.gather(0)
     runs.reset()
     resumed = runs.build(plan.model_copy(update={"resume_from": None}), again)
-    resumed.train(resume_from_checkpoint=f"{plan.checkpoint_directory}/attempt-1/checkpoint-{SAVED}")
+    resumed.train(
+        resume_from_checkpoint=f"{plan.checkpoint_directory}/attempt-1/checkpoint-{SAVED}"
+    )
     return probe.facts | {
         "equal": held.keys() == saved.keys()
         and all(torch.equal(held[key], saved[key].to(held[key].dtype)) for key in saved),
@@ -116,9 +126,14 @@ class Probe(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """What is held once the model is wrapped and partitioned, and how both score one batch."""
-        held = {name.replace(".default.", "."): tensor for name, tensor in whole(self.trainer.model).items()}
+        held = {
+            name.replace(".default.", "."): tensor
+            for name, tensor in whole(self.trainer.model).items()
+        }
         pairs = [(held[key], tensor.reshape(-1)) for key, tensor in self.saved.items()]
-        self.facts["wrapped"] = all(torch.equal(mine, theirs.to(mine.dtype)) for mine, theirs in pairs)
+        self.facts["wrapped"] = all(
+            torch.equal(mine, theirs.to(mine.dtype)) for mine, theirs in pairs
+        )
         self.facts["policy"] = score(self.trainer, self.trainer.model_wrapped)
         with use_adapter(self.trainer.accelerator.unwrap_model(self.trainer.model), None):
             self.facts["reference"] = score(self.trainer, self.trainer.model)

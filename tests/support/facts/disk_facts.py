@@ -1,7 +1,8 @@
-"""Fails each write of a checkpoint in turn, on either rank, and records how the ranks and the run react.
+"""Fails each write of a checkpoint in turn, on either rank, and records how the ranks and the run
+react.
 
-A folder with the file's name makes each write fail; once the disk is really full. Nothing is mocked: the errors come
-from the kernel, as torch, safetensors and Python report them.
+A folder with the file's name makes each write fail; once the disk is really full. Nothing is
+mocked: the errors come from the kernel, as torch, safetensors and Python report them.
 """
 
 import os
@@ -43,7 +44,8 @@ OBSTACLES = {
         "checkpoint-10/scheduler.pt",
     ),
 }
-"""What stands in the way of the checkpoint of step 1, 2, 3 …: a path in the attempt's folder, with rank 0's pid."""
+"""What stands in the way of the checkpoint of step 1, 2, 3 …: a path in the attempt's folder, with
+rank 0's pid."""
 BALLAST = "ballast"
 
 
@@ -55,7 +57,9 @@ DISK = "disk"
 def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
     """Mount a tmpfs of `mebibytes` MiB at `folder` while the body runs."""
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", folder], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", folder], check=True
+    )
     try:
         yield folder
     finally:
@@ -63,10 +67,11 @@ def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
 
 
 def failing_writes(folder: Path, strategy: str) -> dict[str, Any]:
-    """A run that saves after every step, the first of which fail, and its losses beside those of a calm one.
+    """A run that saves after every step, the first of which fail, and its losses beside those of a
+    calm one.
 
-    `folder` has a small disk of its own, DISK, which the last but one checkpoint and the export find full; what ranks
-    print and find lies beside it. A collective.
+    `folder` has a small disk of its own, DISK, which the last but one checkpoint and the export
+    find full; what ranks print and find lies beside it. A collective.
     """
     disk = folder / DISK
     obstacles = OBSTACLES[strategy]
@@ -88,7 +93,9 @@ def _run(folder: Path, strategy: str, steps: int, obstacles: tuple[str, ...]) ->
     trainer = runs.build(job, logs, seal, disk)
     trainer.save = seal.save
     trainer.train()
-    exported = bool(obstacles) and _export_to_a_full_disk(folder, partial(export_model, job, trainer.source), trainer)
+    exported = bool(obstacles) and _export_to_a_full_disk(
+        folder, partial(export_model, job, trainer.source), trainer
+    )
     return {
         "losses": [logs.rows[step]["loss"] for step in range(1, steps + 1)],
         "checkpoints": disk.seen,
@@ -102,7 +109,9 @@ def _job(folder: Path, strategy: str, steps: int) -> TrainingPlan:
         demo_model.save_policy(folder / "model")
     ranks.gather(None)
     settings: dict[str, Any] = {"training": {"maxSteps": steps}, "execution": {"saveEverySteps": 1}}
-    return runs.plan(folder / "model", strategy, world_size=2, folder=folder, **settings, **WAYS[strategy])
+    return runs.plan(
+        folder / "model", strategy, world_size=2, folder=folder, **settings, **WAYS[strategy]
+    )
 
 
 def _export_to_a_full_disk(folder: Path, export: Any, trainer: Any) -> bool:
@@ -118,9 +127,12 @@ def _export_to_a_full_disk(folder: Path, export: Any, trainer: Any) -> bool:
 
 
 class Disk(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Blocks one write of each checkpoint, removes the obstacle after it, and records the reports about it."""
+    """Blocks one write of each checkpoint, removes the obstacle after it, and records the reports
+    about it."""
 
-    def __init__(self, folder: Path, obstacles: tuple[str, ...], recorder: Recorder, preemption: Preemption) -> None:
+    def __init__(
+        self, folder: Path, obstacles: tuple[str, ...], recorder: Recorder, preemption: Preemption
+    ) -> None:
         self._folder = folder
         self._obstacles = obstacles
         self._recorder = recorder
@@ -132,7 +144,9 @@ class Disk(TrainerCallback):  # type: ignore[misc]  # transformers is not follow
         if ranks.rank() == 0 and state.global_step <= len(self._obstacles):
             obstacle = self._obstacles[state.global_step - 1].format(os.getpid())
             (self._folder / "attempt-1" / obstacle).mkdir(parents=True)
-        elif ranks.rank() == 0 and state.global_step == len(self._obstacles) + 1 and self._obstacles:
+        elif (
+            ranks.rank() == 0 and state.global_step == len(self._obstacles) + 1 and self._obstacles
+        ):
             fill(self._folder / BALLAST)
         ranks.gather(None)
 

@@ -1,6 +1,8 @@
-"""Numbers that are not finite, put into one rank at one moment of one step, and what becomes of the run.
+"""Numbers that are not finite, put into one rank at one moment of one step, and what becomes of the
+run.
 
-No input makes a chosen rank's gradient NaN in a chosen step. Runs on every rank of a gang, or in one process.
+No input makes a chosen rank's gradient NaN in a chosen step. Runs on every rank of a gang, or in
+one process.
 """
 
 import shutil
@@ -65,7 +67,8 @@ def all_of(folder: Path, strikes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def struck(folder: Path, model: Path, strike: Strike) -> dict[str, Any]:
-    """How the run ended, which checkpoints it sealed, and whether all that it sealed and holds is finite."""
+    """How the run ended, which checkpoints it sealed, and whether all that it sealed and holds is
+    finite."""
     runs.reset()
     stage, strategy = STAGES[strike.parallelism]
     job = runs.plan(
@@ -88,7 +91,13 @@ def struck(folder: Path, model: Path, strike: Strike) -> dict[str, Any]:
         ended = f"{type(error).__name__}: {error}"
     ranks.gather(0)
     sealed = [number_in_name(checkpoint) for checkpoint in complete(folder / "runs")]
-    facts = {"ended": ended, "sealed": sealed, "good": witness.good, "finite": finite(trainer), **asdict(strike)}
+    facts = {
+        "ended": ended,
+        "sealed": sealed,
+        "good": witness.good,
+        "finite": finite(trainer),
+        **asdict(strike),
+    }
     ranks.gather(0)
     if ranks.rank() == 0:
         shutil.rmtree(folder / "runs")
@@ -104,11 +113,16 @@ def _trainer(job: TrainingPlan, strike: Strike, witness: "Witness") -> Reference
         return scores
 
     seal = seal_checkpoints(
-        job, {}, Recorder(job.job.attempt, Placement(0, 0, 1, 1), 0.0), Preemption(60.0, can_save=True)
+        job,
+        {},
+        Recorder(job.job.attempt, Placement(0, 0, 1, 1), 0.0),
+        Preemption(60.0, can_save=True),
     )
     config = runs.configuration(job)
     loaded = load_policy(job.model, job.execution, job.adapter)
-    trainer = runs.trainer(job, config, loaded, Damage(strike), seal, witness, LossGuard(), rewards=reward)
+    trainer = runs.trainer(
+        job, config, loaded, Damage(strike), seal, witness, LossGuard(), rewards=reward
+    )
     trainer.save, witness.trainer = seal.save, trainer
     real = trainer._compute_loss
 
@@ -159,12 +173,18 @@ class Damage(TrainerCallback):  # type: ignore[misc]  # transformers is not foll
     def __init__(self, strike: Strike) -> None:
         self._strike = strike
 
-    def on_step_end(self, _: Any, state: Any, *__: Any, model: Any, optimizer: Any, **___: Any) -> None:
+    def on_step_end(
+        self, _: Any, state: Any, *__: Any, model: Any, optimizer: Any, **___: Any
+    ) -> None:
         """Into a weight, or into a moment of Adam."""
-        if state.global_step != self._strike.step or not (self._strike.everywhere or ranks.rank() == self._strike.rank):
+        if state.global_step != self._strike.step or not (
+            self._strike.everywhere or ranks.rank() == self._strike.rank
+        ):
             return
         if self._strike.moment == "weights":
-            with parameters.local_share(parameters.unwrap_model(model).get_parameter(PARAMETER)) as share:
+            with parameters.local_share(
+                parameters.unwrap_model(model).get_parameter(PARAMETER)
+            ) as share:
                 share.tensor[-1:] = torch.nan
         elif self._strike.moment == "optimizer":
             while hasattr(optimizer, "optimizer"):

@@ -1,6 +1,7 @@
 """Injects wrong weights into a gang and reports how each rank answers.
 
-Wrong weights train without an error, and each parallelism hides them in its own way. `inject` runs on every rank.
+Wrong weights train without an error, and each parallelism hides them in its own way. `inject` runs
+on every rank.
 """
 
 import os
@@ -22,13 +23,19 @@ from grpo_trainer.weights.parameters import unwrap_model
 
 from ..ranks import demo_model, runs
 
-STAGES = {"1 process": (0, "Clone"), "DDP": (0, "Clone"), "ZeRO-2": (2, "Clone"), "ZeRO-3": (3, "Sharded")}
+STAGES = {
+    "1 process": (0, "Clone"),
+    "DDP": (0, "Clone"),
+    "ZeRO-2": (2, "Clone"),
+    "ZeRO-3": (3, "Sharded"),
+}
 PARAMETER = "model.layers.1.mlp.down_proj.weight"
 """The parameter that single-bit faults hit, in its last element, which under ZeRO-3 is rank 1's."""
 
 
 def inject(folder: Path, parallelisms: list[str]) -> dict[str, dict[str, str]]:
-    """What this rank raised, as `Class: message`, by parallelism and fault; empty where nothing was raised."""
+    """What this rank raised, as `Class: message`, by parallelism and fault; empty where nothing was
+    raised."""
     files = _prepared(folder)
     answers: dict[str, dict[str, str]] = {}
     for parallelism in parallelisms:
@@ -57,7 +64,9 @@ def _faults(files: Path) -> dict[str, tuple[str, Callable[[PreTrainedModel], Non
     }
 
 
-def _answer(folder: Path, model: str, damage: Callable[[PreTrainedModel], None], parallelism: str) -> str:
+def _answer(
+    folder: Path, model: str, damage: Callable[[PreTrainedModel], None], parallelism: str
+) -> str:
     stage, strategy = STAGES[parallelism]
     job = runs.plan(Path(model), strategy, stage, ranks.world_size())
     config = runs.configuration(job, output_dir=str(folder / "output"))
@@ -71,7 +80,8 @@ def _answer(folder: Path, model: str, damage: Callable[[PreTrainedModel], None],
 
 
 def drifted(folder: Path, parallelisms: list[str]) -> dict[str, dict[str, Any]]:
-    """What this rank raised when rank 1's policy changed by one bit just before a checkpoint, and what was written."""
+    """What this rank raised when rank 1's policy changed by one bit just before a checkpoint, and
+    what was written."""
     if ranks.rank() == 0:
         demo_model.save_policy(folder / "good")
     ranks.gather(0)
@@ -80,7 +90,9 @@ def drifted(folder: Path, parallelisms: list[str]) -> dict[str, dict[str, Any]]:
         stage, strategy = STAGES[parallelism]
         output = folder / parallelism
         settings = {"output_dir": str(output), "save_strategy": "steps", "save_steps": 2}
-        trainer = runs.build(runs.plan(folder / "good", strategy, stage, ranks.world_size()), Drift(), **settings)
+        trainer = runs.build(
+            runs.plan(folder / "good", strategy, stage, ranks.world_size()), Drift(), **settings
+        )
         try:
             trainer.train()
         except TrainingError as error:
@@ -118,8 +130,8 @@ def randomise(model: PreTrainedModel) -> None:
 
 
 def _prepared(folder: Path) -> Path:
-    """Rank 0 writes the model and its damaged copies. Each rank is as on a node of its own, with a hub cache in which
-    `main` is another commit."""
+    """Rank 0 writes the model and its damaged copies. Each rank is as on a node of its own, with a
+    hub cache in which `main` is another commit."""
     os.environ[LOCAL_RANK_ENV] = "0"
     if ranks.rank() == 0:
         good = demo_model.save_policy(folder / "good", shard="100KB")

@@ -18,11 +18,19 @@ STRIKES = [
     {"parallelism": "ZeRO-2", "moment": "gradient", "step": 3, "rank": 0, "dtype": "bfloat16"},
     {"parallelism": "ZeRO-2", "moment": "optimizer", "step": 2},
     {"parallelism": "ZeRO-3", "moment": "gradient", "step": 3, "rank": 1},
-    {"parallelism": "ZeRO-3", "moment": "gradient", "step": 2, "rank": 0, "beta": 0.0, "dtype": "bfloat16"},
+    {
+        "parallelism": "ZeRO-3",
+        "moment": "gradient",
+        "step": 2,
+        "rank": 0,
+        "beta": 0.0,
+        "dtype": "bfloat16",
+    },
     {"parallelism": "ZeRO-3", "moment": "loss", "step": 2, "rank": 1},
     {"parallelism": "ZeRO-3", "moment": "weights", "step": 2, "rank": 1},
 ]
-"""What is not finite, in which step and on which rank; under ZeRO-3 the damaged weight is rank 1's."""
+"""What is not finite, in which step and on which rank; under ZeRO-3 the damaged weight is rank
+1's."""
 
 
 def everything(

@@ -1,6 +1,8 @@
-"""What DeepSpeed takes for an optimizer whose state is in host memory: torch's own, with nothing to compile.
+"""What DeepSpeed takes for an optimizer whose state is in host memory: torch's own, with nothing to
+compile.
 
-DeepSpeed's CPU Adam is built by a C++ compiler when it is first used, which the trainer's image doesn't have.
+DeepSpeed's CPU Adam is built by a C++ compiler when it is first used, which the trainer's image
+doesn't have.
 """
 
 from pathlib import Path
@@ -12,7 +14,8 @@ from ..ranks import demo_model, runs
 
 
 def offloaded(folder: Path, zero: int) -> dict[str, Any]:
-    """The optimizer of a run with `offload: CPU`, its steps, and the extensions that DeepSpeed compiled for it."""
+    """The optimizer of a run with `offload: CPU`, its steps, and the extensions that DeepSpeed
+    compiled for it."""
     compiled: list[str] = []
     compile_now = OpBuilder.jit_load
 
@@ -25,7 +28,10 @@ def offloaded(folder: Path, zero: int) -> dict[str, Any]:
     strategy = "Sharded" if zero == 3 else "Clone"
     logs = runs.Logs()
     trainer = runs.build(
-        runs.plan(model, strategy, zero, execution={"offload": "CPU"}), logs, output_dir=str(folder), save_strategy="no"
+        runs.plan(model, strategy, zero, execution={"offload": "CPU"}),
+        logs,
+        output_dir=str(folder),
+        save_strategy="no",
     )
     trainer.train()
     optimizer = trainer.optimizer

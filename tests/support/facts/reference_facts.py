@@ -1,8 +1,9 @@
 """Measures what docs/strategies.md claims of every strategy under every parallelism.
 
-The tests and the documented table rest on the same measurements. `measure` runs on one rank or as a gang. Every cell
-says: log-probabilities on one fixed batch, how the weights were proven, what an interrupted run logged after its resume
-against the uninterrupted one, and whether the sync is bit for bit what TRL does.
+The tests and the documented table rest on the same measurements. `measure` runs on one rank or as a
+gang. Every cell says: log-probabilities on one fixed batch, how the weights were proven, what an
+interrupted run logged after its resume against the uninterrupted one, and whether the sync is bit
+for bit what TRL does.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ HALF = " in bfloat16"
 SYNCED = ("Clone", "Offload", "Sharded")
 MIXUP = 0.3
 STEPS, SAVED = 6, 3
-TOKENS = torch.tensor([[(7 * row + 3 * column) % 90 + 6 for column in range(14)] for row in range(8)])
+TOKENS = torch.tensor(
+    [[(7 * row + 3 * column) % 90 + 6 for column in range(14)] for row in range(8)]
+)
 """One fixed batch: 8 rows of 6 prompt and 8 completion tokens."""
 
 
@@ -75,7 +78,9 @@ def _cell(folder: Path, model: Path, stage: int, strategy: str) -> dict[str, Any
     }
 
 
-def _run(folder: Path, job: dict[str, Any], checkpoint: str | None, probe: Probe | None) -> dict[str, Any]:
+def _run(
+    folder: Path, job: dict[str, Any], checkpoint: str | None, probe: Probe | None
+) -> dict[str, Any]:
     """What the steps after the checkpoint log, and what was proven."""
     runs.reset()
     logs = runs.Logs()
@@ -85,16 +90,25 @@ def _run(folder: Path, job: dict[str, Any], checkpoint: str | None, probe: Probe
         probe.trainer = trainer
         trainer.add_callback(probe)
     trainer.train(resume_from_checkpoint=str(folder / checkpoint) if checkpoint else None)
-    proofs = [[proof.what, proof.parameters, proof.across_ranks, proof.seconds] for proof in trainer.proofs]
+    proofs = [
+        [proof.what, proof.parameters, proof.across_ranks, proof.seconds]
+        for proof in trainer.proofs
+    ]
     return {"logged": logs.numbers(SAVED + 1, STEPS), "proofs": proofs}
 
 
 def _arguments(strategy: str) -> dict[str, Any]:
     """How a cell's plan differs from the default one: a moving reference wherever there is one."""
-    reference: dict[str, Any] = {"sync": {"everySteps": 2, "mixup": MIXUP}} if strategy in SYNCED else {}
+    reference: dict[str, Any] = (
+        {"sync": {"everySteps": 2, "mixup": MIXUP}} if strategy in SYNCED else {}
+    )
     if strategy.endswith(HALF):
         return _arguments(strategy.removesuffix(HALF)) | {"execution": {"dtype": "bfloat16"}}
-    return {"strategy": strategy, "reference": reference, "training": {"beta": 0.0} if strategy == "None" else {}}
+    return {
+        "strategy": strategy,
+        "reference": reference,
+        "training": {"beta": 0.0} if strategy == "None" else {},
+    }
 
 
 class Probe(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -127,21 +141,30 @@ def disturb(model: nn.Module, scale: float = 0.02) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             with parameters.local_share(parameter) as share:
-                wave = torch.arange(share.start, share.stop, dtype=torch.float64).mul(0.37).sin().mul(scale)
+                wave = (
+                    torch.arange(share.start, share.stop, dtype=torch.float64)
+                    .mul(0.37)
+                    .sin()
+                    .mul(scale)
+                )
                 share.tensor.add_(wave.to(share.tensor.dtype))
             parameters.release(parameter)
 
 
 @torch.no_grad()
 def score(trainer: ReferenceGRPOTrainer, model: nn.Module) -> list[float]:
-    """Log-probabilities of the fixed batch's completions, flattened; every rank scores all of it."""
-    logps, _, _ = trainer._get_per_token_logps_and_entropies(model, TOKENS, torch.ones_like(TOKENS), 8)
+    """Log-probabilities of the fixed batch's completions, flattened; every rank scores all of
+    it."""
+    logps, _, _ = trainer._get_per_token_logps_and_entropies(
+        model, TOKENS, torch.ones_like(TOKENS), 8
+    )
     values: list[float] = logps.flatten().tolist()
     return values
 
 
 def mixed(trainer: ReferenceGRPOTrainer, ours: bool) -> str:
-    """Fingerprint of the whole reference after one sync, ours or TRL's; the reference is put back."""
+    """Fingerprint of the whole reference after one sync, ours or TRL's; the reference is put
+    back."""
     reference = unwrap_model(trainer.ref_model)
     before = whole(reference)
     score(trainer, trainer.ref_model)  # leaves persistent parameters gathered, as a step does

@@ -1,7 +1,9 @@
-"""Small runs, each taken whole and again from where a kill would have left it: what both logged, and their weights.
+"""Small runs, each taken whole and again from where a kill would have left it: what both logged,
+and their weights.
 
-Any number that the resumed run logs otherwise is a defect, at whatever step, epoch, batch split or reference it is.
-Tests say which cases; a process takes as many as it likes, alone or as a rank of a gang.
+Any number that the resumed run logs otherwise is a defect, at whatever step, epoch, batch split or
+reference it is. Tests say which cases; a process takes as many as it likes, alone or as a rank of a
+gang.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ from .reference_facts import whole
 MIXUP = 0.3
 GROUP = 2
 """Completions of one prompt, and of a micro-batch where a case says nothing else."""
-REWARDS = [{"format": {"pattern": "[^0-9]*[0-9].*"}}, {"name": "tall", "format": {"pattern": ".*[bdfhkl].*"}}]
+REWARDS = [
+    {"format": {"pattern": "[^0-9]*[0-9].*"}},
+    {"name": "tall", "format": {"pattern": ".*[bdfhkl].*"}},
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +91,8 @@ class Story:
 
 
 def plan(case: Case, folder: Path, attempt: int) -> TrainingPlan:
-    """The case's plan; groups of two completions of four tokens. `folder` has `model` and the data."""
+    """The case's plan; groups of two completions of four tokens. `folder` has `model` and the
+    data."""
     world = ranks.world_size()
     made = runs.plan(
         folder / "model",
@@ -94,10 +100,15 @@ def plan(case: Case, folder: Path, attempt: int) -> TrainingPlan:
         case.zero,
         world,
         reference={"sync": {"everySteps": case.sync, "mixup": MIXUP}} if case.sync else {},
-        # one prompt per step: a plan by the planner has whole steps in a generation, and these must not
+        # one prompt per step: a plan by the planner has whole steps in a generation, and these must
+        # not
         training={"numGenerations": GROUP, "promptsPerStep": 1, "lossType": case.loss}
         | {"generationBatchSize": case.micro_batch * case.ahead * world}
-        | {"maxCompletionLength": 4, "beta": 0.0 if case.strategy == "None" else 0.04, "lrSchedulerType": "cosine"}
+        | {
+            "maxCompletionLength": 4,
+            "beta": 0.0 if case.strategy == "None" else 0.04,
+            "lrSchedulerType": "cosine",
+        }
         | {"numIterations": case.iterations, "numTrainEpochs": case.epochs, "maxSteps": case.steps},
         execution={"microBatch": case.micro_batch, "gradientAccumulation": case.accumulation}
         | {"stepsPerGeneration": case.ahead, "saveEverySteps": case.save}
@@ -107,7 +118,10 @@ def plan(case: Case, folder: Path, attempt: int) -> TrainingPlan:
     ).model_dump(by_alias=True)
     made["job"]["attempt"] = attempt
     made["checkpoint"]["keep"] = 1000
-    made["dataset"] = {"files": {"volume": {"claimName": "data"}, "paths": [data(case)]}, "shuffle": case.shuffle}
+    made["dataset"] = {
+        "files": {"volume": {"claimName": "data"}, "paths": [data(case)]},
+        "shuffle": case.shuffle,
+    }
     made["rewards"] = REWARDS
     return TrainingPlan.model_validate(made)
 
@@ -124,12 +138,17 @@ def write_data(case: Case, folder: Path) -> None:
 
 
 def train(case: Case, folder: Path, attempt: int, start: Path | None = None) -> Story:
-    """One attempt of the case to its end, from the newest checkpoint that there is, or of `start`. A collective."""
+    """One attempt of the case to its end, from the newest checkpoint that there is, or of `start`.
+    A collective."""
     runs.reset()
     job = plan(case, folder, attempt).model_copy(update={"resume_from": start and str(start)})
-    recorder = Recorder(job.job.attempt, Placement(ranks.rank(), ranks.rank(), ranks.world_size(), 1), time())
+    recorder = Recorder(
+        job.job.attempt, Placement(ranks.rank(), ranks.rank(), ranks.world_size(), 1), time()
+    )
     claim_folder(job)
-    watchdog = Watchdog(job.guard, job.execution, job.grace_period_seconds, recorder, lambda *_: None)
+    watchdog = Watchdog(
+        job.guard, job.execution, job.grace_period_seconds, recorder, lambda *_: None
+    )
     run = build(job, recorder, watchdog, StepObserver())
     checkpoint = run.beginning.checkpoint
     run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -158,7 +177,11 @@ def bare(case: Case, folder: Path) -> dict[int, dict[str, Any]]:
     loaded = load_policy(job.model, job.execution, job.adapter)
     config = GRPOConfig(**config_arguments(job), reward_weights=rewards.weights)
     if case.sync:
-        config.sync_ref_model, config.ref_model_sync_steps, config.ref_model_mixup_alpha = True, case.sync, MIXUP
+        config.sync_ref_model, config.ref_model_sync_steps, config.ref_model_mixup_alpha = (
+            True,
+            case.sync,
+            MIXUP,
+        )
     trainer = GRPOTrainer(
         model=loaded.model,
         processing_class=loaded.tokenizer,
@@ -174,7 +197,10 @@ def bare(case: Case, folder: Path) -> dict[int, dict[str, Any]]:
 def logged(trainer: GRPOTrainer) -> dict[int, dict[str, Any]]:
     """All that TRL has logged, by step, but for times."""
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    return {entry["step"]: {key: value for key, value in entry.items() if key != "step_time"} for entry in steps}
+    return {
+        entry["step"]: {key: value for key, value in entry.items() if key != "step_time"}
+        for entry in steps
+    }
 
 
 def hashed(model: nn.Module) -> str:
@@ -183,7 +209,8 @@ def hashed(model: nn.Module) -> str:
 
 
 def differences(case: Case, folder: Path) -> list[str]:
-    """What differs between the whole run and the one that was killed; nothing, as it should. A collective.
+    """What differs between the whole run and the one that was killed; nothing, as it should. A
+    collective.
 
     The kill is what it leaves: the whole run's checkpoints up to that step.
     """
@@ -192,7 +219,8 @@ def differences(case: Case, folder: Path) -> list[str]:
 
 
 def killed(case: Case, folder: Path, goes_on: Case) -> tuple[Story, Story]:
-    """The whole run, and what it is if it was killed and another case goes on from its checkpoints. A collective."""
+    """The whole run, and what it is if it was killed and another case goes on from its checkpoints.
+    A collective."""
     if ranks.rank() == 0:
         shutil.rmtree(folder / "runs", ignore_errors=True)
         write_data(case, folder)

@@ -1,7 +1,8 @@
-"""What the live trainer does when the plan asks to save memory: its own optimizer, model and engine are looked at.
+"""What the live trainer does when the plan asks to save memory: its own optimizer, model and engine
+are looked at.
 
-An argument that reaches a configuration may still be ignored. `observed` runs in one process and as part of a gang,
-where ZeRO-3's savers can be seen.
+An argument that reaches a configuration may still be ignored. `observed` runs in one process and as
+part of a gang, where ZeRO-3's savers can be seen.
 """
 
 import math
@@ -33,7 +34,10 @@ def zero3(folder: Path) -> dict[str, Any]:
     ranks.gather(0)
     savings = {"gatherForGeneration": False, "offload": "CPU", "gradientCheckpointing": True}
     return {
-        name: observed(runs.plan(model, "Sharded", 3, 2, execution=execution, training={"maxSteps": STEPS}), folder)
+        name: observed(
+            runs.plan(model, "Sharded", 3, 2, execution=execution, training={"maxSteps": STEPS}),
+            folder,
+        )
         for name, execution in {"off": {}, "on": savings}.items()
     }
 
@@ -41,7 +45,8 @@ def zero3(folder: Path) -> dict[str, Any]:
 def observed(job: TrainingPlan, folder: Path) -> dict[str, Any]:
     """Facts of a run of the job."""
     runs.reset()
-    # bitsandbytes keeps 32-bit overrides by a parameter's index for all optimizers of a process; a pod has one only.
+    # bitsandbytes keeps 32-bit overrides by a parameter's index for all optimizers of a process; a
+    # pod has one only.
     GlobalOptimManager.get_instance().initialize()
     trainer = runs.build(job, output_dir=str(folder / "output"), save_strategy="no")
     seen = watch(trainer)
@@ -58,11 +63,16 @@ def observed(job: TrainingPlan, folder: Path) -> dict[str, Any]:
     }
 
 
-def resumed_states(job: TrainingPlan, folder: Path, step: int) -> tuple[States, States, dict[str, Any]]:
-    """The optimizer's tensors when a run saves after `step` and when another continues from there, and what both log
-    in the steps that follow."""
+def resumed_states(
+    job: TrainingPlan, folder: Path, step: int
+) -> tuple[States, States, dict[str, Any]]:
+    """The optimizer's tensors when a run saves after `step` and when another continues from there,
+    and what both log in the steps that follow."""
     keeper, rows = KeepStates(), {}
-    for name, checkpoint in {"uninterrupted": None, "resumed": str(folder / f"checkpoint-{step}")}.items():
+    for name, checkpoint in {
+        "uninterrupted": None,
+        "resumed": str(folder / f"checkpoint-{step}"),
+    }.items():
         runs.reset()
         GlobalOptimManager.get_instance().initialize()
         logs = runs.Logs()
@@ -103,16 +113,29 @@ class KeepStates(TrainerCallback):  # type: ignore[misc]  # transformers is not 
 
 
 def watch(trainer: ReferenceGRPOTrainer) -> dict[str, list[int]]:
-    """Lists that fill while the trainer runs: rows of each call that begins a generation, ZeRO's hooks on a matrix of
-    the last layer then (TRL takes them off while everything is gathered), the most elements that were whole on this
-    rank at once in each of the generation's passes, and the steps in which that layer ran again during backward."""
-    seen: dict[str, list[int]] = {"generated_rows": [], "zero_hooks": [], "live_elements": [], "recomputed": []}
-    model = trainer.model.get_base_model() if isinstance(trainer.model, PeftModel) else trainer.model
+    """Lists that fill while the trainer runs: rows of each call that begins a generation, ZeRO's
+    hooks on a matrix of the last layer then (TRL takes them off while everything is gathered), the
+    most elements that were whole on this rank at once in each of the generation's passes, and the
+    steps in which that layer ran again during backward."""
+    seen: dict[str, list[int]] = {
+        "generated_rows": [],
+        "zero_hooks": [],
+        "live_elements": [],
+        "recomputed": [],
+    }
+    model = (
+        trainer.model.get_base_model() if isinstance(trainer.model, PeftModel) else trainer.model
+    )
     layer = model.get_submodule("model.layers.1")
 
     def begins(_: nn.Module, __: Any, kwargs: dict[str, Any]) -> None:
         tokens = kwargs.get("input_ids")
-        if not torch.is_grad_enabled() and kwargs.get("use_cache") and tokens is not None and tokens.shape[1] > 1:
+        if (
+            not torch.is_grad_enabled()
+            and kwargs.get("use_cache")
+            and tokens is not None
+            and tokens.shape[1] > 1
+        ):
             seen["generated_rows"].append(len(tokens))
             seen["zero_hooks"].append(len(layer.mlp.down_proj._forward_pre_hooks))
         if not torch.is_grad_enabled() and kwargs.get("use_cache"):
@@ -130,19 +153,30 @@ def watch(trainer: ReferenceGRPOTrainer) -> dict[str, list[int]]:
     for module in trainer.model.modules():
         if not list(module.children()):
             module.register_forward_hook(ends)
-    layer.mlp.register_forward_pre_hook(passes)  # inside: the layer's own hooks are not part of its recomputation
+    layer.mlp.register_forward_pre_hook(
+        passes
+    )  # inside: the layer's own hooks are not part of its recomputation
     return seen
 
 
 def live_elements(model: nn.Module) -> int:
-    """Elements of a model's partitioned parameters that are whole, or on their way, on this rank."""
-    parameters: list[Any] = [parameter for parameter in model.parameters() if hasattr(parameter, "ds_status")]
-    return sum(parameter.ds_numel for parameter in parameters if parameter.ds_status.name != "NOT_AVAILABLE")
+    """Elements of a model's partitioned parameters that are whole, or on their way, on this
+    rank."""
+    parameters: list[Any] = [
+        parameter for parameter in model.parameters() if hasattr(parameter, "ds_status")
+    ]
+    return sum(
+        parameter.ds_numel
+        for parameter in parameters
+        if parameter.ds_status.name != "NOT_AVAILABLE"
+    )
 
 
 def sizes(trainer: ReferenceGRPOTrainer) -> list[int]:
     """Elements of the policy's parameters, the largest first."""
-    return sorted((math.prod(shape(parameter)) for parameter in trainer.model.parameters()), reverse=True)
+    return sorted(
+        (math.prod(shape(parameter)) for parameter in trainer.model.parameters()), reverse=True
+    )
 
 
 def innermost(optimizer: Any) -> Any:
@@ -153,18 +187,30 @@ def innermost(optimizer: Any) -> Any:
 
 
 def state_bytes(trainer: ReferenceGRPOTrainer) -> int:
-    """Bytes of all moments and their scales; the 8-bit code books, one kilobyte each for all tensors, aside."""
+    """Bytes of all moments and their scales; the 8-bit code books, one kilobyte each for all
+    tensors, aside."""
     moments = ("state1", "state2", "absmax1", "absmax2", "exp_avg", "exp_avg_sq")
     states = innermost(trainer.optimizer).state.values()
     return sum(state[name].nbytes for state in states for name in moments if name in state)
 
 
 def state_dtypes(trainer: ReferenceGRPOTrainer) -> dict[str, list[str]]:
-    """Dtypes of both moments by kind of parameter: embedding, matrix (at least 4096 elements) and small."""
+    """Dtypes of both moments by kind of parameter: embedding, matrix (at least 4096 elements) and
+    small."""
     found: dict[str, set[str]] = {}
     embedding = trainer.model.get_input_embeddings().weight
     for parameter, state in innermost(trainer.optimizer).state.items():
-        kind = "embedding" if parameter is embedding else "matrix" if parameter.numel() >= 4096 else "small"
-        moments = {str(state[name].dtype) for name in ("state1", "state2", "exp_avg", "exp_avg_sq") if name in state}
+        kind = (
+            "embedding"
+            if parameter is embedding
+            else "matrix"
+            if parameter.numel() >= 4096
+            else "small"
+        )
+        moments = {
+            str(state[name].dtype)
+            for name in ("state1", "state2", "exp_avg", "exp_avg_sq")
+            if name in state
+        }
         found.setdefault(kind, set()).update(moments)
     return {kind: sorted(dtypes) for kind, dtypes in found.items()}

@@ -24,8 +24,8 @@ PROMPT = 6
 
 
 def overflowed(folder: Path, parallelisms: list[str]) -> dict[str, dict[str, Any]]:
-    """Logs of a run in which the last rank's KL overflows in step 2, whether its parameters are finite, and what ends
-    a run whose KL can't be limited; by parallelism."""
+    """Logs of a run in which the last rank's KL overflows in step 2, whether its parameters are
+    finite, and what ends a run whose KL can't be limited; by parallelism."""
     model = saved_model(folder)
     facts: dict[str, dict[str, Any]] = {}
     for parallelism in parallelisms:
@@ -39,7 +39,8 @@ def overflowed(folder: Path, parallelisms: list[str]) -> dict[str, dict[str, Any
 
 
 def _poisoned(model: Path, parallelism: str, value: float) -> list[dict[str, Any]]:
-    """What four steps log if one token's reference log-probability is `value` on the last rank in step 2."""
+    """What four steps log if one token's reference log-probability is `value` on the last rank in
+    step 2."""
     runs.reset()
     logs = runs.Logs()
     trainer = _trainer(model, parallelism, logs, training={"maxSteps": 4})
@@ -56,7 +57,10 @@ def poison(trainer: ReferenceGRPOTrainer, value: float) -> None:
     real = trainer._compute_loss
 
     def poisoned(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        if trainer.state.global_step == POISONED_STEP - 1 and ranks.rank() == ranks.world_size() - 1:
+        if (
+            trainer.state.global_step == POISONED_STEP - 1
+            and ranks.rank() == ranks.world_size() - 1
+        ):
             reference = inputs["ref_per_token_logps"].clone()
             reference[0, 0] = value
             inputs = inputs | {"ref_per_token_logps": reference}
@@ -67,8 +71,8 @@ def poison(trainer: ReferenceGRPOTrainer, value: float) -> None:
 
 
 def stepped(folder: Path, parallelisms: list[str]) -> dict[str, float]:
-    """Takes one step on a fixed batch, split over the ranks, and leaves the parameters in `<parallelism>.safetensors`;
-    the logged gradient norms.
+    """Takes one step on a fixed batch, split over the ranks, and leaves the parameters in
+    `<parallelism>.safetensors`; the logged gradient norms.
 
     Adam's epsilon is 1, so that the step is proportional to the gradient.
     """
@@ -102,7 +106,9 @@ def fixed_inputs() -> dict[str, Any]:
         "completion_mask": completion_mask[mine],
         "advantages": torch.linspace(-1, 1.5, len(TOKENS))[mine],
         "num_items_in_batch": completion_mask.sum(),
-        "ref_per_token_logps": torch.linspace(-3, -1, completion_mask.numel()).view(completion_mask.shape)[mine],
+        "ref_per_token_logps": torch.linspace(-3, -1, completion_mask.numel()).view(
+            completion_mask.shape
+        )[mine],
     }
 
 
@@ -114,7 +120,9 @@ def saved_model(folder: Path) -> Path:
     return folder / "model"
 
 
-def _trainer(model: Path, parallelism: str, logs: runs.Logs, training: dict[str, Any]) -> ReferenceGRPOTrainer:
+def _trainer(
+    model: Path, parallelism: str, logs: runs.Logs, training: dict[str, Any]
+) -> ReferenceGRPOTrainer:
     stage, strategy = STAGES[parallelism]
     job = runs.plan(model, strategy, stage, ranks.world_size(), training=training)
     return runs.build(job, logs, output_dir=str(model.parent / "output"), save_strategy="no")

@@ -1,7 +1,9 @@
-"""Runs one GRPO step's phases of the real code on fake tensors and reports each phase's peak in bytes.
+"""Runs one GRPO step's phases of the real code on fake tensors and reports each phase's peak in
+bytes.
 
-This is the truth against which the planner's closed form is checked. Real: transformers' model classes, PEFT's layers,
-checkpointing, autocast, TRL's chunked log-probabilities. Fake: the tensors, and the CUDA kernels (kernels.py).
+This is the truth against which the planner's closed form is checked. Real: transformers' model
+classes, PEFT's layers, checkpointing, autocast, TRL's chunked log-probabilities. Fake: the tensors,
+and the CUDA kernels (kernels.py).
 """
 
 import contextlib
@@ -22,8 +24,9 @@ from .kernels import substituted
 from .ledger import Ledger
 
 CHUNK: int = trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE
-"""TRL's vocabulary tile. Its module is imported here, and not first inside a backward pass, where TRL would import it:
-an import that keeps an exception keeps the frames below it, and the first account would count their tensors."""
+"""TRL's vocabulary tile. Its module is imported here, and not first inside a backward pass, where
+TRL would import it: an import that keeps an exception keeps the frames below it, and the first
+account would count their tensors."""
 
 
 class Run:
@@ -36,9 +39,13 @@ class Run:
         self.ops: dict[str, str] = {}
         dtype = torch.bfloat16 if case.precision == "bfloat16" else torch.float32
         self.model = build(case, dtype)
-        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.trained = [
+            parameter for parameter in self.model.parameters() if parameter.requires_grad
+        ]
         ledger.add(*self.model.parameters(), *self.model.buffers())
-        self.autocast = case.precision == "mixed" or bool(case.lora_rank and case.precision == "bfloat16")
+        self.autocast = case.precision == "mixed" or bool(
+            case.lora_rank and case.precision == "bfloat16"
+        )
         self.cast = lambda: torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast)
 
     @property
@@ -57,7 +64,8 @@ class Run:
         gc.collect()
 
     def optimizer_state(self) -> list[Tensor]:
-        """AdamW's two moments per trained parameter; in 8 bits as bitsandbytes keeps them (test_memory_savers.py)."""
+        """AdamW's two moments per trained parameter; in 8 bits as bitsandbytes keeps them
+        (test_memory_savers.py)."""
         states = []
         embedding = self.base.get_input_embeddings().weight
         for parameter in self.trained:
@@ -67,17 +75,24 @@ class Run:
                 if self.case.eight_bit and not wide:
                     states += [torch.zeros(parameter.shape, dtype=torch.uint8), torch.zeros(blocks)]
                 else:
-                    states.append(torch.zeros(parameter.shape) if self.case.eight_bit else torch.zeros_like(parameter))
+                    states.append(
+                        torch.zeros(parameter.shape)
+                        if self.case.eight_bit
+                        else torch.zeros_like(parameter)
+                    )
         return states
 
     def generate(self) -> None:
-        """Prefill and the last decoding step, with the cache grown to its last length, as transformers generates."""
+        """Prefill and the last decoding step, with the cache grown to its last length, as
+        transformers generates."""
         case, rows = self.case, self.case.generation_batch
         self.model.eval()
         ids, mask = _batch(rows, case.prompt)
         with self.phase("generate"), torch.no_grad():
             with self.cast():  # type: ignore[no-untyped-call]
-                out = self.base(input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1)
+                out = self.base(
+                    input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1
+                )
             cache = out.past_key_values
             logits = out.logits[:, -1].to(copy=True, dtype=torch.float32)
             del out
@@ -88,7 +103,11 @@ class Run:
             mask = torch.ones(rows, case.prompt + case.completion - 1, dtype=torch.long)
             with self.cast():  # type: ignore[no-untyped-call]
                 out = self.base(
-                    input_ids=ids[:, :1], attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1
+                    input_ids=ids[:, :1],
+                    attention_mask=mask,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
                 )
             logits = out.logits[:, -1].to(copy=True, dtype=torch.float32)
             F.softmax(logits, dim=-1)
@@ -98,13 +117,15 @@ class Run:
     def reference(self) -> None:
         """The reference's log-probabilities: no gradients, no checkpointing, adapters disabled.
 
-        The policy stands in for its frozen copy: what counts here is what the pass adds. Frozen weights matter, since
-        autocast caches the casts of trained ones only.
+        The policy stands in for its frozen copy: what counts here is what the pass adds. Frozen
+        weights matter, since autocast caches the casts of trained ones only.
         """
         self.checkpointing(False)
         for parameter in self.trained:
             parameter.requires_grad_(False)
-        adapters_off = self.model.disable_adapter() if self.case.lora_rank else contextlib.nullcontext()
+        adapters_off = (
+            self.model.disable_adapter() if self.case.lora_rank else contextlib.nullcontext()
+        )
         with self.phase("reference"), torch.no_grad(), adapters_off:
             self.log_probs()
         for parameter in self.trained:
@@ -114,21 +135,31 @@ class Run:
     def checkpointing(self, on: bool) -> None:
         """Switches gradient checkpointing as TRL does."""
         if on:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
         elif self.model.is_gradient_checkpointing:
             self.model.gradient_checkpointing_disable()
 
     def log_probs(self) -> tuple[Tensor, Tensor]:
-        """TRL's fused head on a CUDA device: only completion tokens are packed and scored, in tiles."""
+        """TRL's fused head on a CUDA device: only completion tokens are packed and scored, in
+        tiles."""
         case = self.case
         ids, mask = _batch(case.micro_batch, case.prompt + case.completion)
         with self.cast():  # type: ignore[no-untyped-call]
-            hidden = self.base.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1]
+            hidden = self.base.model(
+                input_ids=ids, attention_mask=mask, use_cache=False
+            ).last_hidden_state[:, :-1]
             index = torch.zeros(case.micro_batch * case.completion, dtype=torch.long)
-            packed = hidden.reshape(-1, hidden.shape[-1])[index] if hidden.is_contiguous() else _pack(hidden, index)
+            packed = (
+                hidden.reshape(-1, hidden.shape[-1])[index]
+                if hidden.is_contiguous()
+                else _pack(hidden, index)
+            )
             head = self.base.get_output_embeddings()
             scored = ChunkedLogProbFunction.apply(
-                packed, head.weight, None, ids[:, -case.completion :].reshape(-1), 1.0, CHUNK, None, 1.0,
+                packed, head.weight, None, ids[:, -case.completion :].reshape(-1), 1.0, CHUNK, None,
+                1.0,
                 ("log_probs", "entropy"),
             )  # fmt: skip
         return scored[0], scored[1]
@@ -169,7 +200,11 @@ def _grow(cache: Any, tokens: int) -> None:
         if room > 0:
             for name in ("keys", "values"):
                 old = getattr(layer, name)
-                setattr(layer, name, torch.cat([old, old.new_empty(*old.shape[:2], room, old.shape[3])], -2))
+                setattr(
+                    layer,
+                    name,
+                    torch.cat([old, old.new_empty(*old.shape[:2], room, old.shape[3])], -2),
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,10 +226,11 @@ class Account:
 def account(case: Case) -> Account:
     """Accounts for one case; the same numbers on every call.
 
-    Cyclic garbage would be collected at moments that depend on the interpreter's history, so automatic collection is
-    off and garbage is collected between phases only: within a phase everything unreachable but cyclic counts as live,
-    which is the most that a real run can hold. What was there before is frozen: to look at all that torch and a session
-    of tests hold takes most of the time otherwise, sixteen times a case.
+    Cyclic garbage would be collected at moments that depend on the interpreter's history, so
+    automatic collection is off and garbage is collected between phases only: within a phase
+    everything unreachable but cyclic counts as live, which is the most that a real run can hold.
+    What was there before is frozen: to look at all that torch and a session of tests hold takes
+    most of the time otherwise, sixteen times a case.
     """
     gc.collect()
     gc.freeze()
@@ -209,7 +245,8 @@ def account(case: Case) -> Account:
 
 
 def _account(case: Case) -> Account:
-    """Runs all phases under one ledger; two micro-batches, the second on top of the first one's gradients."""
+    """Runs all phases under one ledger; two micro-batches, the second on top of the first one's
+    gradients."""
     ledger = Ledger()
     run = Run(case, ledger)
     with ledger:

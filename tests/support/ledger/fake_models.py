@@ -1,4 +1,5 @@
-"""Cases of the memory truth and their models: real transformers classes and PEFT layers with fake weights."""
+"""Cases of the memory truth and their models: real transformers classes and PEFT layers with fake
+weights."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,28 +36,40 @@ class Case:
     def name(self) -> str:
         """A readable identity for test reports."""
         chosen = "" if self.lora_targets == ALL_LINEAR else f"({'+'.join(self.lora_targets)})"
-        method = f"lora{self.lora_rank}{chosen}" if self.lora_rank else "full8bit" if self.eight_bit else "full"
+        method = (
+            f"lora{self.lora_rank}{chosen}"
+            if self.lora_rank
+            else "full8bit"
+            if self.eight_bit
+            else "full"
+        )
         saved = "ckpt" if self.checkpointing else "all"
         tokens = f"{self.micro_batch}x({self.prompt}+{self.completion})"
         return f"{self.model}-{self.precision}-{method}-{saved}-{tokens}-g{self.generation_batch}"
 
 
 def configuration(family: str, shape: Shape) -> Any:
-    """The transformers configuration of a catalogued shape, with the kernels that it has on a GPU."""
+    """The transformers configuration of a catalogued shape, with the kernels that it has on a
+    GPU."""
     extra: dict[str, Any] = {"sliding_window": shape.sliding_window or None}
     if period := families()[family].period:
         extra["layer_types"] = [
-            "full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(shape.layers)
+            "full_attention" if (i + 1) % period == 0 else "sliding_attention"
+            for i in range(shape.layers)
         ]
     if shape.experts:
         extra |= {
             "num_local_experts": shape.experts, "num_experts": shape.experts,
-            "num_experts_per_tok": shape.active_experts, "moe_intermediate_size": shape.intermediate,
+            "num_experts_per_tok": shape.active_experts,
+            "moe_intermediate_size": shape.intermediate,
         }  # fmt: skip
     config = transformers.AutoConfig.for_model(
-        family, hidden_size=shape.hidden, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, intermediate_size=shape.intermediate,
-        vocab_size=shape.vocab, tie_word_embeddings=shape.tied, max_position_embeddings=32768, pad_token_id=0, **extra,
+        family, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        intermediate_size=shape.intermediate,
+        vocab_size=shape.vocab, tie_word_embeddings=shape.tied, max_position_embeddings=32768,
+        pad_token_id=0, **extra,
     )  # fmt: skip
     config._attn_implementation = "eager" if shape.eager else "sdpa"
     # What transformers chooses on a GPU, and the only one whose shapes don't depend on the routing.
@@ -85,7 +98,8 @@ def build(case: Case, dtype: torch.dtype) -> Any:
 
 
 def _adapt(model: Any, rank: int, targets: tuple[str, ...]) -> Any:
-    """LoRA on the targets. Fake parameters can't be moved, so PEFT's moves are left out; dtypes stay its own."""
+    """LoRA on the targets. Fake parameters can't be moved, so PEFT's moves are left out; dtypes
+    stay its own."""
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora.layer import ParamWrapper
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -95,7 +109,9 @@ def _adapt(model: Any, rank: int, targets: tuple[str, ...]) -> Any:
     keep = mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
     with ExitStack() as stay:
         for layer in (BaseTunerLayer, ParamWrapper):
-            move = mock.patch.object(layer, "_move_adapter_to_device_of_base_layer", return_value=None)
+            move = mock.patch.object(
+                layer, "_move_adapter_to_device_of_base_layer", return_value=None
+            )
             stay.enter_context(move)
         stay.enter_context(keep)
         adapted = get_peft_model(model, settings, autocast_adapter_dtype=False)

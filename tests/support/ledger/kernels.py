@@ -1,6 +1,8 @@
-"""Stand-ins for CUDA kernels on fake tensors: they compute nothing and allocate what the kernels allocate.
+"""Stand-ins for CUDA kernels on fake tensors: they compute nothing and allocate what the kernels
+allocate.
 
-A build of torch without CUDA decomposes attention and TRL's tiles into operations with other footprints than the GPU's.
+A build of torch without CUDA decomposes attention and TRL's tiles into operations with other
+footprints than the GPU's.
 """
 
 import math
@@ -16,13 +18,15 @@ from torch import Tensor
 
 
 def _like_output(query: Tensor) -> Tensor:
-    """Attention output: [batch, heads, tokens, dim], stored as [batch, tokens, heads, dim], as the kernel writes it."""
+    """Attention output: [batch, heads, tokens, dim], stored as [batch, tokens, heads, dim], as the
+    kernel writes it."""
     batch, heads, tokens, dim = query.shape
     return query.new_empty(batch, tokens, heads, dim).transpose(1, 2)
 
 
 class EfficientAttention(torch.autograd.Function):
-    """aten::_efficient_attention_forward/backward, which CUDA chooses when there is a mask: saves the bias too."""
+    """aten::_efficient_attention_forward/backward, which CUDA chooses when there is a mask: saves
+    the bias too."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
@@ -30,13 +34,19 @@ class EfficientAttention(torch.autograd.Function):
         out = _like_output(query)
         rows = -(-query.shape[2] // 32) * 32
         ctx.save_for_backward(
-            query, key, value, bias, out, query.new_empty(*query.shape[:2], rows, dtype=torch.float32)
+            query,
+            key,
+            value,
+            bias,
+            out,
+            query.new_empty(*query.shape[:2], rows, dtype=torch.float32),
         )
         return out
 
     @staticmethod
     def backward(ctx: Any, _grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Gradients, beside the kernel's float32 accumulator of dQ where the inputs are narrower."""
+        """Gradients, beside the kernel's float32 accumulator of dQ where the inputs are
+        narrower."""
         query, key, value, _, _, row_max = ctx.saved_tensors
         workspace = [torch.empty_like(row_max)]
         if query.dtype != torch.float32:
@@ -44,12 +54,19 @@ class EfficientAttention(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_settings: Any) -> Tensor:
-    """scaled_dot_product_attention as CUDA dispatches it when there is a boolean mask: the bias is made per call."""
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_settings: Any
+) -> Tensor:
+    """scaled_dot_product_attention as CUDA dispatches it when there is a boolean mask: the bias is
+    made per call."""
     if torch.is_autocast_enabled("cpu"):
-        query, key, value = (tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (query, key, value))
+        query, key, value = (
+            tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (query, key, value)
+        )
     assert attn_mask is not None, "a GRPO batch is padded, so every call has a mask"
-    bias = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -math.inf)
+    bias = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
+        attn_mask.logical_not(), -math.inf
+    )
     pad = -bias.shape[-1] % 8
     return EfficientAttention.apply(query, key, value, F.pad(bias, (0, pad)) if pad else bias)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -60,7 +77,9 @@ class GroupedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor) -> Tensor:
         """Returns a row each; saves what the gradients that are wanted need."""
-        ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weights if ctx.needs_input_grad[0] else None)
+        ctx.save_for_backward(
+            rows if ctx.needs_input_grad[1] else None, weights if ctx.needs_input_grad[0] else None
+        )
         ctx.rows, ctx.weights = rows.shape, (weights.shape, weights.stride())
         return rows.new_empty(rows.shape[0], weights.shape[-1])
 

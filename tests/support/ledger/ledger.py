@@ -1,7 +1,8 @@
 """A ledger of live tensor storages: what a GPU's allocator would hold, counted on fake tensors.
 
-The planner's memory model needs a truth, and a machine without a GPU has none: the real transformers, PEFT and TRL code
-runs on fake tensors, which have sizes and no data, and every storage that comes and goes is counted.
+The planner's memory model needs a truth, and a machine without a GPU has none: the real
+transformers, PEFT and TRL code runs on fake tensors, which have sizes and no data, and every
+storage that comes and goes is counted.
 """
 
 import weakref
@@ -44,7 +45,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def backward(self) -> Iterator[None]:
         """Within, sums of gradients count as in place.
 
-        Autograd adds gradients of one tensor in place, but out of place under any dispatch mode, this ledger included.
+        Autograd adds gradients of one tensor in place, but out of place under any dispatch mode,
+        this ledger included.
         """
         self._summing_gradients = True
         try:
@@ -61,7 +63,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, torch.Tensor):
                 self._enter(leaf.untyped_storage())
         self._unsettled = name
-        in_place_on_a_gpu = self._summing_gradients and name == "aten.add.Tensor" and not torch.is_grad_enabled()
+        in_place_on_a_gpu = (
+            self._summing_gradients and name == "aten.add.Tensor" and not torch.is_grad_enabled()
+        )
         if not in_place_on_a_gpu:
             self._settle(name)
         return out

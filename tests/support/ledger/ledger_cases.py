@@ -1,7 +1,9 @@
-"""Cases on which the memory model is held to live ranks: what is run, and what the planner says of it.
+"""Cases on which the memory model is held to live ranks: what is run, and what the planner says of
+it.
 
-Apart from the test, because the benchmark memory_ranks prints the same cases as a table. Small models do, for bytes are
-counted: sequences are short, so that what ZeRO keeps weighs most; activations have tests/trainer/test_memory_truth.py.
+Apart from the test, because the benchmark memory_ranks prints the same cases as a table. Small
+models do, for bytes are counted: sequences are short, so that what ZeRO keeps weighs most;
+activations have tests/trainer/test_memory_truth.py.
 """
 
 from dataclasses import dataclass
@@ -23,10 +25,11 @@ PROMPT, COMPLETION = 5, 2
 OVER = 0.02
 """What the planner may say too much, of what is live."""
 UNDER = 1 << 16
-"""Bytes that it may say too little: activations of so few tokens, whose kernels on a CPU aren't CUDA's."""
+"""Bytes that it may say too little: activations of so few tokens, whose kernels on a CPU aren't
+CUDA's."""
 HELD = ("generate", "reference", "forward", "backward", "step")
-"""Phases whose prediction is held to what is live. That of loading is an upper bound: it counts all that stays, as a
-job whose GPUs suffice to load must also run."""
+"""Phases whose prediction is held to what is live. That of loading is an upper bound: it counts all
+that stays, as a job whose GPUs suffice to load must also run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,12 @@ class Case:
     def name(self) -> str:
         """For tables and test ids, such as `2 x ZeRO-3+offload, 2 micro-batches, no gather`."""
         sharding = f"ZeRO-{self.zero}" if self.zero else "DDP"
-        words = [f"{self.world} x {'LoRA ' if self.lora_rank else ''}{sharding}{'+offload' if self.offload else ''}"]
+        words = [
+            (
+                f"{self.world} x "
+                f"{'LoRA ' if self.lora_rank else ''}{sharding}{'+offload' if self.offload else ''}"
+            )
+        ]
         words += [f"{self.accumulation} micro-batches"] if self.accumulation > 1 else []
         words += [f"{self.micro_batch} sequences each"] if self.micro_batch > 1 else []
         words += ["no gather"] if not self.gather else []
@@ -61,8 +69,10 @@ class Case:
     def setup(self) -> Setup:
         """The same for the planner."""
         return Setup(
-            precision=self.precision, prompt=PROMPT, completion=COMPLETION, micro_batch=self.micro_batch,
-            accumulation=self.accumulation, generation_batch=self.micro_batch * self.accumulation, world=self.world,
+            precision=self.precision, prompt=PROMPT, completion=COMPLETION,
+            micro_batch=self.micro_batch,
+            accumulation=self.accumulation, generation_batch=self.micro_batch * self.accumulation,
+            world=self.world,
             zero=self.zero, offload=self.offload, gather=self.gather, reference=self.reference,
             checkpointing=self.checkpointing, lora_rank=self.lora_rank,
         )  # fmt: skip
@@ -76,38 +86,48 @@ class Case:
         return offloaded_state(shape(config), self.setup, rounded=False)
 
     def resident(self, config: Qwen2Config | None = None) -> int:
-        """The most that a rank has in memory once it has loaded, where device and host are the same."""
+        """The most that a rank has in memory once it has loaded, where device and host are the
+        same."""
         return self.predicted(config).peak + self.host(config)
 
     def bound(self, phase: str) -> float:
-        """Bytes of a phase's prediction that are an upper bound, beside OVER; 0 where all of it is exact.
+        """Bytes of a phase's prediction that are an upper bound, beside OVER; 0 where all of it is
+        exact.
 
-        ZeRO-3 may keep what it has gathered until MAX_LIVE_PARAMETERS are. It does once it knows the order of the
-        modules, which TRL makes it forget at each generation: the first micro-batch after one, generation without
-        gather, and passes with and without an adapter in turn hold a module at a time. What it gathers ahead is at most
-        the bucket and the largest parameter.
+        ZeRO-3 may keep what it has gathered until MAX_LIVE_PARAMETERS are. It does once it knows
+        the order of the modules, which TRL makes it forget at each generation: the first
+        micro-batch after one, generation without gather, and passes with and without an adapter in
+        turn hold a module at a time. What it gathers ahead is at most the bucket and the largest
+        parameter.
         """
         if self.zero != 3 or phase == "step" or (phase == "generate" and self.gather):
             return 0
         known = self.accumulation > 1 and self.gather and not self.lora_rank
         engines = 2 if phase == "reference" and self.reference == "Sharded" else 1
-        return gathering_buffers(shape(), self.setup) + (0 if known else engines * live_parameters(shape(), self.setup))
+        return gathering_buffers(shape(), self.setup) + (
+            0 if known else engines * live_parameters(shape(), self.setup)
+        )
 
 
 def model_config() -> Qwen2Config:
     """9 million parameters: most tensors are partitioned, and the vocabulary weighs little."""
     return Qwen2Config(
-        vocab_size=len(tiny_tokenizer()), hidden_size=512, intermediate_size=1024, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
+        vocab_size=len(tiny_tokenizer()), hidden_size=512, intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        tie_word_embeddings=False,
         bos_token_id=None, eos_token_id=1, pad_token_id=0,
     )  # fmt: skip
 
 
 def large_config() -> Qwen2Config:
-    """252 million parameters, beside whose bytes those of an interpreter and its libraries are few."""
+    """252 million parameters, beside whose bytes those of an interpreter and its libraries are
+    few."""
     return Qwen2Config(
-        vocab_size=len(tiny_tokenizer()), hidden_size=1024, intermediate_size=4096, num_hidden_layers=16,
-        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=64, tie_word_embeddings=False,
+        vocab_size=len(tiny_tokenizer()), hidden_size=1024, intermediate_size=4096,
+        num_hidden_layers=16,
+        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=64,
+        tie_word_embeddings=False,
         bos_token_id=None, eos_token_id=1, pad_token_id=0,
     )  # fmt: skip
 
@@ -154,8 +174,9 @@ MORE = [
 ]
 """What `make soak` and the table in docs/memory-model.md have besides."""
 RESIDENT = Case(zero=3, offload=True, accumulation=2)
-"""Whose resident memory is measured with large_config(). Nothing is gathered at once but a module at a time, and the
-model to generate: gloo's own buffers, which the ledger leaves out as the network's, stay small beside the model."""
+"""Whose resident memory is measured with large_config(). Nothing is gathered at once but a module
+at a time, and the model to generate: gloo's own buffers, which the ledger leaves out as the
+network's, stay small beside the model."""
 
 
 def live(peaks: list[Peaks], phase: str, memory: str) -> int:

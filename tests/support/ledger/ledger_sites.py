@@ -1,8 +1,9 @@
 """Where memory is taken, and whether that is the GPU's or the host's.
 
-On a CPU everything is in one memory: `.to("cuda")` and `pin_memory` do nothing there. So the place follows from the
-function that allocates (DeepSpeed 0.19.8) and from whether the optimizer is offloaded. A function of DeepSpeed's that
-isn't listed fails a test: an upgrade that allocates elsewhere is looked at before it is counted.
+On a CPU everything is in one memory: `.to("cuda")` and `pin_memory` do nothing there. So the place
+follows from the function that allocates (DeepSpeed 0.19.8) and from whether the optimizer is
+offloaded. A function of DeepSpeed's that isn't listed fails a test: an upgrade that allocates
+elsewhere is looked at before it is counted.
 """
 
 from collections import Counter
@@ -12,7 +13,8 @@ Place = Literal["device", "host", "network"]
 """`network`: buffers of gloo, which on a GPU are NCCL's own (COMMUNICATOR)."""
 
 WATCHED = ("deepspeed/runtime/", "deepspeed/comm/", "torch/optim/")
-"""Parts of paths of files whose functions are sites; allocations of others belong to the site that called them."""
+"""Parts of paths of files whose functions are sites; allocations of others belong to the site that
+called them."""
 SMALL = 4096
 """Bytes up to which an allocation is a scalar or a shape, wherever it is made."""
 OTHER_THREAD = "a thread of gloo's"
@@ -27,7 +29,8 @@ COPY = "staged_collectives.py:copied"
 HOST = {
     LOADED,
     "checkpoint_files.py:_file",  # mapped into memory
-    "checkpoint.py:_checkpoint_without_reentrant_generator",  # the CPU's random state, of every layer
+    # the CPU's random state, of every layer
+    "checkpoint.py:_checkpoint_without_reentrant_generator",
     "rank_ledgers.py:copied_to_the_host",
     "utils.py:clone_tensors_for_torch_save",
 }
@@ -35,7 +38,8 @@ HOST = {
 OFFLOADED = {
     "adam.py:_init_group",
     "stage3.py:_create_fp32_partitions",
-    "stage3.py:_setup_for_real_optimizer aten::zeros",  # grad_partitions_flat_buffer; the bucket is aten::empty
+    # grad_partitions_flat_buffer; the bucket is aten::empty
+    "stage3.py:_setup_for_real_optimizer aten::zeros",
     "stage3.py:initialize_optimizer_states",
     "stage_1_and_2.py:__init__ aten::full",  # weights on their way to the GPU
     "stage_1_and_2.py:__init__ aten::to",  # the float32 master
@@ -45,7 +49,8 @@ OFFLOADED = {
 }
 """Sites on the host when the optimizer is offloaded, and on the device otherwise."""
 IN_TURN = "stage_1_and_2.py:__init__ aten::zeros"
-"""ZeRO-2's temp_grad_buffer_for_cpu_offload, then temp_grad_buffer_for_gpu_offload, which one function makes."""
+"""ZeRO-2's temp_grad_buffer_for_cpu_offload, then temp_grad_buffer_for_gpu_offload, which one
+function makes."""
 DEVICE = {
     "coalesced_collectives.py:reduce_scatter_coalesced",
     "engine.py:backward",
@@ -99,8 +104,10 @@ class Table:
         """Where an allocation is.
 
         Args:
-            sites: watched functions that run, from the outermost on; outside of all it is the model's, on the device.
-            operator: the outermost torch operator below the innermost of them, such as `aten::zeros`.
+            sites: watched functions that run, from the outermost on; outside of all it is the
+                model's, on the device.
+            operator: the outermost torch operator below the innermost of them, such as
+                `aten::zeros`.
             size: bytes.
         """
         site = sites[-1] if sites else ""

@@ -1,7 +1,9 @@
-"""A ledger of the live bytes of real training: torch.profiler's memory events, matched to who allocated.
+"""A ledger of the live bytes of real training: torch.profiler's memory events, matched to who
+allocated.
 
-The events see what a dispatch mode misses: bare storages, `resize_`, buffers of the backward pass. The profiler's own
-Python stacks take a minute to write, so only the functions that ledger_sites.py watches leave marks.
+The events see what a dispatch mode misses: bare storages, `resize_`, buffers of the backward pass.
+The profiler's own Python stacks take a minute to write, so only the functions that ledger_sites.py
+watches leave marks.
 """
 
 import gc
@@ -39,7 +41,8 @@ class Event(NamedTuple):
 
 
 class LiveLedger:
-    """Records what runs within `recording`; then tells each phase's peaks, and what was live at them."""
+    """Records what runs within `recording`; then tells each phase's peaks, and what was live at
+    them."""
 
     def __init__(self, table: ledger_sites.Table) -> None:
         self._table = table
@@ -51,8 +54,8 @@ class LiveLedger:
     def recording(self) -> Iterator[None]:
         """Profiles what this thread runs within.
 
-        Garbage is collected between phases only: elsewhere it might be by another thread, which the profiler doesn't
-        see, and at other moments in each run.
+        Garbage is collected between phases only: elsewhere it might be by another thread, which the
+        profiler doesn't see, and at other moments in each run.
         """
         gc.collect()
         gc.freeze()
@@ -76,7 +79,8 @@ class LiveLedger:
             pass
 
     def _trace(self, frame: FrameType, event: str, _: object) -> None:
-        """Python calls this at every call and return; a watched function is a record while it runs."""
+        """Python calls this at every call and return; a watched function is a record while it
+        runs."""
         name = self._name(frame.f_code) if event in ("call", "return") else ""
         if name and event == "call":
             record = _RecordFunctionFast(SITE + name)
@@ -93,7 +97,8 @@ class LiveLedger:
         return self._names[code]
 
     def _read(self, roots: list[Any]) -> None:
-        """Walks the tree from the top: an event only knows its parents as long as somebody holds them."""
+        """Walks the tree from the top: an event only knows its parents as long as somebody holds
+        them."""
         waiting: list[tuple[Any, tuple[str, ...], str]] = [(root, (), "") for root in roots]
         own = next(root.start_tid for root in roots if root.name == WHOLE)
         while waiting:
@@ -103,7 +108,15 @@ class LiveLedger:
                 allocated = event.extra_fields
                 sites = sites if event.start_tid == own else (ledger_sites.OTHER_THREAD,)
                 self._events.append(
-                    Event(event.start_time_ns, "", 0, allocated.ptr, allocated.alloc_size, sites, operator)
+                    Event(
+                        event.start_time_ns,
+                        "",
+                        0,
+                        allocated.ptr,
+                        allocated.alloc_size,
+                        sites,
+                        operator,
+                    )
                 )
             elif name.startswith(SITE):
                 sites, operator = (*sites, name.removeprefix(SITE)), ""
@@ -137,7 +150,9 @@ class _Book:
     def __init__(self, table: ledger_sites.Table) -> None:
         self._table = table
         self._live: dict[int, tuple[str, str, int]] = {}
-        self._now: dict[str, Counter[str]] = {memory: Counter() for memory in ("device", "host", "network")}
+        self._now: dict[str, Counter[str]] = {
+            memory: Counter() for memory in ("device", "host", "network")
+        }
         self._total: Counter[str] = Counter()
         self._highest: Counter[tuple[str, str]] = Counter()
         self.peaks: Peaks = {}
@@ -145,14 +160,19 @@ class _Book:
     def enter(self, event: Event, phase: str) -> None:
         """One allocation or release.
 
-        What another thread frees without a word, the network's, is noticed when the address is handed out again.
+        What another thread frees without a word, the network's, is noticed when the address is
+        handed out again.
         """
         if event.pointer in self._live:
             memory, site, size = self._live.pop(event.pointer)
             self._change(memory, site, -size)
         if event.size > 0:
             place = self._table.place(event.sites, event.operator, event.size)
-            self._live[event.pointer] = (place, " ".join([*event.sites[-1:], event.operator]).strip(), event.size)
+            self._live[event.pointer] = (
+                place,
+                " ".join([*event.sites[-1:], event.operator]).strip(),
+                event.size,
+            )
             self._change(*self._live[event.pointer])
         best = self.peaks.setdefault(phase, {})
         for memory in ("device", "host"):

@@ -1,4 +1,5 @@
-"""Cases on which the memory model is checked against accounts of the real code: what is predicted, what is counted.
+"""Cases on which the memory model is checked against accounts of the real code: what is predicted,
+what is counted.
 
 Apart from the test, because the benchmark memory_truth puts the same questions to whole models.
 """
@@ -22,10 +23,19 @@ def shape(name: str, layers: int) -> Shape:
     return replace(whole, layers=layers, full_attention_layers=layers // period if period else 0)
 
 
-def case(name: str, family: str, precision: Precision = "bfloat16", layers: int = 2, **settings: Any) -> Case:
-    """A case by its model's name; 8 sequences are generated and 4 trained on at a time unless it says otherwise."""
+def case(
+    name: str, family: str, precision: Precision = "bfloat16", layers: int = 2, **settings: Any
+) -> Case:
+    """A case by its model's name; 8 sequences are generated and 4 trained on at a time unless it
+    says otherwise."""
     defaults: dict[str, Any] = {"micro_batch": 4, "generation_batch": 8}
-    return Case(model=name, family=family, shape=shape(name, layers), precision=precision, **(defaults | settings))
+    return Case(
+        model=name,
+        family=family,
+        shape=shape(name, layers),
+        precision=precision,
+        **(defaults | settings),
+    )
 
 
 PREFILLED: list[tuple[str, str, Precision]] = [
@@ -35,8 +45,8 @@ PREFILLED: list[tuple[str, str, Precision]] = [
     ("llama-3.2-1b", "llama", "mixed"),
     ("qwen3-0.6b", "qwen3", "mixed"),
 ]
-"""Models and precisions whose adapters are peaks where many prompts are read at once: at the gated product, at the down
-projection, at attention."""
+"""Models and precisions whose adapters are peaks where many prompts are read at once: at the gated
+product, at the down projection, at attention."""
 CASES = [
     case("qwen2.5-0.5b", "qwen2"),
     case("qwen2.5-0.5b", "qwen2", "mixed"),
@@ -66,13 +76,44 @@ CASES = [
     case("gemma-3-1b", "gemma3_text", layers=6),
     case("gemma-3-1b", "gemma3_text", "mixed", layers=6, checkpointing=False, micro_batch=8),
     case("gemma-3-1b", "gemma3_text", layers=6, lora_rank=16, checkpointing=False, micro_batch=8),
-    case("gemma-3-1b", "gemma3_text", layers=6, lora_rank=16, micro_batch=8, prompt=512, completion=512),
+    case(
+        "gemma-3-1b",
+        "gemma3_text",
+        layers=6,
+        lora_rank=16,
+        micro_batch=8,
+        prompt=512,
+        completion=512,
+    ),
     case("smollm3-3b", "smollm3", checkpointing=False),
     case("olmo-2-0425-1b", "olmo2", checkpointing=False),
-    case("qwen2.5-1.5b", "qwen2", lora_rank=16, lora_targets=("q_proj", "v_proj"), checkpointing=False),
-    case("phi-4-mini", "phi3", "float32", lora_rank=16, micro_batch=16, generation_batch=2, completion=64),
+    case(
+        "qwen2.5-1.5b",
+        "qwen2",
+        lora_rank=16,
+        lora_targets=("q_proj", "v_proj"),
+        checkpointing=False,
+    ),
+    case(
+        "phi-4-mini",
+        "phi3",
+        "float32",
+        lora_rank=16,
+        micro_batch=16,
+        generation_batch=2,
+        completion=64,
+    ),
     *[
-        case(name, family, precision, micro_batch=2, generation_batch=32, prompt=512, completion=64, lora_rank=16)
+        case(
+            name,
+            family,
+            precision,
+            micro_batch=2,
+            generation_batch=32,
+            prompt=512,
+            completion=64,
+            lora_rank=16,
+        )
         for name, family, precision in PREFILLED
     ],
     case("smollm2-135m", "llama", micro_batch=1, generation_batch=256, prompt=512, completion=16),
@@ -98,13 +139,15 @@ GATE = (
     case("gemma-3-1b", "gemma3_text", "mixed", layers=6, checkpointing=False, micro_batch=8),
     case("qwen3-30b-a3b", "qwen3_moe"),
 )
-"""Those of `make test`: a full policy with 8-bit moments, an adapter, sliding windows, and experts."""
+"""Those of `make test`: a full policy with 8-bit moments, an adapter, sliding windows, and
+experts."""
 
 
 def predicted(case: Case, accumulation: int) -> Prediction:
     """The closed form for the same configuration; a reference that needs no weights of its own."""
     setup = Setup(
-        precision=case.precision, prompt=case.prompt, completion=case.completion, micro_batch=case.micro_batch,
+        precision=case.precision, prompt=case.prompt, completion=case.completion,
+        micro_batch=case.micro_batch,
         accumulation=accumulation, generation_batch=case.generation_batch, lora_rank=case.lora_rank,
         lora_targets=case.lora_targets, eight_bit=case.eight_bit, checkpointing=case.checkpointing,
         reference="Adapter",
@@ -114,4 +157,8 @@ def predicted(case: Case, accumulation: int) -> Prediction:
 
 def counted(truth: Account, accumulation: int) -> int:
     """The account's peak of one micro-batch, or of all."""
-    return max(peak for name, peak in truth.phases.items() if accumulation > 1 or "accumulating" not in name)
+    return max(
+        peak
+        for name, peak in truth.phases.items()
+        if accumulation > 1 or "accumulating" not in name
+    )

@@ -26,12 +26,18 @@ def ledgers(folder: Path, cases: list[dict[str, Any]]) -> dict[str, list[dict[st
     """Of each of `cases` peaks by phase and memory, and unknown sites. Collective."""
     warnings.simplefilter("ignore")
     stage_collectives()
-    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # the profiler doesn't see what transformers' threads allocate
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = (
+        "1"  # the profiler doesn't see what transformers' threads allocate
+    )
     model = folder / "model"
     if ranks.rank() == 0:
         save_tiny(model, model_config())
     ranks.gather(0)
-    return {"cases": [_ledger(folder / str(number), model, Case(**case)) for number, case in enumerate(cases)]}
+    return {
+        "cases": [
+            _ledger(folder / str(number), model, Case(**case)) for number, case in enumerate(cases)
+        ]
+    }
 
 
 def _ledger(folder: Path, model: Path, case: Case) -> dict[str, Any]:
@@ -54,8 +60,8 @@ def _ledger(folder: Path, model: Path, case: Case) -> dict[str, Any]:
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Only scored positions pass the head, as with Triton; what is copied to the host is a copy; and products take no
-    memory of their own, as oneDNN's do for reordered matrices."""
+    """Only scored positions pass the head, as with Triton; what is copied to the host is a copy;
+    and products take no memory of their own, as oneDNN's do for reordered matrices."""
     with ExitStack() as stack:
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(mock.patch("trl.trainer.utils._use_triton", return_value=True))
@@ -96,7 +102,13 @@ def plan(model: Path, case: Case) -> TrainingPlan:
     adapter = {"rank": case.lora_rank} if case.lora_rank else {}
     execution["method"] = "LoRA" if case.lora_rank else "Full"
     return runs.plan(
-        model, case.reference, case.zero, case.world, execution=execution, training=training, adapter=adapter
+        model,
+        case.reference,
+        case.zero,
+        case.world,
+        execution=execution,
+        training=training,
+        adapter=adapter,
     )
 
 

@@ -1,7 +1,8 @@
-"""Resident memory of real trainers on several ranks: a model of hundreds of millions of parameters beside a tiny one.
+"""Resident memory of real trainers on several ranks: a model of hundreds of millions of parameters
+beside a tiny one.
 
-What the interpreter, the libraries and the communicators take is measured in the same process, as the highest that the
-tiny model's run takes; the rest is what the planner's terms are of.
+What the interpreter, the libraries and the communicators take is measured in the same process, as
+the highest that the tiny model's run takes; the rest is what the planner's terms are of.
 """
 
 import os
@@ -19,14 +20,17 @@ from .rank_ledgers import as_on_a_gpu, overrides, plan
 
 
 def peaks(folder: Path) -> dict[str, int]:
-    """Bytes that were resident at most while a tiny model, then a large one trained for two steps. Collective.
+    """Bytes that were resident at most while a tiny model, then a large one trained for two steps.
+    Collective.
 
-    RESIDENT is the case. It wants MALLOC_MMAP_THRESHOLD_ as in the test: freed tensors leave the process at once.
+    RESIDENT is the case. It wants MALLOC_MMAP_THRESHOLD_ as in the test: freed tensors leave the
+    process at once.
     """
     warnings.simplefilter("ignore")
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     return {
-        name: _peak(folder / name, config) for name, config in (("tiny", model_config()), ("large", large_config()))
+        name: _peak(folder / name, config)
+        for name, config in (("tiny", model_config()), ("large", large_config()))
     }
 
 
@@ -55,5 +59,9 @@ def forget_peak() -> None:
 
 def resident(field: str) -> int:
     """Bytes of a field of this process's status (man 5 proc)."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith(field)
+    )
     return int(line.split()[1]) * 1024

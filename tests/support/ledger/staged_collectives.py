@@ -1,8 +1,8 @@
 """Collectives on copies of their tensors.
 
-A thread of gloo's holds a collective's tensors a moment longer than the collective takes. If it is the last to let go,
-no profiler sees the release, and the bytes would count as live for ever. So it gets copies, which count as the
-network's (ledger_sites.py). NCCL has no such threads.
+A thread of gloo's holds a collective's tensors a moment longer than the collective takes. If it is
+the last to let go, no profiler sees the release, and the bytes would count as live for ever. So it
+gets copies, which count as the network's (ledger_sites.py). NCCL has no such threads.
 """
 
 from collections.abc import Callable
@@ -11,12 +11,20 @@ from typing import Any
 import torch
 from torch import distributed
 
-COLLECTIVES = ("all_gather", "all_gather_into_tensor", "all_reduce", "broadcast", "reduce", "reduce_scatter_tensor")
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "reduce_scatter_tensor",
+)
 """Those that the trainer and DeepSpeed call with large tensors."""
 
 
 class Done:
-    """What an asynchronous collective returns here: it is over already, which changes no byte of what is live."""
+    """What an asynchronous collective returns here: it is over already, which changes no byte of
+    what is live."""
 
     def wait(self) -> bool:
         """Nothing to wait for."""
@@ -35,7 +43,8 @@ def stage_collectives() -> None:
 
 
 def one_by_one(group: Any, tensors: list[torch.Tensor], _buffer_bytes: int, source: int) -> None:
-    """What DDP tells the other ranks as it begins; its own way joins all tensors to one that gloo holds."""
+    """What DDP tells the other ranks as it begins; its own way joins all tensors to one that gloo
+    holds."""
     for tensor in tensors:
         distributed.broadcast(tensor, source, group=group)
 

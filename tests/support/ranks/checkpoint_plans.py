@@ -1,4 +1,5 @@
-"""The trainer's functions for checkpoints as tests call them: with a whole plan, as the worker has one."""
+"""The trainer's functions for checkpoints as tests call them: with a whole plan, as the worker has
+one."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,7 +43,9 @@ def finished_attempt(plan: TrainingPlan) -> Outcome | None:
     return target.find_success() if target else None
 
 
-def choose(plan: TrainingPlan, identity: dict[str, str], outdated: Outdated = lambda _: False) -> Path | None:
+def choose(
+    plan: TrainingPlan, identity: dict[str, str], outdated: Outdated = lambda _: False
+) -> Path | None:
     """The checkpoint that the plan's attempt continues from. A collective."""
     return resume.choose(target_of(plan), source_of(plan), identity, outdated)
 
@@ -67,7 +70,10 @@ def seal_checkpoints(
 
 
 def export_model(
-    plan: TrainingPlan, source: Source, save: Callable[[str], None], attest: Describe = lambda _: None
+    plan: TrainingPlan,
+    source: Source,
+    save: Callable[[str], None],
+    attest: Describe = lambda _: None,
 ) -> Path | None:
     """Export the model of the plan's run. A collective."""
     return export.export_model(plan, target_of(plan), source, save, attest=attest)

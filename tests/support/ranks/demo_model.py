@@ -1,7 +1,7 @@
 """Tiny random models with a character tokenizer, saved as Hugging Face folders.
 
-There is no model hub where the tests run, and bit-for-bit facts need full control of the weights. The policy is the
-acceptance run's (grpo_acceptance.tiny_model).
+There is no model hub where the tests run, and bit-for-bit facts need full control of the weights.
+The policy is the acceptance run's (grpo_acceptance.tiny_model).
 """
 
 from pathlib import Path
@@ -16,7 +16,9 @@ def config(tied: bool = True, dropout: float = 0.0) -> Qwen2Config:
     return tiny_config(tied, dropout)
 
 
-def save_policy(folder: Path, seed: int = 0, tied: bool = True, dropout: float = 0.0, shard: str = "50GB") -> Path:
+def save_policy(
+    folder: Path, seed: int = 0, tied: bool = True, dropout: float = 0.0, shard: str = "50GB"
+) -> Path:
     """A causal language model in float32."""
     return save_tiny(folder, config(tied, dropout), seed, shard)
 

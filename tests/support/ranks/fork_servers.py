@@ -1,7 +1,8 @@
-"""Fork servers for launch.py: multiprocessing's own, one for each set of packages that a process may see.
+"""Fork servers for launch.py: multiprocessing's own, one for each set of packages that a process
+may see.
 
-A server has one thread and has run no operator of torch. A process that was forked from one asks the same server for
-its own, since it sees the same packages.
+A server has one thread and has run no operator of torch. A process that was forked from one asks
+the same server for its own, since it sees the same packages.
 """
 
 import os
@@ -26,7 +27,8 @@ ISOLATED = {
 }
 """What every process runs with, whatever the caller's environment is."""
 TRACER = "COVERAGE_PROCESS_CONFIG"
-"""Variable by which coverage (`patch = subprocess` in pyproject.toml) hands its settings to child processes."""
+"""Variable by which coverage (`patch = subprocess` in pyproject.toml) hands its settings to child
+processes."""
 SPARE_TRACER = f"SPARE_{TRACER}"
 """Where tests/trainer/conftest.py puts it, so that no process is traced unless it is asked for."""
 
@@ -52,7 +54,8 @@ _inherited: list[ForkServer] = []
 
 
 def start(process: BaseProcess, environment: Mapping[str, str]) -> None:
-    """Start a process of multiprocessing from the server that sees what this environment's paths have."""
+    """Start a process of multiprocessing from the server that sees what this environment's paths
+    have."""
     own = _inherited[0] if _inherited else _server(vllm_folder(environment))
     with _one_at_a_time:
         usual = forkserver.connect_to_new_process
@@ -102,7 +105,11 @@ def isolated(vllm: str | None) -> dict[str, str]:
     """ISOLATED; with vLLM from this folder."""
     if vllm is None:
         return ISOLATED
-    return ISOLATED | engine_environment(vllm) | {"PYTHONPATH": os.pathsep.join((ISOLATED["PYTHONPATH"], vllm))}
+    return (
+        ISOLATED
+        | engine_environment(vllm)
+        | {"PYTHONPATH": os.pathsep.join((ISOLATED["PYTHONPATH"], vllm))}
+    )
 
 
 def untraced() -> dict[str, str]:

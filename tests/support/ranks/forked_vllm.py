@@ -1,7 +1,8 @@
 """vLLM whose processes are forked; imported by the fork server of processes that see it.
 
-On CPUs each process of an engine imports everything again, and so does the one that only inspects a model's class.
-Here an engine's processes are forked from it, and it inspects the class itself: there is no GPU to initialise.
+On CPUs each process of an engine imports everything again, and so does the one that only inspects a
+model's class. Here an engine's processes are forked from it, and it inspects the class itself:
+there is no GPU to initialise.
 """
 
 import multiprocessing

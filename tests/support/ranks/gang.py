@@ -1,8 +1,9 @@
-"""Starts a scenario on several ranks of this machine, as separate processes that meet on a loopback port.
+"""Starts a scenario on several ranks of this machine, as separate processes that meet on a loopback
+port.
 
-Facts about several ranks are thus seen on real process groups. Started as `python -m tests.support.ranks.gang
-MODULE:FUNCTION FOLDER ARGUMENTS` it is one rank: it joins, calls the function and leaves what that returns as JSON in
-FOLDER.
+Facts about several ranks are thus seen on real process groups. Started as `python -m
+tests.support.ranks.gang MODULE:FUNCTION FOLDER ARGUMENTS` it is one rank: it joins, calls the
+function and leaves what that returns as JSON in FOLDER.
 """
 
 import importlib
@@ -44,8 +45,12 @@ def run_gang(
             process.kill()
             process.wait()
     for rank, code in enumerate(codes):
-        assert code in (0, None), f"rank {rank} exited with {code}:\n{_output(folder, rank).read_text()[-6000:]}"
-    assert None not in codes, f"still running after {TIMEOUT_SECONDS} s:\n{_output(folder, 0).read_text()[-6000:]}"
+        assert code in (0, None), (
+            f"rank {rank} exited with {code}:\n{_output(folder, rank).read_text()[-6000:]}"
+        )
+    assert None not in codes, (
+        f"still running after {TIMEOUT_SECONDS} s:\n{_output(folder, 0).read_text()[-6000:]}"
+    )
     return [json.loads(_result(folder, rank).read_text()) for rank in range(world_size)]
 
 
@@ -69,7 +74,8 @@ def _result(folder: Path, rank: int) -> Path:
 
 
 def main() -> None:
-    """One rank. Leaves without the interpreter's teardown: DeepSpeed can abort there after success."""
+    """One rank. Leaves without the interpreter's teardown: DeepSpeed can abort there after
+    success."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,13 +1,16 @@
-"""Starts `python -m MODULE` for tests: truly, or forked from a server that has imported the training libraries.
+"""Starts `python -m MODULE` for tests: truly, or forked from a server that has imported the
+training libraries.
 
-A rank spends more time on importing torch, TRL and DeepSpeed than a test on all that it measures. The server is
-multiprocessing's own, has one thread and has run no operator of torch; a forked process runs the module as `__main__`,
-with its own arguments, environment and output, and differs from a true one in nothing that the trainer looks at.
-`fresh=True` is the true command: for what must see the start itself, or the allocator's settings. Where the caller sees
-vLLM, so do the processes that it starts, and the server has imported that too (fork_servers.py).
+A rank spends more time on importing torch, TRL and DeepSpeed than a test on all that it measures.
+The server is multiprocessing's own, has one thread and has run no operator of torch; a forked
+process runs the module as `__main__`, with its own arguments, environment and output, and differs
+from a true one in nothing that the trainer looks at. `fresh=True` is the true command: for what
+must see the start itself, or the allocator's settings. Where the caller sees vLLM, so do the
+processes that it starts, and the server has imported that too (fork_servers.py).
 
-Coverage's tracer takes a fifth of a rank's time, so a process runs without it unless it is asked for: one gang per
-reference strategy is `traced`, which shows the lines that the others run too, and so is what runs vLLM.
+Coverage's tracer takes a fifth of a rank's time, so a process runs without it unless it is asked
+for: one gang per reference strategy is `traced`, which shows the lines that the others run too, and
+so is what runs vLLM.
 """
 
 import gc
@@ -23,7 +26,16 @@ from pathlib import Path
 from typing import Protocol
 
 from . import fork_servers
-from .fork_servers import ISOLATED, ROOT, SPARE_TRACER, TRACER, isolated, set_environment, untraced, vllm_folder
+from .fork_servers import (
+    ISOLATED,
+    ROOT,
+    SPARE_TRACER,
+    TRACER,
+    isolated,
+    set_environment,
+    untraced,
+    vllm_folder,
+)
 
 __all__ = ["ISOLATED", "SPARE_TRACER", "TRACER", "Forked", "Launched", "launch", "tracer"]
 
@@ -59,8 +71,11 @@ def launch(
     fresh: bool = False,
     traced: bool = False,
 ) -> Launched:
-    """Run a module; `environment` is added to the caller's and to ISOLATED. `traced`: under the caller's coverage."""
-    full = untraced() | isolated(vllm_folder(os.environ)) | environment | (tracer() if traced else {})
+    """Run a module; `environment` is added to the caller's and to ISOLATED. `traced`: under the
+    caller's coverage."""
+    full = (
+        untraced() | isolated(vllm_folder(os.environ)) | environment | (tracer() if traced else {})
+    )
     output.touch()
     if not fresh:
         return Forked(module, arguments, full, output)
@@ -72,8 +87,12 @@ def launch(
 class Forked:
     """A process forked from the server."""
 
-    def __init__(self, module: str, arguments: list[str], environment: dict[str, str], output: Path) -> None:
-        process = ForkServerContext().Process(target=_run, args=(module, arguments, environment, str(output)))
+    def __init__(
+        self, module: str, arguments: list[str], environment: dict[str, str], output: Path
+    ) -> None:
+        process = ForkServerContext().Process(
+            target=_run, args=(module, arguments, environment, str(output))
+        )
         fork_servers.start(process, environment)
         assert process.pid is not None
         self._process: BaseProcess = process
@@ -106,15 +125,18 @@ class Forked:
 
 
 def tracer() -> dict[str, str]:
-    """What starts coverage's tracer in a process; nothing where the caller's coverage isn't measured."""
+    """What starts coverage's tracer in a process; nothing where the caller's coverage isn't
+    measured."""
     return {TRACER: os.environ[SPARE_TRACER]} if SPARE_TRACER in os.environ else {}
 
 
 def trace() -> None:
-    """Start coverage if the environment asks for it: Python does so at its start, which a forked process never sees.
+    """Start coverage if the environment asks for it: Python does so at its start, which a forked
+    process never sees.
 
-    `patch = _exit` in pyproject.toml saves what was traced when the module leaves. Its own children are not traced,
-    unless it launches them so: those of reward functions end by SIGKILL, in the middle of what coverage writes.
+    `patch = _exit` in pyproject.toml saves what was traced when the module leaves. Its own children
+    are not traced, unless it launches them so: those of reward functions end by SIGKILL, in the
+    middle of what coverage writes.
     """
     if TRACER in os.environ:
         import coverage
@@ -131,7 +153,9 @@ def _run(module: str, arguments: list[str], environment: dict[str, str], output:
     os.dup2(descriptor, 2)
     os.chdir(ROOT)
     set_environment(environment)
-    sys.path += [path for path in environment["PYTHONPATH"].split(os.pathsep) if path not in sys.path]
+    sys.path += [
+        path for path in environment["PYTHONPATH"].split(os.pathsep) if path not in sys.path
+    ]
     fork_servers.inherit()
     sys.argv[1:] = arguments
     trace()

@@ -1,4 +1,5 @@
-"""Ranks that meet and do nothing else, each on a host of its own: what the worker does until it loads.
+"""Ranks that meet and do nothing else, each on a host of its own: what the worker does until it
+loads.
 
 `meet` starts them; run as a module this is one of them.
 """
@@ -27,17 +28,26 @@ CLONE_NEWNET = 0x40000000
 """linux/sched.h; os.setns comes with Python 3.12."""
 
 
-def meet(wires: Wires, hosts: int, plan: TrainingPlan, folder: Path, **settings: Any) -> list[dict[str, Any]]:
+def meet(
+    wires: Wires, hosts: int, plan: TrainingPlan, folder: Path, **settings: Any
+) -> list[dict[str, Any]]:
     """What each rank says: `bandwidth` and `interface`, or `result` and `message`.
 
-    `settings`: `pair_seconds`, `patience`, `unchecked` (no try of pairs), and `environment` of all ranks.
+    `settings`: `pair_seconds`, `patience`, `unchecked` (no try of pairs), and `environment` of all
+    ranks.
     """
     folder.mkdir()
     (folder / "plan.json").write_text(plan.model_dump_json())
     environment = settings.pop("environment", {})
     ranks = []
     for host in range(hosts):
-        command = [str(folder), str(host), str(hosts), str(wires.holder(host)), json.dumps(settings)]
+        command = [
+            str(folder),
+            str(host),
+            str(hosts),
+            str(wires.holder(host)),
+            json.dumps(settings),
+        ]
         own = environment | {"POD_NAME": f"demo-1-{host}"}
         ranks.append(launch("tests.support.ranks.meeting", command, own, folder / f"log-{host}"))
     for rank in ranks:
@@ -65,7 +75,9 @@ def main() -> None:
     if settings.get("unchecked"):
         rendezvous.check_network = lambda *_: None
     recorder = Recorder(plan.job.attempt, place, time.time())
-    watchdog.Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, ended).start()
+    watchdog.Watchdog(
+        plan.guard, plan.execution, plan.grace_period_seconds, recorder, ended
+    ).start()
     try:
         bandwidth = rendezvous.join_gang(
             plan.rendezvous,

@@ -1,6 +1,8 @@
-"""Training pods without a cluster: `python -m grpo_trainer` as the container would run it, several on this machine.
+"""Training pods without a cluster: `python -m grpo_trainer` as the container would run it, several
+on this machine.
 
-Tests see the real entry point this way: its environment, files, signals, HTTP server and exit codes.
+Tests see the real entry point this way: its environment, files, signals, HTTP server and exit
+codes.
 """
 
 import json
@@ -47,12 +49,17 @@ class Gang:
         environment: Mapping[str, str] = MappingProxyType({}),
         own_disks: bool = False,
     ) -> None:
-        """`fresh` and `traced` as in launch.py; `environment` is every pod's. `own_disks`: the checkpoint directory is
-        a folder of each pod's own, `disk-N`, as if every pod had its own node."""
+        """`fresh` and `traced` as in launch.py; `environment` is every pod's. `own_disks`: the
+        checkpoint directory is a folder of each pod's own, `disk-N`, as if every pod had its own
+        node."""
         folder.mkdir(parents=True)
         self.folder = folder
         self.port = free_port()
-        own = {DATA_MOUNT_ENV: str(data), PROGRESS_BIND_ENV: f"127.0.0.1:{self.port}", **environment}
+        own = {
+            DATA_MOUNT_ENV: str(data),
+            PROGRESS_BIND_ENV: f"127.0.0.1:{self.port}",
+            **environment,
+        }
         own[TOKEN_DIGEST_ENV] = contract.digest(TOKEN)
         plans = [self._of_pod(plan, index, own_disks) for index in range(plan.execution.nodes)]
         self.pods = [self._start(own, index, one, fresh, traced) for index, one in enumerate(plans)]
@@ -68,7 +75,10 @@ class Gang:
     ) -> Launched:
         path = self.folder / f"plan-{index}.json"
         path.write_text(plan.model_dump_json())
-        own = {INDEX_ENV: str(index), TERMINATION_LOG_ENV: str(self.folder / f"termination-{index}")}
+        own = {
+            INDEX_ENV: str(index),
+            TERMINATION_LOG_ENV: str(self.folder / f"termination-{index}"),
+        }
         own[PLAN_ENV] = str(path)
         log = self.folder / f"pod-{index}.log"
         return launch("grpo_trainer", [], environment | own, log, fresh=fresh, traced=traced)
@@ -127,7 +137,9 @@ class Gang:
 
     def get(self, path: str) -> str:
         """A page of rank 0's server."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers={contract.HEADER: TOKEN})
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", headers={contract.HEADER: TOKEN}
+        )
         with urllib.request.urlopen(request, timeout=10) as answer:
             return str(answer.read().decode())
 

@@ -1,4 +1,5 @@
-"""Plans and trainers for the reference tests, built as the worker builds them, without its telemetry and checkpoints.
+"""Plans and trainers for the reference tests, built as the worker builds them, without its
+telemetry and checkpoints.
 
 Every test and benchmark of references says only what it varies.
 """
@@ -19,7 +20,8 @@ from grpo_trainer.training.trl_config import config_arguments, uses_deepspeed
 from grpo_trainer.weights.models import LoadedModel, load_policy
 
 reset = trial_runs.reset_parallelism
-"""Forgets the last trainer's parallelism, so that one process can run several; the process group stays."""
+"""Forgets the last trainer's parallelism, so that one process can run several; the process group
+stays."""
 PROMPTS = [{"prompt": f"say {number % 10}"} for number in range(64)]
 COMPLETION = 8
 BATCH = 8
@@ -32,15 +34,26 @@ class Logs(TrainerCallback):  # type: ignore[misc]  # transformers is not follow
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
 
-    def on_log(self, _: Any, state: Any, *__: Any, logs: dict[str, Any] | None = None, **___: Any) -> None:
+    def on_log(
+        self, _: Any, state: Any, *__: Any, logs: dict[str, Any] | None = None, **___: Any
+    ) -> None:
         """Merges one log."""
         self.rows.setdefault(state.global_step, {}).update(logs or {})
 
     def numbers(self, first: int, last: int) -> list[dict[str, float]]:
         """What must be the same in a resumed run, for steps `first` to `last`."""
-        keys = ("loss", "grad_norm", "reward", "kl", "entropy", "completions/mean_length", "learning_rate")
+        keys = (
+            "loss",
+            "grad_norm",
+            "reward",
+            "kl",
+            "entropy",
+            "completions/mean_length",
+            "learning_rate",
+        )
         return [
-            {key: self.rows[step][key] for key in keys if key in self.rows[step]} for step in range(first, last + 1)
+            {key: self.rows[step][key] for key in keys if key in self.rows[step]}
+            for step in range(first, last + 1)
         ]
 
 
@@ -77,7 +90,12 @@ def plan(
             "model": {"name": str(model), "parameters": "84K"},
             "dataset": {"name": "demo/prompts"},
             "rewards": [{"python": {"function": "demo:digits"}}],
-            "training": {"learningRate": 1e-3, "numGenerations": 4, "promptsPerStep": 2, "maxSteps": 6}
+            "training": {
+                "learningRate": 1e-3,
+                "numGenerations": 4,
+                "promptsPerStep": 2,
+                "maxSteps": 6,
+            }
             | {"maxCompletionLength": COMPLETION, "lrSchedulerType": "constant"}
             | (training or {}),
             "reference": {"strategy": strategy} | (reference or {}),
@@ -92,7 +110,9 @@ def plan(
 
 def digits(completions: list[str], **_: Any) -> list[float]:
     """A deterministic reward: share of digits in a completion."""
-    return [sum(letter.isdigit() for letter in completion) / COMPLETION for completion in completions]
+    return [
+        sum(letter.isdigit() for letter in completion) / COMPLETION for completion in completions
+    ]
 
 
 def configuration(job: TrainingPlan, **overrides: Any) -> GRPOConfig:
@@ -120,7 +140,9 @@ def trainer(
     """A trainer for the plan with a model that may differ from the plan's."""
     built = ReferenceGRPOTrainer(
         loaded=loaded,
-        strategy=strategy_for(job.execution, job.reference, trust_remote_code=job.model.trust_remote_code),
+        strategy=strategy_for(
+            job.execution, job.reference, trust_remote_code=job.model.trust_remote_code
+        ),
         args=config,
         generation_sub_batch=job.execution.generation_sub_batch,
         make_engine=make_engine,

@@ -1,7 +1,9 @@
-"""A small network of real hosts for ranks: a namespace with an address each, a switch between them, and faults.
+"""A small network of real hosts for ranks: a namespace with an address each, a switch between them,
+and faults.
 
-On one machine every rank reaches every other through the loopback device, where no packet is lost and no interface is
-wrong. A namespace ends with the process that holds it, which ends with this one: it reads from a pipe.
+On one machine every rank reaches every other through the loopback device, where no packet is lost
+and no interface is wrong. A namespace ends with the process that holds it, which ends with this
+one: it reads from a pipe.
 """
 
 import subprocess
@@ -15,10 +17,14 @@ STRAY = "astray0"
 
 
 class Wires:
-    """Network namespaces that stand for `hosts` hosts, joined by a bridge. A context manager that removes them."""
+    """Network namespaces that stand for `hosts` hosts, joined by a bridge. A context manager that
+    removes them."""
 
     def __init__(self, hosts: int) -> None:
-        self._holders = [subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE) for _ in range(hosts + 1)]
+        self._holders = [
+            subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE)
+            for _ in range(hosts + 1)
+        ]
 
     def __enter__(self) -> "Wires":
         own = Path("/proc/self/ns/net").readlink()
@@ -32,7 +38,19 @@ class Wires:
         return self
 
     def _plug(self, host: int) -> None:
-        link = ("ip", "link", "add", f"port{host}", "type", "veth", "peer", "name", "eth0", "netns", self.holder(host))
+        link = (
+            "ip",
+            "link",
+            "add",
+            f"port{host}",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            self.holder(host),
+        )
         self._inside(-1, *link)
         self._inside(-1, "ip", "link", "set", f"port{host}", "master", SWITCH, "up")
         for name, address in (("eth0", self.address(host)), (STRAY, f"10.88.{host}.1")):
@@ -58,7 +76,9 @@ class Wires:
     def lose(self, host: int, sender: int, larger_than: int = 0) -> None:
         """From now on a host loses packets of another without a word, or only the large ones."""
         only = ("-m", "length", "--length", f"{larger_than}:65535") if larger_than else ()
-        self._inside(host, "iptables", "-A", "INPUT", "-s", self.address(sender), *only, "-j", "DROP")
+        self._inside(
+            host, "iptables", "-A", "INPUT", "-s", self.address(sender), *only, "-j", "DROP"
+        )
 
     def mend(self) -> None:
         """Lose nothing any more."""

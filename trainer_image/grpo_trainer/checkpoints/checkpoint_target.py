@@ -1,7 +1,9 @@
-"""What a run asks of the place where its checkpoints are: the same questions of a volume and of an object store.
+"""What a run asks of the place where its checkpoints are: the same questions of a volume and of an
+object store.
 
-Only open_target.py knows which kinds of places there are. A checkpoint is a folder of this node everywhere: on a
-volume it is the checkpoint itself, with an object store it is the node's copy while it is written or loaded.
+Only open_target.py knows which kinds of places there are. A checkpoint is a folder of this node
+everywhere: on a volume it is the checkpoint itself, with an object store it is the node's copy
+while it is written or loaded.
 """
 
 from abc import ABC, abstractmethod
@@ -31,7 +33,8 @@ class CheckpointSource(ABC):
 
     @abstractmethod
     def list_checkpoints(self) -> list[Path]:
-        """The complete checkpoints, newest first, each with its manifest on this node. A collective.
+        """The complete checkpoints, newest first, each with its manifest on this node. A
+        collective.
 
         Raises:
             BadInput: there are some, but all of them were lost or changed.
@@ -40,7 +43,8 @@ class CheckpointSource(ABC):
 
     @abstractmethod
     def bring(self, checkpoint: Path) -> list[str]:
-        """Bring this rank's share of a checkpoint's files to this node and check it; what is wrong, as sentences.
+        """Bring this rank's share of a checkpoint's files to this node and check it; what is wrong,
+        as sentences.
 
         Raises:
             StoreFailed: the store gave nothing for too long.
@@ -49,7 +53,8 @@ class CheckpointSource(ABC):
 
     @abstractmethod
     def bring_export(self) -> None:
-        """Bring the run's exported model, if there is one, to its place below `folder`. A collective.
+        """Bring the run's exported model, if there is one, to its place below `folder`. A
+        collective.
 
         Raises:
             StoreFailed: the store gave nothing for too long.
@@ -62,7 +67,8 @@ class CheckpointSource(ABC):
 
 
 class CheckpointTarget(CheckpointSource):
-    """A run's checkpoints, for the attempt that makes them. Only the newest attempt may commit, withdraw or delete."""
+    """A run's checkpoints, for the attempt that makes them. Only the newest attempt may commit,
+    withdraw or delete."""
 
     owner: Owner
     """The run and the attempt."""
@@ -93,11 +99,13 @@ class CheckpointTarget(CheckpointSource):
 
     @abstractmethod
     def find_success(self) -> Outcome | None:
-        """The durable success of an earlier attempt, whose process may have died after writing it."""
+        """The durable success of an earlier attempt, whose process may have died after writing
+        it."""
 
     @abstractmethod
     def store_files(self, checkpoint: Path) -> dict[str, FileRecord]:
-        """Keep and hash what all ranks wrote of a checkpoint; the records of all its files. A collective.
+        """Keep and hash what all ranks wrote of a checkpoint; the records of all its files. A
+        collective.
 
         Raises:
             DiskFailed: the disk of any rank, or the store, fails.

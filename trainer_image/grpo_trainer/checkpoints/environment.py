@@ -1,4 +1,5 @@
-"""Where this process runs: machine, packages, command, names of variables, GPUs. No values of variables.
+"""Where this process runs: machine, packages, command, names of variables, GPUs. No values of
+variables.
 
 For what is written down beside a model; a variable's value may be a token.
 """

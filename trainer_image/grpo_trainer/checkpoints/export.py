@@ -1,4 +1,5 @@
-"""Exports a finished run as a plain Hugging Face folder that `from_pretrained` loads: the model, or the adapter.
+"""Exports a finished run as a plain Hugging Face folder that `from_pretrained` loads: the model, or
+the adapter.
 
 A training checkpoint won't do: it has optimizer state and partitions that only the trainer reads.
 """
@@ -40,12 +41,14 @@ def export_model(
     attest: Describe = lambda _: None,
     read: Read = lambda _: None,
 ) -> Path | None:
-    """Write `<checkpoint_directory>/export`, whole or not at all; None if nothing is to be kept. A collective.
+    """Write `<checkpoint_directory>/export`, whole or not at all; None if nothing is to be kept. A
+    collective.
 
-    Without a volume a model that goes elsewhere is written to the pod's own disk first. LoRA is exported as an adapter,
-    or merged into its base with spec.adapter.mergeOnExport. A full disk is waited for: all that is left to do is this.
-    Before the folder has its name, rank 0 calls `describe`, when the model is complete, `attest`, when the hashes of
-    all files are there, and `read`, from any thread, with the bytes of each piece of a file that was hashed.
+    Without a volume a model that goes elsewhere is written to the pod's own disk first. LoRA is
+    exported as an adapter, or merged into its base with spec.adapter.mergeOnExport. A full disk is
+    waited for: all that is left to do is this. Before the folder has its name, rank 0 calls
+    `describe`, when the model is complete, `attest`, when the hashes of all files are there, and
+    `read`, from any thread, with the bytes of each piece of a file that was hashed.
 
     Raises:
         DiskFailed: the disk took nothing for minutes; the last checkpoint stands.
@@ -74,7 +77,8 @@ def export_model(
 
 
 def describe_export(folder: Path, url: str | None = None) -> Export:
-    """The Export entry of the Outcome for a published export; `url` is its address on an object store."""
+    """The Export entry of the Outcome for a published export; `url` is its address on an object
+    store."""
     is_adapter = (folder / ADAPTER_CONFIG).is_file()
     size = sum(list_files(folder).values())
     hashed = weights_hash(read_sums(folder))
@@ -93,14 +97,18 @@ def _root(plan: TrainingPlan) -> Path | None:
     return root
 
 
-def _write_and_publish(temporary: Path, save: Callable[[str], None], publish: Callable[[], None]) -> None:
+def _write_and_publish(
+    temporary: Path, save: Callable[[str], None], publish: Callable[[], None]
+) -> None:
     # A try that failed may have left files that this one does not write.
     rank0_task.run_on_rank0(lambda: shutil.rmtree(temporary, ignore_errors=True))
     ranks.run_on_all(lambda: save(str(temporary)), DiskFailed)
     rank0_task.run_on_rank0(publish)
 
 
-def _publish(plan: TrainingPlan, source: Source, complete: Describe, temporary: Path, folder: Path) -> None:
+def _publish(
+    plan: TrainingPlan, source: Source, complete: Describe, temporary: Path, folder: Path
+) -> None:
     if plan.execution.method == "LoRA" and plan.adapter.merge_on_export:
         merge_adapter(source, temporary, remote_code=plan.model.trust_remote_code)
     elif plan.execution.method == "LoRA":
@@ -108,7 +116,8 @@ def _publish(plan: TrainingPlan, source: Source, complete: Describe, temporary: 
     # a pickle with paths of this attempt's pods, of no use to who loads the model
     (temporary / TRAINING_ARGS_NAME).unlink(missing_ok=True)
     complete(temporary)
-    # Durable before it has its name: a power cut leaves no export that is complete only by its name.
+    # Durable before it has its name: a power cut leaves no export that is complete only by its
+    # name.
     sync_tree(temporary)
     # rename(2) replaces no folder that has files, so an earlier export goes first.
     shutil.rmtree(folder, ignore_errors=True)
@@ -117,7 +126,8 @@ def _publish(plan: TrainingPlan, source: Source, complete: Describe, temporary: 
 
 
 def _name_base(source: Source, folder: Path) -> None:
-    """Name the base by what the plan calls it and its commit; PEFT names the folder of its files on this node."""
+    """Name the base by what the plan calls it and its commit; PEFT names the folder of its files on
+    this node."""
     config = PeftConfig.from_pretrained(folder)
     config.base_model_name_or_path, config.revision = source.name, source.revision or None
     config.save_pretrained(folder)
@@ -126,8 +136,9 @@ def _name_base(source: Source, folder: Path) -> None:
 def merge_adapter(source: Source, folder: Path, *, remote_code: bool) -> None:
     """Replace the adapter in `folder` by its base model `source` with the adapter merged in.
 
-    The base is loaded again, into host memory, because the live model may be partitioned. DeepSpeed's config is unset
-    first: with one in force, transformers loads a model under ZeRO's zero.Init, partitioned.
+    The base is loaded again, into host memory, because the live model may be partitioned.
+    DeepSpeed's config is unset first: with one in force, transformers loads a model under ZeRO's
+    zero.Init, partitioned.
     """
     unset_hf_deepspeed_config()
     base = load_causal(source, remote_code)

@@ -1,9 +1,12 @@
-"""Hashes of a checkpoint's files, cut into parts, so that every rank hashes as many bytes as the others.
+"""Hashes of a checkpoint's files, cut into parts, so that every rank hashes as many bytes as the
+others.
 
-The largest file of a checkpoint is often most of it (optimizer.pt): shares by file would leave one rank to hash it
-while all others wait. So every file is cut into chunks with a hash each, and a share is a run of chunks.
+The largest file of a checkpoint is often most of it (optimizer.pt): shares by file would leave one
+rank to hash it while all others wait. So every file is cut into chunks with a hash each, and a
+share is a run of chunks.
 
-XXH3-128 runs as fast as memory and finds every accident; nobody forges a checkpoint that lies beside its own hashes.
+XXH3-128 runs as fast as memory and finds every accident; nobody forges a checkpoint that lies
+beside its own hashes.
 """
 
 import errno
@@ -52,7 +55,9 @@ class Part:
 
 def split_into_parts(sizes: Mapping[str, int], chunk: int = CHUNK_BYTES) -> list[Part]:
     """The parts of files of these sizes in bytes, in order; an empty file is one empty part."""
-    return [part for name, size in sizes.items() for part in _cut_one(name, size, chunk, "xxh3_128")]
+    return [
+        part for name, size in sizes.items() for part in _cut_one(name, size, chunk, "xxh3_128")
+    ]
 
 
 def recorded_parts(files: Mapping[str, FileRecord]) -> list[tuple[Part, str]]:
@@ -73,8 +78,8 @@ def _cut_one(name: str, size: int, chunk: int, algorithm: Algorithm) -> list[Par
 def share(parts: Sequence[Part], rank: int, world_size: int) -> list[Part]:
     """This rank's run of the parts; those of all ranks, one after the other, are all parts.
 
-    A part belongs to the rank into whose equal range of all bytes its first byte falls. So no share differs from the
-    mean by more than the largest part.
+    A part belongs to the rank into whose equal range of all bytes its first byte falls. So no share
+    differs from the mean by more than the largest part.
     """
     total, before, own = sum(part.end - part.begin for part in parts), 0, []
     for part in parts:
@@ -123,7 +128,8 @@ def hash_of(part: Part, data: bytes) -> str:
 
 
 def _make_durable(path: Path) -> None:
-    """A manifest that outlives a power cut must not vouch for bytes that were in the page cache only."""
+    """A manifest that outlives a power cut must not vouch for bytes that were in the page cache
+    only."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -131,13 +137,16 @@ def _make_durable(path: Path) -> None:
 def _digest(folder: Path, part: Part) -> str:
     found, left = _NEW[part.algorithm](), part.end - part.begin
     buffer = memoryview(bytearray(min(READ_BYTES, left)))
-    # Unbuffered and into one buffer: nothing is copied, and what is hashed is still in the processor's cache.
+    # Unbuffered and into one buffer: nothing is copied, and what is hashed is still in the
+    # processor's cache.
     with (folder / part.name).open("rb", buffering=0) as file:
         file.seek(part.begin)
         while left:
             count = file.readinto(buffer[:left])
             if not count:
-                raise OSError(errno.EIO, f"ends {left} bytes before byte {part.end}", str(folder / part.name))
+                raise OSError(
+                    errno.EIO, f"ends {left} bytes before byte {part.end}", str(folder / part.name)
+                )
             found.update(buffer[:count])
             left -= count
     return found.hexdigest()
@@ -154,7 +163,8 @@ def sha256_sums(folder: Path, names: Iterable[str], read: Read = lambda _: None)
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """Name → sha256 of the files of an exported folder as they were written; empty where nobody wrote it down.
+    """Name → sha256 of the files of an exported folder as they were written; empty where nobody
+    wrote it down.
 
     Raises:
         BadInput: the list can't be read.
@@ -166,26 +176,34 @@ def read_sums(folder: Path) -> dict[str, str]:
         raise BadInput(f"{path}: {error}") from error
 
 
-def records(sizes: Mapping[str, int], hashes: Sequence[str], chunk: int = CHUNK_BYTES) -> dict[str, FileRecord]:
+def records(
+    sizes: Mapping[str, int], hashes: Sequence[str], chunk: int = CHUNK_BYTES
+) -> dict[str, FileRecord]:
     """A manifest's entries for files of these sizes and the hashes of all their parts, in order."""
     left = iter(hashes)
     entries: dict[str, FileRecord] = {}
     for name, size in sizes.items():
         parts = _cut_one(name, size, chunk, "xxh3_128")
         own_hashes = [next(left) for _ in parts]
-        entries[name] = FileRecord(bytes=size, algorithm="xxh3_128", chunk_bytes=chunk, hashes=own_hashes)
+        entries[name] = FileRecord(
+            bytes=size, algorithm="xxh3_128", chunk_bytes=chunk, hashes=own_hashes
+        )
     return entries
 
 
 def list_files(checkpoint: Path) -> dict[str, int]:
-    """Size in bytes of every file inside a checkpoint by its path there, sorted, without the manifest."""
+    """Size in bytes of every file inside a checkpoint by its path there, sorted, without the
+    manifest."""
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in files}
     return {name: size for name, size in sizes.items() if name != MANIFEST}
 
 
-def damage(folder: Path, files: Mapping[str, FileRecord], rank: int = 0, world_size: int = 1) -> list[str]:
-    """What is wrong with this rank's share of a checkpoint's files, as sentences; empty when all is as recorded."""
+def damage(
+    folder: Path, files: Mapping[str, FileRecord], rank: int = 0, world_size: int = 1
+) -> list[str]:
+    """What is wrong with this rank's share of a checkpoint's files, as sentences; empty when all is
+    as recorded."""
     expected = dict(recorded_parts(files))
     problems: dict[str, None] = {}  # a missing file is named once, however many parts it has
     for part in share(list(expected), rank, world_size):
@@ -203,7 +221,10 @@ def _problem(folder: Path, part: Part, size: int, expected: str) -> str | None:
         if path.stat().st_size != size:
             return f"{part.name} has {path.stat().st_size} bytes instead of {size}"
         if _digest(folder, part) != expected:
-            return f"{part.name} differs from its recorded {part.algorithm} in bytes {part.begin} to {part.end}"
+            return (
+                f"{part.name} differs from its recorded {part.algorithm} in bytes {part.begin} "
+                f"to {part.end}"
+            )
     except OSError as error:
         return f"{part.name} can't be read: {error.strerror}"
     return None

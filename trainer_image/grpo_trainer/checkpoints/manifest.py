@@ -1,8 +1,9 @@
-"""The files beside a checkpoint that say whose it is and that it is whole, and what makes two attempts the same run.
+"""The files beside a checkpoint that say whose it is and that it is whole, and what makes two
+attempts the same run.
 
-Model, data, reference and the size of a batch each change the result, so none of them may change silently between
-attempts. How a batch is cut into micro-batches, and whether activations are recomputed, does not. It is recorded too,
-and may change where a plan ran out of memory.
+Model, data, reference and the size of a batch each change the result, so none of them may change
+silently between attempts. How a batch is cut into micro-batches, and whether activations are
+recomputed, does not. It is recorded too, and may change where a plan ran out of memory.
 """
 
 import json
@@ -54,17 +55,24 @@ class FileRecord(Model):
         if not isinstance(data, dict) or "sha256" not in data:
             return data
         size = data.get("bytes")
-        # A chunk has at least one byte. What is no size is refused by the field `bytes`, with its own message.
+        # A chunk has at least one byte. What is no size is refused by the field `bytes`, with its
+        # own message.
         has_content = isinstance(size, int) and size > 0
         chunk_bytes = size if has_content else 1
-        return {"bytes": size, "algorithm": "sha256", "chunkBytes": chunk_bytes, "hashes": [data["sha256"]]}
+        return {
+            "bytes": size,
+            "algorithm": "sha256",
+            "chunkBytes": chunk_bytes,
+            "hashes": [data["sha256"]],
+        }
 
     @model_validator(mode="after")
     def _one_hash_per_chunk(self) -> Self:
         chunks = max(1, -(-self.bytes // self.chunk_bytes))
         if len(self.hashes) != chunks:
             raise ValueError(
-                f"{self.bytes} bytes in chunks of {self.chunk_bytes} have {chunks} hashes, not {len(self.hashes)}"
+                f"{self.bytes} bytes in chunks of {self.chunk_bytes} have {chunks} hashes, not "
+                f"{len(self.hashes)}"
             )
         return self
 
@@ -81,7 +89,8 @@ class Manifest(Model):
     skipped: list[Generations] = []
     """What the run had left out of the order of the data by then (spec.guard.onDivergence)."""
     clock: Clock = Clock()
-    """What rank 0 of that attempt had spent its time on by then: a run that continues here keeps so much of it."""
+    """What rank 0 of that attempt had spent its time on by then: a run that continues here keeps so
+    much of it."""
     files: dict[str, FileRecord]
     """Every file by its path inside the checkpoint."""
 
@@ -109,12 +118,14 @@ SPLIT = (
     "generation_sub_batch",
     "gradient_checkpointing",
 )
-"""Fields of the execution plan that cut the work of a step. They may change with what must not: completions per step
-and per generation on each process. Another generation_sub_batch draws other samples of the same distribution; with the
-others, what is sampled stays and the loss moves by rounding (measured in float32: 2e-7)."""
+"""Fields of the execution plan that cut the work of a step. They may change with what must not:
+completions per step and per generation on each process. Another generation_sub_batch draws other
+samples of the same distribution; with the others, what is sampled stays and the loss moves by
+rounding (measured in float32: 2e-7)."""
 
 PER_MICRO_BATCH = ("bnpo",)
-"""Values of training.lossType that are normalised within a micro-batch, whose size is part of what is trained."""
+"""Values of training.lossType that are normalised within a micro-batch, whose size is part of what
+is trained."""
 
 
 def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
@@ -136,7 +147,8 @@ def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
 
 
 def _meaning(reward: dict[str, Any]) -> dict[str, Any]:
-    """A reward without what may change between attempts: how its service is reached, and how much of it may fail."""
+    """A reward without what may change between attempts: how its service is reached, and how much
+    of it may fail."""
     service = reward.get("http") or {}
     http = {name: value for name, value in service.items() if name not in HTTPReward.REACHED_BY}
     kept = {name: value for name, value in reward.items() if name not in RewardSpec.JUDGED_BY}
@@ -167,24 +179,35 @@ def require_continuable(checkpoint: Path, manifest: Manifest, current: dict[str,
     Raises:
         BadInput: with every field that differs, but for MAY_DIFFER.
     """
-    if differences := [one for one in _differences(manifest.identity, current) if not one.startswith(MAY_DIFFER)]:
+    if differences := [
+        one for one in _differences(manifest.identity, current) if not one.startswith(MAY_DIFFER)
+    ]:
         raise BadInput(
-            f"spec.resumeFrom: {checkpoint} can't be continued by this job, which differs from the one that made it: "
+            (
+                f"spec.resumeFrom: {checkpoint} can't be continued by this job, which differs from "
+                "the one that made it: "
+            )
             + "; ".join(differences)
             + ". Set these fields of the spec as they were there, or remove spec.resumeFrom"
         )
 
 
 def what_is_trained(identity: dict[str, str]) -> dict[str, str]:
-    """The part of an identity that must match: without the split, but with what the split may not change."""
-    kept = {path: value for path, value in identity.items() if path.removeprefix("plan.") not in SPLIT}
+    """The part of an identity that must match: without the split, but with what the split may not
+    change."""
+    kept = {
+        path: value for path, value in identity.items() if path.removeprefix("plan.") not in SPLIT
+    }
     micro, per_step, per_generation = (identity.get(f"plan.{name}") for name in SPLIT[:3])
-    # A split may change only if each process still trains on as many completions per step and per generation.
+    # A split may change only if each process still trains on as many completions per step and per
+    # generation.
     if micro and per_step and per_generation:
         kept["plan.completions_per_step"] = str(int(micro) * int(per_step))
         kept["plan.completions_per_generation"] = str(int(micro) * int(per_generation))
     # Such a loss is normalised within a micro-batch, so another size of it is another loss.
-    if micro and identity.get("training.lossType") in [identity_text(name) for name in PER_MICRO_BATCH]:
+    if micro and identity.get("training.lossType") in [
+        identity_text(name) for name in PER_MICRO_BATCH
+    ]:
         kept["plan.micro_batch"] = micro
     return kept
 
@@ -193,4 +216,7 @@ def _differences(saved: dict[str, str], current: dict[str, str]) -> list[str]:
     saved, current = what_is_trained(saved), what_is_trained(current)
     paths = sorted(saved.keys() | current.keys())
     changed = [path for path in paths if saved.get(path) != current.get(path)]
-    return [f"{path}: checkpoint {saved.get(path, 'unset')}, now {current.get(path, 'unset')}" for path in changed]
+    return [
+        f"{path}: checkpoint {saved.get(path, 'unset')}, now {current.get(path, 'unset')}"
+        for path in changed
+    ]

@@ -1,4 +1,5 @@
-"""Chooses the place of a run's checkpoints, a volume or an object store. No other code asks which of them it is."""
+"""Chooses the place of a run's checkpoints, a volume or an object store. No other code asks which
+of them it is."""
 
 from pathlib import Path
 
@@ -57,4 +58,8 @@ def open_source(
     if folder is None:
         return None
     run = source_run(folder, store, tell)
-    return VolumeSource(Path(folder)) if run is None else StoreSource(run, Path(folder), processes_per_node)
+    return (
+        VolumeSource(Path(folder))
+        if run is None
+        else StoreSource(run, Path(folder), processes_per_node)
+    )

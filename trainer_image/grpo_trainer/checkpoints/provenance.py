@@ -1,8 +1,8 @@
 """Writes the provenance Statement of grpo_api beside an exported model, signed if there is a key.
 
-The statement is written before the export gets its final name, so that every export has one. It contains what rank 0
-knows for certain. What a pod can't know (the content behind an image's tag, settings of the cluster) is left out or
-marked.
+The statement is written before the export gets its final name, so that every export has one. It
+contains what rank 0 knows for certain. What a pod can't know (the content behind an image's tag,
+settings of the cluster) is left out or marked.
 """
 
 import os
@@ -54,8 +54,11 @@ from .environment import environment, packages
 from .hashing import sha256_sums
 from .signing_key import sign_payload
 
-SECTIONS = sorted((GRPOJobSpec.model_fields.keys() & TrainingPlan.model_fields.keys()) - {"resume_from"})
-"""Sections of the spec that the plan carries unchanged. It carries resumeFrom as a folder, so that is not one."""
+SECTIONS = sorted(
+    (GRPOJobSpec.model_fields.keys() & TrainingPlan.model_fields.keys()) - {"resume_from"}
+)
+"""Sections of the spec that the plan carries unchanged. It carries resumeFrom as a folder, so that
+is not one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,8 @@ class Finished:
 
 
 def write_provenance(run: Finished, folder: Path) -> None:
-    """Write the Statement about all files of an export into its folder, and the envelope if the plan wants a signature.
+    """Write the Statement about all files of an export into its folder, and the envelope if the
+    plan wants a signature.
 
     Raises:
         OSError: a file can't be read or written.
@@ -87,14 +91,17 @@ def write_provenance(run: Finished, folder: Path) -> None:
 
 
 def subjects(folder: Path) -> list[Subject]:
-    """All files of a folder; those in its own list of hashes, which are most of its bytes, aren't read again.
+    """All files of a folder; those in its own list of hashes, which are most of its bytes, aren't
+    read again.
 
     Raises:
         OSError: a file can't be read.
     """
     known = parse_sums((folder / SUMS).read_text(encoding="utf-8"))
     found = {**sha256_sums(folder, files_of(folder).keys() - known.keys()), **known}
-    return [Subject(name=name, digest=FileDigest(sha256=one)) for name, one in sorted(found.items())]
+    return [
+        Subject(name=name, digest=FileDigest(sha256=one)) for name, one in sorted(found.items())
+    ]
 
 
 def _statement(run: Finished, about: list[Subject]) -> Statement:
@@ -135,8 +142,12 @@ def _asked(plan: TrainingPlan) -> ExternalParameters:
         if "http" in reward:
             # A URL may contain a user name and a password.
             reward["http"]["url"] = _public(reward["http"]["url"])
-    left_out = {name: field for name, field in GRPOJobSpec.model_fields.items() if name not in SECTIONS}
-    return ExternalParameters(spec=spec, omitted=sorted(field.alias or name for name, field in left_out.items()))
+    left_out = {
+        name: field for name, field in GRPOJobSpec.model_fields.items() if name not in SECTIONS
+    }
+    return ExternalParameters(
+        spec=spec, omitted=sorted(field.alias or name for name, field in left_out.items())
+    )
 
 
 def _public(url: str) -> str:
@@ -170,7 +181,8 @@ def _made_of(run: Finished) -> Iterator[Dependency]:
 
 
 def _model(run: Finished, commit: str) -> Dependency:
-    """The model that the run began with; its fingerprint names the weights also where there is no commit."""
+    """The model that the run began with; its fingerprint names the weights also where there is no
+    commit."""
     found = from_hub("model", run.source.name, commit or run.source.revision)
     known = {"xxh3_128": run.proofs[0].fingerprint} if run.proofs else {}
     return found.model_copy(update={"annotations": known})
@@ -185,7 +197,9 @@ def _dataset(dataset: DatasetSpec, commit: str) -> Dependency:
 def from_hub(name: str, repository: str, commit: str) -> Dependency:
     """A repository of the hub, or where there is no commit the folder that its name is."""
     if not commit:
-        return Dependency(name=name, uri=Path(repository).as_uri() if repository.startswith("/") else repository)
+        return Dependency(
+            name=name, uri=Path(repository).as_uri() if repository.startswith("/") else repository
+        )
     return Dependency(name=name, uri=f"hf://{repository}@{commit}", digest={"gitCommit": commit})
 
 
@@ -214,7 +228,8 @@ def _record(run: Finished) -> RunRecord:
 
 
 def _attempts(run: Finished) -> list[AttemptRecord]:
-    """All attempts; of the earlier ones what their processes left on the volume, and what the operator saw."""
+    """All attempts; of the earlier ones what their processes left on the volume, and what the
+    operator saw."""
     own, folder = run.plan.job.attempt, run.plan.checkpoint_directory
     reasons = {end.attempt: end.reason for end in run.plan.ends} if run.plan.ends else {}
     earlier = [
@@ -231,14 +246,20 @@ def _ends(checkpoint_directory: str | None, attempt: int) -> list[End]:
         return []
     # A gang's processes mostly end alike, so equal ends are counted instead of listed.
     counted = Counter((str(outcome.result), outcome.step) for outcome in kept_outcomes(folder))
-    return [End(result=result, step=step, ranks=ranks) for (result, step), ranks in sorted(counted.items())]
+    return [
+        End(result=result, step=step, ranks=ranks)
+        for (result, step), ranks in sorted(counted.items())
+    ]
 
 
 def _reference(run: Finished) -> ReferenceRecord:
     sync, strategy, step = run.plan.reference.sync, run.plan.execution.strategy, run.progress.step
     if sync is None:
         return ReferenceRecord(strategy=strategy)
-    # resumes are exact, moved references included: how often follows from the steps, however many attempts they took
+    # resumes are exact, moved references included: how often follows from the steps, however many
+    # attempts they took
     syncs = step // sync.every_steps
     moved: dict[str, Any] = {"syncs": syncs, "last_sync_step": syncs * sync.every_steps}
-    return ReferenceRecord(strategy=strategy, sync_every_steps=sync.every_steps, mixup=sync.mixup, **moved)
+    return ReferenceRecord(
+        strategy=strategy, sync_every_steps=sync.every_steps, mixup=sync.mixup, **moved
+    )

@@ -1,7 +1,9 @@
-"""Chooses the checkpoint that an attempt continues from, the same on all ranks, and checks it before it is loaded.
+"""Chooses the checkpoint that an attempt continues from, the same on all ranks, and checks it
+before it is loaded.
 
-A damaged checkpoint is passed over for the one before it; another run's is rejected. Where spec.resumeFrom leads to no
-checkpoint but to an exported adapter, its weights are the start of a new run.
+A damaged checkpoint is passed over for the one before it; another run's is rejected. Where
+spec.resumeFrom leads to no checkpoint but to an exported adapter, its weights are the start of a
+new run.
 """
 
 from collections.abc import Callable
@@ -40,7 +42,8 @@ def begin(
     method: str,
     outdated: Outdated = lambda _: False,
 ) -> Beginning:
-    """The checkpoint to continue; without one, the exported adapter that spec.resumeFrom names. A collective.
+    """The checkpoint to continue; without one, the exported adapter that spec.resumeFrom names. A
+    collective.
 
     Args:
         target: the run's own checkpoints.
@@ -51,8 +54,8 @@ def begin(
 
     Raises:
         Diverged: as choose.
-        BadInput: as choose; or spec.resumeFrom leads to neither a checkpoint nor an adapter, or to an adapter although
-            all parameters are trained.
+        BadInput: as choose; or spec.resumeFrom leads to neither a checkpoint nor an adapter, or to
+            an adapter although all parameters are trained.
     """
     checkpoint = choose(target, source, identity, outdated)
     if checkpoint is not None or source is None:
@@ -61,12 +64,14 @@ def begin(
     found = rank0_task.run_on_rank0(lambda: _adapters_of(source.folder))
     if not found:
         raise BadInput(
-            f"spec.resumeFrom: {source.run_address} has no complete checkpoint and no exported adapter; name a run's "
+            f"spec.resumeFrom: {source.run_address} has no complete checkpoint and no exported "
+            "adapter; name a run's "
             "folder, a checkpoint's or an exported adapter's"
         )
     if method != "LoRA":
         raise BadInput(
-            f"spec.resumeFrom: {found[0]} is an exported adapter, but this run trains all parameters (plan.method "
+            f"spec.resumeFrom: {found[0]} is an exported adapter, but this run trains all "
+            "parameters (plan.method "
             f"{method}). Set adapter.use: Always, or merge it and name the model in spec.model"
         )
     return Beginning(adapter=found[0])
@@ -78,19 +83,23 @@ def choose(
     identity: dict[str, str],
     outdated: Outdated = lambda _: False,
 ) -> Path | None:
-    """The newest complete, undamaged checkpoint of the run; if the run has none, of spec.resumeFrom; else None.
+    """The newest complete, undamaged checkpoint of the run; if the run has none, of
+    spec.resumeFrom; else None.
 
-    An outdated checkpoint is never chosen. The run's own outdated checkpoints are withdrawn: no later attempt uses
-    them. A collective.
+    An outdated checkpoint is never chosen. The run's own outdated checkpoints are withdrawn: no
+    later attempt uses them. A collective.
 
     Raises:
         Diverged: there are checkpoints but all are outdated.
-        BadInput: that checkpoint belongs to a different run, or there are checkpoints but all are damaged.
+        BadInput: that checkpoint belongs to a different run, or there are checkpoints but all are
+            damaged.
     """
     # spec.resumeFrom is only where the run began: its own checkpoints have come further.
     if target and (found := target.list_checkpoints()):
         usable = _usable(found, outdated)
-        newest = _newest(usable, lambda one: require_same_run(one, read_manifest(one), identity), target)
+        newest = _newest(
+            usable, lambda one: require_same_run(one, read_manifest(one), identity), target
+        )
         # Withdrawn, so that no later attempt goes back to what this run diverged on.
         if dropped := set(found) - set(usable):
             target.withdraw(dropped)
@@ -98,11 +107,14 @@ def choose(
     if source is None or not (found := source.list_checkpoints()):
         return None
     usable = _usable(found, outdated)
-    return _newest(usable, lambda one: require_continuable(one, read_manifest(one), identity), source)
+    return _newest(
+        usable, lambda one: require_continuable(one, read_manifest(one), identity), source
+    )
 
 
 def _usable(found: list[Path], outdated: Outdated) -> list[Path]:
-    """Those that aren't outdated, by rank 0's reading. One whose manifest can't be read is found damaged later.
+    """Those that aren't outdated, by rank 0's reading. One whose manifest can't be read is found
+    damaged later.
 
     Raises:
         Diverged: none is left.
@@ -114,8 +126,10 @@ def _usable(found: list[Path], outdated: Outdated) -> list[Path]:
     left = rank0_task.run_on_rank0(usable)
     if not left:
         raise Diverged(
-            f"every checkpoint ({', '.join(map(str, found))}) was trained on what the run diverged on, so there is "
-            "none to go back to. Raise checkpoint.keep, or lower checkpoint.everySteps, in a new job"
+            f"every checkpoint ({', '.join(map(str, found))}) was trained on what the run "
+            "diverged on, so there is "
+            "none to go back to. Raise checkpoint.keep, or lower checkpoint.everySteps, in a new "
+            "job"
         )
     return left
 
@@ -131,7 +145,8 @@ def _is_outdated(checkpoint: Path, outdated: Outdated) -> bool:
 def _adapters_of(folder: Path) -> list[Path]:
     """The folder itself or its export, whichever is an exported adapter; empty if neither is.
 
-    A checkpoint of a LoRA run has the same files. Without a manifest it may be half written, so it is left out.
+    A checkpoint of a LoRA run has the same files. Without a manifest it may be half written, so it
+    is left out.
     """
     for candidate in (folder, folder / EXPORT_FOLDER):
         is_adapter = (candidate / ADAPTER_CONFIG).is_file() and (candidate / ADAPTER).is_file()
@@ -141,7 +156,8 @@ def _adapters_of(folder: Path) -> list[Path]:
 
 
 def _newest(found: list[Path], require: Callable[[Path], None], source: CheckpointSource) -> Path:
-    """The first that is undamaged, which must be one to go on from; `source` brings its files to this node."""
+    """The first that is undamaged, which must be one to go on from; `source` brings its files to
+    this node."""
     damaged = []
     for checkpoint in found:
         problems = _damage_anywhere(checkpoint, source)
@@ -151,7 +167,9 @@ def _newest(found: list[Path], require: Callable[[Path], None], source: Checkpoi
         damaged.append(f"{checkpoint}: {', '.join(problems)}")
         if ranks.rank() == 0:
             print(f"passed over a damaged checkpoint, {damaged[-1]}", flush=True)
-    raise BadInput(f"every checkpoint is damaged ({'; '.join(damaged)}); delete them to start again at step 0")
+    raise BadInput(
+        f"every checkpoint is damaged ({'; '.join(damaged)}); delete them to start again at step 0"
+    )
 
 
 def _damage_anywhere(checkpoint: Path, source: CheckpointSource) -> list[str]:

@@ -1,8 +1,10 @@
-"""Makes a checkpoint whole or nothing: all ranks' files, then hashes, then the manifest, then the rotation of old ones.
+"""Makes a checkpoint whole or nothing: all ranks' files, then hashes, then the manifest, then the
+rotation of old ones.
 
-transformers alone writes checkpoints in place and deletes old ones without waiting for the other ranks: a crash then
-leaves a folder that looks like a checkpoint and isn't one. And where a disk fails it ends the run, although nothing is
-lost yet: here all ranks agree that this checkpoint failed, train on, and try again soon.
+transformers alone writes checkpoints in place and deletes old ones without waiting for the other
+ranks: a crash then leaves a folder that looks like a checkpoint and isn't one. And where a disk
+fails it ends the run, although nothing is lost yet: here all ranks agree that this checkpoint
+failed, train on, and try again soon.
 """
 
 import math
@@ -27,7 +29,8 @@ from .manifest import Manifest
 
 
 class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Saves checkpoints for the trainer, and asks it to save again after one that failed; both alike on all ranks."""
+    """Saves checkpoints for the trainer, and asks it to save again after one that failed; both
+    alike on all ranks."""
 
     def __init__(
         self,
@@ -39,7 +42,8 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         *,
         skipped: Sequence[Generations] = (),
     ) -> None:
-        """Save to `target`, which is None where nothing is saved; `source` is what the run began with."""
+        """Save to `target`, which is None where nothing is saved; `source` is what the run began
+        with."""
         self._target = target
         self._source = source
         self._identity = identity
@@ -51,7 +55,9 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         self.last: Path | None = None
         """The last checkpoint that this attempt sealed."""
 
-    def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         """Save again after a checkpoint that failed."""
         due = state.global_step >= self._try_again_at
         # A run that stops has already decided whether there is time to save.
@@ -59,7 +65,8 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
             control.should_save = True
 
     def save(self, step: int, write: Callable[[], None]) -> None:
-        """Write and seal `checkpoint-<step>` of this attempt, or clear it away where a disk fails. A collective.
+        """Write and seal `checkpoint-<step>` of this attempt, or clear it away where a disk fails.
+        A collective.
 
         Raises:
             Preempted: a newer attempt owns the folder.
@@ -71,7 +78,8 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         self._recorder.enter_stage("Saving")
         began = time.perf_counter()
         try:
-            # Only a failure of a disk is one rank's alone. `write` raises other errors on all ranks alike.
+            # Only a failure of a disk is one rank's alone. `write` raises other errors on all ranks
+            # alike.
             ranks.run_on_all(write, DiskFailed)
             size = self._seal(target, checkpoint, step)
         except DiskFailed as error:
@@ -84,7 +92,8 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         """Store the files of a checkpoint, then its manifest; returns its bytes. A collective.
 
         Raises:
-            DiskFailed: on all ranks, where the disk of any, or the store, fails before the manifest stands.
+            DiskFailed: on all ranks, where the disk of any, or the store, fails before the manifest
+                stands.
             Preempted: a newer attempt owns the folder.
         """
         files = target.store_files(checkpoint)
@@ -100,20 +109,27 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         return sum(file.bytes for file in files.values())
 
     def _sealed(self, where: str, checkpoint: Path, step: int, began: float, size: int) -> None:
-        # the slowest rank's for all: whether there is time for another is decided on each rank, and must be the same
+        # the slowest rank's for all: whether there is time for another is decided on each rank, and
+        # must be the same
         seconds = max(ranks.gather(time.perf_counter() - began))
         self._failures, self._try_again_at, self.last = 0, math.inf, checkpoint
         if self._source:
-            # The run has its own checkpoint now, so the copy of the one that it began with only takes room.
+            # The run has its own checkpoint now, so the copy of the one that it began with only
+            # takes room.
             self._source.remove_copies()
         self._preemption.save_seconds = seconds
-        self._recorder.record_checkpoint(Checkpoint(step=step, time=unix_time(), bytes=size, where=where), seconds)
+        self._recorder.record_checkpoint(
+            Checkpoint(step=step, time=unix_time(), bytes=size, where=where), seconds
+        )
 
     def _failed(self, target: CheckpointTarget, checkpoint: Path, step: int, why: str) -> None:
-        """Each failure doubles the steps until the next try, which costs the time of writing until the disk is full."""
+        """Each failure doubles the steps until the next try, which costs the time of writing until
+        the disk is full."""
         self._failures += 1
         self._try_again_at = step + 2 ** (self._failures - 1)
         target.discard(checkpoint)
         # No rank may begin the next try while rank 0 still deletes files of this one.
         ranks.gather(None)
-        self._recorder.record_checkpoint_failure(f"the checkpoint of step {step} could not be written: {why}")
+        self._recorder.record_checkpoint_failure(
+            f"the checkpoint of step {step} could not be written: {why}"
+        )

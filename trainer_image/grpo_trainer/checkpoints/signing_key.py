@@ -1,9 +1,9 @@
 """Signs in a process of its own, so that the key is never in the memory of the one that trains.
 
-That one may dump core, and starts programs that users wrote. `python -m grpo_trainer.checkpoints.signing_key` neither
-dumps core nor can be traced by others of its user; it reads the mounted key, signs what comes in and ends. Without
-input it only tries the key, which is what an attempt begins with: nobody should hear of a wrong key after days of
-training.
+That one may dump core, and starts programs that users wrote. `python -m
+grpo_trainer.checkpoints.signing_key` neither dumps core nor can be traced by others of its user; it
+reads the mounted key, signs what comes in and ends. Without input it only tries the key, which is
+what an attempt begins with: nobody should hear of a wrong key after days of training.
 """
 
 import ctypes
@@ -19,7 +19,8 @@ from ..runtime.errors import BadInput
 
 FIELD = "spec.export.signingKeySecretRef"
 UNUSABLE = 3
-"""Exit code of the signing process when the key can't be used; its standard output has the reason."""
+"""Exit code of the signing process when the key can't be used; its standard output has the
+reason."""
 _PR_SET_DUMPABLE = 4
 """prctl(2)."""
 
@@ -48,7 +49,8 @@ def _run(action: str, payload: bytes) -> bytes:
     done = subprocess.run(command, input=payload, stdout=subprocess.PIPE, check=False)
     if done.returncode == UNUSABLE:
         raise BadInput(
-            f"{FIELD}: {done.stdout.decode()}; store one by `kubectl create secret generic NAME --from-file=key.pem`"
+            f"{FIELD}: {done.stdout.decode()}; store one by `kubectl create secret generic NAME "
+            "--from-file=key.pem`"
         )
     # Any other failure is not of the key.
     done.check_returncode()

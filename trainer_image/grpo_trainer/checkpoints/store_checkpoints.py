@@ -1,7 +1,9 @@
-"""Checkpoints on an object store: every rank uploads its part of its node's files and downloads what its node needs.
+"""Checkpoints on an object store: every rank uploads its part of its node's files and downloads
+what its node needs.
 
-The disk of a pod holds a checkpoint only while it is written and uploaded, or downloaded and loaded. The files lie
-there as on a volume, so that the code that reads checkpoints does not depend on stores.
+The disk of a pod holds a checkpoint only while it is written and uploaded, or downloaded and
+loaded. The files lie there as on a volume, so that the code that reads checkpoints does not depend
+on stores.
 """
 
 import os
@@ -20,11 +22,27 @@ from ..gang import rank0_task, ranks
 from ..runtime.clock import unix_time
 from ..runtime.durable_files import disk_errors
 from ..runtime.errors import BadInput
-from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_folder_name, checkpoint_folder, number_in_name
+from ..runtime.paths import (
+    ATTEMPTS,
+    CHECKPOINTS,
+    MANIFEST,
+    attempt_folder_name,
+    checkpoint_folder,
+    number_in_name,
+)
 from ..stores.run_store import SAVE_WAIT, Committed, RunStore, StoredRun, checkpoint_key
 from ..stores.store_base import PART_BYTES
 from .checkpoint_target import CheckpointSource, CheckpointTarget
-from .hashing import Part, hash_of, list_files, read_part, recorded_parts, records, share, split_into_parts
+from .hashing import (
+    Part,
+    hash_of,
+    list_files,
+    read_part,
+    recorded_parts,
+    records,
+    share,
+    split_into_parts,
+)
 from .manifest import FileRecord, Manifest, Owner
 from .volume_checkpoints import checkpoints_of, claim, read_manifest, require_owner
 
@@ -62,17 +80,21 @@ class StoreSource(CheckpointSource):
         return range(first, first + self.processes_per_node)
 
     def remove_copies(self) -> None:
-        """Remove this node's copies of checkpoints, also of the one that was begun with: a pod's disk is small."""
+        """Remove this node's copies of checkpoints, also of the one that was begun with: a pod's
+        disk is small."""
         if self.local_rank == 0:
             for checkpoint in self.folder.glob(f"{ATTEMPTS}/{CHECKPOINTS}"):
                 shutil.rmtree(checkpoint, ignore_errors=True)
 
     def list_checkpoints(self) -> list[Path]:
-        """Put the manifests of all checkpoints that count on the disk of every node, and list those."""
+        """Put the manifests of all checkpoints that count on the disk of every node, and list
+        those."""
         found = rank0_task.run_on_rank0(self._manifests)
         if self.local_rank == 0:
             for made, manifest in found:
-                folder = checkpoint_folder(self.folder / attempt_folder_name(made.attempt), made.step)
+                folder = checkpoint_folder(
+                    self.folder / attempt_folder_name(made.attempt), made.step
+                )
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / MANIFEST).write_bytes(manifest)
                 # sealed_at() takes the manifest's time for the checkpoint's.
@@ -87,7 +109,8 @@ class StoreSource(CheckpointSource):
         kept = [(made, manifest) for made, manifest in found if manifest is not None]
         if counted and not kept:
             raise BadInput(
-                f"{self.run.store.url}: the manifests of all {len(counted)} checkpoints are missing or changed; "
+                f"{self.run.store.url}: the manifests of all {len(counted)} checkpoints are "
+                "missing or changed; "
                 "restore the bucket, or start a new job"
             )
         return kept
@@ -110,7 +133,10 @@ class StoreSource(CheckpointSource):
                 return f"{part.name} has no bytes {part.begin} to {part.end} on the store"
             # Before it is written: loaded files are not hashed again.
             if hash_of(part, found[0]) != expected[part]:
-                return f"{part.name} differs from its recorded {part.algorithm} in bytes {part.begin} to {part.end}"
+                return (
+                    f"{part.name} differs from its recorded {part.algorithm} in bytes "
+                    f"{part.begin} to {part.end}"
+                )
             _write(checkpoint / part.name, part.begin, found[0])
             return None
 
@@ -120,7 +146,9 @@ class StoreSource(CheckpointSource):
         """Put the finished model where it would be on a volume, on every node."""
         key = rank0_task.run_on_rank0(self.run.export_folder)
         if key:
-            rank0_task.run_on_node_leader(disk_errors()(lambda: self.run.store.bring(key, self.folder / EXPORT_FOLDER)))
+            rank0_task.run_on_node_leader(
+                disk_errors()(lambda: self.run.store.bring(key, self.folder / EXPORT_FOLDER))
+            )
 
     def _key(self, checkpoint: Path) -> str:
         return checkpoint_key(number_in_name(checkpoint.parent), number_in_name(checkpoint))
@@ -147,7 +175,8 @@ class StoreTarget(StoreSource, CheckpointTarget):
 
         @disk_errors()
         def claim_disk_of_node() -> None:
-            # Every node has a disk of its own, which its first rank claims. The store is one for all.
+            # Every node has a disk of its own, which its first rank claims. The store is one for
+            # all.
             if self.local_rank == 0:
                 claim(self.folder, self.owner)
 
@@ -155,11 +184,13 @@ class StoreTarget(StoreSource, CheckpointTarget):
         rank0_task.run_on_rank0(self.run.claim)
 
     def require_owner(self) -> None:
-        """As the function of this name, of the node's disk; the store asks at every write of its head."""
+        """As the function of this name, of the node's disk; the store asks at every write of its
+        head."""
         require_owner(self.folder, self.owner)
 
     def find_success(self) -> Outcome | None:
-        """The outcome in the run's head; the same for all ranks, since no older attempt can change it any more."""
+        """The outcome in the run's head; the same for all ranks, since no older attempt can change
+        it any more."""
         head = self.run.head()
         return head.outcome if head else None
 
@@ -175,20 +206,28 @@ class StoreTarget(StoreSource, CheckpointTarget):
         sizes, own = _merged(ranks.gather(listed), self.node_ranks[0])
         parts = share(split_into_parts(own, PART_BYTES), self.local_rank, self.processes_per_node)
         key, store = self._key(checkpoint), self.run.store.within(SAVE_WAIT)
-        sent = ranks.gather(ranks.run_on_all(disk_errors()(lambda: _send(store, key, checkpoint, parts))))
+        sent = ranks.gather(
+            ranks.run_on_all(disk_errors()(lambda: _send(store, key, checkpoint, parts)))
+        )
         hashes = {part: digest for found in sent for part, digest in found.items()}
-        return records(sizes, [hashes[part] for part in split_into_parts(sizes, PART_BYTES)], PART_BYTES)
+        return records(
+            sizes, [hashes[part] for part in split_into_parts(sizes, PART_BYTES)], PART_BYTES
+        )
 
     def commit(self, checkpoint: Path, manifest: Manifest) -> None:  # noqa: ARG002  # the manifest names it
         """Move the run's head; then remove this node's copies."""
-        # A checkpoint that fails is tried again after a few steps, so the store is not waited for as long as elsewhere.
+        # A checkpoint that fails is tried again after a few steps, so the store is not waited for
+        # as long as elsewhere.
         run = replace(self.run, store=self.run.store.within(SAVE_WAIT))
-        rank0_task.run_on_rank0(lambda: run.commit(manifest.step, manifest.model_dump_json().encode(), unix_time()))
+        rank0_task.run_on_rank0(
+            lambda: run.commit(manifest.step, manifest.model_dump_json().encode(), unix_time())
+        )
         # A pod's disk is small: what the store has is removed from it.
         self.remove_copies()
 
     def discard(self, checkpoint: Path) -> None:  # noqa: ARG002
-        """Remove this node's copies; what was uploaded counts for nothing, and the next commit deletes it."""
+        """Remove this node's copies; what was uploaded counts for nothing, and the next commit
+        deletes it."""
         self.remove_copies()
 
     def withdraw(self, checkpoints: Iterable[Path]) -> None:
@@ -219,7 +258,8 @@ def part_key(checkpoint: str, part: Part, chunk: int) -> str:
 
 
 def _merged(listed: Sequence[dict[str, int]], leader: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Sizes of the files of all nodes, sorted by name, and of this node's; one that several wrote is the first's."""
+    """Sizes of the files of all nodes, sorted by name, and of this node's; one that several wrote
+    is the first's."""
     # In reverse, so that the lowest rank that wrote a file stays its owner.
     owners = {name: rank for rank in reversed(range(len(listed))) for name in listed[rank]}
     sizes = {name: listed[owners[name]][name] for name in sorted(owners)}
@@ -238,7 +278,8 @@ def _send(store: "Store", key: str, checkpoint: Path, parts: Sequence[Part]) -> 
 
 
 def _all(action: Callable[[Part], T], parts: Sequence[Part]) -> list[T]:
-    """What the action returns for each part, several at a time; the first failure ends all that has not begun."""
+    """What the action returns for each part, several at a time; the first failure ends all that has
+    not begun."""
     with ThreadPoolExecutor(AT_ONCE, "parts") as pool:
         try:
             return list(pool.map(action, parts))
@@ -250,7 +291,8 @@ def _all(action: Callable[[Part], T], parts: Sequence[Part]) -> list[T]:
 def _write(path: Path, begin: int, data: bytes) -> None:
     """Write bytes into a file that other ranks of the node may be writing other bytes of."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not truncated, and written at an offset: other ranks write their parts of the file at the same time.
+    # Not truncated, and written at an offset: other ranks write their parts of the file at the same
+    # time.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
         view = memoryview(data)

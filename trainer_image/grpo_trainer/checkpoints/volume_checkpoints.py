@@ -1,10 +1,13 @@
-"""Checkpoints as facts on a shared volume: who owns the folder, which checkpoints are complete, which one to resume.
+"""Checkpoints as facts on a shared volume: who owns the folder, which checkpoints are complete,
+which one to resume.
 
-Neither a crash in the middle of a write nor an old pod that lives on can damage a run, by two rules. A checkpoint
-counts only with its manifest, which is written last and disappears first. And an attempt commits only while it owns the
-folder: owner.json names the newest attempt that claimed it.
+Neither a crash in the middle of a write nor an old pod that lives on can damage a run, by two
+rules. A checkpoint counts only with its manifest, which is written last and disappears first. And
+an attempt commits only while it owns the folder: owner.json names the newest attempt that claimed
+it.
 
-The functions are plain file access on one rank. VolumeSource and VolumeTarget call them on the ranks that have to.
+The functions are plain file access on one rank. VolumeSource and VolumeTarget call them on the
+ranks that have to.
 """
 
 import errno
@@ -24,7 +27,13 @@ from grpo_api.text.clock import Clock
 from ..gang import rank0_task, ranks
 from ..process.outcome import last_success
 from ..runtime.clock import SYSTEM_CLOCK
-from ..runtime.durable_files import disk_errors, retry_disk_errors, sync_folder, sync_folders, write_atomically
+from ..runtime.durable_files import (
+    disk_errors,
+    retry_disk_errors,
+    sync_folder,
+    sync_folders,
+    write_atomically,
+)
 from ..runtime.errors import BadInput, Preempted
 from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_folder_name, number_in_name
 from .checkpoint_target import CheckpointSource, CheckpointTarget
@@ -46,12 +55,14 @@ def claim(folder: Path, owner: Owner) -> None:
     try:
         _take(folder, owner)
     except OSError as error:
-        # A later attempt's run has written here before, so a refusal may pass: the caller tries again.
+        # A later attempt's run has written here before, so a refusal may pass: the caller tries
+        # again.
         if owner.attempt > 1 or error.errno not in REFUSALS:
             raise
         groups = sorted({os.getegid(), *os.getgroups()})
         raise BadInput(
-            f"checkpoint_directory {folder} can't be written by user {os.geteuid()} with the groups "
+            f"checkpoint_directory {folder} can't be written by user {os.geteuid()} with the "
+            "groups "
             f"{groups}: {error.strerror}. Make the volume of spec.checkpoint writable for them"
         ) from error
 
@@ -60,8 +71,8 @@ def _take(folder: Path, owner: Owner) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / OWNER).exists():
         require_owner(folder, owner)
-    # Check and write are two steps, so of two attempts that claim at once both may pass. Each writes below its own
-    # folder: that costs time and damages nothing.
+    # Check and write are two steps, so of two attempts that claim at once both may pass. Each
+    # writes below its own folder: that costs time and damages nothing.
     write_atomically(folder / OWNER, owner.model_dump_json())
     (folder / attempt_folder_name(owner.attempt)).mkdir(exist_ok=True)
 
@@ -76,22 +87,29 @@ def require_owner(folder: Path, claimant: Owner) -> None:
     owner = Owner.model_validate_json((folder / OWNER).read_text(encoding="utf-8"))
     if owner.uid != claimant.uid:
         raise BadInput(
-            f"checkpoint_directory {folder} belongs to the job with uid {owner.uid}, this one is {claimant.uid}; "
+            f"checkpoint_directory {folder} belongs to the job with uid {owner.uid}, this one is "
+            f"{claimant.uid}; "
             f"give each job its own checkpoint.volume.subPath, or remove the old job's folder"
         )
     if owner.attempt > claimant.attempt:
-        raise Preempted(f"attempt {claimant.attempt} is superseded by attempt {owner.attempt}, which owns {folder}")
+        raise Preempted(
+            f"attempt {claimant.attempt} is superseded by attempt {owner.attempt}, which owns "
+            f"{folder}"
+        )
 
 
 def complete(folder: Path) -> list[Path]:
     """All complete checkpoints of all attempts, newest first: by step, then by attempt."""
     found = [path.parent for path in folder.glob(f"{ATTEMPTS}/{CHECKPOINTS}/{MANIFEST}")]
     # An attempt that resumes takes steps again, so two attempts may have saved the same step.
-    return sorted(found, key=lambda path: (number_in_name(path), number_in_name(path.parent)), reverse=True)
+    return sorted(
+        found, key=lambda path: (number_in_name(path), number_in_name(path.parent)), reverse=True
+    )
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
-    """The complete checkpoints of another run's folder, newest first, or the one checkpoint that the folder is."""
+    """The complete checkpoints of another run's folder, newest first, or the one checkpoint that
+    the folder is."""
     return [folder] if (folder / MANIFEST).exists() else complete(folder)
 
 
@@ -106,7 +124,9 @@ def read_manifest(checkpoint: Path) -> Manifest:
     except OSError as error:
         raise BadInput(f"{checkpoint / MANIFEST} can't be read: {error.strerror}") from error
     except ValidationError as error:
-        raise BadInput(f"{checkpoint / MANIFEST} is not a manifest: {error.errors()[0]['msg']}") from error
+        raise BadInput(
+            f"{checkpoint / MANIFEST} is not a manifest: {error.errors()[0]['msg']}"
+        ) from error
 
 
 def sealed_at(checkpoint: Path) -> float:
@@ -115,7 +135,8 @@ def sealed_at(checkpoint: Path) -> float:
 
 
 def describe_checkpoint(checkpoint: Path, where: str) -> Checkpoint:
-    """The Checkpoint entry of the progress report for a complete checkpoint; `where` is its path for users.
+    """The Checkpoint entry of the progress report for a complete checkpoint; `where` is its path
+    for users.
 
     Raises:
         BadInput: its manifest can't be read.
@@ -151,7 +172,8 @@ def withdraw(folder: Path, owner: Owner, checkpoints: Iterable[Path]) -> None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, its manifest first: an interrupted deletion can't leave one that looks complete."""
+    """Delete a checkpoint, its manifest first: an interrupted deletion can't leave one that looks
+    complete."""
     if (checkpoint / MANIFEST).exists():
         (checkpoint / MANIFEST).unlink(missing_ok=True)
         sync_folder(checkpoint)
@@ -159,16 +181,20 @@ def remove(checkpoint: Path) -> None:
 
 
 def rotate(folder: Path, owner: Owner, keep: int) -> None:
-    """Delete complete checkpoints beyond the `keep` newest, and what this and older attempts left incomplete.
+    """Delete complete checkpoints beyond the `keep` newest, and what this and older attempts left
+    incomplete.
 
-    Those that were committed last are kept. The step says less: a run goes back behind a checkpoint that is damaged,
-    and its next ones come before that.
+    Those that were committed last are kept. The step says less: a run goes back behind a checkpoint
+    that is damaged, and its next ones come before that.
 
     Raises:
-        Preempted: a newer attempt owns the folder by now, and what is left in it is that one's to keep.
+        Preempted: a newer attempt owns the folder by now, and what is left in it is that one's to
+            keep.
     """
     committed = sorted(
-        complete(folder), key=lambda path: (number_in_name(path.parent), number_in_name(path)), reverse=True
+        complete(folder),
+        key=lambda path: (number_in_name(path.parent), number_in_name(path)),
+        reverse=True,
     )
     for checkpoint in (*committed[keep:], *_incomplete(folder, owner.attempt)):
         # Before each deletion: it takes time, in which a newer attempt may claim the folder.
@@ -177,7 +203,8 @@ def rotate(folder: Path, owner: Owner, keep: int) -> None:
 
 
 def _incomplete(folder: Path, newest: int) -> list[Path]:
-    """The incomplete checkpoints of the attempts up to the `newest` one. A newer attempt may be writing its own now."""
+    """The incomplete checkpoints of the attempts up to the `newest` one. A newer attempt may be
+    writing its own now."""
     attempts = [path for path in folder.glob(ATTEMPTS) if number_in_name(path) <= newest]
     found = [checkpoint for attempt in attempts for checkpoint in attempt.glob(CHECKPOINTS)]
     return [checkpoint for checkpoint in found if not (checkpoint / MANIFEST).exists()]
@@ -199,13 +226,16 @@ class VolumeSource(CheckpointSource):
         return str(checkpoint)
 
     def list_checkpoints(self) -> list[Path]:
-        """Rank 0's list for all: a volume may show its folders to one node later than to another."""
+        """Rank 0's list for all: a volume may show its folders to one node later than to
+        another."""
         return rank0_task.run_on_rank0(lambda: checkpoints_of(self.folder))
 
     def bring(self, checkpoint: Path) -> list[str]:
         """Check this rank's share of the files, which are there already."""
         try:
-            return damage(checkpoint, read_manifest(checkpoint).files, ranks.rank(), ranks.world_size())
+            return damage(
+                checkpoint, read_manifest(checkpoint).files, ranks.rank(), ranks.world_size()
+            )
         except BadInput as error:
             return [str(error)]
 
@@ -230,7 +260,8 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
         """Take the folder, and check that every rank sees the same one."""
         claim_folder = disk_errors()(lambda: claim(self.folder, self.owner))
         retry_disk_errors(lambda: rank0_task.run_on_rank0(claim_folder), self.clock)
-        # Every rank saves its own partition. On a folder of its own node alone no attempt could load all of them.
+        # Every rank saves its own partition. On a folder of its own node alone no attempt could
+        # load all of them.
         ranks.run_on_all(lambda: _require_visible(self.folder / OWNER))
 
     def require_owner(self) -> None:
@@ -246,7 +277,8 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
 
         @disk_errors()
         def list_volume() -> dict[str, int]:
-            # Rank 0's list for all: the shares are disjoint and complete whatever another node sees of the volume.
+            # Rank 0's list for all: the shares are disjoint and complete whatever another node sees
+            # of the volume.
             return list_files(checkpoint) if ranks.rank() == 0 else {}
 
         sizes = ranks.gather(ranks.run_on_all(list_volume))[0]
@@ -255,8 +287,11 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
         return records(sizes, [one for part in hashed for one in part])
 
     def commit(self, checkpoint: Path, manifest: Manifest) -> None:
-        """Write the manifest, and only then rotate: until it stands, the new checkpoint replaces no old one."""
-        rank0_task.run_on_rank0(disk_errors()(lambda: commit(self.folder, self.owner, checkpoint, manifest)))
+        """Write the manifest, and only then rotate: until it stands, the new checkpoint replaces no
+        old one."""
+        rank0_task.run_on_rank0(
+            disk_errors()(lambda: commit(self.folder, self.owner, checkpoint, manifest))
+        )
         rank0_task.run_on_rank0(self._rotate)
 
     def _rotate(self) -> None:
@@ -282,6 +317,7 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
 def _require_visible(path: Path) -> None:
     if not path.is_file():
         raise BadInput(
-            f"{path}, just written by rank 0, can't be seen: the checkpoint volume must be shared by all nodes "
+            f"{path}, just written by rank 0, can't be seen: the checkpoint volume must be shared "
+            "by all nodes "
             f"(ReadWriteMany). Use such a volume, or unset checkpoint.volume"
         )

@@ -1,15 +1,18 @@
-"""TRL's trainer as one that writes a checkpoint, with a half-used generation, whole or says that it could not.
+"""TRL's trainer as one that writes a checkpoint, with a half-used generation, whole or says that it
+could not.
 
-A checkpoint is written between collectives: under ZeRO-3 the weights are gathered before rank 0 writes them, and
-DeepSpeed's own part begins and ends with a barrier. If a rank left at the write that failed, the others would wait for
-it until the watchdog ends them all. So it keeps the error, writes nothing more and goes along to the end.
+A checkpoint is written between collectives: under ZeRO-3 the weights are gathered before rank 0
+writes them, and DeepSpeed's own part begins and ends with a barrier. If a rank left at the write
+that failed, the others would wait for it until the watchdog ends them all. So it keeps the error,
+writes nothing more and goes along to the end.
 
-TRL takes several steps on one generation (several iterations, or one generation for several steps) and keeps it in
-memory only. Each rank therefore saves the completions, scores and advantages that are not yet used, and a run resumes
-at any step. A checkpoint between two generations has no such file.
+TRL takes several steps on one generation (several iterations, or one generation for several steps)
+and keeps it in memory only. Each rank therefore saves the completions, scores and advantages that
+are not yet used, and a run resumes at any step. A checkpoint between two generations has no such
+file.
 
-With training/reference_trainer.py this is the only file that uses private names, here of transformers and DeepSpeed;
-tests/trainer/test_engine_contract.py holds both to them.
+With training/reference_trainer.py this is the only file that uses private names, here of
+transformers and DeepSpeed; tests/trainer/test_engine_contract.py holds both to them.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ class WritingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type info
         """
         failures = self._failures = []
         try:
-            # A write that is not overridden below comes after the last collective, so its failure strands no rank.
+            # A write that is not overridden below comes after the last collective, so its failure
+            # strands no rank.
             with self._kept():
                 yield
         finally:
@@ -95,11 +99,14 @@ class WritingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type info
         if not self.is_deepspeed_enabled:
             self.write(super()._save_optimizer_and_scheduler, output_dir)
             return
-        with replace_attribute(self.model_wrapped, "save_checkpoint", self._deepspeed_part(self.model_wrapped)):
+        with replace_attribute(
+            self.model_wrapped, "save_checkpoint", self._deepspeed_part(self.model_wrapped)
+        ):
             super()._save_optimizer_and_scheduler(output_dir)
 
     def _deepspeed_part(self, engine: Any) -> Callable[..., None]:
-        """DeepSpeed's save_checkpoint, with its writes as ours; it writes `latest` just before a barrier, so we do."""
+        """DeepSpeed's save_checkpoint, with its writes as ours; it writes `latest` just before a
+        barrier, so we do."""
         original = engine.save_checkpoint
 
         @wraps(original)
@@ -111,7 +118,8 @@ class WritingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type info
                 self._writes_of(engine, "_copy_recovery_script"),
             ):
                 original(folder, tag=tag, save_latest=False, **options)
-            # DeepSpeed loads the folder that `latest` names, so the file is written after all others.
+            # DeepSpeed loads the folder that `latest` names, so the file is written after all
+            # others.
             if ranks.rank() == 0:
                 self.write(Path(folder, LATEST).write_text, tag)
 
@@ -135,32 +143,46 @@ def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 Rollouts = list[dict[str, torch.Tensor]]
-"""A generation cut into micro-batches, each a dictionary of TRL's names: tensors of shape (completions, …) or ()."""
+"""A generation cut into micro-batches, each a dictionary of TRL's names: tensors of shape
+(completions, …) or ()."""
 
 
 def save_rollouts(folder: Path, rollouts: Rollouts) -> None:
-    """Write this rank's part into a checkpoint folder; the caller commits the checkpoint as a whole.
+    """Write this rank's part into a checkpoint folder; the caller commits the checkpoint as a
+    whole.
 
     Raises:
         OSError: the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"{part}/{name}": tensor for part, batch in enumerate(rollouts) for name, tensor in batch.items()}
+    tensors = {
+        f"{part}/{name}": tensor
+        for part, batch in enumerate(rollouts)
+        for name, tensor in batch.items()
+    }
     # copies: the parts are views of one tensor, and safetensors writes no views
-    save_file({key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}, _rollouts_path(folder))
+    save_file(
+        {key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()},
+        _rollouts_path(folder),
+    )
 
 
 def load_rollouts(folder: Path, device: torch.device, micro_batches: int) -> Rollouts:
-    """Load this rank's completions of a checkpoint, cut into `micro_batches` micro-batches. A collective.
+    """Load this rank's completions of a checkpoint, cut into `micro_batches` micro-batches. A
+    collective.
 
     Raises:
-        BadInput: a rank's file is missing, so that the steps that are left of the generation can't be taken.
+        BadInput: a rank's file is missing, so that the steps that are left of the generation can't
+            be taken.
     """
-    return recut_rollouts(ranks.run_on_all(lambda: _load_rollouts_of_rank(folder, device)), micro_batches)
+    return recut_rollouts(
+        ranks.run_on_all(lambda: _load_rollouts_of_rank(folder, device)), micro_batches
+    )
 
 
 def recut_rollouts(rollouts: Rollouts, micro_batches: int) -> Rollouts:
-    """Cut a generation into another number of micro-batches, as after a plan that ran out of memory."""
+    """Cut a generation into another number of micro-batches, as after a plan that ran out of
+    memory."""
     if len(rollouts) == micro_batches:
         return rollouts
     cut: dict[str, Sequence[torch.Tensor]] = {}
@@ -175,8 +197,10 @@ def _load_rollouts_of_rank(folder: Path, device: torch.device) -> Rollouts:
     path = _rollouts_path(folder)
     if not path.exists():
         raise BadInput(
-            f"checkpoint {folder} was made between two steps of one generation and has no {path.name} with its "
-            "completions, so it can't be continued exactly; go on from an earlier checkpoint, or start a new job"
+            f"checkpoint {folder} was made between two steps of one generation and has no "
+            f"{path.name} with its "
+            "completions, so it can't be continued exactly; go on from an earlier checkpoint, or "
+            "start a new job"
         )
     parts: defaultdict[int, dict[str, torch.Tensor]] = defaultdict(dict)
     for key, tensor in load_file(path).items():

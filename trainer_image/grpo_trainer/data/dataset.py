@@ -1,11 +1,11 @@
 """Loads `spec.dataset`: rows with a `prompt` column that fits the model, and a fingerprint of them.
 
-Bad data stops a run here, before its first step, and the message says which row and which column. All ranks get the
-same rows in the same order.
+Bad data stops a run here, before its first step, and the message says which row and which column.
+All ranks get the same rows in the same order.
 
-All columns are the reward functions' arguments. TRL passes them under their names, beside arguments of its own, and
-takes two of them for pictures that belong to the prompt. Only text prompts are trained on here, so TRL sees these two
-columns under another name.
+All columns are the reward functions' arguments. TRL passes them under their names, beside arguments
+of its own, and takes two of them for pictures that belong to the prompt. Only text prompts are
+trained on here, so TRL sees these two columns under another name.
 """
 
 import hashlib
@@ -61,9 +61,12 @@ def restore_columns(row: Mapping[str, Any]) -> dict[str, Any]:
 def without_decoding(rows: datasets.Dataset) -> datasets.Dataset:
     """The rows with pictures, sounds and films as they are stored: `{bytes, path}`.
 
-    Decoding needs libraries that the image lacks, and makes objects that are different in every process.
+    Decoding needs libraries that the image lacks, and makes objects that are different in every
+    process.
     """
-    features = datasets.Features({name: _undecoded(feature) for name, feature in rows.features.items()})
+    features = datasets.Features(
+        {name: _undecoded(feature) for name, feature in rows.features.items()}
+    )
     return rows if features == rows.features else rows.cast(features)
 
 
@@ -86,7 +89,8 @@ class Prompts:
     """The training prompts."""
 
     rows: datasets.Dataset
-    """Column `prompt` (text, or a list of chat messages) beside the dataset's own columns, in the dataset's order."""
+    """Column `prompt` (text, or a list of chat messages) beside the dataset's own columns, in the
+    dataset's order."""
     num_dropped: int
     """Prompts left out because they are longer than training.maxPromptLength."""
     num_duplicates: int
@@ -108,7 +112,10 @@ class Prompts:
         """The rows that were left out, as the end of a sentence; empty if all are trained on."""
         if not self.num_dropped:
             return ""
-        return f"; {self.num_dropped} of {len(self.rows) + self.num_dropped} prompts were dropped as too long"
+        return (
+            f"; {self.num_dropped} of {len(self.rows) + self.num_dropped} prompts were dropped "
+            "as too long"
+        )
 
 
 def load_prompts(
@@ -119,7 +126,8 @@ def load_prompts(
     root: Path = Path(DATA_MOUNT),
     hub: Hub | None = None,
 ) -> Prompts:
-    """The prompts of a run; `root` is where files are mounted. A collective for a dataset of the hub.
+    """The prompts of a run; `root` is where files are mounted. A collective for a dataset of the
+    hub.
 
     Raises:
         BadInput: the dataset can't be used as declared; with the row and the column.
@@ -136,7 +144,9 @@ def load_prompts(
         return f"{where(index)}, column {dataset.prompt_column!r}"
 
     cells = enumerate(rows[dataset.prompt_column])
-    prompts = {index: build_prompt(cell, dataset.system_prompt, place(index)) for index, cell in cells}
+    prompts = {
+        index: build_prompt(cell, dataset.system_prompt, place(index)) for index, cell in cells
+    }
     kept, duplicates = _without_duplicates(prompts, dataset, place)
     counts = token_counts(kept, tokenizer, place)
     fitting = [index for index in kept if _fits(counts[index], dataset, training, place(index))]
@@ -166,7 +176,8 @@ def _rename(rows: datasets.Dataset, columns: dict[str, str]) -> datasets.Dataset
         # A column that gets another name itself leaves its own free.
         if new in rows.column_names and new not in columns.values():
             raise BadInput(
-                f"dataset.columns[{new}]: the dataset has a column of this name already; rename that one too"
+                f"dataset.columns[{new}]: the dataset has a column of this name already; rename "
+                "that one too"
             )
     return rows.rename_columns({old: new for new, old in columns.items()})
 
@@ -176,12 +187,16 @@ def _check_columns(rows: datasets.Dataset, dataset: DatasetSpec) -> None:
     reserved = [name for name in rows.column_names if name in RESERVED]
     if reserved:
         problem = f"column {reserved[0]!r} has a name that reward functions get something else by"
-        raise BadInput(f"dataset: {problem}; give it another in dataset.columns, such as my_{reserved[0]}")
+        raise BadInput(
+            f"dataset: {problem}; give it another in dataset.columns, such as my_{reserved[0]}"
+        )
 
 
 def _require(rows: datasets.Dataset, column: str, field: str) -> None:
     if column not in rows.column_names:
-        raise BadInput(f"{field}: the dataset has no column {column!r}; it has {', '.join(rows.column_names)}")
+        raise BadInput(
+            f"{field}: the dataset has no column {column!r}; it has {', '.join(rows.column_names)}"
+        )
 
 
 def _without_duplicates(
@@ -195,7 +210,9 @@ def _without_duplicates(
         if seen == index:
             fresh[index] = prompt
         elif dataset.on_duplicate_prompt == "Fail":
-            raise BadInput(f"{place(index)}: the same prompt as {place(seen)}; see dataset.onDuplicatePrompt")
+            raise BadInput(
+                f"{place(index)}: the same prompt as {place(seen)}; see dataset.onDuplicatePrompt"
+            )
     return prompts if dataset.on_duplicate_prompt == "Keep" else fresh, len(prompts) - len(fresh)
 
 
@@ -203,18 +220,24 @@ def _fits(tokens: int, dataset: DatasetSpec, training: TrainingSpec, place: str)
     """Whether a prompt is short enough to be trained on."""
     fits = tokens <= training.max_prompt_length
     if not fits and dataset.on_long_prompt == "Fail":
-        problem = f"{tokens} tokens, more than training.maxPromptLength {training.max_prompt_length}"
+        problem = (
+            f"{tokens} tokens, more than training.maxPromptLength {training.max_prompt_length}"
+        )
         raise BadInput(f"{place}: {problem}; raise that, or set dataset.onLongPrompt to Drop")
     return fits
 
 
 def _check_enough(count: int, dropped: int, training: TrainingSpec) -> None:
-    """TRL leaves out an incomplete generation batch: a dataset smaller than one would train nothing, silently."""
-    completions = training.generation_batch_size or training.prompts_per_step * training.num_generations
+    """TRL leaves out an incomplete generation batch: a dataset smaller than one would train
+    nothing, silently."""
+    completions = (
+        training.generation_batch_size or training.prompts_per_step * training.num_generations
+    )
     needed = completions // training.num_generations
     if count < needed:
         raise BadInput(
-            f"dataset: {count} prompts are left ({dropped} dropped as too long), fewer than the {needed} of one "
+            f"dataset: {count} prompts are left ({dropped} dropped as too long), fewer than the "
+            f"{needed} of one "
             "generation; add rows, raise training.maxPromptLength or lower training.promptsPerStep"
         )
 
@@ -223,7 +246,11 @@ def _with_prompts(rows: datasets.Dataset, prompts: list[Prompt]) -> datasets.Dat
     """The rows with the finished prompts as column `prompt`, in place of one of that name."""
     others = [name for name in rows.column_names if name != "prompt"]
     finished = datasets.Dataset.from_dict({"prompt": prompts})
-    return datasets.concatenate_datasets([rows.select_columns(others), finished], axis=1) if others else finished
+    return (
+        datasets.concatenate_datasets([rows.select_columns(others), finished], axis=1)
+        if others
+        else finished
+    )
 
 
 def _fingerprint(rows: datasets.Dataset) -> str:

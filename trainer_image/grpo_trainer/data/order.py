@@ -1,11 +1,13 @@
-"""The order of the prompts in any pass over them, whatever the process has seen before, and without what is left out.
+"""The order of the prompts in any pass over them, whatever the process has seen before, and without
+what is left out.
 
-TRL's sampler keeps a generator that moves on with every pass, and no checkpoint has it: a process that resumes in the
-third pass would repeat the order of the first.
+TRL's sampler keeps a generator that moves on with every pass, and no checkpoint has it: a process
+that resumes in the third pass would repeat the order of the first.
 
-The order is one sequence of generations over all passes, numbered from 0; a generation is the prompts that are answered
-at once. What a run diverged on is taken out of it (spec.guard.onDivergence: Rollback), so that all that follows moves
-up, from the next pass into this one, too: passes keep their length and the run its steps, and what comes before stays.
+The order is one sequence of generations over all passes, numbered from 0; a generation is the
+prompts that are answered at once. What a run diverged on is taken out of it
+(spec.guard.onDivergence: Rollback), so that all that follows moves up, from the next pass into this
+one, too: passes keep their length and the run its steps, and what comes before stays.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +24,8 @@ from grpo_api.spec.training import TrainingSpec
 
 
 def rewind_sampler(sampler: Any, epoch: int) -> None:
-    """Put TRL's RepeatSampler where it is after `epoch` whole passes, so that the next pass is pass `epoch`.
+    """Put TRL's RepeatSampler where it is after `epoch` whole passes, so that the next pass is pass
+    `epoch`.
 
     It draws one permutation per pass. A million prompts cost about 10 ms per finished pass.
     """
@@ -44,7 +47,8 @@ def merge_spans(skipped: Iterable[Generations]) -> tuple[Generations, ...]:
 
 
 def generation_number(position: int, skipped: Sequence[Generations]) -> int:
-    """Number of the generation that a run trains on after `position` others; `skipped` is merged."""
+    """Number of the generation that a run trains on after `position` others; `skipped` is
+    merged."""
     for one in skipped:
         if position < one.first:
             break
@@ -111,16 +115,26 @@ class Cadence:
         left_out, begun = merge_spans(skipped), passes * self.per_pass
         first = begun + first_micro_batch // self.micro_batches
         last = begun + last_micro_batch // self.micro_batches
-        return Generations(first=generation_number(first, left_out), last=generation_number(last, left_out))
+        return Generations(
+            first=generation_number(first, left_out), last=generation_number(last, left_out)
+        )
 
-    def is_outdated(self, step: int, made_without: Iterable[Generations], skipped: Iterable[Generations]) -> bool:
+    def is_outdated(
+        self, step: int, made_without: Iterable[Generations], skipped: Iterable[Generations]
+    ) -> bool:
         """Whether a checkpoint of that step was trained on something that is to be left out now."""
-        last, left_out = self.generations_of_step(step, made_without).last, merge_spans(made_without)
+        last, left_out = (
+            self.generations_of_step(step, made_without).last,
+            merge_spans(made_without),
+        )
         for span in merge_spans(skipped):
             if span.first > last:
                 continue
-            # Both lists are merged, so a span that was left out whole lies within one span of the other list.
+            # Both lists are merged, so a span that was left out whole lies within one span of the
+            # other list.
             last_reached = min(span.last, last)
-            if not any(known.first <= span.first and last_reached <= known.last for known in left_out):
+            if not any(
+                known.first <= span.first and last_reached <= known.last for known in left_out
+            ):
                 return True
         return False

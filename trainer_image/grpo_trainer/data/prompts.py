@@ -1,4 +1,5 @@
-"""From a cell of the prompt column to a prompt, and how many tokens it has: all rules for chat messages."""
+"""From a cell of the prompt column to a prompt, and how many tokens it has: all rules for chat
+messages."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,9 +27,14 @@ def build_prompt(value: Any, system_prompt: str | None, place: str) -> Prompt:
             return value
         messages = [{"role": "user", "content": value}]
     elif isinstance(value, list) and value:
-        messages = [_message(message, f"{place}, message {number}") for number, message in enumerate(value, 1)]
+        messages = [
+            _message(message, f"{place}, message {number}")
+            for number, message in enumerate(value, 1)
+        ]
     else:
-        raise BadInput(f"{place}: {value!r:.80} is neither text nor a list of {{role, content}} messages")
+        raise BadInput(
+            f"{place}: {value!r:.80} is neither text nor a list of {{role, content}} messages"
+        )
     return messages if system_prompt is None else _with_system(messages, system_prompt, place)
 
 
@@ -38,29 +44,46 @@ def _message(message: Any, place: str) -> Message:
     # a table fills keys that other rows have with None
     given = {key: value for key, value in message.items() if value is not None}
     if given.keys() != {"role", "content"}:
-        raise BadInput(f"{place} has the keys {sorted(given)}; both role and content are needed, and nothing else")
+        raise BadInput(
+            f"{place} has the keys {sorted(given)}; both role and content are needed, and nothing "
+            "else"
+        )
     if given["role"] not in ROLES:
         raise BadInput(f"{place}: role {given['role']!r:.40} is none of {', '.join(ROLES)}")
     if not isinstance(given["content"], str):
-        raise BadInput(f"{place}: content {given['content']!r:.80} is not text; only text prompts are supported")
+        raise BadInput(
+            f"{place}: content {given['content']!r:.80} is not text; only text prompts are "
+            "supported"
+        )
     return {"role": given["role"], "content": given["content"]}
 
 
 def _with_system(messages: list[Message], system_prompt: str, place: str) -> list[Message]:
     if messages[0]["role"] == "system":
-        raise BadInput(f"{place} has a system message already; remove dataset.systemPrompt or that message")
+        raise BadInput(
+            f"{place} has a system message already; remove dataset.systemPrompt or that message"
+        )
     return [{"role": "system", "content": system_prompt}, *messages]
 
 
-def token_counts(prompts: dict[int, Prompt], tokenizer: Any, place: Callable[[int], str]) -> dict[int, int]:
-    """Tokens of each prompt, by its key, as TRL will encode it: chat template and generation prompt included.
+def token_counts(
+    prompts: dict[int, Prompt], tokenizer: Any, place: Callable[[int], str]
+) -> dict[int, int]:
+    """Tokens of each prompt, by its key, as TRL will encode it: chat template and generation prompt
+    included.
 
     Raises:
-        BadInput: the tokenizer has no chat template, or its template rejects a prompt; names the prompt's place.
+        BadInput: the tokenizer has no chat template, or its template rejects a prompt; names the
+            prompt's place.
     """
-    if tokenizer.chat_template is None and any(isinstance(prompt, list) for prompt in prompts.values()):
+    if tokenizer.chat_template is None and any(
+        isinstance(prompt, list) for prompt in prompts.values()
+    ):
         problem = "the prompts are chats but the model's tokenizer has no chat template"
-        raise BadInput(f"dataset: {problem}; remove dataset.systemPrompt, use text prompts, or take a chat model")
+        raise BadInput(
+            f"dataset: {problem}; remove dataset.systemPrompt, use text prompts, or take a chat "
+            "model"
+        )
     counts: dict[int, int] = {}
     for keys in _batches(list(prompts)):
         encoded = _encode({key: prompts[key] for key in keys}, tokenizer, place)
@@ -73,7 +96,9 @@ def _batches(keys: list[int]) -> Iterator[list[int]]:
         yield keys[start : start + _BATCH]
 
 
-def _encode(prompts: dict[int, Prompt], tokenizer: Any, place: Callable[[int], str]) -> list[list[int]]:
+def _encode(
+    prompts: dict[int, Prompt], tokenizer: Any, place: Callable[[int], str]
+) -> list[list[int]]:
     batch = list(prompts.values())
     if isinstance(batch[0], str):
         return list(tokenizer(text=batch)["input_ids"])
@@ -83,9 +108,13 @@ def _encode(prompts: dict[int, Prompt], tokenizer: Any, place: Callable[[int], s
         if len(batch) > 1:
             return [_encode({key: prompt}, tokenizer, place)[0] for key, prompt in prompts.items()]
         (key,) = prompts
-        raise BadInput(f"{place(key)}: the model's chat template rejects this prompt: {error}") from error
+        raise BadInput(
+            f"{place(key)}: the model's chat template rejects this prompt: {error}"
+        ) from error
 
 
 def _encode_chats(batch: list[Prompt], tokenizer: Any) -> Any:
-    encoded = tokenizer.apply_chat_template(batch, add_generation_prompt=True, tokenize=True, return_dict=True)
+    encoded = tokenizer.apply_chat_template(
+        batch, add_generation_prompt=True, tokenize=True, return_dict=True
+    )
     return encoded["input_ids"]

@@ -1,11 +1,12 @@
 """Reads rows from JSONL, CSV and Parquet files, and from datasets of the hub.
 
-The readers of `datasets` name neither the row nor the column of a bad value, and they copy what they read to a cache on
-disk. Here files become one table that remembers where each row came from.
+The readers of `datasets` name neither the row nor the column of a bad value, and they copy what
+they read to a cache on disk. Here files become one table that remembers where each row came from.
 
-For the hub, `datasets` alone would ask it on every rank and in every attempt; where that fails it may take another
-version from its cache. Here one process fetches one commit and converts it once per cache, into a folder named after
-the commit. The folder is whole or absent, and all ranks read it.
+For the hub, `datasets` alone would ask it on every rank and in every attempt; where that fails it
+may take another version from its cache. Here one process fetches one commit and converts it once
+per cache, into a folder named after the commit. The folder is whole or absent, and all ranks read
+it.
 """
 
 import csv
@@ -50,7 +51,11 @@ class FileTable:
 
     def place(self, index: int) -> str:
         """Where a row stands, for messages."""
-        return f"{self.name} row {index + 1}" if self.lines is None else f"{self.name} line {self.lines[index]}"
+        return (
+            f"{self.name} row {index + 1}"
+            if self.lines is None
+            else f"{self.name} line {self.lines[index]}"
+        )
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,14 @@ def read_files(files: DatasetFiles, root: Path) -> FileRows:
     """
     tables = [_read(path, root, files.format) for path in _resolve(files.paths, root)]
     try:
-        return FileRows(pa.concat_tables([file.table for file in tables], promote_options="default"), tables)
+        return FileRows(
+            pa.concat_tables([file.table for file in tables], promote_options="default"), tables
+        )
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         names = ", ".join(file.name for file in tables)
-        raise BadInput(f"dataset.files.paths: a column has different types in {names}: {error}") from error
+        raise BadInput(
+            f"dataset.files.paths: a column has different types in {names}: {error}"
+        ) from error
 
 
 def _resolve(paths: list[str], root: Path) -> list[Path]:
@@ -94,7 +103,10 @@ def _resolve(paths: list[str], root: Path) -> list[Path]:
         if not matches:
             names = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else ["nothing"]
             there = ", ".join(names[:10])
-            raise BadInput(f"dataset.files.paths[{position}]: no file {path!r} in {root}; the folder has {there}")
+            raise BadInput(
+                f"dataset.files.paths[{position}]: no file {path!r} in {root}; the folder has "
+                f"{there}"
+            )
         found += matches
     return found
 
@@ -103,7 +115,10 @@ def _read(path: Path, root: Path, declared: str) -> FileTable:
     name = str(path.relative_to(root))
     kind = SUFFIXES.get(path.suffix.lower()) if declared == "Auto" else declared
     if kind is None:
-        raise BadInput(f"{name}: unknown suffix {path.suffix!r}; set dataset.files.format to JSONL, Parquet or CSV")
+        raise BadInput(
+            f"{name}: unknown suffix {path.suffix!r}; set dataset.files.format to JSONL, Parquet "
+            "or CSV"
+        )
     if path.stat().st_size == 0:
         raise BadInput(f"{name} is empty; every file must have at least one row")
     if kind == "Parquet":
@@ -122,7 +137,9 @@ def _read_parquet(path: Path, name: str) -> FileTable:
             file.table[column].validate(full=True)
         except pa.ArrowInvalid as error:
             place = file.place(_first_undecodable(file.table[column]))
-            raise BadInput(f"{place}, column {column!r} is not valid ({error}); write the file anew") from error
+            raise BadInput(
+                f"{place}, column {column!r} is not valid ({error}); write the file anew"
+            ) from error
     return file
 
 
@@ -136,25 +153,32 @@ def _first_undecodable(column: pa.ChunkedArray) -> int:
     return 0
 
 
-def _table(name: str, parse: Callable[[Path, str], Iterator[tuple[int, Row]]], path: Path) -> FileTable:
+def _table(
+    name: str, parse: Callable[[Path, str], Iterator[tuple[int, Row]]], path: Path
+) -> FileTable:
     numbered = list(parse(path, name))
     if not numbered:
         raise BadInput(f"{name} has no rows; every file must have at least one")
     lines = [line for line, _ in numbered]
     rows = [row for _, row in numbered]
     columns = dict.fromkeys(column for row in rows for column in row)
-    return FileTable(name, pa.table({column: _column(name, column, rows, lines) for column in columns}), lines)
+    return FileTable(
+        name, pa.table({column: _column(name, column, rows, lines) for column in columns}), lines
+    )
 
 
 def _column(name: str, column: str, rows: list[Row], lines: list[int]) -> pa.Array:
-    """One column; on failure, the first row whose value does not go with those before it is named."""
+    """One column; on failure, the first row whose value does not go with those before it is
+    named."""
     values = [row.get(column) for row in rows]
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
         line, value = _first_misfit(values, lines)
         problem = f"{value!r:.80} is not of the type of the rows before ({error})"
-        raise BadInput(f"{name} line {line}, column {column!r}: {problem}; give every row the same type") from error
+        raise BadInput(
+            f"{name} line {line}, column {column!r}: {problem}; give every row the same type"
+        ) from error
 
 
 def _first_misfit(values: list[Any], lines: list[int]) -> tuple[int, Any]:
@@ -180,7 +204,10 @@ def _json_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
     def unique(pairs: list[tuple[str, Any]]) -> Row:
         row = dict(pairs)
         if len(row) < len(pairs):
-            raise BadInput(f"{name} line {number}: column {_first_repeated([key for key, _ in pairs])!r} occurs twice")
+            raise BadInput(
+                f"{name} line {number}: column {_first_repeated([key for key, _ in pairs])!r} "
+                "occurs twice"
+            )
         return row
 
     # undecodable bytes become lone surrogates here, so that the check below can name the column
@@ -194,7 +221,8 @@ def _json_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
                 raise BadInput(f"{name} line {number} is not a JSON object: {error}") from error
             if not isinstance(row, dict):
                 raise BadInput(
-                    f"{name} line {number} is not a JSON object but {line.strip()!r:.60}; write one per line"
+                    f"{name} line {number} is not a JSON object but {line.strip()!r:.60}; write "
+                    "one per line"
                 )
             _check_text(name, number, row)
             yield number, row
@@ -212,7 +240,9 @@ def _csv_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
             for cells in reader:
                 if len(cells) != len(header):
                     problem = f"{len(cells)} cells under a header of {len(header)}"
-                    raise BadInput(f"{name} line {reader.line_num}: {problem}; quote cells with commas")
+                    raise BadInput(
+                        f"{name} line {reader.line_num}: {problem}; quote cells with commas"
+                    )
                 row = dict(zip(header, cells, strict=True))
                 _check_text(name, reader.line_num, row)
                 yield reader.line_num, row
@@ -231,11 +261,14 @@ def _check_text(name: str, line: int, row: Row) -> None:
     for column, value in row.items():
         bad = _bad_text([column, value])
         if bad is not None:
-            raise BadInput(f"{name} line {line}, column {column!r} is not UTF-8 ({bad}); convert the file")
+            raise BadInput(
+                f"{name} line {line}, column {column!r} is not UTF-8 ({bad}); convert the file"
+            )
 
 
 def _bad_text(value: Any) -> str | None:
-    """The characters of a value that no UTF-8 file can contain: undecodable bytes, or halves of escaped pairs."""
+    """The characters of a value that no UTF-8 file can contain: undecodable bytes, or halves of
+    escaped pairs."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -245,14 +278,20 @@ def _bad_text(value: Any) -> str | None:
     return None
 
 
-_REFUSED = (FileNotFoundError, ConnectionError, datasets.exceptions.DatasetGenerationError, ValueError)
+_REFUSED = (
+    FileNotFoundError,
+    ConnectionError,
+    datasets.exceptions.DatasetGenerationError,
+    ValueError,
+)
 
 
 def read_hub(dataset: DatasetSpec, hub: Hub) -> datasets.Dataset:
     """The rows of a hub dataset, or of a folder that stands in for one. A collective.
 
     Raises:
-        BadInput: there is no such dataset, configuration or split, or no right to it; or it can't be read.
+        BadInput: there is no such dataset, configuration or split, or no right to it; or it can't
+            be read.
         Transient: the hub can't be asked now, or there is no room.
     """
     name, token = dataset.name or "", os.environ.get(DATASET_TOKEN_ENV)
@@ -262,7 +301,11 @@ def read_hub(dataset: DatasetSpec, hub: Hub) -> datasets.Dataset:
     commit = hub.commit(repository)
     if is_offline_mode():
         folder = _folder(dataset, repository, commit)
-        return datasets.load_from_disk(str(folder)) if folder.is_dir() else _loaded(dataset, dataset.revision)
+        return (
+            datasets.load_from_disk(str(folder))
+            if folder.is_dir()
+            else _loaded(dataset, dataset.revision)
+        )
     return datasets.load_from_disk(
         str(rank0_task.run_on_node_leader(lambda: _converted(dataset, repository, commit, hub)))
     )
@@ -291,7 +334,9 @@ def _converted(dataset: DatasetSpec, repository: Repository, commit: str, hub: H
 def _convert(dataset: DatasetSpec, commit: str, folder: Path) -> None:
     """Fetch and convert under another name, so that the folder appears whole."""
     work = folder.with_name(f".{folder.name}")
-    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed: the lease allows one at a time
+    shutil.rmtree(
+        work, ignore_errors=True
+    )  # of a process that was killed: the lease allows one at a time
     work.mkdir(parents=True)
     try:
         _loaded(dataset, commit, work / "cache").save_to_disk(work / "rows")
@@ -301,7 +346,9 @@ def _convert(dataset: DatasetSpec, commit: str, folder: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _loaded(dataset: DatasetSpec, revision: str | None, cache: Path | None = None) -> datasets.Dataset:
+def _loaded(
+    dataset: DatasetSpec, revision: str | None, cache: Path | None = None
+) -> datasets.Dataset:
     try:
         return datasets.load_dataset(
             dataset.name,
@@ -316,5 +363,6 @@ def _loaded(dataset: DatasetSpec, revision: str | None, cache: Path | None = Non
             raise
         which = f"{dataset.name!r} (config {dataset.config or 'default'}, split {dataset.split})"
         raise BadInput(
-            f"dataset {which} can't be loaded: {error}; check name, config, split and tokenSecretRef"
+            f"dataset {which} can't be loaded: {error}; check name, config, split and "
+            "tokenSecretRef"
         ) from error

@@ -1,1 +1,2 @@
-"""Hands an exported model out of its volume or store: what runs in the short-lived pod of `grpo export`."""
+"""Hands an exported model out of its volume or store: what runs in the short-lived pod of `grpo
+export`."""

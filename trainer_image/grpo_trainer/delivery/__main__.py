@@ -1,8 +1,8 @@
 """`python -m grpo_trainer.delivery`: the pod of `grpo export`.
 
-`serve` is the container's command: it prepares the folder and stays as long as somebody asks for it. `list` and `send`
-are run beside it by `kubectl exec`: each answers one question on stdout, which files there are or the bytes of one file
-from an offset on, and ends. Neither needs torch.
+`serve` is the container's command: it prepares the folder and stays as long as somebody asks for
+it. `list` and `send` are run beside it by `kubectl exec`: each answers one question on stdout,
+which files there are or the bytes of one file from an offset on, and ends. Neither needs torch.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from ..runtime.clock import SYSTEM_CLOCK
 from .served_files import published_listing, record_request, served_source
 
 BEAT_SECONDS = 5.0
-"""Between two empty lines while the folder is being prepared: proxies cut connections on which nothing moves."""
+"""Between two empty lines while the folder is being prepared: proxies cut connections on which
+nothing moves."""
 
 
 def send_listing(state: Path, out: BinaryIO, clock: Clock = SYSTEM_CLOCK) -> int:
@@ -36,11 +37,14 @@ def send_listing(state: Path, out: BinaryIO, clock: Clock = SYSTEM_CLOCK) -> int
     return 0
 
 
-def send_file(state: Path, name: str, offset: int, out: BinaryIO, clock: Clock = SYSTEM_CLOCK) -> None:
+def send_file(
+    state: Path, name: str, offset: int, out: BinaryIO, clock: Clock = SYSTEM_CLOCK
+) -> None:
     """Print a file's bytes from that offset to its end.
 
     Raises:
-        OSError: it can't be read, or nobody reads what is printed. StoreFailed: its store gave nothing for too long.
+        OSError: it can't be read, or nobody reads what is printed. StoreFailed: its store gave
+            nothing for too long.
     """
     for chunk in served_source(state, clock).read(name, offset):
         record_request(state)
@@ -62,7 +66,9 @@ def main(arguments: Sequence[str] | None = None, state: Path = STATE) -> int:
         return 0
     from . import serving  # what prepares a folder needs more than what is asked often
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the first process has no default for it
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # the first process has no default for it
     try:
         return serving.serve(state, given.dtype, merge=given.merge)
     except Exception as error:
@@ -75,7 +81,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="prepare the folder and wait for requests")
     serve.add_argument("--merge", action="store_true", help="merge the adapter into its base")
-    serve.add_argument("--dtype", choices=("bfloat16", "float32"), help="dtype of the weights; unset: as they are")
+    serve.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), help="dtype of the weights; unset: as they are"
+    )
     commands.add_parser("list", help="print the folder's files as JSON, once they are there")
     send = commands.add_parser("send", help="print a file")
     send.add_argument("name")

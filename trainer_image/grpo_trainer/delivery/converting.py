@@ -1,9 +1,11 @@
-"""Converts an export on request: merges the adapter into its base, or changes the dtype, and states the origin.
+"""Converts an export on request: merges the adapter into its base, or changes the dtype, and states
+the origin.
 
 The pod converts, since the base is there, and so that no laptop needs torch or room for both.
 
-grpo_api's ConversionStatement is written beside the model: which files of which export it was made from. A reader who
-has only the conversion can thus find its source, and can't mistake it for the signed export.
+grpo_api's ConversionStatement is written beside the model: which files of which export it was made
+from. A reader who has only the conversion can thus find its source, and can't mistake it for the
+signed export.
 """
 
 import shutil
@@ -66,7 +68,10 @@ def write_conversion(
     Raises:
         OSError: a file can't be read or written.
     """
-    used = [Dependency(name=f"{CONSUMED}{name}", digest={"sha256": one}) for name, one in sorted(consumed.items())]
+    used = [
+        Dependency(name=f"{CONSUMED}{name}", digest={"sha256": one})
+        for name, one in sorted(consumed.items())
+    ]
     if parameters.merge:
         used.append(from_hub("base", source.name, source.revision))
     statement = ConversionStatement(
@@ -89,25 +94,35 @@ def write_conversion(
             ),
         ),
     )
-    (folder / STATEMENT_FILE).write_text(statement.model_dump_json(exclude_none=True, indent=2), encoding="utf-8")
+    (folder / STATEMENT_FILE).write_text(
+        statement.model_dump_json(exclude_none=True, indent=2), encoding="utf-8"
+    )
 
 
 _INDEX = ".safetensors.index.json"
 
 
-def convert_export(plan: TrainingPlan, export: Path, folder: Path, dtype: str | None, *, merge: bool) -> Path:
-    """Write the converted model to `folder`, which must not exist, with its own hashes and provenance; return `folder`.
+def convert_export(
+    plan: TrainingPlan, export: Path, folder: Path, dtype: str | None, *, merge: bool
+) -> Path:
+    """Write the converted model to `folder`, which must not exist, with its own hashes and
+    provenance; return `folder`.
 
-    The export's own statement and signature go into the subfolder ORIGINAL: they don't hold for the converted files.
+    The export's own statement and signature go into the subfolder ORIGINAL: they don't hold for the
+    converted files.
 
     Raises:
-        BadInput: there is no adapter to merge, an adapter without `merge`, or no base for it; or the export's files
-            have changed.
+        BadInput: there is no adapter to merge, an adapter without `merge`, or no base for it; or
+            the export's files have changed.
         OSError: the disk fails, or is full.
     """
     adapter = (export / ADAPTER_CONFIG).is_file()
     if adapter != merge:
-        raise BadInput("the export is a whole model: leave --merge out" if merge else "--dtype needs --merge here")
+        raise BadInput(
+            "the export is a whole model: leave --merge out"
+            if merge
+            else "--dtype needs --merge here"
+        )
     started, consumed = unix_time(), _unchanged(export)
     target = cast(Dtype, dtype or plan.execution.dtype)
     _copy(export, consumed, folder, weights=adapter)
@@ -132,7 +147,9 @@ def _seal(folder: Path, asked: ConversionParameters) -> None:
     card = folder / CARD
     if card.is_file():
         page = card.read_text(encoding="utf-8")
-        card.write_text(converted_card(page, weights_hash(sums), asked.description), encoding="utf-8")
+        card.write_text(
+            converted_card(page, weights_hash(sums), asked.description), encoding="utf-8"
+        )
         sums |= sha256_sums(folder, [CARD])
     (folder / SUMS).write_text(sums_text(sums), encoding="utf-8")
 
@@ -147,12 +164,15 @@ def _unchanged(export: Path) -> dict[str, str]:
     found = sha256_sums(export, recorded or list_files(export))
     changed = sorted(name for name, digest in recorded.items() if found[name] != digest)
     if changed:
-        raise BadInput(f"{', '.join(changed)} of {export} is not what was exported: restore it there")
+        raise BadInput(
+            f"{', '.join(changed)} of {export} is not what was exported: restore it there"
+        )
     return found
 
 
 def _copy(export: Path, names: Iterable[str], folder: Path, *, weights: bool) -> None:
-    """Copy the model's files, with its weights or without, and put its own statements into ORIGINAL."""
+    """Copy the model's files, with its weights or without, and put its own statements into
+    ORIGINAL."""
     (folder / ORIGINAL).mkdir(parents=True)
     for name in names:
         if weights or not name.endswith((WEIGHTS, _INDEX)):

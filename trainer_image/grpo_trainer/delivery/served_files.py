@@ -1,9 +1,12 @@
-"""The files that a delivery's pod hands out, from a folder or the run's store, and the state of its processes.
+"""The files that a delivery's pod hands out, from a folder or the run's store, and the state of its
+processes.
 
-What is on a store is passed on as it comes: a node needs no room for it, and the first byte needn't wait for the last.
+What is on a store is passed on as it comes: a node needs no room for it, and the first byte needn't
+wait for the last.
 
-The processes of the pod share their state as files of one folder: what is served, and when somebody asked last. The pod
-lives as long as somebody asks for something, so that none stays behind whose user has gone.
+The processes of the pod share their state as files of one folder: what is served, and when somebody
+asked last. The pod lives as long as somebody asks for something, so that none stays behind whose
+user has gone.
 """
 
 import os
@@ -49,7 +52,8 @@ class Source(Protocol):
         """
 
     def local_folder(self, download_folder: Path) -> Path:
-        """A folder on this node with the files; downloads them to `download_folder` if they are not on this node.
+        """A folder on this node with the files; downloads them to `download_folder` if they are not
+        on this node.
 
         Raises:
             OSError: the disk fails, or is full. StoreFailed: as read.
@@ -133,7 +137,9 @@ def exported_model(
         return StoreSource(run.store, key)
     export = root and root / EXPORT_FOLDER
     if export is None or not export.is_dir():
-        raise BadInput(f"{export or 'the job has no checkpoint volume, so its export'} does not exist")
+        raise BadInput(
+            f"{export or 'the job has no checkpoint volume, so its export'} does not exist"
+        )
     return FolderSource(export)
 
 

@@ -1,7 +1,8 @@
 """Prepares the folder that a delivery's pod hands out, and stays as long as somebody asks for it.
 
-What was exported is handed out as it is, with the hashes that the trainer wrote beside it: so a byte that was lost on
-the volume or the store is found on the laptop. Only what has no recorded hash is hashed here.
+What was exported is handed out as it is, with the hashes that the trainer wrote beside it: so a
+byte that was lost on the volume or the store is found on the laptop. Only what has no recorded hash
+is hashed here.
 """
 
 import hashlib
@@ -16,7 +17,14 @@ from ..process.outcome import termination_log
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput
-from .served_files import FolderSource, Source, exported_model, idle_seconds, publish_listing, record_request
+from .served_files import (
+    FolderSource,
+    Source,
+    exported_model,
+    idle_seconds,
+    publish_listing,
+    record_request,
+)
 
 IDLE_SECONDS = 300.0
 """The pod ends when nobody has asked for anything for so long."""
@@ -24,9 +32,15 @@ POLL_SECONDS = 1.0
 
 
 def serve(
-    state: Path, dtype: str | None, *, merge: bool, idle: float = IDLE_SECONDS, clock: Clock = SYSTEM_CLOCK
+    state: Path,
+    dtype: str | None,
+    *,
+    merge: bool,
+    idle: float = IDLE_SECONDS,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> int:
-    """Prepare the export of the plan's run, converted if that is asked for, and wait until nobody wants it any more.
+    """Prepare the export of the plan's run, converted if that is asked for, and wait until nobody
+    wants it any more.
 
     Raises:
         BadInput: there is no export, or it lacks a file.
@@ -42,7 +56,9 @@ def serve(
     return 0
 
 
-def prepare_model(state: Path, dtype: str | None, *, merge: bool, clock: Clock = SYSTEM_CLOCK) -> Source:
+def prepare_model(
+    state: Path, dtype: str | None, *, merge: bool, clock: Clock = SYSTEM_CLOCK
+) -> Source:
     """What is handed out: the export itself, or its conversion below `state`."""
     plan = read_plan(os.environ)
     export = exported_model(plan.job, plan.checkpoint, plan.checkpoint_directory, clock)
@@ -51,12 +67,15 @@ def prepare_model(state: Path, dtype: str | None, *, merge: bool, clock: Clock =
     from .converting import convert_export
 
     return FolderSource(
-        convert_export(plan, export.local_folder(state / "brought"), state / "converted", dtype, merge=merge)
+        convert_export(
+            plan, export.local_folder(state / "brought"), state / "converted", dtype, merge=merge
+        )
     )
 
 
 def make_listing(model: Source) -> Listing:
-    """The files of a model with their sizes and hashes: those that were recorded, and of other files those found now.
+    """The files of a model with their sizes and hashes: those that were recorded, and of other
+    files those found now.
 
     Raises:
         BadInput: a recorded file is missing, or the record can't be read.

@@ -1,8 +1,8 @@
 """`python -m grpo_trainer.engine_pod`: the entry point of an engine pod.
 
-Starts vLLM with dummy weights and serves until the attempt ends: the trainer brings the weights, proves them and asks
-for completions. Of the model it needs the folder with its configuration only. Like a training pod it ends with an
-Outcome and its exit code, whatever happens.
+Starts vLLM with dummy weights and serves until the attempt ends: the trainer brings the weights,
+proves them and asks for completions. Of the model it needs the folder with its configuration only.
+Like a training pod it ends with an Outcome and its exit code, whatever happens.
 """
 
 import asyncio
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from .sampler import Sampler
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
-"""What an engine needs of a model's repository: its configuration, and remote code. The weights come from the trainer.
+"""What an engine needs of a model's repository: its configuration, and remote code. The weights
+come from the trainer.
 """
 WORKER = "grpo_trainer.engine_pod.weight_receiver.ReceivingWorker"
 
@@ -50,7 +51,10 @@ def engine_plan(execution: ExecutionPlan, engines: EngineAddresses | None) -> En
     """
     engine = execution.engine
     if engine is None or engine.kind != "Servers" or engines is None:
-        raise BadInput("the plan's execution.engine has no engines in pods of their own, but this is such a pod")
+        raise BadInput(
+            "the plan's execution.engine has no engines in pods of their own, but this is such a "
+            "pod"
+        )
     return engine
 
 
@@ -66,7 +70,8 @@ def model_folder(model: ModelSpec, hub: Hub) -> Path:
         return folder
     if folder.is_absolute():
         raise BadInput(
-            f"spec.model.name: folder {folder} does not exist in the engine's pod; mount it with model.volume"
+            f"spec.model.name: folder {folder} does not exist in the engine's pod; mount it with "
+            "model.volume"
         )
     repository = Repository("model", model.name, model.revision, "model")
     return hub.snapshot(repository, lambda fetch: fetch(SMALL_FILES))[0]
@@ -83,7 +88,8 @@ ENVIRONMENT = {
     "VLLM_CACHE_ROOT": f"{SCRATCH}/vllm-cache",
     "HF_HUB_OFFLINE": "1",
 }
-"""Variables that the job may override: no usage data, no requests to the hub, caches where a pod may write."""
+"""Variables that the job may override: no usage data, no requests to the hub, caches where a pod
+may write."""
 CHECK_SECONDS = 1.0
 
 
@@ -135,7 +141,8 @@ async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
     server = EngineServer(sampler, attempt_of(plan.job))
     host, port = split_address(os.environ.get(ENGINE_BIND_ENV, f":{plan.engines.port}"))
     await serve_application(server.application(), host or None, port)
-    # Rank 0 polls its engines also during long steps, so twice a step's patience of silence means that it is gone.
+    # Rank 0 polls its engines also during long steps, so twice a step's patience of silence means
+    # that it is gone.
     limit = 2 * hang_timeout_seconds("Training", plan.guard, plan.execution)
     while not server.end_reason.done():
         await asyncio.wait([server.end_reason], timeout=CHECK_SECONDS)
@@ -143,18 +150,23 @@ async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
         silent = server.silent_seconds()
         if silent > limit:
             return Transient(
-                f"no word from rank 0 at {plan.rendezvous.address} for {silent:.0f} s: it is probably gone"
+                f"no word from rank 0 at {plan.rendezvous.address} for {silent:.0f} s: it is "
+                "probably gone"
             )
     return Transient(f"given up by rank 0: {server.end_reason.result()}")
 
 
 def _stop(_number: int, _frame: object) -> None:
-    """At SIGTERM: there is nothing to save, and what is being sampled is sampled again elsewhere."""
-    exit_process(announce_outcome(truncate_to_fit(Outcome(result=Result.PREEMPTED), "engine: SIGTERM")))
+    """At SIGTERM: there is nothing to save, and what is being sampled is sampled again
+    elsewhere."""
+    exit_process(
+        announce_outcome(truncate_to_fit(Outcome(result=Result.PREEMPTED), "engine: SIGTERM"))
+    )
 
 
 def exit_process(code: int) -> None:
-    """End with all of vLLM's processes, which would outlive this one, and without interpreter teardown."""
+    """End with all of vLLM's processes, which would outlive this one, and without interpreter
+    teardown."""
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
             child.kill()

@@ -1,4 +1,5 @@
-"""An engine pod's HTTP server: weights come in and are proven, completions go out, each under a proven version.
+"""An engine pod's HTTP server: weights come in and are proven, completions go out, each under a
+proven version.
 
     GET  /healthz    it runs
     GET  /metrics    vLLM's own, for Prometheus
@@ -49,7 +50,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class EngineServer:
     """Answers for one engine process."""
 
-    def __init__(self, sampler: "Sampler", attempt: str, weights: ServedWeights | None = None) -> None:
+    def __init__(
+        self, sampler: "Sampler", attempt: str, weights: ServedWeights | None = None
+    ) -> None:
         """`attempt` as the header names it."""
         self._sampler = sampler
         self._attempt = attempt
@@ -86,9 +89,13 @@ class EngineServer:
             raise web.HTTPBadRequest(text=str(error)[:MAX_MESSAGE]) from error
         except web.HTTPException:
             raise
-        except Exception as error:  # of any kind, from vLLM: the client gets it, and the engine goes on
+        except (
+            Exception
+        ) as error:  # of any kind, from vLLM: the client gets it, and the engine goes on
             traceback.print_exc()
-            raise web.HTTPInternalServerError(text=f"{type(error).__name__}: {error}"[:MAX_MESSAGE]) from error
+            raise web.HTTPInternalServerError(
+                text=f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
+            ) from error
 
     def silent_seconds(self) -> float:
         """Return the time since the last request of the own attempt, in seconds."""
@@ -116,19 +123,24 @@ class EngineServer:
         return _json(self.state())
 
     async def _learn(self, request: web.Request) -> web.Response:
-        """By worker: for each tensor the slices of it that the worker holds, and why there is no proof, if so."""
+        """By worker: for each tensor the slices of it that the worker holds, and why there is no
+        proof, if so."""
         asked = await _body(request, Learn)
         self._shapes = asked.shapes
         # Learning overwrites the weights that were there.
         self._served.record_failure()
-        return web.json_response(await self._sampler.call("weights_learn", asked.shapes, asked.dtype))
+        return web.json_response(
+            await self._sampler.call("weights_learn", asked.shapes, asked.dtype)
+        )
 
     async def _sync(self, request: web.Request) -> web.Response:
         asked = await _body(request, Sync)
         # What was never learnt can't be proven, so none of it is received.
         unknown = [name for name in asked.names if name not in self._shapes]
         if unknown:
-            raise web.HTTPBadRequest(text=f"{len(unknown)} tensors were never learnt, the first is {unknown[0]}")
+            raise web.HTTPBadRequest(
+                text=f"{len(unknown)} tensors were never learnt, the first is {unknown[0]}"
+            )
         self._served.begin_sync()
         try:
             tensors = [(name, self._shapes[name]) for name in asked.names]
@@ -161,7 +173,9 @@ class EngineServer:
             raise web.HTTPBadRequest(text=str(error)[:MAX_MESSAGE]) from error
         # If a sync began while tokens were sampled, some of them are of other weights.
         self._served.require_no_sync_since(admitted)
-        answer = Generated(version=asked.version, incarnation=self._served.incarnation, completions=completions)
+        answer = Generated(
+            version=asked.version, incarnation=self._served.incarnation, completions=completions
+        )
         return _json(answer)
 
     async def _end(self, request: web.Request) -> web.Response:
@@ -179,8 +193,11 @@ def _json(answer: BaseModel) -> web.Response:
     return web.json_response(text=answer.model_dump_json())
 
 
-async def serve_application(application: web.Application, host: str | None, port: int) -> web.AppRunner:
-    """Serve on an address, by default on all. A request that the trainer gives up is cancelled, and its sampling ends.
+async def serve_application(
+    application: web.Application, host: str | None, port: int
+) -> web.AppRunner:
+    """Serve on an address, by default on all. A request that the trainer gives up is cancelled, and
+    its sampling ends.
 
     Raises:
         OSError: the port is taken.

@@ -1,14 +1,16 @@
-"""A 64-bit hash of a tensor's bits where they lie, and the comparison of the trainer's hashes with an engine's.
+"""A 64-bit hash of a tensor's bits where they lie, and the comparison of the trainer's hashes with
+an engine's.
 
-On the GPU the hash takes one pass, without a copy to the host. Trainer and engine each hash what they have, and compare
-eight bytes a tensor. The hash is multilinear over the ring of 64-bit integers (Halevi and Krawczyk, "MMH", 1997; Lemire
-and Kaser, "Strongly universal string hashing is fast", 2014): the sum of every element's bits times a coefficient that
-is drawn from the seed and the element's place. All coefficients are odd, so one flipped bit, 2**k times an odd number,
-never vanishes modulo 2**64; any other difference does with a probability of about 2**-63 over the seeds. The seed is
-new at every sync: no earlier answer passes for a later one.
+On the GPU the hash takes one pass, without a copy to the host. Trainer and engine each hash what
+they have, and compare eight bytes a tensor. The hash is multilinear over the ring of 64-bit
+integers (Halevi and Krawczyk, "MMH", 1997; Lemire and Kaser, "Strongly universal string hashing is
+fast", 2014): the sum of every element's bits times a coefficient that is drawn from the seed and
+the element's place. All coefficients are odd, so one flipped bit, 2**k times an odd number, never
+vanishes modulo 2**64; any other difference does with a probability of about 2**-63 over the seeds.
+The seed is new at every sync: no earlier answer passes for a later one.
 
-Coefficients are products of two, one for the place in a block and one for the block, so that on CPUs the first kind is
-made once per seed and the rest is a multiplication and a sum.
+Coefficients are products of two, one for the place in a block and one for the block, so that on
+CPUs the first kind is made once per seed and the rest is a multiplication and a sum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +33,8 @@ _SECOND = 0x94D049BB133111EB
 
 
 def multilinear_hash(tensor: torch.Tensor, seed: int) -> int:
-    """The hash of a tensor's elements in row-major order, whatever its strides; 0 for zeros and for no element.
+    """The hash of a tensor's elements in row-major order, whatever its strides; 0 for zeros and for
+    no element.
 
     Args:
         tensor: of any shape, of a type of 1, 2, 4 or 8 bytes, on any device.
@@ -59,7 +62,8 @@ def coefficients(count: int, stream: int, device: torch.device) -> torch.Tensor:
 
 
 def mix_bits(number: int) -> int:
-    """splitmix64's finalizer: an unsigned 64-bit number in which every bit depends on all of `number`."""
+    """splitmix64's finalizer: an unsigned 64-bit number in which every bit depends on all of
+    `number`."""
     number = (number + _STEP) & _MASK
     number = ((number ^ (number >> 30)) * _FIRST) & _MASK
     number = ((number ^ (number >> 27)) * _SECOND) & _MASK
@@ -67,7 +71,8 @@ def mix_bits(number: int) -> int:
 
 
 def _block_sums(values: torch.Tensor, seed: int) -> torch.Tensor:
-    """Per block the sum of its elements times the coefficients of their places, shape (blocks,), int64."""
+    """Per block the sum of its elements times the coefficients of their places, shape (blocks,),
+    int64."""
     within = _places(seed)
     whole = values.numel() // BLOCK
     # int64 wraps at overflow, so these are sums in the ring of integers modulo 2**64.
@@ -95,17 +100,25 @@ def _signed(number: int) -> int:
     return number - (1 << 64) if number >> 63 else number
 
 
-def expected_prints(tensor: torch.Tensor, sources: Sequence[Strided | None], seed: int) -> list[int]:
-    """Hashes of the parts of a sent tensor that the engine writes somewhere; zeros, which it writes itself, hash to 0.
+def expected_prints(
+    tensor: torch.Tensor, sources: Sequence[Strided | None], seed: int
+) -> list[int]:
+    """Hashes of the parts of a sent tensor that the engine writes somewhere; zeros, which it writes
+    itself, hash to 0.
 
     Args:
         tensor: as it was sent: contiguous, of any shape, in the engine's dtype.
         sources: its parts by `weights_learn`.
         seed: the one that the engine is asked with.
     """
-    return [0 if source is None else multilinear_hash(source_part(tensor, source), seed) for source in sources]
+    return [
+        0 if source is None else multilinear_hash(source_part(tensor, source), seed)
+        for source in sources
+    ]
 
 
 def differing_names(expected: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> list[str]:
     """Names whose hashes are not the wanted ones, or are missing, or that nobody sent."""
-    return sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    return sorted(
+        name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
+    )

@@ -1,7 +1,9 @@
-"""The blocks of the multilinear hash on a GPU: one pass that reads every element once and draws coefficients meanwhile.
+"""The blocks of the multilinear hash on a GPU: one pass that reads every element once and draws
+coefficients meanwhile.
 
-Kept apart since Triton is imported for it. The same numbers as on CPUs: tests/trainer/test_engine_hash.py runs it in
-Triton's interpreter and compiles it for GPUs; no GPU has run it.
+Kept apart since Triton is imported for it. The same numbers as on CPUs:
+tests/trainer/test_engine_hash.py runs it in Triton's interpreter and compiles it for GPUs; no GPU
+has run it.
 """
 
 import torch
@@ -13,7 +15,8 @@ _TILE = 4096
 
 
 def block_sums(values: torch.Tensor, begin: int, block: int) -> torch.Tensor:
-    """Per block the sum of its elements times the coefficients of their places, shape (blocks,), int64.
+    """Per block the sum of its elements times the coefficients of their places, shape (blocks,),
+    int64.
 
     Args:
         values: shape (elements,), integers, contiguous.
@@ -22,7 +25,9 @@ def block_sums(values: torch.Tensor, begin: int, block: int) -> torch.Tensor:
     """
     blocks = values.numel() // block + 1
     sums = torch.empty(blocks, dtype=torch.int64, device=values.device)
-    block_sums_kernel[(blocks,)](values, sums, values.numel(), begin & 0xFFFFFFFF, begin >> 32, block, _TILE)
+    block_sums_kernel[(blocks,)](
+        values, sums, values.numel(), begin & 0xFFFFFFFF, begin >> 32, block, _TILE
+    )
     return sums
 
 
@@ -36,14 +41,19 @@ def block_sums_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0917 - the ke
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program per block. The stream's begin comes in halves, since Triton reads large arguments as signed."""
+    """One program per block. The stream's begin comes in halves, since Triton reads large arguments
+    as signed."""
     begin = (begin_high.to(tl.uint64) << 32) | begin_low.to(tl.uint64)
     block = tl.program_id(0).to(tl.int64)
     total = tl.zeros((TILE,), dtype=tl.uint64)
     for start in range(0, BLOCK, TILE):
         place = start + tl.arange(0, TILE)
         offset = block * BLOCK + place
-        value = tl.load(values + offset, mask=offset < count, other=0).to(tl.int64).to(tl.uint64, bitcast=True)
+        value = (
+            tl.load(values + offset, mask=offset < count, other=0)
+            .to(tl.int64)
+            .to(tl.uint64, bitcast=True)
+        )
         mixed = (place + 1).to(tl.uint64) * 0x9E3779B97F4A7C15 + begin
         mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9
         mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB

@@ -1,9 +1,11 @@
-"""Learns where an engine keeps what the trainer sends it: which elements of which live tensor each name writes.
+"""Learns where an engine keeps what the trainer sends it: which elements of which live tensor each
+name writes.
 
-vLLM fuses and splits tensors (query, key and value into one, rows over GPUs), each model in its own way. No table of
-names says how: the engine's own `load_weights` is watched while it loads, one name at a time, and what it copies where
-is written down. So a proof covers what the engine computes with, whatever the model. A model is refused whose
-parameters are not all filled so, or which keeps other tensors that it derives from them.
+vLLM fuses and splits tensors (query, key and value into one, rows over GPUs), each model in its own
+way. No table of names says how: the engine's own `load_weights` is watched while it loads, one name
+at a time, and what it copies where is written down. So a proof covers what the engine computes
+with, whatever the model. A model is refused whose parameters are not all filled so, or which keeps
+other tensors that it derives from them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -42,8 +44,11 @@ class Layout:
     """Why this engine's weights can't be proven; empty where they can."""
 
 
-def learn_layout(model: nn.Module, load: Load, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> Layout:
-    """Load every name once, with meaningless values, and see what is written. The model needs its weights after it.
+def learn_layout(
+    model: nn.Module, load: Load, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
+) -> Layout:
+    """Load every name once, with meaningless values, and see what is written. The model needs its
+    weights after it.
 
     Args:
         model: the live model.
@@ -55,7 +60,8 @@ def learn_layout(model: nn.Module, load: Load, shapes: Mapping[str, tuple[int, .
     device = next(model.parameters()).device
     writes: dict[str, list[Write]] = {}
     problems = _derived(model)
-    # One name at a time, so that every write is known to come from that name. The values are not looked at.
+    # One name at a time, so that every write is known to come from that name. The values are not
+    # looked at.
     for name, shape in shapes.items():
         source = torch.empty(shape, dtype=dtype, device=device)
         watch = _Watch(owners, source)
@@ -71,22 +77,33 @@ def learn_layout(model: nn.Module, load: Load, shapes: Mapping[str, tuple[int, .
 
 
 def _refusal(load: Load, name: str, tensor: torch.Tensor) -> list[str]:
-    """Load one tensor; what the engine has against it, which each of its models says in another way."""
+    """Load one tensor; what the engine has against it, which each of its models says in another
+    way."""
     try:
         load([(name, tensor)])
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         return [f"the engine refuses it: {str(error)[:200] or type(error).__name__}"]
     return []
 
 
 def live_part(model: nn.Module, write: Write) -> torch.Tensor:
-    """The elements that a write fills: a view of the live parameter in its dtype, of the shape of `write.target`."""
+    """The elements that a write fills: a view of the live parameter in its dtype, of the shape of
+    `write.target`."""
     offset, size, stride = write.target
     return torch.as_strided(model.get_parameter(write.parameter).detach(), size, stride, offset)
 
 
 def source_part(tensor: torch.Tensor, source: Strided) -> torch.Tensor:
-    """The elements of a contiguous tensor that a write takes: a view in its dtype, of the shape of `source`."""
+    """The elements of a contiguous tensor that a write takes: a view in its dtype, of the shape of
+    `source`."""
     offset, size, stride = source
     return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
@@ -95,7 +112,8 @@ def _owners(model: nn.Module) -> dict[int, str]:
     """A parameter's name by the address of its storage; a tied one has its first name."""
     owners: dict[int, str] = {}
     for name, parameter in model.named_parameters():
-        # Weights that are packed away leave an empty parameter, whose storage has no address of its own.
+        # Weights that are packed away leave an empty parameter, whose storage has no address of its
+        # own.
         if parameter.numel():
             owners.setdefault(_address(parameter), name)
     return owners
@@ -118,7 +136,11 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info and argument.alias_info.is_write and isinstance(value, torch.Tensor):
+            if (
+                argument.alias_info
+                and argument.alias_info.is_write
+                and isinstance(value, torch.Tensor)
+            ):
                 self._written(func._schema.name, value, args)
         return func(*args, **kwargs)
 
@@ -128,7 +150,8 @@ class _Watch(TorchDispatchMode):
             return
         # vLLM pads the vocabulary with rows of zeros, which no sent tensor has.
         fills_zero = operation == "aten::fill_" and _is_zero(args[1])
-        # A copy of another size is broadcast: the engine would derive the parameter from the sent tensor.
+        # A copy of another size is broadcast: the engine would derive the parameter from the sent
+        # tensor.
         is_copy = operation == "aten::copy_" and _address(args[1]) == self._source
         if fills_zero or operation == "aten::zero_":
             self.writes.append(Write(owner, _strided(target), None))
@@ -146,8 +169,11 @@ def _strided(tensor: torch.Tensor) -> Strided:
     return int(tensor.storage_offset()), tuple(tensor.size()), tuple(tensor.stride())
 
 
-def _uncovered(model: nn.Module, owners: Mapping[int, str], writes: Mapping[str, list[Write]]) -> list[str]:
-    """The live parameters with elements that no name writes; tied ones are written through one of them."""
+def _uncovered(
+    model: nn.Module, owners: Mapping[int, str], writes: Mapping[str, list[Write]]
+) -> list[str]:
+    """The live parameters with elements that no name writes; tied ones are written through one of
+    them."""
     targets: dict[str, list[Strided]] = {}
     for group in writes.values():
         for write in group:
@@ -169,14 +195,25 @@ def _hole(name: str, parameter: nn.Parameter, targets: list[Strided]) -> str | N
     written = torch.zeros(elements, dtype=torch.bool, device=parameter.device)
     for offset, size, stride in targets:
         torch.as_strided(written, size, stride, offset).fill_(True)
-    missing = int((~torch.as_strided(written, parameter.size(), parameter.stride(), parameter.storage_offset())).sum())
-    return f"{name}: {missing} of {parameter.numel()} elements are filled by nothing that is sent" if missing else None
+    missing = int(
+        (
+            ~torch.as_strided(
+                written, parameter.size(), parameter.stride(), parameter.storage_offset()
+            )
+        ).sum()
+    )
+    return (
+        f"{name}: {missing} of {parameter.numel()} elements are filled by nothing that is sent"
+        if missing
+        else None
+    )
 
 
 _PLAIN = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
 """vLLM's methods for layers that compute with the parameters as they were loaded."""
 _DERIVING = ("FusedMoE", "MLAAttention", "MultiHeadLatentAttention")
-"""Beginnings of the names of vLLM's modules that compute with other tensors, made of the parameters after loading."""
+"""Beginnings of the names of vLLM's modules that compute with other tensors, made of the parameters
+after loading."""
 
 
 def _derived(model: nn.Module) -> list[str]:
@@ -185,7 +222,10 @@ def _derived(model: nn.Module) -> list[str]:
     for name, module in model.named_modules():
         method = type(getattr(module, "quant_method", None)).__name__
         if type(module).__name__.startswith(_DERIVING):
-            problems.append(f"{name}: a {type(module).__name__} computes with tensors that it derives from its weights")
+            problems.append(
+                f"{name}: a {type(module).__name__} computes with tensors that it derives from "
+                "its weights"
+            )
         elif hasattr(module, "quant_method") and method not in _PLAIN:
             problems.append(f"{name}: {method} computes with weights in another form")
     return problems

@@ -1,4 +1,5 @@
-"""What rank 0 and an engine say to each other, as types that bound it: names, versions, prompts, completions.
+"""What rank 0 and an engine say to each other, as types that bound it: names, versions, prompts,
+completions.
 
 Both sides run the same image; the bounds are for whatever else reaches the port.
 """
@@ -27,8 +28,8 @@ Shape = Annotated[list[Annotated[int, Field(ge=0, le=MAX_COUNT)]], Field(max_len
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Phase = Literal["Waiting", "Receiving", "Unproven", "Serving"]
-"""Waiting: no weights yet. Receiving: a sync is under way. Unproven: it came to its end. Serving: the trainer has
-confirmed that the weights are its own."""
+"""Waiting: no weights yet. Receiving: a sync is under way. Unproven: it came to its end. Serving:
+the trainer has confirmed that the weights are its own."""
 
 
 class EngineState(Model):

@@ -1,4 +1,5 @@
-"""vLLM's asynchronous engine as an engine pod uses it: the calls of its workers, one prompt's completions, its load.
+"""vLLM's asynchronous engine as an engine pod uses it: the calls of its workers, one prompt's
+completions, its load.
 
 The only file of an engine pod that knows vLLM.
 """
@@ -46,7 +47,9 @@ class Sampler:
 
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
 
-            def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            def record(
+                self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any
+            ) -> None:
                 if scheduler_stats is not None:
                     load.running = scheduler_stats.num_running_reqs
                     load.waiting = scheduler_stats.num_waiting_reqs
@@ -56,7 +59,9 @@ class Sampler:
 
             def log_engine_initialized(self) -> None: ...
 
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings), stat_loggers=[KeepLoad])
+        self._engine = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**settings), stat_loggers=[KeepLoad]
+        )
 
     async def call(self, method: str, *arguments: Any) -> list[Any]:
         """A method of every worker; their answers by rank."""
@@ -78,9 +83,13 @@ class Sampler:
         return list(await asyncio.gather(*(self._one(request, seed) for seed in request.seeds)))
 
     async def _one(self, request: Generate, seed: int) -> Completion:
-        parameters = SamplingParams(**request.sampling, seed=seed, output_kind=RequestOutputKind.FINAL_ONLY)
+        parameters = SamplingParams(
+            **request.sampling, seed=seed, output_kind=RequestOutputKind.FINAL_ONLY
+        )
         prompt = TokensPrompt(prompt_token_ids=request.prompt)
-        answers = [answer async for answer in self._engine.generate(prompt, parameters, uuid.uuid4().hex)]
+        answers = [
+            answer async for answer in self._engine.generate(prompt, parameters, uuid.uuid4().hex)
+        ]
         tokens, logprobs = tokens_and_logprobs(answers[-1].outputs[0])
         return Completion(tokens=tokens, logprobs=logprobs)
 

@@ -1,7 +1,8 @@
-"""Which weights an engine process has, and what it may answer: the rules alone, without vLLM and HTTP.
+"""Which weights an engine process has, and what it may answer: the rules alone, without vLLM and
+HTTP.
 
-An engine samples only under a version that the trainer has confirmed, and a completion during which a sync began is
-never handed out: some of its tokens may be of the next version.
+An engine samples only under a version that the trainer has confirmed, and a completion during which
+a sync began is never handed out: some of its tokens may be of the next version.
 """
 
 import uuid
@@ -10,7 +11,8 @@ from .messages import EngineState, Phase
 
 
 class RequestRefused(Exception):
-    """The engine has other weights than a request is for, or none; the message says what it has instead."""
+    """The engine has other weights than a request is for, or none; the message says what it has
+    instead."""
 
 
 class ServedWeights:
@@ -80,7 +82,9 @@ class ServedWeights:
         """
         # A process that restarted answers under the same address, with other weights.
         if incarnation != self.incarnation:
-            raise RequestRefused(f"this is incarnation {self.incarnation}, not {incarnation}: {self._words()}")
+            raise RequestRefused(
+                f"this is incarnation {self.incarnation}, not {incarnation}: {self._words()}"
+            )
         if self.version != version:
             raise RequestRefused(f"version {version} is not served: {self._words()}")
         return self._changes

@@ -1,12 +1,13 @@
-"""Carries weights from rank 0 to the workers of one engine: gloo on CPUs, NCCL on GPUs, behind one interface.
+"""Carries weights from rank 0 to the workers of one engine: gloo on CPUs, NCCL on GPUs, behind one
+interface.
 
-Rank 0 of a group is the trainer's rank 0, ranks 1 to N are the workers of one engine. Every engine has a group of its
-own, so that one that dies breaks no other's; and every incarnation of an engine, and every try after a failure, has a
-new one, since a group that lost a rank is of no use. All meet at one store of rank 0. torch's default process group has
-no part in it.
+Rank 0 of a group is the trainer's rank 0, ranks 1 to N are the workers of one engine. Every engine
+has a group of its own, so that one that dies breaks no other's; and every incarnation of an engine,
+and every try after a failure, has a new one, since a group that lost a rank is of no use. All meet
+at one store of rank 0. torch's default process group has no part in it.
 
-No machine with several GPUs has run the NCCL half yet: its calls are built as torch documents them, and what two CPUs
-show of gloo (time-outs, lost peers) is not shown of it.
+No machine with several GPUs has run the NCCL half yet: its calls are built as torch documents them,
+and what two CPUs show of gloo (time-outs, lost peers) is not shown of it.
 """
 
 import os
@@ -30,7 +31,8 @@ NCCL_POLL_SECONDS = 0.0005
 CONNECT_SECONDS = 30.0
 """Patience of a connection to the store, which listens before anybody hears of it."""
 BLOCKING_WAIT_ENV = "TORCH_NCCL_BLOCKING_WAIT"
-"""With it a group of NCCL has no watchdog thread, which would end the whole process over one lost engine."""
+"""With it a group of NCCL has no watchdog thread, which would end the whole process over one lost
+engine."""
 
 
 class TransferFailed(Exception):
@@ -60,7 +62,9 @@ class Meeting:
 class WeightGroup:
     """One side of a weight group whose ranks have all joined."""
 
-    def __init__(self, meeting: Meeting, rank: int, group: Any, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, meeting: Meeting, rank: int, group: Any, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self.meeting = meeting
         self.rank = rank
         self._group = group
@@ -75,7 +79,8 @@ class WeightGroup:
             seconds: longest time; the meeting's by default.
 
         Raises:
-            TransferFailed: it was not taken in that time, or a rank is gone. The group is of no use any more.
+            TransferFailed: it was not taken in that time, or a rank is gone. The group is of no use
+                any more.
         """
         limit = self.meeting.seconds if seconds is None else seconds
         options = dist.BroadcastOptions()
@@ -83,7 +88,9 @@ class WeightGroup:
         options.timeout = timedelta(seconds=max(limit, 0.001))
         group, begun = self._group, self._clock.now()
         if group is None:
-            raise TransferFailed(f"{what} was not sent to {self.meeting.engine}: this side has left the group")
+            raise TransferFailed(
+                f"{what} was not sent to {self.meeting.engine}: this side has left the group"
+            )
         try:
             work = group.broadcast([tensor], options)
             if self.meeting.gpu:
@@ -92,7 +99,8 @@ class WeightGroup:
                 work.wait()
         except RuntimeError as error:
             raise TransferFailed(
-                f"{what} did not get from rank 0 at {self.meeting.address} to {self.meeting.engine}: gave up after "
+                f"{what} did not get from rank 0 at {self.meeting.address} to "
+                f"{self.meeting.engine}: gave up after "
                 f"{self._clock.now() - begun:.1f} s of at most {limit:.1f} s: {error}"
             ) from error
 
@@ -100,8 +108,9 @@ class WeightGroup:
         """Close the connections, so that the other side, should it wait, waits no longer."""
         group, self._group = self._group, None
         if group is not None:
-            # NCCL ends what waits on this device. Gloo's abort closes nothing (torch 2.13): its connections close when
-            # the last reference to the group is gone, which was the other side's whole time-out later.
+            # NCCL ends what waits on this device. Gloo's abort closes nothing (torch 2.13): its
+            # connections close when the last reference to the group is gone, which was the other
+            # side's whole time-out later.
             group.abort()
 
 
@@ -122,17 +131,26 @@ def open_store(address: str, port: int) -> Store:
         RuntimeError: the port is taken.
     """
     # Without a number of clients: engines come later, and some never come.
-    return TCPStore(address, port, None, True, timeout=timedelta(seconds=CONNECT_SECONDS), wait_for_workers=False)
+    return TCPStore(
+        address,
+        port,
+        None,
+        True,
+        timeout=timedelta(seconds=CONNECT_SECONDS),
+        wait_for_workers=False,
+    )
 
 
 def form_group(
     meeting: Meeting, is_abandoned: Callable[[], bool] = lambda: False, clock: Clock = SYSTEM_CLOCK
 ) -> WeightGroup:
-    """Form the process group of a meeting on rank 0; return it once all of the engine's workers have joined.
+    """Form the process group of a meeting on rank 0; return it once all of the engine's workers
+    have joined.
 
     Args:
         meeting: where they meet; the caller sends it to the engine at the same time.
-        is_abandoned: polled while waiting; True ends the wait, since the engine has answered that it won't come.
+        is_abandoned: polled while waiting; True ends the wait, since the engine has answered that
+            it won't come.
         clock: the clock that the wait is measured by.
 
     Raises:
@@ -163,21 +181,27 @@ def _named(meeting: Meeting) -> Iterator[None]:
         yield
     except (RuntimeError, OSError) as error:
         raise TransferFailed(
-            f"rank 0 at {meeting.address}:{meeting.port} and {meeting.engine} did not meet for a transfer of weights "
-            f"within {meeting.seconds:.0f} s: {error}. Does a NetworkPolicy allow that port between the job's pods?"
+            f"rank 0 at {meeting.address}:{meeting.port} and {meeting.engine} did not meet for a "
+            "transfer of weights "
+            f"within {meeting.seconds:.0f} s: {error}. Does a NetworkPolicy allow that port "
+            "between the job's pods?"
         ) from error
 
 
 def _connected(meeting: Meeting) -> Store:
     """A separate connection to the store: on a shared one a thread that waits blocks all others."""
     patience = timedelta(seconds=min(CONNECT_SECONDS, meeting.seconds))
-    store = TCPStore(meeting.address, meeting.port, None, False, timeout=patience, wait_for_workers=False)
+    store = TCPStore(
+        meeting.address, meeting.port, None, False, timeout=patience, wait_for_workers=False
+    )
     store.set_timeout(timedelta(seconds=meeting.seconds))
     # With a prefix, so that keys of an earlier group are not taken for keys of this one.
     return PrefixStore(meeting.name, store)
 
 
-def _await_workers(store: Store, meeting: Meeting, abandoned: Callable[[], bool], clock: Clock) -> None:
+def _await_workers(
+    store: Store, meeting: Meeting, abandoned: Callable[[], bool], clock: Clock
+) -> None:
     deadline = clock.now() + meeting.seconds
     keys = [f"here/{rank}" for rank in range(1, meeting.workers + 1)]
     # Polled, where store.wait() would block: the engine may answer meanwhile that it won't come.
@@ -197,7 +221,8 @@ def _formed(store: Store, meeting: Meeting, rank: int, clock: Clock) -> WeightGr
 
 
 def _gloo(store: Store, rank: int, size: int, limit: timedelta, meeting: Meeting) -> Any:
-    """On the interface that leads to rank 0; gloo alone would take what the host's name resolves to."""
+    """On the interface that leads to rank 0; gloo alone would take what the host's name resolves
+    to."""
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
     options._timeout = limit
     address = own_address(meeting.address, meeting.port, CONNECT_SECONDS)
@@ -206,7 +231,8 @@ def _gloo(store: Store, rank: int, size: int, limit: timedelta, meeting: Meeting
 
 
 def _nccl(store: Store, rank: int, size: int, limit: timedelta, _: Meeting) -> Any:
-    # NCCL's group reads the variable when it is made. The training's own groups keep what the user set.
+    # NCCL's group reads the variable when it is made. The training's own groups keep what the user
+    # set.
     before = os.environ.get(BLOCKING_WAIT_ENV)
     os.environ[BLOCKING_WAIT_ENV] = "1"
     try:

@@ -1,10 +1,12 @@
-"""The plan's engine in vLLM's own words: arguments of LLM and AsyncEngineArgs, settings of sampling, and seeds.
+"""The plan's engine in vLLM's own words: arguments of LLM and AsyncEngineArgs, settings of
+sampling, and seeds.
 
-Both kinds of engines take these arguments. vLLM itself is not imported, so that a laptop can look at them.
+Both kinds of engines take these arguments. vLLM itself is not imported, so that a laptop can look
+at them.
 
-Every completion has a seed of its own. It depends on the job, the generation and the completion's place in it, and on
-nothing else. Whichever engine samples it, at the first try or after a crash, in this attempt or in one that resumed, it
-draws the same numbers.
+Every completion has a seed of its own. It depends on the job, the generation and the completion's
+place in it, and on nothing else. Whichever engine samples it, at the first try or after a crash, in
+this attempt or in one that resumed, it draws the same numbers.
 """
 
 from pathlib import Path
@@ -18,7 +20,8 @@ from .hash_check import mix_bits
 SEEDS = 1 << 63
 """vLLM takes seeds below it."""
 LEAST_TEMPERATURE = 0.01
-"""vLLM samples at no lower one but 0 (vllm/sampling_params.py, _MAX_TEMP): it takes this in its place."""
+"""vLLM samples at no lower one but 0 (vllm/sampling_params.py, _MAX_TEMP): it takes this in its
+place."""
 
 
 def completion_seed(seed: int, generation: int, place: int) -> int:
@@ -33,7 +36,8 @@ def completion_seed(seed: int, generation: int, place: int) -> int:
 
 
 def sampling_arguments(training: TrainingSpec, stop_tokens: list[int]) -> dict[str, Any]:
-    """Keyword arguments of vllm.SamplingParams, beside the seed: one completion with its tokens' log-probabilities."""
+    """Keyword arguments of vllm.SamplingParams, beside the seed: one completion with its tokens'
+    log-probabilities."""
     return {
         "n": 1,
         "temperature": training.temperature,
@@ -50,17 +54,21 @@ def sampling_arguments(training: TrainingSpec, stop_tokens: list[int]) -> dict[s
 
 
 def tokens_and_logprobs(output: Any) -> tuple[list[int], list[float]]:
-    """Tokens of a completion as vLLM gives it, with the one that ended it, and the log-probability of each."""
+    """Tokens of a completion as vLLM gives it, with the one that ended it, and the log-probability
+    of each."""
     tokens = list(output.token_ids)
-    return tokens, [step[token].logprob for token, step in zip(tokens, output.logprobs, strict=True)]
+    return tokens, [
+        step[token].logprob for token, step in zip(tokens, output.logprobs, strict=True)
+    ]
 
 
 def logprobs_mode(training: TrainingSpec) -> Literal["processed_logprobs", "raw_logprobs"]:
-    """Which log-probabilities the engine tells, such that they are of the distribution that the trainer computes.
+    """Which log-probabilities the engine tells, such that they are of the distribution that the
+    trainer computes.
 
-    Processed ones are taken after the temperature, as the trainer's, but also after top-p and its kin, which the
-    trainer knows nothing of: the importance ratio would be biased by the cut (TRL issue 6789). Raw ones are taken
-    before all of it, and so are the trainer's at temperature 1.
+    Processed ones are taken after the temperature, as the trainer's, but also after top-p and its
+    kin, which the trainer knows nothing of: the importance ratio would be biased by the cut (TRL
+    issue 6789). Raw ones are taken before all of it, and so are the trainer's at temperature 1.
     """
     if training.truncation and training.temperature == 1:
         return "raw_logprobs"
@@ -68,12 +76,14 @@ def logprobs_mode(training: TrainingSpec) -> Literal["processed_logprobs", "raw_
 
 
 BATCHED_TOKENS = 4096
-"""Tokens of one pass: with vLLM's own default its profile at the start takes more memory than sampling does (TRL 1.16,
-trl/generation/vllm_generation.py)."""
+"""Tokens of one pass: with vLLM's own default its profile at the start takes more memory than
+sampling does (TRL 1.16, trl/generation/vllm_generation.py)."""
 PRIVACY = {"VLLM_NO_USAGE_STATS": "1"}
-"""Variables of every process with an engine, which the job may override: vLLM reports no usage statistics."""
+"""Variables of every process with an engine, which the job may override: vLLM reports no usage
+statistics."""
 NO_VLLM = (
-    "spec.image: this image has no vLLM, which spec.generation.engine needs; use an image of this version with vLLM, "
+    "spec.image: this image has no vLLM, which spec.generation.engine needs; use an image of this "
+    "version with vLLM, "
     "or set spec.generation.engine to Transformers"
 )
 EXTENSION = "grpo_trainer.engine_pod.weight_receiver.WeightsWorker"
@@ -96,8 +106,8 @@ def vllm_arguments(plan: TrainingPlan, model: Path) -> dict[str, Any]:
     assert engine is not None
     own = plan.generation.engine_arguments
     may_sleep = engine.sleep and on_gpu
-    # Dummy weights: the first sync brings the policy's. generation_config vllm: the model's own file would change how
-    # completions are sampled.
+    # Dummy weights: the first sync brings the policy's. generation_config vllm: the model's own
+    # file would change how completions are sampled.
     arguments = {
         "model": str(model),
         "dtype": engine_dtype(plan.execution),

@@ -1,9 +1,10 @@
-"""What an engine's worker process does with weights: it receives each tensor, loads it and hashes it in place.
+"""What an engine's worker process does with weights: it receives each tensor, loads it and hashes
+it in place.
 
-vLLM mixes WeightsWorker into its worker, in the process with the live model, and calls its methods by name
-(`collective_rpc`), in the same process (Colocated) or over vLLM's own wire (Servers). So they take and return plain
-values. ReceivingWorker adds the sync of Servers: a tensor goes from rank 0 straight into the process that holds the
-live model.
+vLLM mixes WeightsWorker into its worker, in the process with the live model, and calls its methods
+by name (`collective_rpc`), in the same process (Colocated) or over vLLM's own wire (Servers). So
+they take and return plain values. ReceivingWorker adds the sync of Servers: a tensor goes from rank
+0 straight into the process that holds the live model.
 """
 
 from dataclasses import asdict
@@ -25,15 +26,20 @@ class WeightsWorker:
     def weights_learn(
         self, shapes: dict[str, list[int]], dtype: str
     ) -> tuple[dict[str, list[Strided | None]], list[str]]:
-        """Learn where the tensors with these names and shapes go; the live weights are meaningless afterwards.
+        """Learn where the tensors with these names and shapes go; the live weights are meaningless
+        afterwards.
 
         Returns:
-            By name, the parts of the sent tensor that are written, None for zeros; and why there is no proof, if so.
+            By name, the parts of the sent tensor that are written, None for zeros; and why there is
+            no proof, if so.
         """
         model = self.model_runner.model
         sizes = {name: tuple(shape) for name, shape in shapes.items()}
-        # The model's own loader fuses and splits the tensors. What it writes is what a proof has to cover.
-        self._weights_layout = layout = learn_layout(model, model.load_weights, sizes, getattr(torch, dtype))
+        # The model's own loader fuses and splits the tensors. What it writes is what a proof has to
+        # cover.
+        self._weights_layout = layout = learn_layout(
+            model, model.load_weights, sizes, getattr(torch, dtype)
+        )
         sources: dict[str, list[Strided | None]] = {}
         for name, group in layout.writes.items():
             sources[name] = [write.source for write in group]
@@ -49,7 +55,8 @@ class WeightsWorker:
         self.model_runner.model.load_weights([(name, tensor)])
 
     def weights_prints(self, seed: int) -> dict[str, list[int]]:
-        """Hashes of what each name has written, as it lies in the live model now, in the order of `weights_learn`."""
+        """Hashes of what each name has written, as it lies in the live model now, in the order of
+        `weights_learn`."""
         model = self.model_runner.model
         prints: dict[str, list[int]] = {}
         for name, group in self._weights_layout.writes.items():
@@ -65,7 +72,9 @@ class ReceivingWorker(WeightsWorker):
     rank: int
     _weights_group: WeightGroup | None = None
 
-    def weights_receive(self, meeting: dict[str, Any], version: int, tensors: list[tuple[str, list[int]]]) -> None:
+    def weights_receive(
+        self, meeting: dict[str, Any], version: int, tensors: list[tuple[str, list[int]]]
+    ) -> None:
         """Receives and loads all tensors in this order; joins the group first if it is a new one.
 
         Args:

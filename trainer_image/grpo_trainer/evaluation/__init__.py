@@ -1,5 +1,6 @@
-"""What an exported model earns on rows that it was not trained on, by the job's own rewards and sampling.
+"""What an exported model earns on rows that it was not trained on, by the job's own rewards and
+sampling.
 
-A reward that is reported while training is that of the last prompts, and of weights before the last step; nobody should
-take a model's word for how good it is.
+A reward that is reported while training is that of the last prompts, and of weights before the last
+step; nobody should take a model's word for how good it is.
 """

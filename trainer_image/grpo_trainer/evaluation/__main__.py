@@ -1,8 +1,9 @@
 """`python -m grpo_trainer.evaluation`: what a job's exported model earns on held-out rows.
 
-In a pod it is the command of a GRPOJob whose `resumeFrom` names the job that trains: it waits for that job's model and
-ends with the Outcome that the operator waits for. Dataset, rewards and sampling are those of its own spec, so that they
-are written, mounted and planned as for training. Elsewhere GRPO_PLAN names a plan's file and --export the folder.
+In a pod it is the command of a GRPOJob whose `resumeFrom` names the job that trains: it waits for
+that job's model and ends with the Outcome that the operator waits for. Dataset, rewards and
+sampling are those of its own spec, so that they are written, mounted and planned as for training.
+Elsewhere GRPO_PLAN names a plan's file and --export the folder.
 """
 
 import argparse
@@ -30,7 +31,8 @@ from .score import Score, as_json, reported_reward, score_message
 
 POLL_SECONDS = 1.0
 WAIT_SECONDS = 1500.0
-"""Less than spec.guard.hangTimeoutSeconds, so that it is this process that says what it waited for."""
+"""Less than spec.guard.hangTimeoutSeconds, so that it is this process that says what it waited
+for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,7 +78,10 @@ def score_metrics(score: Score) -> dict[str, float]:
 
 
 def await_export(
-    resume_from: str | None, resume_store: ObjectStoreSpec | None, seconds: float, clock: Clock = SYSTEM_CLOCK
+    resume_from: str | None,
+    resume_store: ObjectStoreSpec | None,
+    seconds: float,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> tuple[Path, Outcome]:
     """Wait for the exported model of spec.resumeFrom; return its folder and the Outcome of its job.
 
@@ -85,14 +90,19 @@ def await_export(
         Transient: the job has not succeeded within `seconds`.
     """
     if resume_from is None:
-        raise BadInput("spec.resumeFrom: nothing to evaluate; name the job that trains in grpoJob, or give --export")
+        raise BadInput(
+            "spec.resumeFrom: nothing to evaluate; name the job that trains in grpoJob, or give "
+            "--export"
+        )
     root, end = Path(resume_from), clock.now() + seconds
     stored = source_run(resume_from, resume_store)
     where = stored.store.url if stored else root / EXPORT_FOLDER
     print(f"waiting for the model in {where}", flush=True)
     while (outcome := _succeeded(root, stored)) is None:
         if clock.now() >= end:
-            raise Transient(f"no finished model in {where} after {seconds:.0f} s: has its job succeeded?")
+            raise Transient(
+                f"no finished model in {where} after {seconds:.0f} s: has its job succeeded?"
+            )
         clock.sleep(POLL_SECONDS)
     return root / EXPORT_FOLDER, outcome
 
@@ -111,10 +121,16 @@ def _succeeded(root: Path, stored: StoredRun | None) -> Outcome | None:
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m grpo_trainer.evaluation", description=__doc__)
-    parser.add_argument("--export", type=Path, help="folder of the model; unset: that of spec.resumeFrom's job")
-    parser.add_argument("--completions", type=int, help="completions per row; unset: spec.training.numGenerations")
+    parser.add_argument(
+        "--export", type=Path, help="folder of the model; unset: that of spec.resumeFrom's job"
+    )
+    parser.add_argument(
+        "--completions", type=int, help="completions per row; unset: spec.training.numGenerations"
+    )
     parser.add_argument("--seed", type=int, help="of the sampling; unset: spec.training.seed")
-    parser.add_argument("--wait", type=float, default=WAIT_SECONDS, help="seconds to wait for the job to succeed")
+    parser.add_argument(
+        "--wait", type=float, default=WAIT_SECONDS, help="seconds to wait for the job to succeed"
+    )
     return parser.parse_args(arguments)
 
 

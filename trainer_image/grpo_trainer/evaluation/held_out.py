@@ -1,7 +1,8 @@
-"""An evaluation from its plan to its score: model, rows, completions, rewards. Imports torch and all that it needs.
+"""An evaluation from its plan to its score: model, rows, completions, rewards. Imports torch and
+all that it needs.
 
-The exported model is loaded as anybody would load it, and sampled as the job sampled while it trained. Each reward
-function is called as TRL calls it.
+The exported model is loaded as anybody would load it, and sampled as the job sampled while it
+trained. Each reward function is called as TRL calls it.
 """
 
 import asyncio
@@ -15,7 +16,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 from trl.data_utils import apply_chat_template
 
 from grpo_api.plan.plan import TrainingPlan
@@ -46,7 +53,8 @@ def score_completions(
 ) -> dict[str, Scores]:
     """The scores of each reward by its name: one per completion, before weighting.
 
-    Each call of a reward scores at most `size` completions, as in a step: its time budget is meant for that number.
+    Each call of a reward scores at most `size` completions, as in a step: its time budget is meant
+    for that number.
 
     Raises:
         RewardError: a reward failed.
@@ -56,11 +64,18 @@ def score_completions(
     for start in range(0, len(prompts), size):
         part = slice(start, start + size)
         arguments = {name: cells[part] for name, cells in columns.items()}
-        arguments |= {"prompts": prompts[part], "completions": [text for text, _ in completions[part]]}
+        arguments |= {
+            "prompts": prompts[part],
+            "completions": [text for text, _ in completions[part]],
+        }
         arguments["completion_ids"] = [ids for _, ids in completions[part]]
         for name, function, tokenizer in named:
             by_model = isinstance(function, nn.Module)
-            found[name] += _by_model(function, tokenizer, arguments) if by_model else _by_function(function, arguments)
+            found[name] += (
+                _by_model(function, tokenizer, arguments)
+                if by_model
+                else _by_function(function, arguments)
+            )
     return found
 
 
@@ -77,7 +92,11 @@ def _by_model(model: Any, tokenizer: Any, arguments: Mapping[str, Any]) -> Score
     pairs = zip(arguments["prompts"], arguments["completions"], strict=True)
     texts = [_judged_text(prompt, completion, tokenizer) for prompt, completion in pairs]
     encoded = tokenizer(
-        text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
+        text=texts,
+        return_tensors="pt",
+        padding=True,
+        padding_side="right",
+        add_special_tokens=False,
     ).to(next(model.parameters()).device)
     with torch.inference_mode():
         logits = model(**encoded).logits[:, 0]
@@ -98,16 +117,22 @@ def _number_or_none(score: float) -> float | None:
 
 
 def weighted_sums(rewards: RewardSet, scores: Mapping[str, Scores]) -> Scores:
-    """The weighted sum of the scores of each completion; None for a completion that no reward scored."""
+    """The weighted sum of the scores of each completion; None for a completion that no reward
+    scored."""
     sums: Scores = []
     for row in zip(*(scores[name] for name in rewards.names), strict=True):
-        products = [weight * one for weight, one in zip(rewards.weights, row, strict=True) if one is not None]
+        products = [
+            weight * one
+            for weight, one in zip(rewards.weights, row, strict=True)
+            if one is not None
+        ]
         sums.append(sum(products) if products else None)
     return sums
 
 
 def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:
-    """Mean of each reward over the completions that it scored, by its name. Omits rewards that scored none."""
+    """Mean of each reward over the completions that it scored, by its name. Omits rewards that
+    scored none."""
     found: dict[str, float] = {}
     for name, row in scores.items():
         known = [one for one in row if one is not None]
@@ -116,9 +141,14 @@ def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:
     return found
 
 
-def load_exported_model(folder: Path, dtype: str, device: torch.device, *, remote_code: bool) -> PreTrainedModel:
-    """The model of a folder as transformers loads it: of an adapter its base with the adapter on top."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), trust_remote_code=remote_code)
+def load_exported_model(
+    folder: Path, dtype: str, device: torch.device, *, remote_code: bool
+) -> PreTrainedModel:
+    """The model of a folder as transformers loads it: of an adapter its base with the adapter on
+    top."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), trust_remote_code=remote_code
+    )
     return model.to(device).eval()
 
 
@@ -131,7 +161,8 @@ def sample_completions(
     batch: int,
     seed: int,
 ) -> list[tuple[Completion, list[int]]]:
-    """One completion per prompt, `batch` at a time, and its tokens; the same for the same seed on the same machine."""
+    """One completion per prompt, `batch` at a time, and its tokens; the same for the same seed on
+    the same machine."""
     set_seed(seed)
     config = _generation_settings(tokenizer, training)
     found: list[tuple[Completion, list[int]]] = []
@@ -140,7 +171,9 @@ def sample_completions(
     return found
 
 
-def _generation_settings(tokenizer: PreTrainedTokenizerBase, training: TrainingSpec) -> GenerationConfig:
+def _generation_settings(
+    tokenizer: PreTrainedTokenizerBase, training: TrainingSpec
+) -> GenerationConfig:
     """The sampling of spec.training."""
     return GenerationConfig(
         max_new_tokens=training.max_completion_length,
@@ -159,11 +192,16 @@ def _generation_settings(tokenizer: PreTrainedTokenizerBase, training: TrainingS
 
 @torch.no_grad()
 def _complete(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], config: GenerationConfig
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    config: GenerationConfig,
 ) -> Iterator[tuple[Completion, list[int]]]:
     encoded = _encoded(tokenizer, prompts).to(model.device)
     tokens: Any = model.generate(**encoded, generation_config=config)
-    for prompt, row in zip(prompts, tokens[:, encoded["input_ids"].size(1) :].tolist(), strict=True):
+    for prompt, row in zip(
+        prompts, tokens[:, encoded["input_ids"].size(1) :].tolist(), strict=True
+    ):
         own = _until_end(row, config.eos_token_id)
         text = str(tokenizer.decode(own, skip_special_tokens=True))
         yield (text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]), own
@@ -173,7 +211,12 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> A
     if isinstance(prompts[0], str):
         return tokenizer(text=list(prompts), padding=True, return_tensors="pt")
     return tokenizer.apply_chat_template(
-        list(prompts), add_generation_prompt=True, tokenize=True, padding=True, return_dict=True, return_tensors="pt"
+        list(prompts),
+        add_generation_prompt=True,
+        tokenize=True,
+        padding=True,
+        return_dict=True,
+        return_tensors="pt",
     )
 
 
@@ -211,7 +254,9 @@ def evaluate_held_out(
     try:
         return score(by_row, mean_scores(scores))
     except ValueError as error:
-        raise BadInput(f"evaluation: {error}: the rewards had nothing to say about any of them") from error
+        raise BadInput(
+            f"evaluation: {error}: the rewards had nothing to say about any of them"
+        ) from error
 
 
 def _scores(
@@ -221,9 +266,13 @@ def _scores(
     execution, remote_code = plan.execution, plan.model.trust_remote_code
     tokenizer = load_tokenizer(Source(str(folder), folder, "", execution.dtype), remote_code)
     prompts, columns = _rows(plan.dataset, plan.training, tokenizer, rewards, hub, each=each)
-    model = load_exported_model(folder, execution.dtype, device(plan.execution), remote_code=remote_code)
+    model = load_exported_model(
+        folder, execution.dtype, device(plan.execution), remote_code=remote_code
+    )
     batch = execution.generation_sub_batch or execution.micro_batch
-    completions = sample_completions(model, tokenizer, prompts, plan.training, batch=batch, seed=seed)
+    completions = sample_completions(
+        model, tokenizer, prompts, plan.training, batch=batch, seed=seed
+    )
     size = plan.training.prompts_per_step * plan.training.num_generations
     return score_completions(rewards, prompts, completions, columns, size)
 
@@ -239,7 +288,9 @@ def _rows(
 ) -> tuple[list[Prompt], Columns]:
     """Prompts and columns of the dataset, with each row repeated for each of its completions."""
     root = Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
-    few = training.model_copy(update={"prompts_per_step": 1, "generation_batch_size": None})  # no step to fill
+    few = training.model_copy(
+        update={"prompts_per_step": 1, "generation_batch_size": None}
+    )  # no step to fill
     rows = load_prompts(dataset, few, tokenizer, root=root, hub=hub).rows
     rewards.check_dataset(rows)
     repeated = rows.select([index for index in range(len(rows)) for _ in range(each)])

@@ -1,8 +1,8 @@
 """The mean reward of held-out rows with its noise, and whether it is what the job reported. Pure.
 
-Noise is a 95 % confidence interval of the mean. Completions of one row are alike, so that rows are what is counted: the
-standard error is that of the rows' means (clustered standard errors with clusters of one size; Miller 2024, "Adding
-error bars to evals", section 2.2).
+Noise is a 95 % confidence interval of the mean. Completions of one row are alike, so that rows are
+what is counted: the standard error is that of the rows' means (clustered standard errors with
+clusters of one size; Miller 2024, "Adding error bars to evals", section 2.2).
 """
 
 import math
@@ -65,12 +65,14 @@ def score(rewards: Sequence[Sequence[float | None]], by_function: Mapping[str, f
     return Score(Estimate(fmean(means), error), len(means), max(map(len, rewards)), by_function)
 
 
-def reported_reward(outcome: Outcome, prompts_per_step: int, spread: float = 0.0) -> Estimate | None:
+def reported_reward(
+    outcome: Outcome, prompts_per_step: int, spread: float = 0.0
+) -> Estimate | None:
     """The reward of a job's last step; None where its outcome has none.
 
-    A step's completions stand for at least as many independent ones as it has prompts, so that the error is at most the
-    standard deviation of all of them by the root of that. Where the last step's happened to be alike, `spread` is what
-    rows differ by.
+    A step's completions stand for at least as many independent ones as it has prompts, so that the
+    error is at most the standard deviation of all of them by the root of that. Where the last
+    step's happened to be alike, `spread` is what rows differ by.
     """
     mean, deviation = (outcome.metrics.get(key, math.nan) for key in ("reward", "reward_std"))
     if not (math.isfinite(mean) and math.isfinite(deviation)):
@@ -79,7 +81,8 @@ def reported_reward(outcome: Outcome, prompts_per_step: int, spread: float = 0.0
 
 
 def noise_of_difference(one: Estimate, other: Estimate) -> float:
-    """How far two means of the same thing may be apart: half of the 95 % interval of their difference."""
+    """How far two means of the same thing may be apart: half of the 95 % interval of their
+    difference."""
     return NORMAL_95 * math.hypot(one.standard_error, other.standard_error)
 
 
@@ -92,7 +95,10 @@ def as_json(score: Score, job: Estimate | None) -> dict[str, Any]:
     """All of it, for a line of JSON."""
     told: dict[str, Any] = {
         "reward": score.reward.mean,
-        "interval": [score.reward.mean - score.reward.margin, score.reward.mean + score.reward.margin],
+        "interval": [
+            score.reward.mean - score.reward.margin,
+            score.reward.mean + score.reward.margin,
+        ],
         "rows": score.rows,
         "completionsPerRow": score.completions,
         "rewards": dict(score.by_function),
@@ -110,10 +116,14 @@ def score_message(score: Score, job: Estimate | None) -> str:
     """All of it in words."""
     own = score.reward
     text = (
-        f"held-out reward {own.mean:.3f} ± {own.margin:.3f} (95 %, {score.rows} rows, {score.completions} completions "
+        f"held-out reward {own.mean:.3f} ± {own.margin:.3f} (95 %, {score.rows} rows, "
+        f"{score.completions} completions "
         "each)"
     )
     if job is None:
         return f"{text}; the job reported none"
     word = "within" if is_within_noise(own, job) else "outside"
-    return f"{text}; the job reported {job.mean:.3f}, which is {word} the noise of ±{noise_of_difference(own, job):.3f}"
+    return (
+        f"{text}; the job reported {job.mean:.3f}, which is {word} the noise of "
+        f"±{noise_of_difference(own, job):.3f}"
+    )

@@ -1,11 +1,12 @@
-"""The addresses of this process: the network interface of the ranks, and the listening socket of rank 0's pages.
+"""The addresses of this process: the network interface of the ranks, and the listening socket of
+rank 0's pages.
 
-The ranks use the interface that the user names, else the one that routes to rank 0. NCCL and gloo choose by interface
-name and by what the host's name resolves to, which is wrong on some nodes with several cards. The interface on the
-kernel's route to rank 0 is set for both libraries instead.
+The ranks use the interface that the user names, else the one that routes to rank 0. NCCL and gloo
+choose by interface name and by what the host's name resolves to, which is wrong on some nodes with
+several cards. The interface on the kernel's route to rank 0 is set for both libraries instead.
 
-The socket is for IPv4, IPv6 or both. A pod has one or two addresses, and a client uses the one that it can reach.
-Python's HTTP server binds one family.
+The socket is for IPv4, IPv6 or both. A pod has one or two addresses, and a client uses the one that
+it can reach. Python's HTTP server binds one family.
 """
 
 import socket
@@ -19,7 +20,8 @@ NCCL_INTERFACE, GLOO_INTERFACE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
 
 
 def own_address(host: str, port: int, timeout: float) -> str:
-    """The address from which this pod reaches a listening socket: that of the interface that the route takes.
+    """The address from which this pod reaches a listening socket: that of the interface that the
+    route takes.
 
     Raises:
         OSError: it can't be reached.
@@ -28,8 +30,11 @@ def own_address(host: str, port: int, timeout: float) -> str:
         return str(connection.getsockname()[0])
 
 
-def choose_interface(routed_address: str, environment: MutableMapping[str, str], *, gpu: bool) -> tuple[str, str]:
-    """Address and name of the interface to use. Sets NCCL's and gloo's variables to it unless the user set them.
+def choose_interface(
+    routed_address: str, environment: MutableMapping[str, str], *, gpu: bool
+) -> tuple[str, str]:
+    """Address and name of the interface to use. Sets NCCL's and gloo's variables to it unless the
+    user set them.
 
     Args:
         routed_address: this pod's address towards rank 0.
@@ -37,7 +42,8 @@ def choose_interface(routed_address: str, environment: MutableMapping[str, str],
         gpu: whether NCCL talks for the training, else gloo.
 
     Raises:
-        RendezvousTimeout: the user names an interface that this pod has not, or that has no address.
+        RendezvousTimeout: the user names an interface that this pod has not, or that has no
+            address.
     """
     found = interfaces(socket.AF_INET6 if ":" in routed_address else socket.AF_INET)
     variable = NCCL_INTERFACE if gpu else GLOO_INTERFACE
@@ -45,18 +51,27 @@ def choose_interface(routed_address: str, environment: MutableMapping[str, str],
     if wish:
         name = next((name for name in found if is_in_interface_list(wish, name)), "")
         if not name:
-            raise RendezvousTimeout(f"{variable} is {wish!r}, but this pod's interfaces are {', '.join(sorted(found))}")
+            raise RendezvousTimeout(
+                f"{variable} is {wish!r}, but this pod's interfaces are {', '.join(sorted(found))}"
+            )
     else:
         name = next((name for name, address in found.items() if address == routed_address), "")
     if name:
-        environment.setdefault(NCCL_INTERFACE, f"={name}")  # the sign stands for "exactly", not "beginning with"
+        environment.setdefault(
+            NCCL_INTERFACE, f"={name}"
+        )  # the sign stands for "exactly", not "beginning with"
         environment.setdefault(GLOO_INTERFACE, name)
     return found.get(name, routed_address), name
 
 
 def interfaces_message(environment: Mapping[str, str]) -> str:
-    """The interface settings of NCCL and gloo, for messages about a process group that failed to form."""
-    given = [f"{name}={environment[name]}" for name in (NCCL_INTERFACE, GLOO_INTERFACE) if name in environment]
+    """The interface settings of NCCL and gloo, for messages about a process group that failed to
+    form."""
+    given = [
+        f"{name}={environment[name]}"
+        for name in (NCCL_INTERFACE, GLOO_INTERFACE)
+        if name in environment
+    ]
     return ", ".join(given) or "one pod"
 
 
@@ -66,13 +81,15 @@ def interfaces(family: socket.AddressFamily) -> dict[str, str]:
     for name, addresses in psutil.net_if_addrs().items():
         of_family = [one.address for one in addresses if one.family == family]
         if of_family:
-            # A link-local IPv6 address ends with its zone, as in fe80::1%eth0, which is no part of the address.
+            # A link-local IPv6 address ends with its zone, as in fe80::1%eth0, which is no part of
+            # the address.
             found[name] = of_family[0].partition("%")[0]
     return found
 
 
 def is_in_interface_list(wish: str, name: str) -> bool:
-    """Whether NCCL_SOCKET_IFNAME's list takes an interface: beginnings, `=` for whole names, `^` for all others."""
+    """Whether NCCL_SOCKET_IFNAME's list takes an interface: beginnings, `=` for whole names, `^`
+    for all others."""
     excluded, exact = wish.startswith("^"), wish.lstrip("^").startswith("=")
     listed = [one for one in wish.lstrip("^").lstrip("=").split(",") if one]
     is_listed = name in listed if exact else name.startswith(tuple(listed))
@@ -88,7 +105,9 @@ def open_listening_socket(host: str, port: int) -> socket.socket:
         OSError: the port is taken, or the machine doesn't have the address.
     """
     if host:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))

@@ -1,7 +1,8 @@
-"""Which process of the gang this is, and the environment variables that say so to torch, accelerate and DeepSpeed.
+"""Which process of the gang this is, and the environment variables that say so to torch, accelerate
+and DeepSpeed.
 
-The pods are started by a Job, not by torchrun: the node rank is the pod's index, everything else is in the plan. The
-variables must be set before torch is imported.
+The pods are started by a Job, not by torchrun: the node rank is the pod's index, everything else is
+in the plan. The variables must be set before torch is imported.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from grpo_api.text.contract import INDEX_ENV
 from ..runtime.errors import BadInput
 
 LOCAL_RANK_ENV = "LOCAL_RANK"
-"""Set by the supervisor for each of a pod's processes; its absence marks the pod's first process."""
+"""Set by the supervisor for each of a pod's processes; its absence marks the pod's first
+process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,12 @@ def placement(execution: ExecutionPlan, environment: Mapping[str, str]) -> Place
     Raises:
         BadInput: the index is missing, no number, or outside the gang.
     """
-    node = _index(INDEX_ENV, environment.get(INDEX_ENV, "0" if execution.nodes == 1 else ""), execution.nodes)
-    local = _index(LOCAL_RANK_ENV, environment.get(LOCAL_RANK_ENV, "0"), execution.processes_per_node)
+    node = _index(
+        INDEX_ENV, environment.get(INDEX_ENV, "0" if execution.nodes == 1 else ""), execution.nodes
+    )
+    local = _index(
+        LOCAL_RANK_ENV, environment.get(LOCAL_RANK_ENV, "0"), execution.processes_per_node
+    )
     return Placement(node, local, execution.processes_per_node, execution.nodes)
 
 

@@ -1,11 +1,11 @@
 """Runs work on one rank while the other ranks wait for it, for minutes or hours.
 
-The ranks exchange a sign every PERIOD_SECONDS until the work is done. A leader whose process is gone breaks the
-exchange, so the others end at once. A leader whose process stands still sends no sign, so no rank has an event any
-more, and the watchdog ends them all within its patience.
+The ranks exchange a sign every PERIOD_SECONDS until the work is done. A leader whose process is
+gone breaks the exchange, so the others end at once. A leader whose process stands still sends no
+sign, so no rank has an event any more, and the watchdog ends them all within its patience.
 
-Work outside of stage Training shows its own progress, which process/heartbeat.py shares with the ranks that wait. In
-stage Training only events of the own rank count, so such work passes `event`.
+Work outside of stage Training shows its own progress, which process/heartbeat.py shares with the
+ranks that wait. In stage Training only events of the own rank count, so such work passes `event`.
 """
 
 import os
@@ -32,26 +32,30 @@ def no_event() -> None:
 
 
 def run_on_rank0(work: Callable[[], T], event: Callable[[], None] = no_event) -> T:
-    """Run `work` on rank 0 and return its result, which is small, on all ranks. A collective; see run_on_leader."""
+    """Run `work` on rank 0 and return its result, which is small, on all ranks. A collective; see
+    run_on_leader."""
     return run_on_leader(0, work, event)
 
 
 def run_on_node_leader(work: Callable[[], T]) -> T:
-    """Run `work` on the first rank of each node and return its result on all ranks of the node. A collective."""
+    """Run `work` on the first rank of each node and return its result on all ranks of the node. A
+    collective."""
     return run_on_leader(ranks.rank() - int(os.environ.get(LOCAL_RANK_ENV, "0")), work)
 
 
 def run_on_leader(leader: int, work: Callable[[], T], event: Callable[[], None] = no_event) -> T:
-    """Run `work` on the rank that leads this one, wait for all leaders, and return the result of the own leader.
+    """Run `work` on the rank that leads this one, wait for all leaders, and return the result of
+    the own leader.
 
     Args:
         leader: the rank that leads this one; a leader leads itself.
         work: called on the leaders, in the calling thread. It takes part in no collective.
-        event: called on every rank every PERIOD_SECONDS until all leaders are done, on leaders in another thread.
+        event: called on every rank every PERIOD_SECONDS until all leaders are done, on leaders in
+            another thread.
 
     Raises:
-        TrainingError: of the class that the lowest failing leader raised, on all ranks. A leader whose work raises
-            anything else raises that itself.
+        TrainingError: of the class that the lowest failing leader raised, on all ranks. A leader
+            whose work raises anything else raises that itself.
     """
     leaders = sorted(set(ranks.gather(leader)))
     failure: TrainingError | None = None
@@ -81,7 +85,8 @@ class _End:
 def _lead(
     work: Callable[[], Any], leaders: list[int], event: Callable[[], None]
 ) -> tuple[dict[int, _End], TrainingError | None]:
-    """Work while another thread exchanges signs; how each leader ended, and the error of this one as it was raised."""
+    """Work while another thread exchanges signs; how each leader ended, and the error of this one
+    as it was raised."""
     is_done = threading.Event()
     own_end: _End | None = None
     failure: BaseException | None = None
@@ -90,14 +95,19 @@ def _lead(
         is_done.wait(PERIOD_SECONDS)
         return own_end
 
-    # The work stays in this thread: the watchdog shows where the main thread stands, and a CUDA device is a thread's.
+    # The work stays in this thread: the watchdog shows where the main thread stands, and a CUDA
+    # device is a thread's.
     with ThreadPoolExecutor(1, "leader") as pool:
         exchange = pool.submit(_exchange_ends, leaders, next_end, event)
         try:
             own_end = _End(work())
         except BaseException as error:
             failure = error
-            shown = error if isinstance(error, TrainingError) else TrainingError(f"{type(error).__name__}: {error}")
+            shown = (
+                error
+                if isinstance(error, TrainingError)
+                else TrainingError(f"{type(error).__name__}: {error}")
+            )
             own_end = _End(error=shown)
         is_done.set()
     if failure is not None and not isinstance(failure, TrainingError):

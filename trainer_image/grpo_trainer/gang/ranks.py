@@ -33,7 +33,8 @@ def gather(value: T) -> list[T]:
 
 
 def any_rank(value: bool) -> bool:
-    """Whether it holds on any rank. A collective, of one number: cheap enough for every step, unlike `gather`."""
+    """Whether it holds on any rank. A collective, of one number: cheap enough for every step,
+    unlike `gather`."""
     if not dist.is_initialized():
         return value
     count = torch.tensor(int(value))
@@ -42,17 +43,19 @@ def any_rank(value: bool) -> bool:
 
 
 def run_on_all(action: Callable[[], T], shared: type[TrainingError] = TrainingError) -> T:
-    """Runs `action` on every rank; where it fails on any, every rank raises that error, naming the ranks.
+    """Runs `action` on every rank; where it fails on any, every rank raises that error, naming the
+    ranks.
 
-    Without this a rank that fails alone leaves the others waiting in their next collective. A collective itself; errors
-    that are not of the `shared` class must be raised on all ranks alike.
+    Without this a rank that fails alone leaves the others waiting in their next collective. A
+    collective itself; errors that are not of the `shared` class must be raised on all ranks alike.
 
     Raises:
         TrainingError: of the class that the lowest failing rank raised.
     """
     result: T | None = None
     failure: TrainingError | None = None
-    # only known ends are shared: any other exception ends this process, and its peers learn of it by their connections
+    # only known ends are shared: any other exception ends this process, and its peers learn of it
+    # by their connections
     try:
         result = action()
     except shared as error:

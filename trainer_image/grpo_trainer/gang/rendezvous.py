@@ -1,15 +1,17 @@
-"""Brings the ranks together: a TCP store on rank 0, a test of the network, a process group, a first all-reduce.
+"""Brings the ranks together: a TCP store on rank 0, a test of the network, a process group, a first
+all-reduce.
 
-torch's own rendezvous says only that a time is up. Here the message names the ranks that did not come, and the first
-pair of pods that can't talk to each other.
+torch's own rendezvous says only that a time is up. Here the message names the ranks that did not
+come, and the first pair of pods that can't talk to each other.
 
-NCCL and gloo report only that something timed out, after half an hour and without a name. Each pod listens on a port
-that the kernel chooses, as those of the libraries are, and publishes it in rank 0's store. Each pod connects to all
-others and exchanges 64 KiB: a path that loses large packets (its MTU is smaller than the interface's) lets a handshake
-through. A pod that finds a failure reports it to rank 0, which gives all pods the same verdict.
+NCCL and gloo report only that something timed out, after half an hour and without a name. Each pod
+listens on a port that the kernel chooses, as those of the libraries are, and publishes it in rank
+0's store. Each pod connects to all others and exchanges 64 KiB: a path that loses large packets
+(its MTU is smaller than the interface's) lets a handshake through. A pod that finds a failure
+reports it to rank 0, which gives all pods the same verdict.
 
-The all-reduce shows what TCP can't: cards, drivers and topology that NCCL finds for itself. The watchdog has the clock,
-since a stuck collective can't be given up from inside.
+The all-reduce shows what TCP can't: cards, drivers and topology that NCCL finds for itself. The
+watchdog has the clock, since a stuck collective can't be given up from inside.
 """
 
 import json
@@ -83,7 +85,10 @@ def check_network(store: Store, place: Placement, address: str, interface: str) 
             name = os.environ.get("POD_NAME") or socket.gethostname()
             me = Peer(place.node, place.rank, name, address, interface, port)
             store.set(_network_key("peer", place.node), json.dumps(asdict(me)))
-            store.set(_network_key("failure", place.node), json.dumps(_first_failure(store, me, place.nodes, deadline)))
+            store.set(
+                _network_key("failure", place.node),
+                json.dumps(_first_failure(store, me, place.nodes, deadline)),
+            )
             if place.is_main:
                 store.set(_VERDICT, _judge(store, place.nodes, deadline))
             verdict = _awaited(store, _VERDICT, deadline + PAIR_SECONDS)
@@ -91,13 +96,16 @@ def check_network(store: Store, place: Placement, address: str, interface: str) 
         verdict = _awaited(store, _VERDICT, deadline + PAIR_SECONDS)
     _acknowledge(store, place)
     if verdict is None:
-        raise RendezvousTimeout(f"rank 0 gave no verdict on the network between the pods in {VERDICT_SECONDS:.0f} s")
+        raise RendezvousTimeout(
+            f"rank 0 gave no verdict on the network between the pods in {VERDICT_SECONDS:.0f} s"
+        )
     if verdict:
         raise RendezvousTimeout(verdict)
 
 
 def _first_failure(store: Store, me: Peer, nodes: int, deadline: float) -> str:
-    """What is wrong between this pod and the first other that it can't talk to; empty where all is well."""
+    """What is wrong between this pod and the first other that it can't talk to; empty where all is
+    well."""
     # each begins with its next, so that no pod is asked by all at once
     others = [(me.node + step) % nodes for step in range(1, nodes)]
     with ThreadPoolExecutor(PARALLEL, "pairs") as pool:
@@ -130,10 +138,13 @@ def _exchange(me: Peer, peer: Peer) -> None:
     """
     until = time.monotonic() + PAIR_SECONDS
     try:
-        connection = socket.create_connection((peer.address, peer.port), PAIR_SECONDS, (me.address, 0))
+        connection = socket.create_connection(
+            (peer.address, peer.port), PAIR_SECONDS, (me.address, 0)
+        )
     except OSError as error:
         raise OSError(
-            f"no connection to port {peer.port} in {PAIR_SECONDS:.0f} s ({error}). Does a NetworkPolicy allow all "
+            f"no connection to port {peer.port} in {PAIR_SECONDS:.0f} s ({error}). Does a "
+            "NetworkPolicy allow all "
             f"ports between the job's pods, and is there a route?"
         ) from error
     with connection:
@@ -147,29 +158,38 @@ def _exchange(me: Peer, peer: Peer) -> None:
                 received += len(part)
         except OSError as error:
             raise OSError(
-                f"a connection came about, but only {received} of {PAYLOAD} bytes came back in {PAIR_SECONDS:.0f} s "
-                f"({error}), as when a path loses large packets: is the MTU of {me.interface or 'the interface'} "
+                f"a connection came about, but only {received} of {PAYLOAD} bytes came back in "
+                f"{PAIR_SECONDS:.0f} s "
+                f"({error}), as when a path loses large packets: is the MTU of "
+                f"{me.interface or 'the interface'} "
                 f"larger than the network's?"
             ) from error
 
 
 def _judge(store: Store, nodes: int, deadline: float) -> str:
-    """Rank 0's verdict from what all pods found: empty, or the first failure and how many pods found one."""
-    answers = {node: _awaited(store, _network_key("failure", node), deadline) for node in range(nodes)}
+    """Rank 0's verdict from what all pods found: empty, or the first failure and how many pods
+    found one."""
+    answers = {
+        node: _awaited(store, _network_key("failure", node), deadline) for node in range(nodes)
+    }
     found = [json.loads(answer) for answer in answers.values() if answer]
     problems = [problem for problem in found if problem]
     if problems:
-        more = f" ({len(problems)} of {nodes} pods found such a failure)" if len(problems) > 1 else ""
+        more = (
+            f" ({len(problems)} of {nodes} pods found such a failure)" if len(problems) > 1 else ""
+        )
         return f"the network between the pods fails: {problems[0]}{more}"
     if silent := [node for node, answer in answers.items() if answer is None]:
         return (
-            f"the pods with index {', '.join(map(str, silent[:8]))} did not try the network in {VERDICT_SECONDS:.0f} s"
+            f"the pods with index {', '.join(map(str, silent[:8]))} did not try the network in "
+            f"{VERDICT_SECONDS:.0f} s"
         )
     return ""
 
 
 def _acknowledge(store: Store, place: Placement) -> None:
-    """Rank 0, which holds the store and ends with a bad verdict, stays until all others have read it."""
+    """Rank 0, which holds the store and ends with a bad verdict, stays until all others have read
+    it."""
     told = store.add(_TOLD, 1)
     until = time.monotonic() + ACKNOWLEDGE_SECONDS
     while place.is_main and told < place.world_size and time.monotonic() < until:
@@ -194,10 +214,16 @@ def _network_key(what: str, node: int) -> str:
 def _listening(address: str) -> Iterator[int]:
     """Answer the others' tries on this address; the port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    kind = type("Server", (socketserver.ThreadingTCPServer,), {"address_family": family, "request_queue_size": 512})
+    kind = type(
+        "Server",
+        (socketserver.ThreadingTCPServer,),
+        {"address_family": family, "request_queue_size": 512},
+    )
     with kind((address, 0), _Answer) as server:
         server.daemon_threads, server.block_on_close = True, False
-        threading.Thread(target=server.serve_forever, args=(NETWORK_POLL_SECONDS,), name="network", daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, args=(NETWORK_POLL_SECONDS,), name="network", daemon=True
+        ).start()
         try:
             yield server.server_address[1]
         finally:
@@ -221,17 +247,19 @@ class _Answer(socketserver.BaseRequestHandler):
 
 
 GPU_BYTES = 64 * 1024 * 1024
-"""Large enough for a bandwidth and not for a latency (nccl-tests show the plateau from about here on)."""
+"""Large enough for a bandwidth and not for a latency (nccl-tests show the plateau from about here
+on)."""
 CPU_BYTES = 1024 * 1024
 ROUNDS = 3
 """Timed rounds after the first, which makes the connections."""
 
 
 def bus_bandwidth(device: torch.device) -> float:
-    """Bytes per second that each rank moves in an all-reduce of all ranks, by the fastest of some rounds. A collective.
+    """Bytes per second that each rank moves in an all-reduce of all ranks, by the fastest of some
+    rounds. A collective.
 
-    As nccl-tests count it (PERFORMANCE.md): size / time * 2 (n - 1) / n, which compares gangs of any size with the
-    bandwidth of their links.
+    As nccl-tests count it (PERFORMANCE.md): size / time * 2 (n - 1) / n, which compares gangs of
+    any size with the bandwidth of their links.
 
     Raises:
         Transient: the sum is wrong, as when GPUs can't read each other's memory (PCIe ACS, IOMMU).
@@ -252,8 +280,10 @@ def _round(values: torch.Tensor, world: int) -> float:
     wrong = int((values != world).sum())
     if wrong:
         raise Transient(
-            f"{wrong} of {len(values)} sums of an all-reduce over {world} ranks are wrong on rank {dist.get_rank()}: "
-            f"NCCL_P2P_DISABLE=1 tells whether GPUs can't read each other's memory (PCIe ACS or an IOMMU)"
+            f"{wrong} of {len(values)} sums of an all-reduce over {world} ranks are wrong on rank "
+            f"{dist.get_rank()}: "
+            "NCCL_P2P_DISABLE=1 tells whether GPUs can't read each other's memory (PCIe ACS or "
+            "an IOMMU)"
         )
     return seconds
 
@@ -265,9 +295,11 @@ def _synchronise(device: torch.device) -> None:
 
 POLL_SECONDS = 0.2
 COLLECTIVE_TIMEOUT = timedelta(days=7)
-"""Longer than any rank may wait for a peer that makes progress: it is the watchdog that finds and names a hang."""
+"""Longer than any rank may wait for a peer that makes progress: it is the watchdog that finds and
+names a hang."""
 STORE_TIMEOUT = timedelta(minutes=5)
-"""For what NCCL reads there, later than its peers write it; the time left of the rendezvous may be none."""
+"""For what NCCL reads there, later than its peers write it; the time left of the rendezvous may be
+none."""
 CLIENT_SECONDS = 30.0
 """Patience of a further connection to the store."""
 
@@ -286,15 +318,15 @@ def join_gang(
         guard: says how long to wait for late ranks.
         execution: says what the processes run on.
         place: this process's place in the gang.
-        on_connecting: called once all ranks are there and all pods reach each other. What follows takes seconds, or
-            the network is to blame.
+        on_connecting: called once all ranks are there and all pods reach each other. What follows
+            takes seconds, or the network is to blame.
 
     Returns:
         Bytes per second of an all-reduce (bus_bandwidth); None for a single rank.
 
     Raises:
-        RendezvousTimeout: rank 0 can't be reached, or ranks are missing, after guard.rendezvousTimeoutSeconds; two pods
-            can't talk to each other.
+        RendezvousTimeout: rank 0 can't be reached, or ranks are missing, after
+            guard.rendezvousTimeoutSeconds; two pods can't talk to each other.
         Transient: an all-reduce gives wrong sums.
     """
     deadline = time.monotonic() + guard.rendezvous_timeout_seconds
@@ -342,12 +374,16 @@ def _as_timeout(problem: str) -> Iterator[None]:
 def _try_network(rendezvous: Rendezvous, place: Placement, store: Store, gpu: bool) -> None:
     routed = own_address(rendezvous.address, rendezvous.port, CLIENT_SECONDS)
     address, interface = choose_interface(routed, os.environ, gpu=gpu)
-    print(f"rank {place.rank} talks through {address} ({interface or 'an unknown interface'})", flush=True)
+    print(
+        f"rank {place.rank} talks through {address} ({interface or 'an unknown interface'})",
+        flush=True,
+    )
     check_network(store, place, address, interface)
 
 
 def store_client(rendezvous: Rendezvous) -> Store:
-    """A separate connection to rank 0's store: on a shared one a thread that waits blocks all others."""
+    """A separate connection to rank 0's store: on a shared one a thread that waits blocks all
+    others."""
     return _store(rendezvous, time.monotonic() + CLIENT_SECONDS, serves=False)
 
 
@@ -356,12 +392,16 @@ def _await_main(rendezvous: Rendezvous, guard: GuardSpec, deadline: float) -> No
     peer = (rendezvous.address, rendezvous.port)
     while True:
         try:
-            socket.create_connection(peer, timeout=max(POLL_SECONDS, deadline - time.monotonic())).close()
+            socket.create_connection(
+                peer, timeout=max(POLL_SECONDS, deadline - time.monotonic())
+            ).close()
         except OSError as error:
             if time.monotonic() >= deadline:
                 raise RendezvousTimeout(
-                    f"rank 0 at {peer[0]}:{peer[1]} did not answer within guard.rendezvousTimeoutSeconds = "
-                    f"{guard.rendezvous_timeout_seconds}: {error}. Is its pod running, and does a NetworkPolicy "
+                    f"rank 0 at {peer[0]}:{peer[1]} did not answer within "
+                    "guard.rendezvousTimeoutSeconds = "
+                    f"{guard.rendezvous_timeout_seconds}: {error}. Is its pod running, and does a "
+                    "NetworkPolicy "
                     f"allow the port between the job's pods?"
                 ) from error
             time.sleep(POLL_SECONDS)
@@ -384,8 +424,10 @@ def _await_all(store: Store, place: Placement, deadline: float) -> None:
             return
         if time.monotonic() >= deadline:
             raise RendezvousTimeout(
-                f"{place.world_size - len(missing)} of {place.world_size} ranks came in time; missing: "
-                f"{', '.join(map(str, missing))}. Raise guard.rendezvousTimeoutSeconds if their pods start that slowly"
+                f"{place.world_size - len(missing)} of {place.world_size} ranks came in time; "
+                "missing: "
+                f"{', '.join(map(str, missing))}. Raise guard.rendezvousTimeoutSeconds if their "
+                "pods start that slowly"
             )
         time.sleep(POLL_SECONDS)
 
@@ -397,9 +439,9 @@ def _rank_key(rank: int) -> str:
 def prepare_deepspeed(execution: ExecutionPlan) -> None:
     """Make DeepSpeed use the process group that exists; call before GRPOConfig is built.
 
-    transformers initialises only torch.distributed with use_cpu, and zero.Init would then take the world for one rank.
-    The shared-memory op is switched off on CPUs: it is compiled at first use (a minute, and a compiler in the image),
-    and serves one host only.
+    transformers initialises only torch.distributed with use_cpu, and zero.Init would then take the
+    world for one rank. The shared-memory op is switched off on CPUs: it is compiled at first use (a
+    minute, and a compiler in the image), and serves one host only.
     """
     import deepspeed
     import deepspeed.ops

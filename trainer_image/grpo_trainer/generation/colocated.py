@@ -1,9 +1,9 @@
 """A vLLM engine in every training process, on the process's own GPU (TRL's mode "colocate").
 
-The engine is made without weights: the first sync brings them, as every later one does. Where the plan says so it gives
-its memory back while the policy is trained (vLLM's sleep level 2, which forgets the weights), and is sent them again
-before it samples. With tensor parallelism the processes of neighbouring ranks share an engine's weights, and each
-proves its own part.
+The engine is made without weights: the first sync brings them, as every later one does. Where the
+plan says so it gives its memory back while the policy is trained (vLLM's sleep level 2, which
+forgets the weights), and is sent them again before it samples. With tensor parallelism the
+processes of neighbouring ranks share an engine's weights, and each proves its own part.
 """
 
 import os
@@ -66,7 +66,10 @@ class ColocatedGeneration(EngineGeneration):
         wrong = differing_names(wanted, self._call("weights_prints", version))
         # Keys and values of earlier weights would be taken for a prompt that comes again.
         if not self._llm.reset_prefix_cache():
-            raise TrainingError("vLLM did not reset its prefix cache after a weight sync: requests are still running")
+            raise TrainingError(
+                "vLLM did not reset its prefix cache after a weight sync: requests are still "
+                "running"
+            )
         self.record_seconds(sent - began - proof, time.perf_counter() - sent + proof)
         return sorted({name for names in ranks.gather(wrong) for name in names})
 
@@ -79,7 +82,8 @@ class ColocatedGeneration(EngineGeneration):
         self._call("weights_load", name, tensor)
 
     def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
-        """All prompts in one call of vLLM; with neighbours theirs too, of which each keeps its own."""
+        """All prompts in one call of vLLM; with neighbours theirs too, of which each keeps its
+        own."""
         from vllm import SamplingParams
 
         assert self.proven_version is not None
@@ -88,7 +92,10 @@ class ColocatedGeneration(EngineGeneration):
         token_prompts = [{"prompt_token_ids": prompt} for prompt, _ in wanted]
         parameters = [SamplingParams(**arguments, seed=seed) for _, seed in wanted]
         answers = self._llm.generate(token_prompts, parameters, use_tqdm=False)
-        return [Sample(*tokens_and_logprobs(answer.outputs[0]), self.proven_version) for answer in answers[own]]
+        return [
+            Sample(*tokens_and_logprobs(answer.outputs[0]), self.proven_version)
+            for answer in answers[own]
+        ]
 
     def release_memory(self) -> None:
         """Give the memory back, where the plan says so; the weights are lost with it."""
@@ -99,14 +106,17 @@ class ColocatedGeneration(EngineGeneration):
 
     def _wake(self) -> None:
         if self._asleep:
-            # The engine needs the memory that torch's allocator keeps after the trainer has freed it.
+            # The engine needs the memory that torch's allocator keeps after the trainer has freed
+            # it.
             torch.cuda.empty_cache()
             self._llm.wake_up()
             self._asleep = False
 
     def _learnt(self) -> dict[str, list[Strided | None]]:
         shapes = {name: list(shape) for name, shape in weight_shapes(self.model).items()}
-        sources, problems = self._call("weights_learn", shapes, engine_dtype(self.setup.plan.execution))
+        sources, problems = self._call(
+            "weights_learn", shapes, engine_dtype(self.setup.plan.execution)
+        )
         if problems:
             raise unprovable_error(problems)
         learnt: dict[str, list[Strided | None]] = sources
@@ -121,7 +131,8 @@ def unprovable_error(problems: Sequence[str]) -> BadInput:
     """The end of a run whose engine would compute with weights that nobody can look at."""
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     return BadInput(
-        f"spec.generation.engine: the weights of this model in an engine can't be proven ({problems[0]}{more}); "
+        "spec.generation.engine: the weights of this model in an engine can't be proven "
+        f"({problems[0]}{more}); "
         "set it to Transformers"
     )
 
@@ -135,13 +146,21 @@ def _started(setup: EngineSetup) -> Any:
         raise BadInput(f"{NO_VLLM} ({error})") from error
     with _same_numbers():
         # The training processes are the engine's workers, so vLLM starts none of its own.
-        return LLM(**vllm_arguments(setup.plan, setup.folder), distributed_executor_backend="external_launcher")
+        return LLM(
+            **vllm_arguments(setup.plan, setup.folder),
+            distributed_executor_backend="external_launcher",
+        )
 
 
 @contextmanager
 def _same_numbers() -> Iterator[None]:
-    """Random numbers go on afterwards as if nothing had been: vLLM seeds all generators of the process."""
-    python, arrays, devices = random.getstate(), np.random.get_state(), list(range(torch.cuda.device_count()))
+    """Random numbers go on afterwards as if nothing had been: vLLM seeds all generators of the
+    process."""
+    python, arrays, devices = (
+        random.getstate(),
+        np.random.get_state(),
+        list(range(torch.cuda.device_count())),
+    )
     with torch.random.fork_rng(devices):
         yield
     random.setstate(python)
@@ -157,8 +176,11 @@ def _neighbours(size: int) -> dist.ProcessGroup | None:
     return own
 
 
-def _shared(own: list[tuple[list[int], int]], group: dist.ProcessGroup | None) -> tuple[list[Any], slice]:
-    """What all neighbours want, in their order, and which of it is this rank's. A collective of theirs."""
+def _shared(
+    own: list[tuple[list[int], int]], group: dist.ProcessGroup | None
+) -> tuple[list[Any], slice]:
+    """What all neighbours want, in their order, and which of it is this rank's. A collective of
+    theirs."""
     if group is None:
         return own, slice(None)
     parts: list[Any] = [None] * dist.get_world_size(group)

@@ -1,8 +1,10 @@
-"""Runs one generation over several engines: which engine gets which prompt, and where it goes when an engine fails.
+"""Runs one generation over several engines: which engine gets which prompt, and where it goes when
+an engine fails.
 
-Every engine holds a few prompts at a time and gets the next when it has answered one, so that a fast engine does more.
-What a lost engine held is sampled again elsewhere, by the same seeds. So is what it had answered, unless the engine was
-proven once more since. Division holds these rules alone; Completing sends prompts and receives completions.
+Every engine holds a few prompts at a time and gets the next when it has answered one, so that a
+fast engine does more. What a lost engine held is sampled again elsewhere, by the same seeds. So is
+what it had answered, unless the engine was proven once more since. Division holds these rules
+alone; Completing sends prompts and receives completions.
 """
 
 import asyncio
@@ -48,7 +50,8 @@ class PromptAssignment:
         return [engine for engine, prompts in self._unsettled.items() if prompts]
 
     def assign(self, engines: Iterable[int]) -> list[tuple[int, int]]:
-        """Engines with their next prompts: always the engine that holds the fewest, of several the first."""
+        """Engines with their next prompts: always the engine that holds the fewest, of several the
+        first."""
         live = list(engines)
         given = []
         while self._waiting and live:
@@ -79,7 +82,8 @@ class PromptAssignment:
 
 
 def prompts_per_engine(max_sequences: int, completions: int) -> int:
-    """Prompts that fill an engine twice: a slot that a short completion leaves is taken by the next prompt at once."""
+    """Prompts that fill an engine twice: a slot that a short completion leaves is taken by the next
+    prompt at once."""
     return 2 * -(-max_sequences // max(1, completions))
 
 
@@ -111,7 +115,8 @@ class CompletionDispatch:
         """
         Args:
             engines: all of the attempt.
-            prove: raises EngineFailed where an engine has no longer the weights that it was proven to have.
+            prove: raises EngineFailed where an engine has no longer the weights that it was proven
+                to have.
             requests: what is wanted.
             sampling: of every completion.
             max_sequences: completions that an engine samples at a time.
@@ -123,12 +128,14 @@ class CompletionDispatch:
         self._sampling = dict(sampling)
         self._stall = stall_seconds
         self._division = PromptAssignment(
-            range(len(requests)), prompts_per_engine(max_sequences, max(len(one.seeds) for one in requests))
+            range(len(requests)),
+            prompts_per_engine(max_sequences, max(len(one.seeds) for one in requests)),
         )
         self._samples: dict[int, list[Sample]] = {}
         self._tasks: dict[asyncio.Task[Generated], tuple[int, int]] = {}
         self._begun: dict[int, float] = {}
-        """When each engine was last given a prompt or answered one, by the time of the event loop."""
+        """When each engine was last given a prompt or answered one, by the time of the event
+        loop."""
         self._tokens: dict[int, int] = {}
         self._seconds = 0.0
 
@@ -141,10 +148,14 @@ class CompletionDispatch:
         """Tokens per second of each engine that sampled any; none before the end."""
         if not self._seconds:
             return {}
-        return {f"{ENGINE_TOKENS.key}/{index}": count / self._seconds for index, count in self._tokens.items()}
+        return {
+            f"{ENGINE_TOKENS.key}/{index}": count / self._seconds
+            for index, count in self._tokens.items()
+        }
 
     async def sample_remaining(self, version: int) -> bool:
-        """Sample what is still wanted under this version; False where no engine is left that has it.
+        """Sample what is still wanted under this version; False where no engine is left that has
+        it.
 
         Raises:
             TrainingError: the engines don't take a prompt.
@@ -152,9 +163,14 @@ class CompletionDispatch:
         begun = asyncio.get_running_loop().time()
         try:
             while not (self._division.is_done and await self._settled()):
-                live = [index for index, engine in self._engines.items() if engine.is_serving(version)]
-                # What a lost engine has answered in this generation is wanted again too: it was not proven afterwards.
-                concerned = set(self._division.prompts_by_engine) | set(self._division.unproven_engines)
+                live = [
+                    index for index, engine in self._engines.items() if engine.is_serving(version)
+                ]
+                # What a lost engine has answered in this generation is wanted again too: it was not
+                # proven afterwards.
+                concerned = set(self._division.prompts_by_engine) | set(
+                    self._division.unproven_engines
+                )
                 self._drop(concerned - set(live))
                 if not live:
                     return False
@@ -169,14 +185,18 @@ class CompletionDispatch:
         """Hand out what engines have room for, and wait for an answer or a moment."""
         self._hand_out(live, version)
         if self._tasks:
-            # At most for a tick, so that a lost or stalled engine is noticed while the others sample.
-            done, _ = await asyncio.wait(self._tasks, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            # At most for a tick, so that a lost or stalled engine is noticed while the others
+            # sample.
+            done, _ = await asyncio.wait(
+                self._tasks, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
             for task in done:
                 self._take(task)
         self._lose_stalled()
 
     async def _settled(self) -> bool:
-        """Whether every engine that has answered is proven once more; what others have answered is wanted again."""
+        """Whether every engine that has answered is proven once more; what others have answered is
+        wanted again."""
         await asyncio.gather(*(self._settle(index) for index in self._division.unproven_engines))
         return self._division.is_done
 
@@ -217,22 +237,33 @@ class CompletionDispatch:
         except RequestRejected as error:
             raise TrainingError(f"{engine.view.name} {error}") from error
         except EngineFailed as error:
-            lost = engine.view.record_lost_weights if isinstance(error, WeightsLost) else engine.view.record_absence
+            lost = (
+                engine.view.record_lost_weights
+                if isinstance(error, WeightsLost)
+                else engine.view.record_absence
+            )
             lost(str(error))
             self._drop({index})
             return
         self._division.record_answer(index, number)
         self._begun[index] = asyncio.get_running_loop().time()
-        self._samples[number] = [Sample(one.tokens, one.logprobs, answer.version) for one in answer.completions]
-        self._tokens[index] = self._tokens.get(index, 0) + sum(len(one.tokens) for one in answer.completions)
+        self._samples[number] = [
+            Sample(one.tokens, one.logprobs, answer.version) for one in answer.completions
+        ]
+        self._tokens[index] = self._tokens.get(index, 0) + sum(
+            len(one.tokens) for one in answer.completions
+        )
 
     def _lose_stalled(self) -> None:
         now = asyncio.get_running_loop().time()
         for index in [index for index, held in self._division.prompts_by_engine.items() if held]:
             engine = self._engines[index]
-            # A new prompt restarts the count: an engine without prompts samples nothing and is not stalled.
+            # A new prompt restarts the count: an engine without prompts samples nothing and is not
+            # stalled.
             if now - max(engine.tokens_changed_at, self._begun[index]) > self._stall:
-                engine.view.give_up(f"sampled no token for {self._stall:.0f} s, although it holds prompts")
+                engine.view.give_up(
+                    f"sampled no token for {self._stall:.0f} s, although it holds prompts"
+                )
                 self._drop({index})
 
     def _drop(self, lost: set[int]) -> None:

@@ -1,4 +1,5 @@
-"""Rank 0's side of an engine's HTTP: requests out, checked answers in, each failure as what follows from it."""
+"""Rank 0's side of an engine's HTTP: requests out, checked answers in, each failure as what follows
+from it."""
 
 from typing import TypeVar
 
@@ -74,7 +75,8 @@ class EngineClient:
         return _parsed(_STATE, await self._ask("GET", "/state", None, STATE_SECONDS))
 
     async def learn(self, request: Learn, seconds: float) -> list[LearntLayout]:
-        """For each worker: the parts of each tensor that it writes, and why its weights cannot be proven, if so."""
+        """For each worker: the parts of each tensor that it writes, and why its weights cannot be
+        proven, if so."""
         return _parsed(_LEARNT, await self._ask("POST", "/learn", request, seconds))
 
     async def sync(self, request: Sync, seconds: float | None) -> None:
@@ -83,7 +85,9 @@ class EngineClient:
 
     async def prints(self, version: int, seed: int, seconds: float | None) -> Prints:
         """For each worker: the hashes of the parts of each tensor."""
-        return _parsed(_PRINTS, await self._ask("POST", "/prove", Prove(version=version, seed=seed), seconds))
+        return _parsed(
+            _PRINTS, await self._ask("POST", "/prove", Prove(version=version, seed=seed), seconds)
+        )
 
     async def confirm(self, version: int) -> None:
         """Have the engine serve the version that was proven."""
@@ -94,7 +98,8 @@ class EngineClient:
         await self._ask("POST", "/end", End(reason=reason[:MAX_MESSAGE]), STATE_SECONDS)
 
     async def generate(self, request: Generate) -> Generated:
-        """The completions of a prompt. Has no time-out: the caller watches the progress of the engine.
+        """The completions of a prompt. Has no time-out: the caller watches the progress of the
+        engine.
 
         Raises:
             Stale: the completions are of other weights.
@@ -104,18 +109,22 @@ class EngineClient:
         # The engine compares them too; this finds an answer of another process under its address.
         if (answer.version, answer.incarnation) != (request.version, request.incarnation):
             raise WeightsLost(
-                f"answered with version {answer.version} of incarnation {answer.incarnation[:8]}, where version "
+                f"answered with version {answer.version} of incarnation {answer.incarnation[:8]}, "
+                "where version "
                 f"{request.version} of {request.incarnation[:8]} was asked for"
             )
         if len(answer.completions) != len(request.seeds) or any(
             len(c.tokens) != len(c.logprobs) for c in answer.completions
         ):
             raise EngineFailed(
-                f"answered {len(answer.completions)} completions instead of {len(request.seeds)}, or parts of them"
+                f"answered {len(answer.completions)} completions instead of {len(request.seeds)}, "
+                "or parts of them"
             )
         return answer
 
-    async def _ask(self, method: str, path: str, body: BaseModel | None, seconds: float | None) -> bytes:
+    async def _ask(
+        self, method: str, path: str, body: BaseModel | None, seconds: float | None
+    ) -> bytes:
         """The answer's body.
 
         Raises:
@@ -136,14 +145,18 @@ class EngineClient:
                 f"did not answer {path} within {seconds or STATE_SECONDS:.0f} s", is_timeout=True
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineUnreachable(f"can't be reached for {path}: {error or type(error).__name__}") from error
+            raise EngineUnreachable(
+                f"can't be reached for {path}: {error or type(error).__name__}"
+            ) from error
         # The request itself is at fault, so no other engine would take it.
         if answer.status in (400, 413):
             raise RequestRejected(f"does not take {path}: {text[:500].decode(errors='replace')}")
         if answer.status == 409:
             raise WeightsLost(f"refused {path}: {text[:500].decode(errors='replace')}")
         if answer.status != 200:
-            raise EngineFailed(f"answered {path} with {answer.status}: {text[:500].decode(errors='replace')}")
+            raise EngineFailed(
+                f"answered {path} with {answer.status}: {text[:500].decode(errors='replace')}"
+            )
         return text
 
 

@@ -1,11 +1,13 @@
-"""Rank 0's engines: their addresses, their states, and the thread with the event loop that talks to all of them.
+"""Rank 0's engines: their addresses, their states, and the thread with the event loop that talks to
+all of them.
 
-The loop polls every engine, so that a death or a restart is noticed while rank 0 waits for completions. The polls also
-show each engine during long steps that its trainer lives. They don't count as progress of the run: only code that syncs
-weights or samples publishes the numbers.
+The loop polls every engine, so that a death or a restart is noticed while rank 0 waits for
+completions. The polls also show each engine during long steps that its trainer lives. They don't
+count as progress of the run: only code that syncs weights or samples publishes the numbers.
 
-EngineView holds the rules of one engine: it is used only under a version of the weights that this process of it was
-proven to have. An engine that was out of reach, restarted or answered wrongly must get the weights again first.
+EngineView holds the rules of one engine: it is used only under a version of the weights that this
+process of it was proven to have. An engine that was out of reach, restarted or answered wrongly
+must get the weights again first.
 """
 
 import asyncio
@@ -18,7 +20,13 @@ from typing import Any, TypeVar
 import aiohttp
 
 from grpo_api.plan.plan import EngineAddresses
-from grpo_api.report.training_metrics import ENGINE_CACHE, ENGINE_LOSSES, ENGINE_UP, ENGINE_VERSION, ENGINE_WAITING
+from grpo_api.report.training_metrics import (
+    ENGINE_CACHE,
+    ENGINE_LOSSES,
+    ENGINE_UP,
+    ENGINE_VERSION,
+    ENGINE_WAITING,
+)
 
 from ..engine_pod.messages import EngineState
 from .engine_client import EngineClient, EngineFailed, EngineUnreachable
@@ -122,7 +130,8 @@ def engines_message(engines: Iterable[EngineView]) -> str:
 T = TypeVar("T")
 POLL_SECONDS = 1.0
 MISSES = 3
-"""Looks in a row without an answer in time after which an engine counts as gone; a refused connection counts at once.
+"""Looks in a row without an answer in time after which an engine counts as gone; a refused
+connection counts at once.
 """
 
 
@@ -145,7 +154,8 @@ class Engine:
         return self.view.is_serving(version)
 
     def record_failure(self, error: EngineFailed, when: str = "") -> None:
-        """Note how a sync or a proof failed: a live process gets a strike, a dead one may come back as another."""
+        """Note how a sync or a proof failed: a live process gets a strike, a dead one may come back
+        as another."""
         lost = self.view.record_absence if error.is_gone else self.view.record_failure
         lost(f"{error}{when}")
 
@@ -167,7 +177,8 @@ class Fleet:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the engines' thread and return its result. Not to be called from that thread."""
+        """Run a coroutine in the engines' thread and return its result. Not to be called from that
+        thread."""
         return self.start(work).result()
 
     def close(self) -> None:
@@ -208,7 +219,8 @@ class Fleet:
         return found
 
     async def _open(self, addresses: EngineAddresses, attempt: str) -> None:
-        # Every prompt is a request that stays open: aiohttp's limit of 100 connections would hold prompts back.
+        # Every prompt is a request that stays open: aiohttp's limit of 100 connections would hold
+        # prompts back.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         for index, host in enumerate(addresses.hosts):
             client = EngineClient(self._session, host, addresses.port, attempt)
@@ -232,12 +244,15 @@ async def poll_engine(engine: Engine) -> None:
     try:
         state = await engine.client.state()
         # An answer that was on its way during a sync may be of the weights before it.
-        _note(engine, state, settled=not syncing and not engine.is_syncing and before == view.version)
+        _note(
+            engine, state, settled=not syncing and not engine.is_syncing and before == view.version
+        )
         if view.is_condemned:
             await engine.client.end(view.last_message)
     except EngineUnreachable as error:
         engine.misses += 1
-        # A refused connection means that there is no process. A late answer may come from a busy one.
+        # A refused connection means that there is no process. A late answer may come from a busy
+        # one.
         if not error.is_timeout or engine.misses >= MISSES:
             view.record_absence(str(error))
     except EngineFailed as error:

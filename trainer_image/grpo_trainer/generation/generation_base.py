@@ -1,17 +1,19 @@
-"""What TRL gets in place of its own vLLM client: an engine whose weights are numbered, and proven before they are used.
+"""What TRL gets in place of its own vLLM client: an engine whose weights are numbered, and proven
+before they are used.
 
-A sync brings the policy's weights into the engine under a new number, which is never used again: not in this attempt,
-nor in a later one. Then the engine hashes what it computes with, where it lies, and the trainer what it meant to send.
-Unless all hashes are the same, no completion is sampled; and unless the engine finds the same once more after it has
-sampled, none is used.
+A sync brings the policy's weights into the engine under a new number, which is never used again:
+not in this attempt, nor in a later one. Then the engine hashes what it computes with, where it
+lies, and the trainer what it meant to send. Unless all hashes are the same, no completion is
+sampled; and unless the engine finds the same once more after it has sampled, none is used.
 
 TRL calls `sync_weights` once the policy has changed and `generate` for completions (TRL 1.16,
 trl/generation/vllm_generation.py); the rest of this interface is ours.
 
-Weights are sent under the base model's names, adapters merged, gathered one layer at a time. TRL merges a LoRA adapter
-into the base before it sends the weights and takes it out again after. In bfloat16 that leaves a rounding error in the
-base at every sync, and the base is the reference. Here the merged tensor is computed beside the policy, in float32, and
-nothing of the policy is written to.
+Weights are sent under the base model's names, adapters merged, gathered one layer at a time. TRL
+merges a LoRA adapter into the base before it sends the weights and takes it out again after. In
+bfloat16 that leaves a rounding error in the base at every sync, and the base is the reference. Here
+the merged tensor is computed beside the policy, in float32, and nothing of the policy is written
+to.
 """
 
 from abc import ABC, abstractmethod
@@ -50,16 +52,18 @@ def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def policy_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and tensor of every weight of the policy, one at a time. A collective under ZeRO-3: all ranks iterate.
+    """Name and tensor of every weight of the policy, one at a time. A collective under ZeRO-3: all
+    ranks iterate.
 
-    A tensor has the shape that `weight_shapes` says, is contiguous and of `dtype`. It may be the policy's own memory,
-    so it is good until the next one.
+    A tensor has the shape that `weight_shapes` says, is contiguous and of `dtype`. It may be the
+    policy's own memory, so it is good until the next one.
     """
     layers = _adapted(model)
     for name, parameter in _own(model):
         layer = layers.get(id(parameter))
         with ExitStack() as stack, torch.no_grad():
-            # One layer at a time: gathering all of them would need the whole model's size on every GPU.
+            # One layer at a time: gathering all of them would need the whole model's size on every
+            # GPU.
             for held in (parameter, *_factors(layer)):
                 stack.enter_context(parameters.gathered_share(held))
             merged = parameter.detach() if layer is None else _merged(parameter, layer)
@@ -68,14 +72,19 @@ def policy_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, 
 
 def _own(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters but for the adapter's, each once."""
-    return ((name, one) for name, one in parameters.parameters_by_name(model).items() if not adapter_key(name))
+    return (
+        (name, one)
+        for name, one in parameters.parameters_by_name(model).items()
+        if not adapter_key(name)
+    )
 
 
 def _adapted(model: nn.Module) -> dict[int, LoraLayer]:
     """The layer of every weight that an adapter changes, by the parameter's identity.
 
     Raises:
-        BadInput: an adapter changes one of two layers that share a weight; an engine has that weight once.
+        BadInput: an adapter changes one of two layers that share a weight; an engine has that
+            weight once.
     """
     if not isinstance(model, PeftModel):
         return {}
@@ -86,8 +95,10 @@ def _adapted(model: nn.Module) -> dict[int, LoraLayer]:
             weight = module.get_base_layer().weight
             if uses[id(weight)] > 1:
                 raise BadInput(
-                    f"spec.adapter.targetModules: {base_name(name)} shares its weight with another layer, which the "
-                    "adapter leaves as it is, and an engine can't: leave it out, or set spec.generation.engine to "
+                    f"spec.adapter.targetModules: {base_name(name)} shares its weight with "
+                    "another layer, which the "
+                    "adapter leaves as it is, and an engine can't: leave it out, or set "
+                    "spec.generation.engine to "
                     "Transformers"
                 )
             layers[id(weight)] = module
@@ -101,9 +112,10 @@ def _factors(layer: LoraLayer | None) -> list[nn.Parameter]:
 
 
 def _merged(parameter: nn.Parameter, layer: LoraLayer) -> torch.Tensor:
-    """The weight with the adapter's difference, as PEFT's own merge computes that, added in float32."""
-    # Beside the parameter: a merge in place leaves a rounding error in the base in bfloat16, and the base is the
-    # reference.
+    """The weight with the adapter's difference, as PEFT's own merge computes that, added in
+    float32."""
+    # Beside the parameter: a merge in place leaves a rounding error in the base in bfloat16, and
+    # the base is the reference.
     difference: torch.Tensor = layer.get_delta_weight(TRAINED_ADAPTER)
     return parameter.detach().float() + difference.detach().float()
 
@@ -152,7 +164,8 @@ class EngineGeneration(ABC):
     """The interface that TRL calls, over what kinds of engines differ in."""
 
     def __init__(self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int]) -> None:
-        """`model` is the policy before it is wrapped for several ranks; `stop_tokens` end a completion.
+        """`model` is the policy before it is wrapped for several ranks; `stop_tokens` end a
+        completion.
 
         Raises:
             BadInput: vLLM would sample at another temperature than the trainer computes with.
@@ -160,7 +173,8 @@ class EngineGeneration(ABC):
         temperature = setup.plan.training.temperature
         if temperature < LEAST_TEMPERATURE:
             raise BadInput(
-                f"spec.training.temperature is {temperature}, and vLLM samples at {LEAST_TEMPERATURE} or above: raise "
+                f"spec.training.temperature is {temperature}, and vLLM samples at "
+                f"{LEAST_TEMPERATURE} or above: raise "
                 "it, or set spec.generation.engine to Transformers"
             )
         self.setup = setup
@@ -179,7 +193,8 @@ class EngineGeneration(ABC):
         """What the last sync took, and its proof."""
 
     def set_position(self, generation: int, place: int) -> None:
-        """Set which completions are sampled next: those of this generation, from this place among all ranks' on."""
+        """Set which completions are sampled next: those of this generation, from this place among
+        all ranks' on."""
         self._generation, self._place = generation, place
 
     def sync_weights(self) -> None:
@@ -190,7 +205,8 @@ class EngineGeneration(ABC):
             BadInput: this model's weights in an engine can't be proven.
         """
         with self.setup.clock.phase("sync"):
-            # A skipped tensor or a flipped bit is repaired by sending the weights once more, under a new number.
+            # A skipped tensor or a flipped bit is repaired by sending the weights once more, under
+            # a new number.
             wrong: Sequence[str] = ()
             for _ in range(TRIES):
                 self.proven_version = None
@@ -203,8 +219,10 @@ class EngineGeneration(ABC):
             self._tell()
         if self.proven_version is None:
             raise EngineWeightsDiffer(
-                f"after {TRIES} syncs the engine's weights are not the trainer's: {_listed(wrong)}. No completion was "
-                "sampled with them; where it happens again, set spec.generation.engine to Transformers"
+                f"after {TRIES} syncs the engine's weights are not the trainer's: "
+                f"{_listed(wrong)}. No completion was "
+                "sampled with them; where it happens again, set spec.generation.engine to "
+                "Transformers"
             )
 
     def generate(
@@ -214,21 +232,27 @@ class EngineGeneration(ABC):
         num_generations: int,  # noqa: ARG002 - TRL's
         profiler: Any = None,  # noqa: ARG002 - TRL's
     ) -> tuple[list[list[int]], list[list[int]], list[list[list[float]]], None]:
-        """One completion for each prompt (token ids); TRL repeats a prompt for each completion of its group.
+        """One completion for each prompt (token ids); TRL repeats a prompt for each completion of
+        its group.
 
         Returns:
-            The prompts, the completions' tokens, per token a list with its log-probability, and None.
+            The prompts, the completions' tokens, per token a list with its log-probability, and
+            None.
         """
         assert images is None
         places = range(self._place, self._place + len(prompts))
-        seeds = [completion_seed(self.setup.plan.training.seed, self._generation, place) for place in places]
+        seeds = [
+            completion_seed(self.setup.plan.training.seed, self._generation, place)
+            for place in places
+        ]
         for _ in range(TRIES):
             if self.proven_version is None:
                 self.sync_weights()
             samples = self.sample(prompts, seeds)
             # All ranks agree, since the sync that would follow is a collective.
             if not ranks.any_rank(
-                bool(self.changed_weights()) or any(one.version != self.proven_version for one in samples)
+                bool(self.changed_weights())
+                or any(one.version != self.proven_version for one in samples)
             ):
                 break
             self.failures += 1
@@ -236,33 +260,39 @@ class EngineGeneration(ABC):
         self._tell()
         if self.proven_version is None:
             raise EngineWeightsDiffer(
-                f"{TRIES} times the engine's weights were no longer those that it was proven to have when it had "
+                f"{TRIES} times the engine's weights were no longer those that it was proven to "
+                "have when it had "
                 "sampled; no completion of it was used"
             )
         tokens = [sample.tokens for sample in samples]
-        # TRL expects a list of alternatives per token. The engine gives only the token that it sampled.
+        # TRL expects a list of alternatives per token. The engine gives only the token that it
+        # sampled.
         logprobs = [[[one] for one in sample.logprobs] for sample in samples]
         self.versions = [sample.version for sample in samples]
         return prompts, tokens, logprobs, None
 
     @abstractmethod
     def attempt_sync(self, version: int) -> Sequence[str]:
-        """Send the weights once under this number; names of the weights that differ afterwards. A collective."""
+        """Send the weights once under this number; names of the weights that differ afterwards. A
+        collective."""
 
     @abstractmethod
     def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
-        """One completion for each prompt with its seed, under the proven weights, in the prompts' order."""
+        """One completion for each prompt with its seed, under the proven weights, in the prompts'
+        order."""
 
     @abstractmethod
     def changed_weights(self) -> Sequence[str]:
-        """Names of weights that are no longer what they were proven to be, as far as this rank has a part of them."""
+        """Names of weights that are no longer what they were proven to be, as far as this rank has
+        a part of them."""
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy's weights in the engine's type, one at a time; see policy_weights."""
         return policy_weights(self.model, getattr(torch, engine_dtype(self.setup.plan.execution)))
 
     def release_memory(self) -> None:  # noqa: B027 - most engines have nothing to do then
-        """Called once a generation's completions are all there, before the policy is trained on them."""
+        """Called once a generation's completions are all there, before the policy is trained on
+        them."""
 
     def record_seconds(self, sync: float, proof: float) -> None:
         """Publish what a sync and its proof took, in seconds."""
@@ -270,7 +300,11 @@ class EngineGeneration(ABC):
         self.setup.record_metrics({WEIGHT_SYNC_SECONDS.key: sync, WEIGHT_PROOF_SECONDS.key: proof})
 
     def _tell(self) -> None:
-        version = {WEIGHTS_VERSION.key: float(self.proven_version)} if self.proven_version is not None else {}
+        version = (
+            {WEIGHTS_VERSION.key: float(self.proven_version)}
+            if self.proven_version is not None
+            else {}
+        )
         self.setup.record_metrics({ENGINE_PROOF_FAILURES.key: float(self.failures), **version})
 
 

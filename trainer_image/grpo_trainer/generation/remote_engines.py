@@ -1,9 +1,11 @@
-"""vLLM engines in pods of their own: rank 0 brings them the weights, proves them and splits the prompts over them.
+"""vLLM engines in pods of their own: rank 0 brings them the weights, proves them and splits the
+prompts over them.
 
-A dead engine's pod is replaced by its Job. Here it is used again once it has come back and was proven to have the
-present weights. As long as one engine is left, the run goes on with it.
+A dead engine's pod is replaced by its Job. Here it is used again once it has come back and was
+proven to have the present weights. As long as one engine is left, the run goes on with it.
 
-Every call ends within a time of its own. Which engine is used for what follows from fleet.py and dispatch.py.
+Every call ends within a time of its own. Which engine is used for what follows from fleet.py and
+dispatch.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +33,8 @@ from .generation_base import EngineGeneration, EngineSetup, Sample, weight_shape
 from .sync_pass import Lane, SyncPass, Verdict, prove_again
 
 SHARE_OF_PATIENCE = 0.5
-"""Longest wait for an engine as a share of the watchdog's patience, so that it is not the watchdog who ends the run."""
+"""Longest wait for an engine as a share of the watchdog's patience, so that it is not the watchdog
+who ends the run."""
 
 
 class EnginesMain:
@@ -71,14 +74,16 @@ class EnginesMain:
         if not self._fleet.usable_engines():
             raise RendezvousTimeout(
                 f"no engine came within guard.rendezvousTimeoutSeconds = {seconds:.0f}: "
-                f"{self._fleet.engines_message()}. Do their pods run, and does a NetworkPolicy allow port "
+                f"{self._fleet.engines_message()}. Do their pods run, and does a NetworkPolicy "
+                "allow port "
                 f"{self._addresses.port} between the job's pods?"
             )
         # Those that come later join at the next sync.
         print(f"begins without some engines: {self._fleet.engines_message()}", flush=True)
 
     def begin_sync(self, version: int, began_at: float) -> bool:
-        """Start to send `version` to the usable engines that lack it; return False if none of them lacks it.
+        """Start to send `version` to the usable engines that lack it; return False if none of them
+        lacks it.
 
         Args:
             version: number of the weights.
@@ -87,7 +92,9 @@ class EnginesMain:
         Raises:
             WeightSyncTimeout: no engine was usable within the limit.
         """
-        targets = [engine for engine in self._fleet.usable_engines() if not engine.is_serving(version)]
+        targets = [
+            engine for engine in self._fleet.usable_engines() if not engine.is_serving(version)
+        ]
         if not targets and any(engine.is_serving(version) for engine in self._fleet.engines):
             return False
         # The Job of a lost engine replaces its pod, so one may come back within the limit.
@@ -97,19 +104,24 @@ class EnginesMain:
                 raise WeightSyncTimeout(self._none(f"took version {version} of the weights"))
             targets = self._fleet.usable_engines()
         self._passes += 1
-        # The seed is new for every pass, also for another pass with the same version: no earlier answer can pass.
-        self.sync_pass = SyncPass(self._fleet, lanes, version, mix_bits(version ^ mix_bits(self._passes)) % SEEDS)
+        # The seed is new for every pass, also for another pass with the same version: no earlier
+        # answer can pass.
+        self.sync_pass = SyncPass(
+            self._fleet, lanes, version, mix_bits(version ^ mix_bits(self._passes)) % SEEDS
+        )
         self.sync_pass.begin([self._meeting(lane) for lane in lanes], list(self._shapes))
         return True
 
     def finish_sync(self) -> list[str]:
-        """Prove the engines of the pass; the names that differ, where no engine at all could be proven for it."""
+        """Prove the engines of the pass; the names that differ, where no engine at all could be
+        proven for it."""
         assert self.sync_pass is not None
         verdicts = self.sync_pass.finish()
         self._proof += self.sync_pass.proof_seconds
         for verdict in verdicts:
             self._follow(verdict)
-        # One proven engine is enough to go on. The others are sent the weights again at the next sync.
+        # One proven engine is enough to go on. The others are sent the weights again at the next
+        # sync.
         if any(engine.is_serving(self.sync_pass.version) for engine in self._fleet.engines):
             self._failures += sum(bool(verdict.differing_weights) for verdict in verdicts)
             return []
@@ -125,12 +137,19 @@ class EnginesMain:
         proof, self._proof = self._proof, 0.0
         return max(0.0, total - proof), proof
 
-    def begin_generation(self, wanted: list[tuple[list[int], int]], sampling: dict[str, Any]) -> None:
+    def begin_generation(
+        self, wanted: list[tuple[list[int], int]], sampling: dict[str, Any]
+    ) -> None:
         """Begin a generation: a prompt and a seed for every completion."""
         sequences = self._setup.engine.max_sequences
         pieces: list[CompletionRequest] = split_requests(wanted, sequences)
         self._completing = CompletionDispatch(
-            self._fleet.engines, self._prove_again, pieces, sampling, max_sequences=sequences, stall_seconds=self._limit
+            self._fleet.engines,
+            self._prove_again,
+            pieces,
+            sampling,
+            max_sequences=sequences,
+            stall_seconds=self._limit,
         )
 
     async def _prove_again(self, engine: Engine) -> None:
@@ -178,12 +197,14 @@ class EnginesMain:
     def _none(self, what: str) -> str:
         return (
             f"no engine {what} within {self._limit:.0f} s (guard.weightSyncTimeoutSeconds = "
-            f"{self._setup.plan.guard.weight_sync_timeout_seconds}, at most half of the time that a step may take): "
+            f"{self._setup.plan.guard.weight_sync_timeout_seconds}, at most half of the time that "
+            "a step may take): "
             f"rank 0 at {self._setup.plan.rendezvous.address}; {self._fleet.engines_message()}"
         )
 
     def _learnt(self, targets: Sequence[Engine]) -> list[Lane]:
-        """The lanes of the engines that have learnt the layout of the weights; a new process learns it now."""
+        """The lanes of the engines that have learnt the layout of the weights; a new process learns
+        it now."""
         lanes: list[Lane] = []
         for engine in targets:
             # Read once: the engines' thread may note at any moment that the process is gone.
@@ -201,7 +222,8 @@ class EnginesMain:
 
     def _lane(self, engine: Engine, incarnation: str) -> Lane:
         if incarnation not in self._lanes:
-            # A process that restarted has a new incarnation. The group of its predecessor leads nowhere.
+            # A process that restarted has a new incarnation. The group of its predecessor leads
+            # nowhere.
             for known in [known for known, lane in self._lanes.items() if lane.engine is engine]:
                 self._lanes.pop(known).close()
             self._lanes[incarnation] = Lane(engine, incarnation, self._clock)
@@ -232,7 +254,8 @@ class EnginesMain:
         if not verdict.problem:
             return
         print(f"{view.name}: {verdict.problem}", flush=True)
-        # A blocked process would take the whole limit again at the next sync, and all ranks would wait for it.
+        # A blocked process would take the whole limit again at the next sync, and all ranks would
+        # wait for it.
         if verdict.is_blocked:
             view.give_up(verdict.problem)
         elif verdict.is_gone:
@@ -245,7 +268,11 @@ class ServersGeneration(EngineGeneration):
     """The engines of the attempt."""
 
     def __init__(
-        self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int], clock: Clock = SYSTEM_CLOCK
+        self,
+        setup: EngineSetup,
+        model: nn.Module,
+        stop_tokens: list[int],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Wait for the engines. A collective.
 
@@ -259,7 +286,8 @@ class ServersGeneration(EngineGeneration):
         self._led(lambda main: main.await_engines())
 
     def attempt_sync(self, version: int) -> Sequence[str]:
-        """Bring the weights to every engine that has not this version; those that differ once more, if others have it.
+        """Bring the weights to every engine that has not this version; those that differ once more,
+        if others have it.
 
         Raises:
             WeightSyncTimeout: no engine took them in guard.weightSyncTimeoutSeconds.
@@ -292,14 +320,16 @@ class ServersGeneration(EngineGeneration):
         self._led(lambda main: main.begin_generation(of_all_ranks, arguments))
         while not self._led(lambda main: main.continue_generation(self.proven_version)):
             self._led(lambda main: main.await_engine())
-            # An engine that comes has random weights, so it is sent the policy's under a new number.
+            # An engine that comes has random weights, so it is sent the policy's under a new
+            # number.
             self.sync_weights()
         if self._main:
             self.failures += self._main.take_failures()
         return self._own([len(part) for part in wanted])
 
     def changed_weights(self) -> Sequence[str]:
-        """None: `sample` has proven every engine once more, and sampled again elsewhere what others had."""
+        """None: `sample` has proven every engine once more, and sampled again elsewhere what others
+        had."""
         return ()
 
     def _own(self, counts: list[int]) -> list[Sample]:

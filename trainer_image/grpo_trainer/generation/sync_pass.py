@@ -1,7 +1,9 @@
-"""One pass of the policy's weights over several engines: each gathered tensor goes to all of them, then each is proven.
+"""One pass of the policy's weights over several engines: each gathered tensor goes to all of them,
+then each is proven.
 
-Every engine has a lane: a thread with its weight group, its request and its own account of time. A lane that fails
-leaves the others alone; one that blocks holds them up for as long as it may take, once.
+Every engine has a lane: a thread with its weight group, its request and its own account of time. A
+lane that fails leaves the others alone; one that blocks holds them up for as long as it may take,
+once.
 """
 
 import asyncio
@@ -84,7 +86,8 @@ class Lane:
         """What the engine was last proven by."""
 
     def begin(self, meeting: Meeting, request: "Future[None]") -> None:
-        """Begin a pass: meet the engine, which has been asked to come, unless the group still exists."""
+        """Begin a pass: meet the engine, which has been asked to come, unless the group still
+        exists."""
         self.failure, self.seconds_left, self.request = "", meeting.seconds, request
         self.pending = self._thread.submit(self._meet, meeting)
 
@@ -114,10 +117,13 @@ class Lane:
 
     def _meet(self, meeting: Meeting) -> None:
         if self._group is None:
-            self._timed(lambda: setattr(self, "_group", form_group(meeting, self._refused, self._clock)))
+            self._timed(
+                lambda: setattr(self, "_group", form_group(meeting, self._refused, self._clock))
+            )
 
     def _refused(self) -> bool:
-        """Whether the engine has answered already, which it does before its end only where it fails."""
+        """Whether the engine has answered already, which it does before its end only where it
+        fails."""
         return self.request is not None and self.request.done()
 
     def _send(self, tensor: torch.Tensor, what: str) -> None:
@@ -157,7 +163,8 @@ class SyncPass:
         for lane, meeting in zip(self.lanes, meetings, strict=True):
             lane.engine.is_syncing = True
             asked = Sync(version=self.version, meeting=asdict(meeting), names=names)
-            # beyond the lane's own time, which is the one that counts while tensors are on their way
+            # beyond the lane's own time, which is the one that counts while tensors are on their
+            # way
             request = self._fleet.start(lane.engine.client.sync(asked, None))
             lane.begin(meeting, request)
             if all(lane.workers != workers for workers, _ in self._expected):
@@ -168,7 +175,8 @@ class SyncPass:
         for lane in self.lanes:
             lane.send(tensor, f"{name} of version {self.version}")
         begun = time.perf_counter()
-        # Hashed while the lanes send. The tensor is good only until the next one, so both must end before it.
+        # Hashed while the lanes send. The tensor is good only until the next one, so both must end
+        # before it.
         for workers, prints in self._expected:
             for sources, expected in zip(workers, prints, strict=True):
                 expected[name] = expected_prints(tensor, sources[name], self._seed)
@@ -192,7 +200,10 @@ class SyncPass:
             blocked = lane.seconds_left - (loop.time() - begun) <= 0.0
             said = str(error) or f"did not take version {self.version} within the time that it has"
             return Verdict(
-                lane.engine, said, is_blocked=blocked, is_gone=isinstance(error, EngineFailed) and error.is_gone
+                lane.engine,
+                said,
+                is_blocked=blocked,
+                is_gone=isinstance(error, EngineFailed) and error.is_gone,
             )
         finally:
             lane.engine.is_syncing = False
@@ -209,7 +220,8 @@ class SyncPass:
             if wrong:
                 return Verdict(lane.engine, f"{OTHER_WEIGHTS}: {', '.join(wrong[:3])}", wrong)
             await client.confirm(self.version)
-        # The fleet's watch may have seen another process meanwhile, which has none of these weights.
+        # The fleet's watch may have seen another process meanwhile, which has none of these
+        # weights.
         if view.incarnation != lane.incarnation:
             return Verdict(lane.engine, "restarted during the sync")
         lane.proof = proof
@@ -245,5 +257,7 @@ async def prove_again(lane: Lane, seconds: float) -> None:
     """
     assert lane.proof is not None  # it has served
     proof = lane.proof
-    if wrong := proof.differing_weights(await lane.engine.client.prints(proof.version, proof.seed, seconds)):
+    if wrong := proof.differing_weights(
+        await lane.engine.client.prints(proof.version, proof.seed, seconds)
+    ):
         raise WeightsChanged(f"{OTHER_WEIGHTS}: {', '.join(wrong[:3])}")

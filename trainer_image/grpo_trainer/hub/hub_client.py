@@ -1,8 +1,9 @@
-"""The HTTP client that huggingface_hub and datasets use here: it says at once, and in one way, what may pass.
+"""The HTTP client that huggingface_hub and datasets use here: it says at once, and in one way, what
+may pass.
 
-Left alone, they take a 503 for a file that doesn't exist, go on without a file that could not be asked for, and wait
-for minutes without a word. Here such an answer is an exception that neither of them knows, so that none of them handles
-it: it ends the whole call, and retry.py makes it again.
+Left alone, they take a 503 for a file that doesn't exist, go on without a file that could not be
+asked for, and wait for minutes without a word. Here such an answer is an exception that neither of
+them knows, so that none of them handles it: it ends the whole call, and retry.py makes it again.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,13 +19,16 @@ from .retry import TryLater
 ANSWER_SECONDS = 30.0
 """Longest wait for one answer where huggingface_hub sets none."""
 ANY_ANSWER = ("/auth-check", "/complete_multipart")
-"""Parts of the API's paths where no kind of answer is documented, so that only a page is taken for a proxy's."""
+"""Parts of the API's paths where no kind of answer is documented, so that only a page is taken for
+a proxy's."""
 PASSING_STATUSES = frozenset({408, 425, 429})
-"""Refusals that the same request may not get again, as none that says 5xx (RFC 9110, section 15)."""
+"""Refusals that the same request may not get again, as none that says 5xx (RFC 9110, section
+15)."""
 
 
 class _Counted(httpx2.SyncByteStream):
-    """A request's body that tells what has gone out: one file may take longer than silence is believed."""
+    """A request's body that tells what has gone out: one file may take longer than silence is
+    believed."""
 
     def __init__(self, body: httpx2.SyncByteStream, sent: Callable[[int], None]) -> None:
         self._body, self._sent = body, sent
@@ -42,7 +46,8 @@ class Client(httpx2.Client):
     """An HTTP client that raises NotNow instead of returning what says so."""
 
     def __init__(self, on_sent: Callable[[int], None] | None = None, **options: Any) -> None:
-        """`on_sent` is called with the bytes of each part of a body that goes out, in the thread that sends it."""
+        """`on_sent` is called with the bytes of each part of a body that goes out, in the thread
+        that sends it."""
         super().__init__(**options)
         self._sent = on_sent
 
@@ -76,7 +81,9 @@ def _problem(request: httpx2.Request, response: httpx2.Response) -> str:
     kind, path = response.headers.get("content-type", ""), request.url.path
     if response.status_code == 409 and path.endswith("/repos/create"):
         response.read()
-        if "conflicting operation" in response.text:  # huggingface_hub would ask again at once, for ever
+        if (
+            "conflicting operation" in response.text
+        ):  # huggingface_hub would ask again at once, for ever
             return "HTTP 409: another repository is being created"
     if response.is_success and _is_foreign(request, response):
         return f"an answer that is not the hub's, of type {kind or 'unknown'}: a proxy's?"
@@ -97,15 +104,19 @@ def _is_foreign(request: httpx2.Request, response: httpx2.Response) -> bool:
 
 
 def _retry_after(response: httpx2.Response) -> float:
-    """Seconds of the header Retry-After; 0 if it is missing or a date, which is of another clock."""
+    """Seconds of the header Retry-After; 0 if it is missing or a date, which is of another
+    clock."""
     given = response.headers.get("retry-after", "")
     is_number = given.isascii() and given.isdecimal() and len(given) < 10
     return float(given) if is_number else 0.0
 
 
 @contextmanager
-def use_client(on_sent: Callable[[int], None] | None = None, answer_seconds: float = ANSWER_SECONDS) -> Iterator[None]:
-    """Make huggingface_hub, and with it datasets, use our client while the body runs. Restores the default afterwards.
+def use_client(
+    on_sent: Callable[[int], None] | None = None, answer_seconds: float = ANSWER_SECONDS
+) -> Iterator[None]:
+    """Make huggingface_hub, and with it datasets, use our client while the body runs. Restores the
+    default afterwards.
 
     Args:
         on_sent: called with the bytes of each part of a body that goes out.
@@ -119,4 +130,9 @@ def use_client(on_sent: Callable[[int], None] | None = None, answer_seconds: flo
 
 
 def _client(sent: Callable[[int], None] | None, seconds: float) -> Client:
-    return Client(sent, event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True, timeout=seconds)
+    return Client(
+        sent,
+        event_hooks={"request": [hf_request_event_hook]},
+        follow_redirects=True,
+        timeout=seconds,
+    )

@@ -1,7 +1,9 @@
-"""README.md of an exported model: what it was made of and how to load it, in the form that the hub reads.
+"""README.md of an exported model: what it was made of and how to load it, in the form that the hub
+reads.
 
-It says nothing of the attempt: a later one that exports the same model writes the same page. What users wrote comes
-into the front matter only as names that the hub itself would take, and below it only as code, which renders as it is.
+It says nothing of the attempt: a later one that exports the same model writes the same page. What
+users wrote comes into the front matter only as names that the hub itself would take, and below it
+only as code, which renders as it is.
 """
 
 import hashlib
@@ -26,17 +28,23 @@ TAGS = ["grpo", "trl", "grpo-operator"]
 HERE = "PATH_OF_THIS_FOLDER"
 """What a model that is in no repository is loaded by."""
 CHOICES = {
-    "strategy", "method", "zero_stage", "offload", "accelerator", "gpu_product", "gpus", "nodes", "processes_per_node",
-    "micro_batch", "gradient_accumulation", "steps_per_generation", "gradient_checkpointing", "optimizer", "dtype",
+    "strategy", "method", "zero_stage", "offload", "accelerator", "gpu_product", "gpus", "nodes",
+    "processes_per_node",
+    "micro_batch", "gradient_accumulation", "steps_per_generation", "gradient_checkpointing",
+    "optimizer", "dtype",
     "autocast",
 }  # fmt: skip
-"""Of the plan, what says how it was computed; prices and labels of the cluster are nobody else's business."""
+"""Of the plan, what says how it was computed; prices and labels of the cluster are nobody else's
+business."""
 SECTIONS = ("model", "dataset", "training", "reference", "adapter")
 """Of the spec, what is shown; rewards by name only, since they may hold addresses."""
 SECRETS = {"token_secret_ref", "volume", "cache", "files"}
 """Fields of these sections that describe the cluster and not the model."""
 HASH = f"- hash of the weights (`sha256sum *{WEIGHTS} | sha256sum`):"
-LOADERS = {True: ("peft", "AutoPeftModelForCausalLM"), False: ("transformers", "AutoModelForCausalLM")}
+LOADERS = {
+    True: ("peft", "AutoPeftModelForCausalLM"),
+    False: ("transformers", "AutoModelForCausalLM"),
+}
 """Library and class that load an adapter (True) or a whole model."""
 
 
@@ -70,7 +78,8 @@ def write_card(trained: TrainedModel, folder: Path) -> None:
 
 
 def converted_card(page: str, hash_of_weights: str, conversion: str) -> str:
-    """The page of an export, as it is true of the whole model that a conversion made of it; `conversion` says how."""
+    """The page of an export, as it is true of the whole model that a conversion made of it;
+    `conversion` says how."""
     (peft, adapter), (library, whole) = LOADERS[True], LOADERS[False]
     beginnings = {
         "base_model_relation: adapter": "base_model_relation: finetune",
@@ -98,7 +107,9 @@ def _hash_of_weights(folder: Path) -> str:
 
 def model_card(trained: TrainedModel, hash_of_weights: str) -> str:
     """The page: front matter between two lines `---`, then Markdown."""
-    return "\n".join(["---", _front_matter(trained).to_yaml(), "---", "", *_body(trained, hash_of_weights), ""])
+    return "\n".join(
+        ["---", _front_matter(trained).to_yaml(), "---", "", *_body(trained, hash_of_weights), ""]
+    )
 
 
 def _front_matter(trained: TrainedModel) -> ModelCardData:
@@ -116,7 +127,8 @@ def _front_matter(trained: TrainedModel) -> ModelCardData:
 
 
 def _on_the_hub(name: str | None) -> str | None:
-    """The name if it can be a repository's: the hub refuses a page with another, such as a folder's."""
+    """The name if it can be a repository's: the hub refuses a page with another, such as a
+    folder's."""
     try:
         validate_repo_id(name or "")
     except HFValidationError:
@@ -132,7 +144,9 @@ def _body(trained: TrainedModel, hash_of_weights: str) -> Iterator[str]:
     yield from _facts(trained, hash_of_weights)
     yield f"\n## Load\n\n{_loading(trained)}\n"
     yield f"## Metrics of step {trained.steps}\n"
-    yield from (f"- {_code(key)}: {_number(value)}" for key, value in sorted(trained.metrics.items()))
+    yield from (
+        f"- {_code(key)}: {_number(value)}" for key, value in sorted(trained.metrics.items())
+    )
     yield f"\n## Settings\n\n```json\n{_settings(plan)}\n```\n"
     yield f"## Plan\n\n```json\n{_choices(plan.execution)}\n```"
 
@@ -168,7 +182,11 @@ def _number(value: float) -> str:
 
 def _settings(plan: TrainingPlan) -> str:
     hidden: dict[str, Any] = dict.fromkeys(("model", "dataset"), SECRETS)
-    return _json(plan.model_dump(mode="json", include=set(SECTIONS), exclude=hidden, exclude_none=True, by_alias=True))
+    return _json(
+        plan.model_dump(
+            mode="json", include=set(SECTIONS), exclude=hidden, exclude_none=True, by_alias=True
+        )
+    )
 
 
 def _choices(execution: ExecutionPlan) -> str:
@@ -176,12 +194,14 @@ def _choices(execution: ExecutionPlan) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON on lines that begin with a space, a quote or a bracket, so that none of them ends the block of code."""
+    """JSON on lines that begin with a space, a quote or a bracket, so that none of them ends the
+    block of code."""
     return json.dumps(value, ensure_ascii=False, indent=2)
 
 
 def _code(text: str) -> str:
-    """A text of any content as code in one line (CommonMark, section 6.1): more backticks around it than inside."""
+    """A text of any content as code in one line (CommonMark, section 6.1): more backticks around it
+    than inside."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
     line = " ".join(printable.split()) or "?"
     runs = re.findall("`+", line)

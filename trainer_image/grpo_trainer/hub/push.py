@@ -1,8 +1,10 @@
-"""Pushes an exported model to a repository of the hub: in one commit, proven by the hashes of its files.
+"""Pushes an exported model to a repository of the hub: in one commit, proven by the hashes of its
+files.
 
-A commit is whole or not there, so nobody ever sees half a model. Before each try the repository is looked at: an answer
-that was lost, and an attempt that ended after its push, are settled by what is there, and not pushed twice.
-huggingface_hub's upload_folder is not used, since it makes several commits of a large folder.
+A commit is whole or not there, so nobody ever sees half a model. Before each try the repository is
+looked at: an answer that was lost, and an attempt that ended after its push, are settled by what is
+there, and not pushed twice. huggingface_hub's upload_folder is not used, since it makes several
+commits of a large folder.
 """
 
 import hashlib
@@ -14,7 +16,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, is_offline_mode
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    constants,
+    is_offline_mode,
+)
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from huggingface_hub.hf_api import ModelInfo, RepoFile
 
@@ -42,8 +50,9 @@ REPLACED = (
     "adapter_config.json",
     *OWN_FILES,
 )
-"""Files at the top of the repository that are deleted if our export has no file of that name. An earlier model left
-them: they would be loaded with ours or in its place, or describe ours wrongly."""
+"""Files at the top of the repository that are deleted if our export has no file of that name. An
+earlier model left them: they would be loaded with ours or in its place, or describe ours wrongly.
+"""
 FOR_GOOD = ("LFS batch API returned errors", "Invalid metadata in README.md")
 """What huggingface_hub's ValueErrors begin with where the hub has understood what it refuses."""
 CONFLICTS = frozenset({409, 412})
@@ -69,11 +78,13 @@ class Target:
         if not token:
             raise BadInput(
                 f"the Secret of spec.export.hub.tokenSecretRef ({spec.token_secret_ref.name}, key "
-                f"{spec.token_secret_ref.key}) has no token; put one with the right to write into it"
+                f"{spec.token_secret_ref.key}) has no token; put one with the right to write into "
+                "it"
             )
         if is_offline_mode():
             raise BadInput(
-                "spec.export.to is Hub, but HF_HUB_OFFLINE says that no hub may be asked: remove one of both"
+                "spec.export.to is Hub, but HF_HUB_OFFLINE says that no hub may be asked: remove "
+                "one of both"
             )
         return cls(spec, token)
 
@@ -90,13 +101,18 @@ class Target:
 class Sending(Arrivals):
     """What the hub was sent."""
 
-    def __init__(self, report: ReportBytes, clock: Clock, longest_wait: float | None = None) -> None:
-        super().__init__([Path(constants.HF_HOME)], report, clock)  # where hf_xet would keep what it needs room for
+    def __init__(
+        self, report: ReportBytes, clock: Clock, longest_wait: float | None = None
+    ) -> None:
+        super().__init__(
+            [Path(constants.HF_HOME)], report, clock
+        )  # where hf_xet would keep what it needs room for
         self._bytes = 0
         self._longest_wait = longest_wait
 
     def count_sent(self, count: int) -> None:
-        """Add sent bytes. Two threads at once may lose a part of the count, which serves only as a sign of life."""
+        """Add sent bytes. Two threads at once may lose a part of the count, which serves only as a
+        sign of life."""
         self._bytes += count
 
     def measure(self) -> int:
@@ -120,10 +136,13 @@ class Files:
     def from_folder(cls, folder: Path, on_read: Callable[[], None]) -> "Files":
         """Those of a folder; `on_read` is called as they are read."""
         paths = {name: path for name, path in files_of(folder).items() if path.is_file()}
-        return cls(paths, dict(zip(paths, digests(list(paths.values()), lambda _: on_read()), strict=True)))
+        return cls(
+            paths, dict(zip(paths, digests(list(paths.values()), lambda _: on_read()), strict=True))
+        )
 
     def additions(self) -> list[CommitOperationAdd]:
-        """What is to be in the commit; new ones each time, since they remember what was in the repository."""
+        """What is to be in the commit; new ones each time, since they remember what was in the
+        repository."""
         made = []
         for name, path in self.paths.items():
             made.append(CommitOperationAdd(path_in_repo=name, path_or_fileobj=path))
@@ -139,16 +158,25 @@ class Files:
             return False
         if file.lfs is not None:
             return file.lfs.sha256 == self.hashes[name]
-        content = self.paths[name].read_bytes() if self.paths[name].stat().st_size == file.size else b""
+        content = (
+            self.paths[name].read_bytes() if self.paths[name].stat().st_size == file.size else b""
+        )
         # git's name of a small file: a hash of its content, too
-        return file.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        return (
+            file.blob_id
+            == hashlib.sha1(
+                b"blob %d\0" % len(content) + content, usedforsecurity=False
+            ).hexdigest()
+        )
 
 
 def require_target(spec: HubExportSpec, report: ReportBytes, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Make sure, before anything is trained, that the model can be pushed; a repository that is missing is created.
+    """Make sure, before anything is trained, that the model can be pushed; a repository that is
+    missing is created.
 
     Raises:
-        BadInput: the token is refused or may not write, or the repository is public and should be private.
+        BadInput: the token is refused or may not write, or the repository is public and should be
+            private.
         HubUnavailable: the hub can't be asked.
     """
     # As in `push_folder`: only a run that pushes needs the hub's client.
@@ -188,12 +216,17 @@ def push_folder(
     """
     from .hub_client import use_client
 
-    target, sending = Target.from_spec(spec), Sending(report, clock, ONLY_COPY_SECONDS if is_only_copy else None)
+    target, sending = (
+        Target.from_spec(spec),
+        Sending(report, clock, ONLY_COPY_SECONDS if is_only_copy else None),
+    )
     files = Files.from_folder(folder, sending.report_again)
     with use_client(sending.count_sent, ANSWER_SECONDS), watch_arrivals(sending):
 
         def push_files() -> str:
-            return retry_passing_errors(lambda: _pushed(target, files, message), target.description, sending)
+            return retry_passing_errors(
+                lambda: _pushed(target, files, message), target.description, sending
+            )
 
         return _refused(target, push_files)
 
@@ -212,11 +245,16 @@ def _reason(error: HfHubHTTPError) -> str:
     """The hub's refusal with what mends it."""
     status = error.response.status_code
     if status == 401:
-        return "the hub doesn't know the token (HTTP 401); put a valid one into the Secret of tokenSecretRef"
+        return (
+            "the hub doesn't know the token (HTTP 401); put a valid one into the Secret of "
+            "tokenSecretRef"
+        )
     if status in (403, 404) or isinstance(error, RepositoryNotFoundError):
         return (
-            f"the token has no right to write there (HTTP {status}); give it the role write, or as a fine-grained "
-            "token the right to write to this repository and to create it, or name a namespace of its user"
+            f"the token has no right to write there (HTTP {status}); give it the role write, or "
+            "as a fine-grained "
+            "token the right to write to this repository and to create it, or name a namespace of "
+            "its user"
         )
     return f"{error}".strip()
 
@@ -231,7 +269,8 @@ def _prepared(target: Target) -> ModelInfo:
         info = api.model_info(spec.repository)
     if spec.private and not info.private:
         raise BadInput(
-            f"{target.description} is public on the hub, and export.hub.private is true: make the repository private, "
+            f"{target.description} is public on the hub, and export.hub.private is true: make the "
+            "repository private, "
             "name another one, or set private to false"
         )
     api.auth_check(spec.repository, write=True)
@@ -249,14 +288,20 @@ def _pushed(target: Target, files: Files, message: str) -> str:
     with _next_time_better():
         weights = [one for one in additions if one.path_in_repo.endswith(".safetensors")]
         for first in range(0, len(weights), FILES_AT_A_TIME):
-            api.preupload_lfs_files(target.spec.repository, additions=weights[first : first + FILES_AT_A_TIME])
+            api.preupload_lfs_files(
+                target.spec.repository, additions=weights[first : first + FILES_AT_A_TIME]
+            )
         made = api.create_commit(
-            target.spec.repository, [*left, *additions], commit_message=message, parent_commit=head or None
+            target.spec.repository,
+            [*left, *additions],
+            commit_message=message,
+            parent_commit=head or None,
         )
     differing = files.differing_names(_tree(target, made.oid))
     if differing:
         raise BadInput(
-            f"{target.description}: commit {made.oid} has not the exported {', '.join(differing)}; a .gitignore in the "
+            f"{target.description}: commit {made.oid} has not the exported "
+            f"{', '.join(differing)}; a .gitignore in the "
             "repository may leave files out: remove it, or name another repository"
         )
     return made.oid
@@ -267,8 +312,8 @@ def _next_time_better() -> Iterator[None]:
     """Surrounds an upload and marks the errors that may pass.
 
     Raises:
-        NotNow: the branch has moved, a file's upload link has expired, or the answer is not the hub's. The next try
-            reads the repository again.
+        NotNow: the branch has moved, a file's upload link has expired, or the answer is not the
+            hub's. The next try reads the repository again.
     """
     try:
         yield
@@ -276,7 +321,9 @@ def _next_time_better() -> Iterator[None]:
         if error.response.status_code in CONFLICTS:
             raise TryLater("the branch has moved meanwhile") from error
         raise
-    except RuntimeError as error:  # huggingface_hub's, around what the upload of one file failed with
+    except (
+        RuntimeError
+    ) as error:  # huggingface_hub's, around what the upload of one file failed with
         if isinstance(error.__cause__, HfHubHTTPError):
             raise TryLater(f"{error} {error.__cause__}") from error
         raise

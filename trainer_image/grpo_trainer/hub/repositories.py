@@ -1,13 +1,16 @@
-"""Repositories of the hub as folders on this node: one commit on all ranks and in all attempts, fetched once per cache.
+"""Repositories of the hub as folders on this node: one commit on all ranks and in all attempts,
+fetched once per cache.
 
-`main` may move while a job runs. So a revision is resolved once, on rank 0; the commit is recorded, comes back with the
-plans of later attempts, and is all that is asked for from then on. What is there completely needs no hub.
+`main` may move while a job runs. So a revision is resolved once, on rank 0; the commit is recorded,
+comes back with the plans of later attempts, and is all that is asked for from then on. What is
+there completely needs no hub.
 
-Pods and jobs share a cache. A lease, a file beside the repository that its holder keeps changing, says who fetches.
-Others wait while it changes. A holder that was killed changes nothing more, and after a while one of them takes over;
-the time is that of who waits, since clocks of nodes differ. Locks of the file system are not relied on: not every
-network file system has them, and some keep those of the dead. If two hold a lease for a moment after all, a file is
-fetched twice and none is damaged: huggingface_hub writes each under a name of its own and renames it when it is whole.
+Pods and jobs share a cache. A lease, a file beside the repository that its holder keeps changing,
+says who fetches. Others wait while it changes. A holder that was killed changes nothing more, and
+after a while one of them takes over; the time is that of who waits, since clocks of nodes differ.
+Locks of the file system are not relied on: not every network file system has them, and some keep
+those of the dead. If two hold a lease for a moment after all, a file is fetched twice and none is
+damaged: huggingface_hub writes each under a name of its own and renames it when it is whole.
 """
 
 import os
@@ -21,7 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from huggingface_hub import HfApi, constants, get_cached_repo_tree, is_offline_mode, snapshot_download
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_cached_repo_tree,
+    is_offline_mode,
+    snapshot_download,
+)
 from huggingface_hub.errors import CachedRepoTreeNotFoundError, HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # it is in __all__
@@ -46,7 +55,9 @@ class Lease:
         self._clock = clock
         self._owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
         self._beats = 0
-        self._lock = threading.Lock()  # a beat that ends after the release would leave a lease that nobody holds
+        self._lock = (
+            threading.Lock()
+        )  # a beat that ends after the release would leave a lease that nobody holds
 
     def take(self, on_sign_of_life: Callable[[], None]) -> bool:
         """Wait for the lease and take it. Return True if an earlier holder died with it.
@@ -101,7 +112,8 @@ class Lease:
         return f"{self._owner} {self._beats}\n"
 
     def _end(self, seen: str) -> None:
-        """Put a dead holder's lease away. Of several that try only one gets the file; a new holder's is put back."""
+        """Put a dead holder's lease away. Of several that try only one gets the file; a new
+        holder's is put back."""
         grave = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
         try:
             self.path.rename(grave)
@@ -135,7 +147,8 @@ class Repository:
     revision: str | None
     """Commit, tag or branch; None for the default branch."""
     path: str
-    """Path of its part of the spec, such as `rewards[0].model`: for messages, and the key of its commit."""
+    """Path of its part of the spec, such as `rewards[0].model`: for messages, and the key of its
+    commit."""
     token: str | None = None
     """Hub token; None for the environment's (HF_TOKEN)."""
 
@@ -147,7 +160,9 @@ class Repository:
     @property
     def storage(self) -> Path:
         """The repository's folder in the cache."""
-        return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=self.name, repo_type=self.kind)
+        return Path(constants.HF_HUB_CACHE) / repo_folder_name(
+            repo_id=self.name, repo_type=self.kind
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +179,8 @@ class Hub:
     """The time by which it and other holders of a lease are waited for."""
 
     def commit(self, repository: Repository) -> str:
-        """The commit that the repository's revision means in this run; empty where no hub may be asked and nothing is
-        known of it. A collective.
+        """The commit that the repository's revision means in this run; empty where no hub may be
+        asked and nothing is known of it. A collective.
 
         Raises:
             BadInput: there is no such repository or revision, or no right to it.
@@ -179,7 +194,8 @@ class Hub:
         return found
 
     def snapshot(self, repository: Repository, choose: Callable[[Fetch], Path]) -> tuple[Path, str]:
-        """Folder and commit; `choose` fetches what is needed, in one process per node. A collective.
+        """Folder and commit; `choose` fetches what is needed, in one process per node. A
+        collective.
 
         Raises:
             BadInput: as commit; or a file is not there, and no hub may be asked.
@@ -204,8 +220,11 @@ def _resolved(repository: Repository, hub: Hub) -> str:
 
     def ask() -> str:
         api = HfApi(token=repository.token)
-        info = api.repo_info(repository.name, repo_type=repository.kind, revision=repository.revision)
-        # for who may ask no hub later; huggingface_hub itself does so only where it is asked for a branch
+        info = api.repo_info(
+            repository.name, repo_type=repository.kind, revision=repository.revision
+        )
+        # for who may ask no hub later; huggingface_hub itself does so only where it is asked for a
+        # branch
         known.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(known, info.sha or "")
         return info.sha or ""
@@ -237,7 +256,8 @@ def fetch_snapshot(repository: Repository, commit: str, names: list[str], hub: H
 
 
 def complete_snapshot(repository: Repository, commit: str, names: list[str]) -> Path | None:
-    """The snapshot's folder, if every file that matches the names is there in its full size; no hub is asked."""
+    """The snapshot's folder, if every file that matches the names is there in its full size; no hub
+    is asked."""
     files = _files(repository, commit, names)
     if files is None:
         return None
@@ -248,17 +268,22 @@ def complete_snapshot(repository: Repository, commit: str, names: list[str]) -> 
 
 
 def _files(repository: Repository, commit: str, names: list[str]) -> dict[Path, int] | None:
-    """The files that match the names, with their sizes, as the hub once listed them; None if it never has."""
+    """The files that match the names, with their sizes, as the hub once listed them; None if it
+    never has."""
     try:
         tree = get_cached_repo_tree(repository.name, repo_type=repository.kind, revision=commit)
     except CachedRepoTreeNotFoundError:
         return None
-    folder, sizes = repository.storage / "snapshots" / commit, {file.path: file.size for file in tree}
+    folder, sizes = (
+        repository.storage / "snapshots" / commit,
+        {file.path: file.size for file in tree},
+    )
     return {folder / name: sizes[name] for name in filter_repo_objects(sizes, allow_patterns=names)}
 
 
 def _drop_damaged(repository: Repository, commit: str, names: list[str]) -> None:
-    """Remove files of a wrong size, as a crash of the volume's server leaves them: huggingface_hub would keep them."""
+    """Remove files of a wrong size, as a crash of the volume's server leaves them: huggingface_hub
+    would keep them."""
     for path, size in (_files(repository, commit, names) or {}).items():
         if path.is_file() and path.stat().st_size != size:
             path.resolve().unlink()
@@ -266,8 +291,8 @@ def _drop_damaged(repository: Repository, commit: str, names: list[str]) -> None
 
 
 def run_under_lease(repository: Repository, action: Callable[[], T], hub: Hub, *more: Path) -> T:
-    """What `action` gets of the hub, with patience, by the holder of the repository's lease. `more`: folders, beside
-    the repository's own, in which its bytes arrive.
+    """What `action` gets of the hub, with patience, by the holder of the repository's lease.
+    `more`: folders, beside the repository's own, in which its bytes arrive.
 
     Raises:
         BadInput: the hub refuses it, or the cache can't be written.
@@ -284,8 +309,15 @@ def run_under_lease(repository: Repository, action: Callable[[], T], hub: Hub, *
         # Needed here only: a run with a local model has no use for the hub's client.
         from .hub_client import use_client
 
-        with use_client(), watch_arrivals(Arrivals([storage, *more], hub.report, hub.clock), lease.beat) as arrivals:
-            died = retry_passing_errors(lambda: lease.take(arrivals.report_again), repository.description, arrivals)
+        with (
+            use_client(),
+            watch_arrivals(
+                Arrivals([storage, *more], hub.report, hub.clock), lease.beat
+            ) as arrivals,
+        ):
+            died = retry_passing_errors(
+                lambda: lease.take(arrivals.report_again), repository.description, arrivals
+            )
             try:
                 if died:
                     _sweep(storage)
@@ -297,8 +329,12 @@ def run_under_lease(repository: Repository, action: Callable[[], T], hub: Hub, *
 
 
 def _sweep(storage: Path) -> None:
-    """Remove what a killed downloader left: files that it began, and locks that not every file system lets go of."""
-    for left in (*storage.glob("blobs/*.incomplete"), *storage.parent.glob(f".locks/{storage.name}/*.lock")):
+    """Remove what a killed downloader left: files that it began, and locks that not every file
+    system lets go of."""
+    for left in (
+        *storage.glob("blobs/*.incomplete"),
+        *storage.parent.glob(f".locks/{storage.name}/*.lock"),
+    ):
         left.unlink(missing_ok=True)
 
 
@@ -308,11 +344,14 @@ def _refused(repository: Repository, action: Callable[[], T]) -> T:
         return action()
     except PermissionError as error:
         raise BadInput(
-            f"{repository.description} can't be kept: {error}. The cache must be writable for the pods' user "
+            f"{repository.description} can't be kept: {error}. The cache must be writable for the "
+            "pods' user "
             "(docs/data.md)"
         ) from error
     except (OSError, HFValidationError) as error:
         raise BadInput(
-            f"{repository.description} can't be fetched: {error}. Check the name, the revision, spec.{repository.kind}"
-            ".tokenSecretRef for a gated one, and what the environment says (HF_HUB_OFFLINE, HF_ENDPOINT)"
+            f"{repository.description} can't be fetched: {error}. Check the name, the revision, "
+            f"spec.{repository.kind}"
+            ".tokenSecretRef for a gated one, and what the environment says (HF_HUB_OFFLINE, "
+            "HF_ENDPOINT)"
         ) from error

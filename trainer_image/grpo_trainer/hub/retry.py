@@ -1,4 +1,5 @@
-"""Retries requests to the hub with growing pauses and one limit in total, and reports progress meanwhile."""
+"""Retries requests to the hub with growing pauses and one limit in total, and reports progress
+meanwhile."""
 
 import errno
 import json
@@ -36,7 +37,9 @@ class TryLater(Exception):
 class Arrivals:
     """What has arrived on the disk, however it was fetched."""
 
-    def __init__(self, folders: Sequence[Path], report: ReportBytes, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, folders: Sequence[Path], report: ReportBytes, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self.folders, self._tell, self._clock = folders, report, clock
         self._last = self._most = 0
         self._grew_at = clock.now()
@@ -77,7 +80,8 @@ class Arrivals:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Bytes of the files below a folder, links left out; what vanishes meanwhile counts as nothing."""
+    """Bytes of the files below a folder, links left out; what vanishes meanwhile counts as
+    nothing."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -111,7 +115,8 @@ def retry_passing_errors(action: Callable[[], T], what: str, arrivals: Arrivals)
     """Return the result of `action`, which is tried again after errors that may pass.
 
     Raises:
-        HubUnavailable: nothing more has arrived for the longest wait, or the hub asks to wait for longer than is left.
+        HubUnavailable: nothing more has arrived for the longest wait, or the hub asks to wait for
+            longer than is left.
         DiskFailed: there is no room for it.
         Exception: what else `action` raises; it would do so again.
     """
@@ -128,7 +133,8 @@ def retry_passing_errors(action: Callable[[], T], what: str, arrivals: Arrivals)
             wait = max(pause, problem.retry_after)
             if arrivals.silent_seconds + wait > arrivals.longest_wait:
                 raise HubUnavailable(
-                    f"{what}: nothing arrived for {arrivals.silent_seconds:.0f} s, the last try failed with: {problem}"
+                    f"{what}: nothing arrived for {arrivals.silent_seconds:.0f} s, the last try "
+                    f"failed with: {problem}"
                 ) from error
         print(f"{what}: {problem}; again in {wait:.0f} s", flush=True)
         arrivals.wait(wait)
@@ -147,7 +153,8 @@ def passing_error(error: BaseException) -> TryLater | None:
             return None
         if isinstance(one, httpx2.TransportError | ConnectionError | TimeoutError):
             return TryLater(_words(one))
-    # hf_xet, which fetches large files, calls a token that has run out a PermissionError, and the rest RuntimeError
+    # hf_xet, which fetches large files, calls a token that has run out a PermissionError, and the
+    # rest RuntimeError
     if type(error).__module__.startswith("hf_xet"):
         return TryLater(_words(error))
     if isinstance(error, RuntimeError) and "scripts are no longer supported" not in str(error):
@@ -172,10 +179,13 @@ def _require_room(error: BaseException, what: str, arrivals: Arrivals) -> None:
     of_system = [one.errno for one in _chain(error) if isinstance(one, OSError)]
     full = any(number in (errno.ENOSPC, errno.EDQUOT) for number in of_system)
     if full or "No space left on device" in str(error):
-        folder = next(place for place in (arrivals.folders[0], *arrivals.folders[0].parents) if place.is_dir())
+        folder = next(
+            place for place in (arrivals.folders[0], *arrivals.folders[0].parents) if place.is_dir()
+        )
         free = shutil.disk_usage(folder).free
         raise DiskFailed(
-            f"{what}: no room left in {folder}, {free} bytes are free. Remove something there, give spec.model.cache a "
+            f"{what}: no room left in {folder}, {free} bytes are free. Remove something there, "
+            "give spec.model.cache a "
             "larger volume, or raise the pods' limit of ephemeral-storage"
         ) from error
 

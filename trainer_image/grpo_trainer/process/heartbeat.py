@@ -1,8 +1,9 @@
 """Finds and shares the signs of progress of long work: a download, a load, an export.
 
-Libraries don't call back while they read weights or write a checkpoint, so the bytes that the kernel counts for this
-process are looked at. And most ranks wait while one works: each adds its events to one counter in the gang's store and
-hears from it how many the others had, so that nobody takes a peer that works for a hang.
+Libraries don't call back while they read weights or write a checkpoint, so the bytes that the
+kernel counts for this process are looked at. And most ranks wait while one works: each adds its
+events to one counter in the gang's store and hears from it how many the others had, so that nobody
+takes a peer that works for a hang.
 """
 
 import resource
@@ -15,7 +16,8 @@ from .recorder import Recorder
 PERIOD_SECONDS = 5.0
 """Half of the shortest guard.hangTimeoutSeconds."""
 LEAST_BYTES = 64 * 1024
-"""Bytes in a period that count as progress; what moves without work (a look, a log line) is far less."""
+"""Bytes in a period that count as progress; what moves without work (a look, a log line) is far
+less."""
 COUNTERS = Path("/proc/self/io")
 COUNTER = "events"
 
@@ -47,7 +49,8 @@ class Heartbeat:
             self.beat()
 
     def beat(self) -> None:
-        """Look once; while it trains only finished steps count, and all ranks finish theirs together."""
+        """Look once; while it trains only finished steps count, and all ranks finish theirs
+        together."""
         if self._recorder.current_stage == "Training":
             return
         moved = moved_bytes()
@@ -61,7 +64,9 @@ class Heartbeat:
         own = self._recorder.own_events
         try:
             others = store.add(COUNTER, own - self._told) - own
-        except RuntimeError as error:  # torch's DistError; rank 0 is gone or can't be reached, which others find out
+        except (
+            RuntimeError
+        ) as error:  # torch's DistError; rank 0 is gone or can't be reached, which others find out
             print(f"the progress of other ranks can't be heard any more: {error}", flush=True)
             self._store = None
             return
@@ -72,7 +77,8 @@ class Heartbeat:
 
 
 def moved_bytes() -> int:
-    """Bytes that this process has read and written by system calls and, at least, by mapped files (proc_pid_io(5)).
+    """Bytes that this process has read and written by system calls and, at least, by mapped files
+    (proc_pid_io(5)).
 
     Where the counters can't be read (a sandbox without /proc/self/io) only mapped files are seen.
     """

@@ -1,6 +1,7 @@
 """How a process says its end: in the termination message, and in a file beside the checkpoints.
 
-An exit code alone is ambiguous, since a process can abort after success, and a termination message goes with its pod.
+An exit code alone is ambiguous, since a process can abort after success, and a termination message
+goes with its pod.
 """
 
 import os
@@ -12,7 +13,14 @@ from pathlib import Path
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import Export
-from grpo_api.report.report import EXIT_CODES, Generations, MemoryShortage, Outcome, Progress, Result
+from grpo_api.report.report import (
+    EXIT_CODES,
+    Generations,
+    MemoryShortage,
+    Outcome,
+    Progress,
+    Result,
+)
 from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.report.training_metrics import OUTCOME_KEYS
 from grpo_api.text.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
@@ -40,7 +48,8 @@ def make_outcome(
     checkpoint_step: int | None = None,
     export: Export | None = None,
 ) -> Outcome:
-    """The Outcome of a process that came as far as `progress`, with what else it knows for that result."""
+    """The Outcome of a process that came as far as `progress`, with what else it knows for that
+    result."""
     metrics = {key: progress.metrics[key] for key in OUTCOME_KEYS if key in progress.metrics}
     outcome = Outcome(
         result=result,
@@ -79,9 +88,10 @@ def announce_outcome(outcome: Outcome) -> int:
 
 
 def keep_outcome(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None:
-    """Write the durable outcome of a rank into the attempt's folder; beside it the stacks of all its threads, of which
-    the outcome has room for a few frames. A disk that fails costs these files only. An object store gets the success
-    alone, for a run that is started again although it has ended."""
+    """Write the durable outcome of a rank into the attempt's folder; beside it the stacks of all
+    its threads, of which the outcome has room for a few frames. A disk that fails costs these files
+    only. An object store gets the success alone, for a run that is started again although it has
+    ended."""
     if outcome.rank == 0 and outcome.result is Result.SUCCEEDED:
         run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
         if run:
@@ -105,21 +115,24 @@ def _keep_on_store(run: RunStore, outcome: Outcome) -> None:
 
 
 def write_in_time(write: Callable[[], None]) -> None:
-    """Run what writes to the volume for no longer than KEEP_SECONDS: it may be what the process is stuck in."""
+    """Run what writes to the volume for no longer than KEEP_SECONDS: it may be what the process is
+    stuck in."""
     writing = threading.Thread(target=write, name="outcome", daemon=True)
     writing.start()
     writing.join(KEEP_SECONDS)
 
 
 def end_process(plan: TrainingPlan, outcome: Outcome, stacks: str) -> None:
-    """The watchdog's way out, past a main thread that may be stuck for good; the kubelet's file comes first."""
+    """The watchdog's way out, past a main thread that may be stuck for good; the kubelet's file
+    comes first."""
     code = announce_outcome(outcome)
     write_in_time(lambda: keep_outcome(plan, outcome, stacks))
     os._exit(code)
 
 
 def kept_outcomes(attempt: Path) -> list[Outcome]:
-    """The Outcomes that processes of an attempt wrote into its folder. Unreadable ones are left out."""
+    """The Outcomes that processes of an attempt wrote into its folder. Unreadable ones are left
+    out."""
     found = []
     for path in sorted(attempt.glob(_OUTCOME.format("*"))):
         with suppress(OSError, ValueError):

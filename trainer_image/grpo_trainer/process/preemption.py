@@ -1,7 +1,9 @@
-"""Stops training on SIGTERM: all ranks agree at the end of a step, and save there if the grace period allows it.
+"""Stops training on SIGTERM: all ranks agree at the end of a step, and save there if the grace
+period allows it.
 
-The ranks of a gang get SIGTERM at different times, or only some of them get it, while a checkpoint and a stop need all
-of them at the same step. This is the rule alone; the step's exchange brings it what the ranks say.
+The ranks of a gang get SIGTERM at different times, or only some of them get it, while a checkpoint
+and a stop need all of them at the same step. This is the rule alone; the step's exchange brings it
+what the ranks say.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,10 @@
-"""Prepares a process before it imports torch: the number of its threads, and the libraries that its plan does not need.
+"""Prepares a process before it imports torch: the number of its threads, and the libraries that its
+plan does not need.
 
-torch starts as many threads as the node has cores, in every process: eight processes on sixty-four cores would run 512.
-peft imports bitsandbytes wherever it is installed, and accelerate imports DeepSpeed. That is a third of the time that
-imports take, and bitsandbytes imports the whole of torch's compiler.
+torch starts as many threads as the node has cores, in every process: eight processes on sixty-four
+cores would run 512. peft imports bitsandbytes wherever it is installed, and accelerate imports
+DeepSpeed. That is a third of the time that imports take, and bitsandbytes imports the whole of
+torch's compiler.
 """
 
 import os
@@ -14,11 +16,13 @@ from typing import cast
 from grpo_api.plan.plan import ExecutionPlan
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-"""cgroup v2: the container's CPU time as `quota period` in microseconds, or `max period` (cgroup-v2.rst)."""
+"""cgroup v2: the container's CPU time as `quota period` in microseconds, or `max period`
+(cgroup-v2.rst)."""
 
 
 def threads_per_process(processes: int, cpu_max: Path = CPU_MAX) -> int:
-    """Threads for each of `processes` processes: an equal share of the pod's cores, by CPU affinity and limit."""
+    """Threads for each of `processes` processes: an equal share of the pod's cores, by CPU affinity
+    and limit."""
     return max(1, int(_cores(cpu_max) / processes))
 
 
@@ -31,10 +35,11 @@ def _cores(cpu_max: Path) -> float:
 
 
 def hide_unused_libraries(execution: ExecutionPlan) -> None:
-    """From here on Python takes the unused libraries for not installed; those already imported stay.
+    """From here on Python takes the unused libraries for not installed; those already imported
+    stay.
 
-    None in sys.modules means just that (Python's reference, "The module cache"), to importlib.util.find_spec too, by
-    which the other libraries ask.
+    None in sys.modules means just that (Python's reference, "The module cache"), to
+    importlib.util.find_spec too, by which the other libraries ask.
     """
     modules = cast(dict[str, ModuleType | None], sys.modules)
     for name in unused_libraries(execution):
@@ -43,5 +48,8 @@ def hide_unused_libraries(execution: ExecutionPlan) -> None:
 
 def unused_libraries(execution: ExecutionPlan) -> list[str]:
     """Optional libraries that this plan never calls."""
-    needed = {"bitsandbytes": execution.optimizer == "AdamW8bit", "deepspeed": execution.zero_stage > 0}
+    needed = {
+        "bitsandbytes": execution.optimizer == "AdamW8bit",
+        "deepspeed": execution.zero_stage > 0,
+    }
     return [name for name, used in needed.items() if not used]

@@ -1,11 +1,13 @@
-"""Records what a run knows about itself, behind one lock: stage, step, start-up times, metrics, memory and samples.
+"""Records what a run knows about itself, behind one lock: stage, step, start-up times, metrics,
+memory and samples.
 
-The trainer's callbacks write it; the HTTP server, the watchdog and the outcome read it, and none of them knows the
-others. There is one per process, made before torch is imported.
+The trainer's callbacks write it; the HTTP server, the watchdog and the outcome read it, and none of
+them knows the others. There is one per process, made before torch is imported.
 
-RunClock divides the time of the process among the parts of its run. It only switches between parts, so that their sum
-is always the time since it began. StepTimes keeps the times of the newest steps for traces. A step ends when the next
-one begins to work, so that the checkpoint written after it belongs to it.
+RunClock divides the time of the process among the parts of its run. It only switches between parts,
+so that their sum is always the time since it began. StepTimes keeps the times of the newest steps
+for traces. A step ends when the next one begins to work, so that the checkpoint written after it
+belongs to it.
 """
 
 import threading
@@ -16,7 +18,16 @@ from contextlib import contextmanager
 from typing import get_args
 
 from grpo_api.report.artifacts import Checkpoint, Export
-from grpo_api.report.report import MAX_PROBLEM, MAX_STEPS, MemoryShortage, Outcome, Progress, Samples, Stage, StepTime
+from grpo_api.report.report import (
+    MAX_PROBLEM,
+    MAX_STEPS,
+    MemoryShortage,
+    Outcome,
+    Progress,
+    Samples,
+    Stage,
+    StepTime,
+)
 from grpo_api.report.training_metrics import (
     CHECKPOINT_FAILURES,
     CHECKPOINT_SECONDS,
@@ -44,11 +55,13 @@ _OF_STAGE: dict[Stage, RunPart] = {
     "Finished": "saving",
 }
 _OF_PHASE: dict[str | None, RunPart] = {"generate": "generating", "reward": "scoring"}
-"""Phases of a step with a part of their own; the others, and what lies between them, are training."""
+"""Phases of a step with a part of their own; the others, and what lies between them, are
+training."""
 
 
 class RunClock:
-    """Adds up the seconds of each part of a run. Not thread-safe: callers that share it hold a lock."""
+    """Adds up the seconds of each part of a run. Not thread-safe: callers that share it hold a
+    lock."""
 
     def __init__(self, now: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         """Start with the part `loading`; `now` is a monotonic clock in seconds."""
@@ -77,17 +90,20 @@ class RunClock:
 
 
 KEPT_STEP_TIMES = 512
-"""Newest steps that are kept: more than a run makes between two requests. A report has only some of them."""
+"""Newest steps that are kept: more than a run makes between two requests. A report has only some of
+them."""
 
 
 class StepTimes:
-    """Begin and end of the first and the newest steps. Not thread-safe: callers that share it hold a lock."""
+    """Begin and end of the first and the newest steps. Not thread-safe: callers that share it hold
+    a lock."""
 
     def __init__(self) -> None:
         """No step has begun."""
         self._began = Clock()
         self._open: tuple[int, Clock] | None = None
-        """The step that is finished, and when it was; what follows until the next one works belongs to it."""
+        """The step that is finished, and when it was; what follows until the next one works belongs
+        to it."""
         self._first: StepTime | None = None
         self._newest: deque[StepTime] = deque(maxlen=KEPT_STEP_TIMES)
 
@@ -177,7 +193,8 @@ class Recorder:
     def enter_phase(self, name: str | None) -> None:
         """Note that this rank has entered another phase of its step.
 
-        It is no progress, but it shows which ranks stand still and which have come as far as the others.
+        It is no progress, but it shows which ranks stand still and which have come as far as the
+        others.
         """
         with self._lock:
             self._last_sign = self._now()
@@ -187,13 +204,16 @@ class Recorder:
                 self._clock.enter_phase(name)
 
     def record_event(self) -> None:
-        """A part of long work is done: bytes of a download, a file, a batch of rows. It puts off the verdict Hang."""
+        """A part of long work is done: bytes of a download, a file, a batch of rows. It puts off
+        the verdict Hang."""
         self._update()
 
     def record_peer_events(self, events: int) -> None:
         """Count events of other ranks: a rank that waits for a working peer does not hang."""
         with self._lock:
-            self._progress = self._progress.model_copy(update={"events": self._progress.events + events})
+            self._progress = self._progress.model_copy(
+                update={"events": self._progress.events + events}
+            )
             self._last_heard = self._now()
 
     @property
@@ -215,7 +235,8 @@ class Recorder:
             return self._clock.read()
 
     def step_times(self, interval: int) -> list[StepTime]:
-        """When the attempt's first step was, and the newest of every Nth, as far as they are over."""
+        """When the attempt's first step was, and the newest of every Nth, as far as they are
+        over."""
         with self._lock:
             return self._steps.every_nth(interval)
 
@@ -239,7 +260,8 @@ class Recorder:
 
     @property
     def seconds_since_event(self) -> float:
-        """Time since this rank's last finished step, change of stage or part of its work, in seconds."""
+        """Time since this rank's last finished step, change of stage or part of its work, in
+        seconds."""
         with self._lock:
             return self._now() - self._last_event
 
@@ -274,7 +296,9 @@ class Recorder:
     def record_startup(self, name: str, seconds: float) -> None:
         """Publish the time of one part of the start-up."""
         with self._lock:
-            self._update(startup_seconds={**self._progress.startup_seconds, name: round(seconds, 3)})
+            self._update(
+                startup_seconds={**self._progress.startup_seconds, name: round(seconds, 3)}
+            )
 
     def record_startup_point(self, name: str) -> None:
         """Publish how long after the process's start the start-up came to this point."""
@@ -293,9 +317,14 @@ class Recorder:
         self._update(architecture=architecture)
 
     def record_resume(
-        self, step: int, sealed_at: float, began_at: Beginning, own_checkpoint: Checkpoint | None = None
+        self,
+        step: int,
+        sealed_at: float,
+        began_at: Beginning,
+        own_checkpoint: Checkpoint | None = None,
     ) -> None:
-        """The run continues from a checkpoint of this step that was sealed then, in unix seconds; step 0 for none.
+        """The run continues from a checkpoint of this step that was sealed then, in unix seconds;
+        step 0 for none.
 
         `own_checkpoint` is that checkpoint if it is one of this job.
         """
@@ -306,7 +335,8 @@ class Recorder:
             self.record_metrics({CHECKPOINT_STEP.key: float(step), CHECKPOINT_TIME.key: sealed_at})
 
     def adopt_outcome(self, earlier: Outcome) -> None:
-        """An earlier attempt had reached the end: its numbers are the run's, and nothing of its time is lost."""
+        """An earlier attempt had reached the end: its numbers are the run's, and nothing of its
+        time is lost."""
         with self._lock:
             clock = earlier.account.clock if earlier.account else Clock()
             self._account = Account(began_at=Beginning(attempt=earlier.attempt, clock=clock))
@@ -350,9 +380,11 @@ class Recorder:
             self._steps.finish_step(step, self._clock.read())
             self._update(step=step, epoch=epoch, last_step_time=unix_time(), seconds_per_step=mean)
 
-    def record_metrics(self, metrics: dict[str, float], samples: list[dict[str, str | float]] | None = None) -> None:
-        """Merge the values of a step: keys that it didn't log keep their last value. NaN and infinity are values, too:
-        the last finite one in their place would hide them."""
+    def record_metrics(
+        self, metrics: dict[str, float], samples: list[dict[str, str | float]] | None = None
+    ) -> None:
+        """Merge the values of a step: keys that it didn't log keep their last value. NaN and
+        infinity are values, too: the last finite one in their place would hide them."""
         with self._lock:
             changes: dict[str, object] = {"metrics": {**self._progress.metrics, **metrics}}
             if samples is not None:
@@ -365,7 +397,8 @@ class Recorder:
             self.record_metrics({key: self._progress.metrics.get(key, 0.0) + amount})
 
     def record_nonfinite_step(self, step: int) -> None:
-        """Count the step as one with a number that is not finite. A second call for the same step counts nothing."""
+        """Count the step as one with a number that is not finite. A second call for the same step
+        counts nothing."""
         with self._lock:
             if step != self._not_finite_step:
                 self._not_finite_step = step

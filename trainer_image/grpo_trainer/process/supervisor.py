@@ -1,8 +1,8 @@
 """Runs several training processes in one pod and speaks for them with one Outcome.
 
-A pod with M GPUs needs M processes, while the kubelet signals and hears only one. This one passes SIGTERM on, ends the
-survivors when one process fails, and finds the words for a process that died without any (SIGKILL, the kernel's OOM
-killer).
+A pod with M GPUs needs M processes, while the kubelet signals and hears only one. This one passes
+SIGTERM on, ends the survivors when one process fails, and finds the words for a process that died
+without any (SIGKILL, the kernel's OOM killer).
 """
 
 import math
@@ -31,13 +31,16 @@ from .outcome import announce_outcome, keep_outcome, make_outcome, write_in_time
 from .watchdog import PEER_FAILED, STACKS_ENV, WRITES_STACKS, add_standstill, read_stacks
 
 PATIENCE_SECONDS = 10.0
-"""Time for the others after an end that tells of no fault of this pod's own, or that all of them run into."""
+"""Time for the others after an end that tells of no fault of this pod's own, or that all of them
+run into."""
 SYMPTOM_SECONDS = 0.7
-"""Time for the others after an end that may be a symptom: the process that caused it ends at the same moment."""
+"""Time for the others after an end that may be a symptom: the process that caused it ends at the
+same moment."""
 LAST_WORDS_SECONDS = 1.0
 """Seconds between the notice that a peer failed and SIGKILL."""
 CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
-"""cgroup v2 counters of this container; `oom_kill` counts its processes that the kernel ended (cgroup-v2.rst)."""
+"""cgroup v2 counters of this container; `oom_kill` counts its processes that the kernel ended
+(cgroup-v2.rst)."""
 
 
 @dataclass(slots=True)
@@ -49,13 +52,15 @@ class Worker:
     outcome_file: Path
     stacks_file: Path
     descriptor: int = field(init=False)
-    """A pidfd: readable once the process has ended, so that one selector waits for all of them, and with a time-out."""
+    """A pidfd: readable once the process has ended, so that one selector waits for all of them, and
+    with a time-out."""
 
     def __post_init__(self) -> None:
         self.descriptor = os.pidfd_open(self.process.pid)
 
     def outcome(self) -> Outcome | None:
-        """The Outcome that the worker wrote; None if it wrote none, or was killed while it wrote."""
+        """The Outcome that the worker wrote; None if it wrote none, or was killed while it
+        wrote."""
         if not self.outcome_file.exists():
             return None
         try:
@@ -76,7 +81,8 @@ class End:
 
 
 class Countdown:
-    """Decides, from the times at which processes of a pod ended badly, what is done to the others and when.
+    """Decides, from the times at which processes of a pod ended badly, what is done to the others
+    and when.
 
     The first deadline asks them for their last words, each later one kills them.
     """
@@ -97,7 +103,8 @@ class Countdown:
         return None if self._deadline == math.inf else max(0.0, self._deadline - now)
 
     def due_action(self, now: float) -> Callable[[list[Worker]], None] | None:
-        """Return what is to be done to the processes that are left, once per deadline; None before it."""
+        """Return what is to be done to the processes that are left, once per deadline; None before
+        it."""
         if now < self._deadline:
             return None
         action = kill_workers if self._asked else ask_for_last_words
@@ -106,7 +113,8 @@ class Countdown:
 
 
 def supervise(plan: TrainingPlan, place: Placement, last_words: float = LAST_WORDS_SECONDS) -> int:
-    """Run the pod's workers to their end; returns the exit code of the pod's Outcome. `last_words`: as Countdown."""
+    """Run the pod's workers to their end; returns the exit code of the pod's Outcome. `last_words`:
+    as Countdown."""
     kills_before = oom_kills()
     with tempfile.TemporaryDirectory(prefix="grpo-") as folder:
         workers = [_start(place, local, Path(folder)) for local in range(place.processes_per_node)]
@@ -130,7 +138,12 @@ def _start(place: Placement, local_rank: int, folder: Path) -> Worker:
     file, stacks = folder / f"outcome-{local_rank}.json", folder / f"stacks-{local_rank}.txt"
     environment = {**os.environ, LOCAL_RANK_ENV: str(local_rank), TERMINATION_LOG_ENV: str(file)}
     environment[STACKS_ENV] = str(stacks)
-    return Worker(rank, subprocess.Popen([sys.executable, "-m", "grpo_trainer"], env=environment), file, stacks)
+    return Worker(
+        rank,
+        subprocess.Popen([sys.executable, "-m", "grpo_trainer"], env=environment),
+        file,
+        stacks,
+    )
 
 
 @contextmanager
@@ -151,7 +164,8 @@ def _forwarded_sigterm(workers: list[Worker]) -> Iterator[None]:
 
 
 def _wait(workers: list[Worker], countdown: Countdown) -> list[Worker]:
-    """The workers in the order in which they ended; after a failure the others are ended by the countdown."""
+    """The workers in the order in which they ended; after a failure the others are ended by the
+    countdown."""
     ended: list[Worker] = []
     with selectors.DefaultSelector() as selector:
         for worker in workers:
@@ -168,19 +182,25 @@ def _wait(workers: list[Worker], countdown: Countdown) -> list[Worker]:
 
 
 def patience_after(outcome: Outcome | None) -> float:
-    """Seconds that the other processes of a pod get to end by themselves, after one failed with this outcome.
+    """Seconds that the other processes of a pod get to end by themselves, after one failed with
+    this outcome.
 
-    They get none if the process left no outcome, or one that can't be the symptom of another process's failure: the
-    cause is known, the gang can't go on, and all its GPUs wait for the next attempt.
+    They get none if the process left no outcome, or one that can't be the symptom of another
+    process's failure: the cause is known, the gang can't go on, and all its GPUs wait for the next
+    attempt.
     """
     if outcome is None or cause_priority(outcome.result) < CausePriority.HANG:
         return 0.0
-    # All ranks reach the same limit within seconds, and a process that ends after SIGTERM has not failed: no hurry.
-    return PATIENCE_SECONDS if outcome.result in (Result.HANG, Result.PREEMPTED) else SYMPTOM_SECONDS
+    # All ranks reach the same limit within seconds, and a process that ends after SIGTERM has not
+    # failed: no hurry.
+    return (
+        PATIENCE_SECONDS if outcome.result in (Result.HANG, Result.PREEMPTED) else SYMPTOM_SECONDS
+    )
 
 
 def ask_for_last_words(workers: list[Worker]) -> None:
-    """Have them write their stacks, which always works, then say how far they are and end, which needs the GIL."""
+    """Have them write their stacks, which always works, then say how far they are and end, which
+    needs the GIL."""
     for worker in workers:
         if worker.stacks_file.exists():  # it listens; the signal's own effect is to end the process
             worker.process.send_signal(WRITES_STACKS)
@@ -203,7 +223,9 @@ def _ends(workers: list[Worker], attempt: int, oom_killed: bool) -> list[End]:
         outcome, stacks = said[worker.rank], read_stacks(worker.stacks_file)
         if outcome is None:
             outcome = _concluded(worker, attempt, oom_killed)
-            if silences and stacks:  # amid a hang, a process that can't even say so has stood still at least as long
+            if (
+                silences and stacks
+            ):  # amid a hang, a process that can't even say so has stood still at least as long
                 outcome = add_standstill(outcome, max(silences), stacks)
         kept = said[worker.rank] is not None and worker.process.wait() != -signal.SIGKILL
         ends.append(End(outcome, kept, stacks))
@@ -213,17 +235,26 @@ def _ends(workers: list[Worker], attempt: int, oom_killed: bool) -> list[End]:
 def _concluded(worker: Worker, attempt: int, oom_killed: bool) -> Outcome:
     """The outcome of a process that left none, by how it ended."""
     code, unknown = worker.process.wait(), Progress(attempt=attempt)
-    # the counter is the container's: only together with this process's SIGKILL does it mean this process
+    # the counter is the container's: only together with this process's SIGKILL does it mean this
+    # process
     if code == -signal.SIGKILL and oom_killed:
-        text = f"rank {worker.rank} was ended by the kernel's OOM killer: the pod's memory limit is too low for it"
+        text = (
+            f"rank {worker.rank} was ended by the kernel's OOM killer: the pod's memory limit "
+            "is too low for it"
+        )
         short = MemoryShortage(memory="Host")
         return make_outcome(worker.rank, Result.OUT_OF_MEMORY, text, unknown, shortage=short)
-    end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return make_outcome(worker.rank, Result.ERROR, f"rank {worker.rank} {end} without an outcome", unknown)
+    end = (
+        f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    )
+    return make_outcome(
+        worker.rank, Result.ERROR, f"rank {worker.rank} {end} without an outcome", unknown
+    )
 
 
 def oom_kills() -> int:
-    """Processes of this container that the kernel ended for memory; 0 where the counter can't be read."""
+    """Processes of this container that the kernel ended for memory; 0 where the counter can't be
+    read."""
     if not CGROUP_EVENTS.is_file():
         return 0
     counters = dict(line.split() for line in CGROUP_EVENTS.read_text(encoding="utf-8").splitlines())
@@ -233,8 +264,8 @@ def oom_kills() -> int:
 def root_cause(outcomes: list[Outcome]) -> Outcome:
     """The outcome that explains the others, given in the order in which the processes ended.
 
-    Success stands only where all succeeded, and is the first rank's, which knows most; of equals the first to end is
-    blamed, of hangs the one that the others waited for.
+    Success stands only where all succeeded, and is the first rank's, which knows most; of equals
+    the first to end is blamed, of hangs the one that the others waited for.
     """
     failed = [outcome for outcome in outcomes if outcome.result is not Result.SUCCEEDED]
     if not failed:

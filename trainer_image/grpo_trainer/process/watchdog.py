@@ -1,11 +1,13 @@
-"""Ends a process that makes no progress, or that can't stop after SIGTERM, and says where its threads stood.
+"""Ends a process that makes no progress, or that can't stop after SIGTERM, and says where its
+threads stood.
 
-A stuck collective blocks the main thread in C++ for as long as its time-out, where neither an exception nor a Python
-signal handler can reach it. So a daemon thread watches, and ends the process from there.
+A stuck collective blocks the main thread in C++ for as long as its time-out, where neither an
+exception nor a Python signal handler can reach it. So a daemon thread watches, and ends the process
+from there.
 
-faulthandler writes the stacks in C, on SIGUSR1, also while the GIL is held. Python code can't look then, and a debugger
-would need ptrace, which restricted pods don't have. The watchdog takes the stacks of its own process, and the
-supervisor those of a process that can't.
+faulthandler writes the stacks in C, on SIGUSR1, also while the GIL is held. Python code can't look
+then, and a debugger would need ptrace, which restricted pods don't have. The watchdog takes the
+stacks of its own process, and the supervisor those of a process that can't.
 """
 
 import faulthandler
@@ -38,7 +40,8 @@ WRITES_STACKS = signal.SIGUSR1
 OWN_CODE = ("grpo_trainer/", "trl/")
 """Code whose frames say most: what the run was doing, by the trainer's and TRL's names for it."""
 WAITING_CODE = ("torch/distributed/", "torch/autograd/graph.py", "deepspeed/comm/")
-"""Code in which a rank waits for the others; in a backward pass it is torch's own threads that talk to them."""
+"""Code in which a rank waits for the others; in a backward pass it is torch's own threads that talk
+to them."""
 _FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _SITE = re.compile(r".*/(?:(?:site|dist)-packages|python3\.\d+|trainer_image|operator)/")
 
@@ -66,28 +69,38 @@ class Stacks:
 
 def read_stacks(path: Path) -> str:
     """The stacks that another process has written; empty if it wrote none."""
-    return path.read_text(encoding="utf-8", errors="replace")[-MAX_STACK_CHARACTERS:] if path.is_file() else ""
+    return (
+        path.read_text(encoding="utf-8", errors="replace")[-MAX_STACK_CHARACTERS:]
+        if path.is_file()
+        else ""
+    )
 
 
 def add_standstill(outcome: Outcome, silent_seconds: float, stacks: str) -> Outcome:
-    """The outcome with where its process stood, as much of it as a termination message has room for."""
+    """The outcome with where its process stood, as much of it as a termination message has room
+    for."""
     frames = main_frames(stacks)
     inner = next((at for at, frame in enumerate(frames) if frame.startswith(OWN_CODE)), len(frames))
     waiting = any(frame.startswith(WAITING_CODE) for frame in frames[:inner])
     found = Standstill(
-        silent_seconds=max(0.0, silent_seconds), waiting=waiting, frames=select_frames(frames, MAX_FRAMES)
+        silent_seconds=max(0.0, silent_seconds),
+        waiting=waiting,
+        frames=select_frames(frames, MAX_FRAMES),
     )
     return with_standstill(outcome, found)
 
 
 def main_frames(stacks: str) -> list[str]:
-    """The main thread's frames as they were written last, innermost first; empty where the text has none.
+    """The main thread's frames as they were written last, innermost first; empty where the text has
+    none.
 
-    Each as `path:line in function`, the path from the package on. faulthandler names threads by number alone, so the
-    number of the main thread stands in the first line.
+    Each as `path:line in function`, the path from the package on. faulthandler names threads by
+    number alone, so the number of the main thread stands in the first line.
     """
     lines = stacks.splitlines()
-    main = next((line.removeprefix("main ") for line in lines if line.startswith("main 0x")), "none")
+    main = next(
+        (line.removeprefix("main ") for line in lines if line.startswith("main 0x")), "none"
+    )
     start = len(lines)
     for at, line in enumerate(lines):
         if main in line and line.endswith("(most recent call first):"):
@@ -97,21 +110,30 @@ def main_frames(stacks: str) -> list[str]:
         found = _FRAME.match(line)
         if found is None:
             break
-        frames.append(f"{_SITE.sub('', found['path'])}:{found['line']} in {found['function']}"[:FRAME_CHARACTERS])
+        frames.append(
+            f"{_SITE.sub('', found['path'])}:{found['line']} in {found['function']}"[
+                :FRAME_CHARACTERS
+            ]
+        )
     return frames
 
 
 def select_frames(frames: list[str], limit: int) -> list[str]:
-    """At most `limit` of the frames, in their order: prefers the innermost, then those of our own and TRL's code."""
-    order = sorted(range(len(frames)), key=lambda at: (at > 0, not frames[at].startswith(OWN_CODE), at))
+    """At most `limit` of the frames, in their order: prefers the innermost, then those of our own
+    and TRL's code."""
+    order = sorted(
+        range(len(frames)), key=lambda at: (at > 0, not frames[at].startswith(OWN_CODE), at)
+    )
     return [frames[at] for at in sorted(order[:limit])]
 
 
 POLL_SECONDS = 1.0
 PEER_FAILED = signal.SIGUSR2
-"""By which a supervisor tells a process that another of the pod has failed: it says how far it is, and ends."""
+"""By which a supervisor tells a process that another of the pod has failed: it says how far it is,
+and ends."""
 LOCKED_SECONDS = 30.0
-"""By how much a process outlives its patience whose watchdog can't run, since something holds the GIL for good."""
+"""By how much a process outlives its patience whose watchdog can't run, since something holds the
+GIL for good."""
 QUIET_SECONDS = 30.0
 """Who has had no progress for so long when it is ended says where it stood."""
 
@@ -133,7 +155,8 @@ class Watchdog:
     ) -> None:
         """`end_process` is given the outcome and the stacks of all threads; it doesn't return.
 
-        `now` is the recorder's clock. `quiet_seconds` and `locked_seconds`: see QUIET_SECONDS and LOCKED_SECONDS.
+        `now` is the recorder's clock. `quiet_seconds` and `locked_seconds`: see QUIET_SECONDS and
+        LOCKED_SECONDS.
         """
         self._guard = guard
         self._execution = execution
@@ -152,13 +175,16 @@ class Watchdog:
         """Listen for signals and start watching. Call it in the main thread."""
         reader, writer = socket.socketpair()
         writer.setblocking(False)
-        # Python runs signal handlers between bytecodes of the main thread; the wake-up descriptor is written by the C
-        # handler at once, so that the thread below hears a signal even while the main thread is stuck in a collective.
+        # Python runs signal handlers between bytecodes of the main thread; the wake-up descriptor
+        # is written by the C handler at once, so that the thread below hears a signal even while
+        # the main thread is stuck in a collective.
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, PEER_FAILED):
             signal.signal(number, lambda _number, _frame: None)
         self._stacks.listen()
-        threading.Thread(target=self._listen, args=(reader, writer), name="signals", daemon=True).start()
+        threading.Thread(
+            target=self._listen, args=(reader, writer), name="signals", daemon=True
+        ).start()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     @property
@@ -175,7 +201,8 @@ class Watchdog:
 
     def _watch(self) -> None:
         while True:
-            # a thread in C, for the case that none in Python runs any more; the next round puts it off
+            # a thread in C, for the case that none in Python runs any more; the next round puts it
+            # off
             faulthandler.dump_traceback_later(self._waits()[2] + self._locked, exit=True)
             self._signalled.wait(POLL_SECONDS)
             self._signalled.clear()
@@ -193,43 +220,57 @@ class Watchdog:
             return self._outcome(*self._stuck(stage, idle, limit))
         waited = self.seconds_since_sigterm
         if waited is not None and (stage not in ("Training", "Saving") or waited > self._grace()):
-            return self._outcome(Result.PREEMPTED, f"SIGTERM during stage {stage}; the last periodic checkpoint stands")
+            return self._outcome(
+                Result.PREEMPTED,
+                f"SIGTERM during stage {stage}; the last periodic checkpoint stands",
+            )
         if self._peer_failed:
             return self._outcome(
-                Result.PREEMPTED, f"another process of the pod failed during stage {stage} of this one"
+                Result.PREEMPTED,
+                f"another process of the pod failed during stage {stage} of this one",
             )
         return None
 
     def _waits(self) -> tuple[str, float, float]:
         """The stage, for how long it has had no progress, and how long it may."""
         recorder, stage = self._recorder, self._recorder.current_stage
-        idle = recorder.seconds_since_event if stage == "Training" else recorder.seconds_since_any_event
+        idle = (
+            recorder.seconds_since_event
+            if stage == "Training"
+            else recorder.seconds_since_any_event
+        )
         return stage, idle, hang_timeout_seconds(stage, self._guard, self._execution)
 
     def _stuck(self, stage: str, idle: float, limit: float) -> tuple[Result, str]:
         """The result and the sentence of a stage that took longer than its patience."""
         if stage == "Connecting":
             return Result.RENDEZVOUS_TIMEOUT, (
-                f"the process group and its first all-reduce did not come about in {limit:.0f} s, although every pod "
-                f"reached every other by TCP ({interfaces_message(os.environ)}): NCCL_DEBUG=INFO in spec.env tells "
+                f"the process group and its first all-reduce did not come about in {limit:.0f} s, "
+                "although every pod "
+                f"reached every other by TCP ({interfaces_message(os.environ)}): NCCL_DEBUG=INFO "
+                "in spec.env tells "
                 "what it tries"
             )
         done = "step finished" if stage == "Training" else "progress"
         return Result.HANG, (
-            f"no {done} for {idle:.0f} s in stage {stage} after step {self._recorder.step}; {limit:.0f} s are allowed "
-            f"(guard.hangTimeoutSeconds = {self._guard.hang_timeout_seconds}). Every thread's stack is in the log"
+            f"no {done} for {idle:.0f} s in stage {stage} after step {self._recorder.step}; "
+            f"{limit:.0f} s are allowed "
+            f"(guard.hangTimeoutSeconds = {self._guard.hang_timeout_seconds}). Every thread's "
+            "stack is in the log"
         )
 
     def _with_place(self, outcome: Outcome, stacks: str) -> Outcome:
         """The outcome with the place where the process stood still.
 
-        Its silence counts up to the moment when the limit was reached, so that ranks can be compared although their
-        watchdogs looked at different times.
+        Its silence counts up to the moment when the limit was reached, so that ranks can be
+        compared although their watchdogs looked at different times.
         """
         _, idle, limit = self._waits()
         if idle < self._quiet:
             return outcome
-        return add_standstill(outcome, self._recorder.silent_seconds - max(0.0, idle - limit), stacks)
+        return add_standstill(
+            outcome, self._recorder.silent_seconds - max(0.0, idle - limit), stacks
+        )
 
     def _grace(self) -> float:
         return max(0.0, self._grace_period_seconds - GRACE_MARGIN_SECONDS)

@@ -1,8 +1,9 @@
-"""The reference strategies: where the frozen model comes from and where it lives, one small class each.
+"""The reference strategies: where the frozen model comes from and where it lives, one small class
+each.
 
-TRL knows one way, which is to load the path again. Which of the five is right depends on sizes, and the planner
-chooses. `strategy_for` returns the plan's strategy, for training/reference_trainer.py. ReferenceCallback drives
-it at TRL's public moments: after a resume, at every sync and at the end.
+TRL knows one way, which is to load the path again. Which of the five is right depends on sizes, and
+the planner chooses. `strategy_for` returns the plan's strategy, for training/reference_trainer.py.
+ReferenceCallback drives it at TRL's public moments: after a resume, at every sync and at the end.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Sharded(ReferenceStrategy):
     name: ClassVar[str] = "Sharded"
     zero_stages: ClassVar[tuple[int, ...]] = (3,)
 
-    def __init__(self, sync: ReferenceSync | None = None, offload: bool = False, remote_code: bool = False) -> None:
+    def __init__(
+        self, sync: ReferenceSync | None = None, offload: bool = False, remote_code: bool = False
+    ) -> None:
         super().__init__(sync)
         self.offload = offload
         self.remote_code = remote_code
@@ -48,7 +51,9 @@ class Sharded(ReferenceStrategy):
             reference: nn.Module = load_causal(trainer.source, self.remote_code)
         return freeze(reference)
 
-    def prepare(self, model: nn.Module, trainer: PolicyTrainer, wrap: Callable[..., Any]) -> nn.Module:
+    def prepare(
+        self, model: nn.Module, trainer: PolicyTrainer, wrap: Callable[..., Any]
+    ) -> nn.Module:
         """Wraps with the reference's own offload settings instead of the policy's."""
         if model is not trainer.ref_model:
             return super().prepare(model, trainer, wrap)
@@ -61,7 +66,8 @@ class Sharded(ReferenceStrategy):
             plugin.deepspeed_config = policy_config
 
     def config(self, policy: dict[str, Any]) -> dict[str, Any]:
-        """The policy's DeepSpeed config with the place of the reference's partitions instead of the policy's."""
+        """The policy's DeepSpeed config with the place of the reference's partitions instead of the
+        policy's."""
         config = copy.deepcopy(policy)
         zero = config["zero_optimization"]
         zero.pop("offload_param", None)
@@ -71,9 +77,12 @@ class Sharded(ReferenceStrategy):
 
     @contextmanager
     def _config(self, trainer: PolicyTrainer) -> Iterator[None]:
-        """transformers' global DeepSpeed config is the reference's inside, the policy's afterwards."""
+        """transformers' global DeepSpeed config is the reference's inside, the policy's
+        afterwards."""
         policy = trainer.args.hf_deepspeed_config
-        reference = HfDeepSpeedConfig(self.config(policy.config))  # kept by name: transformers has but a weak reference
+        reference = HfDeepSpeedConfig(
+            self.config(policy.config)
+        )  # kept by name: transformers has but a weak reference
         try:
             yield
         finally:
@@ -87,7 +96,8 @@ class Clone(ReferenceStrategy):
     name: ClassVar[str] = "Clone"
 
     def build(self, trainer: PolicyTrainer) -> nn.Module:
-        """Copies the policy. Before TRL adds its fused head: a copy of that would still call the policy."""
+        """Copies the policy. Before TRL adds its fused head: a copy of that would still call the
+        policy."""
         policy: nn.Module = trainer.model
         return freeze(copy.deepcopy(policy))
 
@@ -123,11 +133,16 @@ class Adapter(ReferenceStrategy):
         """
         super().check(zero_stage, adapter, beta)
         if not adapter:
-            raise BadInput("reference strategy Adapter needs LoRA: with all parameters trained the base does not stay")
+            raise BadInput(
+                "reference strategy Adapter needs LoRA: with all parameters trained the base does "
+                "not stay"
+            )
 
     def build(self, trainer: PolicyTrainer) -> NoReturn:
         """Never reached with PEFT; a second model is what this strategy exists to avoid."""
-        raise TrainingError(f"TRL asked for a second model although {type(trainer.model).__name__} has an adapter")
+        raise TrainingError(
+            f"TRL asked for a second model although {type(trainer.model).__name__} has an adapter"
+        )
 
     def scoring(self, trainer: PolicyTrainer, model: nn.Module) -> AbstractContextManager[None]:  # noqa: ARG002
         """Eval mode for passes with the adapter off; nothing for the policy's own."""
@@ -136,12 +151,15 @@ class Adapter(ReferenceStrategy):
 
 def is_adapter_disabled(model: nn.Module) -> bool:
     """Whether PEFT's adapter layers in the model are disabled now."""
-    return any(layer.disable_adapters for layer in model.modules() if isinstance(layer, BaseTunerLayer))
+    return any(
+        layer.disable_adapters for layer in model.modules() if isinstance(layer, BaseTunerLayer)
+    )
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards, also after an exception, every module's own mode again. Nests."""
+    """Eval mode inside; afterwards, also after an exception, every module's own mode again.
+    Nests."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -157,24 +175,34 @@ class Offload(ReferenceStrategy):
     name: ClassVar[str] = "Offload"
 
     def build(self, trainer: PolicyTrainer) -> nn.Module:
-        """Copies the policy's parameters to the host, without a second copy on the GPU on the way."""
+        """Copies the policy's parameters to the host, without a second copy on the GPU on the
+        way."""
         policy: nn.Module = trainer.model
-        host = {p: nn.Parameter(p.detach().to("cpu", copy=True), requires_grad=False) for p in policy.parameters()}
+        host = {
+            p: nn.Parameter(p.detach().to("cpu", copy=True), requires_grad=False)
+            for p in policy.parameters()
+        }
         return freeze(copy.deepcopy(policy, {id(p): copied for p, copied in host.items()}))
 
     def attach(self, trainer: PolicyTrainer) -> None:
-        """Takes the parameters back to the host: TRL's wrapping put them on the device (before any optimizer state)."""
+        """Takes the parameters back to the host: TRL's wrapping put them on the device (before any
+        optimizer state)."""
         for parameter in unwrap_model(trainer.ref_model).parameters():
             parameter.data = pinned_copy(parameter.data.to("cpu"), trainer.accelerator.device)
 
     def scoring(self, trainer: PolicyTrainer, model: nn.Module) -> AbstractContextManager[None]:
         """Brings the copy in for its own passes."""
-        return on_device(model, trainer.accelerator.device) if model is trainer.ref_model else nullcontext()
+        return (
+            on_device(model, trainer.accelerator.device)
+            if model is trainer.ref_model
+            else nullcontext()
+        )
 
 
 @contextmanager
 def on_device(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Parameters on `device` inside; afterwards, also after an exception, the same host memory as before."""
+    """Parameters on `device` inside; afterwards, also after an exception, the same host memory as
+    before."""
     home = [(parameter, parameter.data) for parameter in model.parameters()]
     try:
         for parameter, data in home:
@@ -201,11 +229,14 @@ class ReferenceCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         self.strategy = strategy
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """The checkpoint is loaded and the models are wrapped: prove it, restore the reference, check states."""
+        """The checkpoint is loaded and the models are wrapped: prove it, restore the reference,
+        check states."""
         folder = self.trainer.resumed_from
         if folder:
             with resumed_weights(folder, self.trainer.source.folder) as files:
-                self.trainer.proofs.append(prove_weights(self.trainer.model, files, "resumed policy"))
+                self.trainer.proofs.append(
+                    prove_weights(self.trainer.model, files, "resumed policy")
+                )
             self.strategy.restore(self.trainer, folder)
         check_states(self.trainer)
 
@@ -217,23 +248,27 @@ class ReferenceCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             check_states(self.trainer)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """What is exported is the same on all ranks; the engine has asked the same before every checkpoint."""
+        """What is exported is the same on all ranks; the engine has asked the same before every
+        checkpoint."""
         prove_equal(self.trainer.model, "policy")
 
 
 def resumed_weights(checkpoint: Path, base: Path) -> WeightFiles:
-    """What the policy must hold after a resume: the checkpoint's weights, under an adapter the base's as before."""
+    """What the policy must hold after a resume: the checkpoint's weights, under an adapter the
+    base's as before."""
     weights = open_weights(checkpoint)
     if (checkpoint / ADAPTER_CONFIG).exists():
         weights.paths.update(open_weights(base).paths)
     return weights
 
 
-def strategy_for(execution: ExecutionPlan, reference: ReferenceSpec, *, trust_remote_code: bool) -> ReferenceStrategy:
+def strategy_for(
+    execution: ExecutionPlan, reference: ReferenceSpec, *, trust_remote_code: bool
+) -> ReferenceStrategy:
     """The strategy that the plan chose, with its sync and offload settings.
 
-    Under ZeRO-3 an offloaded reference is a sharded one whose partitions are in host memory: DeepSpeed streams them in,
-    and no rank ever holds a whole copy.
+    Under ZeRO-3 an offloaded reference is a sharded one whose partitions are in host memory:
+    DeepSpeed streams them in, and no rank ever holds a whole copy.
 
     Raises:
         BadInput: sync with a strategy that has no reference of its own.

@@ -1,17 +1,18 @@
 """The interface of a reference strategy, what it sees of the trainer, and the sync of its weights.
 
-The trainer works with any strategy without knowing which. It calls them in this order: `check` (before anything is
-built), `build` (inside GRPOTrainer's constructor, before TRL wraps the result), `prepare` (TRL wraps it for DeepSpeed),
-`attach` (the constructor is done), `scoring` (around every forward pass), `move` (sync), `save` and `restore`
-(checkpoints).
+The trainer works with any strategy without knowing which. It calls them in this order: `check`
+(before anything is built), `build` (inside GRPOTrainer's constructor, before TRL wraps the result),
+`prepare` (TRL wraps it for DeepSpeed), `attach` (the constructor is done), `scoring` (around every
+forward pass), `move` (sync), `save` and `restore` (checkpoints).
 
-A strategy acts on the trainer through the narrow view PolicyTrainer, which shows how much of TRL's trainer a reference
-depends on.
+A strategy acts on the trainer through the narrow view PolicyTrainer, which shows how much of TRL's
+trainer a reference depends on.
 
-A sync computes reference = mixup * policy + (1 - mixup) * reference. TRL's SyncRefModelCallback gathers both models
-whole on every rank under ZeRO-3 (4 bytes per parameter of each in bf16), and its result is lost on resume. Elementwise
-mixing needs no gather: policy and reference are partitioned alike, so each rank mixes its own partitions, in the same
-operations and so to the same bits.
+A sync computes reference = mixup * policy + (1 - mixup) * reference. TRL's SyncRefModelCallback
+gathers both models whole on every rank under ZeRO-3 (4 bytes per parameter of each in bf16), and
+its result is lost on resume. Elementwise mixing needs no gather: policy and reference are
+partitioned alike, so each rank mixes its own partitions, in the same operations and so to the same
+bits.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def mix_weights(policy: nn.Module, reference: nn.Module, mixup: float) -> None:
     sources = parameters.parameters_by_name(policy)
     if targets.keys() != sources.keys():
         different = sorted(targets.keys() ^ sources.keys())
-        raise TrainingError(f"policy and reference have different parameters, such as {different[0]}")
+        raise TrainingError(
+            f"policy and reference have different parameters, such as {different[0]}"
+        )
     for name, target in targets.items():
         with parameters.local_share(target) as old, parameters.local_share(sources[name]) as new:
             if (old.start, old.stop, old.shape) != (new.start, new.stop, new.shape):
@@ -88,7 +91,8 @@ class ReferenceStrategy(ABC):
     def __init__(self, sync: ReferenceSync | None = None) -> None:
         if sync and not self.has_own_model:
             raise BadInput(
-                f"spec.reference.sync: strategy {self.name} has no reference model of its own that could move; remove "
+                f"spec.reference.sync: strategy {self.name} has no reference model of its own "
+                "that could move; remove "
                 "sync, or choose strategy Clone, Offload or Sharded"
             )
         self.sync = sync
@@ -100,18 +104,32 @@ class ReferenceStrategy(ABC):
             BadInput: the strategy doesn't fit the parallelism, the method or beta.
         """
         if zero_stage not in self.zero_stages:
-            why = "a partitioned policy can't be copied; use Sharded" if zero_stage == 3 else "nothing is partitioned"
-            raise BadInput(f"reference strategy {self.name} does not work under ZeRO stage {zero_stage}: {why}")
+            why = (
+                "a partitioned policy can't be copied; use Sharded"
+                if zero_stage == 3
+                else "nothing is partitioned"
+            )
+            raise BadInput(
+                f"reference strategy {self.name} does not work under ZeRO stage {zero_stage}: {why}"
+            )
         if adapter and self.has_own_model:
-            raise BadInput(f"reference strategy {self.name} needs all parameters trained; LoRA's reference is Adapter")
+            raise BadInput(
+                f"reference strategy {self.name} needs all parameters trained; LoRA's reference "
+                "is Adapter"
+            )
         if (beta == 0.0) != (self.name == "None"):
-            raise BadInput(f"spec.training.beta {beta} does not fit reference strategy {self.name}; beta 0 needs None")
+            raise BadInput(
+                f"spec.training.beta {beta} does not fit reference strategy {self.name}; beta 0 "
+                "needs None"
+            )
 
     @abstractmethod
     def build(self, trainer: PolicyTrainer) -> nn.Module:
         """The frozen reference, not yet wrapped. `trainer.model` is the policy as loaded."""
 
-    def prepare(self, model: nn.Module, trainer: PolicyTrainer, wrap: Callable[..., Any]) -> nn.Module:
+    def prepare(
+        self, model: nn.Module, trainer: PolicyTrainer, wrap: Callable[..., Any]
+    ) -> nn.Module:
         """Wraps a model for DeepSpeed inference by `wrap(model, accelerator)`."""
         wrapped: nn.Module = wrap(model, trainer.accelerator)
         return wrapped
@@ -124,18 +142,21 @@ class ReferenceStrategy(ABC):
         return nullcontext()
 
     def move(self, trainer: PolicyTrainer) -> None:
-        """Moves the reference towards the policy by `sync.mixup`. A collective under ZeRO-3 only for its next pass."""
+        """Moves the reference towards the policy by `sync.mixup`. A collective under ZeRO-3 only
+        for its next pass."""
         if self.sync and trainer.ref_model is not None:
             mix_weights(trainer.model, unwrap_model(trainer.ref_model), self.sync.mixup)
 
     def save(self, trainer: PolicyTrainer, folder: Path) -> None:
-        """Writes into a checkpoint which weights the reference began with and, if it moves, where it is now."""
+        """Writes into a checkpoint which weights the reference began with and, if it moves, where
+        it is now."""
         reference_state.save_identity(folder, self.name, trainer.start)
         if self.sync and trainer.ref_model is not None:
             reference_state.save_reference(unwrap_model(trainer.ref_model), folder, self.name)
 
     def restore(self, trainer: PolicyTrainer, folder: Path) -> None:
-        """Checks that the reference began as the checkpoint's, and reads where it has moved since. A collective.
+        """Checks that the reference began as the checkpoint's, and reads where it has moved since.
+        A collective.
 
         Raises:
             BadInput: the checkpoint's is of another strategy, model, world size or sync.

@@ -1,4 +1,5 @@
-"""Finding the answer in a text and comparing two answers: pure functions, linear in the length of the text."""
+"""Finding the answer in a text and comparing two answers: pure functions, linear in the length of
+the text."""
 
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
@@ -9,7 +10,8 @@ _CURRENCIES = "$€£"
 
 
 def xml_answer(text: str) -> str | None:
-    """The content of the last complete `<answer>…</answer>`, without surrounding space; None without one."""
+    """The content of the last complete `<answer>…</answer>`, without surrounding space; None
+    without one."""
     before, closing, _ = text.rpartition("</answer>")
     _, opening, answer = before.rpartition("<answer>")
     if not closing or not opening:
@@ -37,7 +39,8 @@ def boxed_answer(text: str) -> str | None:
 
 
 def _closing_brace(text: str, start: int) -> int | None:
-    """Where the brace that was opened just before `start` is closed; a backslash escapes a brace."""
+    """Where the brace that was opened just before `start` is closed; a backslash escapes a
+    brace."""
     depth, escaped = 1, False
     for position in range(start, len(text)):
         character = text[position]
@@ -74,16 +77,19 @@ EXTRACTORS: dict[str, Callable[[str], str | None]] = {
 
 
 def expected_answer(value: str | float) -> str:
-    """The right answer in a dataset's cell: the text after `####` where that occurs, else all of it."""
+    """The right answer in a dataset's cell: the text after `####` where that occurs, else all of
+    it."""
     text = str(value)
     answer = hash_answer(text)
     return text.strip() if answer is None else answer
 
 
 def parse_number(text: str) -> Decimal | None:
-    """The number that a text such as `1,000`, `$18`, `-3.50` or `1e3` is; None if it is not a finite number.
+    """The number that a text such as `1,000`, `$18`, `-3.50` or `1e3` is; None if it is not a
+    finite number.
 
-    Thousands may be set off by commas; one currency sign in front and one full stop behind are left out.
+    Thousands may be set off by commas; one currency sign in front and one full stop behind are left
+    out.
     """
     bare = text.strip().removesuffix(".")
     sign = "-" if bare.startswith("-") else ""

@@ -1,11 +1,12 @@
-"""The built-in rewards: `accuracy` compares answers with the dataset's, `format` matches a regular expression.
+"""The built-in rewards: `accuracy` compares answers with the dataset's, `format` matches a regular
+expression.
 
-`accuracy` is for datasets with one right answer, such as GSM8K. math-verify runs in a process of its own: an answer
-like `9^{9^{9^9}}` would else keep the training busy for ever.
+`accuracy` is for datasets with one right answer, such as GSM8K. math-verify runs in a process of
+its own: an answer like `9^{9^{9^9}}` would else keep the training busy for ever.
 
-A pattern of `format` and a completion together can take exponential time. Matching therefore runs in the `regex`
-package, which can be timed out and releases the GIL. `regex` measures its time-outs in CPU seconds of the process, all
-threads together (C's clock()).
+A pattern of `format` and a completion together can take exponential time. Matching therefore runs
+in the `regex` package, which can be timed out and releases the GIL. `regex` measures its time-outs
+in CPU seconds of the process, all threads together (C's clock()).
 """
 
 from collections.abc import Sequence
@@ -20,11 +21,20 @@ from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput
 from .answers import EXTRACTORS, expected_answer, is_same_number, is_same_text
 from .python_function import START_SECONDS, FunctionFailed, FunctionProcess
-from .reward_base import Completion, Deadline, RewardCounters, Scores, completion_text, current_step, reward_error
+from .reward_base import (
+    Completion,
+    Deadline,
+    RewardCounters,
+    Scores,
+    completion_text,
+    current_step,
+    reward_error,
+)
 
 
 class AccuracyFunction:
-    """Callable with TRL's reward signature: `score` for a right answer, 0 for a wrong or a missing one."""
+    """Callable with TRL's reward signature: `score` for a right answer, 0 for a wrong or a missing
+    one."""
 
     def __init__(
         self,
@@ -34,7 +44,8 @@ class AccuracyFunction:
         math: FunctionProcess | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Picks how answers are found and compared. `math` is taken over; where it is needed and None, it is started.
+        """Picks how answers are found and compared. `math` is taken over; where it is needed and
+        None, it is started.
 
         `clock` measures the budget of a batch.
         """
@@ -71,7 +82,9 @@ class AccuracyFunction:
             try:
                 scores.append(self._score(completion_text(completion), answer, deadline))
             except FunctionFailed as failure:
-                raise reward_error(self.__name__, step, f"math-verify failed: {failure}", sample) from failure
+                raise reward_error(
+                    self.__name__, step, f"math-verify failed: {failure}", sample
+                ) from failure
         return scores
 
     def _score(self, text: str, answer: str | float, deadline: Deadline) -> float | None:
@@ -97,16 +110,21 @@ class AccuracyFunction:
         if seconds <= 0:
             return None
         try:
-            answer = self._math.call({"completions": [given], "expected": [expected], "trainer_state": {}}, seconds)
+            answer = self._math.call(
+                {"completions": [given], "expected": [expected], "trainer_state": {}}, seconds
+            )
         except TimeoutError:
             return None
         return bool(answer["scores"][0])
 
 
 class FormatFunction:
-    """Callable with TRL's reward signature: `score` for completions that match, 0 for others, None after a time-out."""
+    """Callable with TRL's reward signature: `score` for completions that match, 0 for others, None
+    after a time-out."""
 
-    def __init__(self, name: str, spec: FormatReward, counters: RewardCounters, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, name: str, spec: FormatReward, counters: RewardCounters, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         """Compiles the pattern; `clock` measures the budget of a batch.
 
         Raises:
@@ -130,7 +148,9 @@ class FormatFunction:
     def __call__(self, completions: Sequence[Completion], **_columns: Any) -> Scores:
         """One score per completion, all within the batch's budget."""
         deadline = Deadline(self._spec.batch_timeout_seconds, self._clock)
-        return [self._score(completion_text(completion).strip(), deadline) for completion in completions]
+        return [
+            self._score(completion_text(completion).strip(), deadline) for completion in completions
+        ]
 
     def _score(self, text: str, deadline: Deadline) -> float | None:
         seconds = max(0.0, min(self._spec.timeout_seconds, deadline.seconds_left()))

@@ -1,12 +1,13 @@
 """The process that runs one user-written reward function, sync or async, for one training process.
 
-Only a process can be ended: a thread that hangs or keeps the GIL would take the training with it. This is a program of
-its own (`python -P child.py FD PARENT_PID`, see python_function.py) and imports nothing of ours, so that it starts fast
-and the user's modules can have any name.
+Only a process can be ended: a thread that hangs or keeps the GIL would take the training with it.
+This is a program of its own (`python -P child.py FD PARENT_PID`, see python_function.py) and
+imports nothing of ours, so that it starts fast and the user's modules can have any name.
 
-Protocol on the socket FD: the parent sends pickles (rows contain dates and the like), the child answers JSON (the
-parent never unpickles what user code made). First `{path, function}` → `{"async": bool}` or `{"problem"}`; then, per
-batch, the function's arguments → `{"scores", "metrics", "extra"}`, or `{"problem"}` and after it `{"sample"}`.
+Protocol on the socket FD: the parent sends pickles (rows contain dates and the like), the child
+answers JSON (the parent never unpickles what user code made). First `{path, function}` → `{"async":
+bool}` or `{"problem"}`; then, per batch, the function's arguments → `{"scores", "metrics",
+"extra"}`, or `{"problem"}` and after it `{"sample"}`.
 """
 
 import asyncio
@@ -52,7 +53,8 @@ def main() -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent's thread dies: user code that hangs can't notice a closed socket."""
+    """Ask the kernel for SIGKILL when the parent's thread dies: user code that hangs can't notice a
+    closed socket."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the training process ended before its reward process began")
@@ -76,7 +78,9 @@ def _ready(parent: Connection) -> Callable[..., Any]:
 def _is_async(function: Callable[..., Any]) -> bool:
     if not callable(function):
         raise TypeError(f"{function!r:.80} is not a function")
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__
+    )
 
 
 def _serve(parent: Connection, function: Callable[..., Any], arguments: Arguments) -> None:
@@ -99,7 +103,8 @@ def _called(function: Callable[..., Any], arguments: Arguments, answer: _Answer)
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """One event loop for the process's life: what a function keeps between batches may be bound to it."""
+    """One event loop for the process's life: what a function keeps between batches may be bound to
+    it."""
     global _event_loop  # noqa: PLW0603
     if _event_loop is None:
         _event_loop = asyncio.new_event_loop()
@@ -112,7 +117,9 @@ _event_loop: asyncio.AbstractEventLoop | None = None
 def _scores(result: Any) -> list[float | None]:
     """The function's result as JSON can carry it; numbers of numpy and torch become floats."""
     if isinstance(result, str | bytes | dict) or not hasattr(result, "__iter__"):
-        raise TypeError(f"returned {result!r:.80}; return a list with one number or None per completion")
+        raise TypeError(
+            f"returned {result!r:.80}; return a list with one number or None per completion"
+        )
     return [_score(score) for score in result]
 
 
@@ -125,7 +132,8 @@ def _score(score: Any) -> float | None:
 
 
 def _failing_sample(function: Callable[..., Any], arguments: Arguments) -> int | None:
-    """The first completion on which the function fails alone too; None if it fails only on the whole batch."""
+    """The first completion on which the function fails alone too; None if it fails only on the
+    whole batch."""
     for sample in range(len(arguments["completions"])):
         try:
             _scores(_called(function, _slice(arguments, sample), _Answer()))
@@ -135,7 +143,11 @@ def _failing_sample(function: Callable[..., Any], arguments: Arguments) -> int |
 
 
 def _slice(arguments: Arguments, sample: int) -> Arguments:
-    lists = {name: value[sample : sample + 1] for name, value in arguments.items() if isinstance(value, list)}
+    lists = {
+        name: value[sample : sample + 1]
+        for name, value in arguments.items()
+        if isinstance(value, list)
+    }
     return {**arguments, **lists}
 
 

@@ -1,8 +1,8 @@
 """The `http` reward: POSTs batches of completions to a service and takes its numbers.
 
-A service fails, hangs and lies, and a run of days must outlive its bad minutes: failed requests are tried again until
-the batch's time is up, then their completions get no reward and are counted (reward_set.py). TRL awaits it together
-with the other async rewards.
+A service fails, hangs and lies, and a run of days must outlive its bad minutes: failed requests are
+tried again until the batch's time is up, then their completions get no reward and are counted
+(reward_set.py). TRL awaits it together with the other async rewards.
 """
 
 import asyncio
@@ -35,7 +35,8 @@ Body = dict[str, Any]
 
 
 class _Passing(Exception):
-    """A failure that another try may not meet; `retry_after` is the pause in seconds that the service asks for."""
+    """A failure that another try may not meet; `retry_after` is the pause in seconds that the
+    service asks for."""
 
     def __init__(self, problem: str, retry_after: float = 0.0) -> None:
         super().__init__(problem)
@@ -49,7 +50,9 @@ class _Permanent(Exception):
 class HTTPFunction:
     """Async callable with TRL's reward signature; None for completions whose request failed."""
 
-    def __init__(self, name: str, spec: HTTPReward, counters: RewardCounters, token: str | None) -> None:
+    def __init__(
+        self, name: str, spec: HTTPReward, counters: RewardCounters, token: str | None
+    ) -> None:
         """Keeps the settings; connections are made per call, on the loop of the caller.
 
         Raises:
@@ -62,10 +65,13 @@ class HTTPFunction:
         try:
             self._shown = str(URL(spec.url).with_user(None).with_query(None))
         except ValueError as error:
-            raise BadInput(f"reward {name!r}: http.url is not the address of a service: {error}; correct it") from error
+            raise BadInput(
+                f"reward {name!r}: http.url is not the address of a service: {error}; correct it"
+            ) from error
         self._last_try = ""
         """Why the last try of this batch failed; empty if none did."""
-        # a generator of its own: drawing from the global one would change the training's random numbers
+        # a generator of its own: drawing from the global one would change the training's random
+        # numbers
         self._random = random.Random()
 
     @property
@@ -73,8 +79,11 @@ class HTTPFunction:
         """The most time that one call can take."""
         return self._spec.batch_timeout_seconds
 
-    async def __call__(self, prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Scores:
-        """One score per completion; failures are counted, and judged over all ranks by FailureLimits."""
+    async def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any
+    ) -> Scores:
+        """One score per completion; failures are counted, and judged over all ranks by
+        FailureLimits."""
         self._last_try = ""
         step = current_step(columns)
         rows = {name: values for name, values in columns.items() if name not in _HOOKS}
@@ -82,7 +91,9 @@ class HTTPFunction:
         chunks = list(_chunks(everything, self._spec.batch_size))
         async with aiohttp.ClientSession(headers=self._headers) as session:
             gate = asyncio.Semaphore(self._spec.max_concurrency)
-            tasks = [asyncio.create_task(self._chunk(session, gate, chunk, step)) for chunk in chunks]
+            tasks = [
+                asyncio.create_task(self._chunk(session, gate, chunk, step)) for chunk in chunks
+            ]
             done, late = await asyncio.wait(tasks, timeout=self._spec.batch_timeout_seconds)
             for task in late:
                 task.cancel()
@@ -101,7 +112,8 @@ class HTTPFunction:
         return scores
 
     def _count(self, missing: int, late: int) -> None:
-        """Count the completions without a score, of which those that are late could still have got one."""
+        """Count the completions without a score, of which those that are late could still have got
+        one."""
         if missing > late:
             self._counters.count_failures(missing - late, f"{self._shown}: {self._last_try}")
         if late:
@@ -112,7 +124,8 @@ class HTTPFunction:
     async def _chunk(
         self, session: aiohttp.ClientSession, gate: asyncio.Semaphore, chunk: Body, step: int
     ) -> Scores | None:
-        """The scores of one request, tried again until they come; None where another try would not help.
+        """The scores of one request, tried again until they come; None where another try would not
+        help.
 
         It waits outside the gate, so that others get their turn.
         """
@@ -130,14 +143,19 @@ class HTTPFunction:
                 failures += 1
 
     def _tell(self, problem: str) -> None:
-        """Remember why a try failed, and say so in the log once per batch: a run that waits must not look stuck."""
+        """Remember why a try failed, and say so in the log once per batch: a run that waits must
+        not look stuck."""
         if not self._last_try:
             limit = f"until batchTimeoutSeconds = {self._spec.batch_timeout_seconds} are over"
-            print(f"reward {self.__name__!r} tries again {limit}: {self._shown}: {problem}", flush=True)
+            print(
+                f"reward {self.__name__!r} tries again {limit}: {self._shown}: {problem}",
+                flush=True,
+            )
         self._last_try = problem
 
     def _pause(self, failures: int) -> float:
-        """Seconds before the next try: doubled with every failure, up to the longest, of which half is left to chance.
+        """Seconds before the next try: doubled with every failure, up to the longest, of which half
+        is left to chance.
 
         The ranks of a gang thus don't come back to a service that has just recovered all at once.
         """
@@ -187,7 +205,8 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that a Retry-After header asks for (RFC 9110, section 10.2.3), within reason; 0 for none or nonsense.
+    """Seconds that a Retry-After header asks for (RFC 9110, section 10.2.3), within reason; 0 for
+    none or nonsense.
 
     A date is compared with the answer's own Date: nobody knows how far off the service's clock is.
     """
@@ -195,8 +214,14 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     if re.fullmatch(r"[0-9]{1,9}", asked):
         return min(float(asked), _LONGEST_ASKED)
     try:
-        seconds = (parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("Date", ""))).total_seconds()
-    except (ValueError, TypeError, OverflowError):  # no dates, or one with a time zone and one without
+        seconds = (
+            parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("Date", ""))
+        ).total_seconds()
+    except (
+        ValueError,
+        TypeError,
+        OverflowError,
+    ):  # no dates, or one with a time zone and one without
         return 0.0
     return min(max(seconds, 0.0), _LONGEST_ASKED)
 

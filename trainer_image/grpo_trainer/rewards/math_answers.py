@@ -1,7 +1,8 @@
-"""Compares answers as mathematics, by math-verify (LaTeX and plain expressions, sets, intervals, fractions, percent).
+"""Compares answers as mathematics, by math-verify (LaTeX and plain expressions, sets, intervals,
+fractions, percent).
 
-Runs in a process of its own only: math-verify's time-outs use SIGALRM, which a run-away multiplication of integers
-never looks at.
+Runs in a process of its own only: math-verify's time-outs use SIGALRM, which a run-away
+multiplication of integers never looks at.
 """
 
 import logging
@@ -9,11 +10,14 @@ from typing import Any
 
 from math_verify import parse, verify
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time-outs are off: ours is the process's
+logging.getLogger("math_verify").setLevel(
+    logging.ERROR
+)  # it warns that its time-outs are off: ours is the process's
 
 
 def compare_answers(completions: list[str], expected: list[str], **_: Any) -> list[float]:
-    """1 for each completion (an answer, without the words around it) that equals the expected one, else 0."""
+    """1 for each completion (an answer, without the words around it) that equals the expected one,
+    else 0."""
     return [float(_same(given, right)) for given, right in zip(completions, expected, strict=True)]
 
 
@@ -26,4 +30,6 @@ def _parsed(answer: str) -> Any:
     return parse(f"${answer.strip().strip('$')}$", parsing_timeout=None)
 
 
-_same("1/2", r"\frac{1}{2}")  # builds math-verify's tables now, not on the clock of the first answer
+_same(
+    "1/2", r"\frac{1}{2}"
+)  # builds math-verify's tables now, not on the clock of the first answer

@@ -1,10 +1,12 @@
 """The `python` reward: a user's function with TRL's reward signature, run in a process of its own.
 
-A function that hangs, crashes or returns nonsense costs its batch, or ends the run with its name, and never hangs the
-gang: a time-out ends the process. An async function runs beside the other async rewards.
+A function that hangs, crashes or returns nonsense costs its batch, or ends the run with its name,
+and never hangs the gang: a time-out ends the process. An async function runs beside the other async
+rewards.
 
-FunctionProcess runs math-verify too, whose run time nobody knows. The program at the other end is child.py. It does not
-use `multiprocessing`: fork copies the locks of torch's threads, spawn imports the trainer again.
+FunctionProcess runs math-verify too, whose run time nobody knows. The program at the other end is
+child.py. It does not use `multiprocessing`: fork copies the locks of torch's threads, spawn imports
+the trainer again.
 """
 
 import asyncio
@@ -34,7 +36,8 @@ _STOP_SECONDS = 5.0
 
 
 class FunctionFailed(Exception):
-    """The function raised, or its process ended; `sample` is the completion on which it failed, if that was found."""
+    """The function raised, or its process ended; `sample` is the completion on which it failed, if
+    that was found."""
 
     def __init__(self, problem: str, sample: int | None = None) -> None:
         super().__init__(problem)
@@ -44,7 +47,9 @@ class FunctionFailed(Exception):
 class FunctionProcess:
     """`module:function`, imported in a process of its own from `folder` first."""
 
-    def __init__(self, function: str, folder: Path | None = None, start_seconds: float = START_SECONDS) -> None:
+    def __init__(
+        self, function: str, folder: Path | None = None, start_seconds: float = START_SECONDS
+    ) -> None:
         """Starts the process and imports the function, which may take `start_seconds`.
 
         Raises:
@@ -60,7 +65,8 @@ class FunctionProcess:
         """What the function returned: `scores`, and what it logged as `metrics` and `extra`.
 
         Raises:
-            TimeoutError: no answer within `seconds`; the process was ended and a new one is starting.
+            TimeoutError: no answer within `seconds`; the process was ended and a new one is
+                starting.
             FunctionFailed: the function raised, or its process ended or could not be started again.
         """
         if self._starting:
@@ -74,7 +80,9 @@ class FunctionProcess:
             self._restart()
             raise
         except (EOFError, ConnectionError) as error:
-            raise FunctionFailed(f"the function's process ended with status {self._status()}") from error
+            raise FunctionFailed(
+                f"the function's process ended with status {self._status()}"
+            ) from error
         return answer
 
     def close(self) -> None:
@@ -89,9 +97,16 @@ class FunctionProcess:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            # a session of its own: one kill ends the function's own children too; prints go to the log, on fd 2
+            # a session of its own: one kill ends the function's own children too; prints go to the
+            # log, on fd 2
             self._process = subprocess.Popen(
-                [sys.executable, "-P", reward_child.__file__, str(theirs.fileno()), str(os.getpid())],
+                [
+                    sys.executable,
+                    "-P",
+                    reward_child.__file__,
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
@@ -117,7 +132,8 @@ class FunctionProcess:
         return bool(answer["async"])
 
     def _start_again(self) -> None:
-        """Waits for the process that follows one that was ended. The function was imported before: it is there."""
+        """Waits for the process that follows one that was ended. The function was imported before:
+        it is there."""
         try:
             self._finish_start()
         except BadInput as error:
@@ -161,7 +177,9 @@ _PLAIN = int | float | str | bool | None
 class PythonFunction:
     """Callable with TRL's reward signature; a time-out gives the whole batch None."""
 
-    def __init__(self, name: str, spec: PythonReward, counters: RewardCounters, process: FunctionProcess) -> None:
+    def __init__(
+        self, name: str, spec: PythonReward, counters: RewardCounters, process: FunctionProcess
+    ) -> None:
         """Takes over the process, which has the function imported."""
         self.__name__ = name
         self._spec = spec
@@ -170,7 +188,8 @@ class PythonFunction:
 
     @property
     def longest_seconds(self) -> float:
-        """The most time that one call can take: a restart after the last time-out, then the batch."""
+        """The most time that one call can take: a restart after the last time-out, then the
+        batch."""
         return START_SECONDS + self._spec.timeout_seconds
 
     def close(self) -> None:
@@ -181,7 +200,8 @@ class PythonFunction:
         """One score per completion, or None for all after a time-out.
 
         Raises:
-            RewardError: the function raised, its process ended, or it did not return one number or None for each.
+            RewardError: the function raised, its process ended, or it did not return one number or
+                None for each.
         """
         hooks = arguments.get("log_metric"), arguments.get("log_extra")
         answer = self._answer(arguments)
@@ -192,15 +212,24 @@ class PythonFunction:
         try:
             return self._process.call(picklable_arguments(arguments), self._spec.timeout_seconds)
         except TimeoutError:
-            problem = f"{self._spec.function} did not return within timeoutSeconds = {self._spec.timeout_seconds}"
+            problem = (
+                f"{self._spec.function} did not return within timeoutSeconds = "
+                f"{self._spec.timeout_seconds}"
+            )
             self._counters.count_timeouts(len(arguments["completions"]), problem)
             return None
         except FunctionFailed as failure:
             problem = f"{self._spec.function} failed: {failure}"
-            raise reward_error(self.__name__, current_step(arguments), problem, failure.sample) from failure
+            raise reward_error(
+                self.__name__, current_step(arguments), problem, failure.sample
+            ) from failure
 
     def _scores(
-        self, arguments: dict[str, Any], answer: dict[str, Any] | None, log_metric: Hook | None, log_extra: Hook | None
+        self,
+        arguments: dict[str, Any],
+        answer: dict[str, Any] | None,
+        log_metric: Hook | None,
+        log_extra: Hook | None,
     ) -> Scores:
         expected = len(arguments["completions"])
         if answer is None:
@@ -212,7 +241,9 @@ class PythonFunction:
         if log_extra:
             for column, values in answer.get("extra", {}).items():
                 log_extra(column, values)
-        return checked_scores(answer["scores"], name=self.__name__, step=current_step(arguments), expected=expected)
+        return checked_scores(
+            answer["scores"], name=self.__name__, step=current_step(arguments), expected=expected
+        )
 
 
 class AsyncPythonFunction(PythonFunction):
@@ -225,7 +256,9 @@ class AsyncPythonFunction(PythonFunction):
         return self._scores(arguments, answer, *hooks)
 
 
-def python_function(name: str, spec: PythonReward, counters: RewardCounters, folder: Path) -> PythonFunction:
+def python_function(
+    name: str, spec: PythonReward, counters: RewardCounters, folder: Path
+) -> PythonFunction:
     """The function of a `python` reward; `folder` is where its ConfigMap is mounted.
 
     Raises:
@@ -234,9 +267,15 @@ def python_function(name: str, spec: PythonReward, counters: RewardCounters, fol
     try:
         process = FunctionProcess(spec.function, folder if spec.config_map else None)
     except BadInput as error:
-        where = f"ConfigMap {spec.config_map.name!r} or the image" if spec.config_map else "the image"
-        raise BadInput(f"reward {name!r}: python.function {error}; check that {where} has it") from error
-    return (AsyncPythonFunction if process.is_async else PythonFunction)(name, spec, counters, process)
+        where = (
+            f"ConfigMap {spec.config_map.name!r} or the image" if spec.config_map else "the image"
+        )
+        raise BadInput(
+            f"reward {name!r}: python.function {error}; check that {where} has it"
+        ) from error
+    return (AsyncPythonFunction if process.is_async else PythonFunction)(
+        name, spec, counters, process
+    )
 
 
 def picklable_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -244,5 +283,7 @@ def picklable_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     state = arguments.get("trainer_state")
     fields = vars(state) if state is not None else {}
     plain = {key: value for key, value in fields.items() if isinstance(value, _PLAIN)}
-    columns = {name: value for name, value in arguments.items() if name not in ("log_metric", "log_extra")}
+    columns = {
+        name: value for name, value in arguments.items() if name not in ("log_metric", "log_extra")
+    }
     return {**columns, "trainer_state": plain}

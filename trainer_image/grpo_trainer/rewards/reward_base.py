@@ -1,4 +1,5 @@
-"""What all reward functions share: the text of a completion, counters, time budgets and errors that name the sample.
+"""What all reward functions share: the text of a completion, counters, time budgets and errors that
+name the sample.
 
 Every kind of reward thus fails, times out and reports in one way.
 """
@@ -16,7 +17,8 @@ from ..runtime.errors import RewardError
 Message = dict[str, Any]
 Completion = str | list[Message]
 Scores = list[float | None]
-"""One number per completion; None where the reward has nothing to say (TRL leaves those out of the sum)."""
+"""One number per completion; None where the reward has nothing to say (TRL leaves those out of the
+sum)."""
 FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -32,12 +34,14 @@ class RewardCounters:
     """Why the last of them got none."""
 
     def count_timeouts(self, completions: int, problem: str) -> None:
-        """Count completions without a reward because their time was up; `problem` is for messages."""
+        """Count completions without a reward because their time was up; `problem` is for
+        messages."""
         self.timeouts += completions
         self.last_problem = problem
 
     def count_failures(self, completions: int, problem: str) -> None:
-        """Count completions without a reward because scoring them failed; `problem` is for messages."""
+        """Count completions without a reward because scoring them failed; `problem` is for
+        messages."""
         self.failures += completions
         self.last_problem = problem
 
@@ -67,13 +71,15 @@ def completion_text(completion: Completion) -> str:
 
 
 def current_step(columns: dict[str, Any]) -> int:
-    """The optimizer step under way, from 1, as TRL's `trainer_state` among a reward's arguments says."""
+    """The optimizer step under way, from 1, as TRL's `trainer_state` among a reward's arguments
+    says."""
     state = columns.get("trainer_state")
     return 0 if state is None else int(state.global_step) + 1
 
 
 def reward_error(name: str, step: int, problem: str, sample: int | None = None) -> RewardError:
-    """A RewardError that says which reward, which completion of this process's batch (from 0) and which step."""
+    """A RewardError that says which reward, which completion of this process's batch (from 0) and
+    which step."""
     where = "" if sample is None else f", sample {sample}"
     return RewardError(f"reward {name!r}{where}, step {step}: {problem}")
 
@@ -86,7 +92,9 @@ def checked_scores(scores: Sequence[object], *, name: str, step: int, expected: 
     """
     if len(scores) != expected:
         raise reward_error(
-            name, step, f"returned {len(scores)} rewards for {expected} completions; return one for each"
+            name,
+            step,
+            f"returned {len(scores)} rewards for {expected} completions; return one for each",
         )
     return [_checked_score(score, name, step, sample) for sample, score in enumerate(scores)]
 
@@ -96,5 +104,10 @@ def _checked_score(score: object, name: str, step: int, sample: int) -> float | 
         return None
     # the comparison is false for NaN too; TRL keeps rewards in float32
     if not isinstance(score, int | float) or not abs(score) <= FLOAT32_MAX:
-        raise reward_error(name, step, f"returned {score!r:.80}; return a finite number, or None for no reward", sample)
+        raise reward_error(
+            name,
+            step,
+            f"returned {score!r:.80}; return a finite number, or None for no reward",
+            sample,
+        )
     return float(score)

@@ -1,8 +1,8 @@
 """The `model` reward: a frozen sequence-classification model with one label, as TRL takes it.
 
-TRL itself would load a reward model with the policy's settings and prepare it like the policy: under DeepSpeed it would
-be cast to the policy's dtype, or fail for having another. Handed over as a plain module it keeps its own dtype, is
-whole on every GPU, and scores in batches of bounded memory.
+TRL itself would load a reward model with the policy's settings and prepare it like the policy:
+under DeepSpeed it would be cast to the policy's dtype, or fail for having another. Handed over as a
+plain module it keeps its own dtype, is whole on every GPU, and scores in batches of bounded memory.
 """
 
 from types import SimpleNamespace
@@ -22,10 +22,16 @@ from .reward_base import RewardCounters
 
 
 class RewardModel(nn.Module):
-    """Scores tokenized conversations; TRL reads `config._name_or_path` for the metric's name and `.logits[:, 0]`."""
+    """Scores tokenized conversations; TRL reads `config._name_or_path` for the metric's name and
+    `.logits[:, 0]`."""
 
     def __init__(
-        self, name: str, loaded: LoadedModel, batch_size: int, counters: RewardCounters, device: torch.device | str
+        self,
+        name: str,
+        loaded: LoadedModel,
+        batch_size: int,
+        counters: RewardCounters,
+        device: torch.device | str,
     ) -> None:
         """Moves the frozen model to the device."""
         super().__init__()
@@ -43,21 +49,32 @@ class RewardModel(nn.Module):
         return self.loaded.tokenizer
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any) -> Any:
-        """`.logits` of shape (completions, 1) in float32, from token ids and mask of shape (completions, tokens).
+        """`.logits` of shape (completions, 1) in float32, from token ids and mask of shape
+        (completions, tokens).
 
         What is no finite number becomes NaN, which is TRL's word for no reward, and is counted.
         """
         size = self._batch_size
         batches = zip(torch.split(input_ids, size), torch.split(attention_mask, size), strict=True)
-        logits = torch.cat([self.model(input_ids=ids, attention_mask=mask).logits.float() for ids, mask in batches])
+        logits = torch.cat(
+            [self.model(input_ids=ids, attention_mask=mask).logits.float() for ids, mask in batches]
+        )
         broken = logits[~logits.isfinite()]
         if len(broken):
-            self._counters.count_failures(len(broken), f"a logit of {self.loaded.source.name} is {broken[-1].item()}")
+            self._counters.count_failures(
+                len(broken), f"a logit of {self.loaded.source.name} is {broken[-1].item()}"
+            )
         return SimpleNamespace(logits=logits.where(logits.isfinite(), torch.nan))
 
 
 def reward_model(
-    name: str, spec: ModelReward, counters: RewardCounters, device: torch.device | str, *, path: str, hub: Hub | None
+    name: str,
+    spec: ModelReward,
+    counters: RewardCounters,
+    device: torch.device | str,
+    *,
+    path: str,
+    hub: Hub | None,
 ) -> RewardModel:
     """The reward model at a path of the spec, on a device. A collective: all ranks must call it.
 
@@ -66,5 +83,7 @@ def reward_model(
         Transient: the hub can't be asked now, or there is no room.
     """
     if is_deepspeed_zero3_enabled():
-        raise TrainingError("build the rewards before GRPOConfig: under its ZeRO-3 config models load partitioned")
+        raise TrainingError(
+            "build the rewards before GRPOConfig: under its ZeRO-3 config models load partitioned"
+        )
     return RewardModel(name, load_reward_model(spec, path, hub), spec.batch_size, counters, device)

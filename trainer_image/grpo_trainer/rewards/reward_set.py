@@ -1,11 +1,13 @@
-"""RewardSet: `spec.rewards` as functions, weights and names for TRL's trainer, and the limits of their failures.
+"""RewardSet: `spec.rewards` as functions, weights and names for TRL's trainer, and the limits of
+their failures.
 
-The one place where a declared reward becomes a callable. Torch and transformers are imported where a reward is a model,
-and only then.
+The one place where a declared reward becomes a callable. Torch and transformers are imported where
+a reward is a model, and only then.
 
-A run ends when a reward fails for a larger share of the completions than declared, judged over the last ten generations
-of all ranks together. Judged by one rank or one generation, a single time-out, which costs its whole batch, would end a
-run that scored nearly all. Every rank judges the same sums, which the step's exchange brings, so all end together.
+A run ends when a reward fails for a larger share of the completions than declared, judged over the
+last ten generations of all ranks together. Judged by one rank or one generation, a single time-out,
+which costs its whole batch, would end a run that scored nearly all. Every rank judges the same
+sums, which the step's exchange brings, so all end together.
 """
 
 from __future__ import annotations
@@ -60,10 +62,12 @@ class FailureLimits:
     """After each of the last generations, and before them."""
 
     def judge(self, step: int, scored: ScoredCompletions, *, is_last: bool) -> None:
-        """To be called after every step, with `is_last` after the run's. A collective where a share is exceeded.
+        """To be called after every step, with `is_last` after the run's. A collective where a share
+        is exceeded.
 
-        A run that has made fewer than ten generations is judged as if those to come lost nothing, until it has made its
-        is_last: so a failure at its beginning may pass, and a reward that never answers ends it after the second.
+        A run that has made fewer than ten generations is judged as if those to come lost nothing,
+        until it has made its is_last: so a failure at its beginning may pass, and a reward that
+        never answers ends it after the second.
 
         Raises:
             RewardError: a share is exceeded; on all ranks alike.
@@ -72,7 +76,8 @@ class FailureLimits:
             self._sums.append(scored)
         before, generations = self._sums[0], len(self._sums) - 1
         asked = scored.completions - before.completions
-        # As many completions as JUDGED_GENERATIONS generations ask for; after the last step, as many as there were.
+        # As many completions as JUDGED_GENERATIONS generations ask for; after the last step, as
+        # many as there were.
         is_final = is_last or not generations
         judged = asked if is_final else asked / generations * JUDGED_GENERATIONS
         for name, limit in self.shares.items():
@@ -81,22 +86,32 @@ class FailureLimits:
                 of = "" if judged == asked else f" of {JUDGED_GENERATIONS} generations"
                 share = f"{missing / judged:.1%}{of}, more than its maxFailureShare, {limit:.1%}"
                 self._end(
-                    name, step, f"{missing:.0f} of the {asked:.0f} completions of {generations} generations", share
+                    name,
+                    step,
+                    f"{missing:.0f} of the {asked:.0f} completions of {generations} generations",
+                    share,
                 )
 
     def unscored_shares(self) -> dict[str, float]:
-        """Share of the judged generations' completions that got no reward, by reward; as of the last `judge`."""
+        """Share of the judged generations' completions that got no reward, by reward; as of the
+        last `judge`."""
         first, last = self._sums[0], self._sums[-1]
         asked = last.completions - first.completions
         if not asked:
             return {}
-        missing = {name: count - first.missing.get(name, 0.0) for name, count in last.missing.items()}
+        missing = {
+            name: count - first.missing.get(name, 0.0) for name, count in last.missing.items()
+        }
         return {name: count / asked for name, count in missing.items()}
 
     def _end(self, name: str, step: int, lost: str, share: str) -> None:
         """Raise the error, in the words of a rank that met a failure. A collective."""
         words = next(filter(None, ranks.gather(self.counters[name].last_problem)), "unknown")
-        raise reward_error(name, step, f"{lost}, all ranks together, got no reward: {share}. The last failure: {words}")
+        raise reward_error(
+            name,
+            step,
+            f"{lost}, all ranks together, got no reward: {share}. The last failure: {words}",
+        )
 
 
 RewardFunction = Callable[..., Any]
@@ -122,17 +137,21 @@ class RewardSet:
 
     @property
     def processing_classes(self) -> list[Any]:
-        """TRL's `reward_processing_classes`: the tokenizer of each reward model, None for functions."""
+        """TRL's `reward_processing_classes`: the tokenizer of each reward model, None for
+        functions."""
         return [getattr(function, "tokenizer", None) for function in self.functions]
 
     @property
     def longest_seconds(self) -> float:
         """The most time that scoring one batch can take, forward passes of reward models left out.
 
-        TRL calls sync rewards one after the other and awaits async ones together. The process group must wait longer
-        than this.
+        TRL calls sync rewards one after the other and awaits async ones together. The process group
+        must wait longer than this.
         """
-        seconds = [(_is_async(function), getattr(function, "longest_seconds", 0.0)) for function in self.functions]
+        seconds = [
+            (_is_async(function), getattr(function, "longest_seconds", 0.0))
+            for function in self.functions
+        ]
         together = max((longest for is_async, longest in seconds if is_async), default=0.0)
         return together + sum(longest for is_async, longest in seconds if not is_async)
 
@@ -146,18 +165,32 @@ class RewardSet:
         """Whether the dataset has what the rewards need, before anything is trained.
 
         Raises:
-            BadInput: an answer column is missing, or one of its cells has no answer (names the row); or a reward
-                model can't read chats.
+            BadInput: an answer column is missing, or one of its cells has no answer (names the
+                row); or a reward model can't read chats.
         """
-        for spec, name, tokenizer in zip(self.specs, self.names, self.processing_classes, strict=True):
-            if tokenizer and tokenizer.chat_template is None and not isinstance(rows[0]["prompt"], str):
-                problem = "the prompts are chats but the reward model's tokenizer has no chat template"
+        for spec, name, tokenizer in zip(
+            self.specs, self.names, self.processing_classes, strict=True
+        ):
+            if (
+                tokenizer
+                and tokenizer.chat_template is None
+                and not isinstance(rows[0]["prompt"], str)
+            ):
+                problem = (
+                    "the prompts are chats but the reward model's tokenizer has no chat template"
+                )
                 raise BadInput(
-                    f"reward {name!r}: {problem}; take another model, or text prompts without a system prompt"
+                    f"reward {name!r}: {problem}; take another model, or text prompts without a "
+                    "system prompt"
                 )
             if spec.accuracy:
                 where = f"reward {name!r}: column {spec.accuracy.answer_column!r}"
-                _check_answers(rows, spec.accuracy.answer_column, where, numeric=spec.accuracy.compare == "Numeric")
+                _check_answers(
+                    rows,
+                    spec.accuracy.answer_column,
+                    where,
+                    numeric=spec.accuracy.compare == "Numeric",
+                )
 
     def close(self) -> None:
         """Ends the processes that the rewards started. Harmless when called twice."""
@@ -172,7 +205,10 @@ def _is_async(function: RewardFunction) -> bool:
 
 def _check_answers(rows: datasets.Dataset, column: str, where: str, *, numeric: bool) -> None:
     if column not in rows.column_names:
-        raise BadInput(f"{where} is not in the dataset; set accuracy.answerColumn to one of {rows.column_names}")
+        raise BadInput(
+            f"{where} is not in the dataset; set accuracy.answerColumn to one of "
+            f"{rows.column_names}"
+        )
     for index, cell in enumerate(rows[column]):
         row = f"{where}, row {index + 1} of those that are trained on"
         if not isinstance(cell, str | int | float):
@@ -180,7 +216,10 @@ def _check_answers(rows: datasets.Dataset, column: str, where: str, *, numeric: 
         if not expected_answer(cell):
             raise BadInput(f"{row}: the answer is empty")
         if numeric and parse_number(expected_answer(cell)) is None:
-            problem = f"{expected_answer(cell)!r:.80} is not a number; set accuracy.compare to Exact or Math"
+            problem = (
+                f"{expected_answer(cell)!r:.80} is not a number; set accuracy.compare to "
+                "Exact or Math"
+            )
             raise BadInput(f"{row}: {problem}")
 
 
@@ -191,9 +230,11 @@ def build_rewards(
     device: torch.device | str = "cpu",
     hub: Hub | None = None,
 ) -> RewardSet:
-    """The functions of `spec.rewards`; the reward at position i finds its files in `root`/i, or its model in the hub.
+    """The functions of `spec.rewards`; the reward at position i finds its files in `root`/i, or its
+    model in the hub.
 
-    A collective where a reward is a model, and to be called before GRPOConfig is made (see reward_model.py).
+    A collective where a reward is a model, and to be called before GRPOConfig is made (see
+    reward_model.py).
 
     Raises:
         BadInput: a pattern, function or model can't be used.
@@ -204,7 +245,15 @@ def build_rewards(
     try:
         for position, (reward, name) in enumerate(zip(rewards, names, strict=True)):
             built.functions.append(
-                _build(reward, name, built.counters[name], position=position, root=root, device=device, hub=hub)
+                _build(
+                    reward,
+                    name,
+                    built.counters[name],
+                    position=position,
+                    root=root,
+                    device=device,
+                    hub=hub,
+                )
             )
     except BaseException:
         built.close()
@@ -233,4 +282,6 @@ def _build(
     assert reward.model is not None, "the schema rejects a reward without a kind"
     from .reward_model import reward_model
 
-    return reward_model(name, reward.model, counters, device, path=f"rewards[{position}].model", hub=hub)
+    return reward_model(
+        name, reward.model, counters, device, path=f"rewards[{position}].model", hub=hub
+    )

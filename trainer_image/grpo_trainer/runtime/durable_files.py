@@ -1,7 +1,8 @@
-"""Writes files that a crash can't tear, waits for disks that fail for a while, and reads the plan of a pod.
+"""Writes files that a crash can't tear, waits for disks that fail for a while, and reads the plan
+of a pod.
 
-A write goes to a temporary name, then fsync, rename and fsync of the folder: manifests, owner files and outcomes must
-be whole or absent. The plan is the one input of everything that runs in a pod.
+A write goes to a temporary name, then fsync, rename and fsync of the folder: manifests, owner files
+and outcomes must be whole or absent. The plan is the one input of everything that runs in a pod.
 """
 
 import os
@@ -23,7 +24,8 @@ from .errors import BadInput, DiskFailed, is_disk_error
 T = TypeVar("T")
 
 PAUSES: tuple[float, ...] = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
-"""Seconds between tries of what a run can't go on without: five minutes, which a full disk is often given room in."""
+"""Seconds between tries of what a run can't go on without: five minutes, which a full disk is often
+given room in."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -91,7 +93,8 @@ def disk_errors() -> Iterator[None]:
 def retry_disk_errors(action: Callable[[], T], clock: Clock = SYSTEM_CLOCK) -> T:
     """Run an action again, after growing PAUSES, as long as a disk fails it.
 
-    A collective must be failed on all ranks alike (ranks.together), for then all of them try again together.
+    A collective must be failed on all ranks alike (ranks.together), for then all of them try again
+    together.
 
     Raises:
         DiskFailed: the last try failed, too.
@@ -109,13 +112,20 @@ def read_plan(environment: Mapping[str, str]) -> TrainingPlan:
     """The plan that the pod was given.
 
     Raises:
-        BadInput: the file is missing, no JSON, or doesn't fit this trainer's schema; all errors at once.
+        BadInput: the file is missing, no JSON, or doesn't fit this trainer's schema; all errors at
+            once.
     """
     path = Path(environment.get(PLAN_ENV, PLAN_PATH))
     try:
         return TrainingPlan.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadInput(f"the plan {path} can't be read: {error.strerror}; set {PLAN_ENV} to its path") from error
+        raise BadInput(
+            f"the plan {path} can't be read: {error.strerror}; set {PLAN_ENV} to its path"
+        ) from error
     except ValidationError as error:
-        problems = "; ".join(f"{dotted_path(item['loc'])}: {item['msg']}" for item in error.errors())
-        raise BadInput(f"the plan {path} doesn't fit this trainer: {problems}. Do image and operator match?") from error
+        problems = "; ".join(
+            f"{dotted_path(item['loc'])}: {item['msg']}" for item in error.errors()
+        )
+        raise BadInput(
+            f"the plan {path} doesn't fit this trainer: {problems}. Do image and operator match?"
+        ) from error

@@ -1,26 +1,21 @@
 """Exceptions that end a training process, each with the Result that the operator acts on.
 
     TrainingError
-    ├── BadInput            the plan, model, data or checkpoint can't be used as declared; a restart won't help
-    ├── WeightsDiffer       ranks or restarts don't have the weights that they should
-    ├── RewardError         a reward function failed
-    ├── EngineWeightsDiffer an engine does not have the weights that it was sent
-    ├── EngineMismatch      guard.maxEngineMismatch was exceeded
-    ├── WeightSyncTimeout   no engine took new weights in time
-    ├── EngineLost          no engine is left to sample from
-    ├── RendezvousTimeout   the peers did not come
-    ├── Diverged            the loss, the gradient or the weights are not finite
-    │   └── DivergedKL      guard.maxKL was exceeded
-    ├── Transient           the job is correct: the machine or a service failed, and a restart may succeed
-    │   ├── DriftedApart    ranks that began with the same weights hold different ones
-    │   ├── HubUnavailable  the hub sent nothing for the longest wait that is allowed
-    │   └── DiskFailed      a volume could not be written or read
-    │       └── StoreFailed an object store could not be written or read
-    │           └── Denied  it refuses the request and would refuse it again
-    └── Preempted           SIGTERM
+    ├── BadInput the plan, model, data or checkpoint can't be used as declared; a restart won't help
+    ├── WeightsDiffer ranks or restarts don't have the weights that they should ├── RewardError a
+    reward function failed ├── EngineWeightsDiffer an engine does not have the weights that it was
+    sent ├── EngineMismatch guard.maxEngineMismatch was exceeded ├── WeightSyncTimeout no engine
+    took new weights in time ├── EngineLost no engine is left to sample from ├── RendezvousTimeout
+    the peers did not come ├── Diverged the loss, the gradient or the weights are not finite │ └──
+    DivergedKL guard.maxKL was exceeded ├── Transient the job is correct: the machine or a service
+    failed, and a restart may succeed │ ├── DriftedApart ranks that began with the same weights hold
+    different ones │ ├── HubUnavailable the hub sent nothing for the longest wait that is allowed │
+    └── DiskFailed a volume could not be written or read │ └── StoreFailed an object store could not
+    be written or read │ └── Denied it refuses the request and would refuse it again └── Preempted
+    SIGTERM
 
-Our code raises one of these classes where it finds the problem. Errors of torch and Python are recognised by their
-text. A hang raises nothing: the watchdog ends the process.
+Our code raises one of these classes where it finds the problem. Errors of torch and Python are
+recognised by their text. A hang raises nothing: the watchdog ends the process.
 """
 
 from grpo_api.report.report import Generations, Result
@@ -33,8 +28,14 @@ _OUT_OF_MEMORY = (
     "DefaultCPUAllocator",
 )
 _DISK = ("(os error ", "inline_container.cc", "iostream error")
-"""What Rust's libraries (safetensors, tokenizers) and torch.save say of a disk; only Python's own raise OSError."""
-_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "NCCL communicator was")
+"""What Rust's libraries (safetensors, tokenizers) and torch.save say of a disk; only Python's own
+raise OSError."""
+_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "remote process exited",
+    "NCCL communicator was",
+)
 
 
 class TrainingError(Exception):
@@ -111,7 +112,8 @@ class DivergedKL(Diverged):
 
 
 class Transient(TrainingError):
-    """The machine or something outside failed, and may not do so again: the gang restarts from its last checkpoint."""
+    """The machine or something outside failed, and may not do so again: the gang restarts from its
+    last checkpoint."""
 
 
 class DriftedApart(Transient):
@@ -123,7 +125,8 @@ class HubUnavailable(Transient):
 
 
 class DiskFailed(Transient):
-    """A volume took no more, or gave no more: it is full, has reached a quota, or is away for a moment."""
+    """A volume took no more, or gave no more: it is full, has reached a quota, or is away for a
+    moment."""
 
 
 class StoreFailed(DiskFailed):
@@ -144,14 +147,17 @@ def is_disk_error(error: Exception) -> bool:
     """Whether an exception, raised where files are read or written, tells of the disk."""
     if isinstance(error, OSError):
         return True
-    # Our own errors name their cause by their class; their text may quote a path or a disk's message.
+    # Our own errors name their cause by their class; their text may quote a path or a disk's
+    # message.
     return not isinstance(error, TrainingError) and _mentions(str(error), _DISK)
 
 
 def classify_error(error: BaseException) -> tuple[Result, str]:
-    """Result and message of an exception: our own errors say theirs, memory errors are recognised, the rest is Error.
+    """Result and message of an exception: our own errors say theirs, memory errors are recognised,
+    the rest is Error.
 
-    CUDA's allocator raises torch.OutOfMemoryError (a RuntimeError), the CPU's a plain RuntimeError: both by their text.
+    CUDA's allocator raises torch.OutOfMemoryError (a RuntimeError), the CPU's a plain RuntimeError:
+    both by their text.
     """
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, TrainingError):
@@ -159,7 +165,10 @@ def classify_error(error: BaseException) -> tuple[Result, str]:
     if isinstance(error, MemoryError | RuntimeError | OSError) and _mentions(text, _OUT_OF_MEMORY):
         return Result.OUT_OF_MEMORY, text
     if _mentions(text, _LOST_PEER):
-        return Result.ERROR, f"lost the connection to another rank, which probably failed first: {text}"
+        return (
+            Result.ERROR,
+            f"lost the connection to another rank, which probably failed first: {text}",
+        )
     return Result.ERROR, text
 
 

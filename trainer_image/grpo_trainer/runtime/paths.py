@@ -1,11 +1,12 @@
-"""Where a run's files are on its checkpoint volume, and, with an object store, on each pod's own disk.
+"""Where a run's files are on its checkpoint volume, and, with an object store, on each pod's own
+disk.
 
-    <checkpoint_directory>/owner.json                             who may write (volume_checkpoints.py)
-    <checkpoint_directory>/attempt-N/outcome-rank-R.json          how the attempt's processes ended
-    <checkpoint_directory>/attempt-N/stacks-rank-R.txt            what its threads did when it stood still
-    <checkpoint_directory>/attempt-N/samples.jsonl                completions of its steps
-    <checkpoint_directory>/attempt-N/checkpoint-S/manifest.json   written last: the checkpoint is complete
-    <checkpoint_directory>/export                                 the finished model
+    <checkpoint_directory>/owner.json who may write (volume_checkpoints.py)
+    <checkpoint_directory>/attempt-N/outcome-rank-R.json how the attempt's processes ended
+    <checkpoint_directory>/attempt-N/stacks-rank-R.txt what its threads did when it stood still
+    <checkpoint_directory>/attempt-N/samples.jsonl completions of its steps
+    <checkpoint_directory>/attempt-N/checkpoint-S/manifest.json written last: the checkpoint is
+    complete <checkpoint_directory>/export the finished model
 
 Every part that writes there knows its folder from here, and none of them knows another.
 """

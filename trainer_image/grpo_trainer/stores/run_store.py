@@ -1,19 +1,21 @@
-"""A run's folder on an object store: what is where in it, who may write it, and what may be deleted.
+"""A run's folder on an object store: what is where in it, who may write it, and what may be
+deleted.
 
     <url>/<job>-<uid>/head.json                                  who may commit, and what counts
-    <url>/<job>-<uid>/attempt-N/checkpoint-S/manifest.json       the files of a checkpoint, with their hashes
-    <url>/<job>-<uid>/attempt-N/checkpoint-S/FILE.000000         a file's first part, then .000001 …
-    <url>/<job>-<uid>/attempt-N/export/FILE                      the finished model
+    <url>/<job>-<uid>/attempt-N/checkpoint-S/manifest.json the files of a checkpoint, with their
+    hashes <url>/<job>-<uid>/attempt-N/checkpoint-S/FILE.000000 a file's first part, then .000001 …
+    <url>/<job>-<uid>/attempt-N/export/FILE the finished model
 
-An attempt writes below its own folder only. What the head doesn't name counts for nothing, and the newest attempt
-deletes it, of its own and of older attempts.
+An attempt writes below its own folder only. What the head doesn't name counts for nothing, and the
+newest attempt deletes it, of its own and of older attempts.
 
-The head is one small object, both fence and pointer. It is written only under the condition that it is still what was
-read. So of two attempts that live at once the older can't move it any more, and what that one has uploaded belongs to
-nobody. A write that is refused, or whose answer is lost, may have been carried out; the nonce that is read then tells.
+The head is one small object, both fence and pointer. It is written only under the condition that it
+is still what was read. So of two attempts that live at once the older can't move it any more, and
+what that one has uploaded belongs to nobody. A write that is refused, or whose answer is lost, may
+have been carried out; the nonce that is read then tells.
 
-Some stores that speak S3 ignore conditions; on such a store two such attempts could both commit. Each attempt therefore
-tries both conditions before it claims a run.
+Some stores that speak S3 ignore conditions; on such a store two such attempts could both commit.
+Each attempt therefore tries both conditions before it claims a run.
 """
 
 import hashlib
@@ -32,7 +34,12 @@ from grpo_api.report.report import Outcome
 from grpo_api.spec.checkpoint import CheckpointSpec, ObjectStoreSpec
 from grpo_api.text.base import Model
 from grpo_api.text.clock import Clock
-from grpo_api.text.contract import ATTEMPT_PREFIX, CHECKPOINT_STORE_ENV, EXPORT_FOLDER, RESUME_STORE_ENV
+from grpo_api.text.contract import (
+    ATTEMPT_PREFIX,
+    CHECKPOINT_STORE_ENV,
+    EXPORT_FOLDER,
+    RESUME_STORE_ENV,
+)
 
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput, Denied, Preempted, StoreFailed
@@ -122,26 +129,36 @@ def change_head(store: "Store", uid: str, attempt: int, changed: HeadChange) -> 
 
 
 def with_checkpoint(head: Head, made: Committed, keep: int) -> Head:
-    """The head with one more checkpoint, and only the `keep` that were committed last: the step says less, for a run
-    goes back behind a checkpoint that is damaged."""
-    others = [one for one in head.checkpoints if (one.attempt, one.step) != (made.attempt, made.step)]
+    """The head with one more checkpoint, and only the `keep` that were committed last: the step
+    says less, for a run goes back behind a checkpoint that is damaged."""
+    others = [
+        one for one in head.checkpoints if (one.attempt, one.step) != (made.attempt, made.step)
+    ]
     return head.model_copy(update={"checkpoints": [*others, made][-keep:]})
 
 
 def without_checkpoints(head: Head, dropped: Sequence[Committed]) -> Head:
     """The head without these checkpoints."""
-    return head.model_copy(update={"checkpoints": [one for one in head.checkpoints if one not in dropped]})
+    return head.model_copy(
+        update={"checkpoints": [one for one in head.checkpoints if one not in dropped]}
+    )
 
 
 def _require_newest(store: "Store", head: Head, uid: str, attempt: int) -> None:
     if head.uid != uid:
-        raise BadInput(f"{store.url} belongs to the job with uid {head.uid}, this one is {uid}; name another folder")
+        raise BadInput(
+            f"{store.url} belongs to the job with uid {head.uid}, this one is {uid}; name another "
+            "folder"
+        )
     if head.attempt > attempt:
-        raise Preempted(f"attempt {attempt} is superseded by attempt {head.attempt}, which has {store.url}")
+        raise Preempted(
+            f"attempt {attempt} is superseded by attempt {head.attempt}, which has {store.url}"
+        )
 
 
 def _move_head(store: "Store", changed: HeadChange, first: Head | None) -> Head:
-    """Write the changed head until a write of ours succeeds. `first`: the head to write if there is none."""
+    """Write the changed head until a write of ours succeeds. `first`: the head to write if there is
+    none."""
     written: set[str] = set()
     for _ in range(HEAD_TRIES):
         found = store.get(HEAD)
@@ -149,19 +166,27 @@ def _move_head(store: "Store", changed: HeadChange, first: Head | None) -> Head:
         if head and head.nonce in written:
             return head
         if head is None and first is None:
-            raise StoreFailed(f"{store.url}/{HEAD} is gone; somebody deleted it while the run was going on")
+            raise StoreFailed(
+                f"{store.url}/{HEAD} is gone; somebody deleted it while the run was going on"
+            )
         new = (changed(head) if head else first).model_copy(update={"nonce": uuid.uuid4().hex})  # type: ignore[union-attr]
         written.add(new.nonce)
-        if store.put_if_unchanged(HEAD, new.model_dump_json().encode(), found[1] if found else None):
+        if store.put_if_unchanged(
+            HEAD, new.model_dump_json().encode(), found[1] if found else None
+        ):
             return new
-    raise StoreFailed(f"{store.url}/{HEAD}: {HEAD_TRIES} writes were refused, although nobody else made one")
+    raise StoreFailed(
+        f"{store.url}/{HEAD}: {HEAD_TRIES} writes were refused, although nobody else made one"
+    )
 
 
 def _parsed_head(store: "Store", data: bytes) -> Head:
     try:
         return Head.model_validate_json(data)
     except ValidationError as error:
-        raise BadInput(f"{store.url}/{HEAD} is not a run's head: {error.errors()[0]['msg']}") from error
+        raise BadInput(
+            f"{store.url}/{HEAD} is not a run's head: {error.errors()[0]['msg']}"
+        ) from error
 
 
 def require_conditions(store: "Store", folder: str) -> None:
@@ -187,14 +212,17 @@ def require_conditions(store: "Store", folder: str) -> None:
 
 def _useless(store: "Store", condition: str, how: str) -> BaseException:
     return BadInput(
-        f"{store.url}: this store took a write with {condition} {how}, so it doesn't keep conditions and can't tell "
-        "the newest attempt from an old one. Use a store with conditional writes (docs/object-stores.md), or a volume"
+        f"{store.url}: this store took a write with {condition} {how}, so it doesn't keep "
+        "conditions and can't tell "
+        "the newest attempt from an old one. Use a store with conditional writes "
+        "(docs/object-stores.md), or a volume"
     )
 
 
 _ATTEMPT = re.compile(rf"{ATTEMPT_PREFIX}([0-9]{{1,15}})/")
 SAVE_WAIT = 60.0
-"""Seconds without any answer after which a checkpoint is given up: the next one is due soon, and training goes on."""
+"""Seconds without any answer after which a checkpoint is given up: the next one is due soon, and
+training goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,14 +331,16 @@ class RunStore(StoredRun):
     def sweep(self, now: Head) -> None:
         """Delete what neither counts nor belongs to a newer attempt.
 
-        Nothing that counts no more ever counts again, so an old attempt that does this late deletes nothing of worth.
+        Nothing that counts no more ever counts again, so an old attempt that does this late deletes
+        nothing of worth.
         """
         kept = {checkpoint_key(one.attempt, one.step) for one in now.checkpoints}
         kept |= {export_key(now.export)} if now.export else set()
         self.store.delete([key for key in self.store.object_sizes() if self._is_left(key, kept)])
 
     def _tidy(self, now: Head | None = None) -> None:
-        """Sweep once something counts, or is in vain: neither must depend on what is left being deleted."""
+        """Sweep once something counts, or is in vain: neither must depend on what is left being
+        deleted."""
         try:
             if stands := now or self.head():
                 self.sweep(stands)
@@ -370,7 +400,8 @@ def source_run(
     tell: Tell = silent,
     environment: Mapping[str, str] = os.environ,
 ) -> StoredRun | None:
-    """The run on an object store that spec.resumeFrom names; None if it names a volume or is not set.
+    """The run on an object store that spec.resumeFrom names; None if it names a volume or is not
+    set.
 
     `folder` is the plan's resume_from: the run's folder has the same name on the store.
 
@@ -381,9 +412,15 @@ def source_run(
         return None
     from .store_client import open_store
 
-    return StoredRun(open_store(store, _settings(RESUME_STORE_ENV, environment), tell, Path(folder).name))
+    return StoredRun(
+        open_store(store, _settings(RESUME_STORE_ENV, environment), tell, Path(folder).name)
+    )
 
 
 def _settings(prefix: str, environment: Mapping[str, str]) -> dict[str, str]:
     """The client's own, without the prefix under which the pod has them."""
-    return {name.removeprefix(prefix): value for name, value in environment.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in environment.items()
+        if name.startswith(prefix)
+    }

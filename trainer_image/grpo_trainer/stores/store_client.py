@@ -1,8 +1,9 @@
-"""An object store as the trainer needs it: whole objects, conditional writes, and patience with what passes.
+"""An object store as the trainer needs it: whole objects, conditional writes, and patience with
+what passes.
 
-Every request is asked again after what may pass, and the client below asks again by itself. So a write may have been
-carried out although its answer is a refusal: one's own write was met. Who writes under a condition settles that by
-reading (run_store.py).
+Every request is asked again after what may pass, and the client below asks again by itself. So a
+write may have been carried out although its answer is a refusal: one's own write was met. Who
+writes under a condition settles that by reading (run_store.py).
 """
 
 import re
@@ -89,10 +90,13 @@ class Store:
         return self._ask(f"get {key}", get)
 
     def stream(self, key: str, offset: int = 0) -> Iterator[bytes]:
-        """The bytes of an object from there on, PART_BYTES at a time: what breaks off is asked for again alone."""
+        """The bytes of an object from there on, PART_BYTES at a time: what breaks off is asked for
+        again alone."""
         size = self._ask(f"head {key}", lambda: obstore.head(self._backend, key)["size"])
         for begin in range(offset, size, PART_BYTES):
-            yield self._ask(f"get {key}", partial(self._range, key, begin, min(begin + PART_BYTES, size)))
+            yield self._ask(
+                f"get {key}", partial(self._range, key, begin, min(begin + PART_BYTES, size))
+            )
 
     def bring(self, key: str, folder: Path) -> None:
         """Write the objects below a key as files of a folder.
@@ -122,7 +126,8 @@ class Store:
         self._ask(f"put {key}", put)
 
     def put_if_unchanged(self, key: str, data: bytes, version: Version | None) -> bool:
-        """Write an object if it still has `version`, or does not exist if that is None; return whether it was written.
+        """Write an object if it still has `version`, or does not exist if that is None; return
+        whether it was written.
 
         False may also mean that an earlier try of this write succeeded and its answer was lost.
         """
@@ -154,7 +159,9 @@ class Store:
     def _delete(self, keys: Sequence[str]) -> None:
         try:
             obstore.delete(self._backend, keys)
-        except FileNotFoundError:  # where a store says so of one, what is left must be asked for one by one
+        except (
+            FileNotFoundError
+        ):  # where a store says so of one, what is left must be asked for one by one
             for key in keys:
                 with suppress(FileNotFoundError):
                     obstore.delete(self._backend, key)
@@ -170,7 +177,8 @@ class Store:
                     silence = self._clock.now() - max(asked_at, self._answered_at)
                 if silence + pause > self.longest_wait:
                     raise StoreFailed(
-                        f"{self.url}: {what}: no answer for {silence:.0f} s, the last try failed with: {_words(error)}"
+                        f"{self.url}: {what}: no answer for {silence:.0f} s, the last try failed "
+                        f"with: {_words(error)}"
                     ) from error
                 print(f"{self.url}: {what}: {_words(error)}; again in {pause:.0f} s", flush=True)
             else:
@@ -191,7 +199,8 @@ class Store:
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | FileNotFoundError)
         if denied or (isinstance(error, GenericError) and _FOR_GOOD.search(str(error))):
             raise Denied(
-                f"{self.url}: {what} is refused: {_words(error)}. Check the bucket, the endpoint, the region and the "
+                f"{self.url}: {what} is refused: {_words(error)}. Check the bucket, the endpoint, "
+                "the region and the "
                 "rights of the credentials (docs/object-stores.md)"
             ) from error
         if not isinstance(error, GenericError | JoinError | OSError):
@@ -237,12 +246,16 @@ def open_store(
         backend = from_url(
             url,
             config=config,  # type: ignore[call-overload]  # its type lists every key of every store
-            client_options={"timeout": timedelta(seconds=REQUEST_SECONDS), "allow_http": _plain(spec)},
+            client_options={
+                "timeout": timedelta(seconds=REQUEST_SECONDS),
+                "allow_http": _plain(spec),
+            },
             retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=10)},
         )
     except (UnknownConfigurationKeyError, BaseError, ValueError) as error:
         raise BadInput(
-            f"the object store {spec.url} can't be opened with the settings {', '.join(sorted(config))}: "
+            f"the object store {spec.url} can't be opened with the settings "
+            f"{', '.join(sorted(config))}: "
             f"{_words(error)} (docs/object-stores.md)"
         ) from error
     return Store(url, backend, tell, clock=clock)

@@ -1,14 +1,16 @@
-"""Shows the steps of a run: the phase clock, sample completions with their rewards, and TRL's logs for the recorder.
+"""Shows the steps of a run: the phase clock, sample completions with their rewards, and TRL's logs
+for the recorder.
 
-The trainer, which touches TRL's private names, writes to StepObserver and knows nothing else of telemetry.
+The trainer, which touches TRL's private names, writes to StepObserver and knows nothing else of
+telemetry.
 
-PublishLogs feeds TRL's logs into the recorder and writes each step as one JSON line: TRL writes its numbers to
-experiment trackers only. A key that a step did not log keeps its last value; it is never set to zero. NaN is shown as
-what it is.
+PublishLogs feeds TRL's logs into the recorder and writes each step as one JSON line: TRL writes its
+numbers to experiment trackers only. A key that a step did not log keeps its last value; it is never
+set to zero. NaN is shown as what it is.
 
-KeepSamples writes samples to the checkpoint volume, `attempt-N/samples.jsonl`, one JSON object per line. /progress
-shows the latest completions only and ends with its pod, while people look afterwards at how the answers changed over a
-run. The samples are rank 0's own.
+KeepSamples writes samples to the checkpoint volume, `attempt-N/samples.jsonl`, one JSON object per
+line. /progress shows the latest completions only and ends with its pod, while people look
+afterwards at how the answers changed over a run. The samples are rank 0's own.
 """
 
 import json
@@ -41,15 +43,20 @@ class StepObserver:
         self.samples: list[dict[str, str | float]] = []
         """The last generation's samples: prompt, completion and one number per reward function."""
         self.weights_versions: Sequence[int] = ()
-        """Numbers of the weights that an engine sampled the last generation's completions with, one for each; none
-        where the policy samples."""
+        """Numbers of the weights that an engine sampled the last generation's completions with, one
+        for each; none where the policy samples."""
         self.num_scored = 0
         """Completions of this process that were put to the reward functions since it started."""
 
     def record_completions(
-        self, prompts: Sequence[Any], completions: Sequence[Any], rewards: torch.Tensor, names: Sequence[str]
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        rewards: torch.Tensor,
+        names: Sequence[str],
     ) -> None:
-        """Count the completions of a generation, and keep a few, of different prompts where there are any.
+        """Count the completions of a generation, and keep a few, of different prompts where there
+        are any.
 
         Args:
             prompts: texts or chats of this process.
@@ -65,7 +72,9 @@ class StepObserver:
             sample: dict[str, str | float] = {"prompt": bounded_text(prompts[index])}
             sample["completion"] = bounded_text(completions[index])
             # A reward function that gave no score has NaN here.
-            sample |= {name: score for name, score in zip(names, row, strict=True) if not math.isnan(score)}
+            sample |= {
+                name: score for name, score in zip(names, row, strict=True) if not math.isnan(score)
+            }
             if self.weights_versions:
                 sample[WEIGHTS_VERSION.key] = float(self.weights_versions[index])
             samples.append(sample)
@@ -91,23 +100,34 @@ SAMPLES_EVERY_STEPS = 10
 SAMPLES_FILE = "samples.jsonl"
 OLDER_SAMPLES_FILE = "samples.older.jsonl"
 SAMPLES_FILE_BYTES = 8 * 2**20
-"""Size at which FILE takes the place of OLDER: together they have the newest 8 to 16 MiB of an attempt."""
+"""Size at which FILE takes the place of OLDER: together they have the newest 8 to 16 MiB of an
+attempt."""
 
 
 class KeepSamples(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Appends the last generation's samples every EVERY_STEPS steps; a full disk costs samples, never the run."""
+    """Appends the last generation's samples every EVERY_STEPS steps; a full disk costs samples,
+    never the run."""
 
     def __init__(self, folder: Path | None, observer: StepObserver) -> None:
         """`folder` is the attempt's; without one no samples are kept."""
         self._folder = folder
         self._observer = observer
 
-    def on_step_end(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
-        """Write a line where one is due. Not atomically: a crash can tear the last line, and readers skip it."""
-        if self._folder is None or not state.is_world_process_zero or (state.global_step - 1) % SAMPLES_EVERY_STEPS:
+    def on_step_end(
+        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
+    ) -> None:
+        """Write a line where one is due. Not atomically: a crash can tear the last line, and
+        readers skip it."""
+        if (
+            self._folder is None
+            or not state.is_world_process_zero
+            or (state.global_step - 1) % SAMPLES_EVERY_STEPS
+        ):
             return
         try:
-            append_sample(self._folder, {"step": state.global_step, "samples": self._observer.samples})
+            append_sample(
+                self._folder, {"step": state.global_step, "samples": self._observer.samples}
+            )
         except OSError as error:
             print(f"samples of step {state.global_step} are not kept: {error}", flush=True)
 
@@ -189,19 +209,29 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
             sampled = {version: self._recorder.progress.metrics.get(version)}
             log_line(step=state.global_step, totalSteps=state.max_steps, **values, **sampled)
 
-    def on_save(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+    def on_save(
+        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
+    ) -> None:
         """Say what became of a checkpoint, and how long training stood still for it."""
         progress = self._recorder.progress
         if not state.is_world_process_zero:
             return
         if progress.checkpoint_problem:
             failures = progress.metrics.get(catalogue.CHECKPOINT_FAILURES.key)
-            log_line(checkpointFailed=state.global_step, failures=failures, problem=progress.checkpoint_problem)
+            log_line(
+                checkpointFailed=state.global_step,
+                failures=failures,
+                problem=progress.checkpoint_problem,
+            )
         else:
-            log_line(checkpoint=state.global_step, seconds=progress.metrics.get(catalogue.CHECKPOINT_SECONDS.key))
+            log_line(
+                checkpoint=state.global_step,
+                seconds=progress.metrics.get(catalogue.CHECKPOINT_SECONDS.key),
+            )
 
     def _tokens_per_second(self, logs: Mapping[str, Any]) -> dict[str, float]:
-        """From TRL's running total; absent on the first step and where the step generated nothing."""
+        """From TRL's running total; absent on the first step and where the step generated
+        nothing."""
         tokens, seconds = logs.get("num_tokens"), logs.get("step_time")
         before, self._tokens = self._tokens, tokens if tokens is not None else self._tokens
         if tokens is None or before is None or not seconds or tokens <= before:

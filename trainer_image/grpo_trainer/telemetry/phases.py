@@ -1,7 +1,7 @@
 """Measures the phases of a step: seconds, and the peak of device memory.
 
-A slow or hungry phase thus has a name, and the plan's memory prediction is compared phase by phase. Everything before
-the first of them is the phase `load`.
+A slow or hungry phase thus has a name, and the plan's memory prediction is compared phase by phase.
+Everything before the first of them is the phase `load`.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,13 +28,15 @@ class PhaseClock:
         self.reserved = 0
         """Most bytes that the caching allocator held of the device."""
         self.shortage: tuple[str, int] | None = None
-        """The phase that device memory did not suffice for, and the peak of allocated bytes in it by then."""
+        """The phase that device memory did not suffice for, and the peak of allocated bytes in it
+        by then."""
         self._current: str | None = LOAD
         self._last = LOAD
         self._since = 0.0
 
     def enter(self, phase: str | None) -> str | None:
-        """End the current phase and begin another, or none; returns the one that ended, which loading does for good."""
+        """End the current phase and begin another, or none; returns the one that ended, which
+        loading does for good."""
         now = self._now()
         self.on_phase_change(phase)
         ended = self._current
@@ -62,7 +64,8 @@ class PhaseClock:
             self.enter(interrupted)
 
     def record_shortage(self) -> tuple[str, int]:
-        """Remember that device memory did not suffice for what runs now: the innermost phase, which says so first."""
+        """Remember that device memory did not suffice for what runs now: the innermost phase, which
+        says so first."""
         peak = torch.cuda.max_memory_allocated() if _on_gpu() else 0
         if not self.shortage:
             phase = self._current or self._last
@@ -77,7 +80,8 @@ class PhaseClock:
 
 
 def device_bytes() -> int:
-    """Bytes in use of this process's GPU: allocator, context and communicators of all who use it; 0 on CPUs."""
+    """Bytes in use of this process's GPU: allocator, context and communicators of all who use it; 0
+    on CPUs."""
     if not _on_gpu():
         return 0
     free, total = torch.cuda.mem_get_info()

@@ -1,10 +1,11 @@
 """Rank 0's HTTP server: /progress and /samples (JSON), /metrics (Prometheus) and /healthz.
 
-The operator pulls what it shows, so that training pods need no API credentials. A daemon thread with no part in
-training. The first two are for those who show the attempt's token: samples are training data.
+The operator pulls what it shows, so that training pods need no API credentials. A daemon thread
+with no part in training. The first two are for those who show the attempt's token: samples are
+training data.
 
-Prometheus samples are made from Progress and the plan at the time of the scrape. So an absent key is absent there too,
-and NaN stays what it is.
+Prometheus samples are made from Progress and the plan at the time of the scrape. So an absent key
+is absent there too, and NaN stays what it is.
 """
 
 import os
@@ -25,7 +26,14 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report import training_metrics as catalogue
 from grpo_api.report.metrics import Metric
 from grpo_api.report.report import Progress
-from grpo_api.text.contract import HEADER, PROGRESS_BIND_ENV, PROGRESS_PORT, TOKEN_DIGEST_ENV, TRACE_QUERY, is_shown
+from grpo_api.text.contract import (
+    HEADER,
+    PROGRESS_BIND_ENV,
+    PROGRESS_PORT,
+    TOKEN_DIGEST_ENV,
+    TRACE_QUERY,
+    is_shown,
+)
 
 from ..gang.interfaces import open_listening_socket, split_address
 from ..process.recorder import Recorder
@@ -54,7 +62,9 @@ class ProgressCollector:
                 yield _family(metric, {(): value})
         for metric, values in self._limits.items():
             yield _family(metric, values)
-        yield _family(catalogue.MEMORY, {(name,): float(size) for name, size in _by_phase(progress)})
+        yield _family(
+            catalogue.MEMORY, {(name,): float(size) for name, size in _by_phase(progress)}
+        )
         for metric in catalogue.LABELLED:
             by_name = with_prefix(progress.metrics, metric.key)
             yield _family(metric, {(name,): value for name, value in by_name.items()})
@@ -89,7 +99,9 @@ def limits_of(plan: TrainingPlan) -> dict[Metric, Values]:
         catalogue.REFERENCE_EVERY: reference_every,
         catalogue.USABLE_MEMORY: usable_memory,
     }
-    found: dict[Metric, Values] = {metric: {(): value} for metric, value in single.items() if value is not None}
+    found: dict[Metric, Values] = {
+        metric: {(): value} for metric, value in single.items() if value is not None
+    }
     if memory:
         phases = memory.phases.model_dump(by_alias=False)
         found[catalogue.PREDICTED_MEMORY] = {(name,): float(size) for name, size in phases.items()}
@@ -98,11 +110,19 @@ def limits_of(plan: TrainingPlan) -> dict[Metric, Values]:
 
 def with_prefix(values: Mapping[str, float], prefix: str) -> dict[str, float]:
     """The entries `<prefix>/<name>` by name."""
-    return {key.removeprefix(f"{prefix}/"): value for key, value in values.items() if key.startswith(f"{prefix}/")}
+    return {
+        key.removeprefix(f"{prefix}/"): value
+        for key, value in values.items()
+        if key.startswith(f"{prefix}/")
+    }
 
 
 def _by_phase(progress: Progress) -> Iterator[tuple[str, int]]:
-    return ((name, size) for name, size in progress.memory.items() if name not in catalogue.MEMORY_BESIDE)
+    return (
+        (name, size)
+        for name, size in progress.memory.items()
+        if name not in catalogue.MEMORY_BESIDE
+    )
 
 
 def _family(metric: Metric, values: Values) -> Family:
@@ -119,9 +139,11 @@ JSON = "application/json"
 
 
 def serve(limits: Mapping[Metric, Values], recorder: Recorder) -> None:
-    """Answer on GRPO_PROGRESS_BIND (`host:port`), by default every address of the pod at PROGRESS_PORT.
+    """Answer on GRPO_PROGRESS_BIND (`host:port`), by default every address of the pod at
+    PROGRESS_PORT.
 
-    `limits` are the plan's, published as metrics. A port that is taken costs the telemetry, not the training.
+    `limits` are the plan's, published as metrics. A port that is taken costs the telemetry, not the
+    training.
     """
     address = os.environ.get(PROGRESS_BIND_ENV, f":{PROGRESS_PORT}")
     registry = CollectorRegistry()
@@ -162,8 +184,11 @@ def _on(bound: socket.socket, handler: type[BaseHTTPRequestHandler]) -> Threadin
     return server
 
 
-def _handler(pages: dict[str, Page], closed: Collection[str], wanted: str) -> type[BaseHTTPRequestHandler]:
-    """Answers with these pages, and with the `closed` ones to whom shows the token whose digest is `wanted`."""
+def _handler(
+    pages: dict[str, Page], closed: Collection[str], wanted: str
+) -> type[BaseHTTPRequestHandler]:
+    """Answers with these pages, and with the `closed` ones to whom shows the token whose digest is
+    `wanted`."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10

@@ -1,7 +1,9 @@
-"""The one exchange of all ranks per optimizer step: SIGTERM, step times, phase times, memory peaks, reward failures.
+"""The one exchange of all ranks per optimizer step: SIGTERM, step times, phase times, memory peaks,
+reward failures.
 
-Agreeing on a stop and showing the slowest rank cost one small collective together, and none of it synchronises the GPU.
-The host memory of this process is read from Linux, at a cost of microseconds per step.
+Agreeing on a stop and showing the slowest rank cost one small collective together, and none of it
+synchronises the GPU. The host memory of this process is read from Linux, at a cost of microseconds
+per step.
 """
 
 import os
@@ -14,7 +16,13 @@ import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo_api.report.report import STEP_PHASES
-from grpo_api.report.training_metrics import COMPLETIONS, PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS, UNSCORED
+from grpo_api.report.training_metrics import (
+    COMPLETIONS,
+    PHASE_SECONDS,
+    REWARD_FAILURES,
+    REWARD_TIMEOUTS,
+    UNSCORED,
+)
 
 from ..process.preemption import Preemption
 from ..process.recorder import Recorder
@@ -28,13 +36,15 @@ _STATM = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int:
-    """Anonymous resident memory in bytes: resident minus shared pages (proc(5), statm fields 2 and 3)."""
+    """Anonymous resident memory in bytes: resident minus shared pages (proc(5), statm fields 2 and
+    3)."""
     _, resident, shared, *_ = _STATM.read_text(encoding="ascii").split()
     return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
 SIZES = (*MEMORY, "reserved", "device", "host")
-"""Peak of allocated bytes by phase, then most reserved bytes, and the device's and the host's use after the step."""
+"""Peak of allocated bytes by phase, then most reserved bytes, and the device's and the host's use
+after the step."""
 _SECONDS_FIELDS = [f"seconds/{name}" for name in STEP_PHASES]
 _MEMORY_FIELDS = [f"memory/{name}" for name in SIZES]
 FIELDS = ("sigterm", "step_seconds", *_SECONDS_FIELDS, *_MEMORY_FIELDS, "scored")
@@ -66,7 +76,9 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self.verdict = "continue"
         """What became of SIGTERM: continue, save or stop."""
 
-    def on_train_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
+    ) -> None:
         """Training starts, at the step of a checkpoint when resumed."""
         self._recorder.begin_training(state.global_step, state.max_steps)
         self._began = time.perf_counter()
@@ -79,8 +91,11 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         """The optimizer step ended."""
         self._clock.enter(None)
 
-    def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Exchange the step's numbers between the ranks, publish them, and stop if any rank received SIGTERM.
+    def on_step_end(
+        self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Exchange the step's numbers between the ranks, publish them, and stop if any rank
+        received SIGTERM.
 
         Raises:
             RewardError: a reward failed for too many completions of all ranks.
@@ -94,18 +109,26 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         counted = self._counted(rows)
         self._publish(rows, worst, counted)
         completions = rows[:, FIELDS.index("scored")].sum().item()
-        missing = {name: sum(failures_and_timeouts) for name, failures_and_timeouts in counted.items()}
+        missing = {
+            name: sum(failures_and_timeouts) for name, failures_and_timeouts in counted.items()
+        }
         scored = ScoredCompletions(completions, missing)
         try:
-            self._failure_limits.judge(state.global_step, scored, is_last=state.global_step >= state.max_steps)
+            self._failure_limits.judge(
+                state.global_step, scored, is_last=state.global_step >= state.max_steps
+            )
         finally:  # what ends a run is seen, too
-            shares = {f"{UNSCORED.key}/{name}": share for name, share in self._failure_limits.unscored_shares().items()}
+            shares = {
+                f"{UNSCORED.key}/{name}": share
+                for name, share in self._failure_limits.unscored_shares().items()
+            }
             self._recorder.record_metrics({COMPLETIONS.key: scored.completions, **shares})
         if worst["sigterm"] >= 0:
             self._stop(worst, control)
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        """A checkpoint's time is in how long a step takes until the next, and not in how long a step itself takes."""
+        """A checkpoint's time is in how long a step takes until the next, and not in how long a
+        step itself takes."""
         self._saving = time.perf_counter() - self._began
 
     def _row(self, seconds: float) -> list[float]:
@@ -113,19 +136,29 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         phases = self._clock.take_seconds()
         row = [-1.0 if waited is None else waited, seconds]
         row += [phases[name] for name in STEP_PHASES]
-        sizes = [*self._clock.peaks.values(), self._clock.reserved, device_bytes(), resident_bytes()]
+        sizes = [
+            *self._clock.peaks.values(),
+            self._clock.reserved,
+            device_bytes(),
+            resident_bytes(),
+        ]
         row += map(float, sizes)
         row.append(float(self._observer.num_scored))
         for counter in self._counters.values():
             row += (float(counter.failures), float(counter.timeouts))
         return row
 
-    def _publish(self, rows: torch.Tensor, worst: dict[str, float], counted: dict[str, list[float]]) -> None:
+    def _publish(
+        self, rows: torch.Tensor, worst: dict[str, float], counted: dict[str, list[float]]
+    ) -> None:
         values = {f"{PHASE_SECONDS.key}/{name}": worst[f"seconds/{name}"] for name in STEP_PHASES}
         own = rows[:, OWN_WORK].sum(dim=1)
         values["straggler_ratio"] = (own.max() / own.mean().clamp_min(1e-9)).item()
         for name, (failures, timeouts) in counted.items():
-            values |= {f"{REWARD_FAILURES.key}/{name}": failures, f"{REWARD_TIMEOUTS.key}/{name}": timeouts}
+            values |= {
+                f"{REWARD_FAILURES.key}/{name}": failures,
+                f"{REWARD_TIMEOUTS.key}/{name}": timeouts,
+            }
         self._recorder.record_metrics(values)
         sizes = {name: int(worst[f"memory/{name}"]) for name in SIZES}
         self._recorder.record_memory_peaks({name: size for name, size in sizes.items() if size})

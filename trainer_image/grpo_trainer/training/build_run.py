@@ -1,11 +1,13 @@
-"""Builds a run from its plan up to the first step: rewards, configuration, policy, data, engine and trainer.
+"""Builds a run from its plan up to the first step: rewards, configuration, policy, data, engine and
+trainer.
 
-The order matters: reward models before GRPOConfig (inside ZeRO-3 they would be partitioned), GRPOConfig before the
-policy (which must be).
+The order matters: reward models before GRPOConfig (inside ZeRO-3 they would be partitioned),
+GRPOConfig before the policy (which must be).
 
-A resumed run takes some settings from its plan where transformers would take the checkpoint's: checkpoint.everySteps
-may change between two attempts. A run that begins with another run's checkpoint may go further, so that its learning
-rate falls more slowly; the last rate of the other run is often zero.
+A resumed run takes some settings from its plan where transformers would take the checkpoint's:
+checkpoint.everySteps may change between two attempts. A run that begins with another run's
+checkpoint may go further, so that its learning rate falls more slowly; the last rate of the other
+run is often zero.
 """
 
 import os
@@ -69,19 +71,29 @@ from .trl_config import config_arguments, uses_deepspeed
 def engine_maker(
     plan: TrainingPlan, source: Source, observer: StepObserver, recorder: Recorder
 ) -> Callable[[nn.Module, list[int]], EngineGeneration] | None:
-    """Makes the plan's engine of the policy and the tokens that end a completion; None for Transformers."""
+    """Makes the plan's engine of the policy and the tokens that end a completion; None for
+    Transformers."""
     if plan.execution.engine is None:
         return None
-    setup = EngineSetup(plan, source.folder, observer.clock, recorder.record_metrics, recorder.record_event)
+    setup = EngineSetup(
+        plan, source.folder, observer.clock, recorder.record_metrics, recorder.record_event
+    )
     kind = ServersGeneration if plan.execution.engine.kind == "Servers" else ColocatedGeneration
     return lambda model, stop_tokens: kind(setup, model, stop_tokens)
 
 
 class FollowPlan(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Puts the plan's interval and schedule back in force; in a run with the checkpoint's own plan nothing changes."""
+    """Puts the plan's interval and schedule back in force; in a run with the checkpoint's own plan
+    nothing changes."""
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, *, lr_scheduler: Any, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        _control: TrainerControl,
+        *,
+        lr_scheduler: Any,
+        **_: Any,
     ) -> None:
         """The checkpoint is loaded, and no step is taken yet."""
         # transformers has restored the intervals of the checkpoint, and the plan's may differ.
@@ -93,7 +105,8 @@ class FollowPlan(TrainerCallback):  # type: ignore[misc]  # transformers is not 
 
 
 def set_scheduled_rate(scheduler: LambdaLR) -> None:
-    """Set the rate of the next step to what the schedule says of it; every schedule of spec.training is a LambdaLR."""
+    """Set the rate of the next step to what the schedule says of it; every schedule of
+    spec.training is a LambdaLR."""
     rates = [
         base * factor(scheduler.last_epoch)
         for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
@@ -144,7 +157,11 @@ class TrainerParts:
 
 
 def build(
-    plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: StepObserver, clock: Clock = SYSTEM_CLOCK
+    plan: TrainingPlan,
+    recorder: Recorder,
+    watchdog: Watchdog,
+    observer: StepObserver,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Run:
     """Everything up to the first step. A collective.
 
@@ -178,7 +195,9 @@ def build(
     with recorder.measure_part("verify"):
         beginning = begin(target, source, run_identity, plan.execution.method, outdated)
     skipped = _skipped(plan.skipped, beginning.checkpoint)
-    preemption = Preemption(plan.grace_period_seconds, can_save=plan.checkpoint_directory is not None)
+    preemption = Preemption(
+        plan.grace_period_seconds, can_save=plan.checkpoint_directory is not None
+    )
     observer.clock.on_phase_change = recorder.enter_phase
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(target, source, run_identity, recorder, preemption, skipped=skipped)
@@ -186,33 +205,52 @@ def build(
     callbacks = [step_exchange, seal, PublishLogs(recorder, observer), samples]
     callbacks += [LossGuard(), KLGuard(plan.guard), EngineGuard(plan.guard), FollowPlan()]
     make_engine = engine_maker(plan, loaded.source, observer, recorder)
-    parts = TrainerParts(replace(loaded, adapter=beginning.adapter), config, prompts, rewards, skipped, make_engine)
+    parts = TrainerParts(
+        replace(loaded, adapter=beginning.adapter), config, prompts, rewards, skipped, make_engine
+    )
     recorder.enter_stage("Proving")
     with recorder.measure_part("trainer"):
-        strategy = strategy_for(plan.execution, plan.reference, trust_remote_code=plan.model.trust_remote_code)
+        strategy = strategy_for(
+            plan.execution, plan.reference, trust_remote_code=plan.model.trust_remote_code
+        )
         trainer = make_trainer(
-            parts, strategy, observer, callbacks, seal.save, generation_sub_batch=plan.execution.generation_sub_batch
+            parts,
+            strategy,
+            observer,
+            callbacks,
+            seal.save,
+            generation_sub_batch=plan.execution.generation_sub_batch,
         )
     recorder.record_startup("proof", sum(proof.seconds for proof in trainer.proofs))
     return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence, target, source)
 
 
-def _open_places(plan: TrainingPlan, recorder: Recorder) -> tuple[CheckpointTarget | None, CheckpointSource | None]:
-    """Where the run keeps its checkpoints, and where spec.resumeFrom has those that it may begin with."""
+def _open_places(
+    plan: TrainingPlan, recorder: Recorder
+) -> tuple[CheckpointTarget | None, CheckpointSource | None]:
+    """Where the run keeps its checkpoints, and where spec.resumeFrom has those that it may begin
+    with."""
     processes = plan.execution.processes_per_node
-    target = open_target(plan.checkpoint, plan.checkpoint_directory, plan.job, processes, tell=recorder.record_event)
-    return target, open_source(plan.resume_from, plan.resume_store, processes, recorder.record_event)
+    target = open_target(
+        plan.checkpoint, plan.checkpoint_directory, plan.job, processes, tell=recorder.record_event
+    )
+    return target, open_source(
+        plan.resume_from, plan.resume_store, processes, recorder.record_event
+    )
 
 
 def _skipped(skipped: Sequence[Generations], checkpoint: Path | None) -> Sequence[Generations]:
-    """What the plan leaves out, and what the run had left out whose checkpoint this one continues."""
+    """What the plan leaves out, and what the run had left out whose checkpoint this one
+    continues."""
     made = read_manifest(checkpoint).skipped if checkpoint else []
     return merge_spans([*skipped, *made])
 
 
 def device(execution: ExecutionPlan) -> torch.device:
     """The device of this process."""
-    return torch.device("cpu" if execution.accelerator == "CPU" else f"cuda:{torch.cuda.current_device()}")
+    return torch.device(
+        "cpu" if execution.accelerator == "CPU" else f"cuda:{torch.cuda.current_device()}"
+    )
 
 
 def require_patience(guard: GuardSpec, execution: ExecutionPlan, longest_seconds: float) -> None:
@@ -224,19 +262,24 @@ def require_patience(guard: GuardSpec, execution: ExecutionPlan, longest_seconds
     limit = hang_timeout_seconds("Training", guard, execution)
     if longest_seconds >= limit:
         raise BadInput(
-            f"the rewards' time-outs allow {longest_seconds:.0f} s for one batch, but a run without a finished step "
-            f"for {limit:.0f} s is ended as a hang; raise guard.hangTimeoutSeconds, or lower the time-outs"
+            f"the rewards' time-outs allow {longest_seconds:.0f} s for one batch, but a run "
+            "without a finished step "
+            f"for {limit:.0f} s is ended as a hang; raise guard.hangTimeoutSeconds, or lower the "
+            "time-outs"
         )
 
 
 def _tell_prompts(prompts: Prompts, recorder: Recorder) -> None:
-    """Publish what became of the dataset: nobody notices from its results that half of it is not trained on."""
+    """Publish what became of the dataset: nobody notices from its results that half of it is not
+    trained on."""
     recorder.record_metrics({key: float(count) for key, count in prompts.counts.items()})
     if recorder.place.is_main:
         log_line(**prompts.counts)
 
 
-def _load_data(dataset: DatasetSpec, training: TrainingSpec, tokenizer: PreTrainedTokenizerBase, hub: Hub) -> Prompts:
+def _load_data(
+    dataset: DatasetSpec, training: TrainingSpec, tokenizer: PreTrainedTokenizerBase, hub: Hub
+) -> Prompts:
     root = Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
     return load_prompts(dataset, training, tokenizer, root=root, hub=hub)
 
@@ -250,7 +293,8 @@ def make_trainer(
     *,
     generation_sub_batch: int,
 ) -> ReferenceGRPOTrainer:
-    """TRL's trainer with the reference strategy; without transformers' own printing. A collective."""
+    """TRL's trainer with the reference strategy; without transformers' own printing. A
+    collective."""
     trainer = ReferenceGRPOTrainer(
         loaded=parts.loaded,
         strategy=strategy,

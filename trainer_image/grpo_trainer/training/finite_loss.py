@@ -1,15 +1,16 @@
 """TRL's trainer with a finite loss and gradient: it limits a KL that overflows, or ends the run.
 
-k3 contains exp(log ref - log policy). A token that the policy has made very unlikely overflows it (float32: from a
-log-ratio of 88.8). TRL 1.16 then trains on: the gradient is NaN, one optimizer step makes every parameter NaN, and the
-loss is logged as 0.0 (huggingface/trl issue 3015).
+k3 contains exp(log ref - log policy). A token that the policy has made very unlikely overflows it
+(float32: from a log-ratio of 88.8). TRL 1.16 then trains on: the gradient is NaN, one optimizer
+step makes every parameter NaN, and the loss is logged as 0.0 (huggingface/trl issue 3015).
 
-The rule here: in a micro-batch whose KL is not finite on any rank, log-ratios beyond +-20 are limited to +-20 on all
-ranks and the loss is computed again; the tokens are counted. 20 is also verl's limit for this estimator: exp(20) is
-5e8, far above any KL that leaves the model usable, far below overflow in bfloat16. With TRL's importance ratio the
-gradient of the term is the log-ratio itself (d/dx of k3 * exp(x - const) at ratio 1), so the step stays of normal size.
-Other micro-batches are not touched: a run without overflows trains on TRL's exact loss. If the loss is still not
-finite, the policy or the reference is broken, and the run ends as Diverged.
+The rule here: in a micro-batch whose KL is not finite on any rank, log-ratios beyond +-20 are
+limited to +-20 on all ranks and the loss is computed again; the tokens are counted. 20 is also
+verl's limit for this estimator: exp(20) is 5e8, far above any KL that leaves the model usable, far
+below overflow in bfloat16. With TRL's importance ratio the gradient of the term is the log-ratio
+itself (d/dx of k3 * exp(x - const) at ratio 1), so the step stays of normal size. Other
+micro-batches are not touched: a run without overflows trains on TRL's exact loss. If the loss is
+still not finite, the policy or the reference is broken, and the run ends as Diverged.
 
 The private names of TRL that this module uses are listed in reference_trainer.py.
 """
@@ -29,20 +30,24 @@ from . import guard
 
 LOG_RATIO_LIMIT = 20.0
 KL_OVERFLOW_METRIC = "kl_overflow_tokens"
-"""Key in TRL's logs: tokens limited per micro-batch, mean over the micro-batches of a log interval."""
+"""Key in TRL's logs: tokens limited per micro-batch, mean over the micro-batches of a log
+interval."""
 
 
 def limited_reference(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """Reference log-probabilities whose log-ratio to the policy's is within the limit.
 
-    All shapes are (batch, tokens); arguments of one dtype give a result of it. Values within the limit keep their bits.
+    All shapes are (batch, tokens); arguments of one dtype give a result of it. Values within the
+    limit keep their bits.
     """
     log_ratio = reference - policy
     bounded = policy + log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return torch.where(log_ratio.abs() <= LOG_RATIO_LIMIT, reference, bounded)
 
 
-def tokens_beyond_limit(policy: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def tokens_beyond_limit(
+    policy: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
     """How many of the masked tokens `limited_reference` changes; a scalar, int64.
 
     All arguments have the shape (batch, tokens); the mask counts a token where it is not 0.
@@ -58,14 +63,17 @@ def require_finite_kl(kl: float, step: int) -> None:
     """
     if not math.isfinite(kl):
         raise Diverged(
-            f"the KL is {kl} at step {step} even with log-ratios limited to {LOG_RATIO_LIMIT:g}: log-probabilities of "
-            "the policy or the reference are not finite. Lower training.learningRate or raise training.beta",
+            f"the KL is {kl} at step {step} even with log-ratios limited to {LOG_RATIO_LIMIT:g}: "
+            "log-probabilities of "
+            "the policy or the reference are not finite. Lower training.learningRate or raise "
+            "training.beta",
             step,
         )
 
 
 class FiniteLossTrainer(WritingTrainer):
-    """GRPOTrainer that limits a KL that overflows, and never steps along a gradient that is not finite."""
+    """GRPOTrainer that limits a KL that overflows, and never steps along a gradient that is not
+    finite."""
 
     observer: StepObserver
 
@@ -78,7 +86,8 @@ class FiniteLossTrainer(WritingTrainer):
 
     def _finite_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         metrics = self._metrics["train" if self.model.training else "eval"]
-        # TRL appends to its metrics within the pass: where the pass is done again, the first one's are taken back.
+        # TRL appends to its metrics within the pass: where the pass is done again, the first one's
+        # are taken back.
         before = {key: len(values) for key, values in metrics.items()}
         loss: torch.Tensor = super()._compute_loss(model, inputs)
         if self.beta == 0.0:
@@ -95,7 +104,8 @@ class FiniteLossTrainer(WritingTrainer):
         return loss
 
     def _limited(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[dict[str, Any], float]:
-        """The inputs with limited reference log-probabilities, and how many tokens of all ranks that changed."""
+        """The inputs with limited reference log-probabilities, and how many tokens of all ranks
+        that changed."""
         tokens = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         length, reference = inputs["completion_ids"].size(1), inputs["ref_per_token_logps"]
@@ -106,11 +116,14 @@ class FiniteLossTrainer(WritingTrainer):
             return inputs | {"ref_per_token_logps": limited_reference(policy, reference)}, count
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
-        """TRL's norm, which is the same on all ranks. ZeRO has made its step by now, unless the norm is not finite.
+        """TRL's norm, which is the same on all ranks. ZeRO has made its step by now, unless the
+        norm is not finite.
 
         Raises:
             Diverged: it is not finite.
         """
         norm = float(super()._get_grad_norm(model, grad_norm=grad_norm))
-        guard.require_finite_metric("the gradient norm", norm, self.state.global_step + 1, self._metrics["train"])
+        guard.require_finite_metric(
+            "the gradient norm", norm, self.state.global_step + 1, self._metrics["train"]
+        )
         return norm

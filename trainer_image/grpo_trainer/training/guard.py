@@ -1,13 +1,13 @@
 """Stops a run that diverges.
 
-A run ends at a loss or gradient that is not finite, at a KL beyond spec.guard.maxKL, and when its engine samples from
-another distribution than the policy's (spec.guard.maxEngineMismatch). Without this check such a run trains on without
-an error.
+A run ends at a loss or gradient that is not finite, at a KL beyond spec.guard.maxKL, and when its
+engine samples from another distribution than the policy's (spec.guard.maxEngineMismatch). Without
+this check such a run trains on without an error.
 
-Adam's moments keep a NaN for ever, so every later checkpoint is worthless, at any beta. The gradient's norm is
-therefore judged before the optimizer steps, the loss before a checkpoint of its step, and the weights before each
-generation, checkpoint and export (weights/policy_checks.py). These numbers are the same on all ranks, which stop
-together.
+Adam's moments keep a NaN for ever, so every later checkpoint is worthless, at any beta. The
+gradient's norm is therefore judged before the optimizer steps, the loss before a checkpoint of its
+step, and the weights before each generation, checkpoint and export (weights/policy_checks.py).
+These numbers are the same on all ranks, which stop together.
 """
 
 import math
@@ -22,7 +22,8 @@ from grpo_api.spec.run_policy import GuardSpec
 from ..runtime.errors import Diverged, DivergedKL, EngineMismatch
 
 _TOLD = ("reward", "kl")
-"""Metrics for the message: TRL has logged them by the time of the gradient, and they may show the reason."""
+"""Metrics for the message: TRL has logged them by the time of the gradient, and they may show the
+reason."""
 
 
 def require_finite_metric(
@@ -44,15 +45,18 @@ def require_finite_metric(
     known = {key: metrics.get(key) for key in _TOLD} if metrics else {}
     last = ", ".join(f"{key} {values[-1]:.4g}" for key, values in known.items() if values)
     raise Diverged(
-        f"{metric} is {value} at step {step}{f' ({last})' if last else ''}, and nothing was saved since. Look for "
-        "rewards of extreme size, lower training.learningRate, or go on without this batch by guard.onDivergence: "
+        f"{metric} is {value} at step {step}{f' ({last})' if last else ''}, and nothing was saved "
+        "since. Look for "
+        "rewards of extreme size, lower training.learningRate, or go on without this batch by "
+        "guard.onDivergence: "
         "Rollback",
         step,
     )
 
 
 class LossGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Ends the run at a loss that is not finite although its gradient was: before the step can be saved."""
+    """Ends the run at a loss that is not finite although its gradient was: before the step can be
+    saved."""
 
     def on_log(
         self,
@@ -74,7 +78,8 @@ class LossGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not f
 
 
 class KLGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Ends the run when the KL stays above guard.maxKL; a KL that is not a finite number counts as above."""
+    """Ends the run when the KL stays above guard.maxKL; a KL that is not a finite number counts as
+    above."""
 
     def __init__(self, guard: GuardSpec) -> None:
         self._guard = guard
@@ -88,7 +93,8 @@ class KLGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not fol
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Count the steps above the limit. TRL logs the same mean on every rank, so all of them stop together.
+        """Count the steps above the limit. TRL logs the same mean on every rank, so all of them
+        stop together.
 
         Raises:
             DivergedKL: maxKLSteps steps in a row were above maxKL.
@@ -99,15 +105,19 @@ class KLGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not fol
         self._above = self._above + 1 if not kl <= self._guard.max_kl else 0
         if self._above >= self._guard.max_kl_steps:
             raise DivergedKL(
-                f"the KL was above guard.maxKL = {self._guard.max_kl} for {self._above} steps, {kl:.4g} at step "
-                f"{state.global_step}; lower training.learningRate, or raise training.beta or guard.maxKL",
-                # the KL of a step is that of the policy before it: the step before the first of these went too far
+                f"the KL was above guard.maxKL = {self._guard.max_kl} for {self._above} steps, "
+                f"{kl:.4g} at step "
+                f"{state.global_step}; lower training.learningRate, or raise training.beta or "
+                "guard.maxKL",
+                # the KL of a step is that of the policy before it: the step before the first of
+                # these went too far
                 state.global_step - self._above,
             )
 
 
 class EngineGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Ends the run when the engine and the trainer disagree on how likely the tokens were that the engine sampled."""
+    """Ends the run when the engine and the trainer disagree on how likely the tokens were that the
+    engine sampled."""
 
     def __init__(self, guard: GuardSpec) -> None:
         self._limit = guard.max_engine_mismatch
@@ -120,7 +130,8 @@ class EngineGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Judge the last generation, of which TRL logs the same mean on every rank; no number counts as above.
+        """Judge the last generation, of which TRL logs the same mean on every rank; no number
+        counts as above.
 
         Raises:
             EngineMismatch: the mean difference is above guard.maxEngineMismatch.
@@ -128,8 +139,12 @@ class EngineGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not
         found = (logs or {}).get(ENGINE_MISMATCH.trl)
         if self._limit is not None and found is not None and not found <= self._limit:
             raise EngineMismatch(
-                f"at step {state.global_step} the log-probabilities of the engine's tokens were {found:.4g} nats apart "
-                f"from the trainer's in the mean, guard.maxEngineMismatch is {self._limit}; its weights were proven to "
-                "be the trainer's, so it computes otherwise: set generation.engineArguments.kvCacheDtype to auto, "
-                "training.dtype to float32, or generation.engine to Transformers, or raise the limit"
+                f"at step {state.global_step} the log-probabilities of the engine's tokens were "
+                f"{found:.4g} nats apart "
+                f"from the trainer's in the mean, guard.maxEngineMismatch is {self._limit}; its "
+                "weights were proven to "
+                "be the trainer's, so it computes otherwise: set "
+                "generation.engineArguments.kvCacheDtype to auto, "
+                "training.dtype to float32, or generation.engine to Transformers, or raise the "
+                "limit"
             )

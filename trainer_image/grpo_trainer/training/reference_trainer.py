@@ -1,27 +1,34 @@
-"""TRL's GRPOTrainer with a reference of our choice, proven weights, exact references, no poisoned checkpoint.
+"""TRL's GRPOTrainer with a reference of our choice, proven weights, exact references, no poisoned
+checkpoint.
 
-TRL 1.16 has no hook for any of these, so this file and finite_loss.py use TRL's private names, and no other does. There
-are fourteen, TRL is pinned, and tests/trainer/test_engine_contract.py fails when one of them changes:
+TRL 1.16 has no hook for any of these, so this file and finite_loss.py use TRL's private names, and
+no other does. There are fourteen, TRL is pinned, and tests/trainer/test_engine_contract.py fails
+when one of them changes:
 
-- `grpo_trainer.create_model_from_path` and `grpo_trainer.prepare_deepspeed` load and wrap TRL's own reference; ours is
-  put in their place while the constructor runs; so is our engine in that of `grpo_trainer.VLLMGeneration`;
-- `_get_per_token_logps_and_entropies` is every forward pass for log-probabilities, the reference's too;
-- `_compute_loss` is where a KL overflows, and `_metrics` where it is seen before the optimizer acts on it;
-- `_get_grad_norm` is transformers', the last moment before the optimizer acts on a gradient that may not be finite
-  (this and the line above: finite_loss.py);
-- `_save_checkpoint` is the moment at which ranks must agree and a moved reference must be saved (what it calls stands
-  in checkpoints/writing.py);
+- `grpo_trainer.create_model_from_path` and `grpo_trainer.prepare_deepspeed` load and wrap TRL's own
+  reference; ours is put in their place while the constructor runs; so is our engine in that of
+  `grpo_trainer.VLLMGeneration`;
+- `_get_per_token_logps_and_entropies` is every forward pass for log-probabilities, the reference's
+  too;
+- `_compute_loss` is where a KL overflows, and `_metrics` where it is seen before the optimizer acts
+  on it;
+- `_get_grad_norm` is transformers', the last moment before the optimizer acts on a gradient that
+  may not be finite (this and the line above: finite_loss.py);
+- `_save_checkpoint` is the moment at which ranks must agree and a moved reference must be saved
+  (what it calls stands in checkpoints/writing.py);
 - `_generate_single_turn` is the generation that is cut into sub-batches, and timed;
 - `_calculate_rewards` is what is timed as rewards, and where samples are taken;
-- `_get_train_sampler` makes the order of the prompts, `_run_epoch` is one pass over them, `_step` counts micro-batches
-  and `_buffered_inputs` is the generation that they are cut from: TRL's checkpoints know neither place.
+- `_get_train_sampler` makes the order of the prompts, `_run_epoch` is one pass over them, `_step`
+  counts micro-batches and `_buffered_inputs` is the generation that they are cut from: TRL's
+  checkpoints know neither place.
 
-    trainer = ReferenceGRPOTrainer(loaded=loaded, strategy=strategy_for(...), args=config, reward_funcs=...,
+    trainer = ReferenceGRPOTrainer(loaded=loaded, strategy=strategy_for(...), args=config,
+    reward_funcs=...,
                                    train_dataset=..., callbacks=...)
     trainer.train(resume_from_checkpoint=folder_or_none)
 
-It proves policy and reference while it is built (trainer.proofs), proves again and restores the reference after a
-resume, checks states, syncs, and saves a moved reference into every checkpoint.
+It proves policy and reference while it is built (trainer.proofs), proves again and restores the
+reference after a resume, checks states, syncs, and saves a moved reference into every checkpoint.
 """
 
 from __future__ import annotations
@@ -56,7 +63,8 @@ from ..weights.proof import Proof, prove_equal, prove_weights
 from .finite_loss import FiniteLossTrainer
 
 MakeEngine = Callable[[nn.Module, list[int]], EngineGeneration]
-"""Makes what samples completions in the policy's place, of the policy and the tokens that end a completion."""
+"""Makes what samples completions in the policy's place, of the policy and the tokens that end a
+completion."""
 Save = Callable[[int, Callable[[], None]], None]
 """Makes the checkpoint of a step of what a collective writes."""
 
@@ -90,7 +98,8 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         strategy.check(zero_stage(args), adapter, args.beta)
         if not adapter:
             self.prove("policy", loaded.model)
-        # Before the constructor: what it wraps for several ranks, it also overwrites with rank 0's weights.
+        # Before the constructor: what it wraps for several ranks, it also overwrites with rank 0's
+        # weights.
         with _own_parts(self, make_engine):
             super().__init__(
                 model=loaded.model,
@@ -103,7 +112,8 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             strategy.attach(self)
         if adapter:  # TRL has made it by now; nothing is wrapped for several ranks before train()
             self.prove("policy", self.model)
-        if loaded.adapter:  # after the proof whose fingerprint names the start: a resume finds a fresh adapter there
+        # after the proof whose fingerprint names the start: a resume finds a fresh adapter there
+        if loaded.adapter:
             self._begin_with(loaded.adapter)
         self.add_callback(ReferenceCallback(self, strategy))
 
@@ -127,7 +137,8 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             self.proofs.append(prove_weights(model, files, what))
 
     def _begin_with(self, adapter: Path) -> None:
-        """Loads an exported adapter and proves it. Only the policy has it: the reference stays the bare base."""
+        """Loads an exported adapter and proves it. Only the policy has it: the reference stays the
+        bare base."""
         load_adapter(self.model, adapter, self.source)
         with open_weights(adapter) as files:
             self.proofs.append(prove_weights(self.model, files, "adapter", adapter_only=True))
@@ -137,10 +148,12 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         return self._order
 
     def _run_epoch(self, *, epoch: int, steps_in_epoch: int, **kwargs: Any) -> None:
-        """One pass over the prompts, from its place in their order and in a generation; none after the last step.
+        """One pass over the prompts, from its place in their order and in a generation; none after
+        the last step.
 
-        transformers skips what a resumed run has had of this pass, but it knows nothing of the passes before, nor of a
-        generation that is half used; and it would take one step more than all.
+        transformers skips what a resumed run has had of this pass, but it knows nothing of the
+        passes before, nor of a generation that is half used; and it would take one step more than
+        all.
 
         Raises:
             BadInput: that generation is not in the checkpoint.
@@ -152,7 +165,9 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         self._order.epoch = epoch
         if self.resumed_from and self._within_generation():
             parts = self.args.steps_per_generation
-            self._buffered_inputs = writing.load_rollouts(self.resumed_from, self.accelerator.device, parts)
+            self._buffered_inputs = writing.load_rollouts(
+                self.resumed_from, self.accelerator.device, parts
+            )
         super()._run_epoch(epoch=epoch, steps_in_epoch=steps_in_epoch, **kwargs)
 
     def _within_generation(self) -> bool:
@@ -166,19 +181,23 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
 
     @property
     def start(self) -> str:
-        """Fingerprint of the weights before a step, with a fresh adapter: the same in every attempt."""
+        """Fingerprint of the weights before a step, with a fresh adapter: the same in every
+        attempt."""
         return self.proofs[0].fingerprint
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Run one micro-batch: the loss, then the backward pass. Return the loss, a scalar without gradient."""
+        """Run one micro-batch: the loss, then the backward pass. Return the loss, a scalar without
+        gradient."""
         loss: torch.Tensor = super().training_step(*args, **kwargs)
         self.observer.clock.enter(None)
         return loss
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
-        """TRL's generation, at most `generation_sub_batch` completions of this process at a time (0: all at once).
+        """TRL's generation, at most `generation_sub_batch` completions of this process at a time
+        (0: all at once).
 
-        Only for text: the further arguments, which TRL fills for images, are the same for every part.
+        Only for text: the further arguments, which TRL fills for images, are the same for every
+        part.
         """
         size = self.generation_sub_batch or len(prompt_ids)
         first = self.accelerator.process_index * len(prompt_ids)
@@ -189,7 +208,9 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         with self.observer.clock.phase("generate"):
             for start in range(0, len(prompt_ids), size):
                 if self.engine:
-                    generation = self._step // (self.args.steps_per_generation * self.num_iterations)
+                    generation = self._step // (
+                        self.args.steps_per_generation * self.num_iterations
+                    )
                     self.engine.set_position(generation, first + start)
                 part = prompt_ids[start : start + size]
                 done, scored = super()._generate_single_turn(part, *args, **kwargs)
@@ -201,7 +222,9 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
                 self.engine.release_memory()
         return completions, logprobs or None
 
-    def _calculate_rewards(self, inputs: Any, prompts: list[Any], completions: list[Any], *args: Any) -> torch.Tensor:
+    def _calculate_rewards(
+        self, inputs: Any, prompts: list[Any], completions: list[Any], *args: Any
+    ) -> torch.Tensor:
         with self.observer.clock.phase("reward"):
             rewards: torch.Tensor = super()._calculate_rewards(
                 [*map(restore_columns, inputs)], prompts, completions, *args
@@ -211,13 +234,16 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         self.observer.record_completions(prompts, completions, own, self.reward_func_names)
         return rewards
 
-    def _get_per_token_logps_and_entropies(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _get_per_token_logps_and_entropies(
+        self, model: nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
         phase = "forward" if torch.is_grad_enabled() else "reference"
         with self.strategy.scoring(self, model), self.observer.clock.phase(phase):
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     def require_finite(self, optimizer: Any = None) -> None:
-        """Makes sure that the policy, and the optimizer where one is given, hold finite numbers only. A collective.
+        """Makes sure that the policy, and the optimizer where one is given, hold finite numbers
+        only. A collective.
 
         Raises:
             Diverged: on any rank.
@@ -236,7 +262,8 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         """Writes what is ours first: once TRL's part is written, the checkpoint looks complete.
 
         Raises:
-            DriftedApart: the ranks hold different weights; such a checkpoint is worth nothing and isn't written.
+            DriftedApart: the ranks hold different weights; such a checkpoint is worth nothing and
+                isn't written.
             Diverged: the weights or the optimizer's state are not finite; the same.
             DiskFailed: a write of this rank failed; it has gone along with the others to the end.
         """
@@ -257,7 +284,8 @@ def zero_stage(args: GRPOConfig) -> int:
 
 @contextmanager
 def _own_parts(trainer: ReferenceGRPOTrainer, make_engine: MakeEngine | None) -> Iterator[None]:
-    """While TRL's constructor runs, what it calls to load and wrap a reference is the strategy, and its engine is ours.
+    """While TRL's constructor runs, what it calls to load and wrap a reference is the strategy, and
+    its engine is ours.
 
     The policy is an instance, so that the loader is called for the reference alone.
     """

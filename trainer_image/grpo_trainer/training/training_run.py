@@ -1,8 +1,10 @@
-"""Runs a plan from building to export: build, prove, train, export. Importing this module imports torch and TRL.
+"""Runs a plan from building to export: build, prove, train, export. Importing this module imports
+torch and TRL.
 
-Where memory runs out, the number of bytes is read from the exception, since the next plan needs numbers. torch tells
-the size only in its text: `Tried to allocate 2.00 GiB` of a device (c10/cuda/CUDACachingAllocator.cpp), `you tried to
-allocate 512 bytes` of the host (c10/core/impl/alloc_cpu.cpp).
+Where memory runs out, the number of bytes is read from the exception, since the next plan needs
+numbers. torch tells the size only in its text: `Tried to allocate 2.00 GiB` of a device
+(c10/cuda/CUDACachingAllocator.cpp), `you tried to allocate 512 bytes` of the host
+(c10/core/impl/alloc_cpu.cpp).
 """
 
 import re
@@ -30,7 +32,14 @@ from ..hub.push import push_folder, require_target
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
 from ..runtime.clock import SYSTEM_CLOCK
-from ..runtime.errors import BadInput, Diverged, DivergedKL, HubUnavailable, Preempted, classify_error
+from ..runtime.errors import (
+    BadInput,
+    Diverged,
+    DivergedKL,
+    HubUnavailable,
+    Preempted,
+    classify_error,
+)
 from ..runtime.paths import number_in_name
 from ..telemetry.observer import StepObserver, log_line, translate_logs
 from ..telemetry.phases import PhaseClock
@@ -60,7 +69,9 @@ def requested_bytes(text: str) -> int:
     return min(MAX_COUNT, round(float(found[1]) * _UNITS[found[2]])) if found else 0
 
 
-def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, clock: Clock = SYSTEM_CLOCK) -> str:
+def run(
+    plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, clock: Clock = SYSTEM_CLOCK
+) -> str:
     """Train and export; returns the sentence for the Outcome. A collective.
 
     `clock`: the time by which the hub is waited for.
@@ -76,7 +87,9 @@ def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, clock: Clock
         raise
 
 
-def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: StepObserver, clock: Clock) -> str:
+def _run(
+    plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: StepObserver, clock: Clock
+) -> str:
     """Build, train and export."""
     hub = plan.export.hub if plan.export else None
     if hub:
@@ -90,7 +103,8 @@ def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: S
     checkpoint = built.beginning.checkpoint
     try:
         built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        built.trainer.require_finite()  # what the last step made is exported, whether a checkpoint has it or not
+        # what the last step made is exported, whether a checkpoint has it or not
+        built.trainer.require_finite()
     except Diverged as error:
         if not isinstance(error, DivergedKL):
             recorder.record_nonfinite_step(error.step)
@@ -102,13 +116,19 @@ def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: S
 
 def _announce_start(attempt: int, recorder: Recorder, run: Run) -> None:
     """Say where this attempt begins and, in the log, what it leaves out."""
-    checkpoint, adapter, skipped = run.beginning.checkpoint, run.beginning.adapter, run.trainer.skipped
+    checkpoint, adapter, skipped = (
+        run.beginning.checkpoint,
+        run.beginning.adapter,
+        run.trainer.skipped,
+    )
     own = None
     if checkpoint and run.is_own(checkpoint):
         own = describe_checkpoint(checkpoint, run.address(checkpoint))
     recorder.checkpoint_step = step = number_in_name(checkpoint) if checkpoint else 0
     if recorder.place.is_main:
-        recorder.record_resume(step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(run), own)
+        recorder.record_resume(
+            step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(run), own
+        )
         left_out = [(one.first, one.last) for one in skipped]
         log_line(
             attempt=attempt,
@@ -129,7 +149,8 @@ def _began_at(run: Run) -> Beginning:
 
 
 def _explained(error: Diverged, run: Run) -> Diverged:
-    """The same end with what a rollback needs: the last checkpoint, and what the run diverged on."""
+    """The same end with what a rollback needs: the last checkpoint, and what the run diverged
+    on."""
     told = type(error)(f"{error}. {_last_good(run)}", error.step)
     if error.step:
         told.diverged_on = run.cadence.generations_of_step(error.step, run.trainer.skipped)
@@ -139,7 +160,11 @@ def _explained(error: Diverged, run: Run) -> Diverged:
 def _last_good(run: Run) -> str:
     """The checkpoint that a run which has diverged can go back to, as a sentence."""
     found = run.seal.last or run.beginning.checkpoint
-    return f"The last good checkpoint is {run.address(found)}" if found else "No checkpoint was saved before"
+    return (
+        f"The last good checkpoint is {run.address(found)}"
+        if found
+        else "No checkpoint was saved before"
+    )
 
 
 def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYSTEM_CLOCK) -> str:
@@ -150,9 +175,14 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
         raise Preempted(f"SIGTERM; a checkpoint was saved at step {state.global_step}")
     if run.step_exchange.verdict == "save":
         problem = recorder.progress.checkpoint_problem
-        raise Preempted(f"SIGTERM; stopped at step {state.global_step}, the checkpoint before stands, for {problem}")
+        raise Preempted(
+            f"SIGTERM; stopped at step {state.global_step}, the checkpoint before stands, for "
+            f"{problem}"
+        )
     if run.step_exchange.verdict == "stop":
-        raise Preempted(f"SIGTERM; stopped at step {state.global_step}, the last periodic checkpoint stands")
+        raise Preempted(
+            f"SIGTERM; stopped at step {state.global_step}, the last periodic checkpoint stands"
+        )
     recorder.enter_stage("Exporting")
     describe = partial(write_card, _trained(plan, run, recorder))
     attest = partial(write_provenance, _finished(plan, run, recorder))
@@ -160,26 +190,40 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
         plan, run.target, run.trainer.source, run.trainer.write_model,
         describe=describe, attest=attest, read=lambda _: recorder.record_event(),
     )  # fmt: skip
-    where = _place(plan, run.target, folder, recorder, clock) if folder else "spec.export keeps no model"
+    where = (
+        _place(plan, run.target, folder, recorder, clock)
+        if folder
+        else "spec.export keeps no model"
+    )
     rendezvous.leave_gang()
     recorder.enter_stage("Finished")
     return f"trained {state.global_step} steps; {where}{run.prompts.dropped_message}"
 
 
 def _trained(plan: TrainingPlan, run: Run, recorder: Recorder) -> TrainedModel:
-    """The facts about the model for its card. If an attempt finds all steps done, the last step's numbers come from the
-    checkpoint."""
+    """The facts about the model for its card. If an attempt finds all steps done, the last step's
+    numbers come from the checkpoint."""
     state = run.trainer.state
-    last: dict[str, Any] = next((logs for logs in reversed(state.log_history) if "loss" in logs), {})
+    last: dict[str, Any] = next(
+        (logs for logs in reversed(state.log_history) if "loss" in logs), {}
+    )
     translated = translate_logs(last)
     # A key with a slash is of one reward function, which the catalogue's keys can't name.
     metrics = {key: translated[key] for key in translated if key in OUTCOME_KEYS or "/" in key}
     revisions, hub = recorder.progress.revisions, plan.export.hub if plan.export else None
     address = hub.repository if hub else HERE
-    return TrainedModel(plan=plan, steps=state.global_step, metrics=metrics, revisions=revisions, address=address)
+    return TrainedModel(
+        plan=plan, steps=state.global_step, metrics=metrics, revisions=revisions, address=address
+    )
 
 
-def _place(plan: TrainingPlan, target: CheckpointTarget | None, folder: Path, recorder: Recorder, clock: Clock) -> str:
+def _place(
+    plan: TrainingPlan,
+    target: CheckpointTarget | None,
+    folder: Path,
+    recorder: Recorder,
+    clock: Clock,
+) -> str:
     """Send an exported model on to where the plan wants it; says where it is. A collective.
 
     Raises:
@@ -194,14 +238,19 @@ def _place(plan: TrainingPlan, target: CheckpointTarget | None, folder: Path, re
     address = _pushed(plan.model.name, folder, hub, kept, recorder, clock=clock) if hub else ""
     if recorder.place.is_main:
         export = describe_export(folder, url)
-        recorder.export = export.model_copy(update={"to": "Hub", "path": address}) if hub else export
+        recorder.export = (
+            export.model_copy(update={"to": "Hub", "path": address}) if hub else export
+        )
     return "the model is in " + " and in ".join(filter(None, (address, kept)))
 
 
-def _pushed(base: str, folder: Path, hub: HubExportSpec, kept: str, recorder: Recorder, *, clock: Clock) -> str:
+def _pushed(
+    base: str, folder: Path, hub: HubExportSpec, kept: str, recorder: Recorder, *, clock: Clock
+) -> str:
     """Push an exported model; its address on the hub. A collective.
 
-    `base` is the name of the model that was trained, `kept` where else the export is; empty for nowhere.
+    `base` is the name of the model that was trained, `kept` where else the export is; empty for
+    nowhere.
     """
     message = f"GRPO of {base}, {recorder.step} steps"
 
@@ -210,7 +259,9 @@ def _pushed(base: str, folder: Path, hub: HubExportSpec, kept: str, recorder: Re
 
     try:
         commit = rank0_task.run_on_rank0(
-            lambda: push_folder(folder, hub, message, has_gone_out, is_only_copy=not kept, clock=clock)
+            lambda: push_folder(
+                folder, hub, message, has_gone_out, is_only_copy=not kept, clock=clock
+            )
         )
     except (BadInput, HubUnavailable) as error:
         raise type(error)(f"{error}; the model is in {kept}" if kept else str(error)) from error

@@ -1,8 +1,8 @@
 """Translates a plan into arguments of GRPOConfig and a DeepSpeed configuration, or refuses it.
 
-Every plan field reaches TRL here, in one place, and without a training library: a test compares these arguments with
-what the live trainer was given. The planner makes no plan that is refused, but a plan may be written by hand or by
-another version.
+Every plan field reaches TRL here, in one place, and without a training library: a test compares
+these arguments with what the live trainer was given. The planner makes no plan that is refused, but
+a plan may be written by hand or by another version.
 """
 
 import math
@@ -44,19 +44,26 @@ SAME_NAME = (
 """Fields of spec.training that GRPOConfig has under the same name and meaning."""
 
 ALL_STEPS = math.nextafter(1.0, 0.0)
-"""A warm-up over the whole run: transformers takes `warmup_steps` below 1 as a share of the steps, rounded up, and 1 as
-one step. Of as many steps as the spec allows this share is, rounded up, all."""
+"""A warm-up over the whole run: transformers takes `warmup_steps` below 1 as a share of the steps,
+rounded up, and 1 as one step. Of as many steps as the spec allows this share is, rounded up, all.
+"""
 
 OPTIMIZERS = {"AdamW": "adamw_torch_fused", "AdamW8bit": "adamw_8bit"}
 """The plan's optimizer in the words of transformers' OptimizerNames."""
 
 
 def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
-    """Keyword arguments of trl.GRPOConfig for this plan; rewards' weights are added where the rewards are built."""
+    """Keyword arguments of trl.GRPOConfig for this plan; rewards' weights are added where the
+    rewards are built."""
     training, execution = plan.training, plan.execution
     arguments = {name: getattr(training, name) for name in SAME_NAME}
     folder = attempt_folder(plan.checkpoint_directory, plan.job.attempt)
-    arguments |= _batching(execution) | _precision(execution, plan.adapter) | _saving(execution, folder) | _telling()
+    arguments |= (
+        _batching(execution)
+        | _precision(execution, plan.adapter)
+        | _saving(execution, folder)
+        | _telling()
+    )
     arguments["beta"] = 0.0 if execution.strategy == "None" else training.beta
     arguments["max_steps"] = training.max_steps or -1
     arguments["warmup_steps"] = min(training.warmup_ratio, ALL_STEPS)
@@ -72,8 +79,8 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
 def _engine(training: TrainingSpec) -> dict[str, Any]:
     """TRL's arguments for a run with an engine; everything else about the engine is in generation/.
 
-    TRL's correction weights tokens by the ratio of the trainer's to the engine's probability, if both are of the same
-    distribution.
+    TRL's correction weights tokens by the ratio of the trainer's to the engine's probability, if
+    both are of the same distribution.
     """
     return {
         "use_vllm": True,
@@ -99,8 +106,8 @@ def _batching(execution: ExecutionPlan) -> dict[str, Any]:
 def _precision(execution: ExecutionPlan, adapter: AdapterSpec) -> dict[str, Any]:
     """bf16 asks for autocast, or under ZeRO for DeepSpeed's bf16 engine with float32 masters.
 
-    Dropout is off (see models.without_dropout), but for the one before the adapter where spec.adapter.dropout asks for
-    it: TRL would switch that off too, without a word.
+    Dropout is off (see models.without_dropout), but for the one before the adapter where
+    spec.adapter.dropout asks for it: TRL would switch that off too, without a word.
     """
     has_bf16_engine = uses_deepspeed(execution) and execution.dtype == "bfloat16"
     keeps_adapter_dropout = execution.method == "LoRA" and adapter.dropout
@@ -115,7 +122,8 @@ def _precision(execution: ExecutionPlan, adapter: AdapterSpec) -> dict[str, Any]
 
 
 def _saving(execution: ExecutionPlan, folder: Path | None) -> dict[str, Any]:
-    """save_total_limit stays unset: transformers would delete the old checkpoint before all ranks wrote the new one."""
+    """save_total_limit stays unset: transformers would delete the old checkpoint before all ranks
+    wrote the new one."""
     output = folder or Path(SCRATCH) / "grpo-output"
     return {
         "output_dir": str(output),
@@ -126,7 +134,8 @@ def _saving(execution: ExecutionPlan, folder: Path | None) -> dict[str, Any]:
 
 
 def _telling() -> dict[str, Any]:
-    """Log every step, unfiltered: the filter would show a NaN loss as 0.0 (transformers' logging_nan_inf_filter)."""
+    """Log every step, unfiltered: the filter would show a NaN loss as 0.0 (transformers'
+    logging_nan_inf_filter)."""
     return {
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
@@ -138,11 +147,12 @@ def _telling() -> dict[str, Any]:
 def _gathering(execution: ExecutionPlan) -> dict[str, Any]:
     """When ZeRO-3 gathers and lets go of a parameter.
 
-    Where the model may not be whole during generation, a module's parameters are gathered for its own pass only:
-    by default DeepSpeed keeps all that is used again within 10^9 elements of a training step, which is a small model
-    whole and 2 GB of a large one. And nothing is gathered ahead: generation runs the head as a module, training scores
-    with its weights alone (TRL's fused head), so that by generation's order the weights would be on their way when TRL
-    lets go of them ("Cannot partition a param in flight"; TRL issue 3858 is the same on several hosts).
+    Where the model may not be whole during generation, a module's parameters are gathered for its
+    own pass only: by default DeepSpeed keeps all that is used again within 10^9 elements of a
+    training step, which is a small model whole and 2 GB of a large one. And nothing is gathered
+    ahead: generation runs the head as a module, training scores with its weights alone (TRL's fused
+    head), so that by generation's order the weights would be on their way when TRL lets go of them
+    ("Cannot partition a param in flight"; TRL issue 3858 is the same on several hosts).
     """
     if execution.gather_for_generation:
         return {"stage3_prefetch_bucket_size": "auto"}
@@ -150,7 +160,8 @@ def _gathering(execution: ExecutionPlan) -> dict[str, Any]:
 
 
 def deepspeed_config(execution: ExecutionPlan) -> dict[str, Any]:
-    """DeepSpeed configuration of a ZeRO-2 or ZeRO-3 plan; `auto` values are transformers' to fill in."""
+    """DeepSpeed configuration of a ZeRO-2 or ZeRO-3 plan; `auto` values are transformers' to fill
+    in."""
     zero: dict[str, Any] = {
         "stage": execution.zero_stage,
         "overlap_comm": execution.accelerator == "GPU",
@@ -183,6 +194,8 @@ def require_supported(execution: ExecutionPlan) -> None:
     """
     if execution.optimizer == "AdamW8bit" and execution.zero_stage > 0:
         raise BadInput(
-            f"plan.execution.optimizer is AdamW8bit under ZeRO-{execution.zero_stage}: bitsandbytes keeps embeddings "
-            f"and small tensors in 32 bits, which ZeRO's flat partitions don't let it find; set AdamW, or zeroStage 0"
+            f"plan.execution.optimizer is AdamW8bit under ZeRO-{execution.zero_stage}: "
+            "bitsandbytes keeps embeddings "
+            "and small tensors in 32 bits, which ZeRO's flat partitions don't let it find; set "
+            "AdamW, or zeroStage 0"
         )

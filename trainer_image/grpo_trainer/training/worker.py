@@ -1,7 +1,7 @@
 """One training process: joins the other ranks while the libraries load, then trains.
 
-SIGTERM, /progress and the wait for late peers don't wait for imports: all of that needs torch at most, while TRL and
-what it pulls in take four times as long to load.
+SIGTERM, /progress and the wait for late peers don't wait for imports: all of that needs torch at
+most, while TRL and what it pulls in take four times as long to load.
 """
 
 import gc
@@ -49,7 +49,9 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
 
 def _open_target(plan: TrainingPlan, recorder: Recorder) -> CheckpointTarget | None:
     processes = plan.execution.processes_per_node
-    return open_target(plan.checkpoint, plan.checkpoint_directory, plan.job, processes, tell=recorder.record_event)
+    return open_target(
+        plan.checkpoint, plan.checkpoint_directory, plan.job, processes, tell=recorder.record_event
+    )
 
 
 def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -> None:
@@ -73,8 +75,9 @@ def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -
 
 
 def _import_libraries(execution: ExecutionPlan) -> None:
-    """Imports without the garbage collector, which takes a quarter of the time to find that everything stays; what
-    is there by then, half a million objects, is never walked through again in training either."""
+    """Imports without the garbage collector, which takes a quarter of the time to find that
+    everything stays; what is there by then, half a million objects, is never walked through again
+    in training either."""
     gc.disable()
     try:
         import_module(f"{__package__}.training_run")

@@ -1,7 +1,8 @@
 """Begins with the weights of an exported adapter, once it is sure that they mean the same here.
 
-An adapter is a difference to one base, scaled by rank and alpha and placed in certain modules. PEFT loads what fits and
-is silent about the rest, so all of that is compared first, and the tensors by name and shape.
+An adapter is a difference to one base, scaled by rank and alpha and placed in certain modules. PEFT
+loads what fits and is silent about the rest, so all of that is compared first, and the tensors by
+name and shape.
 """
 
 from dataclasses import fields
@@ -38,14 +39,17 @@ _FREE = frozenset(
         "task_type",
     }
 )
-"""PEFT's fields that don't change what the weights mean, or are compared otherwise: the base, and the modules."""
+"""PEFT's fields that don't change what the weights mean, or are compared otherwise: the base, and
+the modules."""
 
 
 def load_adapter(model: PeftModel, folder: Path, source: Source) -> None:
-    """Replace the model's fresh adapter by the exported one in `folder`. A collective, before the model is wrapped.
+    """Replace the model's fresh adapter by the exported one in `folder`. A collective, before the
+    model is wrapped.
 
-    Each rank reads its own file; that all hold the same is for the proof to say. PEFT makes adapters outside of
-    ZeRO-3's zero.Init, so that until training begins they are whole on every rank.
+    Each rank reads its own file; that all hold the same is for the proof to say. PEFT makes
+    adapters outside of ZeRO-3's zero.Init, so that until training begins they are whole on every
+    rank.
 
     Raises:
         BadInput: it can't be read, or is one of another base, rank, alpha, other modules or shapes.
@@ -62,12 +66,15 @@ def _fitting(model: PeftModel, folder: Path, source: Source) -> dict[str, torch.
         if key:
             wanted[key] = parameters.shape(parameter)
     saved, found = _config(folder), _adapter_shapes(folder, source)
-    differences = _base_differences(saved, source) + _config_differences(saved, model.peft_config[TRAINED_ADAPTER])
+    differences = _base_differences(saved, source) + _config_differences(
+        saved, model.peft_config[TRAINED_ADAPTER]
+    )
     differences += _module_differences(found, wanted)
     # a wrong rank is in every shape: named once is enough
     if problems := differences or _tensor_differences(found, wanted):
         raise BadInput(
-            f"spec.resumeFrom: the adapter in {folder} can't be the start of this job: {'; '.join(problems)}. "
+            f"spec.resumeFrom: the adapter in {folder} can't be the start of this job: "
+            f"{'; '.join(problems)}. "
             "Set these fields of the spec as they were there, or remove spec.resumeFrom"
         )
     tensors = load_peft_weights(str(folder), device="cpu")
@@ -79,12 +86,14 @@ def _config(folder: Path) -> PeftConfig:
         return PeftConfig.from_pretrained(str(folder))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(
-            f"spec.resumeFrom: {folder / ADAPTER_CONFIG} is no configuration of an adapter: {error!r}"
+            f"spec.resumeFrom: {folder / ADAPTER_CONFIG} is no configuration of an adapter: "
+            f"{error!r}"
         ) from error
 
 
 def _adapter_shapes(folder: Path, source: Source) -> dict[str, tuple[int, ...]]:
-    """The file's tensors without copies of the base's own, which PEFT saves along where the head has an adapter."""
+    """The file's tensors without copies of the base's own, which PEFT saves along where the head
+    has an adapter."""
     with open_weights(folder) as files, open_weights(source.folder) as base:
         shapes, copies = files.shapes, set()
         for key in [key for key in shapes if base_name(key) in base.paths]:
@@ -98,12 +107,18 @@ def _adapter_shapes(folder: Path, source: Source) -> dict[str, tuple[int, ...]]:
 
 
 def _base_differences(saved: PeftConfig, source: Source) -> list[str]:
-    """What the adapter says of its base; a revision that is no commit says nothing that could be compared."""
+    """What the adapter says of its base; a revision that is no commit says nothing that could be
+    compared."""
     name, revision = saved.base_model_name_or_path, saved.revision
     problems = []
     if name and name not in (source.name, str(source.folder)):
         problems.append(_difference("model.name", name, source.name))
-    elif revision and source.revision and fullmatch("[0-9a-f]{40}", revision) and revision != source.revision:
+    elif (
+        revision
+        and source.revision
+        and fullmatch("[0-9a-f]{40}", revision)
+        and revision != source.revision
+    ):
         problems.append(_difference("model.revision", revision, source.revision))
     return problems
 
@@ -119,17 +134,23 @@ def _config_differences(saved: PeftConfig, current: LoraConfig) -> list[str]:
     return problems
 
 
-def _module_differences(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> list[str]:
+def _module_differences(
+    found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]
+) -> list[str]:
     """Which kinds of modules have an adapter, as PEFT resolved the names to modules."""
     theirs, ours = _kinds(found), _kinds(wanted)
     return [_difference("adapter.targetModules", theirs, ours)] if theirs != ours else []
 
 
 def _kinds(keys: dict[str, tuple[int, ...]]) -> list[str]:
-    return sorted({key.partition(".lora_")[0].rpartition(".")[2] for key in keys if ".lora_" in key})
+    return sorted(
+        {key.partition(".lora_")[0].rpartition(".")[2] for key in keys if ".lora_" in key}
+    )
 
 
-def _tensor_differences(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> list[str]:
+def _tensor_differences(
+    found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]
+) -> list[str]:
     """The first tensor that differs, and how many do."""
     keys = sorted(found.keys() | wanted.keys())
     wrong = [key for key in keys if found.get(key) != wanted.get(key)]

@@ -1,7 +1,7 @@
 """The safetensors files of a checkpoint, read slice by slice.
 
-A rank compares its own part of a model with its own copy of the file, and never needs memory for more than that. Only
-safetensors: a pickle runs code when it is read, and can't be read in slices.
+A rank compares its own part of a model with its own copy of the file, and never needs memory for
+more than that. Only safetensors: a pickle runs code when it is read, and can't be read in slices.
 """
 
 import json
@@ -24,7 +24,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 @dataclass
 class WeightFiles:
-    """Tensors of one or more safetensors files by their key. A context manager: files are open only inside it."""
+    """Tensors of one or more safetensors files by their key. A context manager: files are open only
+    inside it."""
 
     paths: dict[str, Path]
     """Key of every tensor, and the file that has it."""
@@ -41,12 +42,17 @@ class WeightFiles:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor by its key, from the files' headers."""
-        return {key: tuple(self._file(path).get_slice(key).get_shape()) for key, path in self.paths.items()}
+        return {
+            key: tuple(self._file(path).get_slice(key).get_shape())
+            for key, path in self.paths.items()
+        }
 
     def read(self, key: str, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of the flattened tensor, in the file's dtype, on the CPU; shape (stop - start,).
+        """Elements [start, stop) of the flattened tensor, in the file's dtype, on the CPU; shape
+        (stop - start,).
 
-        Reads whole rows of the first dimension, since that is what the format can slice without a copy of the rest.
+        Reads whole rows of the first dimension, since that is what the format can slice without a
+        copy of the rest.
         """
         part = self._file(self.paths[key]).get_slice(key)
         shape = part.get_shape()
@@ -65,22 +71,26 @@ class WeightFiles:
 
 
 def open_weights(folder: Path) -> WeightFiles:
-    """The weights of a model folder, and of an adapter in it; every file's header is read and its length checked.
+    """The weights of a model folder, and of an adapter in it; every file's header is read and its
+    length checked.
 
     Raises:
-        BadInput: no safetensors, a shard of the index is missing, or a file is truncated or no safetensors.
+        BadInput: no safetensors, a shard of the index is missing, or a file is truncated or no
+            safetensors.
     """
     files = _listed(folder)
     if not files:
         raise BadInput(
-            f"model folder {folder} has neither {WHOLE} nor {INDEX} nor {ADAPTER}; save the model with "
+            f"model folder {folder} has neither {WHOLE} nor {INDEX} nor {ADAPTER}; save the model "
+            "with "
             "save_pretrained (pickled weights are never read: that runs code)"
         )
     return WeightFiles({key: path for path in files for key in _keys(path)})
 
 
 def _listed(folder: Path) -> list[Path]:
-    """The weight files that a folder should have; a whole file comes before an index, as in from_pretrained."""
+    """The weight files that a folder should have; a whole file comes before an index, as in
+    from_pretrained."""
     whole, adapter = folder / WHOLE, folder / ADAPTER
     files = [whole]
     if not whole.exists():
@@ -89,7 +99,8 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def shards(folder: Path) -> list[str]:
-    """Names of the files that the folder's index says the weights are in, sorted; empty without an index.
+    """Names of the files that the folder's index says the weights are in, sorted; empty without an
+    index.
 
     Raises:
         BadInput: the index is damaged.
@@ -101,7 +112,9 @@ def shards(folder: Path) -> list[str]:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return sorted(set(map(os.fspath, weight_map.values())))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(f"{index} is no index of weights ({error!r}); copy the model again") from error
+        raise BadInput(
+            f"{index} is no index of weights ({error!r}); copy the model again"
+        ) from error
 
 
 def _keys(path: Path) -> list[str]:
@@ -110,7 +123,13 @@ def _keys(path: Path) -> list[str]:
             return list(file.keys())
     except FileNotFoundError as error:
         if path.exists():  # safetensors says the same of both
-            raise BadInput(f"{path} can't be read by user {os.getuid()}; `chmod -R a+rX` its folder") from error
-        raise BadInput(f"{path} is listed in {INDEX} but missing; copy the whole model again") from error
+            raise BadInput(
+                f"{path} can't be read by user {os.getuid()}; `chmod -R a+rX` its folder"
+            ) from error
+        raise BadInput(
+            f"{path} is listed in {INDEX} but missing; copy the whole model again"
+        ) from error
     except (SafetensorError, OSError) as error:
-        raise BadInput(f"{path} can't be read ({error}); it is truncated or damaged, copy the model again") from error
+        raise BadInput(
+            f"{path} can't be read ({error}); it is truncated or damaged, copy the model again"
+        ) from error

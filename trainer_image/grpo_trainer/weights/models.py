@@ -1,17 +1,20 @@
-"""Loads what a plan names: the policy with its tokenizer, reward models, and a second copy for a sharded reference.
+"""Loads what a plan names: the policy with its tokenizer, reward models, and a second copy for a
+sharded reference.
 
 Dtype, revision and adapter are decided here, and every rank provably means the same files.
 
-Order: `GRPOConfig(...)` first. Under ZeRO-3 its DeepSpeed config (a weak global of transformers) makes
-`from_pretrained` build the model inside `deepspeed.zero.Init`: rank 0 reads the values, the others receive their
-partitions (transformers/integrations/deepspeed.py). Interface: `load_policy(model, execution, adapter) -> LoadedModel`,
-`load_reward_model(reward) -> LoadedModel`; LoRA is returned as `peft_config`, since TRL wraps the policy itself.
+Order: `GRPOConfig(...)` first. Under ZeRO-3 its DeepSpeed config (a weak global of transformers)
+makes `from_pretrained` build the model inside `deepspeed.zero.Init`: rank 0 reads the values, the
+others receive their partitions (transformers/integrations/deepspeed.py). Interface:
+`load_policy(model, execution, adapter) -> LoadedModel`, `load_reward_model(reward) -> LoadedModel`;
+LoRA is returned as `peft_config`, since TRL wraps the policy itself.
 
-`spec.adapter` becomes PEFT's configuration once all modules that it names are found in the model. PEFT fails without
-naming the field; where only some names are wrong, it trains the others and says nothing.
+`spec.adapter` becomes PEFT's configuration once all modules that it names are found in the model.
+PEFT fails without naming the field; where only some names are wrong, it trains the others and says
+nothing.
 
-The operator plans the next attempt by the shape of the loaded model: it reads no config.json, and a declared size may
-be wrong.
+The operator plans the next attempt by the shape of the loaded model: it reads no config.json, and a
+declared size may be wrong.
 """
 
 from collections.abc import Iterator
@@ -61,7 +64,8 @@ def lora_config(adapter: AdapterSpec, model: PreTrainedModel) -> LoraConfig:
         problems = [f"[{position}]: {problem}" for position, problem in _problems(names, model)]
         if problems:
             raise BadInput(
-                f"spec.adapter.targetModules{'; '.join(problems)}. The model has {', '.join(_adaptable(model))}; "
+                f"spec.adapter.targetModules{'; '.join(problems)}. The model has "
+                f"{', '.join(_adaptable(model))}; "
                 f"{ALL_LINEAR}, alone, means all linear layers but the head"
             )
     return LoraConfig(
@@ -76,8 +80,11 @@ def lora_config(adapter: AdapterSpec, model: PreTrainedModel) -> LoraConfig:
 def _problems(names: list[str], model: PreTrainedModel) -> Iterator[tuple[int, str]]:
     """Position and problem of each name that PEFT could not do what is meant by."""
     for position, name in enumerate(names):
-        # As PEFT finds them (tuners_utils.check_target_module_exists): the whole path or its last parts.
-        found = [module for path, module in model.named_modules() if f".{path}".endswith(f".{name}")]
+        # As PEFT finds them (tuners_utils.check_target_module_exists): the whole path or its last
+        # parts.
+        found = [
+            module for path, module in model.named_modules() if f".{path}".endswith(f".{name}")
+        ]
         if not found:
             yield position, f"no module is called {name!r}"
         elif any(module is model.get_output_embeddings() for module in found):
@@ -85,21 +92,29 @@ def _problems(names: list[str], model: PreTrainedModel) -> Iterator[tuple[int, s
         elif not all(isinstance(module, _ADAPTABLE) for module in found):
             yield (
                 position,
-                f"{name!r} is a {type(found[0]).__name__}, which has parts but no weights of its own to adapt",
+                (
+                    f"{name!r} is a {type(found[0]).__name__}, which has parts but no weights of "
+                    "its "
+                    "own to adapt"
+                ),
             )
 
 
 def _adaptable(model: PreTrainedModel) -> list[str]:
-    """Last parts of the names of the modules that can have an adapter, each once, in the model's order."""
+    """Last parts of the names of the modules that can have an adapter, each once, in the model's
+    order."""
     head = model.get_output_embeddings()
-    adaptable = [(path, module) for path, module in model.named_modules() if isinstance(module, _ADAPTABLE)]
+    adaptable = [
+        (path, module) for path, module in model.named_modules() if isinstance(module, _ADAPTABLE)
+    ]
     paths = [path for path, module in adaptable if module is not head]
     return list(dict.fromkeys(path.rpartition(".")[2] for path in paths))
 
 
 MODEL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py", WHOLE, ADAPTER]
-"""What is fetched of a hub repository: configuration, tokenizer, remote code and weights; and the shards of an index.
-No pickles, and none of the copies in other formats that lie beside (`consolidated.safetensors`, `onnx/`)."""
+"""What is fetched of a hub repository: configuration, tokenizer, remote code and weights; and the
+shards of an index. No pickles, and none of the copies in other formats that lie beside
+(`consolidated.safetensors`, `onnx/`)."""
 
 Dtype = Literal["bfloat16", "float32"]
 M = TypeVar("M", bound=nn.Module)
@@ -138,14 +153,18 @@ class LoadedModel:
 def load_policy(
     model: ModelSpec, execution: ExecutionPlan, adapter: AdapterSpec, hub: Hub | None = None
 ) -> LoadedModel:
-    """The policy of a plan in its dtype. A collective: all ranks must call it, after GRPOConfig was made.
+    """The policy of a plan in its dtype. A collective: all ranks must call it, after GRPOConfig was
+    made.
 
     Raises:
-        BadInput: the model is missing, damaged, incomplete or no causal language model, or lacks adapter.targetModules.
+        BadInput: the model is missing, damaged, incomplete or no causal language model, or lacks
+            adapter.targetModules.
         Transient: the hub can't be asked now, or there is no room.
     """
     if is_deepspeed_zero3_enabled() != (execution.zero_stage == 3):
-        raise TrainingError("make GRPOConfig with the plan's DeepSpeed config before loading the policy")
+        raise TrainingError(
+            "make GRPOConfig with the plan's DeepSpeed config before loading the policy"
+        )
     repository = Repository("model", model.name, model.revision, "model")
     source = locate_model(repository, execution.dtype, hub or Hub())
     policy = load_causal(source, model.trust_remote_code)
@@ -153,18 +172,26 @@ def load_policy(
     return LoadedModel(policy, load_tokenizer(source, model.trust_remote_code), source, peft_config)
 
 
-def load_reward_model(reward: ModelReward, path: str = "rewards[0].model", hub: Hub | None = None) -> LoadedModel:
-    """The reward model at that path of the spec: with one label, frozen, in eval mode and proven. A collective.
+def load_reward_model(
+    reward: ModelReward, path: str = "rewards[0].model", hub: Hub | None = None
+) -> LoadedModel:
+    """The reward model at that path of the spec: with one label, frozen, in eval mode and proven. A
+    collective.
 
     Raises:
         BadInput: missing, damaged, incomplete or with another number of labels.
         Transient: the hub can't be asked now, or there is no room.
         WeightsDiffer: a rank holds other weights than its file.
     """
-    source = locate_model(Repository("model", reward.name, reward.revision, path), reward.dtype, hub or Hub())
+    source = locate_model(
+        Repository("model", reward.name, reward.revision, path), reward.dtype, hub or Hub()
+    )
     model = _load(AutoModelForSequenceClassification, source, remote_code=False)
     if model.config.num_labels != 1:
-        raise BadInput(f"reward model {source.name} has {model.config.num_labels} labels; a reward model has one")
+        raise BadInput(
+            f"reward model {source.name} has {model.config.num_labels} labels; a reward model has "
+            "one"
+        )
     tokenizer = load_tokenizer(source, remote_code=False)
     model.config.pad_token_id = tokenizer.pad_token_id
     freeze(model)
@@ -190,7 +217,10 @@ def load_tokenizer(source: Source, remote_code: bool) -> PreTrainedTokenizerBase
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            source.folder, padding_side="left", truncation_side="left", trust_remote_code=remote_code
+            source.folder,
+            padding_side="left",
+            truncation_side="left",
+            trust_remote_code=remote_code,
         )
     except (OSError, ValueError) as error:
         raise BadInput(f"model {source.name} has no usable tokenizer: {error}") from error
@@ -200,10 +230,12 @@ def load_tokenizer(source: Source, remote_code: bool) -> PreTrainedTokenizerBase
 
 
 def without_dropout(model: M) -> M:
-    """The model with every dropout probability at zero, so that policy and reference differ by their weights alone.
+    """The model with every dropout probability at zero, so that policy and reference differ by
+    their weights alone.
 
-    TRL's disable_dropout finds nn.Dropout modules only; most architectures of transformers keep the probability as a
-    plain number of their attention (`attention_dropout`), which made KLs in the thousands (TRL issue 3500).
+    TRL's disable_dropout finds nn.Dropout modules only; most architectures of transformers keep the
+    probability as a plain number of their attention (`attention_dropout`), which made KLs in the
+    thousands (TRL issue 3500).
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -240,7 +272,8 @@ def _mounted(repository: Repository) -> str:
     if not Path(repository.name).is_dir():
         where = f"spec.{repository.path}"
         raise BadInput(
-            f"{where}.name: folder {repository.name} does not exist in the pod; mount it with {where}.volume"
+            f"{where}.name: folder {repository.name} does not exist in the pod; mount it with "
+            f"{where}.volume"
         )
     return ""
 
@@ -267,11 +300,14 @@ def _load(architecture: Any, source: Source, remote_code: bool) -> PreTrainedMod
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError) as error:
-        raise BadInput(f"model {source.name} can't be loaded by {architecture.__name__}: {error}") from error
+        raise BadInput(
+            f"model {source.name} can't be loaded by {architecture.__name__}: {error}"
+        ) from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise BadInput(
-            f"model {source.name} lacks {len(missing)} weights, the first is {missing[0]}; they would be random. "
+            f"model {source.name} lacks {len(missing)} weights, the first is {missing[0]}; they "
+            "would be random. "
             f"Is it a model for {architecture.__name__}?"
         )
     return cast(PreTrainedModel, model)
@@ -280,8 +316,8 @@ def _load(architecture: Any, source: Source, remote_code: bool) -> PreTrainedMod
 def architecture_of(model: PreTrainedModel) -> Architecture | None:
     """The shape that spec.model.architecture would say; None for what that has no words for.
 
-    Widths are those of the loaded configuration, where transformers has filled in what the file left out; biases are
-    those of the modules, as not every type heeds what its file says of them.
+    Widths are those of the loaded configuration, where transformers has filled in what the file
+    left out; biases are those of the modules, as not every type heeds what its file says of them.
     """
     config = model.config
     if getattr(config, "text_config", None) is not None or not _alike(config):
@@ -315,11 +351,15 @@ def architecture_of(model: PreTrainedModel) -> Architecture | None:
 
 def _alike(config: Any) -> bool:
     """Whether all layers have the same feed-forward part."""
-    return not getattr(config, "mlp_only_layers", None) and getattr(config, "decoder_sparse_step", 1) == 1
+    return (
+        not getattr(config, "mlp_only_layers", None)
+        and getattr(config, "decoder_sparse_step", 1) == 1
+    )
 
 
 def _own(config: Any, name: str) -> Any:
-    """A setting that the model's type has; a file may carry others' along. None where it has it not."""
+    """A setting that the model's type has; a file may carry others' along. None where it has it
+    not."""
     return getattr(config, name, None) if hasattr(type(config), name) else None
 
 
@@ -328,7 +368,8 @@ def _has_bias(model: nn.Module, projection: str) -> bool:
 
 
 def _window(config: Any) -> dict[str, int]:
-    """The window of local attention and how many layers have none; empty when all layers attend to everything."""
+    """The window of local attention and how many layers have none; empty when all layers attend to
+    everything."""
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     full = list(kinds).count("full_attention") if kinds else 0
     if not window or full == config.num_hidden_layers:

@@ -1,16 +1,17 @@
-"""Parameters of a model as this rank holds them, their tensors in a checkpoint, and hashes of their bytes.
+"""Parameters of a model as this rank holds them, their tensors in a checkpoint, and hashes of their
+bytes.
 
-ZeRO-3 leaves a parameter of shape (0,) in the module and keeps the rank's share in `ds_tensor`. The proof, the
-reference's sync and its checkpoint all work on that share, so that none of them needs a gather. In DeepSpeed 0.19
-shares are equal ranges of the flattened parameter, the last one padded (deepspeed/runtime/zero/partition_parameters.py,
-`_partition_param`).
+ZeRO-3 leaves a parameter of shape (0,) in the module and keeps the rank's share in `ds_tensor`. The
+proof, the reference's sync and its checkpoint all work on that share, so that none of them needs a
+gather. In DeepSpeed 0.19 shares are equal ranges of the flattened parameter, the last one padded
+(deepspeed/runtime/zero/partition_parameters.py, `_partition_param`).
 
-Names in a checkpoint differ from the model's: tied parameters are saved under one of their names, PEFT prefixes and
-wraps, and some architectures are saved in another form than they run in.
+Names in a checkpoint differ from the model's: tied parameters are saved under one of their names,
+PEFT prefixes and wraps, and some architectures are saved in another form than they run in.
 
-Ranks compare what they hold by exchanging 16 bytes a tensor, which messages can show. XXH3-128 (xxhash) is as fast as
-memory. Nobody forges weights, so it is as good here as a cryptographic hash; SHA-256 over the model would cost as much
-as loading it.
+Ranks compare what they hold by exchanging 16 bytes a tensor, which messages can show. XXH3-128
+(xxhash) is as fast as memory. Nobody forges weights, so it is as good here as a cryptographic hash;
+SHA-256 over the model would cost as much as loading it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,7 +53,8 @@ def is_partitioned(parameter: nn.Parameter) -> bool:
 
 @contextmanager
 def local_share(parameter: nn.Parameter) -> Iterator[Share]:
-    """This rank's elements while inside, as with `gathered_share`: its partition under ZeRO-3, else all."""
+    """This rank's elements while inside, as with `gathered_share`: its partition under ZeRO-3, else
+    all."""
     yield _partition(parameter) if is_partitioned(parameter) else _all(parameter)
 
 
@@ -69,10 +71,11 @@ def gathered_share(parameter: nn.Parameter) -> Iterator[Share]:
 
 
 def release(parameter: nn.Parameter) -> None:
-    """Drops a gathered copy of a ZeRO-3 parameter, so that the next use gathers the partitions again.
+    """Drops a gathered copy of a ZeRO-3 parameter, so that the next use gathers the partitions
+    again.
 
-    Persistent parameters (those below stage3_param_persistence_threshold) stay gathered between uses; a change of the
-    partition alone would never reach them.
+    Persistent parameters (those below stage3_param_persistence_threshold) stay gathered between
+    uses; a change of the partition alone would never reach them.
     """
     managed: Any = parameter
     if is_partitioned(parameter) and managed.ds_status.name == "AVAILABLE":
@@ -102,8 +105,9 @@ def _all(parameter: nn.Parameter) -> Share:
 
 
 def _partition(parameter: Any) -> Share:
-    # All shares have one length; where it does not divide the parameter, the last ranks' shares end in padding, and a
-    # parameter smaller than the world leaves some with nothing but padding: start is then the end.
+    # All shares have one length; where it does not divide the parameter, the last ranks' shares end
+    # in padding, and a parameter smaller than the world leaves some with nothing but padding: start
+    # is then the end.
     padded = parameter.ds_tensor.detach().view(-1)
     start = min(parameter.ds_zero_partition_rank * padded.numel(), parameter.ds_numel)
     elements = max(0, min(padded.numel(), parameter.ds_numel - start))
@@ -125,7 +129,8 @@ class TensorKey:
     """The place of a parameter's values in a checkpoint."""
 
     form: Literal["direct", "converted", "absent"]
-    """direct: the tensor `name`; converted: in tensors of another form; absent: in no file (a fresh adapter)."""
+    """direct: the tensor `name`; converted: in tensors of another form; absent: in no file (a fresh
+    adapter)."""
     name: str = ""
     """Key in the files for direct; the parameter's name in the base model for converted."""
 
@@ -152,7 +157,8 @@ def _key(aliases: list[str], shape: tuple[int, ...], shapes: Shapes) -> TensorKe
 
 
 def adapter_key(name: str) -> str | None:
-    """The key that PEFT's files have for a parameter of the trained adapter; None for one of the base."""
+    """The key that PEFT's files have for a parameter of the trained adapter; None for one of the
+    base."""
     parts = name.split(".")
     if TRAINED_ADAPTER not in parts:
         return None
@@ -169,7 +175,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
-    """32 hex digits over the bytes of a tensor of any shape and dtype; copies a tensor from a GPU first."""
+    """32 hex digits over the bytes of a tensor of any shape and dtype; copies a tensor from a GPU
+    first."""
     data: Any = as_bytes(tensor.detach()).cpu().numpy()
     return xxhash.xxh3_128(data).hexdigest()
 
@@ -180,13 +187,16 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_bitwise_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype and number of elements are the same bits: NaN equals itself, 0.0 is not -0.0.
+    """Whether two tensors of one dtype and number of elements are the same bits: NaN equals itself,
+    0.0 is not -0.0.
 
-    Compared as the widest integers that their layout allows, which is six times as fast as byte by byte.
+    Compared as the widest integers that their layout allows, which is six times as fast as byte by
+    byte.
     """
     first = first.detach().contiguous().view(-1)
     second = second.detach().contiguous().view(-1)
-    # A view as int64 needs whole integers, from an offset in the storage that is a multiple of their size.
+    # A view as int64 needs whole integers, from an offset in the storage that is a multiple of
+    # their size.
     offsets = [tensor.storage_offset() * tensor.itemsize for tensor in (first, second)]
     whole = all(size % 8 == 0 for size in (first.nbytes, second.nbytes, *offsets))
     integers = torch.int64 if whole else _INTEGERS[first.itemsize]

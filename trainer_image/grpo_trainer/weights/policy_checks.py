@@ -1,12 +1,13 @@
-"""Checks the models of a run: only the policy trains, and the policy and its optimizer hold finite numbers.
+"""Checks the models of a run: only the policy trains, and the policy and its optimizer hold finite
+numbers.
 
-A reference that trains, or a reward model in train mode, changes results without any error (TRL 1.16 leaves
-requires_grad on in its reference). GRPO has no value model: the mean reward of a group is the baseline, so there is
-nothing of that kind to check.
+A reference that trains, or a reward model in train mode, changes results without any error (TRL
+1.16 leaves requires_grad on in its reference). GRPO has no value model: the mean reward of a group
+is the baseline, so there is nothing of that kind to check.
 
-A NaN in a checkpoint can't be undone by any attempt that resumes from it, so the policy is checked before it generates,
-is saved or exported. Each rank looks at what it holds, under ZeRO-3 its own partition, so that nothing is gathered; one
-exchange tells all of them.
+A NaN in a checkpoint can't be undone by any attempt that resumes from it, so the policy is checked
+before it generates, is saved or exported. Each rank looks at what it holds, under ZeRO-3 its own
+partition, so that nothing is gathered; one exchange tells all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class TrainerModels(Protocol):
 
 
 def check_states(trainer: TrainerModels) -> None:
-    """Policy: trained parameters, all in the optimizer. Reference and reward models: frozen, eval, not in it.
+    """Policy: trained parameters, all in the optimizer. Reference and reward models: frozen, eval,
+    not in it.
 
     Raises:
         TrainingError: names the model, the parameter or module, and what is wrong.
@@ -48,13 +50,16 @@ def check_states(trainer: TrainerModels) -> None:
         raise TrainingError("no parameter of the policy requires a gradient")
     for name, parameter in trained.items():
         if id(parameter) not in optimized:
-            raise TrainingError(f"policy parameter {name} requires a gradient, but the optimizer does not have it")
+            raise TrainingError(
+                f"policy parameter {name} requires a gradient, but the optimizer does not have it"
+            )
     for kind, model in frozen_models(trainer):
         _check_frozen(kind, model, optimized)
 
 
 def frozen_models(trainer: TrainerModels) -> Iterator[tuple[str, nn.Module]]:
-    """The reference and the reward models, with a name for messages; without a DeepSpeed engine's own, unused, mode."""
+    """The reference and the reward models, with a name for messages; without a DeepSpeed engine's
+    own, unused, mode."""
     if trainer.ref_model is not None:
         yield "reference", unwrap_model(trainer.ref_model)
     for number, reward in enumerate(trainer.reward_funcs):
@@ -63,10 +68,11 @@ def frozen_models(trainer: TrainerModels) -> Iterator[tuple[str, nn.Module]]:
 
 
 def optimizer_parameters(optimizer: Any) -> Iterator[nn.Parameter]:
-    """The model's parameters that an optimizer steps, also through accelerate's and DeepSpeed's wrappers.
+    """The model's parameters that an optimizer steps, also through accelerate's and DeepSpeed's
+    wrappers.
 
-    DeepSpeed's ZeRO optimizers have flat copies in `param_groups` and the model's own in `fp16_groups` (stage 3) or
-    `bit16_groups` (stages 1 and 2), whatever the dtype.
+    DeepSpeed's ZeRO optimizers have flat copies in `param_groups` and the model's own in
+    `fp16_groups` (stage 3) or `bit16_groups` (stages 1 and 2), whatever the dtype.
     """
     while optimizer is not None:
         for attribute in ("fp16_groups", "bit16_groups"):
@@ -80,7 +86,9 @@ def optimizer_parameters(optimizer: Any) -> Iterator[nn.Parameter]:
 def _check_frozen(kind: str, model: nn.Module, optimized: set[int]) -> None:
     for name, module in model.named_modules():
         if module.training:
-            raise TrainingError(f"module {name or '(root)'} of the {kind} is in train mode; it must be in eval mode")
+            raise TrainingError(
+                f"module {name or '(root)'} of the {kind} is in train mode; it must be in eval mode"
+            )
     for name, parameter in model.named_parameters():
         for wrong, what in (
             (parameter.requires_grad, "requires a gradient"),
@@ -100,7 +108,8 @@ def require_finite_policy(model: nn.Module, optimizer: Any, step: int) -> None:
         step: finished optimizer steps, for the message.
 
     Raises:
-        Diverged: on every rank, naming the ranks and the first parameter or state that isn't finite.
+        Diverged: on every rank, naming the ranks and the first parameter or state that isn't
+            finite.
     """
     own = first_not_finite(model, optimizer)
     if not ranks.any_rank(bool(own)):
@@ -108,14 +117,16 @@ def require_finite_policy(model: nn.Module, optimizer: Any, step: int) -> None:
     found = ranks.gather(own)
     wrong = [number for number, name in enumerate(found) if name]
     raise Diverged(
-        f"{ranks.rank_names(wrong)}: {found[wrong[0]]} is not finite after step {step}, so neither a checkpoint nor a "
+        f"{ranks.rank_names(wrong)}: {found[wrong[0]]} is not finite after step {step}, so "
+        "neither a checkpoint nor a "
         "model is written. Lower training.learningRate",
         step,
     )
 
 
 def first_not_finite(model: nn.Module, optimizer: Any) -> str:
-    """Name of this rank's first parameter or optimizer state with an element that isn't finite; empty for none."""
+    """Name of this rank's first parameter or optimizer state with an element that isn't finite;
+    empty for none."""
     held = [*_parameters(model), *(_states(model, optimizer) if optimizer is not None else ())]
     floating = [(name, tensor) for name, tensor in held if tensor.is_floating_point()]
     held = [(name, tensor) for name, tensor in floating if tensor.numel()]
@@ -123,7 +134,9 @@ def first_not_finite(model: nn.Module, optimizer: Any) -> str:
         return ""
     device = held[0][1].device
     # one pass without a copy of the tensor; both extremes are NaN where any element is
-    extremes = [extreme.to(device) for _, tensor in held for extreme in torch.aminmax(tensor.detach())]
+    extremes = [
+        extreme.to(device) for _, tensor in held for extreme in torch.aminmax(tensor.detach())
+    ]
     # together, so that a GPU is waited for once
     finite = torch.stack(extremes).isfinite().view(-1, 2).all(dim=1).tolist()
     return next((name for (name, _), fine in zip(held, finite, strict=True) if not fine), "")
@@ -136,7 +149,8 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _states(model: nn.Module, optimizer: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Moments and, under ZeRO, the float32 masters, through accelerate's and DeepSpeed's wrappers."""
+    """Moments and, under ZeRO, the float32 masters, through accelerate's and DeepSpeed's
+    wrappers."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     known = {id(parameter) for parameter in model.parameters()}

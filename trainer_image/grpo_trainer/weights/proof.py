@@ -1,14 +1,16 @@
 """Proves on every rank that a model holds exactly the weights of its checkpoint.
 
-Wrong weights train without an error: ZeRO-3 silently takes rank 0's file, DDP overwrites the policies of the other
-ranks and leaves their references as they were. Each rank compares its own elements (all, or its ZeRO-3 partition) with
-the same slice of its own file, bit for bit, and the ranks exchange fingerprints of what they hold whole. That needs no
-network beyond those, and costs one read of the rank's share. It must come before TRL wraps anything, since wrapping
-overwrites what differs.
+Wrong weights train without an error: ZeRO-3 silently takes rank 0's file, DDP overwrites the
+policies of the other ranks and leaves their references as they were. Each rank compares its own
+elements (all, or its ZeRO-3 partition) with the same slice of its own file, bit for bit, and the
+ranks exchange fingerprints of what they hold whole. That needs no network beyond those, and costs
+one read of the rank's share. It must come before TRL wraps anything, since wrapping overwrites what
+differs.
 
-A parameter whose key in the file has another name or form (transformers merges the experts of a mixture, for example)
-is gathered alone and compared in the file's form, converted by transformers itself. A fresh adapter is in no file: it
-must be the same on all ranks. One that was loaded is proven by its own file.
+A parameter whose key in the file has another name or form (transformers merges the experts of a
+mixture, for example) is gathered alone and compared in the file's form, converted by transformers
+itself. A fresh adapter is in no file: it must be the same on all ranks. One that was loaded is
+proven by its own file.
 """
 
 import time
@@ -41,7 +43,8 @@ from .parameters import (
 )
 
 CHUNK = 1 << 24
-"""Elements compared at a time: 64 MiB in float32 is all that the proof adds to the memory of a rank."""
+"""Elements compared at a time: 64 MiB in float32 is all that the proof adds to the memory of a
+rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +93,15 @@ class _Parameter:
     key: TensorKey
 
 
-def prove_weights(model: nn.Module, files: WeightFiles, what: str, *, adapter_only: bool = False) -> Proof:
-    """Compares every parameter with the checkpoint, or those of the adapter. A collective: all ranks must call it.
+def prove_weights(
+    model: nn.Module, files: WeightFiles, what: str, *, adapter_only: bool = False
+) -> Proof:
+    """Compares every parameter with the checkpoint, or those of the adapter. A collective: all
+    ranks must call it.
 
     Raises:
-        WeightsDiffer: on any rank; every rank raises the same, naming the first parameter, the ranks and fingerprints.
+        WeightsDiffer: on any rank; every rank raises the same, naming the first parameter, the
+            ranks and fingerprints.
     """
     start = time.perf_counter()
     keys = tensor_keys(model, files.shapes)
@@ -109,7 +116,8 @@ def prove_weights(model: nn.Module, files: WeightFiles, what: str, *, adapter_on
     _judge(findings, what)
     forms = Counter(key.form for key in keys.values())
     seconds = time.perf_counter() - start
-    # Whole on every rank: the first rank's weights are all. Partitioned: the ranks' shares in order.
+    # Whole on every rank: the first rank's weights are all. Partitioned: the ranks' shares in
+    # order.
     held = findings[:1] if finding.whole else findings
     shares = [combined_fingerprint(item.held.values()) for item in held]
     return Proof(
@@ -124,13 +132,14 @@ def prove_weights(model: nn.Module, files: WeightFiles, what: str, *, adapter_on
 
 
 def prove_equal(model: nn.Module, what: str) -> None:
-    """Compares the parameters that all ranks hold whole (plain, DDP, ZeRO-2) by fingerprint. A collective.
+    """Compares the parameters that all ranks hold whole (plain, DDP, ZeRO-2) by fingerprint. A
+    collective.
 
     Under ZeRO-3 every element lives on one rank only, so there is nothing that could differ.
 
     Raises:
-        DriftedApart: names the first parameter and the ranks. They began with the same weights (`prove_weights`), so
-            that their last checkpoint is good and deserves another try.
+        DriftedApart: names the first parameter and the ranks. They began with the same weights
+            (`prove_weights`), so that their last checkpoint is good and deserves another try.
     """
     finding = _Finding()
     for name, parameter in parameters_by_name(model).items():
@@ -139,7 +148,8 @@ def prove_equal(model: nn.Module, what: str) -> None:
     difference = _between_ranks(ranks.gather(finding))
     if difference:
         raise DriftedApart(
-            f"{what}: {difference}. They were the same at the start: the memory or the network of one has failed. "
+            f"{what}: {difference}. They were the same at the start: the memory or the network of "
+            "one has failed. "
             "If it comes again, keep the job off that node"
         )
 
@@ -149,9 +159,12 @@ def _same_keys(keys: dict[str, TensorKey], what: str) -> None:
     everyone = ranks.gather(list(keys.items()))
     for number, theirs in enumerate(everyone):
         if theirs != everyone[0]:
-            mine, first = next(pair for pair in zip_longest(theirs, everyone[0]) if pair[0] != pair[1])
+            mine, first = next(
+                pair for pair in zip_longest(theirs, everyone[0]) if pair[0] != pair[1]
+            )
             raise WeightsDiffer(
-                f"{what}: rank {number} finds {_described(mine)} in its files, rank 0 {_described(first)}; "
+                f"{what}: rank {number} finds {_described(mine)} in its files, rank 0 "
+                f"{_described(first)}; "
                 "the ranks have different files"
             )
 
@@ -163,8 +176,8 @@ def _described(item: tuple[str, TensorKey] | None) -> str:
 def _compare(parameter: _Parameter, files: WeightFiles, finding: _Finding) -> None:
     """Adds one parameter to the finding. After the first difference only fingerprints are taken."""
     converted = parameter.key.form == "converted"
-    # Gathering is a collective: whether a parameter is gathered follows from its key alone, on which all ranks have
-    # agreed (_same_keys), and never from what this rank has found so far.
+    # Gathering is a collective: whether a parameter is gathered follows from its key alone, on
+    # which all ranks have agreed (_same_keys), and never from what this rank has found so far.
     with (gathered_share if converted else local_share)(parameter.tensor) as share:
         name, digest = parameter.name, fingerprint(share.tensor)
         finding.held[name] = digest
@@ -174,21 +187,29 @@ def _compare(parameter: _Parameter, files: WeightFiles, finding: _Finding) -> No
         if finding.different or parameter.key.form == "absent":
             return
         try:
-            pairs = _converted(parameter, share, files) if converted else _sliced(parameter.key.name, share, files)
+            pairs = (
+                _converted(parameter, share, files)
+                if converted
+                else _sliced(parameter.key.name, share, files)
+            )
             if not all(_as_loaded(mine, theirs) for mine, theirs in pairs):
                 finding.different, finding.expected = name, _expected(parameter.key, share, files)
         except (SafetensorError, OSError, KeyError) as error:
             finding.different, finding.expected = name, f"can't be read ({error!r})"
 
 
-def _sliced(key: str, share: Share, files: WeightFiles) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _sliced(
+    key: str, share: Share, files: WeightFiles
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Pairs of this rank's elements and the file's, a chunk at a time."""
     for start in range(0, share.tensor.numel(), CHUNK):
         mine = share.tensor[start : start + CHUNK]
         yield mine, files.read(key, share.start + start, share.start + start + mine.numel())
 
 
-def _converted(parameter: _Parameter, share: Share, files: WeightFiles) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _converted(
+    parameter: _Parameter, share: Share, files: WeightFiles
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Pairs of the whole parameter in the file's form and the file's tensors."""
     model = parameter.model
     base = model.get_base_model() if isinstance(model, PeftModel) else model
@@ -205,28 +226,37 @@ def _as_loaded(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
 def _expected(key: TensorKey, share: Share, files: WeightFiles) -> str:
     if key.form == "converted":
         return "has others in its own form"
-    return f"has {fingerprint(files.read(key.name, share.start, share.stop).to(share.tensor.dtype))}"
+    return (
+        f"has {fingerprint(files.read(key.name, share.start, share.stop).to(share.tensor.dtype))}"
+    )
 
 
 def _judge(findings: list[_Finding], what: str) -> None:
     """Raises for the first parameter, in the model's order, that is wrong anywhere."""
-    # the files first: that a rank differs from its own file names the fault better than that it differs from its peers
+    # the files first: that a rank differs from its own file names the fault better than that it
+    # differs from its peers
     wrong = [number for number, finding in enumerate(findings) if finding.different]
     if wrong:
         first = findings[wrong[0]]
         raise WeightsDiffer(
-            f"{what}: parameter {first.different} on {ranks.rank_names(wrong)} is not the checkpoint's: it has "
-            f"fingerprint {first.held[first.different]}, the file {first.expected}. Compare the model's files on the "
+            f"{what}: parameter {first.different} on {ranks.rank_names(wrong)} is not the "
+            "checkpoint's: it has "
+            f"fingerprint {first.held[first.different]}, the file {first.expected}. Compare the "
+            "model's files on the "
             "nodes"
         )
     if difference := _between_ranks(findings):
-        raise WeightsDiffer(f"{what}: {difference}. The ranks read different files, or initialised at random")
+        raise WeightsDiffer(
+            f"{what}: {difference}. The ranks read different files, or initialised at random"
+        )
 
 
 def _between_ranks(findings: list[_Finding]) -> str:
     """A sentence about the first parameter that differs between ranks; empty if all are equal."""
     for name, value in findings[0].whole.items():
-        others = [number for number, finding in enumerate(findings) if finding.whole.get(name) != value]
+        others = [
+            number for number, finding in enumerate(findings) if finding.whole.get(name) != value
+        ]
         if others:
             return (
                 f"parameter {name} differs between ranks: rank 0 has fingerprint {value}, "

@@ -1,4 +1,5 @@
-"""An API server on a bad day, by the proxy on the operator's way: for some seconds, while all else goes on."""
+"""An API server on a bad day, by the proxy on the operator's way: for some seconds, while all else
+goes on."""
 
 import asyncio
 import random
@@ -38,25 +39,43 @@ class Answer:
     """A status for every request that it is asked about."""
 
     def __init__(
-        self, code: int, text: str = "", kind: str = "application/json", after: float = 0, **headers: str
+        self,
+        code: int,
+        text: str = "",
+        kind: str = "application/json",
+        after: float = 0,
+        **headers: str,
     ) -> None:
-        self._code, self._text, self._kind, self._after, self._headers = code, text, kind, after, headers
+        self._code, self._text, self._kind, self._after, self._headers = (
+            code,
+            text,
+            kind,
+            after,
+            headers,
+        )
 
     async def __call__(self, _: web.Request) -> web.StreamResponse | None:
         await asyncio.sleep(self._after)
         if not self._code:
             return None
         headers = {name.replace("_", "-"): value for name, value in self._headers.items()}
-        return web.Response(status=self._code, text=self._text, content_type=self._kind, headers=headers)
+        return web.Response(
+            status=self._code, text=self._text, content_type=self._kind, headers=headers
+        )
 
 
 def _status(code: int, reason: str) -> str:
-    return f'{{"kind": "Status", "status": "Failure", "code": {code}, "reason": "{reason}", "message": "chaos"}}'
+    return (
+        f'{{"kind": "Status", "status": "Failure", "code": {code}, "reason": "{reason}", '
+        f'"message": "chaos"}}'
+    )
 
 
 def too_many_requests(world: World, chance: random.Random) -> str:
     """429 with Retry-After."""
-    return _for_some_seconds(world, chance, Answer(429, _status(429, "TooManyRequests"), Retry_After="1"), "429")
+    return _for_some_seconds(
+        world, chance, Answer(429, _status(429, "TooManyRequests"), Retry_After="1"), "429"
+    )
 
 
 def server_errors(world: World, chance: random.Random) -> str:
@@ -68,7 +87,9 @@ def server_errors(world: World, chance: random.Random) -> str:
 def html_answers(world: World, chance: random.Random) -> str:
     """The page of a proxy in between, with an error's status or without."""
     code = chance.choice((200, 502, 403))
-    return _for_some_seconds(world, chance, Answer(code, "<html>Gateway</html>", "text/html"), f"HTML {code}")
+    return _for_some_seconds(
+        world, chance, Answer(code, "<html>Gateway</html>", "text/html"), f"HTML {code}"
+    )
 
 
 def slow_answers(world: World, chance: random.Random) -> str:

@@ -12,7 +12,8 @@ Strike = Callable[[World, random.Random], str]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One kind of fault. `disturbs`: the operator can't be expected to keep up while and right after it."""
+    """One kind of fault. `disturbs`: the operator can't be expected to keep up while and right
+    after it."""
 
     kind: str
     weight: float

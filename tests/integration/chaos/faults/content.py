@@ -33,7 +33,9 @@ def _stray(world: World, chance: random.Random, job: Object, labels: dict[str, s
     }
     if not quiet(lambda: world.post(PODS, team, body)):
         return ""
-    world.undo_after(chance.randint(2, 12), lambda: world.delete(PODS, team, name, gracePeriodSeconds=0))
+    world.undo_after(
+        chance.randint(2, 12), lambda: world.delete(PODS, team, name, gracePeriodSeconds=0)
+    )
     return name
 
 
@@ -45,7 +47,11 @@ def strangers_pod(world: World, chance: random.Random) -> str:
     labels = {LABEL_INDEX: chance.choice(WORDS), LABEL_ATTEMPT: chance.choice(WORDS)}
     labels[LABEL_UID] = chance.choice((job["metadata"]["uid"], "x"))
     name = _stray(world, chance, job, labels)
-    return f"{name} of {name_of(job)}: {labels[LABEL_INDEX]!r}, {labels[LABEL_ATTEMPT]!r}" if name else ""
+    return (
+        f"{name} of {name_of(job)}: {labels[LABEL_INDEX]!r}, {labels[LABEL_ATTEMPT]!r}"
+        if name
+        else ""
+    )
 
 
 def strangers_success(world: World, chance: random.Random) -> str:
@@ -54,7 +60,11 @@ def strangers_success(world: World, chance: random.Random) -> str:
     if found is None:
         return ""
     job = found[0]
-    labels = {LABEL_INDEX: "0", LABEL_ATTEMPT: str(job["status"]["attempt"]), LABEL_UID: job["metadata"]["uid"]}
+    labels = {
+        LABEL_INDEX: "0",
+        LABEL_ATTEMPT: str(job["status"]["attempt"]),
+        LABEL_UID: job["metadata"]["uid"],
+    }
     if not (name := _stray(world, chance, job, labels)):
         return ""
     how = said(Result.SUCCEEDED, step=999)
@@ -77,23 +87,30 @@ def strangers_job(world: World, chance: random.Random) -> str:
     # by its uid: the operator's own Job may bear the name by then
     uid = world.get(JOBS, team, name)["metadata"]["uid"]
     options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-    world.undo_after(chance.randint(2, 10), lambda: quiet(lambda: world.delete(JOBS, team, name, **options)))
+    world.undo_after(
+        chance.randint(2, 10), lambda: quiet(lambda: world.delete(JOBS, team, name, **options))
+    )
     return f"{team}/{name}"
 
 
 def strangers_service(world: World, chance: random.Random) -> str:
-    """A Service of the name of ours, without our labels and leading to other pods; later deleted by its owner."""
+    """A Service of the name of ours, without our labels and leading to other pods; later deleted by
+    its owner."""
     team = chance.choice(TEAMS)
     world.delete(SERVICES, team, RENDEZVOUS_SERVICE)
     spec = {"clusterIP": "None", "selector": {"app": "other"}, "ports": [{"port": 80}]}
-    if not quiet(lambda: world.post(SERVICES, team, {"metadata": {"name": RENDEZVOUS_SERVICE}, "spec": spec})):
+    if not quiet(
+        lambda: world.post(SERVICES, team, {"metadata": {"name": RENDEZVOUS_SERVICE}, "spec": spec})
+    ):
         return ""
     world.undo_after(chance.randint(2, 10), lambda: _owner_deletes(world, team))
     return team
 
 
 def _owner_deletes(world: World, team: str) -> None:
-    found = [one for one in world.items(SERVICES, team) if one["metadata"]["name"] == RENDEZVOUS_SERVICE]
+    found = [
+        one for one in world.items(SERVICES, team) if one["metadata"]["name"] == RENDEZVOUS_SERVICE
+    ]
     if found and found[0]["spec"].get("selector") == {"app": "other"}:
         world.delete(SERVICES, team, RENDEZVOUS_SERVICE)
 
@@ -108,12 +125,18 @@ def service_changed(world: World, chance: random.Random) -> str:
 
 def status_spoiled(world: World, chance: random.Random) -> str:
     """A newer version wrote a phase that this one doesn't know; somebody mends it later."""
-    jobs = [one for one in world.jobs() if one.get("status", {}).get("phase") not in (None, UNKNOWN_PHASE)]
+    jobs = [
+        one
+        for one in world.jobs()
+        if one.get("status", {}).get("phase") not in (None, UNKNOWN_PHASE)
+    ]
     if not jobs:
         return ""
     job = chance.choice(jobs)
     metadata, known = job["metadata"], job["status"]["phase"]
-    world.ledger.intend(Entry(metadata["uid"], job["status"].get("attempt", 0), Deed.SPOILED, at=time.time()))
+    world.ledger.intend(
+        Entry(metadata["uid"], job["status"].get("attempt", 0), Deed.SPOILED, at=time.time())
+    )
     path = f"{metadata['name']}/status"
 
     def write(phase: str, **seen: str) -> bool:

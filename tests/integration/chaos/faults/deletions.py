@@ -15,7 +15,9 @@ POLICIES = ("Background", "Foreground", "Orphan")
 
 
 def _note(world: World, job: Object, deed: Deed) -> int:
-    return world.ledger.intend(Entry(job["metadata"]["uid"], job["status"]["attempt"], deed, at=time.time()))
+    return world.ledger.intend(
+        Entry(job["metadata"]["uid"], job["status"]["attempt"], deed, at=time.time())
+    )
 
 
 def pod_deleted(world: World, chance: random.Random) -> str:
@@ -39,7 +41,9 @@ def all_pods_deleted(world: World, chance: random.Random) -> str:
     job, pods = found
     number = _note(world, job, Deed.DISRUPTED)
     for pod in pods:
-        world.delete(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], gracePeriodSeconds=0)
+        world.delete(
+            PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], gracePeriodSeconds=0
+        )
     world.ledger.done(number)
     return f"{name_of(job)}: {len(pods)}"
 
@@ -74,8 +78,13 @@ def job_replaced(world: World, chance: random.Random) -> str:
     metadata, policy = job["metadata"], chance.choice(("Background", "Orphan"))
     spec = job["spec"] if chance.random() < 0.5 else draw_spec(chance)
     world.delete_job(job, policy, chance.randint(1, 8))
-    made = quiet(lambda: world.post(GRPOJOBS, metadata["namespace"], new_job(metadata["name"], spec)))
-    return f"{name_of(job)} {job.get('status', {}).get('phase')}, {policy}, {'made again' if made else 'still there'}"
+    made = quiet(
+        lambda: world.post(GRPOJOBS, metadata["namespace"], new_job(metadata["name"], spec))
+    )
+    return (
+        f"{name_of(job)} {job.get('status', {}).get('phase')}, {policy}, "
+        f"{'made again' if made else 'still there'}"
+    )
 
 
 def service_deleted(world: World, chance: random.Random) -> str:

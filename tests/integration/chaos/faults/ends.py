@@ -1,4 +1,5 @@
-"""Training that ends badly: what trainers report, what kernels and kubelets do, and words that can't be believed."""
+"""Training that ends badly: what trainers report, what kernels and kubelets do, and words that
+can't be believed."""
 
 import json
 import random
@@ -13,7 +14,8 @@ from ..world import PODS, Object, World, quiet
 from .base import Fault, name_of
 
 REPORTED = (
-    Result.OUT_OF_MEMORY, Result.ERROR, Result.ERROR, Result.HANG, Result.REWARD_ERROR, Result.RENDEZVOUS_TIMEOUT,
+    Result.OUT_OF_MEMORY, Result.ERROR, Result.ERROR, Result.HANG, Result.REWARD_ERROR,
+    Result.RENDEZVOUS_TIMEOUT,
 )  # fmt: skip
 PERMANENT = (Result.BAD_INPUT, Result.WEIGHTS_DIFFER)
 SKEWS = (0.0, 0.0, 5.0, -5.0, 600.0, -600.0)
@@ -32,7 +34,10 @@ def _one(world: World, chance: random.Random, how: End) -> str:
         return ""
     if lagging:
         _catch_up(world, chance, pod, how)
-    return f"{name_of(job)} attempt {job['status']['attempt']} rank {rank_of(pod)}: {how.result} {how.skew:+.0f} s"
+    return (
+        f"{name_of(job)} attempt {job['status']['attempt']} rank {rank_of(pod)}: {how.result} "
+        f"{how.skew:+.0f} s"
+    )
 
 
 def _catch_up(world: World, chance: random.Random, pod: Object, how: End) -> None:
@@ -40,7 +45,8 @@ def _catch_up(world: World, chance: random.Random, pod: Object, how: End) -> Non
     metadata, phase = pod["metadata"], "Failed" if how.code else "Succeeded"
     path, status = f"{metadata['name']}/status", {"status": {"phase": phase}}
     world.undo_after(
-        chance.randint(1, 3), lambda: quiet(lambda: world.patch(PODS, metadata["namespace"], path, status))
+        chance.randint(1, 3),
+        lambda: quiet(lambda: world.patch(PODS, metadata["namespace"], path, status)),
     )
 
 
@@ -48,7 +54,9 @@ def trainer_failed(world: World, chance: random.Random) -> str:
     """A rank reports what happened, and its node's clock may be off."""
     result = chance.choice(REPORTED)
     how = said(result, message="as chance would have it")
-    return _one(world, chance, End(result, how.code, message=how.message, skew=chance.choice(SKEWS)))
+    return _one(
+        world, chance, End(result, how.code, message=how.message, skew=chance.choice(SKEWS))
+    )
 
 
 def trainer_gave_up(world: World, chance: random.Random) -> str:
@@ -60,7 +68,11 @@ def trainer_diverged(world: World, chance: random.Random) -> str:
     """On some generation, which a job may go on without."""
     first = chance.randrange(10**6)
     on = {"first": first, "last": first + chance.randrange(3)}
-    return _one(world, chance, said(chance.choice(sorted(DIVERGED)), message="the loss is nan", divergedOn=on))
+    return _one(
+        world,
+        chance,
+        said(chance.choice(sorted(DIVERGED)), message="the loss is nan", divergedOn=on),
+    )
 
 
 def trainer_preempted(world: World, chance: random.Random) -> str:
@@ -71,11 +83,16 @@ def trainer_preempted(world: World, chance: random.Random) -> str:
 def container_died(world: World, chance: random.Random) -> str:
     """No word of the trainer: the kernel, a signal, or exit code 0 out of nowhere."""
     ends = (
-        End(Result.OUT_OF_MEMORY, 137, reason="OOMKilled"), End(Result.ERROR, 139), End(Result.ERROR, 1),
+        End(Result.OUT_OF_MEMORY, 137, reason="OOMKilled"), End(Result.ERROR, 139),
+        End(Result.ERROR, 1),
         End(Result.ERROR, 0), End(Result.OUT_OF_MEMORY, 40), End(Result.HANG, 41),
     )  # fmt: skip
     chosen = chance.choice(ends)
-    return _one(world, chance, End(chosen.result, chosen.code, reason=chosen.reason, skew=chance.choice(SKEWS)))
+    return _one(
+        world,
+        chance,
+        End(chosen.result, chosen.code, reason=chosen.reason, skew=chance.choice(SKEWS)),
+    )
 
 
 def several_ranks_failed(world: World, chance: random.Random) -> str:
@@ -88,8 +105,14 @@ def several_ranks_failed(world: World, chance: random.Random) -> str:
     cause = chance.choice(REPORTED)
     for position, pod in enumerate(pods):
         result = cause if position == 0 else Result.ERROR
-        told = said(result, message="the cause" if position == 0 else "connection closed by peer", rank=rank_of(pod))
-        end(world, job, pod, End(result, told.code, message=told.message, skew=chance.choice(SKEWS)))
+        told = said(
+            result,
+            message="the cause" if position == 0 else "connection closed by peer",
+            rank=rank_of(pod),
+        )
+        end(
+            world, job, pod, End(result, told.code, message=told.message, skew=chance.choice(SKEWS))
+        )
     return f"{name_of(job)}: {cause} of {len(pods)}"
 
 
@@ -104,8 +127,19 @@ def lying_outcome(world: World, chance: random.Random) -> str:
     lies = (
         (None, {"result": "Succeeded", "attempt": attempt + 98}),
         (Result.SUCCEEDED, {"result": "Succeeded", "step": 10**23, "totalSteps": -4}),
-        (Result.SUCCEEDED, {"result": "Succeeded", "step": -1, "rank": 10**30, "metrics": {"kl": "NaN", "": 1e999}}),
-        (Result.SUCCEEDED, {"result": "Succeeded", "message": "\u202e\U0001f4a5 \x00\x1b[31m" * 40}),
+        (
+            Result.SUCCEEDED,
+            {
+                "result": "Succeeded",
+                "step": -1,
+                "rank": 10**30,
+                "metrics": {"kl": "NaN", "": 1e999},
+            },
+        ),
+        (
+            Result.SUCCEEDED,
+            {"result": "Succeeded", "message": "\u202e\U0001f4a5 \x00\x1b[31m" * 40},
+        ),
         (Result.ERROR, {"result": "Error", "step": 2**63, "message": "x" * 3072}),
         (None, {"result": "Draining"}),
         (None, {"result": ["Succeeded"], "step": 3}),
@@ -131,10 +165,20 @@ def _disrupt(world: World, chance: random.Random, status: Object) -> str:
         return ""
     job, pods = found
     pod = chance.choice(pods)
-    entry = Entry(job["metadata"]["uid"], job["status"]["attempt"], Deed.DISRUPTED, at=time.time(), rank=rank_of(pod))
+    entry = Entry(
+        job["metadata"]["uid"],
+        job["status"]["attempt"],
+        Deed.DISRUPTED,
+        at=time.time(),
+        rank=rank_of(pod),
+    )
     number = world.ledger.intend(entry)
     metadata = pod["metadata"]
-    if not quiet(lambda: world.patch(PODS, metadata["namespace"], f"{metadata['name']}/status", {"status": status})):
+    if not quiet(
+        lambda: world.patch(
+            PODS, metadata["namespace"], f"{metadata['name']}/status", {"status": status}
+        )
+    ):
         return ""
     world.ledger.done(number)
     return f"{name_of(job)} attempt {job['status']['attempt']} {metadata['name']}"
@@ -142,20 +186,35 @@ def _disrupt(world: World, chance: random.Random, status: Object) -> str:
 
 def pod_evicted(world: World, chance: random.Random) -> str:
     """The kubelet lacked memory or disk."""
-    status = {"phase": "Failed", "reason": "Evicted", "message": "the node was low on memory", "containerStatuses": []}
+    status = {
+        "phase": "Failed",
+        "reason": "Evicted",
+        "message": "the node was low on memory",
+        "containerStatuses": [],
+    }
     return _disrupt(world, chance, status)
 
 
 def pod_refused(world: World, chance: random.Random) -> str:
     """The kubelet refuses what the scheduler gave it, as a broken GPU plugin makes it."""
     message = "Allocate failed due to no healthy devices present"
-    status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message, "containerStatuses": []}
+    status = {
+        "phase": "Failed",
+        "reason": "UnexpectedAdmissionError",
+        "message": message,
+        "containerStatuses": [],
+    }
     return _disrupt(world, chance, status)
 
 
 def pod_preempted(world: World, chance: random.Random) -> str:
     """The scheduler wanted its place: a condition first, then the deletion."""
-    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "preempted"}
+    target = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "PreemptionByScheduler",
+        "message": "preempted",
+    }
     told = _disrupt(world, chance, {"conditions": [target]})
     if told:
         namespace, pod = told.split("/")[0], told.split()[-1]

@@ -54,13 +54,15 @@ def etcd_killed(world: World, chance: random.Random) -> str:
 
 
 def controllers_killed(world: World, _: random.Random) -> str:
-    """SIGKILL of kube-controller-manager: Jobs, garbage collection, node life cycle; it comes back at once."""
+    """SIGKILL of kube-controller-manager: Jobs, garbage collection, node life cycle; it comes back
+    at once."""
     world.cluster.control_plane.restart_controllers()
     return "at once"
 
 
 def kubelet_killed(world: World, chance: random.Random) -> str:
-    """A node falls silent: its pods stay as they are, even when they are told to end, until it comes back."""
+    """A node falls silent: its pods stay as they are, even when they are told to end, until it
+    comes back."""
     name = chance.choice(RACK)
     silence = {"metadata": {"annotations": {SILENT: "true"}}}
     if not quiet(lambda: world.patch(NODES, "", name, silence)):
@@ -70,7 +72,12 @@ def kubelet_killed(world: World, chance: random.Random) -> str:
     for pod in pods:
         _silence(world, pod, "true")
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "lastTransitionTime": now}
+    unknown = {
+        "type": "Ready",
+        "status": "Unknown",
+        "reason": "NodeStatusUnknown",
+        "lastTransitionTime": now,
+    }
     quiet(lambda: world.patch(NODES, "", f"{name}/status", {"status": {"conditions": [unknown]}}))
     world.undo_after(chance.randint(3, 15), lambda: _back(world, name))
     return f"{name} with {len(pods)} pods"
@@ -115,10 +122,13 @@ def node_deleted(world: World, chance: random.Random) -> str:
 
 
 def _new_machine(world: World, name: str) -> None:
-    """What the old machine's pods were is forgotten: the pod garbage collector ends them, here at once."""
+    """What the old machine's pods were is forgotten: the pod garbage collector ends them, here at
+    once."""
     for pod in _pods_on(world, name):
         if SILENT in pod["metadata"].get("annotations", {}):
-            world.delete(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], gracePeriodSeconds=0)
+            world.delete(
+                PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], gracePeriodSeconds=0
+            )
     quiet(lambda: world.add_node(name))
 
 
@@ -128,7 +138,9 @@ def node_cordoned(world: World, chance: random.Random) -> str:
     if not quiet(lambda: world.patch(NODES, "", name, {"spec": {"unschedulable": True}})):
         return ""
     uncordon = {"spec": {"unschedulable": None}}
-    world.undo_after(chance.randint(3, 15), lambda: quiet(lambda: world.patch(NODES, "", name, uncordon)))
+    world.undo_after(
+        chance.randint(3, 15), lambda: quiet(lambda: world.patch(NODES, "", name, uncordon))
+    )
     return name
 
 

@@ -1,4 +1,5 @@
-"""A leader that stands still in the middle of a write, as its node may, and goes on when another leads."""
+"""A leader that stands still in the middle of a write, as its node may, and goes on when another
+leads."""
 
 import asyncio
 import random
@@ -21,14 +22,15 @@ WRITE_SECONDS = 10.0
 """Longest time until it does."""
 TAKEOVER_SECONDS = 60.0
 HELD_SHARE = 0.7
-"""Share of the writes that reach the API server only when the leader goes on, as if it had stopped just before it sent
-them. All others have been sent, and their answers wait."""
+"""Share of the writes that reach the API server only when the leader goes on, as if it had stopped
+just before it sent them. All others have been sent, and their answers wait."""
 UNHELD = ("/leases", f"/{LEADER_PLURAL}", "/events")
 """Parts of the paths of writes that decide nothing about a job."""
 
 
 class StoppedLeader:
-    """Stops the leader when its next write comes to the proxy, and lets it go on when another leads."""
+    """Stops the leader when its next write comes to the proxy, and lets it go on when another
+    leads."""
 
     def __init__(self, world: World, *, hold: bool) -> None:
         """`hold`: what it wrote reaches the API server only when it goes on."""

@@ -1,10 +1,10 @@
 """Makes a trainer run out of memory in a named phase: a fault for tests.
 
-Put this folder on PYTHONPATH of the training container; Python imports a module of this name by itself when it starts.
-HARNESS_MEMORY_FAULT is `phase:entry:fits:kind`. That entry into the phase, from 1, lacks memory as long as the
-plan's micro-batch is more than `fits`: of kind `device` it ends in the exception of torch's CUDA allocator, though
-there may be no device; of kind `host` it takes memory until the kernel kills it at its cgroup's limit. Nothing of the
-product knows of it.
+Put this folder on PYTHONPATH of the training container; Python imports a module of this name by
+itself when it starts. HARNESS_MEMORY_FAULT is `phase:entry:fits:kind`. That entry into the phase,
+from 1, lacks memory as long as the plan's micro-batch is more than `fits`: of kind `device` it ends
+in the exception of torch's CUDA allocator, though there may be no device; of kind `host` it takes
+memory until the kernel kills it at its cgroup's limit. Nothing of the product knows of it.
 """
 
 import json
@@ -85,7 +85,10 @@ def exhausted() -> MemoryError:
 
 def micro_batch() -> int:
     """The plan's, which this process was given."""
-    from grpo_api.text.contract import PLAN_ENV, PLAN_PATH  # not before the trainer itself has found its packages
+    from grpo_api.text.contract import (
+        PLAN_ENV,
+        PLAN_PATH,
+    )  # not before the trainer itself has found its packages
 
     plan = json.loads(Path(os.environ.get(PLAN_ENV, PLAN_PATH)).read_text(encoding="utf-8"))
     return int(plan["execution"]["microBatch"])
