@@ -95,9 +95,12 @@ venv: .venv/.stamp ## the virtual environment with the CLI `grpo` and every test
 	@$(BIN)/uv pip install -q -p $(BIN)/python -c constraints.txt -e '.[operator,trainer,dev]'
 	@touch $@
 
-tools: venv ## build the programs, packages and images that `make test` needs, before anything else wants the cores
-	@# Bytecode, once. Ranks that start together would each compile torch and TRL, 24 s of CPU, for themselves.
-	@$(BIN)/python -W ignore -c "import deepspeed, peft, trl.trainer.grpo_trainer"
+# Ranks that start together would each compile torch and TRL, 24 s of CPU, for themselves.
+.venv/.bytecode: .venv/.stamp
+	@$(BIN)/python -W ignore -c "import logging; logging.disable(); import deepspeed, peft, trl.trainer.grpo_trainer"
+	@touch $@
+
+tools: venv .venv/.bytecode ## build the programs, packages and images that `make test` needs, before anything else wants the cores
 	@$(CLUSTER) tools
 	@$(BIN)/python -m examples.demo.prepare
 

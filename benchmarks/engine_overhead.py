@@ -60,12 +60,13 @@ def bare(folder: Path, plan: TrainingPlan, whole: Any) -> Any:
 def measure(folder: Path, steps: int, bare_first: bool) -> dict[str, Any]:
     """Seconds of every step of both but the first and last, and the proof's, in a process of its
     own."""
+    from grpo_trainer.engine_pod.hash_check import expected_prints
     from grpo_trainer.engine_pod.weight_receiver import WeightsWorker
     from grpo_trainer.generation import colocated
 
     plan, proof = make_plan(folder, steps), Meter()
-    proof.watch(WeightsWorker, "weights_prints")
-    proof.watch(colocated, "expected_prints")
+    proof.watch(WeightsWorker, WeightsWorker.weights_prints.__name__)
+    proof.watch(colocated, expected_prints.__name__)
     whole = trainer_overhead.ours(folder, plan, Meter())
     trainers = {"bare": bare(folder, plan, whole), "ours": whole}
     proof.seconds = 0.0

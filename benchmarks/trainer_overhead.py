@@ -93,8 +93,8 @@ def ours(folder: Path, plan: TrainingPlan, meter: Meter) -> Any:
             meter.watch(
                 callback, "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_log"
             )
-    meter.watch(trainer.observer, "completed")
-    meter.watch(trainer.observer.clock, "enter")
+    meter.watch(trainer.observer, trainer.observer.record_completions.__name__)
+    meter.watch(trainer.observer.clock, trainer.observer.clock.enter.__name__)
     return trainer
 
 
