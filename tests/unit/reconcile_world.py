@@ -13,9 +13,8 @@ from grpo_operator.decide.observation import Pull
 from grpo_operator.loop.attempt_starter import AttemptStarter
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.garbage_collector import GarbageCollector
-from grpo_operator.loop.observer import Observer
 from grpo_operator.loop.pod_start_events import PodStartEvents
-from grpo_operator.loop.reconcile import Reconciler
+from grpo_operator.loop.reconcile import Observer, Reconciler
 from grpo_operator.loop.shared_objects import SharedObjects
 from grpo_operator.loop.status_writer import StatusWriter
 from grpo_operator.loop.tokens import Tokens

@@ -46,11 +46,10 @@ from ..loop.attempt_starter import AttemptStarter
 from ..loop.caches import Caches
 from ..loop.cluster_state import ClusterState, ReservedGangs
 from ..loop.garbage_collector import GarbageCollector
-from ..loop.observer import Observer
 from ..loop.pod_start_events import PodStartEvents
 from ..loop.progress import ProgressPuller, http_fetch, targets
 from ..loop.quarantine_reporter import QuarantineReporter
-from ..loop.reconcile import Reconciler
+from ..loop.reconcile import Observer, Reconciler
 from ..loop.shared_objects import SharedObjects
 from ..loop.status_writer import StatusWriter
 from ..loop.tokens import Tokens
