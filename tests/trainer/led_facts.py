@@ -26,23 +26,23 @@ class FakeMain:
     def __init__(self) -> None:
         self.rounds = 0
 
-    def want(self, wanted: list[tuple[list[int], int]], _: Any) -> None:
+    def begin_generation(self, wanted: list[tuple[list[int], int]], _: Any) -> None:
         """Keep what is wanted."""
         self.wanted = wanted
 
-    def complete(self, version: int) -> bool:
+    def continue_generation(self, version: int) -> bool:
         """At first there is no engine."""
         self.version, self.rounds = version, self.rounds + 1
         return self.rounds > 1
 
-    def await_another(self) -> None:
+    def await_engine(self) -> None:
         """One comes."""
 
     def samples(self) -> list[Sample]:
         """All of them."""
         return [Sample([prompt[0], seed], [0.0, 0.0], self.version) for prompt, seed in self.wanted]
 
-    def taken_failures(self) -> int:
+    def take_failures(self) -> int:
         """One proof failed meanwhile."""
         return 1
 

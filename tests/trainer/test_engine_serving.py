@@ -68,7 +68,7 @@ class FakeSampler:
         }
         return [answers.get(method)]
 
-    async def forget(self) -> None:
+    async def reset_prefix_cache(self) -> None:
         self.forgot += 1
 
     async def sample(self, request: Generate) -> list[Completion]:
