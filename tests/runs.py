@@ -187,17 +187,28 @@ def coverage_stages() -> list[Stage]:
     ]
 
 
-def gate_stages() -> tuple[Stage, Stage]:
-    """Return the stages of `make test`: files for two workers, and jobs on real kubelets in one
-    process."""
-    shared: list[str] = []
+def gate_stages() -> tuple[Stage, list[Stage]]:
+    """Return the stages of `make test`: the one that keeps the cores busy, and those beside it.
+
+    Tests with an API server or with kubelets wait for most of their time. In one stage with the
+    others they left a third of both cores idle.
+    """
+    computing: list[str] = []
+    api_server: list[str] = []
     end_to_end: list[str] = []
     for path, part in part_of_files().items():
-        has_kubelets = path.startswith("tests/e2e/") and part.name != "nodes"
-        (end_to_end if has_kubelets else shared).append(path)
-    return pytest_stage("tests", shared, GATE, 2), pytest_stage(
-        "end-to-end tests", end_to_end, GATE, 1
-    )
+        if path.startswith(("tests/unit/", "tests/trainer/")):
+            computing.append(path)
+        elif path.startswith("tests/integration/") or part.name == "nodes":
+            api_server.append(path)
+        else:
+            end_to_end.append(path)
+    beside = [
+        pytest_stage("API server tests", api_server, GATE, 2),
+        pytest_stage("end-to-end tests", end_to_end, GATE, 1),
+        lint(),
+    ]
+    return pytest_stage("unit and trainer tests", computing, GATE, 2), beside
 
 
 def run_in_turn(stages: Sequence[Stage]) -> list[Result]:
@@ -237,10 +248,8 @@ def test(only: str) -> list[Result]:
     """Run all tests but the slow ones, or those of one part."""
     if only:
         return run_in_turn([_single(only)])
-    shared, end_to_end = gate_stages()
-    # End-to-end tests mostly wait for pods, and tests with an API server for its answers: one after
-    # the other they left a third of two cores idle.
-    return run_beside([end_to_end, lint()], shared)
+    computing, beside = gate_stages()
+    return run_beside(beside, computing)
 
 
 def test_all(only: str) -> list[Result]:

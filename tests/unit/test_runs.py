@@ -36,7 +36,8 @@ def test_a_file_outside_the_parts_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_gate_and_the_long_run_have_every_file_once() -> None:
-    gate = [path for stage in runs.gate_stages() for path in files(stage)]
+    computing, beside = runs.gate_stages()
+    gate = [path for stage in (computing, *beside) for path in files(stage)]
     long = [path for part in runs.PARTS for path in files(runs.covered_stage(part))]
     assert sorted(gate) == sorted(long) == all_test_files()
 
