@@ -61,7 +61,7 @@ demo: venv ## one GRPOJob from `kubectl apply` to Succeeded, on a real Kubernete
 	@$(BIN)/python -m examples.demo
 endif
 
-test: venv $(TOOLS) ## what CI runs, in about 19 minutes: lint and all tests but slow ones (PART=… for some)
+test: venv $(TOOLS) ## what CI runs, in about 15 minutes: lint and all tests but slow ones (PART=… for some)
 	@$(BIN)/python -m tests.runs test --part "$(PART)"
 
 ##@ Develop

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -225,12 +226,12 @@ def run_beside(background: Sequence[Stage], foreground: Stage) -> list[Result]:
     with contextlib.ExitStack() as files:
         outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in background]
         running = [stage.start(output) for stage, output in zip(background, outputs, strict=True)]
-        try:
+        # A thread waits for each, so that its seconds end when it ends. After an interrupt they
+        # wait, too: the stages have got it from the terminal, and remove their clusters.
+        with ThreadPoolExecutor(max_workers=len(running)) as waiting:
+            endings = [waiting.submit(stage.wait) for stage in running]
             results = run_in_turn([foreground])
-        finally:
-            # After an interrupt, too: they have got it from the terminal, and remove their
-            # clusters.
-            background_results = [stage.wait() for stage in running]
+        background_results = [ending.result() for ending in endings]
         for stage, output in zip(background, outputs, strict=True):
             print(f"== {stage.name}", flush=True)
             output.seek(0)
