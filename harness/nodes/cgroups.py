@@ -17,6 +17,13 @@ CONTROLLERS = frozenset(
     {"cpu", "cpuset", "hugetlb", "io", "memory", "pids"}
 )  # what a kubelet asks for
 
+CPU_PRECEDENCE = 8
+"""Weight of a cluster's pods against another session of the machine. All pods share one group, and
+each process that was started in a session of its own has the default weight. Beside six such
+processes a gang got a seventh of both cores: its test took three times as long as alone."""
+CPU_WEIGHTS = {"cpu.shares": 1024, "cpu.weight": 100}
+"""Files of version 1 and 2, with the default of each."""
+
 
 def group(directory: Path) -> str:
     """Return the name of the group of the cluster whose state lies in the folder."""
@@ -41,6 +48,7 @@ def make(path: str) -> None:
             _delegate(parent)
             current.mkdir(exist_ok=True)
             _copy_cpuset(parent, current)
+        _give_precedence(root / Path(path).parts[0])
 
 
 def _delegate(parent: Path) -> None:
@@ -61,6 +69,14 @@ def _delegate(parent: Path) -> None:
             "children with controllers: run on the host, or in a container with its processes in "
             "a child group"
         ) from error
+
+
+def _give_precedence(cluster: Path) -> None:
+    """Let the cluster's pods go before what else computes on the machine."""
+    for name, default in CPU_WEIGHTS.items():
+        file = cluster / name
+        if file.exists():
+            file.write_text(str(CPU_PRECEDENCE * default))
 
 
 def _copy_cpuset(parent: Path, current: Path) -> None:

@@ -23,8 +23,8 @@ CARRIED = (
     "pydantic",
     "trl",
 )
-ON_A_LOADED_MACHINE = ("--budget", "3600", "--patience", "10")
-"""Limits that end a check which hangs, and none which is slow."""
+ON_A_LOADED_MACHINE = ("--budget", "3600")
+"""The default budget is that of a lent GPU."""
 
 
 def installed(machine: Path, modules: tuple[str, ...]) -> list[str]:

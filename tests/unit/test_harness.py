@@ -116,6 +116,18 @@ def test_clusters_on_one_machine_share_no_address() -> None:
     assert len({addresses.link for addresses in every}) == SLOTS
 
 
+@pytest.mark.parametrize(("file", "weight"), [("cpu.shares", "8192"), ("cpu.weight", "800")])
+def test_a_cluster_s_pods_go_before_what_else_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, weight: str
+) -> None:
+    monkeypatch.setattr(cgroups, "roots", lambda: [tmp_path])
+    (tmp_path / "grpo-test").mkdir()
+    (tmp_path / "grpo-test" / file).write_text("default")
+    cgroups.make("grpo-test/node-0")
+    assert (tmp_path / "grpo-test" / file).read_text() == weight
+    assert not (tmp_path / "grpo-test" / "node-0" / file).exists()
+
+
 def test_version_2_groups_delegate_only_what_a_kubelet_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,9 @@ BUDGET_SECONDS = 540.0
 minutes, and bringing the files back takes one."""
 CLOSING_SECONDS = 10.0
 """Kept for the end: processes that die slowly, and the report."""
+DEFAULT_PATIENCE = {"cuda": 1.0, "cpu": 10.0}
+"""Factor of the checks' limits, by device. The limits are made for a GPU, whose minutes are few; on
+a CPU they shall end a check that hangs, and none that is slow."""
 ASK_SECONDS = 60.0
 """Longest wait for torch's answer how many GPUs there are: a broken driver gives none."""
 NO_GPU = 2
@@ -71,7 +74,8 @@ def run_acceptance(
     """Run all checks until the deadline on SYSTEM_CLOCK, and write the report. Returns 1 if any
     failed."""
     chosen = [check for check in CHECKS if not options.only or check.name in options.only]
-    checks = [replace(check, seconds=check.seconds * options.patience) for check in chosen]
+    patience = options.patience or DEFAULT_PATIENCE[options.device]
+    checks = [replace(check, seconds=check.seconds * patience) for check in chosen]
     progress = Progress(checks, where, options.output, deadline)
     with tempfile.TemporaryDirectory(prefix="acceptance-") as folder:
         for one in run_checks(
@@ -167,7 +171,9 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--used", type=float, default=0.0, help="seconds of the budget that an installation took"
     )
     parser.add_argument(
-        "--patience", type=float, default=1.0, help="factor of every check's own time limit"
+        "--patience",
+        type=float,
+        help="factor of every check's own time limit (default: 1, on a CPU 10)",
     )
     parser.add_argument("--only", nargs="+", choices=names, help="some of the checks")
     parser.add_argument(
