@@ -1,5 +1,5 @@
 """What became of a job's GPUs is told within a hundredth of the truth, whatever befalls job, nodes
-and operator."""
+and operator. What happened without an operator and left no object can't be told."""
 
 import random
 from typing import Any
@@ -27,12 +27,14 @@ def test_usage_is_the_truth_over_many_losses(chance: random.Random, losses: int)
     assert world.restarts > losses / 2
     assert {gang.loss for gang in world.gangs} == {*LOSSES, "succeeded"}
     truth = world.truth()
-    assert told.held_gpu_seconds == pytest.approx(truth.total, rel=0.01)
+    allowed = 0.01 * truth.total + world.unseen
+    assert told.held_gpu_seconds == pytest.approx(truth.total, abs=allowed)
     for state in GPUSeconds.model_fields:
         assert getattr(told.gpu_seconds, state) == pytest.approx(
-            getattr(truth, state), abs=0.01 * truth.total
+            getattr(truth, state), abs=allowed
         ), state
-    assert float(told.effective) == pytest.approx(truth.productive_seconds / truth.total, rel=0.01)
+    effective = truth.productive_seconds / truth.total
+    assert float(told.effective) == pytest.approx(effective, rel=0.01, abs=allowed / truth.total)
     # since when a job waits is not known where its gang went with its Job while nobody looked
     assert world.queued - world.away - losses < told.queued_seconds < 1.01 * world.queued + losses
     assert told.waiting_since is None

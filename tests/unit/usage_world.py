@@ -49,6 +49,9 @@ class World:
     admitted_from: float = 0.0
     away: float = 0.0
     """Seconds without an operator."""
+    unseen: float = 0.0
+    """GPU-seconds that pods held while no operator was there, and that no object told of when it
+    came back: the pods had ended and were gone."""
     up_since: float = 0.0
     restarts: int = 0
     """How often the operator was away."""
@@ -67,6 +70,7 @@ class World:
                 before, self.first_seen = self.now, FirstSeen()
                 self._pass(self.chance.uniform(5.0, 400.0))
                 self.up_since, self.away = self.now, self.away + self.now - before
+                self.unseen += self._unseen_since(before)
             yield self._look()
             if end == NEVER and any(
                 one["type"] == "Succeeded" and one["status"] == "True" for one in self._conditions
@@ -78,6 +82,19 @@ class World:
     def _conditions(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.status.get("conditions", [])
         return found
+
+    def _unseen_since(self, time: float) -> float:
+        """GPU-seconds since then of the pods that nobody can find any more."""
+        pods = [
+            pod
+            for gang in self.gangs
+            for pod in gang.pods
+            if time < pod.ended <= self.now and not self._visible(gang, pod)
+        ]
+        seconds = sum(pod.ended - max(time, pod.bound) for pod in pods if pod.bound < pod.ended)
+        # The moment of such an end is not known either: it may be taken for that of the return.
+        seconds += sum(self.now - pod.ended for pod in pods)
+        return seconds * GPU_PLAN.gpus / GPU_PLAN.nodes
 
     def _until_look(self) -> float:
         """An operator hears of every change at once; without one it looks when it has heard of rank
