@@ -5,6 +5,7 @@ whatever a decision doesn't speak of.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 from grpo_api.report.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
 from grpo_api.status.status import Condition, ConditionType
@@ -32,23 +33,28 @@ _TYPES = frozenset(ConditionType)
 def conditions(observation: Observation, decision: Decision) -> list[Condition]:
     """What the decision states, observed now; the caller keeps the transition times of what does
     not change."""
-    stated = [
-        *_STATEMENTS.get(decision.action, _going_on)(observation, decision),
+    state_decision = _STATEMENTS.get(decision.action, _going_on)
+    statements = [
+        *state_decision(observation, decision),
         *_dropped(observation),
         *_readable(observation),
     ]
-    found: list[Condition] = []
-    for kind, true, reason, message in stated:
+    generation = observation.job.generation
+    now = timestamp(observation.now)
+    stated_conditions: list[Condition] = []
+    for kind, is_true, reason, message in statements:
+        status: Literal["True", "False"] = "True" if is_true else "False"
+        bounded_message = truncate(message, MAX_MESSAGE)
         condition = Condition(
             type=kind,
-            status="True" if true else "False",
-            observed_generation=observation.job.generation,
-            last_transition_time=timestamp(observation.now),
+            status=status,
+            observed_generation=generation,
+            last_transition_time=now,
             reason=reason,
-            message=truncate(message, MAX_MESSAGE),
+            message=bounded_message,
         )
-        found.append(condition)
-    return found
+        stated_conditions.append(condition)
+    return stated_conditions
 
 
 def _readable(observation: Observation) -> Iterator[Statement]:
@@ -64,12 +70,13 @@ def _dropped(observation: Observation) -> Iterator[Statement]:
     dropped = metrics.get(PROMPTS_DROPPED.key, 0.0)
     total = dropped + metrics.get(PROMPTS.key, 0.0)
     share = dropped / total if 0 < total <= MAX_COUNT else 0.0
-    if observation.job.spec is None or not WORTH_TELLING < share <= 1:
+    spec = observation.job.spec
+    if spec is None or not WORTH_TELLING < share <= 1:
         return
-    limit = observation.job.spec.training.max_prompt_length
+    limit = spec.training.max_prompt_length
+    amount = f"{dropped:.0f} of {total:.0f} prompts ({share:.1%})"
     message = (
-        f"{dropped:.0f} of {total:.0f} prompts ({share:.1%}) have more than "
-        f"training.maxPromptLength {limit} "
+        f"{amount} have more than training.maxPromptLength {limit} "
         "tokens, chat template included, and are not trained on; if they matter, start a new job "
         "with a higher limit"
     )
@@ -83,7 +90,8 @@ def _reject(observation: Observation, decision: Decision) -> Iterator[Statement]
 def _queue(observation: Observation, decision: Decision) -> Iterator[Statement]:
     yield C.ADMITTED, False, decision.reason, decision.message
     if decision.plan:
-        yield C.PLANNED, True, Reason.PLANNED, decision.plan.reason or "the plan is ready"
+        plan_message = decision.plan.reason or "the plan is ready"
+        yield C.PLANNED, True, Reason.PLANNED, plan_message
     else:
         yield C.PLANNED, False, decision.reason, decision.message
     yield C.SCHEDULED, False, decision.reason, decision.message
@@ -93,34 +101,29 @@ def _queue(observation: Observation, decision: Decision) -> Iterator[Statement]:
 
 
 def _commit(observation: Observation, decision: Decision) -> Iterator[Statement]:
-    number, plan = observation.job.status.attempt + 1, decision.plan
+    job = observation.job
+    number = job.status.attempt + 1
+    plan = decision.plan
     plan_reason = plan.reason if plan else ""
     yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {number} was admitted"
     yield C.PLANNED, True, Reason.PLANNED, plan_reason or "the plan is ready"
-    yield C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(observation.job.name, number)
+    pods_message = _being_created(job.name, number)
+    yield C.SCHEDULED, False, Reason.PODS_PENDING, pods_message
     if decision.ended:
-        why = (
-            f"attempt {number - 1} ended with {decision.ended.result}: "
-            f"{decision.ended.message}{_rolled_back(decision)}"
-            f"{_replanned(decision)}"
-        )
+        end = decision.ended
+        differences = _rolled_back(decision) + _replanned(decision)
+        why = f"attempt {number - 1} ended with {end.result}: {end.message}{differences}"
         yield C.RUNNING, False, Reason.RESTARTING, f"attempt {number} starts; {why}"
-        yield C.DEGRADED, True, decision.ended.result, why
+        yield C.DEGRADED, True, end.result, why
     else:
         yield C.RUNNING, False, Reason.STARTING, f"attempt {number} starts"
     yield C.SUSPENDED, False, Reason.NOT_SUSPENDED, "spec.suspend is false"
     yield from _recovery(observation)
     # asked for is not fallen back to: an Adapter reference is a request, too
-    if (
-        plan
-        and plan.method == "LoRA"
-        and observation.job.spec
-        and not observation.job.spec.is_adapter_requested
-    ):
-        message = (
-            "; ".join(plan.changes)
-            or "no plan that trains all parameters fits, so a LoRA adapter is trained"
-        )
+    asks_for_adapter = job.spec is None or job.spec.is_adapter_requested
+    if plan and plan.method == "LoRA" and not asks_for_adapter:
+        changes = "; ".join(plan.changes)
+        message = changes or "no plan that trains all parameters fits, so a LoRA adapter is trained"
         yield C.TRAINS_ADAPTER_ONLY, True, Reason.ADAPTER_IF_NEEDED, message
 
 
@@ -129,11 +132,9 @@ def _rolled_back(decision: Decision) -> str:
     if decision.rollback is None:
         return ""
     skipped = decision.rollback.skipped
-    numbers = (
-        f" {skipped.first}"
-        if skipped.first == skipped.last
-        else f"s {skipped.first} to {skipped.last}"
-    )
+    numbers = f" {skipped.first}"
+    if skipped.last != skipped.first:
+        numbers = f"s {skipped.first} to {skipped.last}"
     return (
         f". It goes back to the newest checkpoint from before generation{numbers} of the data, "
         "which is left out"
@@ -145,7 +146,8 @@ def _replanned(decision: Decision) -> str:
     nothing."""
     if decision.learned is None or decision.plan is None or not decision.plan.changes:
         return ""
-    return f". Planned anew {decision.plan.changes[-1]}"
+    last_change = decision.plan.changes[-1]
+    return f". Planned anew {last_change}"
 
 
 def _recovery(observation: Observation) -> Iterator[Statement]:
@@ -155,12 +157,8 @@ def _recovery(observation: Observation) -> Iterator[Statement]:
             "a restart resumes from the newest checkpoint, at most "
             f"{spec.checkpoint.every_steps} steps back"
         )
-        yield (
-            C.RECOVERABLE,
-            True,
-            Reason.OBJECT_STORE if spec.checkpoint.store else Reason.SHARED_VOLUME,
-            text,
-        )
+        reason = Reason.OBJECT_STORE if spec.checkpoint.store else Reason.SHARED_VOLUME
+        yield C.RECOVERABLE, True, reason, text
     else:
         text = (
             "without spec.checkpoint.volume, volumeClaimTemplate or store a restart begins at "
@@ -178,14 +176,10 @@ def _suspend(observation: Observation, decision: Decision) -> Iterator[Statement
 
 
 def _release(observation: Observation, decision: Decision) -> Iterator[Statement]:
+    number = observation.job.status.attempt
     yield C.ADMITTED, False, decision.reason, f"{decision.message}; the gang is queued again"
     yield C.SCHEDULED, False, decision.reason, decision.message
-    yield (
-        C.RUNNING,
-        False,
-        decision.reason,
-        f"attempt {observation.job.status.attempt} was released",
-    )
+    yield C.RUNNING, False, decision.reason, f"attempt {number} was released"
 
 
 def _succeed(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
@@ -215,12 +209,8 @@ def _going_on(observation: Observation, decision: Decision) -> Iterator[Statemen
     if not observation.job.is_active:
         yield from _unchanged(observation)
         return
-    yield (
-        C.ADMITTED,
-        True,
-        Reason.ADMITTED,
-        f"attempt {observation.job.status.attempt} was admitted",
-    )
+    number = observation.job.status.attempt
+    yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {number} was admitted"
     yield _scheduled(observation, decision)
     if decision.reason == Reason.RESTART_BACKOFF:
         yield from _backing_off(decision)
@@ -238,35 +228,28 @@ def _backing_off(decision: Decision) -> Iterator[Statement]:
 
 
 def _unchanged(observation: Observation) -> Iterator[Statement]:
-    for known in observation.job.status.conditions:
-        if known.type in _TYPES:
-            yield C(known.type), known.status == "True", known.reason, known.message
+    for condition in observation.job.status.conditions:
+        if condition.type in _TYPES:
+            kind = C(condition.type)
+            is_true = condition.status == "True"
+            yield kind, is_true, condition.reason, condition.message
 
 
 def _scheduled(observation: Observation, decision: Decision) -> Statement:
+    job = observation.job
     if observation.is_gang_bound:
-        engines = (
-            f" and {observation.replicas} of {observation.replicas} engines"
-            if observation.replicas
-            else ""
-        )
-        message = f"{observation.job.nodes} of {observation.job.nodes} pods{engines} have a node"
+        nodes = job.nodes
+        replicas = observation.replicas
+        engines = f" and {replicas} of {replicas} engines" if replicas else ""
+        message = f"{nodes} of {nodes} pods{engines} have a node"
         return C.SCHEDULED, True, Reason.ALL_PODS_BOUND, message
     if decision.reason in (Reason.NAME_TAKEN, Reason.FAILED_CREATE):
         return C.SCHEDULED, False, decision.reason, decision.message
     if why := unschedulable(observation):
-        return (
-            C.SCHEDULED,
-            False,
-            Reason.UNSCHEDULABLE,
-            f"{count_bound(observation)} have a node: {why}",
-        )
-    return (
-        C.SCHEDULED,
-        False,
-        Reason.PODS_PENDING,
-        _being_created(observation.job.name, observation.job.status.attempt),
-    )
+        bound_pods = count_bound(observation)
+        return C.SCHEDULED, False, Reason.UNSCHEDULABLE, f"{bound_pods} have a node: {why}"
+    message = _being_created(job.name, job.status.attempt)
+    return C.SCHEDULED, False, Reason.PODS_PENDING, message
 
 
 def _being_created(job: str, number: int) -> str:
@@ -278,41 +261,36 @@ def _being_created(job: str, number: int) -> str:
 
 
 def _running(observation: Observation, decision: Decision) -> Iterator[Statement]:
-    number, known = observation.job.status.attempt, observation.job.condition(C.DEGRADED)
-    taken = decision.reason == Reason.NAME_TAKEN and observation.child is not None
-    troubled = taken or decision.reason in (
-        Reason.POD_WAITING,
-        Reason.PROGRESS_UNKNOWN,
-        Reason.INVALID_SPEC,
-    )
+    job = observation.job
+    number = job.status.attempt
+    degraded = job.condition(C.DEGRADED)
+    is_name_taken = decision.reason == Reason.NAME_TAKEN and observation.child is not None
+    has_trouble = is_name_taken or decision.reason in _TROUBLES
     if observation.has_gang_started:
-        engines = (
-            f" and {len(observation.engines_up)} of {observation.replicas} engines"
-            if observation.replicas
-            else ""
-        )
-        yield (
-            C.RUNNING,
-            True,
-            Reason.ALL_PODS_RUNNING,
-            f"attempt {number} runs with {observation.job.nodes} pods{engines}",
-        )
+        replicas = observation.replicas
+        engines = f" and {len(observation.engines_up)} of {replicas} engines" if replicas else ""
+        message = f"attempt {number} runs with {job.nodes} pods{engines}"
+        yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, message
         # a new operator process has not heard of rank 0 yet either
-        unheard = observation.pull is None and known is not None and known.reason in _TOLD_BY_RANK_0
-        if not troubled and not unheard:
+        is_told_by_rank0 = degraded is not None and degraded.reason in _TOLD_BY_RANK_0
+        awaits_rank0 = observation.pull is None and is_told_by_rank0
+        if not has_trouble and not awaits_rank0:
             yield _as_told(observation)
     else:
-        before = observation.job.condition(C.RUNNING)
-        if before and before.status == "False":
-            yield C.RUNNING, False, before.reason, before.message
+        running = job.condition(C.RUNNING)
+        if running and running.status == "False":
+            yield C.RUNNING, False, running.reason, running.message
         else:
             yield C.RUNNING, False, Reason.STARTING, f"attempt {number} starts"
-        if known and not troubled:
-            yield C.DEGRADED, known.status == "True", known.reason, known.message
-    if troubled:
+        if degraded and not has_trouble:
+            is_degraded = degraded.status == "True"
+            yield C.DEGRADED, is_degraded, degraded.reason, degraded.message
+    if has_trouble:
         yield C.DEGRADED, True, decision.reason, decision.message
 
 
+_TROUBLES = (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN, Reason.INVALID_SPEC)
+"""Reasons of a decision that make a gang Degraded."""
 _TOLD_BY_RANK_0 = (Reason.PROGRESS_UNKNOWN, Reason.CHECKPOINT_NOT_WRITTEN)
 """Reasons of Degraded that only its answer, or its silence, can change."""
 
@@ -325,10 +303,10 @@ def _as_told(observation: Observation) -> Statement:
         if lost := lost_engines(observation):
             return C.DEGRADED, True, Reason.ENGINES_LOST, lost
         return C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
-    back = progress.metrics.get(CHECKPOINT_STEP.key, 0.0)
+    checkpoint_step = progress.metrics.get(CHECKPOINT_STEP.key, 0.0)
     message = (
         f"{progress.checkpoint_problem}; it is tried again, until then a restart goes back "
-        f"to step {back:.0f}"
+        f"to step {checkpoint_step:.0f}"
     )
     return C.DEGRADED, True, Reason.CHECKPOINT_NOT_WRITTEN, message
 

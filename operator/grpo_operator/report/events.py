@@ -41,16 +41,25 @@ MIN_REASON = 128
 
 def telling_change(old: list[Condition], new: list[Condition]) -> Condition | None:
     """The condition whose change matters most; None when no status or reason changed."""
-    before = {condition.type: (condition.status, condition.reason) for condition in old}
-    changed = {one.type: one for one in new if before.get(one.type) != (one.status, one.reason)}
+    old_by_type = {condition.type: condition for condition in old}
+    new_by_type = {condition.type: condition for condition in new}
     for kind in _TOLD:
-        condition = changed.get(kind)
-        if condition is None:
+        condition = new_by_type.get(kind)
+        before = old_by_type.get(kind)
+        if condition is None or _is_unchanged(before, condition):
             continue
         # conditions that start out False tell nothing: only Admitted=False is news by itself
-        if kind in before or condition.status == "True" or kind == ConditionType.ADMITTED:
+        is_news = condition.status == "True" or kind == ConditionType.ADMITTED
+        if before or is_news:
             return condition
     return None
+
+
+def _is_unchanged(before: Condition | None, condition: Condition) -> bool:
+    """True if neither status nor reason changed; a new message alone is no change."""
+    if before is None or before.status != condition.status:
+        return False
+    return before.reason == condition.reason
 
 
 def event(
@@ -58,17 +67,20 @@ def event(
 ) -> dict[str, Any]:
     """A core/v1 Event that tells of a condition; of the end, with where the model is and what
     became of the GPUs."""
-    if condition.status == "True":
+    is_true = condition.status == "True"
+    if is_true:
         warns = condition.type in _WARN_WHEN_TRUE
     else:
         warns = condition.type == ConditionType.ADMITTED and condition.status == "False"
-    about = {"namespace": job.key.namespace, "name": job.name, "uid": job.uid}
+    kind = "Warning" if warns else "Normal"
+    involved_object = {"namespace": job.key.namespace, "name": job.name, "uid": job.uid}
     message = f"{condition.type}={condition.status}: {condition.message}"
-    if status and condition.type in _ENDS and condition.status == "True":
-        sums = [one.description for one in (status.export, status.usage) if one]
-        words = truncate("".join(f"; {one}" for one in sums), MAX_MESSAGE - MIN_REASON)
-        message = truncate(message, MAX_MESSAGE - len(words)) + words
-    return _event(about, "Warning" if warns else "Normal", condition.reason, message, now)
+    if status and condition.type in _ENDS and is_true:
+        results = [result for result in (status.export, status.usage) if result]
+        descriptions = "".join(f"; {result.description}" for result in results)
+        summary = truncate(descriptions, MAX_MESSAGE - MIN_REASON)
+        message = truncate(message, MAX_MESSAGE - len(summary)) + summary
+    return _event(involved_object, kind, condition.reason, message, now)
 
 
 def merge_start_event(
@@ -78,20 +90,20 @@ def merge_start_event(
 
     Return None for other pairs, or if the merged message would be longer than MAX_MESSAGE.
     """
+    is_pair = earlier["reason"] == Reason.ADMITTED and later["reason"] == Reason.ALL_PODS_RUNNING
     message = f"{later['message']}; before: {earlier['message']}"
-    reasons = earlier["reason"], later["reason"]
-    if reasons != (Reason.ADMITTED, Reason.ALL_PODS_RUNNING) or len(message) > MAX_MESSAGE:
+    if not is_pair or len(message) > MAX_MESSAGE:
         return None
-    return {**later, "message": message, "firstTimestamp": earlier["firstTimestamp"]}
+    first_time = earlier["firstTimestamp"]
+    return {**later, "message": message, "firstTimestamp": first_time}
 
 
 def unreadable_event(
     involved_object: Mapping[str, str], problem: str, now: float
 ) -> dict[str, Any]:
     """A core/v1 Event on a GRPOJob (namespace, name, uid) whose conditions can't be written."""
-    return _event(
-        involved_object, "Warning", Reason.STATUS_UNREADABLE, unreadable_message(problem), now
-    )
+    message = unreadable_message(problem)
+    return _event(involved_object, "Warning", Reason.STATUS_UNREADABLE, message, now)
 
 
 def unreadable_message(problem: str) -> str:
@@ -102,19 +114,19 @@ def unreadable_message(problem: str) -> str:
 def _event(
     involved_object: Mapping[str, str], kind: str, reason: str, message: str, now: float
 ) -> dict[str, Any]:
+    name = involved_object["name"]
+    metadata = {"generateName": f"{name}.", "namespace": involved_object["namespace"]}
+    time = timestamp(now)
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {
-            "generateName": f"{involved_object['name']}.",
-            "namespace": involved_object["namespace"],
-        },
+        "metadata": metadata,
         "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, **involved_object},
         "type": kind,
         "reason": reason,
         "message": message[:MAX_MESSAGE],
         "source": {"component": MANAGER},
-        "firstTimestamp": timestamp(now),
-        "lastTimestamp": timestamp(now),
+        "firstTimestamp": time,
+        "lastTimestamp": time,
         "count": 1,
     }

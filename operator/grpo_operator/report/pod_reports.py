@@ -43,12 +43,14 @@ def report(observation: Observation, decision: Decision) -> dict[str, Any]:
     pods are gone."""
     if observation.job.is_finished:
         return _final_pods(observation)
-    fields: dict[str, Any] = (
-        _revisions(observation) | _learned(observation, decision) | _checkpoint(observation)
-    )
+    fields: dict[str, Any] = {}
+    fields |= _revisions(observation)
+    fields |= _learned(observation, decision)
+    fields |= _checkpoint(observation)
     if not observation.job.is_active or decision.action is Action.COMMIT:
         return fields
-    fields |= {"pods": _pods(observation)} if observation.pods else {}
+    if observation.pods:
+        fields["pods"] = _pods(observation)
     if observation.pull:
         fields |= progress_fields(observation.pull.progress, observation)
     if decision.action in (Action.SUCCEED, Action.FAIL) and decision.ended:
@@ -66,12 +68,11 @@ def _revisions(observation: Observation) -> dict[str, Any]:
         revisions |= end.outcome.revisions
     if not revisions:
         return {}
-    data = (
-        {DATASET_FINGERPRINT: revisions[DATASET_FINGERPRINT]}
-        if DATASET_FINGERPRINT in revisions
-        else {}
-    )
-    return {"revisions": {**revisions, **(observation.job.status.revisions or {}), **data}}
+    first_attempts = observation.job.status.revisions or {}
+    merged = {**revisions, **first_attempts}
+    if DATASET_FINGERPRINT in revisions:
+        merged[DATASET_FINGERPRINT] = revisions[DATASET_FINGERPRINT]
+    return {"revisions": merged}
 
 
 def _learned(observation: Observation, decision: Decision) -> dict[str, Any]:
@@ -97,13 +98,13 @@ def _checkpoint(observation: Observation) -> dict[str, Any]:
         trains_without = (
             observation.pull is not None and observation.pull.progress.stage == "Training"
         )
-        return {"checkpoint": None} if trains_without and observation.job.status.checkpoint else {}
+        is_outdated = trains_without and observation.job.status.checkpoint
+        return {"checkpoint": None} if is_outdated else {}
     newest = max(checkpoints, key=lambda checkpoint: checkpoint.step)
+    written_at = timestamp(newest.time)
     where = _lasting(newest.where, observation.job)
-    kept = CheckpointStatus(
-        step=newest.step, time=timestamp(newest.time), bytes=newest.bytes, where=where
-    )
-    return {"checkpoint": kept}
+    status = CheckpointStatus(step=newest.step, time=written_at, bytes=newest.bytes, where=where)
+    return {"checkpoint": status}
 
 
 def _export(observation: Observation) -> dict[str, Any]:
@@ -112,7 +113,8 @@ def _export(observation: Observation) -> dict[str, Any]:
         exported = end.outcome.export
         if end.has_succeeded and exported:
             path = _lasting(exported.path, observation.job)
-            return {"export": exported.model_copy(update={"path": path})}
+            export = exported.model_copy(update={"path": path})
+            return {"export": export}
     return {}
 
 
@@ -123,9 +125,9 @@ def _lasting(path: str, job: GRPOJobRecord) -> str:
     below = path.removeprefix(f"{CHECKPOINT_MOUNT}/")
     if volume is None or below == path:
         return path
-    return truncate(
-        "pvc://" + "/".join(filter(None, (volume.claim_name, volume.sub_path, below))), MAX_WHERE
-    )
+    parts = (volume.claim_name, volume.sub_path, below)
+    address = "pvc://" + "/".join(filter(None, parts))
+    return truncate(address, MAX_WHERE)
 
 
 def _last_words(
@@ -133,16 +135,23 @@ def _last_words(
 ) -> dict[str, Any]:
     """Progress and metrics as they are told with the end: newer than any pull."""
     old = observation.job.status
-    outcomes = [outcome, *(one.outcome for one in observation.terminations if one.reported)]
-    last = max(outcomes, key=lambda outcome: (outcome.step, bool(outcome.metrics), -outcome.rank))
-    words: dict[str, Any] = {"progress": _complete(fields.get("progress") or old.progress, last)}
+    reported_outcomes = [end.outcome for end in observation.terminations if end.reported]
+    last = max([outcome, *reported_outcomes], key=_newest_last)
+    last_pull = fields.get("progress") or old.progress
+    final_fields: dict[str, Any] = {"progress": _complete(last_pull, last)}
     if metrics := _metrics(last.metrics):
         # an Outcome is short: it doesn't say how long the last step took
-        known = fields.get("metrics") or old.metrics
-        words["metrics"] = (
-            metrics.model_copy(update={"phase_seconds": known.phase_seconds}) if known else metrics
-        )
-    return words
+        pulled = fields.get("metrics") or old.metrics
+        if pulled:
+            metrics = metrics.model_copy(update={"phase_seconds": pulled.phase_seconds})
+        final_fields["metrics"] = metrics
+    return final_fields
+
+
+def _newest_last(outcome: Outcome) -> tuple[int, bool, int]:
+    """Sort key: the last step comes last; of one step an outcome with metrics, and of these the
+    lowest rank's."""
+    return outcome.step, bool(outcome.metrics), -outcome.rank
 
 
 def _final_pods(observation: Observation) -> dict[str, Any]:
@@ -150,12 +159,15 @@ def _final_pods(observation: Observation) -> dict[str, Any]:
     final."""
     now = {pod.name: _pod(pod) for pod in observation.pods}
     now |= {pod.name: _engine(pod) for pod in observation.engine_pods}
-    final = [now.get(known.name, _gone(known)) for known in observation.job.status.pods]
-    return {"pods": final} if final != observation.job.status.pods else {}
+    shown = observation.job.status.pods
+    final = [now.get(pod.name, _gone(pod)) for pod in shown]
+    return {"pods": final} if final != shown else {}
 
 
 def _gone(pod: PodStatus) -> PodStatus:
-    return pod if pod.phase in ENDED_PHASES else pod.model_copy(update={"phase": "Deleted"})
+    if pod.phase in ENDED_PHASES:
+        return pod
+    return pod.model_copy(update={"phase": "Deleted"})
 
 
 def progress_fields(progress: Progress, observation: Observation) -> dict[str, Any]:
@@ -164,8 +176,10 @@ def progress_fields(progress: Progress, observation: Observation) -> dict[str, A
     if metrics := _metrics(progress.metrics):
         fields["metrics"] = metrics
     plan = observation.job.status.plan
-    if plan and plan.memory and (memory := memory_measurement(plan.memory, progress.memory)):
-        fields["memory"] = memory
+    if plan and plan.memory:
+        memory = memory_measurement(plan.memory, progress.memory)
+        if memory:
+            fields["memory"] = memory
     return fields
 
 
@@ -176,9 +190,13 @@ def _metrics(values: Mapping[str, float]) -> MetricsStatus | None:
     version = values.get(WEIGHTS_VERSION.key, math.nan)
     if 0 <= version <= MAX_COUNT:
         named["weights_version"] = int(version)
-    keys = {phase: f"{PHASE_SECONDS.key}/{phase}" for phase in STEP_PHASES}
-    if phases := {phase: _digits(values[key]) for phase, key in keys.items() if key in values}:
-        named["phase_seconds"] = phases
+    phase_seconds: dict[str, str] = {}
+    for phase in STEP_PHASES:
+        spent = values.get(f"{PHASE_SECONDS.key}/{phase}")
+        if spent is not None:
+            phase_seconds[phase] = _digits(spent)
+    if phase_seconds:
+        named["phase_seconds"] = phase_seconds
     return MetricsStatus(**named) if named else None
 
 
@@ -204,20 +222,22 @@ def memory_measurement(
     for name, size in predicted.items():
         used = measured.get(name)
         if used:
-            phases[name] = PhaseMemory(
-                predicted_bytes=size, measured_bytes=used, ratio=_ratio(size, used)
-            )
+            ratio = _ratio(size, used)
+            phases[name] = PhaseMemory(predicted_bytes=size, measured_bytes=used, ratio=ratio)
     if not phases:
         return None
+    predicted_peak = prediction.peak_allocated_bytes
     peak = max(phase.measured_bytes for phase in phases.values())
+    reserved = measured.get("reserved", 0)
+    on_device = measured.get("device", 0)
     return MemoryMeasurement(
-        predicted_bytes=prediction.peak_allocated_bytes,
+        predicted_bytes=predicted_peak,
         measured_bytes=peak,
-        ratio=_ratio(prediction.peak_allocated_bytes, peak),
+        ratio=_ratio(predicted_peak, peak),
         phases=phases,
-        reserved_bytes=measured.get("reserved", 0),
+        reserved_bytes=reserved,
         predicted_device_bytes=prediction.device_bytes,
-        device_bytes=measured.get("device", 0),
+        device_bytes=on_device,
     )
 
 
@@ -226,22 +246,28 @@ def _ratio(predicted: int, measured: int) -> str:
 
 
 def _progress(progress: Progress) -> ProgressStatus:
-    step, total, last = progress.step, progress.total_steps, progress.last_step_time
-    percent, summary = 0, str(step)
+    step = progress.step
+    total = progress.total_steps
+    percent = 0
+    summary = str(step)
     if total:
-        percent, summary = min(100, 100 * step // total), f"{step}/{total}"
-    eta: int | None = None
+        percent = min(100, 100 * step // total)
+        summary = f"{step}/{total}"
+    eta_seconds: int | None = None
+    eta = ""
     if progress.eta_seconds is not None and progress.eta_seconds <= MAX_ETA:
-        eta = int(progress.eta_seconds)
+        eta_seconds = int(progress.eta_seconds)
+        eta = duration(eta_seconds)
+    last_step_time = timestamp(progress.last_step_time) if progress.last_step_time else None
     return ProgressStatus(
         attempt=progress.attempt,
         step=step,
         total_steps=total,
         percent=percent,
         summary=summary,
-        eta_seconds=eta,
-        eta="" if eta is None else duration(eta),
-        last_step_time=timestamp(last) if last else None,
+        eta_seconds=eta_seconds,
+        eta=eta,
+        last_step_time=last_step_time,
     )
 
 
@@ -251,10 +277,11 @@ def duration(seconds: int) -> str:
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     parts = ((days, "d"), (hours, "h"), (minutes, "m"), (rest, "s"))
-    first = next((position for position, (value, _) in enumerate(parts) if value), None)
-    if first is None:
-        return "0s"
-    return "".join(f"{value}{unit}" for value, unit in parts[first : first + 2] if value)
+    for position, (value, _) in enumerate(parts):
+        if value:
+            largest = parts[position : position + 2]
+            return "".join(f"{value}{unit}" for value, unit in largest if value)
+    return "0s"
 
 
 def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStatus:
@@ -262,42 +289,42 @@ def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStat
     known = progress or ProgressStatus()
     step = max(outcome.step, known.step)
     total = max(known.total_steps, outcome.total_steps, step)
-    done = outcome.result is Result.SUCCEEDED
-    percent = 100 * step // total if total else 100 * int(done)
-    return known.model_copy(
-        update={
-            "attempt": outcome.attempt or known.attempt,
-            "step": step,
-            "total_steps": total,
-            "percent": percent,
-            "summary": f"{step}/{total}",
-            "eta_seconds": 0 if done else None,
-            "eta": "",
-        }
-    )
+    has_succeeded = outcome.result is Result.SUCCEEDED
+    percent = 100 * step // total if total else 100 * int(has_succeeded)
+    final_fields = {
+        "attempt": outcome.attempt or known.attempt,
+        "step": step,
+        "total_steps": total,
+        "percent": percent,
+        "summary": f"{step}/{total}",
+        "eta_seconds": 0 if has_succeeded else None,
+        "eta": "",
+    }
+    return known.model_copy(update=final_fields)
 
 
 def _pods(observation: Observation) -> list[PodStatus]:
     """The training pods, and of each engine the pod that counts."""
-    return [
-        *map(_pod, observation.pods),
-        *map(_engine, current_engine_pods(observation.engine_pods)),
-    ][:MAX_SHOWN_PODS]
+    engine_pods = current_engine_pods(observation.engine_pods)
+    pods = [*map(_pod, observation.pods), *map(_engine, engine_pods)]
+    return pods[:MAX_SHOWN_PODS]
 
 
 def _engine(pod: PodRecord) -> PodStatus:
-    return _pod(pod).model_copy(update={"engine": True})
+    status = _pod(pod)
+    return status.model_copy(update={"engine": True})
 
 
 def _pod(pod: PodRecord) -> PodStatus:
-    found, phase = pod.termination, pod.phase
-    if found and found.exit_code is not None and phase not in ENDED_PHASES:
+    end = pod.termination
+    phase = pod.phase
+    if end and end.exit_code is not None and phase not in ENDED_PHASES:
         # the kubelet sets a pod's phase a moment after its container's end, and nobody may look
         # again
-        phase = "Failed" if found.exit_code else "Succeeded"
+        phase = "Failed" if end.exit_code else "Succeeded"
     reason = pod.waiting or pod.unschedulable
-    if found:
-        reason = found.outcome.result.value
+    if end:
+        reason = end.outcome.result.value
     return PodStatus(
         name=pod.name, index=pod.index, node=pod.node, phase=phase, reason=reason[:256]
     )

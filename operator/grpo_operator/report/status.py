@@ -70,7 +70,8 @@ _RESTARTING = (Reason.RESTARTING, Reason.RESTART_BACKOFF)
 
 def build(observation: Observation, decision: Decision) -> GRPOJobStatus:
     """The status after the decision has been carried out."""
-    old, action = observation.job.status, decision.action
+    old = observation.job.status
+    action = decision.action
     fields: dict[str, Any] = {"observed_generation": observation.job.generation}
     fields |= _attempt(observation, decision)
     fields |= _end(observation, decision)
@@ -84,15 +85,20 @@ def build(observation: Observation, decision: Decision) -> GRPOJobStatus:
             "plan": decision.plan,
             "revisions": decision.revisions,
         }
-    found = _kept_times(old.conditions, conditions(observation, decision), observation.now)
-    fields |= {"conditions": found, "phase": phase(found)}
+    stated_conditions = conditions(observation, decision)
+    new_conditions = _with_transition_times(old.conditions, stated_conditions, observation.now)
+    fields["conditions"] = new_conditions
+    fields["phase"] = phase(new_conditions)
     new = old.model_copy(update=fields)
-    return new.model_copy(update={"usage": account(observation, decision, new)})
+    usage = account(observation, decision, new)
+    return new.model_copy(update={"usage": usage})
 
 
 def _end(observation: Observation, decision: Decision) -> dict[str, Any]:
     """How the current attempt ended, and what that means for those after it."""
-    old, action, outcome = observation.job.status, decision.action, decision.ended
+    old = observation.job.status
+    action = decision.action
+    outcome = decision.ended
     ends_attempt = outcome is not None or action is Action.RELEASE
     fields: dict[str, Any] = {}
     if action in (Action.SUSPEND, Action.RELEASE):
@@ -103,19 +109,22 @@ def _end(observation: Observation, decision: Decision) -> dict[str, Any]:
         fields["avoided_nodes"] = list(decision.avoided_nodes)
     if not old.attempt or not ends_attempt:
         return fields
+    reason = outcome.result if outcome else decision.reason
+    running_seconds = int(observation.running_seconds)
     end = AttemptEnd(
         attempt=old.attempt,
-        reason=outcome.result if outcome else decision.reason,
+        reason=reason,
         counted=decision.counted,
-        running_seconds=int(observation.running_seconds),
+        running_seconds=running_seconds,
         node=decision.node,
         end_time=timestamp(observation.now),
     )
-    fields["ends"] = [*old.ends, end][-MAX_ENDS:]
+    ends = [*old.ends, end]
+    fields["ends"] = ends[-MAX_ENDS:]
     if decision.learned:
         fields["learned"] = decision.learned
     if outcome:
-        fields["outcome"] = _kept(outcome, observation)
+        fields["outcome"] = _published_outcome(outcome, observation)
     if outcome and action in (Action.COMMIT, Action.QUEUE):
         counter = "restarts" if decision.counted else "uncounted_restarts"
         fields[counter] = getattr(old, counter) + 1
@@ -128,44 +137,47 @@ def _retry(observation: Observation, decision: Decision) -> dict[str, Any]:
     """A retried job counts anew; a spec.retry that was raised when there was nothing to retry is
     only taken note of."""
     job = observation.job
-    if job.spec is None or (observation.is_retry_requested and decision.action is not Action.RETRY):
+    retries = decision.action is Action.RETRY
+    if job.spec is None or (observation.is_retry_requested and not retries):
         return {}
     fields: dict[str, Any] = {"retry": job.spec.retry}
-    if decision.action is Action.RETRY:
+    if retries:
         # the time that was used up too: a job that failed of its deadline must not do so again at
         # once
-        anew = {
+        fields |= {
             "restarts": 0,
             "uncounted_restarts": 0,
             "ends": [],
             "avoided_nodes": [],
             "active_seconds": 0,
+            "completion_time": None,
+            "passed_over": None,
         }
-        fields |= {**anew, "completion_time": None, "passed_over": None}
-        if job.status.learned:
-            fields["learned"] = job.status.learned.model_copy(update={"shortfalls": []})
+        learned = job.status.learned
+        if learned:
+            fields["learned"] = learned.model_copy(update={"shortfalls": []})
     return fields
 
 
 def _attempt(observation: Observation, decision: Decision) -> dict[str, Any]:
     """Counter, plan and clock of the attempt."""
-    old, action = observation.job.status, decision.action
+    old = observation.job.status
+    action = decision.action
+    active_seconds = int(observation.elapsed_seconds)
     if action is Action.COMMIT:
+        now = timestamp(observation.now)
         return {
             "attempt": old.attempt + 1,
             "passed_over": None,
             "plan": decision.plan,
             "job_uid": None,
-            "start_time": old.start_time or timestamp(observation.now),
-            "attempt_start_time": timestamp(observation.now),
-            "active_seconds": int(observation.elapsed_seconds),
+            "start_time": old.start_time or now,
+            "attempt_start_time": now,
+            "active_seconds": active_seconds,
             "pods": [],
         }
     if action in _ENDS_ATTEMPT:
-        fields: dict[str, Any] = {
-            "active_seconds": int(observation.elapsed_seconds),
-            "attempt_start_time": None,
-        }
+        fields: dict[str, Any] = {"active_seconds": active_seconds, "attempt_start_time": None}
         if action is Action.QUEUE:
             fields["passed_over"] = decision.passed_over or None
         return fields
@@ -174,37 +186,40 @@ def _attempt(observation: Observation, decision: Decision) -> dict[str, Any]:
     return {"job_uid": observation.child.uid}
 
 
-def _kept(outcome: Outcome, observation: Observation) -> Outcome:
+def _published_outcome(outcome: Outcome, observation: Observation) -> Outcome:
     """The outcome with the attempt that it ended, if the trainer did not say it, and without what
     has no place here.
 
     Of a job on GPUs, status.usage has the account. JSON has no word for NaN and infinity:
     status.metrics tells them. status.export and status.checkpoint have these.
     """
+    job = observation.job
+    finite_metrics = {key: value for key, value in outcome.metrics.items() if math.isfinite(value)}
     fields: dict[str, Any] = {
-        "attempt": outcome.attempt or observation.job.status.attempt,
+        "attempt": outcome.attempt or job.status.attempt,
         "export": None,
         "checkpoint": None,
+        "metrics": finite_metrics,
     }
-    fields["metrics"] = {
-        key: value for key, value in outcome.metrics.items() if math.isfinite(value)
-    }
-    if observation.job.spec and observation.job.spec.placement.accelerator == "GPU":
+    if job.spec and job.spec.placement.accelerator == "GPU":
         fields["account"] = None
     return outcome.model_copy(update=fields)
 
 
-def _kept_times(old: list[Condition], new: list[Condition], now: float) -> list[Condition]:
+def _with_transition_times(
+    old: list[Condition], new: list[Condition], now: float
+) -> list[Condition]:
     """lastTransitionTime moves only with the status; conditions that nobody states any more stay as
     they were."""
-    before = {condition.type: condition for condition in old}
+    by_type = {condition.type: condition for condition in old}
     for condition in new:
-        known = before.get(condition.type)
-        at = timestamp(now)
-        if known and known.status == condition.status:
-            at = known.last_transition_time
-        before[condition.type] = condition.model_copy(update={"last_transition_time": at})
-    return list(before.values())
+        before = by_type.get(condition.type)
+        changed_at = timestamp(now)
+        if before and before.status == condition.status:
+            changed_at = before.last_transition_time
+        update = {"last_transition_time": changed_at}
+        by_type[condition.type] = condition.model_copy(update=update)
+    return list(by_type.values())
 
 
 def phase(conditions: list[Condition]) -> Phase:
@@ -289,11 +304,14 @@ class StatusThrottle:
         """
         self._written_at.pop(key, None)
         self._written_at[key] = now
-        for oldest, at in list(itertools.islice(self._written_at.items(), 2)):
-            if now - at > STARTING_INTERVALS * self._interval:
+        longest_pause = STARTING_INTERVALS * self._interval
+        oldest_writes = list(itertools.islice(self._written_at.items(), 2))
+        for oldest, at in oldest_writes:
+            if now - at > longest_pause:
                 del self._written_at[oldest]
         if dropped and dropped != self._dropped.get(key):
-            log.warning("%s: the API server did not keep %s of the status", key, ", ".join(dropped))
+            field_names = ", ".join(dropped)
+            log.warning("%s: the API server did not keep %s of the status", key, field_names)
         if dropped:
             self._dropped[key] = dropped
         else:
