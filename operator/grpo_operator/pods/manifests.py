@@ -94,6 +94,9 @@ def attempt_of(
     job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, number: int, token_digest: str = ""
 ) -> Attempt:
     """The attempt of a GRPOJob that has this number, with this plan of its spec."""
+    status = job.status
+    skipped = [rollback.skipped for rollback in status.rollbacks]
+    revisions = status.revisions or {}
     return Attempt(
         key=job.key,
         uid=job.uid,
@@ -102,11 +105,11 @@ def attempt_of(
         number=number,
         labels=job.labels,
         annotations=job.annotations,
-        source=job.status.resume_from,
-        skipped=[one.skipped for one in job.status.rollbacks],
-        avoided_nodes=job.status.avoided_nodes,
-        revisions=job.status.revisions or {},
-        ends=job.status.ends,
+        source=status.resume_from,
+        skipped=skipped,
+        avoided_nodes=status.avoided_nodes,
+        revisions=revisions,
+        ends=status.ends,
         token_digest=token_digest,
     )
 
@@ -114,16 +117,20 @@ def attempt_of(
 def training_plan(attempt: Attempt) -> TrainingPlan:
     """Return the plan that an attempt's pods receive: the sections of the spec and the planner's
     choice."""
-    key, spec = attempt.key, attempt.spec
-    identity = JobIdentity(
-        namespace=key.namespace, name=key.name, uid=attempt.uid, attempt=attempt.number
-    )
-    rendezvous = Rendezvous(address=rank0_address(key.namespace, key.name, attempt.number))
+    namespace, name = attempt.key
+    spec = attempt.spec
+    identity = JobIdentity(namespace=namespace, name=name, uid=attempt.uid, attempt=attempt.number)
+    address_of_rank0 = rank0_address(namespace, name, attempt.number)
+    checkpoint_directory = _checkpoint_directory(attempt)
+    resume_folder = _resume_folder(attempt)
     resume_store = attempt.source.store if attempt.source else None
+    revisions = dict(attempt.revisions)
+    skipped = list(attempt.skipped)
     ends = [EarlierEnd(attempt=end.attempt, reason=end.reason) for end in attempt.ends]
+    grace_seconds = spec.pod_template.spec.termination_grace_period_seconds
     return TrainingPlan(
         job=identity,
-        rendezvous=rendezvous,
+        rendezvous=Rendezvous(address=address_of_rank0),
         engines=_engines(attempt),
         model=spec.model,
         dataset=spec.dataset,
@@ -135,13 +142,13 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
         checkpoint=spec.checkpoint,
         guard=spec.guard,
         export=spec.export,
-        checkpoint_directory=_checkpoint_directory(attempt),
-        resume_from=_resume_folder(attempt),
+        checkpoint_directory=checkpoint_directory,
+        resume_from=resume_folder,
         resume_store=resume_store,
-        revisions=dict(attempt.revisions),
-        skipped=list(attempt.skipped),
+        revisions=revisions,
+        skipped=skipped,
         ends=ends or None,
-        grace_period_seconds=spec.pod_template.spec.termination_grace_period_seconds,
+        grace_period_seconds=grace_seconds,
         execution=attempt.plan,
     )
 
@@ -151,7 +158,8 @@ def _engines(attempt: Attempt) -> EngineAddresses | None:
     count = replicas(attempt.plan)
     if not count:
         return None
-    return EngineAddresses(hosts=engine_addresses(*attempt.key, attempt.number, count))
+    hosts = engine_addresses(*attempt.key, attempt.number, count)
+    return EngineAddresses(hosts=hosts)
 
 
 def _checkpoint_directory(attempt: Attempt) -> str | None:
@@ -161,17 +169,20 @@ def _checkpoint_directory(attempt: Attempt) -> str | None:
     if not checkpoint.is_lasting:
         return None
     parent = CHECKPOINT_SCRATCH if checkpoint.store else CHECKPOINT_MOUNT
-    return f"{parent}/{run_folder(attempt.key.name, attempt.uid)}"
+    folder = run_folder(attempt.key.name, attempt.uid)
+    return f"{parent}/{folder}"
 
 
 def _resume_folder(attempt: Attempt) -> str | None:
     """Where the pods find the other run's checkpoints."""
     wanted = attempt.spec.resume_from
+    source = attempt.source
     if wanted and wanted.path:
         return f"{CHECKPOINT_MOUNT}/{wanted.path}"
-    if wanted is None or attempt.source is None:
+    if wanted is None or source is None:
         return None
-    return f"{RESUME_SCRATCH if attempt.source.store else RESUME_MOUNT}/{attempt.source.folder}"
+    parent = RESUME_SCRATCH if source.store else RESUME_MOUNT
+    return f"{parent}/{source.folder}"
 
 
 def plan_json(plan: TrainingPlan) -> str:
@@ -196,8 +207,9 @@ def labels(name: str, uid: str, attempt: int, component: str) -> dict[str, str]:
 def pod_annotations(attempt: Attempt) -> dict[str, str]:
     """All annotations of an attempt's pods: the GRPOJob's, those of podTemplate, which win, and the
     plan."""
-    plan = {PLAN_ANNOTATION: plan_json(training_plan(attempt))}
-    return {**attempt.annotations, **attempt.spec.pod_template.metadata.annotations, **plan}
+    plan = plan_json(training_plan(attempt))
+    template_annotations = attempt.spec.pod_template.metadata.annotations
+    return {**attempt.annotations, **template_annotations, PLAN_ANNOTATION: plan}
 
 
 def owner_reference(name: str, uid: str) -> Manifest:
@@ -218,11 +230,9 @@ def indexed_job(attempt: Attempt, pods: PodDefaults) -> Manifest:
     No podFailurePolicy and no podReplacementPolicy: with the latter a clean exit on SIGTERM counts
     as success.
     """
-    (role, *_), name = (
-        roles(attempt.spec, attempt.plan),
-        child_job(attempt.key.name, attempt.number),
-    )
-    body = _job(attempt, role, name, pods)
+    trainers = roles(attempt.spec, attempt.plan)[0]
+    name = child_job(attempt.key.name, attempt.number)
+    body = _job(attempt, trainers, name, pods)
     body["spec"]["backoffLimit"] = 0
     return body
 
@@ -237,52 +247,53 @@ def engines_job(attempt: Attempt, pods: PodDefaults) -> Manifest | None:
     role = engine_role(attempt.spec, attempt.plan)
     if role is None:
         return None
-    body = _job(attempt, role, engine_job(attempt.key.name, attempt.number), pods)
+    name = engine_job(attempt.key.name, attempt.number)
+    body = _job(attempt, role, name, pods)
     body["spec"]["backoffLimitPerIndex"] = ENGINE_FAILURES
     return body
 
 
 def _job(attempt: Attempt, role: Role, name: str, pods: PodDefaults) -> Manifest:
     """The Indexed Job of one role, without what becomes of its failures."""
-    key, spec, plan = attempt.key, attempt.spec, role.plan
-    own = labels(key.name, attempt.uid, attempt.number, role.component)
-    job_labels = {**attempt.labels, **own}
-    pod_labels = {**attempt.labels, **spec.pod_template.metadata.labels, **own}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {
-            "name": name,
-            "namespace": key.namespace,
-            "labels": job_labels,
-            "annotations": dict(attempt.annotations),
-            "ownerReferences": [owner_reference(key.name, attempt.uid)],
-        },
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": plan.nodes,
-            "parallelism": plan.nodes,
-            "template": {
-                "metadata": {"labels": pod_labels, "annotations": pod_annotations(attempt)},
-                "spec": pod_spec(
-                    key.name,
-                    role,
-                    own,
-                    pods,
-                    source=attempt.source,
-                    avoided=attempt.avoided_nodes,
-                    token_digest=attempt.token_digest,
-                ),
-            },
-        },
+    namespace, job_name = attempt.key
+    operator_labels = labels(job_name, attempt.uid, attempt.number, role.component)
+    template_labels = attempt.spec.pod_template.metadata.labels
+    pod = pod_spec(
+        job_name,
+        role,
+        operator_labels,
+        pods,
+        source=attempt.source,
+        avoided=attempt.avoided_nodes,
+        token_digest=attempt.token_digest,
+    )
+    pod_metadata = {
+        "labels": {**attempt.labels, **template_labels, **operator_labels},
+        "annotations": pod_annotations(attempt),
     }
+    job_metadata = {
+        "name": name,
+        "namespace": namespace,
+        "labels": {**attempt.labels, **operator_labels},
+        "annotations": dict(attempt.annotations),
+        "ownerReferences": [owner_reference(job_name, attempt.uid)],
+    }
+    nodes = role.plan.nodes
+    job = {
+        "completionMode": "Indexed",
+        "completions": nodes,
+        "parallelism": nodes,
+        "template": {"metadata": pod_metadata, "spec": pod},
+    }
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": job_metadata, "spec": job}
 
 
 def images_need(spec: GRPOJobSpec) -> str:
     """What to know of image volumes where the spec has one: a server that doesn't know them says
     only that a volume is without a type."""
-    images = [spec.model.image, *(reward.model.image for reward in spec.rewards if reward.model)]
-    return IMAGES_NEED if any(images) else ""
+    reward_images = [reward.model.image for reward in spec.rewards if reward.model]
+    has_image = any([spec.model.image, *reward_images])
+    return IMAGES_NEED if has_image else ""
 
 
 def checkpoint_volume_claim(key: ObjectKey, uid: str, spec: GRPOJobSpec) -> Manifest | None:

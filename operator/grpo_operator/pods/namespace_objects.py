@@ -43,14 +43,16 @@ def claim_problem(claim: ClaimRecord, job: GRPOJobRecord) -> str:
     name = f"PersistentVolumeClaim {claim.key.name}"
     if claim.deleting:
         return f"{name} is being deleted; waiting until it is gone (pods that use it keep it)"
-    if claim.grpojob_uid:
-        owned = (
-            ""
-            if claim.grpojob_uid == job.uid
-            else f"{name} goes with its owner, uid {claim.grpojob_uid}"
+    owner = claim.grpojob_uid
+    if owner == job.uid:
+        return ""
+    if owner:
+        return (
+            f"{name} goes with its owner, uid {owner}, which is not this GRPOJob; waiting until it "
+            "is gone"
         )
-        return owned and f"{owned}, which is not this GRPOJob; waiting until it is gone"
-    if claim.labels.get(LABEL_MANAGED_BY) == MANAGER and claim.labels.get(LABEL_JOB) == job.name:
+    is_managed = claim.labels.get(LABEL_MANAGED_BY) == MANAGER
+    if is_managed and claim.labels.get(LABEL_JOB) == job.name:
         return ""
     return (
         f"{name} exists and was not made for this GRPOJob: to use it, name it in "
@@ -81,15 +83,12 @@ def foreign_service(service: ServiceRecord) -> str:
 def service_repair(service: ServiceRecord) -> Manifest | None:
     """The merge patch that makes a Service of ours what attempts need; None when it is."""
     wanted = wanted_service(*service.key)
-    patch: Manifest = {}
-    if not wanted["metadata"]["labels"].items() <= service.labels.items():
-        patch["metadata"] = {"labels": wanted["metadata"]["labels"]}
+    patch = _label_repair(service.labels, wanted)
     selector: Mapping[str, str] = wanted["spec"]["selector"]
     spec: Manifest = {}
     if service.selector != selector:
-        spec["selector"] = {key: None for key in service.selector if key not in selector} | dict(
-            selector
-        )
+        removed_keys = [key for key in service.selector if key not in selector]
+        spec["selector"] = {**dict.fromkeys(removed_keys), **selector}
     if not service.publishes_not_ready:
         spec["publishNotReadyAddresses"] = True
     if service.cluster_ip != "None":
@@ -121,12 +120,18 @@ def foreign_policy(policy: PolicyRecord) -> str:
 
 def policy_repair(policy: PolicyRecord, wanted: Manifest) -> Manifest | None:
     """The merge patch that makes a NetworkPolicy of ours what it was; None when it is."""
-    patch: Manifest = {}
-    if not wanted["metadata"]["labels"].items() <= policy.labels.items():
-        patch["metadata"] = {"labels": wanted["metadata"]["labels"]}
+    patch = _label_repair(policy.labels, wanted)
     if spec := merge_patch(dict(policy.spec), wanted["spec"]):
         patch["spec"] = spec
     return patch or None
+
+
+def _label_repair(labels: Mapping[str, str], wanted: Manifest) -> Manifest:
+    """The merge patch that gives an object of ours its labels back; empty when it has them."""
+    wanted_labels: Mapping[str, str] = wanted["metadata"]["labels"]
+    if wanted_labels.items() <= labels.items():
+        return {}
+    return {"metadata": {"labels": wanted_labels}}
 
 
 def wanted_service(namespace: str, name: str) -> Manifest:
@@ -142,26 +147,23 @@ def rendezvous_service(namespace: str) -> Manifest:
     It selects only pods with index 0: every further endpoint costs kube-controller-manager an
     update per pod.
     """
-    return _service(namespace, RENDEZVOUS_SERVICE, {LABEL_MANAGED_BY: MANAGER, LABEL_INDEX: "0"})
+    selector = {LABEL_MANAGED_BY: MANAGER, LABEL_INDEX: "0"}
+    return _service(namespace, RENDEZVOUS_SERVICE, selector)
 
 
 def engine_service(namespace: str) -> Manifest:
     """The headless Service under which every engine pod of the namespace has its name, ready or
     not."""
-    return _service(
-        namespace, ENGINE_SERVICE, {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_ENGINE}
-    )
+    selector = {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_ENGINE}
+    return _service(namespace, ENGINE_SERVICE, selector)
 
 
 def _service(namespace: str, name: str, selector: dict[str, str]) -> Manifest:
+    labels = {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_RENDEZVOUS}
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_RENDEZVOUS},
-        },
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector},
     }
 
@@ -172,19 +174,15 @@ def network_policy(namespace: str, watchers: Sequence[Manifest]) -> Manifest:
 
     What pods may ask for stays open: hubs, object stores and reward services are anywhere.
     """
-    ours = {"matchLabels": {LABEL_MANAGED_BY: MANAGER}}
-    rules: list[Manifest] = [{"from": [{"podSelector": ours}]}]
+    our_pods = {"matchLabels": {LABEL_MANAGED_BY: MANAGER}}
+    rules: list[Manifest] = [{"from": [{"podSelector": our_pods}]}]
     if watchers:  # without a `from` it would be everybody
-        rules.append(
-            {"from": list(watchers), "ports": [{"protocol": "TCP", "port": PROGRESS_PORT}]}
-        )
+        progress_port = {"protocol": "TCP", "port": PROGRESS_PORT}
+        rules.append({"from": list(watchers), "ports": [progress_port]})
+    labels = {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_ISOLATION}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {
-            "name": NETWORK_POLICY,
-            "namespace": namespace,
-            "labels": {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_ISOLATION},
-        },
-        "spec": {"podSelector": ours, "policyTypes": ["Ingress"], "ingress": rules},
+        "metadata": {"name": NETWORK_POLICY, "namespace": namespace, "labels": labels},
+        "spec": {"podSelector": our_pods, "policyTypes": ["Ingress"], "ingress": rules},
     }

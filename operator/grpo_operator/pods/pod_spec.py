@@ -77,13 +77,8 @@ class PodDefaults:
 def add_arguments(parser: ArgumentParser, image: str) -> None:
     """Adds the flags; `image` is the default one."""
     parser.add_argument("--trainer-image", default=image, help="image of jobs without spec.image")
-    parser.add_argument(
-        "--pod-user",
-        type=pod_user,
-        default=USER,
-        metavar="ID",
-        help=f"{USER_HELP}; default: {USER}",
-    )
+    user_help = f"{USER_HELP}; default: {USER}"
+    parser.add_argument("--pod-user", type=pod_user, default=USER, metavar="ID", help=user_help)
     parser.add_argument(
         "--pod-pull-secret",
         action="append",
@@ -104,11 +99,12 @@ def pod_user(text: str) -> int | None:
     """A user's id, or none, from a flag."""
     if text == NO_USER:
         return None
-    if not text.isdecimal() or not 0 < int(text) <= MAX_USER:
+    user = int(text) if text.isdecimal() else 0
+    if not 0 < user <= MAX_USER:
         raise ArgumentTypeError(
             f"{text!r} is neither {NO_USER} nor a user's id from 1 to {MAX_USER}; root is refused"
         )
-    return int(text)
+    return user
 
 
 def pull_secret(text: str) -> str:
@@ -143,29 +139,35 @@ def pod_spec(
     `pod_labels` are the labels of the pods, `avoided` nodes that they must not go to.
     `token_digest` tells the training pods which token opens what they say.
     """
-    spec, plan = role.spec, role.plan
+    spec = role.spec
+    plan = role.plan
     image = spec.image or pods.image
-    source = None if role.is_engines else source
+    subdomain = RENDEZVOUS_SERVICE
+    if role.is_engines:
+        subdomain = ENGINE_SERVICE
+        source = None
+        token_digest = ""
     volumes, mounts = pod_volumes(name, spec, source)
+    container = _container(role, image, mounts, source, token_digest)
     settings = spec.pod_template.spec
+    user_volumes = [_given(volume) for volume in settings.volumes]
+    init_containers = [init_container(one, image) for one in settings.init_containers]
+    # engines may share a node, and a single pod has no peer to keep away from
+    keeps_apart = plan.nodes > 1 and not role.is_engines
     pod: Manifest = {
         "restartPolicy": "Never",
-        "subdomain": ENGINE_SERVICE if role.is_engines else RENDEZVOUS_SERVICE,
+        "subdomain": subdomain,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": settings.termination_grace_period_seconds,
         "securityContext": _pod_security(pods.user),
         "tolerations": _tolerations(spec, plan),
-        "containers": [
-            _container(role, image, mounts, source, "" if role.is_engines else token_digest)
-        ],
-        "volumes": volumes + [_given(volume) for volume in settings.volumes],
+        "containers": [container],
+        "volumes": volumes + user_volumes,
     }
     optional: Manifest = {
-        "initContainers": [init_container(one, image) for one in settings.init_containers],
-        "affinity": _affinity(
-            settings.affinity, pod_labels if plan.nodes > 1 and not role.is_engines else {}, avoided
-        ),
+        "initContainers": init_containers,
+        "affinity": _affinity(settings.affinity, pod_labels if keeps_apart else {}, avoided),
         "nodeSelector": {**plan.node_selector, **spec.placement.node_selector},
         "priorityClassName": spec.placement.priority_class_name,
         "serviceAccountName": settings.service_account_name,
@@ -201,9 +203,9 @@ def _pod_security(user: int | None) -> Manifest:
 
 def _pull_secrets(spec: GRPOJobSpec, pods: PodDefaults) -> list[Manifest]:
     """The job's own, and the others of all jobs: the kubelet tries each that there is."""
-    own = [_given(secret) for secret in spec.pod_template.spec.image_pull_secrets]
-    others = [{"name": name} for name in pods.pull_secrets]
-    return own + [secret for secret in others if secret not in own]
+    job_secrets = [_given(secret) for secret in spec.pod_template.spec.image_pull_secrets]
+    default_secrets = [{"name": name} for name in pods.pull_secrets]
+    return job_secrets + [secret for secret in default_secrets if secret not in job_secrets]
 
 
 def _affinity(
@@ -213,17 +215,14 @@ def _affinity(
     from."""
     affinity = _given(given)
     if pod_labels:  # a topology spread would allow two on a node when nodes are few
-        selector = {
-            "matchLabels": {
-                label: pod_labels[label] for label in (LABEL_UID, LABEL_ATTEMPT, LABEL_COMPONENT)
-            }
-        }
-        apart = affinity.setdefault("podAntiAffinity", {})
-        apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", []).append(
-            {"labelSelector": selector, "topologyKey": LABEL_HOSTNAME}
-        )
+        gang_labels = (LABEL_UID, LABEL_ATTEMPT, LABEL_COMPONENT)
+        selector = {"matchLabels": {label: pod_labels[label] for label in gang_labels}}
+        anti_affinity = affinity.setdefault("podAntiAffinity", {})
+        terms = anti_affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", [])
+        terms.append({"labelSelector": selector, "topologyKey": LABEL_HOSTNAME})
     if avoided_nodes:
-        require_name(affinity.setdefault("nodeAffinity", {}), "NotIn", avoided_nodes)
+        node_affinity = affinity.setdefault("nodeAffinity", {})
+        require_name(node_affinity, "NotIn", avoided_nodes)
     return affinity
 
 
@@ -243,12 +242,13 @@ def require_name(affinity: Manifest, operator: str, nodes: Sequence[str]) -> Non
 
 
 def _tolerations(spec: GRPOJobSpec, plan: ExecutionPlan) -> list[Manifest]:
-    given = [_given(toleration) for toleration in spec.placement.tolerations]
+    tolerations = [_given(toleration) for toleration in spec.placement.tolerations]
     if plan.accelerator == "CPU":
-        return given
-    return given + [
+        return tolerations
+    gpu_tolerations = [
         {"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in GPU_TAINTS
     ]
+    return tolerations + gpu_tolerations
 
 
 def _container_security() -> Manifest:
@@ -262,7 +262,9 @@ def _container_security() -> Manifest:
 def _container(
     role: Role, image: str, mounts: list[Manifest], source: ResumeSource | None, token_digest: str
 ) -> Manifest:
-    spec, plan = role.spec, role.plan
+    spec = role.spec
+    plan = role.plan
+    user_mounts = [_given(mount) for mount in spec.volume_mounts]
     container: Manifest = {
         "name": CONTAINER,
         "image": image,
@@ -274,17 +276,21 @@ def _container(
         "securityContext": _container_security(),
         # without an outcome the end of the log says more than nothing
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": mounts + [_given(mount) for mount in spec.volume_mounts],
+        "volumeMounts": mounts + user_mounts,
     }
     if role.is_engines:
         container["readinessProbe"] = {
             "httpGet": {"path": "/healthz", "port": ENGINE_PORT},
             "periodSeconds": 5,
         }
-    own = _store_settings(CHECKPOINT_STORE_ENV, spec.checkpoint.store)
-    theirs = _store_settings(RESUME_STORE_ENV, source.store if source else None)
-    if given := own + theirs + [_given(one) for one in spec.env_from]:
-        container["envFrom"] = given
+    resume_store = source.store if source else None
+    env_from = [
+        *_store_settings(CHECKPOINT_STORE_ENV, spec.checkpoint.store),
+        *_store_settings(RESUME_STORE_ENV, resume_store),
+        *map(_given, spec.env_from),
+    ]
+    if env_from:
+        container["envFrom"] = env_from
     return container
 
 
@@ -299,12 +305,11 @@ def init_container(one: InitContainer, image: str) -> Manifest:
     container's."""
     rights = _given(one.security_context)
     security = _container_security() | rights
-    security["capabilities"] = {"drop": ["ALL"]} | rights.get("capabilities", {})
-    container = (
-        {"image": image}
-        | _given(one)
-        | {"imagePullPolicy": one.image_pull_policy, "securityContext": security}
-    )
+    user_capabilities = rights.get("capabilities", {})
+    security["capabilities"] = {"drop": ["ALL"]} | user_capabilities
+    container: Manifest = {"image": image} | _given(one)
+    container["imagePullPolicy"] = one.image_pull_policy
+    container["securityContext"] = security
     if resources := one.resources.manifest({}):
         container["resources"] = resources
     return container
@@ -314,11 +319,10 @@ def _resources(spec: GRPOJobSpec, plan: ExecutionPlan) -> Manifest:
     """Requests and limits of one pod, GPUs included."""
     resources = spec.container_resources(plan)
     if plan.gpus_per_node:
+        gpus = {plan.gpu_resource: str(plan.gpus_per_node)}
         for kind in ("requests", "limits"):
-            resources[kind] = {
-                **resources.get(kind, {}),
-                plan.gpu_resource: str(plan.gpus_per_node),
-            }
+            without_gpus = resources.get(kind, {})
+            resources[kind] = without_gpus | gpus
     return resources
 
 
@@ -326,13 +330,11 @@ def _environment(
     spec: GRPOJobSpec, plan: ExecutionPlan, image: str, token_digest: str
 ) -> list[Manifest]:
     """The user's variables come last, so that they win."""
-    given = [_given(variable) for variable in spec.env]
-    taken = {variable["name"] for variable in given}
+    user_env = [_given(variable) for variable in spec.env]
+    user_names = {variable["name"] for variable in user_env}
     env: list[Manifest] = [
-        *(
-            {"name": name, "value": value}
-            for name, value in {**RETURN_FREED_MEMORY, PLAN_ENV: PLAN_PATH}.items()
-        ),
+        *({"name": name, "value": value} for name, value in RETURN_FREED_MEMORY.items()),
+        {"name": PLAN_ENV, "value": PLAN_PATH},
         {"name": IMAGE_ENV, "value": image},
         {"name": "HOME", "value": SCRATCH},
         {"name": "USER", "value": "grpo"},
@@ -351,30 +353,34 @@ def _environment(
         env.append({"name": TOKEN_DIGEST_ENV, "value": token_digest})
     if spec.model.cache:
         # not HF_HOME as a whole: code that a repository ships is run from the pod's own copy
-        env += [
-            {"name": f"HF_{kind}_CACHE", "value": f"{CACHE_MOUNT}/{kind.lower()}"}
-            for kind in ("HUB", "DATASETS")
-        ]
+        env.append({"name": "HF_HUB_CACHE", "value": f"{CACHE_MOUNT}/hub"})
+        env.append({"name": "HF_DATASETS_CACHE", "value": f"{CACHE_MOUNT}/datasets"})
     env += _secret("HF_TOKEN", spec.model.token_secret_ref)
     env += _secret(DATASET_TOKEN_ENV, spec.dataset.token_secret_ref)
-    if spec.export and (hub := spec.export.hub):
-        env += _secret(EXPORT_TOKEN_ENV, hub.token_secret_ref)
+    if spec.export and spec.export.hub:
+        env += _secret(EXPORT_TOKEN_ENV, spec.export.hub.token_secret_ref)
     for position, reward in enumerate(spec.rewards):
         if reward.http:
-            env += _secret(reward_token_env(position), reward.http.token_secret_ref)
-    if plan.accelerator == "GPU" and taken.isdisjoint(ALLOCATOR_ENV):
+            name = reward_token_env(position)
+            env += _secret(name, reward.http.token_secret_ref)
+    if plan.accelerator == "GPU" and user_names.isdisjoint(ALLOCATOR_ENV):
         env.append({"name": ALLOCATOR_ENV[0], "value": EXPANDABLE_SEGMENTS})
     if cores := spec.resources.completed_requests.get("cpu"):
-        threads = max(1, int(parse_quantity(cores) / plan.processes_per_node))
+        cores_per_process = parse_quantity(cores) / plan.processes_per_node
+        threads = max(1, int(cores_per_process))
         env.append({"name": THREADS_ENV, "value": str(threads)})
-    return [variable for variable in env if variable["name"] not in taken] + given
+    return [variable for variable in env if variable["name"] not in user_names] + user_env
 
 
 def _store_settings(prefix: str, store: ObjectStoreSpec | None) -> list[Manifest]:
     """The keys of the store's secret, under names that no other client in the container reads."""
-    secret = store and store.credentials_secret_ref
-    return [{"prefix": prefix, "secretRef": _given(secret)}] if secret else []
+    if store is None or store.credentials_secret_ref is None:
+        return []
+    secret = _given(store.credentials_secret_ref)
+    return [{"prefix": prefix, "secretRef": secret}]
 
 
 def _secret(name: str, secret: SecretKeySelector | None) -> list[Manifest]:
-    return [{"name": name, "valueFrom": {"secretKeyRef": _given(secret)}}] if secret else []
+    if secret is None:
+        return []
+    return [{"name": name, "valueFrom": {"secretKeyRef": _given(secret)}}]

@@ -46,13 +46,10 @@ def pod_volumes(
     shared: Manifest = {"medium": "Memory"}
     if spec.shared_memory:
         shared["sizeLimit"] = spec.shared_memory
-    plan = {
-        "items": [
-            {"path": _FILE, "fieldRef": {"fieldPath": f"metadata.annotations['{PLAN_ANNOTATION}']"}}
-        ]
-    }
+    annotation = f"metadata.annotations['{PLAN_ANNOTATION}']"
+    plan_file = {"path": _FILE, "fieldRef": {"fieldPath": annotation}}
     volumes: list[Manifest] = [
-        {"name": PLAN_VOLUME, "downwardAPI": plan},
+        {"name": PLAN_VOLUME, "downwardAPI": {"items": [plan_file]}},
         {"name": SCRATCH_VOLUME, "emptyDir": {}},
         {"name": SHARED_MEMORY_VOLUME, "emptyDir": shared},
     ]
@@ -70,37 +67,32 @@ def pod_volumes(
 def _spec_volumes(
     name: str, spec: GRPOJobSpec, source: ResumeSource | None
 ) -> list[tuple[Manifest, Manifest]]:
-    found = [
+    checkpoint_claim = checkpoint_volume(name, spec.checkpoint)
+    optional = [
         _claim(MODEL_VOLUME, spec.model.volume, MODEL_MOUNT),
         _image(MODEL_VOLUME, spec.model.image, MODEL_MOUNT),
+        _claim(CACHE_VOLUME, spec.model.cache, CACHE_MOUNT, read_only=False),
     ]
-    found += [_claim(CACHE_VOLUME, spec.model.cache, CACHE_MOUNT, read_only=False)]
-    if spec.dataset.files:
-        found += [_claim(DATA_VOLUME, spec.dataset.files.volume, DATA_MOUNT)]
-        found += [_files(DATA_VOLUME, spec.dataset.files.config_map, DATA_MOUNT)]
-    found += [
-        _claim(
-            CHECKPOINT_VOLUME,
-            checkpoint_volume(name, spec.checkpoint),
-            CHECKPOINT_MOUNT,
-            read_only=False,
-        )
-    ]
+    files = spec.dataset.files
+    if files:
+        optional.append(_claim(DATA_VOLUME, files.volume, DATA_MOUNT))
+        optional.append(_files(DATA_VOLUME, files.config_map, DATA_MOUNT))
+    optional.append(_claim(CHECKPOINT_VOLUME, checkpoint_claim, CHECKPOINT_MOUNT, read_only=False))
     if source and source.claim_name:
         # also where it is the job's own claim: nothing may be written into another's folder
-        theirs = VolumeClaim(claim_name=source.claim_name, sub_path=source.sub_path)
-        found += [_claim(RESUME_VOLUME, theirs, RESUME_MOUNT)]
+        resume_claim = VolumeClaim(claim_name=source.claim_name, sub_path=source.sub_path)
+        optional.append(_claim(RESUME_VOLUME, resume_claim, RESUME_MOUNT))
     if spec.export and spec.export.signing_key_secret_ref:
-        found.append(_signing_key(spec.export.signing_key_secret_ref))
+        optional.append(_signing_key(spec.export.signing_key_secret_ref))
     for position, reward in enumerate(spec.rewards):
-        volume, path = f"{REWARD_VOLUME_PREFIX}{position}", reward_mount(position)
+        volume = f"{REWARD_VOLUME_PREFIX}{position}"
+        path = reward_mount(position)
         if reward.model:
-            found += [
-                _claim(volume, reward.model.volume, path),
-                _image(volume, reward.model.image, path),
-            ]
-        found += [_files(volume, reward.python.config_map if reward.python else None, path)]
-    return [pair for pair in found if pair]
+            optional.append(_claim(volume, reward.model.volume, path))
+            optional.append(_image(volume, reward.model.image, path))
+        if reward.python:
+            optional.append(_files(volume, reward.python.config_map, path))
+    return [volume_and_mount for volume_and_mount in optional if volume_and_mount]
 
 
 def _claim(
@@ -115,24 +107,24 @@ def _claim(
         mount["readOnly"] = True
     if claim.sub_path:
         mount["subPath"] = claim.sub_path
-    return {"name": name, "persistentVolumeClaim": {"claimName": claim.claim_name}}, mount
+    volume = {"name": name, "persistentVolumeClaim": {"claimName": claim.claim_name}}
+    return volume, mount
 
 
 def _image(name: str, image: ImageVolume | None, path: str) -> tuple[Manifest, Manifest] | None:
     if image is None:
         return None
     source = image.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return {"name": name, "image": source}, {"name": name, "mountPath": path, "readOnly": True}
+    mount = {"name": name, "mountPath": path, "readOnly": True}
+    return {"name": name, "image": source}, mount
 
 
 def _files(name: str, files: ConfigMapFiles | None, path: str) -> tuple[Manifest, Manifest] | None:
     if files is None:
         return None
-    return {"name": name, "configMap": {"name": files.name}}, {
-        "name": name,
-        "mountPath": path,
-        "readOnly": True,
-    }
+    volume = {"name": name, "configMap": {"name": files.name}}
+    mount = {"name": name, "mountPath": path, "readOnly": True}
+    return volume, mount
 
 
 def _signing_key(secret: SecretKeySelector) -> tuple[Manifest, Manifest]:

@@ -45,7 +45,9 @@ def engine_role(spec: GRPOJobSpec, plan: ExecutionPlan) -> Role | None:
     engine = plan.engine
     if engine is None or engine.kind != "Servers":
         return None
-    return Role(component=COMPONENT_ENGINE, spec=_as_engine(spec), plan=_alone(plan, engine))
+    engine_spec = _as_engine(spec)
+    engine_plan = _alone(plan, engine)
+    return Role(component=COMPONENT_ENGINE, spec=engine_spec, plan=engine_plan)
 
 
 def replicas(plan: ExecutionPlan | None) -> int:
@@ -60,10 +62,11 @@ def _as_engine(spec: GRPOJobSpec) -> GRPOJobSpec:
     """The spec without what only training needs: its data, rewards, checkpoints, export, and their
     secrets."""
     servers = spec.generation.servers or EngineServersSpec()
+    dataset = spec.dataset.model_copy(update={"files": None, "token_secret_ref": None})
     changes = {
         "command": ENGINE_COMMAND,
         "resources": servers.resources,
-        "dataset": spec.dataset.model_copy(update={"files": None, "token_secret_ref": None}),
+        "dataset": dataset,
         "rewards": [],
         "checkpoint": CheckpointSpec(),
         "resume_from": None,
