@@ -74,8 +74,10 @@ class Capacity:
             # labels alone are a hint that anybody can set
             if pod.controlled:
                 self._pods.setdefault(pod.grpojob_uid, []).append(pod)
-        claimed = [(claim, role) for claim in claims for role in gpu_roles(claim.job, claim.plan)]
-        for claim, role in sorted(claimed, key=lambda one: (*widest_first(one[1]), one[0].job.uid)):
+        claimed_roles: list[tuple[Claim, Role]] = []
+        for claim in claims:
+            claimed_roles += [(claim, role) for role in gpu_roles(claim.job, claim.plan)]
+        for claim, role in sorted(claimed_roles, key=_widest_claim_first):
             self._reserve_missing(claim, role)
 
     def _take(self, node: str, use: Amounts, sign: float = 1.0) -> None:
@@ -83,27 +85,31 @@ class Capacity:
         taken = self._taken.get(node)
         if taken is not None:
             for name, value in use.items():
-                taken[name] = taken.get(name, 0.0) + sign * value
+                before = taken.get(name, 0.0)
+                taken[name] = before + sign * value
             self._nodes.pop(node, None)
             self._inventories.clear()
 
     def _reserve_missing(self, claim: Claim, role: Role) -> None:
         """Reserves nodes for the pods of a role that an admitted gang still lacks."""
-        job, attempt = claim.job, str(claim.attempt)
-        own = [pod for pod in self._pods.get(job.uid, ()) if pod.attempt == attempt]
-        bound = [pod.node for pod in own if pod.engine == role.is_engines]
+        job = claim.job
+        attempt = str(claim.attempt)
+        job_pods = self._pods.get(job.uid, ())
+        attempt_pods = [pod for pod in job_pods if pod.attempt == attempt]
+        nodes_of_pods = [pod.node for pod in attempt_pods if pod.engine == role.is_engines]
         # pods that are bound take their node already; ranks will each go to a node without one of
         # them
         if role.is_engines:
-            there, missing = set[str](), role.plan.nodes - len(bound)
+            avoid = set[str]()
+            missing = role.plan.nodes - len(nodes_of_pods)
         else:
-            there = set(bound)
-            missing = role.plan.nodes - len(there)
+            avoid = set(nodes_of_pods)
+            missing = role.plan.nodes - len(avoid)
         if missing <= 0:
             return
         with self._without_own(job, but=attempt):
-            placed = self._place(job, role, missing, there, firm=True)
-        for node, use in placed:
+            placements = self._place(job, role, missing, avoid, firm=True)
+        for node, use in placements:
             reserved = PodFacts(
                 namespace=job.key.namespace,
                 name="",
@@ -137,60 +143,70 @@ class Capacity:
         """
         # The next attempt begins while pods of the last one still end; counting them would make a
         # job wait for itself.
-        own = [pod for pod in self._pods.get(job.uid, ()) if pod.attempt != but]
-        for pod in own:
+        job_pods = self._pods.get(job.uid, ())
+        ending_pods = [pod for pod in job_pods if pod.attempt != but]
+        for pod in ending_pods:
             self._take(pod.node, pod.takes, -1.0)
         try:
             yield
         finally:
-            for pod in own:
+            for pod in ending_pods:
                 self._take(pod.node, pod.takes)
 
     def usable_by(self, spec: GRPOJobSpec, avoided: Sequence[str] = ()) -> Inventory:
         """The nodes that pods of the spec may be bound to, and a sentence for each GPU node that is
         left out."""
-        return self._inventory(self._suitability.suitable_nodes(spec, avoided))
+        suitable = self._suitability.suitable_nodes(spec, avoided)
+        return self._inventory(suitable)
 
     def _inventory(self, suitable: Suitable) -> Inventory:
         # Kept until something is taken: jobs that ask the same of nodes are judged one after the
         # other.
-        if suitable not in self._inventories:
-            warnings, visible = list(suitable.warnings), self._snapshot.visible
-            if self._snapshot.problem:
-                warnings.append(self._snapshot.problem)
-            if not visible:
-                warnings.append(NOT_VISIBLE)
-            short = tuple(
-                one
-                for node, found in suitable.short_of_disk
-                for one in self._planner_nodes(node, found)
-            )
-            self._inventories[suitable] = Inventory(
-                tuple(self._seen(suitable)), tuple(warnings), visible, suitable.reports_disk, short
-            )
-        return self._inventories[suitable]
+        known_inventory = self._inventories.get(suitable)
+        if known_inventory is not None:
+            return known_inventory
+        visible = self._snapshot.visible
+        warnings = list(suitable.warnings)
+        if self._snapshot.problem:
+            warnings.append(self._snapshot.problem)
+        if not visible:
+            warnings.append(NOT_VISIBLE)
+        short_of_disk: list[Node] = []
+        for node, node_cards in suitable.short_of_disk:
+            short_of_disk += self._planner_nodes(node, node_cards)
+        nodes = tuple(self._usable_nodes(suitable))
+        inventory = Inventory(
+            nodes, tuple(warnings), visible, suitable.reports_disk, tuple(short_of_disk)
+        )
+        self._inventories[suitable] = inventory
+        return inventory
 
-    def _seen(self, suitable: Suitable) -> Iterator[Node]:
+    def _usable_nodes(self, suitable: Suitable) -> Iterator[Node]:
         """What the planner sees of each node."""
-        for node, found in suitable.nodes:
-            planner_nodes = self._planner_nodes(node, found)
+        for node, node_cards in suitable.nodes:
+            planner_nodes = self._planner_nodes(node, node_cards)
             # cards that no pod can be given, since the RDMA beside them is taken, are not free
-            if suitable.extra and is_short_of(node, self._taken[node.name], suitable.extra):
+            taken = self._taken[node.name]
+            if suitable.extra and is_short_of(node, taken, suitable.extra):
                 planner_nodes = tuple(replace(one, gpus_free=0) for one in planner_nodes)
             yield from planner_nodes
 
-    def _planner_nodes(self, node: NodeFacts, found: tuple[Cards, ...]) -> tuple[Node, ...]:
-        known = self._nodes.get(node.name)
-        if known is None:
-            known = tuple(planner_node(node, kind, self._taken[node.name]) for kind in found)
-            self._nodes[node.name] = known
-        return known
+    def _planner_nodes(self, node: NodeFacts, node_cards: tuple[Cards, ...]) -> tuple[Node, ...]:
+        planner_nodes = self._nodes.get(node.name)
+        if planner_nodes is None:
+            taken = self._taken[node.name]
+            planner_nodes = tuple(planner_node(node, kind, taken) for kind in node_cards)
+            self._nodes[node.name] = planner_nodes
+        return planner_nodes
 
     def reserve(self, job: GRPOJobRecord, plan: ExecutionPlan) -> set[str]:
         """Gives a gang that is ahead in the queue its nodes: free ones now, or the nodes that it
         waits for."""
-        placed = (self._place(job, role, role.plan.nodes, set()) for role in gpu_roles(job, plan))
-        return {name for taken in placed for name, _ in taken}
+        reserved_nodes: set[str] = set()
+        for role in gpu_roles(job, plan):
+            placements = self._place(job, role, role.plan.nodes, set())
+            reserved_nodes |= {node for node, _ in placements}
+        return reserved_nodes
 
     def _place(
         self, job: GRPOJobRecord, role: Role, pods: int, avoid: set[str], *, firm: bool = False
@@ -200,33 +216,35 @@ class Capacity:
 
         `firm`: these pods come, wherever the scheduler puts them.
         """
-        use, width, most = (
-            pod_amounts(role.spec, role.plan),
-            role.plan.gpus_per_node,
-            self._most(role),
-        )
+        use = pod_amounts(role.spec, role.plan)
+        width = role.plan.gpus_per_node
+        most = self._most(role)
         wide = [node for node in self._wide(job, role) if node.name not in avoid]
         room_now = {node.name: min(most, rooms(node, role, use)) for node in wide}
         wide.sort(key=lambda node: (not room_now[node.name], -node.gpus_free, node.name))
-        taken: list[tuple[str, Amounts]] = []
+        placements: list[tuple[str, Amounts]] = []
         gpus_found = 0
         for node in wide:
-            count = min(pods - len(taken), room_now[node.name])
-            taken += [(node.name, use)] * count
+            missing = pods - len(placements)
+            count = min(missing, room_now[node.name])
+            placements += [(node.name, use)] * count
             gpus_found += count * width
         # The rest waits for GPUs that others hold now; what is free beside them on these nodes is
         # found as well.
         for node in wide:
-            room_later = min(most, node.gpus_total // width) - room_now[node.name]
-            count = max(0, min(pods - len(taken), room_later))
-            taken += [(node.name, use)] * count
-            free_beside = max(0, node.gpus_free - room_now[node.name] * width)
+            room = room_now[node.name]
+            room_later = min(most, node.gpus_total // width) - room
+            missing = pods - len(placements)
+            count = max(0, min(missing, room_later))
+            placements += [(node.name, use)] * count
+            free_beside = max(0, node.gpus_free - room * width)
             gpus_found += min(count * width, free_beside)
-        for name, amounts in taken:
+        for name, amounts in placements:
             self._take(name, amounts)
         if firm:
-            taken = taken + self._cover(job, role, pods * width - gpus_found)
-        return taken
+            gpus_missing = pods * width - gpus_found
+            placements += self._cover(job, role, gpus_missing)
+        return placements
 
     def _most(self, role: Role) -> int:
         """How many pods of the role may be on one node: ranks keep apart, and of engines that ask
@@ -241,14 +259,15 @@ class Capacity:
 
         However the scheduler has packed the gangs, what was promised is never more than there is.
         """
-        taken: list[tuple[str, Amounts]] = []
+        covered_by: list[tuple[str, Amounts]] = []
         for node in self._matching(job, role):
             part = min(missing, node.gpus_free)
             if part > 0:
-                taken.append((node.name, {role.plan.gpu_resource: float(part)}))
-                self._take(*taken[-1])
+                use = {role.plan.gpu_resource: float(part)}
+                covered_by.append((node.name, use))
+                self._take(node.name, use)
                 missing -= part
-        return taken
+        return covered_by
 
     def _suitable_for(self, role: Role, avoided: Sequence[str] = ()) -> Suitable:
         """Nodes that pods of the role may be bound to."""
@@ -256,14 +275,14 @@ class Capacity:
 
     def _matching(self, job: GRPOJobRecord, role: Role) -> list[Node]:
         """The job's nodes that have the role's GPUs, as they are now."""
-        there = self._inventory(self._suitable_for(role, job.status.avoided_nodes))
-        return [node for node in there.nodes if has_gpus_for(node, role.plan)]
+        suitable = self._suitable_for(role, job.status.avoided_nodes)
+        inventory = self._inventory(suitable)
+        return [node for node in inventory.nodes if has_gpus_for(node, role.plan)]
 
     def _wide(self, job: GRPOJobRecord, role: Role) -> list[Node]:
         """Those of them that are large enough for one of its pods, whatever runs there."""
-        return [
-            node for node in self._matching(job, role) if node.gpus_total >= role.plan.gpus_per_node
-        ]
+        width = role.plan.gpus_per_node
+        return [node for node in self._matching(job, role) if node.gpus_total >= width]
 
     def has_room_now(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
         """True if a plan that is fixed already fits what is free, all of its roles together; where
@@ -276,15 +295,18 @@ class Capacity:
         # wanted.
         wanted = gpu_roles(job, plan)
         with self._without_own(job), self._undone() as taken:
-            for role, after in zip_longest(wanted, wanted[1:]):
-                use, most = pod_amounts(role.spec, role.plan), self._most(role)
-                free = (min(most, rooms(node, role, use)) for node in self._wide(job, role))
-                if sum(free) < role.plan.nodes:
+            for role, next_role in zip_longest(wanted, wanted[1:]):
+                nodes = role.plan.nodes
+                use = pod_amounts(role.spec, role.plan)
+                most = self._most(role)
+                rooms_now = (min(most, rooms(node, role, use)) for node in self._wide(job, role))
+                if sum(rooms_now) < nodes:
                     return False
                 # nobody looks at what the last one leaves, and to take it is to count everything
                 # anew
-                if after:
-                    taken.extend(self._place(job, role, role.plan.nodes, set()))
+                if next_role:
+                    placements = self._place(job, role, nodes, set())
+                    taken.extend(placements)
         return True
 
     @contextmanager
@@ -304,50 +326,51 @@ class Capacity:
 
     def _could_hold(self, job: GRPOJobRecord, role: Role) -> int:
         """Pods of the role for which the nodes are large enough."""
-        most, width = self._most(role), role.plan.gpus_per_node
-        return sum(
-            node.count * min(most, node.gpus_total // width) for node in self._wide(job, role)
-        )
+        most = self._most(role)
+        width = role.plan.gpus_per_node
+        pods = 0
+        for node in self._wide(job, role):
+            pods += node.count * min(most, node.gpus_total // width)
+        return pods
 
     def shortage(self, job: GRPOJobRecord, plan: ExecutionPlan) -> str:
         """`needs 8 × NVIDIA-H100-80GB-HBM3 on 1 node; 6 free, 2 held by team-a/run-7`, and the same
         of engines."""
+        needed_roles = gpu_roles(job, plan)
         with self._without_own(job):
-            return ", and ".join(self._short(job, role) for role in gpu_roles(job, plan))
+            return ", and ".join(self._short(job, role) for role in needed_roles)
 
     def _short(self, job: GRPOJobRecord, role: Role) -> str:
         plan = role.plan
         free = sum(node.gpus_free for node in self._matching(job, role))
-        held = list(self._held(job, role).items())
+        holders = list(self._held(job, role).items())
+        biggest = holders[:MOST_HOLDERS]
+        others = holders[MOST_HOLDERS:]
         parts = [f"{free} free"]
-        parts += [f"{count} held by {holder}" for holder, count in held[:MOST_HOLDERS]]
-        others = held[MOST_HOLDERS:]
+        parts += [f"{count} held by {holder}" for holder, count in biggest]
         if others:
             total = sum(count for _, count in others)
             parts.append(f"{total} by {len(others)} others")
         preposition, noun = ("for", "engine") if role.is_engines else ("on", "node")
         plural = "" if plan.nodes == 1 else "s"
         product = plan.gpu_product or plan.gpu_resource
-        return (
-            f"needs {plan.gpus} × {product} {preposition} {plan.nodes} {noun}{plural}; "
-            f"{', '.join(parts)}"
-        )
+        need = f"needs {plan.gpus} × {product} {preposition} {plan.nodes} {noun}{plural}"
+        available = ", ".join(parts)
+        return f"{need}; {available}"
 
     def _held(self, job: GRPOJobRecord, role: Role) -> dict[str, int]:
         """GPUs on the role's nodes by holder, the job itself left out."""
         suitable = self._suitable_for(role, job.status.avoided_nodes)
-        key = (suitable, role.plan.gpu_resource, role.plan.gpu_product)
-        if key not in self._holders:
-            names = {
-                node.name
-                for node in self._inventory(suitable).nodes
-                if has_gpus_for(node, role.plan)
-            }
-            pods = (pod for pod in (*self._snapshot.gpu_pods, *self._reserved) if pod.node in names)
-            self._holders[key] = takers(pods, role.plan.gpu_resource)
-        return {
-            holder: count for holder, count in self._holders[key].items() if holder != str(job.key)
-        }
+        resource = role.plan.gpu_resource
+        key = (suitable, resource, role.plan.gpu_product)
+        holders = self._holders.get(key)
+        if holders is None:
+            names = {node.name for node in self._matching(job, role)}
+            all_pods = (*self._snapshot.gpu_pods, *self._reserved)
+            holders = takers((pod for pod in all_pods if pod.node in names), resource)
+            self._holders[key] = holders
+        job_name = str(job.key)
+        return {holder: count for holder, count in holders.items() if holder != job_name}
 
 
 MEMORY, CPU = "memory", "cpu"
@@ -366,6 +389,12 @@ def widest_first(role: Role) -> tuple[int, int]:
     return -role.plan.gpus_per_node, -role.plan.nodes
 
 
+def _widest_claim_first(claim_and_role: tuple[Claim, Role]) -> tuple[int, int, str]:
+    """Sorts the roles of several claims, those of equal width by their job's uid."""
+    claim, role = claim_and_role
+    return *widest_first(role), claim.job.uid
+
+
 def has_gpus_for(node: Node, plan: ExecutionPlan) -> bool:
     """True if the node has the plan's GPUs."""
     return node.gpu_resource == plan.gpu_resource and node.gpu_product == plan.gpu_product
@@ -373,8 +402,10 @@ def has_gpus_for(node: Node, plan: ExecutionPlan) -> bool:
 
 def rooms(node: Node, role: Role, use: Amounts) -> int:
     """How many pods of the role could be bound to the node now, by its GPUs, memory and cores."""
-    by_gpus = (node.gpus_free, float(role.plan.gpus_per_node))
-    by_memory = (node.host_memory_free, use.get(MEMORY, 0.0))
-    by_cpu = (node.cpu_free, use.get(CPU, 0.0))
-    counts = [int(free // wanted) for free, wanted in (by_gpus, by_memory, by_cpu) if wanted]
+    free_and_wanted = [
+        (node.gpus_free, float(role.plan.gpus_per_node)),
+        (node.host_memory_free, use.get(MEMORY, 0.0)),
+        (node.cpu_free, use.get(CPU, 0.0)),
+    ]
+    counts = [int(free // wanted) for free, wanted in free_and_wanted if wanted]
     return max(0, min(counts))

@@ -38,7 +38,9 @@ def spec_problem(spec: GRPOJobSpec, default_image: str) -> Problem | None:
 def queue_problem(job: GRPOJobRecord) -> Problem | None:
     """Return why the job's queue label is invalid or contradicts its spec; None if there is no such
     problem."""
-    label, path, spec = job.kueue.queue, f"metadata.labels[{LABEL_QUEUE}]", job.spec
+    label = job.kueue.queue
+    path = f"metadata.labels[{LABEL_QUEUE}]"
+    spec = job.spec
     if not label or spec is None:
         return None
     if spec.placement.queue_name != label:
@@ -69,26 +71,20 @@ def plan_problem(job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
     if spec is None:
         return None
     if replicas(plan) and (problem := _engines_problem(job)):
-        return (
-            Reason.NOT_SUPPORTED,
-            f"{problem}, or set spec.generation.engine to Colocated or Transformers",
-        )
+        message = f"{problem}, or set spec.generation.engine to Colocated or Transformers"
+        return Reason.NOT_SUPPORTED, message
     # The plan travels in the pods' annotations, and the API server refuses an object with more than
     # 256 KiB of these.
-    carried = pod_annotations(attempt_of(job, spec, plan, job.status.attempt + 1))
-    size = sum(len(f"{key}{value}".encode()) for key, value in carried.items())
+    next_attempt = attempt_of(job, spec, plan, job.status.attempt + 1)
+    annotations = pod_annotations(next_attempt)
+    size = sum(len(f"{key}{value}".encode()) for key, value in annotations.items())
     if size > MAX_PLAN_BYTES:
-        sentence = (
+        message = (
             f"spec: {size} bytes of settings and annotations; the pods' annotations hold "
-            f"{MAX_PLAN_BYTES}; "
+            f"{MAX_PLAN_BYTES}; shorten metadata.annotations, or move long patterns into a reward "
+            "function of a ConfigMap"
         )
-        return Reason.NOT_SUPPORTED, (
-            sentence
-            + (
-                "shorten metadata.annotations, or move long patterns into a reward function of a "
-                "ConfigMap"
-            )
-        )
+        return Reason.NOT_SUPPORTED, message
     return None
 
 

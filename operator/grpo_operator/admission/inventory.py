@@ -47,17 +47,17 @@ def _sum(parts: Iterable[Amounts]) -> Amounts:
     total: Amounts = {}
     for part in parts:
         for name, value in part.items():
-            total[name] = total.get(name, 0.0) + value
+            before = total.get(name, 0.0)
+            total[name] = before + value
     return total
 
 
-def _most(one: Amounts, other: Amounts) -> Amounts:
-    return {
-        name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in one.keys() | other.keys()
-    }
+def _most(first: Amounts, second: Amounts) -> Amounts:
+    names = first.keys() | second.keys()
+    return {name: max(first.get(name, 0.0), second.get(name, 0.0)) for name in names}
 
 
-def _asked(container: JsonObject, kind: str) -> Amounts:
+def _resources(container: JsonObject, kind: str) -> Amounts:
     return amounts(container.part("resources").part(kind))
 
 
@@ -76,17 +76,16 @@ def pod_requests(spec: JsonObject, kind: str = "requests") -> Amounts:
     sidecars: Amounts = {}
     peak: Amounts = {}
     for container in spec.parts("initContainers"):
-        own = _asked(container, kind)
+        beside_sidecars = _sum((sidecars, _resources(container, kind)))
+        peak = _most(peak, beside_sidecars)
         if container.text("restartPolicy") == "Always":
-            sidecars = _sum((sidecars, own))
-            peak = _most(peak, sidecars)
-        else:
-            peak = _most(peak, _sum((sidecars, own)))
-    together = _sum(
-        (sidecars, *(_asked(container, kind) for container in spec.parts("containers")))
-    )
-    whole = _asked(spec, kind)
-    return _sum((_most(peak, together) | whole, amounts(spec.part("overhead"))))
+            sidecars = beside_sidecars
+    containers = (_resources(container, kind) for container in spec.parts("containers"))
+    together = _sum((sidecars, *containers))
+    pod_level = _resources(spec, kind)
+    overhead = amounts(spec.part("overhead"))
+    without_overhead = _most(peak, together) | pod_level
+    return _sum((without_overhead, overhead))
 
 
 NVIDIA, AMD = GPU_TAINTS
@@ -139,18 +138,22 @@ def node_facts(item: object, prices: Mapping[str, float] = MappingProxyType({}))
         Unreadable: a field has a type that it can't have.
     """
     whole = JsonObject(item)
-    meta, spec, status = whole.part("metadata"), whole.part("spec"), whole.part("status")
+    meta = whole.part("metadata")
+    spec = whole.part("spec")
+    status = whole.part("status")
     taints = (
         (taint.text("key"), taint.text("value"), taint.text("effect"))
         for taint in spec.parts("taints")
     )
+    repelling_taints = tuple(taint for taint in taints if taint[2] != "PreferNoSchedule")
+    is_ready = status.condition("Ready").text("status") == "True"
+    offers = amounts(status.part("allocatable"))
     return NodeFacts(
         name=meta.required_text("name"),
         labels=meta.string_map("labels"),
-        offers=amounts(status.part("allocatable")),
-        usable=status.condition("Ready").text("status") == "True"
-        and not spec.is_true("unschedulable"),
-        taints=tuple(taint for taint in taints if taint[2] != "PreferNoSchedule"),
+        offers=offers,
+        usable=is_ready and not spec.is_true("unschedulable"),
+        taints=repelling_taints,
         prices=prices,
     )
 
@@ -163,21 +166,28 @@ def pod_facts(item: object) -> PodFacts | None:
         Unreadable: a field has a type that it can't have.
     """
     whole = JsonObject(item)
-    meta, node = whole.part("metadata"), whole.part("spec").text("nodeName")
+    meta = whole.part("metadata")
+    spec = whole.part("spec")
+    node = spec.text("nodeName")
+    if not node:
+        return None
     # A pod that is being deleted holds its GPUs until it has ended.
-    if not node or whole.part("status").text("phase") in ENDED_PHASES:
+    if whole.part("status").text("phase") in ENDED_PHASES:
         return None
     labels = meta.part("labels")
+    owners = meta.parts("ownerReferences")
+    is_engine = labels.text(LABEL_COMPONENT) == COMPONENT_ENGINE
+    is_controlled = any(owner.is_true("controller") for owner in owners)
     return PodFacts(
         namespace=meta.required_text("namespace"),
         name=meta.required_text("name"),
         node=node,
-        takes=pod_requests(whole.part("spec")),
+        takes=pod_requests(spec),
         grpojob=labels.text(LABEL_JOB),
         grpojob_uid=labels.text(LABEL_UID),
         attempt=labels.text(LABEL_ATTEMPT),
-        engine=labels.text(LABEL_COMPONENT) == COMPONENT_ENGINE,
-        controlled=any(owner.is_true("controller") for owner in meta.parts("ownerReferences")),
+        engine=is_engine,
+        controlled=is_controlled,
     )
 
 
@@ -198,70 +208,63 @@ class Cards:
 def cards(node: NodeFacts) -> tuple[list[Cards], list[str]]:
     """The usable GPUs of a node, and a sentence for each kind that is left out or known in part
     only."""
-    found: list[Cards] = []
+    usable: list[Cards] = []
     warnings: list[str] = []
     for kind, warning in (*_nvidia(node), *_mig(node), *_amd(node)):
         if kind:
-            found.append(kind)
+            usable.append(kind)
         if warning:
             warnings.append(f"node {node.name}: {warning}")
-    return found, warnings
+    return usable, warnings
 
 
 Finding = tuple[Cards | None, str]
 
 
 def _nvidia(node: NodeFacts) -> Iterator[Finding]:
-    labels, count = node.labels, int(node.offers.get(NVIDIA, 0))
+    labels = node.labels
+    count = int(node.offers.get(NVIDIA, 0))
     if not count:
         return
-    product, counted = labels.get(f"{NVIDIA}.product", ""), _whole(labels, f"{NVIDIA}.count")
+    product = labels.get(f"{NVIDIA}.product", "")
+    label_count = _whole(labels, f"{NVIDIA}.count")
     # Of a shared card several pods use the same memory, and a plan's prediction would not hold.
     if _shared(labels, product):
-        yield (
-            None,
-            (
-                f"its {product or 'GPUs'} are shared or time-sliced, so their memory can't be "
-                "counted "
-                "on"
-            ),
-        )
+        name = product or "GPUs"
+        yield None, f"its {name} are shared or time-sliced, so their memory can't be counted on"
     # Sharing shows even without its label: the node then offers more than feature discovery has
     # counted.
-    elif counted and count > counted:
-        yield (
-            None,
-            (
-                f"it offers {count} {NVIDIA} but its label counts {counted}: shared, or of several "
-                "products"
-            ),
+    elif label_count and count > label_count:
+        warning = (
+            f"it offers {count} {NVIDIA} but its label counts {label_count}: shared, or of several "
+            "products"
         )
+        yield None, warning
     elif not product:
+        kind = Cards(resource=NVIDIA, count=count)
         yield (
-            Cards(resource=NVIDIA, count=count),
+            kind,
             f"no {NVIDIA}.product label; set placement.gpuMemory, or run GPU feature discovery",
         )
     else:
-        memory = _whole(labels, f"{NVIDIA}.memory")
+        memory_mib = _whole(labels, f"{NVIDIA}.memory")
+        selector = ((f"{NVIDIA}.product", product),)
         kind = Cards(
             resource=NVIDIA,
             count=count,
             product=product,
-            memory_mib=memory,
+            memory_mib=memory_mib,
             capability=_capability(labels),
-            selector=((f"{NVIDIA}.product", product),),
+            selector=selector,
             sliced="-MIG-" in product,
         )
-        yield kind, "" if memory else f"its {NVIDIA}.memory label is missing or 0"
+        yield kind, "" if memory_mib else f"its {NVIDIA}.memory label is missing or 0"
 
 
 def _shared(labels: Mapping[str, str], product: str) -> bool:
     strategy = labels.get(f"{NVIDIA}.sharing-strategy", "none")
-    return (
-        strategy not in ("", "none")
-        or _whole(labels, f"{NVIDIA}.replicas") > 1
-        or product.endswith("-SHARED")
-    )
+    replicas = _whole(labels, f"{NVIDIA}.replicas")
+    return strategy not in ("", "none") or replicas > 1 or product.endswith("-SHARED")
 
 
 def _mig(node: NodeFacts) -> Iterator[Finding]:
@@ -269,10 +272,11 @@ def _mig(node: NodeFacts) -> Iterator[Finding]:
     product = node.labels.get(f"{NVIDIA}.product", "")
     for resource, count in sorted(node.offers.items()):
         if resource.startswith(MIG_PREFIX) and count:
-            memory = _whole(node.labels, f"{resource}.memory")
+            memory_mib = _whole(node.labels, f"{resource}.memory")
             # The product label names the whole card, so the profile is added:
             # `NVIDIA-A100-SXM4-40GB-MIG-1g.5gb`.
-            name = f"{product}-MIG-{resource.removeprefix(MIG_PREFIX)}".lstrip("-")
+            profile = resource.removeprefix(MIG_PREFIX)
+            name = f"{product}-MIG-{profile}".lstrip("-")
             selector = ((f"{NVIDIA}.product", product),) if product else ()
             if _whole(node.labels, f"{resource}.replicas") > 1:
                 yield None, f"its {name} are shared, so their memory can't be counted on"
@@ -281,7 +285,7 @@ def _mig(node: NodeFacts) -> Iterator[Finding]:
                     resource=resource,
                     count=int(count),
                     product=name,
-                    memory_mib=memory,
+                    memory_mib=memory_mib,
                     capability=_capability(node.labels),
                     selector=selector,
                     sliced=True,
@@ -297,14 +301,14 @@ def _amd(node: NodeFacts) -> Iterator[Finding]:
     vram_key = _first_set_label(node.labels, f"{AMD}.vram", "beta.amd.com/gpu.vram")
     vram = node.labels[vram_key] if vram_key else ""
     # the labeller writes 192G for 192 GiB
-    memory = int(quantity(vram.removesuffix("B").removesuffix("i").removesuffix("G") or 0) * 1024)
-    selector = ((key, node.labels[key]),) if key else ()
-    warning = "" if memory else f"no {AMD}.vram label; set placement.gpuMemory"
+    gibibytes = vram.removesuffix("B").removesuffix("i").removesuffix("G")
+    memory_mib = int(quantity(gibibytes or 0) * 1024)
     product = node.labels.get(key, "")
-    yield (
-        Cards(resource=AMD, count=count, product=product, memory_mib=memory, selector=selector),
-        warning,
+    selector = ((key, product),) if key else ()
+    kind = Cards(
+        resource=AMD, count=count, product=product, memory_mib=memory_mib, selector=selector
     )
+    yield kind, "" if memory_mib else f"no {AMD}.vram label; set placement.gpuMemory"
 
 
 def _first_set_label(labels: Mapping[str, str], *keys: str) -> str:
@@ -319,7 +323,9 @@ def _whole(labels: Mapping[str, str], key: str) -> int:
 
 def _amount(labels: Mapping[str, str], key: str) -> float:
     """A label's plain decimal; 0 where it is none, as a label can't be refused."""
-    return float(labels[key]) if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", labels.get(key, "")) else 0.0
+    text = labels.get(key, "")
+    is_decimal = re.fullmatch(r"\d{1,6}(\.\d{1,6})?", text)
+    return float(text) if is_decimal else 0.0
 
 
 def _capability(labels: Mapping[str, str]) -> tuple[int, int] | None:
@@ -327,7 +333,8 @@ def _capability(labels: Mapping[str, str]) -> tuple[int, int] | None:
     minor = labels.get(f"{NVIDIA}.compute.minor", "")
     if not major.isdecimal() or not minor.isdecimal():
         return None
-    return (int(major), int(minor)) if int(major) else None
+    capability = int(major), int(minor)
+    return capability if capability[0] else None
 
 
 def left_out(node: NodeFacts, placement: PlacementSpec) -> str:
@@ -356,24 +363,30 @@ def _tolerates(toleration: Toleration, key: str, value: str, effect: str) -> boo
         return False
     if toleration.operator == "Exists":
         return True
-    return toleration.key == key and (toleration.value or "") == value
+    tolerated_value = toleration.value or ""
+    return toleration.key == key and tolerated_value == value
 
 
 def planner_node(node: NodeFacts, kind: Cards, taken: Amounts) -> Node:
     """What the planner sees of one kind of GPU on a node, given what is taken of the node."""
     total = kind.count
-    free = max(0, total - int(taken.get(kind.resource, 0)))
+    in_use = int(taken.get(kind.resource, 0))
+    free = max(0, total - in_use)
     if kind.sliced:
         # NCCL can't join two MIG instances of one node, so a pod gets one, and a gang one pod per
         # node.
-        total, free = min(1, total), min(1, free)
-    memory, cpu = node.offers.get("memory", 0.0), node.offers.get("cpu", 0.0)
+        total = min(1, total)
+        free = min(1, free)
+    memory = node.offers.get("memory", 0.0)
     memory_free = max(0.0, memory - taken.get("memory", 0.0))
+    cpu = node.offers.get("cpu", 0.0)
     cpu_free = max(0.0, cpu - taken.get("cpu", 0.0))
+    node_gbps = _amount(node.labels, NODE_GBPS_LABEL)
     # NCCL can't join MIG instances of one node, so the label's bandwidth between GPUs is not
     # theirs.
     gpu_gbps = 0.0 if kind.sliced else _amount(node.labels, GPU_GBPS_LABEL)
-    price = _amount(node.labels, GPU_PRICE_LABEL) or node.prices.get(kind.product, 0.0)
+    default_price = node.prices.get(kind.product, 0.0)
+    price = _amount(node.labels, GPU_PRICE_LABEL) or default_price
     return Node(
         name=node.name,
         gpu_product=kind.product,
@@ -387,7 +400,7 @@ def planner_node(node: NodeFacts, kind: Cards, taken: Amounts) -> Node:
         cpu_free=cpu_free,
         cpu_total=cpu,
         node_selector=kind.selector,
-        node_gbps=_amount(node.labels, NODE_GBPS_LABEL),
+        node_gbps=node_gbps,
         gpu_gbps=gpu_gbps,
         gpu_hour_price=price,
     )
@@ -398,5 +411,7 @@ def takers(pods: Iterable[PodFacts], resource: str) -> dict[str, int]:
     held: dict[str, int] = {}
     for pod in pods:
         if count := int(pod.takes.get(resource, 0)):
-            held[pod.holder] = held.get(pod.holder, 0) + count
-    return dict(sorted(held.items(), key=lambda pair: (-pair[1], pair[0])))
+            before = held.get(pod.holder, 0)
+            held[pod.holder] = before + count
+    biggest_first = sorted(held.items(), key=lambda pair: (-pair[1], pair[0]))
+    return dict(biggest_first)

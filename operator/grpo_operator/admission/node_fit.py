@@ -25,10 +25,8 @@ _COUNTED_BY_PLANNER = ("cpu", "memory")
 
 def pod_amounts(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
     """What one pod of a plan takes of its node; the same numbers as in its requests."""
-    return {
-        **_amounts(spec, spec.container_resources(plan)),
-        plan.gpu_resource: float(plan.gpus_per_node),
-    }
+    without_gpus = _amounts(spec, spec.container_resources(plan))
+    return {**without_gpus, plan.gpu_resource: float(plan.gpus_per_node)}
 
 
 def pod_limits(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
@@ -42,16 +40,19 @@ def extra_amounts(spec: GRPOJobSpec, *, reports_disk: bool = False) -> Amounts:
     `reports_disk`: whether nodes say how much ephemeral storage they have.
     """
     disk = disk_request(spec, reported=reports_disk)
-    found = _amounts(spec, spec.resources.manifest({EPHEMERAL_STORAGE: str(disk)} if disk else {}))
-    return {name: value for name, value in found.items() if name not in _COUNTED_BY_PLANNER}
+    disk_amount = {EPHEMERAL_STORAGE: str(disk)} if disk else {}
+    requests = _amounts(spec, spec.resources.manifest(disk_amount))
+    return {name: value for name, value in requests.items() if name not in _COUNTED_BY_PLANNER}
 
 
 def _amounts(spec: GRPOJobSpec, trainer: Mapping[str, Any], kind: str = "requests") -> Amounts:
     """Requests of the whole pod, or its limits, given the training container's resources."""
-    others = [init_container(one, image="") for one in spec.pod_template.spec.init_containers]
-    return pod_requests(
-        JsonObject({"containers": [{"resources": trainer}], "initContainers": others}), kind
-    )
+    containers = [{"resources": trainer}]
+    init_containers = [
+        init_container(one, image="") for one in spec.pod_template.spec.init_containers
+    ]
+    pod = JsonObject({"containers": containers, "initContainers": init_containers})
+    return pod_requests(pod, kind)
 
 
 def has_disk_report(nodes: Iterable[NodeFacts]) -> bool:
@@ -69,60 +70,68 @@ def unfit(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
     affinity = spec.pod_template.spec.affinity
     wanted = affinity.node_affinity if affinity else None
     required = wanted.required_during_scheduling_ignored_during_execution if wanted else None
+    if required is None:
+        return ""
     # Terms are alternatives, the requirements in one of them are not (core/v1, NodeSelector).
-    if required and not any(_meets(node, term) for term in required.node_selector_terms):
-        return "no term of podTemplate.spec.affinity.nodeAffinity selects it"
-    return ""
+    if any(_meets(node, term) for term in required.node_selector_terms):
+        return ""
+    return "no term of podTemplate.spec.affinity.nodeAffinity selects it"
 
 
 def short_of_disk(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
     """Why the node's disk can never take what a pod writes, empty when it can."""
-    offered, wanted = node.offers.get(EPHEMERAL_STORAGE, 0.0), extra.get(EPHEMERAL_STORAGE, 0.0)
+    offered = node.offers.get(EPHEMERAL_STORAGE, 0.0)
+    wanted = extra.get(EPHEMERAL_STORAGE, 0.0)
     if offered >= wanted:
         return ""
-    return (
-        f"it offers {gib(offered)} of {EPHEMERAL_STORAGE}, and a pod requests "
-        f"{gib(wanted)}{_way_out(spec)}"
-    )
+    offer = f"it offers {gib(offered)} of {EPHEMERAL_STORAGE}"
+    way_out = _way_out(spec)
+    return f"{offer}, and a pod requests {gib(wanted)}{way_out}"
 
 
 def _way_out(spec: GRPOJobSpec) -> str:
     """How the pods would request less of their nodes' disks."""
     if EPHEMERAL_STORAGE in spec.resources.completed_requests:
         return f": lower spec.resources.requests.{EPHEMERAL_STORAGE}"
-    ways = less_disk_message(spec).replace(", or ", ": ", 1)
-    split = (
-        f", or set spec.resources.requests.{EPHEMERAL_STORAGE} to less, since ZeRO splits "
-        "checkpoints over nodes"
-    )
-    return ways + split if spec.checkpoint.store else ways
+    way_out = less_disk_message(spec).replace(", or ", ": ", 1)
+    if spec.checkpoint.store:
+        way_out += (
+            f", or set spec.resources.requests.{EPHEMERAL_STORAGE} to less, since ZeRO splits "
+            "checkpoints over nodes"
+        )
+    return way_out
 
 
 def is_short_of(node: NodeFacts, taken: Amounts, extra: Amounts) -> bool:
     """True if too little of the extra resources is free on the node now."""
-    return any(
-        node.offers.get(name, 0.0) - taken.get(name, 0.0) < value for name, value in extra.items()
-    )
+    for name, value in extra.items():
+        free = node.offers.get(name, 0.0) - taken.get(name, 0.0)
+        if free < value:
+            return True
+    return False
 
 
 def _meets(node: NodeFacts, term: NodeSelectorTerm) -> bool:
     """True if the node meets all of a term; an empty term selects no node."""
     # the only field that the API allows in matchFields
     fields = {"metadata.name": node.name}
-    met = [_true(one, node.labels.get(one.key)) for one in term.match_expressions]
-    met += [_true(one, fields.get(one.key)) for one in term.match_fields]
-    return bool(met) and all(met)
+    answers = [_is_met(one, node.labels.get(one.key)) for one in term.match_expressions]
+    answers += [_is_met(one, fields.get(one.key)) for one in term.match_fields]
+    return bool(answers) and all(answers)
 
 
-def _true(requirement: NodeSelectorRequirement, value: str | None) -> bool:
-    return _OPERATORS[requirement.operator](value, requirement.values)
+def _is_met(requirement: NodeSelectorRequirement, value: str | None) -> bool:
+    compare = _OPERATORS[requirement.operator]
+    return compare(value, requirement.values)
 
 
 def _compared(value: str | None, bounds: list[str], above: bool) -> bool:
     """Gt and Lt; a label that is not a whole number compares as false, as in the scheduler."""
     if value is None or not is_whole(value):
         return False
-    return int(value) > int(bounds[0]) if above else int(value) < int(bounds[0])
+    number = int(value)
+    bound = int(bounds[0])
+    return number > bound if above else number < bound
 
 
 _OPERATORS: dict[str, Callable[[str | None, list[str]], bool]] = {
@@ -178,9 +187,10 @@ class Suitability:
         affinity = spec.pod_template.spec.affinity
         affinity_key = affinity.model_dump_json() if affinity else ""
         placement_key = spec.placement.model_dump_json(include={"node_selector", "tolerations"})
+        amounts_key = sorted(extra.items())
         # All that the answer depends on: jobs that ask the same of nodes share one, and its
         # identity keys other caches.
-        key = f"{placement_key}{affinity_key}{sorted(extra.items())}{sorted(avoided)}"
+        key = f"{placement_key}{affinity_key}{amounts_key}{sorted(avoided)}"
         if key not in self._cache:
             self._cache[key] = self._suitable(spec, extra, avoided)
         return self._cache[key]
@@ -189,17 +199,20 @@ class Suitability:
         nodes: list[NodeGPUs] = []
         short: list[NodeGPUs] = []
         warnings: list[str] = []
-        for node, found, remarks in self._gpu_nodes:
-            broken = "two attempts in a row ended on it" if node.name in avoided else ""
-            if why := broken or left_out(node, spec.placement) or unfit(node, spec, extra):
+        for node, node_cards, remarks in self._gpu_nodes:
+            suspicion = "two attempts in a row ended on it" if node.name in avoided else ""
+            if why := suspicion or left_out(node, spec.placement) or unfit(node, spec, extra):
                 warnings.append(f"node {node.name}: left out, {why}")
             elif why := short_of_disk(node, spec, extra):
                 warnings.append(f"node {node.name}: left out, {why}")
-                short.append((node, found))
+                short.append((node, node_cards))
             else:
                 warnings += remarks
-                nodes.append((node, found))
+                nodes.append((node, node_cards))
         return Suitable(
-            nodes=tuple(nodes), short_of_disk=tuple(short), warnings=tuple(warnings), extra=extra,
+            nodes=tuple(nodes),
+            short_of_disk=tuple(short),
+            warnings=tuple(warnings),
+            extra=extra,
             reports_disk=self._reports_disk,
-        )  # fmt: skip
+        )

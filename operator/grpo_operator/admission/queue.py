@@ -127,29 +127,31 @@ class AdmissionQueue:
         self.wake()
 
     def _mark(self, job: GRPOJobRecord) -> _Mark:
-        pauses = pausing(job, self._clock(), self._limits) > 0
+        pause = pausing(job, self._clock(), self._limits)
         return _Mark(
             job.uid,
             job.generation,
             job.is_waiting_for_admission,
             job.is_active,
             job.status.attempt,
-            pauses,
+            pause > 0,
         )
 
     async def run(self) -> None:
         """Runs cycles when they are due, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._publisher.run(), name="queue-notices")
+            clock = asyncio.get_running_loop().time
             pause: float = GATHER
-            again: float | None = None
+            look_again: float | None = None
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._is_due.wait(), again)
+                    await asyncio.wait_for(self._is_due.wait(), look_again)
                 await asyncio.sleep(pause)
-                began = asyncio.get_running_loop().time()
-                again = await self._run_cycle_safely()
-                pause = min(max(GATHER, asyncio.get_running_loop().time() - began), NOT_KNOWN_PAUSE)
+                began_at = clock()
+                look_again = await self._run_cycle_safely()
+                cycle_seconds = clock() - began_at
+                pause = min(max(GATHER, cycle_seconds), NOT_KNOWN_PAUSE)
 
     async def _run_cycle_safely(self) -> float | None:
         """One cycle; a mistake in it must not end the process, which has gangs to look after."""
@@ -162,15 +164,15 @@ class AdmissionQueue:
     async def run_cycle(self) -> float | None:
         """Judge all waiting jobs; return the seconds until time alone may change a verdict."""
         self._is_due.clear()
-        wanting = {mark.uid for mark in self._marks.values() if mark.wants}
+        waiting_uids = {mark.uid for mark in self._marks.values() if mark.wants}
         self._passed_over = {
-            uid: count for uid, count in self._passed_over.items() if uid in wanting
+            uid: count for uid, count in self._passed_over.items() if uid in waiting_uids
         }
         # An empty queue needs no snapshot, which may be missing while the operator starts.
-        if not wanting:
+        if not waiting_uids:
             return None
         try:
-            asked = self._cycle_input(self._facts.take())
+            cycle_input = self._cycle_input(self._facts.take())
         except ClusterError as error:
             log.info("nobody is admitted for now: %s", error)
             return NOT_KNOWN_PAUSE
@@ -178,30 +180,30 @@ class AdmissionQueue:
         # verdicts are thrown away.
         epoch = self._epoch
         # planning a whole queue may take a while; watches and probes must not wait for it
-        found = await asyncio.to_thread(schedule, asked, self._plans)
+        cycle = await asyncio.to_thread(schedule, cycle_input, self._plans)
         # A restart took places that the cycle did not know of: its verdicts could give the same
         # GPUs twice.
         if epoch != self._epoch:
             self.wake()
             return None
-        self._accept(asked, found)
-        pauses = (
-            found.look_again,
-            self._jobs.look_again,
-            *self._assumptions.denial_pauses(asked.now).values(),
-        )
+        self._accept(cycle_input, cycle)
+        denial_pauses = self._assumptions.denial_pauses(cycle_input.now).values()
+        pauses = (cycle.look_again, self._jobs.look_again, *denial_pauses)
         return min((pause for pause in pauses if pause is not None), default=None)
 
     def _cycle_input(self, snapshot: Snapshot) -> CycleInput:
         now = self._clock()
+        jobs = tuple(self._jobs)
+        assumed = self._assumptions.claims()
+        denied_recently = frozenset(self._assumptions.denial_pauses(now))
         return CycleInput(
-            jobs=tuple(self._jobs),
+            jobs=jobs,
             snapshot=snapshot,
             now=now,
             limits=self._limits,
-            assumed=self._assumptions.claims(),
+            assumed=assumed,
             passed_over=dict(self._passed_over),
-            denied_recently=frozenset(self._assumptions.denial_pauses(now)),
+            denied_recently=denied_recently,
             default_image=self._pods.image,
         )
 
@@ -210,13 +212,15 @@ class AdmissionQueue:
         verdicts = cycle.verdicts
         jobs = {job.uid: job for job in cycle_input.jobs if job.uid in verdicts}
         for uid, verdict in verdicts.items():
+            self._passed_over[uid] = verdict.passed_over
             if verdict.admitted and verdict.plan:
-                self._assumptions.add(verdict.apply_to(jobs[uid]), verdict.plan)
-        self._passed_over |= {uid: verdict.passed_over for uid, verdict in verdicts.items()}
+                job = verdict.apply_to(jobs[uid])
+                self._assumptions.add(job, verdict.plan)
         # Jobs that this cycle did not come to, or whose place is taken already, keep the verdict
         # that they have.
         others = cycle.not_reached | self._assumptions.claims().keys()
-        self._publisher.publish(verdicts, {uid: job.key for uid, job in jobs.items()}, others)
+        keys = {uid: job.key for uid, job in jobs.items()}
+        self._publisher.publish(verdicts, keys, others)
 
     def release_denied(self, job: GRPOJobRecord) -> None:
         """Release the place of a job whose commit the API server denied."""
@@ -232,36 +236,38 @@ class AdmissionQueue:
         Raises:
             ClusterError: nobody knows what the cluster has.
         """
-        job = (
-            observation.job
-            if decision.learned is None
-            else learning(observation.job, decision.learned)
-        )
+        job = observation.job
+        if decision.learned is not None:
+            job = learning(job, decision.learned)
         if job.spec is None:
             # a gang that was started under an older definition may ask for its next attempt
-            return Decision(Action.REJECT, Reason.INVALID_SPEC, "; ".join(job.problems))
+            problems = "; ".join(job.problems)
+            return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
         if problem := spec_problem(job.spec, self._pods.image) or queue_problem(job):
             return _decision(decision, refusal(job, problem))
         if job.queue_name:
             return await self._queued(observation, decision, job)
         if not job.is_competing:
-            return _decision(decision, plan_without_queue(self._cpus(), job, job.spec))
+            verdict_on_cpus = plan_without_queue(self._cpus(), job, job.spec)
+            return _decision(decision, verdict_on_cpus)
         # A gang that restarts is answered at once, ahead of the queue: its GPUs stand still until
         # then.
         if job.is_active:
-            avoided = decision.avoided_nodes
-            return _decision(
-                decision, self._restart(job if avoided is None else job.avoiding(avoided))
-            )
+            if decision.avoided_nodes is not None:
+                job = job.avoiding(decision.avoided_nodes)
+            return _decision(decision, self._restart(job))
         verdict = self._publisher.verdict_for(job.uid)
-        if (
-            verdict is None
-            or verdict.generation != job.generation
-            or (verdict.admitted and not self._assumptions.is_assumed(job.uid))
-        ):
+        if verdict is None or not self._is_valid(verdict, job):
             self.wake()
             return None
         return _decision(decision, verdict)
+
+    def _is_valid(self, verdict: Verdict, job: GRPOJobRecord) -> bool:
+        """True if a verdict is on the job's current spec and, if it admits it, its place is still
+        taken for it."""
+        if verdict.generation != job.generation:
+            return False
+        return not verdict.admitted or self._assumptions.is_assumed(job.uid)
 
     async def _queued(
         self, observation: Observation, decision: Decision, job: GRPOJobRecord
@@ -275,50 +281,56 @@ class AdmissionQueue:
             )
         else:
             verdict = await self._anywhere(job)
-        return gate_by_workload(observation, _decision(decision, verdict), self._pods)
+        ungated = _decision(decision, verdict)
+        return gate_by_workload(observation, ungated, self._pods)
 
     async def _anywhere(self, job: GRPOJobRecord) -> Verdict:
         """A plan on the whole cluster as if it were empty: who gets what of it is Kueue's to
         say."""
         if job.spec is None:
             raise ValueError(f"{job.key} has no valid spec to plan")
-        on_cpus = job.spec.placement.accelerator == "CPU"
-        there = self._cpus() if on_cpus else empty_nodes(job, job.spec, self._facts.take)
+        if job.spec.placement.accelerator == "CPU":
+            inventory = self._cpus()
+        else:
+            inventory = empty_nodes(job, job.spec, self._facts.take)
         # planning for many nodes may take a while; watches and probes must not wait for it
-        return await asyncio.to_thread(plan_without_queue, there, job, job.spec)
+        return await asyncio.to_thread(plan_without_queue, inventory, job, job.spec)
 
     def _cpus(self) -> Inventory:
         """What a job on CPUs is planned on: no nodes, only whether they report their disks, as far
         as that is known."""
         try:
-            return Inventory(reports_disk=has_disk_report(self._facts.take().nodes))
+            nodes = self._facts.take().nodes
         except ClusterError:
             return Inventory()
+        return Inventory(reports_disk=has_disk_report(nodes))
 
     def _restart(self, job: GRPOJobRecord) -> Verdict:
         """At once and on the newest facts: GPUs that stand still for a cycle are of no use to
         anybody."""
-        verdict = restart(job, self._cycle_input(self._facts.take()))
+        cycle_input = self._cycle_input(self._facts.take())
+        verdict = restart(job, cycle_input)
         if verdict.admitted and verdict.plan:
             self._assumptions.add(verdict.apply_to(job), verdict.plan)
             self._epoch += 1
         return verdict
 
 
-def _decision(asked: Decision, verdict: Verdict) -> Decision:
-    """What to do about a verdict."""
-    asked = asked if verdict.avoids else replace(asked, avoided_nodes=())
+def _decision(request: Decision, verdict: Verdict) -> Decision:
+    """What to do about a verdict; `request` is the decision that asks for an attempt."""
+    if not verdict.avoids:
+        request = replace(request, avoided_nodes=())
     if verdict.refused:
         return Decision(Action.REJECT, verdict.reason, verdict.message)
     if verdict.admitted:
-        return replace(asked, action=Action.COMMIT, plan=verdict.plan)
+        return replace(request, action=Action.COMMIT, plan=verdict.plan)
     # No plan with the memory that the last attempt lacked: waiting for GPUs would not help.
-    if asked.learned and verdict.plan is None and verdict.reason in WANT_OF_MEMORY:
+    if request.learned and verdict.plan is None and verdict.reason in WANT_OF_MEMORY:
         return replace(
-            asked, action=Action.FAIL, reason=Result.OUT_OF_MEMORY, message=verdict.message
+            request, action=Action.FAIL, reason=Result.OUT_OF_MEMORY, message=verdict.message
         )
     return replace(
-        asked,
+        request,
         action=Action.QUEUE,
         reason=verdict.reason,
         message=verdict.message,

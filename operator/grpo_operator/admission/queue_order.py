@@ -45,13 +45,18 @@ def sort_queue(
         passed_over: by uid, how many younger jobs have started first.
     """
     # groupby needs equal priorities side by side; within one, the sort by age stays.
-    ranked = sorted(waiting, key=lambda job: (-priority(job, priorities), *age(job)))
+    oldest_first = sorted(waiting, key=age)
+    ranked = sorted(oldest_first, key=lambda job: -priority(job, priorities))
     for _, group in groupby(ranked, key=lambda job: priority(job, priorities)):
-        jobs = list(group)
-        overdue = [job for job in jobs if passed_over.get(job.uid, 0) >= MOST_PASSED_OVER]
+        overdue: list[GRPOJobRecord] = []
+        others: list[GRPOJobRecord] = []
+        for job in group:
+            if passed_over.get(job.uid, 0) >= MOST_PASSED_OVER:
+                overdue.append(job)
+            else:
+                others.append(job)
         yield from overdue
-        late = {job.uid for job in overdue}
-        yield from _sharing([job for job in jobs if job.uid not in late], gpus_held)
+        yield from _sharing(others, gpus_held)
 
 
 def _sharing(jobs: list[GRPOJobRecord], gpus_held: Mapping[str, int]) -> Iterator[GRPOJobRecord]:
@@ -60,15 +65,18 @@ def _sharing(jobs: list[GRPOJobRecord], gpus_held: Mapping[str, int]) -> Iterato
     lines: dict[str, list[GRPOJobRecord]] = {}
     for job in reversed(jobs):
         lines.setdefault(job.key.namespace, []).append(job)
+
     # A heap of the oldest job of each namespace. Only the namespace whose job was just yielded can
     # hold more GPUs now, so the other entries stay valid while the caller adds to `gpus_held`.
-    heads = [
-        (gpus_held.get(namespace, 0), age(line[-1]), namespace) for namespace, line in lines.items()
-    ]
+    def head(namespace: str) -> tuple[int, tuple[float, str], str]:
+        oldest = lines[namespace][-1]
+        return gpus_held.get(namespace, 0), age(oldest), namespace
+
+    heads = [head(namespace) for namespace in lines]
     heapq.heapify(heads)
     while heads:
         _, _, namespace = heapq.heappop(heads)
         line = lines[namespace]
         yield line.pop()
         if line:
-            heapq.heappush(heads, (gpus_held.get(namespace, 0), age(line[-1]), namespace))
+            heapq.heappush(heads, head(namespace))

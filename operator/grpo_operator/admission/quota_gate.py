@@ -36,8 +36,12 @@ def _needs(spec: GRPOJobSpec, plan: ExecutionPlan, wanted: str) -> float:
     if wanted == JOBS:
         return 1.0
     if wanted.startswith(LIMITS):
-        return pods * pod_limits(spec, plan).get(wanted.removeprefix(LIMITS), 0.0)
-    return pods * pod_amounts(spec, plan).get(wanted.removeprefix(REQUESTS), 0.0)
+        amounts = pod_limits(spec, plan)
+        resource = wanted.removeprefix(LIMITS)
+    else:
+        amounts = pod_amounts(spec, plan)
+        resource = wanted.removeprefix(REQUESTS)
+    return pods * amounts.get(resource, 0.0)
 
 
 class Allowance:
@@ -46,13 +50,15 @@ class Allowance:
     def __init__(self, snapshot: Snapshot) -> None:
         """Start with what the snapshot's quotas leave."""
         self._snapshot = snapshot
-        self._given: dict[tuple[str, str], Amounts] = {}
+        self._use: dict[tuple[str, str], Amounts] = {}
+        """What gangs take that no quota counts yet, by namespace and name of the quota."""
 
     def problem(self, job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
         """Why the gang's pods would not be created."""
         if job.spec is None:
             return None
-        return self._missing(job, job.spec) or self._exceeded(job, job.spec, plan)
+        missing_object = self._missing(job, job.spec)
+        return missing_object or self._exceeded(job, job.spec, plan)
 
     def take(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
         """Counts a gang that has been admitted and whose pods no quota counts yet."""
@@ -61,54 +67,56 @@ class Allowance:
         # quota.used does not show the gang's pods yet, and the jobs behind it must not be given the
         # same room.
         for quota in self._quotas(job, job.spec):
-            given = self._given.setdefault((quota.namespace, quota.name), {})
+            use = self._use.setdefault((quota.namespace, quota.name), {})
             for name in quota.hard:
-                given[name] = given.get(name, 0.0) + needs(job.spec, plan, name)
+                before = use.get(name, 0.0)
+                use[name] = before + needs(job.spec, plan, name)
 
     def _missing(self, job: GRPOJobRecord, spec: GRPOJobSpec) -> Problem | None:
-        wanted, known = spec.placement.priority_class_name, self._snapshot.priorities
+        priority_class = spec.placement.priority_class_name
+        priorities = self._snapshot.priorities
         # Nothing known means that the kind can't be listed: what can't be seen refuses nobody.
-        if wanted and known and wanted not in known:
-            return Reason.PRIORITY_CLASS_NOT_FOUND, (
-                f"spec.placement.priorityClassName: no PriorityClass {wanted} exists; the pods "
-                "wait until somebody "
-                "creates it"
+        if priority_class and priorities and priority_class not in priorities:
+            message = (
+                f"spec.placement.priorityClassName: no PriorityClass {priority_class} exists; the "
+                "pods wait until somebody creates it"
             )
+            return Reason.PRIORITY_CLASS_NOT_FOUND, message
+        namespace = job.key.namespace
         account = spec.pod_template.spec.service_account_name or DEFAULT_ACCOUNT
-        accounts = self._snapshot.service_accounts.get(job.key.namespace)
+        accounts = self._snapshot.service_accounts.get(namespace)
         if accounts and account not in accounts:
-            return Reason.SERVICE_ACCOUNT_NOT_FOUND, (
-                f"spec.podTemplate.spec.serviceAccountName: namespace {job.key.namespace} has no "
-                "ServiceAccount "
-                f"{account}; the pods wait until somebody creates it"
+            message = (
+                f"spec.podTemplate.spec.serviceAccountName: namespace {namespace} has no "
+                f"ServiceAccount {account}; the pods wait until somebody creates it"
             )
+            return Reason.SERVICE_ACCOUNT_NOT_FOUND, message
         return None
 
     def _exceeded(
         self, job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan
     ) -> Problem | None:
         for quota in self._quotas(job, spec):
-            given = self._given.get((quota.namespace, quota.name), {})
+            uncounted = self._use.get((quota.namespace, quota.name), {})
             for name, hard in sorted(quota.hard.items()):
                 wanted = needs(spec, plan, name)
-                used = quota.used.get(name, 0.0) + given.get(name, 0.0)
+                used = quota.used.get(name, 0.0) + uncounted.get(name, 0.0)
                 if wanted and used + wanted > hard:
-                    return Reason.WAITING_FOR_QUOTA, (
-                        f"ResourceQuota {quota.name} of namespace {quota.namespace} allows "
-                        f"{_shown(hard)} {name}; "
-                        f"{_shown(used)} are used, and the gang needs {_shown(wanted)}"
+                    allowance = f"allows {_quantity(hard)} {name}; {_quantity(used)} are used"
+                    message = (
+                        f"ResourceQuota {quota.name} of namespace {quota.namespace} {allowance}, "
+                        f"and the gang needs {_quantity(wanted)}"
                     )
+                    return Reason.WAITING_FOR_QUOTA, message
         return None
 
     def _quotas(self, job: GRPOJobRecord, spec: GRPOJobSpec) -> list[QuotaFacts]:
-        name = spec.placement.priority_class_name or self._snapshot.default_priority
-        return [
-            quota
-            for quota in self._snapshot.quotas.get(job.key.namespace, ())
-            if is_in_scope(quota, name)
-        ]
+        priority_class = spec.placement.priority_class_name or self._snapshot.default_priority
+        quotas = self._snapshot.quotas.get(job.key.namespace, ())
+        return [quota for quota in quotas if is_in_scope(quota, priority_class)]
 
 
-def _shown(amount: float) -> str:
+def _quantity(amount: float) -> str:
     """A quantity as people write it: whole gibibytes where it is that large, else plain."""
-    return f"{amount / 2**30:g}Gi" if amount >= 2**30 else f"{amount:g}"
+    gibibytes = amount / 2**30
+    return f"{gibibytes:g}Gi" if gibibytes >= 1 else f"{amount:g}"

@@ -32,7 +32,7 @@ class NextPlan(NamedTuple):
     """How a job's next attempt runs, or why it has no plan."""
 
     result: PlanResult
-    kept: bool
+    is_reused: bool
     """True if a run goes on by it, so that nobody has looked yet for free GPUs."""
 
 
@@ -43,9 +43,10 @@ def next_plan(
     plan: Callable[[GRPOJobSpec, Learned | None], PlanResult],
 ) -> NextPlan:
     """The plan by which the run goes on, and where none binds it what the planner answers."""
-    if kept := reuse_plan(job, inventory):
-        return NextPlan(kept, kept=True)
-    return NextPlan(plan_again(job, spec, plan), kept=False)
+    if reused := reuse_plan(job, inventory):
+        return NextPlan(reused, is_reused=True)
+    result = plan_again(job, spec, plan)
+    return NextPlan(result, is_reused=False)
 
 
 def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
@@ -69,16 +70,16 @@ def reuse_plan(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
     if plan is None or job.spec is None:
         return None
     if short := shortfall(job):
-        run = Run(plan, job.spec, job.status.learned or Learned(), inventory)
-        free = _may_be_anew(job, short)
-        relief = mildest_fitting_split(run, last_resort=not free)
-        if relief is None and free:
+        learned = job.status.learned or Learned()
+        run = Run(plan, job.spec, learned, inventory)
+        may_plan_again = _may_plan_again(job, short)
+        relief = mildest_fitting_split(run, last_resort=not may_plan_again)
+        if relief is None and may_plan_again:
             return None
         if relief is None:
+            message = f"the job {shortage_message(run)}"
             return PlanResult(
-                feasible=False,
-                reason=PlanReason.OUT_OF_DEVICE_MEMORY,
-                message=f"the job {shortage_message(run)}",
+                feasible=False, reason=PlanReason.OUT_OF_DEVICE_MEMORY, message=message
             )
         plan = relief
     try:
@@ -91,7 +92,8 @@ def reuse_plan(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
 def learning(job: GRPOJobRecord, learned: Learned) -> GRPOJobRecord:
     """The same job, once it knows this of its memory."""
     status = job.status.model_copy(update={"learned": learned})
-    return replace(job, typed=replace(job.content, status=status))
+    content = replace(job.content, status=status)
+    return replace(job, typed=content)
 
 
 def shortfall(job: GRPOJobRecord) -> Shortfall | None:
@@ -101,13 +103,14 @@ def shortfall(job: GRPOJobRecord) -> Shortfall | None:
     return learned.last_shortfall_of(job.status.attempt) if learned else None
 
 
-def _may_be_anew(job: GRPOJobRecord, short: Shortfall) -> bool:
+def _may_plan_again(job: GRPOJobRecord, short: Shortfall) -> bool:
     """True if no checkpoint binds the run to its plan."""
     if job.status.resume_from:
         return False
     if short.checkpoint_step is not None:
         return short.checkpoint_step == 0
-    return not (job.status.progress and job.status.progress.step)
+    progress = job.status.progress
+    return progress is None or not progress.step
 
 
 def plan_again(
@@ -115,27 +118,26 @@ def plan_again(
 ) -> PlanResult:
     """What a planner answers on a job; after a shortfall of memory with what was learned, and never
     by an adapter where all parameters were trained."""
-    before, learned = job.status.plan, job.status.learned
+    before = job.status.plan
+    learned = job.status.learned
     if learned is None or not learned.memory or before is None:
         return plan(spec, learned)
     # What is trained never changes silently: less memory must not turn a full training into a LoRA
     # adapter.
     if before.method == "Full":
-        spec = spec.model_copy(update={"adapter": spec.adapter.model_copy(update={"use": "Never"})})
-    result, short = plan(spec, learned), shortfall(job)
+        without_adapter = spec.adapter.model_copy(update={"use": "Never"})
+        spec = spec.model_copy(update={"adapter": without_adapter})
+    result = plan(spec, learned)
+    short = shortfall(job)
     if short is None:
         return result
-    if result.chosen is None:
-        return result.model_copy(
-            update={
-                "message": (
-                    f"{result.message}. The job {shortage_message(Run(before, spec, learned))}"
-                )
-            }
-        )
-    change = (
-        f"after OutOfMemory at {short.where} in attempt {short.attempt}: runs as "
-        f"{split_name(result.chosen)}"
-    )
-    chosen = result.chosen.model_copy(update={"changes": [*result.chosen.changes, change][-16:]})
-    return result.model_copy(update={"chosen": chosen, "changes": chosen.changes})
+    new_plan = result.chosen
+    if new_plan is None:
+        shortage = shortage_message(Run(before, spec, learned))
+        message = f"{result.message}. The job {shortage}"
+        return result.model_copy(update={"message": message})
+    split = split_name(new_plan)
+    change = f"after OutOfMemory at {short.where} in attempt {short.attempt}: runs as {split}"
+    changes = [*new_plan.changes, change][-16:]
+    new_plan = new_plan.model_copy(update={"changes": changes})
+    return result.model_copy(update={"chosen": new_plan, "changes": changes})

@@ -67,7 +67,8 @@ class Plans:
         self, spec: GRPOJobSpec, inventory: Inventory, learned: Learned | None = None
     ) -> PlanResult:
         """What plan_job answers, without candidates."""
-        key = spec.model_dump_json() + (learned.model_dump_json() if learned else "")
+        learned_key = learned.model_dump_json() if learned else ""
+        key = spec.model_dump_json() + learned_key
         # Popped and put back: the order of the dictionary is then that of the last use.
         planner = self._planners.pop(key, None)
         if planner is None:
@@ -138,8 +139,8 @@ class CycleInput:
     def claims(self) -> list[Claim]:
         """Return the claims of admitted attempts. An assumed attempt replaces the one in its job's
         status."""
-        found = (claim_of(job) for job in self.jobs if job.uid not in self.assumed)
-        return [*(claim for claim in found if claim), *self.assumed.values()]
+        committed = (claim_of(job) for job in self.jobs if job.uid not in self.assumed)
+        return [*filter(None, committed), *self.assumed.values()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,15 +170,15 @@ def schedule(cycle_input: CycleInput, plans: Plans) -> Cycle:
     plans.expect(len(waiting))
     if not waiting:
         return Cycle(verdicts={}, look_again=look_again)
-    one = _CycleRun(cycle_input, plans)
-    verdicts = one.run(waiting)
-    unjudged = frozenset(job.uid for job in waiting if job.uid not in verdicts)
-    due = [pause for pause in (look_again, one.seconds_until_counted) if pause is not None]
-    return Cycle(
-        verdicts=verdicts,
-        look_again=0.0 if unjudged else min(due, default=None),
-        not_reached=unjudged,
-    )
+    cycle_run = _CycleRun(cycle_input, plans)
+    verdicts = cycle_run.run(waiting)
+    not_reached = frozenset(job.uid for job in waiting if job.uid not in verdicts)
+    if not_reached:
+        look_again = 0.0
+    else:
+        pauses = (look_again, cycle_run.seconds_until_counted)
+        look_again = min((pause for pause in pauses if pause is not None), default=None)
+    return Cycle(verdicts=verdicts, look_again=look_again, not_reached=not_reached)
 
 
 def restart(job: GRPOJobRecord, cycle_input: CycleInput) -> Verdict:
@@ -185,18 +186,18 @@ def restart(job: GRPOJobRecord, cycle_input: CycleInput) -> Verdict:
 
     Where that plan ran out of memory it takes the one that answers that.
     """
-    others, plan = (
-        [claim for claim in cycle_input.claims() if claim.job.uid != job.uid],
-        job.status.plan,
-    )
+    plan = job.status.plan
     if plan is None:
         raise ValueError(f"{job.key} is active without a plan")
-    capacity = Capacity(cycle_input.snapshot, others)
+    other_claims = [claim for claim in cycle_input.claims() if claim.job.uid != job.uid]
+    capacity = Capacity(cycle_input.snapshot, other_claims)
     if shortfall(job) and job.spec is not None:
-        there = capacity.inventory(job)
-        result, _ = next_plan(
-            job, job.spec, there, lambda spec, known: plan_job(spec, there, learned=known)
-        )
+        inventory = capacity.inventory(job)
+
+        def plan_on_inventory(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
+            return plan_job(spec, inventory, learned=learned)
+
+        result, _ = next_plan(job, job.spec, inventory, plan_on_inventory)
         if result.chosen is None:
             return verdict_of(job, result)
         plan = result.chosen
@@ -204,12 +205,14 @@ def restart(job: GRPOJobRecord, cycle_input: CycleInput) -> Verdict:
     avoids = job.should_create_pods or capacity.has_nodes_for(job, plan)
     job = job if avoids else job.avoiding(())
     admitted = job.should_create_pods or capacity.has_room_now(job, plan)
+    reason = Reason.ADMITTED if admitted else Reason.WAITING_FOR_GPUS
+    message = plan.reason if admitted else capacity.shortage(job, plan)
     return Verdict(
         generation=job.generation,
         plan=plan,
         admitted=admitted,
-        reason=Reason.ADMITTED if admitted else Reason.WAITING_FOR_GPUS,
-        message=plan.reason if admitted else capacity.shortage(job, plan),
+        reason=reason,
+        message=message,
         avoids=avoids,
     )
 
@@ -219,21 +222,25 @@ class _CycleRun:
 
     def __init__(self, cycle_input: CycleInput, plans: Plans) -> None:
         """Reserve the places of attempts that were admitted before."""
-        claims, suitability = cycle_input.claims(), Suitability(cycle_input.snapshot.nodes)
-        self._input, self._plans = cycle_input, plans
+        self._input = cycle_input
+        self._plans = plans
+        snapshot = cycle_input.snapshot
+        claims = cycle_input.claims()
+        suitability = Suitability(snapshot.nodes)
         # what is left after those ahead decides; what would be left without them tells each job
         # whom it waits for
-        self._remaining = Capacity(cycle_input.snapshot, claims, suitability)
-        self._without_queue = Capacity(cycle_input.snapshot, claims, suitability)
+        self._remaining = Capacity(snapshot, claims, suitability)
+        self._without_queue = Capacity(snapshot, claims, suitability)
         self._gpus_by_namespace: dict[str, int] = {}
         for claim in claims:
             self._count_gpus(claim.job, claim.plan)
         self.seconds_until_counted: float | None = None
         """Seconds until quotas surely show the pods of all who have been admitted; None if they
         do."""
-        self._allowance = Allowance(cycle_input.snapshot)
-        for claim in filter(self._is_uncounted, claims if cycle_input.snapshot.quotas else ()):
-            self._allowance.take(claim.job, claim.plan)
+        self._allowance = Allowance(snapshot)
+        if snapshot.quotas:
+            for claim in filter(self._is_uncounted, claims):
+                self._allowance.take(claim.job, claim.plan)
         self._placed_jobs: list[tuple[GRPOJobRecord, Verdict]] = []
         self._reserved_nodes: set[str] = set()
         """Nodes that are reserved for those who wait."""
@@ -241,59 +248,69 @@ class _CycleRun:
     def run(self, waiting: list[GRPOJobRecord]) -> dict[str, Verdict]:
         """Return the verdicts by uid."""
         passed_over = {job.uid: self._passed_over(job) for job in waiting}
-        found: dict[str, Verdict] = {}
+        verdicts: dict[str, Verdict] = {}
         # A queue of new specs is judged over several cycles, so that those ahead start before the
         # last is planned.
-        enough = self._plans.made + MOST_NEW_SPECS
+        last_spec = self._plans.made + MOST_NEW_SPECS
         priorities = self._input.snapshot.priorities
-        for job in sort_queue(waiting, priorities, self._gpus_by_namespace, dict(passed_over)):
-            if self._plans.made >= enough:
+        queue = sort_queue(waiting, priorities, self._gpus_by_namespace, dict(passed_over))
+        for job in queue:
+            if self._plans.made >= last_spec:
                 break
-            found[job.uid] = verdict = self._plan_job_safely(job)
+            verdict = self._plan_job_safely(job)
+            verdicts[job.uid] = verdict
             # A job that can't run, or that waits for something else, must not keep GPUs from those
             # behind it.
             if verdict.plan and not verdict.refused and not verdict.blocked:
                 # also where it does not fit yet: nobody behind may take what a bigger gang ahead is
                 # waiting for
-                held = self._remaining.reserve(verdict.apply_to(job), verdict.plan)
-                self._reserved_nodes |= set() if verdict.admitted else held
+                nodes = self._remaining.reserve(verdict.apply_to(job), verdict.plan)
                 self._count_gpus(job, verdict.plan)
                 if verdict.admitted:
                     self._allowance.take(job, verdict.plan)
+                else:
+                    self._reserved_nodes |= nodes
                 self._placed_jobs.append((job, verdict))
-        found |= self._queue_positions()
-        started = [
-            (priority(job, priorities), age(job))
-            for job, verdict in self._placed_jobs
-            if verdict.admitted
-        ]
+        verdicts |= self._queue_positions()
+        ages_of_admitted: dict[int, list[tuple[float, str]]] = {}
         for job, verdict in self._placed_jobs:
-            rank = priority(job, priorities)
-            # who starts while an older job of its priority keeps its place has gone past it
+            if verdict.admitted:
+                rank = priority(job, priorities)
+                ages_of_admitted.setdefault(rank, []).append(age(job))
+        for job, verdict in self._placed_jobs:
             if not verdict.admitted:
-                passed_over[job.uid] += sum(one == rank and by > age(job) for one, by in started)
-        return {uid: replace(one, passed_over=passed_over[uid]) for uid, one in found.items()}
+                # who starts while an older job of its priority keeps its place has gone past it
+                own_age = age(job)
+                ages = ages_of_admitted.get(priority(job, priorities), ())
+                passed_over[job.uid] += sum(other > own_age for other in ages)
+        return {
+            uid: replace(verdict, passed_over=passed_over[uid]) for uid, verdict in verdicts.items()
+        }
 
     def _is_uncounted(self, claim: Claim) -> bool:
         """True if a gang has just been admitted, so that its quota may not show its pods yet."""
         if claim.job.uid in self._input.assumed:
             return True
         # quota.used follows the pods, which the Job controller creates a moment after the commit
-        began = seconds(claim.job.status.attempt_start_time)
-        left = UNCOUNTED_SECONDS - (self._input.now - began) if began is not None else 0.0
-        if left <= 0 or self._remaining.has_bound_pod(claim.job):
+        committed_at = seconds(claim.job.status.attempt_start_time)
+        if committed_at is None:
             return False
-        self.seconds_until_counted = max(left, self.seconds_until_counted or 0.0)
+        seconds_since_commit = self._input.now - committed_at
+        seconds_left = UNCOUNTED_SECONDS - seconds_since_commit
+        if seconds_left <= 0 or self._remaining.has_bound_pod(claim.job):
+            return False
+        self.seconds_until_counted = max(seconds_left, self.seconds_until_counted or 0.0)
         return True
 
     def _count_gpus(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
         namespace = job.key.namespace
-        self._gpus_by_namespace[namespace] = (
-            self._gpus_by_namespace.get(namespace, 0) + plan.all_gpus
-        )
+        before = self._gpus_by_namespace.get(namespace, 0)
+        self._gpus_by_namespace[namespace] = before + plan.all_gpus
 
     def _passed_over(self, job: GRPOJobRecord) -> int:
-        return max(self._input.passed_over.get(job.uid, 0), job.status.passed_over or 0)
+        by_earlier_cycles = self._input.passed_over.get(job.uid, 0)
+        by_status = job.status.passed_over or 0
+        return max(by_earlier_cycles, by_status)
 
     def _plan_job_safely(self, job: GRPOJobRecord) -> Verdict:
         """The verdict on one job. A spec that the planner stumbles over must not keep everybody
@@ -304,7 +321,8 @@ class _CycleRun:
                 return verdict
             if verdict.plan and self._remaining.has_nodes_for(job, verdict.plan):
                 return verdict
-            return replace(self._plan_job(job.avoiding(())), avoids=False)
+            verdict_on_all_nodes = self._plan_job(job.avoiding(()))
+            return replace(verdict_on_all_nodes, avoids=False)
         except Exception as error:
             log.exception("%s: the planner failed", job.key)
             message = f"the planner failed, please report it: {error!r}"
@@ -316,28 +334,24 @@ class _CycleRun:
         if problem := spec_problem(job.spec, self._input.default_image):
             return refusal(job, problem)
         inventory = self._remaining.inventory(job)
-        result, kept = next_plan(
-            job,
-            job.spec,
-            inventory,
-            lambda spec, learned: self._plans.plan(spec, inventory, learned),
-        )
+
+        def plan_on_inventory(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
+            return self._plans.plan(spec, inventory, learned)
+
+        result, is_reused = next_plan(job, job.spec, inventory, plan_on_inventory)
         plan = result.chosen
         if plan is None:
             return verdict_of(job, result)
         # the planner has looked for the nodes of one role alone
         fits = result.fits_now
-        if kept or replicas(plan):
+        if is_reused or replicas(plan):
             fits = self._remaining.has_room_now(job, plan)
         if problem := plan_problem(job, plan):
             return refusal(job, problem)
         if problem := self._allowance.problem(job, plan):
+            reason, message = problem
             return Verdict(
-                generation=job.generation,
-                plan=plan,
-                blocked=True,
-                reason=problem[0],
-                message=problem[1],
+                generation=job.generation, plan=plan, blocked=True, reason=reason, message=message
             )
         if job.should_create_pods:
             # its pods take whatever GPU gets free on their nodes, so nobody ahead may be waiting
@@ -349,28 +363,27 @@ class _CycleRun:
 
     def _wait(self, job: GRPOJobRecord, plan: ExecutionPlan) -> Verdict:
         """It fits but for those ahead, or not even without them."""
-        reason = (
-            Reason.WAITING_IN_QUEUE
-            if self._without_queue.has_room_now(job, plan)
-            else Reason.WAITING_FOR_GPUS
-        )
+        fits_without_queue = self._without_queue.has_room_now(job, plan)
+        reason = Reason.WAITING_IN_QUEUE if fits_without_queue else Reason.WAITING_FOR_GPUS
         message = self._without_queue.shortage(job, plan)
         return Verdict(generation=job.generation, plan=plan, reason=reason, message=message)
 
     def _queue_positions(self) -> dict[str, Verdict]:
         """The verdicts on those who wait with a place, and which place it is."""
         line = [(job, verdict) for job, verdict in self._placed_jobs if not verdict.admitted]
-        found: dict[str, Verdict] = {}
+        verdicts: dict[str, Verdict] = {}
+        behind = ""
         for number, (job, verdict) in enumerate(line, 1):
-            behind = f", behind {line[number - 2][0].key}" if number > 1 else ""
-            where = f"{verdict.message}; {ordinal(number)} of {len(line)} in the queue{behind}"
-            found[job.uid] = replace(verdict, message=where)
-        return found
+            place = f"{ordinal(number)} of {len(line)} in the queue{behind}"
+            verdicts[job.uid] = replace(verdict, message=f"{verdict.message}; {place}")
+            behind = f", behind {job.key}"
+        return verdicts
 
 
 def refusal(job: GRPOJobRecord, problem: Problem) -> Verdict:
     """The verdict on a job that can't be run as it is."""
-    return Verdict(generation=job.generation, refused=True, reason=problem[0], message=problem[1])
+    reason, message = problem
+    return Verdict(generation=job.generation, refused=True, reason=reason, message=message)
 
 
 def verdict_of(job: GRPOJobRecord, result: PlanResult, *, admitted: bool = False) -> Verdict:
@@ -387,7 +400,9 @@ def verdict_of(job: GRPOJobRecord, result: PlanResult, *, admitted: bool = False
 def ordinal(number: int) -> str:
     """`1st`, `2nd`, `3rd`, `4th`, `11th`, `21st`."""
     endings = {1: "st", 2: "nd", 3: "rd"}
-    return f"{number}{'th' if 10 < number % 100 < 14 else endings.get(number % 10, 'th')}"
+    is_teen = 10 < number % 100 < 14
+    ending = "th" if is_teen else endings.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def plan_without_queue(there: Inventory, job: GRPOJobRecord, spec: GRPOJobSpec) -> Verdict:
@@ -396,9 +411,9 @@ def plan_without_queue(there: Inventory, job: GRPOJobRecord, spec: GRPOJobSpec) 
     def plan(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
         return plan_job(spec, there, learned=learned)
 
-    verdict = verdict_of(job, next_plan(job, spec, there, plan).result, admitted=True)
-    problem = plan_problem(job, verdict.plan) if verdict.plan else None
-    return refusal(job, problem) if problem else verdict
+    result = next_plan(job, spec, there, plan).result
+    problem = plan_problem(job, result.chosen) if result.chosen else None
+    return refusal(job, problem) if problem else verdict_of(job, result, admitted=True)
 
 
 def empty_nodes(
@@ -407,15 +422,19 @@ def empty_nodes(
     """The nodes on which a job that Kueue admits is planned; those of another cluster are as the
     spec declares them."""
     if job.is_dispatched and (gpus := _declared_per_node(spec.placement)):
-        return declared_inventory(spec.placement.model_copy(update={"gpus_per_node": gpus}))
-    return Capacity(snapshot(), ()).inventory(job).without_usage
+        placement = spec.placement.model_copy(update={"gpus_per_node": gpus})
+        return declared_inventory(placement)
+    capacity = Capacity(snapshot(), ())
+    return capacity.inventory(job).without_usage
 
 
 def _declared_per_node(placement: PlacementSpec) -> int:
     """GPUs of each node of a gang; 0 where the spec leaves some of it open."""
-    gpus, nodes = placement.gpus, placement.nodes
+    gpus = placement.gpus
+    nodes = placement.nodes
     # Only a gang of one shape is planned alike on both clusters; everything else is planned on what
     # this one has.
-    if not (gpus and nodes and placement.gpu_product) or gpus.min != gpus.max or gpus.min % nodes:
+    if not (gpus and nodes and placement.gpu_product):
         return 0
-    return gpus.min // nodes
+    is_one_shape = gpus.min == gpus.max and gpus.min % nodes == 0
+    return gpus.min // nodes if is_one_shape else 0

@@ -12,6 +12,9 @@ from grpo_kube.objects.json_reader import JsonObject
 
 from .inventory import Amounts, NodeFacts, PodFacts, amounts
 
+Scope = tuple[str, str, tuple[str, ...]]
+"""Scope, operator and values of a ResourceQuota's selector."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaFacts:
@@ -21,8 +24,8 @@ class QuotaFacts:
     name: str
     hard: Amounts
     used: Amounts
-    scopes: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
-    """Scope, operator and values; a pod is counted that meets all."""
+    scopes: tuple[Scope, ...] = ()
+    """A pod is counted that meets all."""
 
 
 def quota_facts(item: object) -> QuotaFacts:
@@ -32,18 +35,22 @@ def quota_facts(item: object) -> QuotaFacts:
         Unreadable: a field has a type that it can't have.
     """
     whole = JsonObject(item)
-    meta, spec, status = whole.part("metadata"), whole.part("spec"), whole.part("status")
-    plain = tuple((name, "Exists", ()) for name in spec.strings("scopes"))
-    chosen = tuple(
-        (one.text("scopeName"), one.text("operator"), tuple(one.strings("values")))
-        for one in spec.part("scopeSelector").parts("matchExpressions")
-    )
+    meta = whole.part("metadata")
+    spec = whole.part("spec")
+    status = whole.part("status")
+    scopes: list[Scope] = [(name, "Exists", ()) for name in spec.strings("scopes")]
+    for expression in spec.part("scopeSelector").parts("matchExpressions"):
+        name = expression.text("scopeName")
+        values = tuple(expression.strings("values"))
+        scopes.append((name, expression.text("operator"), values))
+    hard = amounts(status.part("hard"))  # what is in force; spec.hard may be newer
+    used = amounts(status.part("used"))
     return QuotaFacts(
         namespace=meta.required_text("namespace"),
         name=meta.required_text("name"),
-        hard=amounts(status.part("hard")),  # what is in force; spec.hard may be newer
-        used=amounts(status.part("used")),
-        scopes=plain + chosen,
+        hard=hard,
+        used=used,
+        scopes=tuple(scopes),
     )
 
 
@@ -58,13 +65,13 @@ def _meets(scope: str, operator: str, values: tuple[str, ...], priority_class: s
     """Our pods request cores, so they are no best effort, and have no deadline of their own."""
     # the fourth operator of the API is DoesNotExist
     if scope == "PriorityClass":
-        there = bool(priority_class)
+        has_class = bool(priority_class)
         answers = {
             "In": priority_class in values,
             "NotIn": priority_class not in values,
-            "Exists": there,
+            "Exists": has_class,
         }
-        return answers.get(operator, not there)
+        return answers.get(operator, not has_class)
     return scope in ("NotTerminating", "NotBestEffort")
 
 

@@ -60,25 +60,21 @@ class VerdictPublisher:
         The uids in `others` keep their last verdict; all remaining ones lose theirs.
         """
         self._verdicts = verdicts
+        uids_in_queue = verdicts.keys() | others
         self._published = {
-            uid: published
-            for uid, published in self._published.items()
-            if uid in verdicts or uid in others
+            uid: verdict for uid, verdict in self._published.items() if uid in uids_in_queue
         }
         self._pending = {uid: key for uid, key in self._pending.items() if uid in verdicts}
         urgent = []
         for uid, verdict in verdicts.items():
-            published = self._published.get(uid)
+            before = self._published.get(uid)
+            is_news = before is None or before.published_part != verdict.published_part
             # who is admitted now was not, or no longer, when it read its last verdict
-            if (
-                published is None
-                or published.published_part != verdict.published_part
-                or verdict.admitted
-            ):
+            if is_news or verdict.admitted:
                 self._published[uid] = verdict
                 self._pending.pop(uid, None)
                 urgent.append(keys[uid])
-            elif published != verdict:
+            elif before != verdict:
                 # Only the place in the queue has changed: it waits for its turn, and keeps the turn
                 # that it has.
                 self._pending.setdefault(uid, keys[uid])
@@ -98,8 +94,9 @@ class VerdictPublisher:
         # the dictionary keeps the order in which jobs came, so the first has waited longest
         if self._pending:
             uid = next(iter(self._pending))
+            key = self._pending.pop(uid)
             self._published[uid] = self._verdicts[uid]
-            self._notify([self._pending.pop(uid)], slow=True)
+            self._notify([key], slow=True)
         if not self._pending:
             self._has_pending.clear()
 
@@ -142,7 +139,8 @@ class Assumptions:
 
     def add(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
         """Assumes the job's next attempt, unless the job has changed since it was judged."""
-        claim = Claim(job=job, plan=plan, attempt=job.status.attempt + 1)
+        next_attempt = job.status.attempt + 1
+        claim = Claim(job=job, plan=plan, attempt=next_attempt)
         if self._is_open(claim):
             self._claims[job.uid] = claim
 
@@ -156,10 +154,13 @@ class Assumptions:
         job = self._jobs.get(claim.job.key)
         # A changed spec has another plan, and a job made again under the name is another one: both
         # are judged again.
-        if job is None or (job.uid, job.generation) != (claim.job.uid, claim.job.generation):
+        if job is None or job.uid != claim.job.uid:
+            return False
+        if job.generation != claim.job.generation:
             return False
         may_commit = job.is_waiting_for_admission or job.is_active
-        return may_commit and job.status.attempt + 1 == claim.attempt
+        next_attempt = job.status.attempt + 1
+        return may_commit and next_attempt == claim.attempt
 
     def drop_denied(self, uid: str, now: float) -> bool:
         """Drop the assumption of a job whose commit the API server denied; return False if it had
