@@ -34,20 +34,21 @@ class Rank0Spans:
 
     every: int
     """Every which step has a span."""
-    _through: int = 0
+    _last_step: int = 0
     """Steps up to this one have theirs, or none."""
-    _heard: int = 0
+    _known_step: int = 0
     """The last step in a former operator process's status; 0 for none."""
     _origin: float = float("inf")
     """When rank 0's clock began, by the operator's."""
-    _loaded: bool = False
-    _proven: bool = False
-    _steps: int = 0
+    _has_loading_span: bool = False
+    _has_proof_span: bool = False
+    _step_count: int = 0
 
     def heard_of(self, step: int) -> None:
         """Record the step in a former operator process's status. Its span may be missing, so it is
         made again."""
-        self._heard, self._through = step, max(0, step - 1)
+        self._known_step = step
+        self._last_step = max(0, step - 1)
 
     def report_spans(
         self, trace: Trace, progress: Progress, at: float, earliest: float
@@ -59,28 +60,30 @@ class Rank0Spans:
         clock = progress.account.clock
         self._origin = min(self._origin, at - clock.total)
         timeline = _Timeline(trace, self._origin, earliest, at)
-        if self._heard <= progress.resumed_from_step:
+        if self._known_step <= progress.resumed_from_step:
             yield from self._start(timeline, clock, progress)
-        first = progress.resumed_from_step + 1
+        first_step = progress.resumed_from_step + 1
         every = traces.stride(self.every, progress.total_steps)
-        for one in progress.steps:
-            wanted = one.step == first or one.step % every == 0
-            if one.step > self._through and wanted and self._steps < traces.MAX_STEPS:
-                self._through, self._steps = one.step, self._steps + 1
-                yield from timeline.step(
-                    one, traces.FIRST_STEP if one.step == first else traces.STEP
-                )
+        for step_time in progress.steps:
+            step = step_time.step
+            is_first = step == first_step
+            has_span = is_first or step % every == 0
+            if step > self._last_step and has_span and self._step_count < traces.MAX_STEPS:
+                self._last_step = step
+                self._step_count += 1
+                name = traces.FIRST_STEP if is_first else traces.STEP
+                yield from timeline.step(step_time, name)
 
     def _start(self, timeline: "_Timeline", clock: Clock, progress: Progress) -> Iterator[Span]:
-        after = clock.generating + clock.scoring + clock.training + clock.saving
-        if not self._loaded and (clock.proving or after):
-            self._loaded = True
-            yield timeline.startup(traces.LOADED, 0.0, clock.loading, progress)
-        if not self._proven and after:
-            self._proven = True
-            yield timeline.startup(
-                traces.PROVEN, clock.loading, clock.loading + clock.proving, progress
-            )
+        loading_end = clock.loading
+        proving_end = clock.loading + clock.proving
+        step_seconds = clock.generating + clock.scoring + clock.training + clock.saving
+        if not self._has_loading_span and (clock.proving or step_seconds):
+            self._has_loading_span = True
+            yield timeline.startup(traces.LOADED, 0.0, loading_end, progress)
+        if not self._has_proof_span and step_seconds:
+            self._has_proof_span = True
+            yield timeline.startup(traces.PROVEN, loading_end, proving_end, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,29 +96,37 @@ class _Timeline:
     latest: float
 
     def _at(self, spent: float) -> float:
-        return max(self.earliest, min(self.origin + spent, self.latest))
+        unix = self.origin + spent
+        return max(self.earliest, min(unix, self.latest))
 
     def startup(self, name: traces.SpanName, begin: float, end: float, progress: Progress) -> Span:
         """A part of the start between two readings of rank 0's clock."""
-        known = progress.startup_seconds
-        parts = ((one, known.get(one.key.rpartition(".")[2])) for one in traces.STARTUP[name.name])
-        attributes = [(one, value) for one, value in parts if value is not None]
-        return self.trace.span(name, self._at(begin), self._at(end), attributes=attributes)
+        attributes: list[tuple[traces.Attribute, Value]] = []
+        for attribute in traces.STARTUP[name.name]:
+            part = attribute.key.rpartition(".")[2]
+            spent = progress.startup_seconds.get(part)
+            if spent is not None:
+                attributes.append((attribute, spent))
+        begin = self._at(begin)
+        end = self._at(end)
+        return self.trace.span(name, begin, end, attributes=attributes)
 
     def step(self, step_time: StepTime, name: traces.SpanName) -> Iterator[Span]:
         """Yield the spans of a step and of its parts, one after the other: their real order is not
         reported."""
+        step = step_time.step
         begin = self._at(step_time.began.total)
-        number = [(traces.STEP_NUMBER, step_time.step)]
-        span = self.trace.span(
-            name, begin, self._at(step_time.ended.total), number=step_time.step, attributes=number
-        )
+        end = self._at(step_time.ended.total)
+        attributes = [(traces.STEP_NUMBER, step)]
+        span = self.trace.span(name, begin, end, number=step, attributes=attributes)
         yield span
         for part in traces.PARTS:
-            spent = getattr(step_time.ended, part.name) - getattr(step_time.began, part.name)
+            clock_before = getattr(step_time.began, part.name)
+            clock_after = getattr(step_time.ended, part.name)
+            spent = clock_after - clock_before
             if spent > 0.0:
                 end = min(begin + spent, span.end)
-                yield self.trace.span(part, begin, end, number=step_time.step, parent=span.id)
+                yield self.trace.span(part, begin, end, number=step, parent=span.id)
                 begin = end
 
 
@@ -136,11 +147,11 @@ class _Attempt:
     model: str
     waits_since: float | None = None
     """Since when it waits to be admitted; None once it is."""
-    admitted: float = 0.0
+    admitted_at: float = 0.0
     admission: int = -1
     """Tells the admissions of one attempt apart."""
-    bound: float | None = None
-    started: float | None = None
+    bound_at: float | None = None
+    started_at: float | None = None
     latest: float = 0.0
     """Latest end of its spans."""
 
@@ -162,39 +173,40 @@ class AttemptTraces:
         if not job.is_active:
             return
         attempt = self._of(job)
+        trace = attempt.trace
         number = attempt.admission
-        if attempt.bound is None and observation.is_gang_bound:
-            attempt.bound = max(attempt.admitted, observation.now)
-            self._tell(
-                attempt,
-                attempt.trace.span(traces.BOUND, attempt.admitted, attempt.bound, number=number),
-            )
-        if attempt.started is None and attempt.bound is not None and observation.has_gang_started:
-            attempt.started = max(attempt.bound, observation.now)
-            self._tell(
-                attempt,
-                attempt.trace.span(traces.STARTED, attempt.bound, attempt.started, number=number),
-            )
-        at = pull_time(observation)
-        if observation.pull and at is not None:
-            for span in attempt.rank0.report_spans(
-                attempt.trace, observation.pull.progress, at, attempt.admitted
-            ):
+        if attempt.bound_at is None and observation.is_gang_bound:
+            attempt.bound_at = max(attempt.admitted_at, observation.now)
+            span = trace.span(traces.BOUND, attempt.admitted_at, attempt.bound_at, number=number)
+            self._tell(attempt, span)
+        if (
+            attempt.started_at is None
+            and attempt.bound_at is not None
+            and observation.has_gang_started
+        ):
+            attempt.started_at = max(attempt.bound_at, observation.now)
+            span = trace.span(traces.STARTED, attempt.bound_at, attempt.started_at, number=number)
+            self._tell(attempt, span)
+        pulled_at = pull_time(observation)
+        if observation.pull and pulled_at is not None:
+            progress = observation.pull.progress
+            spans = attempt.rank0.report_spans(trace, progress, pulled_at, attempt.admitted_at)
+            for span in spans:
                 self._tell(attempt, span)
 
     def record_status(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
         """The API server has taken this status of the job."""
-        before = job.is_active
-        after = is_under_way(new)
-        if before and (not after or new.attempt != job.status.attempt):
+        is_under_way_now = is_under_way(new)
+        same_attempt = new.attempt == job.status.attempt
+        goes_on = job.is_active and is_under_way_now and same_attempt
+        if job.is_active and not goes_on:
             self._end(self._of(job), job, new, now)
-        if not after:
+        if not is_under_way_now:
             self._attempts.pop(job.key, None)
             return
-        goes_on = before and new.attempt == job.status.attempt
-        attempt = self._of(job) if goes_on else self._begun(job, new, now)
-        admitted = new.condition(C.ADMITTED)
-        self._admit(attempt, int(_since(admitted)), now)
+        attempt = self._of(job) if goes_on else self._begin(job, new, now)
+        admitted_at = _since(new.condition(C.ADMITTED))
+        self._admit(attempt, int(admitted_at), now)
 
     def end_job(self, key: ObjectKey, now: float) -> None:
         """The job was deleted, or is another controller's."""
@@ -204,74 +216,80 @@ class AttemptTraces:
 
     def _of(self, job: GRPOJobRecord) -> _Attempt:
         """The job's attempt; as its status has it, if this process doesn't know it."""
-        known = self._attempts.get(job.key)
-        if known and (known.trace.job_uid, known.trace.attempt) == (job.uid, job.status.attempt):
-            return known
-        found = self._attempts[job.key] = self._found(job)
-        return found
-
-    def _fresh(self, job: GRPOJobRecord, number: int, begin: float) -> _Attempt:
-        trace = Trace.of_attempt(job, number, self._version)
-        return _Attempt(
-            trace, begin, Rank0Spans(self._every), job.spec.model.name if job.spec else ""
+        attempt = self._attempts.get(job.key)
+        is_current = (
+            attempt is not None
+            and attempt.trace.job_uid == job.uid
+            and attempt.trace.attempt == job.status.attempt
         )
+        if attempt is None or not is_current:
+            attempt = self._attempt_of_status(job)
+            self._attempts[job.key] = attempt
+        return attempt
 
-    def _begun(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> _Attempt:
+    def _new_attempt(self, job: GRPOJobRecord, number: int, begin: float) -> _Attempt:
+        trace = Trace.of_attempt(job, number, self._version)
+        model = job.spec.model.name if job.spec else ""
+        return _Attempt(trace, begin, Rank0Spans(self._every), model)
+
+    def _begin(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> _Attempt:
         """An attempt that this write begins."""
         begin = now
         if not job.is_active and not job.is_true(C.SUSPENDED):
-            begin = min(now, _waiting_since(job.created, job.status))
-        fresh = self._fresh(job, new.attempt, begin)
-        fresh.waits_since = begin
-        self._attempts[job.key] = fresh
-        return fresh
+            waiting_since = _waiting_since(job.created, job.status)
+            begin = min(now, waiting_since)
+        attempt = self._new_attempt(job, new.attempt, begin)
+        attempt.waits_since = begin
+        self._attempts[job.key] = attempt
+        return attempt
 
-    def _found(self, job: GRPOJobRecord) -> _Attempt:
+    def _attempt_of_status(self, job: GRPOJobRecord) -> _Attempt:
         """An attempt that a former operator has begun."""
-        status, admitted = job.status, job.condition(C.ADMITTED)
-        started = seconds(status.attempt_start_time)
-        since = seconds(admitted.last_transition_time) if admitted else None
-        at = started or since or job.created
-        begin = min(at, since or at, _waiting_since(job.created, status))
-        found = self._fresh(job, status.attempt, begin)
-        found.admitted, found.admission = at, int(since or 0.0)
+        status = job.status
+        admitted_since = _since(job.condition(C.ADMITTED))
+        admitted_at = seconds(status.attempt_start_time) or admitted_since or job.created
+        waiting_since = _waiting_since(job.created, status)
+        begin = min(admitted_at, admitted_since or admitted_at, waiting_since)
+        attempt = self._new_attempt(job, status.attempt, begin)
+        attempt.admitted_at = admitted_at
+        attempt.admission = int(admitted_since)
         if job.is_true(C.SCHEDULED):
-            found.bound = max(at, _since(job.condition(C.SCHEDULED)))
+            scheduled_since = _since(job.condition(C.SCHEDULED))
+            attempt.bound_at = max(admitted_at, scheduled_since)
         if job.is_true(C.RUNNING):
-            found.started = max(at, _since(job.condition(C.RUNNING)))
+            running_since = _since(job.condition(C.RUNNING))
+            attempt.started_at = max(admitted_at, running_since)
         if status.progress and status.progress.attempt == status.attempt:
-            found.rank0.heard_of(status.progress.step)
-        return found
+            attempt.rank0.heard_of(status.progress.step)
+        return attempt
 
     def _admit(self, attempt: _Attempt, moment: int, now: float) -> None:
-        if attempt.waits_since is None:
+        begin = attempt.waits_since
+        if begin is None:
             return
         attempt.admission = max(attempt.admission + 1, moment)
-        attempt.admitted = max(attempt.waits_since, now)
-        self._tell(
-            attempt,
-            attempt.trace.span(
-                traces.QUEUED, attempt.waits_since, attempt.admitted, number=attempt.admission
-            ),
-        )
+        attempt.admitted_at = max(begin, now)
         attempt.waits_since = None
+        span = attempt.trace.span(
+            traces.QUEUED, begin, attempt.admitted_at, number=attempt.admission
+        )
+        self._tell(attempt, span)
 
     def _end(self, attempt: _Attempt, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
-        plan, progress = job.status.plan, new.progress
-        found: dict[str, Value] = {traces.MODEL.key: attempt.model}
+        plan = job.status.plan
+        progress = new.progress
+        attributes: dict[str, Value] = {traces.MODEL.key: attempt.model}
         if plan:
-            found |= {
-                traces.STRATEGY.key: plan.strategy,
-                traces.NODES.key: plan.nodes,
-                traces.GPUS.key: plan.gpus,
-            }
+            attributes[traces.STRATEGY.key] = plan.strategy
+            attributes[traces.NODES.key] = plan.nodes
+            attributes[traces.GPUS.key] = plan.gpus
         if progress and progress.attempt == attempt.trace.attempt:
-            found[traces.STEP_NUMBER.key] = progress.step
-        result, failed, message = _how(job.status.attempt, new)
-        found[traces.RESULT.key] = result
-        if failed:
-            found[traces.ERROR.key] = result
-        self._tell_root(attempt, found, now, message if failed else None)
+            attributes[traces.STEP_NUMBER.key] = progress.step
+        result, has_failed, message = _how(job.status.attempt, new)
+        attributes[traces.RESULT.key] = result
+        if has_failed:
+            attributes[traces.ERROR.key] = result
+        self._tell_root(attempt, attributes, now, message if has_failed else None)
 
     def _tell_root(
         self,
@@ -281,9 +299,11 @@ class AttemptTraces:
         failure: str | None = None,
     ) -> None:
         end = max(now, attempt.latest)
-        root = attempt.trace.span(traces.ATTEMPT, attempt.begin, end, parent="")
-        why = truncate(failure or "", MAX_MESSAGE)
-        self._put(replace(root, attributes=attributes, failed=failure is not None, message=why))
+        span = attempt.trace.span(traces.ATTEMPT, attempt.begin, end, parent="")
+        has_failed = failure is not None
+        message = truncate(failure or "", MAX_MESSAGE)
+        root = replace(span, attributes=attributes, failed=has_failed, message=message)
+        self._put(root)
 
     def _tell(self, attempt: _Attempt, span: Span) -> None:
         attempt.latest = max(attempt.latest, span.end)
@@ -295,7 +315,8 @@ def _waiting_since(created: float, status: GRPOJobStatus) -> float:
     resumed or retried."""
     begin = created
     if status.ends:
-        begin = max(begin, seconds(status.ends[-1].end_time) or 0.0)
+        last_end = seconds(status.ends[-1].end_time) or 0.0
+        begin = max(begin, last_end)
     for kind in (C.SUSPENDED, C.FAILED):
         rest = status.condition(kind)
         if rest and rest.status == "False" and _was_true(rest, status):
@@ -314,19 +335,22 @@ def _how(attempt: int, new: GRPOJobStatus) -> tuple[str, bool, str]:
     message."""
     end = next((one for one in reversed(new.ends) if one.attempt == attempt), None)
     final = _final_condition(new)
-    failed = final is not None and final.type == C.FAILED
+    job_failed = final is not None and final.type == C.FAILED
     message = final.message if final else ""
     if end is None:
-        return (final.reason if final else SUSPENDED), failed, message
+        reason = final.reason if final else SUSPENDED
+        return reason, job_failed, message
     if new.outcome and new.outcome.attempt == attempt:
         message = new.outcome.message or message
-    return end.reason, failed or end.reason in _FAILURES, message
+    has_failed = job_failed or end.reason in _FAILURES
+    return end.reason, has_failed, message
 
 
 def _final_condition(status: GRPOJobStatus) -> Condition | None:
     """Return the condition by which the job has succeeded or failed; None before that."""
     for condition in status.conditions:
-        if condition.type in (C.SUCCEEDED, C.FAILED) and condition.status == "True":
+        is_end = condition.type in (C.SUCCEEDED, C.FAILED)
+        if is_end and condition.status == "True":
             return condition
     return None
 

@@ -63,9 +63,8 @@ class Trace:
             traces.JOB_UID: job.uid,
             traces.ATTEMPT_NUMBER: attempt,
         }
-        return cls(
-            job.uid, attempt, {attribute.key: value for attribute, value in resource.items()}
-        )
+        by_key = {attribute.key: value for attribute, value in resource.items()}
+        return cls(job.uid, attempt, by_key)
 
     @property
     def id(self) -> str:
@@ -75,7 +74,9 @@ class Trace:
     @property
     def before(self) -> "Trace | None":
         """The trace of the attempt before; None for the first."""
-        return Trace(self.job_uid, self.attempt - 1, self.resource) if self.attempt > 1 else None
+        if self.attempt <= 1:
+            return None
+        return Trace(self.job_uid, self.attempt - 1, self.resource)
 
     def span_id(self, name: SpanName, number: int = 0) -> str:
         """16 hex digits; `number` tells spans of one name apart."""
@@ -94,6 +95,7 @@ class Trace:
         """A span, by default a child of the root."""
         if parent is None:
             parent = self.span_id(traces.ATTEMPT)
+        by_key = {attribute.key: value for attribute, value in attributes}
         return Span(
             trace=self,
             id=self.span_id(name, number),
@@ -101,13 +103,15 @@ class Trace:
             name=name.name,
             begin=begin,
             end=max(begin, end),
-            attributes={attribute.key: value for attribute, value in attributes},
+            attributes=by_key,
         )
 
 
 def _digits(size: int, *parts: str | int) -> str:
     """Hex digits of so many bytes, never all 0, which OTLP forbids (2^-64 is never)."""
-    return sha256("/".join(map(str, parts)).encode(errors="replace")).hexdigest()[: 2 * size]
+    text = "/".join(map(str, parts))
+    digest = sha256(text.encode(errors="replace")).hexdigest()
+    return digest[: 2 * size]
 
 
 SCOPE = "grpo_operator"
@@ -123,8 +127,10 @@ def export_request(spans: Iterable[Span]) -> dict[str, Any]:
     """The body of a POST to /v1/traces: the spans of each attempt under a resource of its own."""
     resources: dict[str, dict[str, Any]] = {}
     for span in spans:
-        found = resources.setdefault(span.trace.id, _resource(span.trace.resource))
-        found["scopeSpans"][0]["spans"].append(_span(span))
+        trace = span.trace
+        resource = resources.setdefault(trace.id, _resource(trace.resource))
+        spans_of_scope = resource["scopeSpans"][0]["spans"]
+        spans_of_scope.append(_span(span))
     return {"resourceSpans": list(resources.values())}
 
 
@@ -146,7 +152,8 @@ def _span(span: Span) -> dict[str, Any]:
     if span.parent:
         body["parentSpanId"] = span.parent
     elif before := span.trace.before:
-        body["links"] = [{"traceId": before.id, "spanId": before.span_id(ATTEMPT)}]
+        root_before = before.span_id(ATTEMPT)
+        body["links"] = [{"traceId": before.id, "spanId": root_before}]
     if span.failed:
         body["status"] = {"code": ERROR, "message": _text(span.message)}
     return body
@@ -159,7 +166,9 @@ def _attributes(values: Mapping[str, Value]) -> list[dict[str, Any]]:
 def _value(value: Value) -> dict[str, Any]:
     if isinstance(value, str):
         return {"stringValue": _text(value)}
-    return {"intValue": str(value)} if isinstance(value, int) else {"doubleValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    return {"doubleValue": value}
 
 
 def _text(text: str) -> str:
@@ -168,4 +177,5 @@ def _text(text: str) -> str:
 
 
 def _nanoseconds(unix: float) -> str:
-    return str(min(max(0, round(unix * 1e9)), LAST))
+    nanoseconds = round(unix * 1e9)
+    return str(min(max(0, nanoseconds), LAST))

@@ -40,7 +40,8 @@ _RESTS = (Action.SUSPEND, Action.SUCCEED, Action.FAIL, Action.REJECT)
 
 def account(observation: Observation, decision: Decision, new: GRPOJobStatus) -> Usage | None:
     """The usage of a job whose status is otherwise `new`; None for a job on CPUs."""
-    job, old = observation.job, observation.job.status.usage
+    job = observation.job
+    old = job.status.usage
     if job.spec is None or job.spec.placement.accelerator != "GPU":
         return old
     starts_again = decision.action is Action.RETRY
@@ -48,53 +49,53 @@ def account(observation: Observation, decision: Decision, new: GRPOJobStatus) ->
     if job.is_finished and not starts_again and not still_holds:
         return old
     before = old or Usage(as_of=timestamp(observation.now))
-    records = _ended(looked_at(observation, before.attempts, before.as_of), observation, decision)
-    fields: dict[str, Any] = {"as_of": _as_of(observation, before), "attempts": records}
+    records = looked_at(observation, before.attempts, before.as_of)
+    records = _with_end_of_attempt(records, observation, decision)
+    fields: dict[str, Any] = {"as_of": _as_of(observation, before)}
     fields |= _waiting(before, records, observation, decision)
-    fields["attempts"] = _committed(records, observation, decision, new)
+    fields["attempts"] = _with_new_attempt(records, observation, decision, new)
     usage = _bounded(before.model_copy(update=fields))
-    if old is not None and _news(old) == _news(usage) and new == job.status:
-        return old
-    return sum_states(usage)
+    is_unchanged = old is not None and _news(old) == _news(usage) and new == job.status
+    return old if is_unchanged else sum_states(usage)
 
 
-def _ended(
+def _with_end_of_attempt(
     records: list[AttemptUsage], observation: Observation, decision: Decision
 ) -> list[AttemptUsage]:
     """The records; that of the current attempt with how it ended, if this decision ends it."""
-    if (
-        not records
-        or records[-1].ended
-        or not observation.job.is_active
-        or decision.action not in _ENDS_ATTEMPT
-    ):
+    ends_attempt = observation.job.is_active and decision.action in _ENDS_ATTEMPT
+    if not ends_attempt or not records or records[-1].ended:
         return records
     reason = str(decision.reason or decision.action)
     if decision.ended:
         reason = str(decision.ended.result)
-    return [*records[:-1], records[-1].model_copy(update={"ended": reason[:128]})]
+    current = records[-1].model_copy(update={"ended": reason[:128]})
+    return [*records[:-1], current]
 
 
-def _committed(
+def _with_new_attempt(
     records: list[AttemptUsage], observation: Observation, decision: Decision, new: GRPOJobStatus
 ) -> list[AttemptUsage]:
     """The records, with one of the attempt that this decision commits, or that a former operator
     has."""
     plan = new.plan
-    if plan is None or not plan.gpus or (records and records[-1].attempt >= new.attempt):
+    last_attempt = records[-1].attempt if records else 0
+    if plan is None or not plan.gpus or last_attempt >= new.attempt:
         return records
     if decision.action is not Action.COMMIT and not observation.job.is_active:
         return records
-    fresh = AttemptUsage(
+    engines = _of_engines(plan.engine)
+    start_time = new.attempt_start_time or timestamp(observation.now)
+    current = AttemptUsage(
         attempt=new.attempt,
         gpus=plan.gpus,
         nodes=plan.nodes,
         gpu_product=plan.gpu_product,
         gpu_hour_price=plan.gpu_hour_price,
-        engines=_of_engines(plan.engine),
-        start_time=new.attempt_start_time or timestamp(observation.now),
+        engines=engines,
+        start_time=start_time,
     )
-    return [*records, fresh]
+    return [*records, current]
 
 
 def _of_engines(engine: EnginePlan | None) -> EngineUsage | None:
@@ -115,7 +116,8 @@ def _as_of(observation: Observation, before: Usage) -> str:
     answers = observation.job.is_active and not observation.silence
     answered_at = pull_time(observation) if answers else None
     at = observation.now if answered_at is None else answered_at
-    return max(before.as_of, timestamp(at), key=_unix_seconds)
+    new_time = timestamp(at)
+    return max(before.as_of, new_time, key=_unix_seconds)
 
 
 def _unix_seconds(text: str) -> float:
@@ -126,24 +128,26 @@ def _waiting(
     before: Usage, records: list[AttemptUsage], observation: Observation, decision: Decision
 ) -> dict[str, Any]:
     """Return how long the job has waited, and since when it waits."""
-    queued, since = before.queued_seconds, seconds(before.waiting_since)
-    known = _pods_by_name(before.attempts)
+    now = observation.now
+    queued = before.queued_seconds
+    since = seconds(before.waiting_since)
+    known_pods = _pods_by_name(before.attempts)
     pods = [pod for record in records for pod in record.all_pods]
-    first_bound = _first_bound(pods, known, observation.now)
+    first_bound_at = _first_bound(pods, known_pods, now)
     # The wait ends when the first pod gets its node, which may be before this observation.
-    if since is not None and first_bound is not None:
-        queued += max(0.0, first_bound - since)
+    if since is not None and first_bound_at is not None:
+        queued += max(0.0, first_bound_at - since)
         since = None
-    waits = _to_run(observation, decision) and not any(map(has_gpus, records))
+    holds_gpus = any(map(has_gpus, records))
+    waits = _to_run(observation, decision) and not holds_gpus
     if since is not None and not waits:
-        queued += max(0.0, observation.now - since)
+        queued += max(0.0, now - since)
         since = None
     if since is None and waits:
-        since = min(observation.now, _last_end(pods, known, observation.now))
-    return {
-        "queued_seconds": round(queued, 3),
-        "waiting_since": None if since is None else timestamp(since),
-    }
+        last_ended_at = _last_end(pods, known_pods, now)
+        since = min(now, last_ended_at)
+    waiting_since = None if since is None else timestamp(since)
+    return {"queued_seconds": round(queued, 3), "waiting_since": waiting_since}
 
 
 def _pods_by_name(records: Sequence[AttemptUsage]) -> dict[str, PodTime]:
@@ -212,12 +216,12 @@ def _news(usage: Usage) -> object:
 
 
 def _news_of_record(record: AttemptUsage) -> object:
-    begun_parts = [part for part, spent in record.clock if spent]
+    parts = [part for part, spent in record.clock if spent]
     holding_pods = [pod.name for pod in record.all_pods if pod.seconds is None]
-    return record.attempt, record.ended, record.sealed, record.began_at, begun_parts, holding_pods
+    return record.attempt, record.ended, record.sealed, record.began_at, parts, holding_pods
 
 
-Held = TypeVar("Held", AttemptUsage, EngineUsage)
+RoleUsage = TypeVar("RoleUsage", AttemptUsage, EngineUsage)
 LATE_SECONDS = 10.0
 """Longest time from a container's end until its kubelet reports it; until then the pod counts as
 holding its GPUs."""
@@ -226,26 +230,26 @@ holding its GPUs."""
 def looked_at(
     observation: Observation, records: Sequence[AttemptUsage], as_of: str
 ) -> list[AttemptUsage]:
-    """The records after a look; `as_of` is the moment until which they were counted."""
-    mine = _sorted(observation, records)
+    """The records after an observation; `as_of` is the moment until which they were counted."""
+    pods_of_records = _pods_by_record(observation, records)
     return [
         _looked_at(observation, record, pods, as_of)
-        for record, pods in zip(records, mine, strict=True)
+        for record, pods in zip(records, pods_of_records, strict=True)
     ]
 
 
 def _looked_at(
     observation: Observation, record: AttemptUsage, pods: Collection[PodRecord], as_of: str
 ) -> AttemptUsage:
-    """One record after a look at these of its pods, those of its engines among them."""
-    trains = [pod for pod in pods if not pod.engine]
-    found = _heard(observation, _timed(observation, record, record, trains, as_of), trains)
+    """One record after an observation of its pods, those of its engines among them."""
+    training_pods = [pod for pod in pods if not pod.engine]
+    timed = _with_pod_times(observation, record, record, training_pods, as_of)
+    updated = _with_reports(observation, timed, training_pods)
     if record.engines is None:
-        return found
-    serves = [pod for pod in pods if pod.engine]
-    return found.model_copy(
-        update={"engines": _timed(observation, record, record.engines, serves, as_of)}
-    )
+        return updated
+    engine_pods = [pod for pod in pods if pod.engine]
+    engines = _with_pod_times(observation, record, record.engines, engine_pods, as_of)
+    return updated.model_copy(update={"engines": engines})
 
 
 def has_gpus(record: AttemptUsage) -> bool:
@@ -253,45 +257,58 @@ def has_gpus(record: AttemptUsage) -> bool:
     return any(pod.seconds is None for pod in record.all_pods)
 
 
-def _sorted(observation: Observation, records: Sequence[AttemptUsage]) -> list[list[PodRecord]]:
+def _pods_by_record(
+    observation: Observation, records: Sequence[AttemptUsage]
+) -> list[list[PodRecord]]:
     """The bound pods of each record. Labels are hints: a pod that was not known counts only as its
     Job's."""
-    by_name: dict[str, int] = {}
-    latest: dict[int, int] = {}
+    record_of_pod: dict[str, int] = {}
+    record_of_attempt: dict[int, int] = {}
     for index, record in enumerate(records):
-        latest[record.attempt] = index
-        by_name.update({pod.name: index for pod in record.all_pods})
+        record_of_attempt[record.attempt] = index
+        for pod_time in record.all_pods:
+            record_of_pod[pod_time.name] = index
     current = (*observation.pods, *observation.engine_pods)
-    own = {child.uid for child in observation.earlier_jobs} | {
-        pod.controller_uid for pod in current
-    }
-    found: list[list[PodRecord]] = [[] for _ in records]
+    job_uids = {child.uid for child in observation.earlier_jobs}
+    job_uids |= {pod.controller_uid for pod in current}
+    pods_of_records: list[list[PodRecord]] = [[] for _ in records]
     for pod in (*current, *observation.earlier_pods, *observation.deleted_pods):
-        known = pod.name in by_name or pod.controller_uid in own
-        place = by_name.get(pod.name, latest.get(pod.attempt))
-        if pod.node and known and place is not None and len(found[place]) < MAX_PODS:
-            found[place].append(pod)
-    return found
+        is_known = pod.name in record_of_pod or pod.controller_uid in job_uids
+        index_by_label = record_of_attempt.get(pod.attempt)
+        place = record_of_pod.get(pod.name, index_by_label)
+        if not pod.node or not is_known or place is None:
+            continue
+        pods_of_record = pods_of_records[place]
+        if len(pods_of_record) < MAX_PODS:
+            pods_of_record.append(pod)
+    return pods_of_records
 
 
-def _timed(
+def _with_pod_times(
     observation: Observation,
     record: AttemptUsage,
-    held: Held,
+    usage: RoleUsage,
     pods: Collection[PodRecord],
     as_of: str,
-) -> Held:
+) -> RoleUsage:
     """What a role of the record's attempt held, with the times of its pods; of those that have
     ended and are gone only their sum is left."""
-    before = {pod.name: pod for pod in held.pods}
+    known_pods = {pod.name: pod for pod in usage.pods}
     visible = {pod.name for pod in pods}
-    lost = [pod for name, pod in before.items() if name not in visible]
-    gone = held.gone_seconds + sum(pod.seconds for pod in lost if pod.seconds is not None)
-    now = [_pod_time(observation, record, pod, before.get(pod.name), as_of) for pod in pods]
-    now += [_closed(observation, record, pod, as_of) for pod in lost if pod.seconds is None]
-    return held.model_copy(
-        update={"pods": sorted(now, key=lambda pod: pod.name), "gone_seconds": round(gone, 3)}
-    )
+    gone_seconds = usage.gone_seconds
+    pod_times = [
+        _pod_time(observation, record, pod, known_pods.get(pod.name), as_of) for pod in pods
+    ]
+    for name, pod_time in known_pods.items():
+        if name in visible:
+            continue
+        if pod_time.seconds is None:
+            pod_times.append(_closed(observation, record, pod_time, as_of))
+        else:
+            gone_seconds += pod_time.seconds
+    pod_times.sort(key=lambda pod_time: pod_time.name)
+    fields = {"pods": pod_times, "gone_seconds": round(gone_seconds, 3)}
+    return usage.model_copy(update=fields)
 
 
 def _pod_time(
@@ -303,22 +320,28 @@ def _pod_time(
 ) -> PodTime:
     if known and known.seconds is not None:
         return known
-    start = seconds(record.start_time) or observation.now
-    found = known
-    if found is None:
-        bound_at = _within(pod.bound_at or observation.now, start, observation.now)
-        found = PodTime(name=pod.name, bound_time=timestamp(bound_at))
+    now = observation.now
+    start = seconds(record.start_time) or now
+    counted_seconds = 0.0
+    if known:
+        pod_time = known
+        counted_until = as_of
+        counted_seconds = pod_seconds(known, as_of)
+    else:
+        bound_at = _within(pod.bound_at or now, start, now)
+        counted_until = timestamp(bound_at)
+        pod_time = PodTime(name=pod.name, bound_time=counted_until)
     if pod.end is None and pod.phase not in ENDED_PHASES:
-        return found
+        return pod_time
     held = pod.termination.held_seconds if pod.termination else None
     if held is None:
-        return _closed(observation, record, found, as_of if known else found.bound_time)
+        return _closed(observation, record, pod_time, counted_until)
     # A duration below what was counted until now is implausible, unless the kubelet's delay
     # explains it.
-    least = pod_seconds(known, as_of) if known else 0.0
-    if held < least - LATE_SECONDS:
-        held = least
-    return _lasted(found, min(held, max(least, observation.now - start)))
+    if held < counted_seconds - LATE_SECONDS:
+        held = counted_seconds
+    longest = max(counted_seconds, now - start)
+    return _lasted(pod_time, min(held, longest))
 
 
 def _closed(observation: Observation, record: AttemptUsage, pod: PodTime, as_of: str) -> PodTime:
@@ -326,10 +349,11 @@ def _closed(observation: Observation, record: AttemptUsage, pod: PodTime, as_of:
 
     That end is clipped to the time between `as_of`, until which the pod was counted, and now.
     """
-    bound_at = seconds(pod.bound_time) or observation.now
-    job_ended_at = _job_end(observation, record.attempt) or observation.now
+    now = observation.now
+    bound_at = seconds(pod.bound_time) or now
+    job_ended_at = _job_end(observation, record.attempt) or now
     counted_until = seconds(as_of) or 0.0
-    ended_at = _within(job_ended_at, counted_until, observation.now)
+    ended_at = _within(job_ended_at, counted_until, now)
     return _lasted(pod, max(0.0, ended_at - bound_at))
 
 
@@ -349,18 +373,21 @@ def _job_end(observation: Observation, attempt: int) -> Reported | None:
     return None
 
 
-def _heard(
+def _with_reports(
     observation: Observation, record: AttemptUsage, pods: Collection[PodRecord]
 ) -> AttemptUsage:
     """Return the record with the times that rank 0 reported; of several reports the longest counts
     as the latest."""
-    ranks0 = [pod for pod in pods if pod.index == 0]
-    for rank0 in ranks0:
-        if rank0.termination:
-            record = _with_end(record, rank0.termination)
-    names = {rank0.name for rank0 in ranks0}
-    known = next((pod for pod in record.pods if pod.name in names), None)
-    return record if known is None else _with_pull(observation, record, known)
+    names_of_rank0: set[str] = set()
+    for pod in pods:
+        if pod.index == 0:
+            names_of_rank0.add(pod.name)
+            if pod.termination:
+                record = _with_end(record, pod.termination)
+    for pod_time in record.pods:
+        if pod_time.name in names_of_rank0:
+            return _with_pull(observation, record, pod_time)
+    return record
 
 
 def _with_end(record: AttemptUsage, end: PodTermination) -> AttemptUsage:
@@ -369,24 +396,26 @@ def _with_end(record: AttemptUsage, end: PodTermination) -> AttemptUsage:
         record = _with_account(record, end.outcome.account)
     if end.held_seconds is None or end.ran_seconds is None:
         return record
-    return record.model_copy(update={"lead_seconds": round(end.held_seconds - end.ran_seconds, 3)})
+    lead = end.held_seconds - end.ran_seconds
+    return record.model_copy(update={"lead_seconds": round(lead, 3)})
 
 
 def _with_pull(observation: Observation, record: AttemptUsage, rank0: PodTime) -> AttemptUsage:
     """Return the record with the times of rank 0's last answer, if that is of this attempt."""
-    at = pull_time(observation)
+    answered_at = pull_time(observation)
     account = observation.pull.progress.account if observation.pull else None
-    is_current = record.attempt == observation.job.status.attempt and not record.ended
-    if at is None or account is None or not is_current:
+    current_attempt = observation.job.status.attempt
+    is_current = record.attempt == current_attempt and not record.ended
+    if answered_at is None or account is None or not is_current:
         return record
-    begun_at = seconds(record.start_time) or 0.0
-    if at < begun_at:
+    started_at = seconds(record.start_time) or 0.0
+    if answered_at < started_at:
         return record
     record = _with_account(record, account)
     if rank0.seconds is not None:
         return record
-    bound_at = seconds(rank0.bound_time) or at
-    lead = max(0.0, at - bound_at - account.clock.total)
+    bound_at = seconds(rank0.bound_time) or answered_at
+    lead = max(0.0, answered_at - bound_at - account.clock.total)
     # An answer comes late, never early: the shortest lead is nearest to the truth.
     if record.lead_seconds is not None:
         lead = min(record.lead_seconds, lead)
@@ -396,11 +425,10 @@ def _with_pull(observation: Observation, record: AttemptUsage, rank0: PodTime) -
 def pull_time(observation: Observation) -> float | None:
     """Return the unix time of rank 0's last answer, by the operator's clock; None before the first
     answer."""
-    return (
-        observation.now - max(0.0, observation.at - observation.pull.at)
-        if observation.pull
-        else None
-    )
+    if observation.pull is None:
+        return None
+    seconds_since = max(0.0, observation.at - observation.pull.at)
+    return observation.now - seconds_since
 
 
 def _with_account(record: AttemptUsage, account: Account) -> AttemptUsage:

@@ -19,33 +19,39 @@ _UNSAFE = ("generating", "scoring", "training", "saving")
 def sum_states(usage: Usage) -> Usage:
     """The usage with the sums that follow from its attempts."""
     sums = usage.earlier
-    for record, clock in zip(usage.attempts, kept_clocks(usage.attempts), strict=True):
+    clocks = kept_clocks(usage.attempts)
+    for record, clock in zip(usage.attempts, clocks, strict=True):
         sums = _added(sums, record, clock, usage.as_of)
-    total = sums.gpu_seconds
-    found: dict[str, Any] = {
-        "gpu_seconds": total,
-        "held_gpu_seconds": round(total.total, 3),
-        "effective": total.effective_share,
+    by_state = sums.gpu_seconds
+    fields: dict[str, Any] = {
+        "gpu_seconds": by_state,
+        "held_gpu_seconds": round(by_state.total, 3),
+        "effective": by_state.effective_share,
         "cost": sums.cost,
     }
-    return usage.model_copy(update=found)
+    return usage.model_copy(update=fields)
 
 
 def merge_oldest(usage: Usage, count: int) -> Usage:
     """The usage with its oldest records in the sum of those that have none."""
     earlier = usage.earlier
-    for record, clock in zip(usage.attempts[:count], kept_clocks(usage.attempts), strict=False):
+    oldest = usage.attempts[:count]
+    clocks = kept_clocks(usage.attempts)
+    for record, clock in zip(oldest, clocks, strict=False):
         earlier = _added(earlier, record, clock, usage.as_of)
-    return usage.model_copy(update={"attempts": usage.attempts[count:], "earlier": earlier})
+    fields = {"attempts": usage.attempts[count:], "earlier": earlier}
+    return usage.model_copy(update=fields)
 
 
 def _added(sums: UsageSum, record: AttemptUsage, clock: Clock, as_of: str) -> UsageSum:
     """The sums with one attempt: its gang's GPUs and its engines', each at their price."""
-    part = divide_by_state(record, clock, as_of)
-    total, cost = sums.gpu_seconds.plus(part), _added_cost(sums.cost, record, part)
+    of_gang = divide_by_state(record, clock, as_of)
+    total = sums.gpu_seconds.plus(of_gang)
+    cost = _added_cost(sums.cost, record, of_gang)
     if record.engines:
-        theirs = apportion(record.engines, part, as_of)
-        total, cost = total.plus(theirs), _added_cost(cost, record.engines, theirs)
+        of_engines = apportion(record.engines, of_gang, as_of)
+        total = total.plus(of_engines)
+        cost = _added_cost(cost, record.engines, of_engines)
     return UsageSum(attempts=sums.attempts + 1, gpu_seconds=total, cost=cost)
 
 
@@ -55,19 +61,22 @@ def _added_cost(
     """The cost with that of a role's GPUs, to four decimals; those without a price add nothing."""
     if held.gpu_hour_price is None:
         return cost
-    return round((cost or 0.0) + part.total / HOUR * held.gpu_hour_price, 4)
+    gpu_hours = part.total / HOUR
+    cost_before = cost or 0.0
+    return round(cost_before + gpu_hours * held.gpu_hour_price, 4)
 
 
 def apportion(engines: EngineUsage, gang: GPUSeconds, as_of: str) -> GPUSeconds:
     """The engines' GPU-seconds, in the proportions of their gang's, whom they serve: what it spent
     on generating they generated, and while it trained they waited for it."""
-    held = held_seconds(engines, as_of) * engines.gpus / engines.replicas
+    gpu_seconds = held_seconds(engines, as_of) * engines.gpus / engines.replicas
     if not gang.total:
-        return GPUSeconds(other=round(held, 3))
-    shares = gang.model_dump(by_alias=False)
-    return GPUSeconds(
-        **{state: round(spent * held / gang.total, 3) for state, spent in shares.items()}
-    )
+        return GPUSeconds(other=round(gpu_seconds, 3))
+    states: dict[str, float] = {}
+    for state, spent in gang.model_dump(by_alias=False).items():
+        share = spent * gpu_seconds / gang.total
+        states[state] = round(share, 3)
+    return GPUSeconds(**states)
 
 
 def kept_clocks(records: Sequence[AttemptUsage]) -> list[Clock]:
@@ -77,38 +86,42 @@ def kept_clocks(records: Sequence[AttemptUsage]) -> list[Clock]:
     it resumed from. The two can differ: the last report may be lost, a checkpoint may be damaged,
     and a rollback goes further back.
     """
-    kept = [record.sealed for record in records]
+    clocks = [record.sealed for record in records]
     for position, later in enumerate(records):
-        if later.began_at is None:
+        checkpoint = later.began_at
+        if checkpoint is None:
             continue
-        source = later.began_at.attempt
-        same = [index for index in range(position) if records[index].attempt == source]
+        last_of_source: int | None = None
         for index in range(position):
-            if index in same[-1:]:
-                kept[index] = later.began_at.clock
-            elif records[index].attempt > source:
-                kept[index] = Clock()
-    return kept
+            attempt = records[index].attempt
+            if attempt == checkpoint.attempt:
+                last_of_source = index
+            elif attempt > checkpoint.attempt:
+                clocks[index] = Clock()
+        if last_of_source is not None:
+            clocks[last_of_source] = checkpoint.clock
+    return clocks
 
 
 def divide_by_state(record: AttemptUsage, clock: Clock, as_of: str) -> GPUSeconds:
     """One attempt's GPU-seconds by state. Rank 0's clock divides the time that its gang held GPUs,
     and no more."""
     wall = held_seconds(record, as_of) / record.nodes
-    spent_on = _parts(record.clock)
     safe = _parts(clock)
-    spent_on = {part: max(spent, safe[part]) for part, spent in spent_on.items()}
+    spent_on = {part: max(spent, safe[part]) for part, spent in _parts(record.clock).items()}
     spent = sum(spent_on.values())
-    if (
-        spent > wall
-    ):  # nobody can have worked longer than that: an impossible clock is taken as proportions
+    # nobody can have worked longer than that: an impossible clock is taken as proportions
+    if spent > wall:
         spent_on = {part: value * wall / spent for part, value in spent_on.items()}
         safe = {part: value * wall / spent for part, value in safe.items()}
         spent = wall
-    states = {**spent_on, "lost": 0.0, "other": max(0.0, wall - spent)}
+    other = max(0.0, wall - spent)
+    states = {**spent_on, "lost": 0.0, "other": other}
     if record.ended and record.ended != SUCCEEDED:
-        states = _after_loss(states, safe, record.lead_seconds or 0.0)
-    return GPUSeconds(**{state: round(value * record.gpus, 3) for state, value in states.items()})
+        lead = record.lead_seconds or 0.0
+        states = _after_loss(states, safe, lead)
+    gpu_seconds = {state: round(value * record.gpus, 3) for state, value in states.items()}
+    return GPUSeconds(**gpu_seconds)
 
 
 def _after_loss(states: dict[str, float], safe: dict[str, float], lead: float) -> dict[str, float]:
@@ -116,8 +129,8 @@ def _after_loss(states: dict[str, float], safe: dict[str, float], lead: float) -
 
     What rank 0 did not live to tell, it went on with what it was last heard to do.
     """
-    trained = states["generating"] + states["scoring"] + states["training"] > 0.0
-    if trained:
+    step_seconds = states["generating"] + states["scoring"] + states["training"]
+    if step_seconds > 0.0:
         doing = "lost"
     elif states["proving"]:
         doing = "proving"
