@@ -262,11 +262,12 @@ class Observation:
     @cached_property
     def _ends(self) -> dict[str, PodTermination]:
         """The terminations by uid of the pod."""
-        found = {
-            pod.uid: _termination(pod, self._deleted_first(pod), self._any_ended)
-            for pod in self.pods
-        }
-        return {uid: end for uid, end in found.items() if end}
+        ends: dict[str, PodTermination] = {}
+        for pod in self.pods:
+            end = _termination(pod, self._deleted_first(pod), self._any_ended)
+            if end:
+                ends[pod.uid] = end
+        return ends
 
     @cached_property
     def _any_ended(self) -> bool:
@@ -281,10 +282,10 @@ class Observation:
         """
         if not pod.deleting:
             return False
-        failed = [
-            self.sighting.end_of(one, self.at) for one in self.pods if self._failed_by_itself(one)
-        ]
-        return not failed or self.sighting.deletion_of(pod, self.at) < min(failed)
+        failures = [peer for peer in self.pods if self._failed_by_itself(peer)]
+        failed_at = [self.sighting.end_of(peer, self.at) for peer in failures]
+        deleted_at = self.sighting.deletion_of(pod, self.at)
+        return not failed_at or deleted_at < min(failed_at)
 
     def _failed_by_itself(self, pod: PodRecord) -> bool:
         """True if a pod failed, and not because it was deleted: that ends a program too, mostly
@@ -294,8 +295,9 @@ class Observation:
             return False
         if not pod.deleting:
             return True
-        ended, deleted = self.sighting.end_of(pod, self.at), self.sighting.deletion_of(pod, self.at)
-        return ended < deleted or (end.reported and ended == deleted)
+        ended_at = self.sighting.end_of(pod, self.at)
+        deleted_at = self.sighting.deletion_of(pod, self.at)
+        return ended_at < deleted_at or (end.reported and ended_at == deleted_at)
 
     @cached_property
     def success_outcome(self) -> Outcome | None:
@@ -333,7 +335,8 @@ class Observation:
     def over_for(self) -> float:
         """Seconds since the operator first saw a sign that the current attempt is over; infinite
         without one."""
-        return self.at - self.sighting.over if self.sighting.over else float("inf")
+        over_since = self.sighting.over
+        return self.at - over_since if over_since else float("inf")
 
     @cached_property
     def is_cause_final(self) -> bool:
@@ -346,21 +349,25 @@ class Observation:
     def elapsed_seconds(self) -> float:
         """Seconds that count for spec.activeDeadlineSeconds."""
         before = float(self.job.status.active_seconds)
-        since = seconds(self.job.status.attempt_start_time)
-        return before if since is None else before + max(0.0, self.now - since)
+        started_at = seconds(self.job.status.attempt_start_time)
+        if started_at is None:
+            return before
+        return before + max(0.0, self.now - started_at)
 
     @property
     def running_seconds(self) -> float:
         """How long the whole gang of the current attempt has run."""
-        return self.since(ConditionType.RUNNING) if self.job.is_true(ConditionType.RUNNING) else 0.0
+        if not self.job.is_true(ConditionType.RUNNING):
+            return 0.0
+        return self.since(ConditionType.RUNNING)
 
     def since(self, kind: ConditionType) -> float:
         """Seconds since the condition last changed; 0 when it was never written, or the clock was
         set back since."""
-        found = self.job.condition(kind)
-        if found is None:
+        condition = self.job.condition(kind)
+        if condition is None:
             return 0.0
-        changed_at = seconds(found.last_transition_time) or self.now
+        changed_at = seconds(condition.last_transition_time) or self.now
         return max(0.0, self.now - changed_at)
 
 
@@ -369,14 +376,18 @@ def _termination(pod: PodRecord, deleted_first: bool, any_ended: bool) -> PodTer
 
     A lost node explains its peers' ends, but is none by itself: the node may come back.
     """
-    known = pod.termination
-    if known:
-        blamed = deleted_first and not known.disrupted and known.tier >= CausePriority.HANG
-        return replace(known, disrupted=True, node="") if blamed else known
+    end = pod.termination
+    if end:
+        may_follow_deletion = not end.disrupted and end.tier >= CausePriority.HANG
+        if deleted_first and may_follow_deletion:
+            return replace(end, disrupted=True, node="")
+        return end
     if deleted_first:
-        message, node = f"pod {pod.name} was deleted while it ran", ""
+        message = f"pod {pod.name} was deleted while it ran"
+        node = ""
     elif pod.node_lost and any_ended:
-        message, node = f"node {pod.node} of pod {pod.name} is not ready", pod.node
+        node = pod.node
+        message = f"node {node} of pod {pod.name} is not ready"
     else:
         return None
     outcome = Outcome(result=Result.PREEMPTED, message=message)

@@ -27,17 +27,19 @@ from .observation import Observation
 
 def learned_with_progress(observation: Observation) -> Learned:
     """What the job has learned, with what the current attempt says of its model and its links."""
-    plan, learned = observation.job.status.plan, observation.job.status.learned or Learned()
-    if observation.pull is None or observation.job.spec is None or plan is None:
+    job = observation.job
+    plan = job.status.plan
+    learned = job.status.learned or Learned()
+    if observation.pull is None or job.spec is None or plan is None:
         return learned
     progress = observation.pull.progress
-    if links := _links(plan, progress.metrics.get(ALLREDUCE.key)):
+    allreduce = progress.metrics.get(ALLREDUCE.key)
+    if links := _links(plan, allreduce):
         learned = learned.model_copy(update={"links": links})
     if progress.architecture is None:
         return learned
-    return learned_with_architecture(
-        Run(plan, observation.job.spec, learned), progress.architecture
-    )
+    run = Run(plan, job.spec, learned)
+    return learned_with_architecture(run, progress.architecture)
 
 
 def _links(plan: ExecutionPlan, measured: float | None) -> MeasuredLinks | None:
@@ -58,15 +60,13 @@ def record_shortage(observation: Observation, outcome: Outcome, decision: Decisi
     if run is None:
         return decision
     if decision.action is Action.FAIL:
-        return replace(
-            decision,
-            message=f"{decision.message}. The job {shortage_message(run)}",
-            learned=run.learned,
-        )
+        shortage = shortage_message(run)
+        message = f"{decision.message}. The job {shortage}"
+        return replace(decision, message=message, learned=run.learned)
     if len(run.learned.shortfalls) > MAX_REPLANS:
+        shortage = shortage_message(run)
         message = (
-            f"out of memory after {MAX_REPLANS} new plans: {outcome.message}. The job "
-            f"{shortage_message(run)}"
+            f"out of memory after {MAX_REPLANS} new plans: {outcome.message}. The job {shortage}"
         )
         return replace(
             decision,
@@ -85,7 +85,9 @@ def run_with_shortage(observation: Observation, outcome: Outcome) -> Run | None:
     if job.spec is None or job.status.plan is None:
         return None
     try:
-        run = Run(job.status.plan, job.spec, learned_with_progress(observation))
-        return replace(run, learned=learned_with_shortage(run, job.status.attempt, outcome))
+        learned_before = learned_with_progress(observation)
+        run = Run(job.status.plan, job.spec, learned_before)
+        learned = learned_with_shortage(run, job.status.attempt, outcome)
+        return replace(run, learned=learned)
     except SpecRejected:
         return None

@@ -38,7 +38,8 @@ UNKNOWN_PAUSE = 15.0
 def release_evicted(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Release an attempt whose Workload isn't admitted any more. While that is not known, start
     none and end none."""
-    job, workload = observation.job, observation.workload
+    job = observation.job
+    workload = observation.workload
     if not job.is_active or not job.queue_name:
         return None
     if observation.kueue_problem:
@@ -49,10 +50,8 @@ def release_evicted(observation: Observation, limits: Limits) -> Decision | None
         return _taken_back("its Workload is gone")
     if workload.may_continue:
         return None
-    return _taken_back(
-        f"Workload {workload.name}: "
-        f"{workload.lost_message or 'its Admitted condition is not True any more'}"
-    )
+    why = workload.lost_message or "its Admitted condition is not True any more"
+    return _taken_back(f"Workload {workload.name}: {why}")
 
 
 def _taken_back(why: str) -> Decision:
@@ -66,27 +65,28 @@ step."""
 
 def is_resolved(job: GRPOJobRecord) -> bool:
     """True if there is nothing to find out, or it has been found out."""
-    wanted, found = job.resume_job, job.status.resume_from
+    wanted = job.resume_job
+    source = job.status.resume_from
     if wanted is None:
         return True
-    return found is not None and found.grpo_job == wanted
+    return source is not None and source.grpo_job == wanted
 
 
 def source_unresolved(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """A job that begins with another's checkpoints waits until they can be named."""
     if observation.job.is_active or is_resolved(observation.job):
         return None
-    found = _source(observation.job, observation.source)
-    if isinstance(found, str):
-        message = f"spec.resumeFrom.grpoJob: {found}"
+    source = _source(observation.job, observation.source)
+    if isinstance(source, str):
+        message = f"spec.resumeFrom.grpoJob: {source}"
         return Decision(
             Action.REJECT, Reason.WAITING_FOR_CHECKPOINT, message, look_again=LOOK_AGAIN
         )
     plan = observation.source.status.plan if observation.source else None
-    message = f"begins with the checkpoints of {found.grpo_job}"
+    message = f"begins with the checkpoints of {source.grpo_job}"
     commits = _commits(observation.job.spec, observation.source)
     return Decision(
-        Action.RESOLVE, Reason.RESOLVED, message, plan=plan, resume_from=found, revisions=commits
+        Action.RESOLVE, Reason.RESOLVED, message, plan=plan, resume_from=source, revisions=commits
     )
 
 
@@ -94,20 +94,28 @@ def _commits(spec: GRPOJobSpec | None, source: GRPOJobRecord | None) -> dict[str
     """The other job's commits of what both specs name alike: branches may have moved since."""
     if spec is None or source is None or source.spec is None:
         return {}
-    mine, theirs = _repositories(spec), _repositories(source.spec)
-    known = source.status.revisions or {}
-    named_alike = [path for path, named in mine.items() if theirs.get(path) == named]
-    return {path: known[path] for path in named_alike if path in known}
+    repositories = _repositories(spec)
+    source_repositories = _repositories(source.spec)
+    source_commits = source.status.revisions or {}
+    commits: dict[str, str] = {}
+    for path, repository in repositories.items():
+        is_same = source_repositories.get(path) == repository
+        if is_same and path in source_commits:
+            commits[path] = source_commits[path]
+    return commits
 
 
 def _repositories(spec: GRPOJobSpec) -> dict[str, tuple[str | None, str | None]]:
     """Name and revision of each repository, by its path in the spec."""
-    rewards = {f"rewards[{at}].model": reward.model for at, reward in enumerate(spec.rewards)}
-    return {
+    repositories: dict[str, tuple[str | None, str | None]] = {
         "model": (spec.model.name, spec.model.revision),
         "dataset": (spec.dataset.name, spec.dataset.revision),
-        **{path: (model.name, model.revision) for path, model in rewards.items() if model},
     }
+    for index, reward in enumerate(spec.rewards):
+        if reward.model:
+            path = f"rewards[{index}].model"
+            repositories[path] = (reward.model.name, reward.model.revision)
+    return repositories
 
 
 def _source(job: GRPOJobRecord, source: GRPOJobRecord | None) -> ResumeSource | str:
@@ -117,7 +125,8 @@ def _source(job: GRPOJobRecord, source: GRPOJobRecord | None) -> ResumeSource | 
         return f"there is no GRPOJob {name} in this namespace"
     if source.spec is None:
         return f"the spec of GRPOJob {name} can't be read"
-    store, volume = source.spec.checkpoint.store, checkpoint_volume(name, source.spec.checkpoint)
+    store = source.spec.checkpoint.store
+    volume = checkpoint_volume(name, source.spec.checkpoint)
     if volume is None and store is None:
         return (
             f"GRPOJob {name} has no checkpoint.volume, volumeClaimTemplate or store, so "
@@ -127,11 +136,13 @@ def _source(job: GRPOJobRecord, source: GRPOJobRecord | None) -> ResumeSource | 
     has_stepped = bool(progress and progress.step)
     if source.status.plan is None or not has_stepped:
         return f"GRPOJob {name} has not made a step yet"
+    claim_name = volume.claim_name if volume else None
+    sub_path = volume.sub_path if volume else None
     return ResumeSource(
         grpo_job=name,
         uid=source.uid,
-        claim_name=volume.claim_name if volume else None,
-        sub_path=volume.sub_path if volume else None,
+        claim_name=claim_name,
+        sub_path=sub_path,
         store=store,
         folder=run_folder(name, source.uid),
     )
@@ -139,11 +150,11 @@ def _source(job: GRPOJobRecord, source: GRPOJobRecord | None) -> ResumeSource | 
 
 def retry_failed(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Start a failed job again after the user has raised `spec.retry`."""
-    if not observation.is_retry_requested or observation.job.spec is None:
+    spec = observation.job.spec
+    if not observation.is_retry_requested or spec is None:
         return None
     message = (
-        f"spec.retry was raised to {observation.job.spec.retry}: the job starts again from "
-        "its last checkpoint"
+        f"spec.retry was raised to {spec.retry}: the job starts again from its last checkpoint"
     )
     return Decision(Action.RETRY, Reason.RETRYING, message)
 
@@ -156,45 +167,43 @@ def leave_finished(observation: Observation, limits: Limits) -> Decision | None:
     due = []
     if (ttl := observation.job.time_to_live) is not None:
         completed_at = seconds(observation.job.status.completion_time) or observation.now
-        left = ttl - (observation.now - completed_at)
-        if left <= 0:
+        seconds_since_end = observation.now - completed_at
+        seconds_left = ttl - seconds_since_end
+        if seconds_left <= 0:
             return Decision(Action.DELETE)
-        due.append(left)
-    if (
-        any(pod.is_live for pod in observation.pods)
-        and (left := limits.survivors - observation.since(ConditionType.SUCCEEDED)) > 0
-    ):
-        due.append(left)
+        due.append(seconds_left)
+    if any(pod.is_live for pod in observation.pods):
+        seconds_left = limits.survivors - observation.since(ConditionType.SUCCEEDED)
+        if seconds_left > 0:
+            due.append(seconds_left)
     return Decision(Action.WAIT, look_again=min(due, default=None))
 
 
 def succeed_job(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Succeed once an Outcome says so, whatever else has happened to the gang."""
-    if not observation.job.is_active or observation.success_outcome is None:
+    outcome = observation.success_outcome if observation.job.is_active else None
+    if outcome is None:
         return None
-    message = (
-        observation.success_outcome.message
-        or f"finished after step {observation.success_outcome.step}"
-    )
-    return Decision(Action.SUCCEED, Reason.SUCCEEDED, message, ended=observation.success_outcome)
+    message = outcome.message or f"finished after step {outcome.step}"
+    return Decision(Action.SUCCEED, Reason.SUCCEEDED, message, ended=outcome)
 
 
 def failed_for_good(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """Fail the job after an end that the same input would cause again."""
+    job = observation.job
     cause = observation.cause
-    if (
-        not observation.job.is_active
-        or cause is None
-        or not cause.reported
-        or cause.outcome.result not in PERMANENT
-    ):
+    if not job.is_active or cause is None or not cause.reported:
         return None
-    if rule_for(observation.job, cause) or rollback_of(observation.job, cause):
+    outcome = cause.outcome
+    if outcome.result not in PERMANENT:
         return None
-    message, rollbacks = cause.outcome.message, observation.job.status.rollbacks
-    if rollbacks and cause.outcome.result in DIVERGED:
+    if rule_for(job, cause) or rollback_of(job, cause):
+        return None
+    message = outcome.message
+    rollbacks = job.status.rollbacks
+    if rollbacks and outcome.result in DIVERGED:
         message = f"diverged again after {len(rollbacks)} of {MAX_ROLLBACKS} rollbacks: {message}"
-    return Decision(Action.FAIL, cause.outcome.result, message, ended=cause.outcome)
+    return Decision(Action.FAIL, outcome.result, message, ended=outcome)
 
 
 def invalid_spec(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -269,15 +278,12 @@ def attempt_ended(observation: Observation, limits: Limits) -> Decision | None:
         counted = rule.action == "Restart"
     if not matching_rule and (rollback := rollback_of(observation.job, cause)):
         # it has a limit of its own, which is stricter
-        return replace(
-            restart_or_fail(observation, limits, outcome, counted=False), rollback=rollback
-        )
+        decision = restart_or_fail(observation, limits, outcome, counted=False)
+        return replace(decision, rollback=rollback)
     decision = restart_or_fail(observation, limits, outcome, counted=counted, node=_suspect(cause))
-    return (
-        record_shortage(observation, outcome, decision)
-        if outcome.result is Result.OUT_OF_MEMORY
-        else decision
-    )
+    if outcome.result is Result.OUT_OF_MEMORY:
+        return record_shortage(observation, outcome, decision)
+    return decision
 
 
 def _named(cause: PodTermination, observation: Observation) -> Outcome:
@@ -285,9 +291,8 @@ def _named(cause: PodTermination, observation: Observation) -> Outcome:
     stood."""
     if cause.outcome.result is not Result.HANG:
         return cause.outcome
-    return attribute_hang(
-        cause.outcome, [end.outcome for end in observation.terminations if end.reported]
-    )
+    reported_outcomes = [end.outcome for end in observation.terminations if end.reported]
+    return attribute_hang(cause.outcome, reported_outcomes)
 
 
 def _suspect(cause: PodTermination) -> str:
@@ -305,14 +310,13 @@ def job_gone(observation: Observation, limits: Limits) -> Decision | None:
     Its name is not used again: pods of it may still write, and checkpoints are fenced by the
     attempt.
     """
-    if observation.child is not None or not (
-        observation.job.status.job_uid or observation.sighting.child_uid or observation.orphaned
-    ):
+    status = observation.job.status
+    was_created = status.job_uid or observation.sighting.child_uid or observation.orphaned
+    if observation.child is not None or not was_created:
         return None
-    message = f"the Job of attempt {observation.job.status.attempt} was deleted"
-    return restart_or_fail(
-        observation, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False
-    )
+    message = f"the Job of attempt {status.attempt} was deleted"
+    outcome = Outcome(result=Result.PREEMPTED, message=message)
+    return restart_or_fail(observation, limits, outcome, counted=False)
 
 
 def job_ended(observation: Observation, limits: Limits) -> Decision | None:
@@ -330,9 +334,8 @@ def job_ended(observation: Observation, limits: Limits) -> Decision | None:
         f"Job {observation.child.name} ended ({observation.child.ended}) and no pod is left "
         "that says why"
     )
-    return restart_or_fail(
-        observation, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False
-    )
+    outcome = Outcome(result=Result.PREEMPTED, message=message)
+    return restart_or_fail(observation, limits, outcome, counted=False)
 
 
 def hangs(observation: Observation, limits: Limits) -> Decision | Due | None:
@@ -348,19 +351,16 @@ def hangs(observation: Observation, limits: Limits) -> Decision | Due | None:
         return None
     age = pull.at - pull.advanced_at
     if age < allowed:
-        seconds_left = allowed - (observation.at - pull.advanced_at)
+        seconds_since = observation.at - pull.advanced_at
+        seconds_left = allowed - seconds_since
         return Due(seconds_left) if seconds_left > 0 else None
+    progress = pull.progress
     message = (
-        f"no progress for {age:.0f} s in stage {pull.progress.stage} after step "
-        f"{pull.progress.step}; the operator "
-        f"allows {allowed:.0f} s"
+        f"no progress for {age:.0f} s in stage {progress.stage} after step {progress.step}; the "
+        f"operator allows {allowed:.0f} s"
     )
-    return restart_or_fail(
-        observation,
-        limits,
-        Outcome(result=Result.HANG, step=pull.progress.step, message=message),
-        counted=True,
-    )
+    outcome = Outcome(result=Result.HANG, step=progress.step, message=message)
+    return restart_or_fail(observation, limits, outcome, counted=True)
 
 
 def silent(observation: Observation, limits: Limits) -> Decision | Due | None:
@@ -418,6 +418,7 @@ def decide(observation: Observation, limits: Limits) -> Decision:
         if isinstance(answer, Due):
             deadlines.append(answer.seconds)
         elif answer:
-            own = [] if answer.look_again is None else [answer.look_again]
-            return replace(answer, look_again=min((*deadlines, *own), default=None))
+            if answer.look_again is not None:
+                deadlines.append(answer.look_again)
+            return replace(answer, look_again=min(deadlines, default=None))
     raise AssertionError("the last check has an answer")

@@ -5,7 +5,6 @@ status.ends, so that a new operator process goes on where the last one was.
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 from grpo_api.report.report import Outcome
 from grpo_api.report.root_cause import DIVERGED
@@ -29,14 +28,10 @@ from .observation import Observation
 def rule_for(job: GRPOJobRecord, end: PodTermination) -> tuple[str, RestartRule] | None:
     """The first of spec.restarts.rules that an end matches, with its path."""
     rules = job.spec.restarts.rules if job.spec else []
-    return next(
-        (
-            (f"spec.restarts.rules[{at}]", rule)
-            for at, rule in enumerate(rules)
-            if _matches(rule, end)
-        ),
-        None,
-    )
+    for index, rule in enumerate(rules):
+        if _matches(rule, end):
+            return f"spec.restarts.rules[{index}]", rule
+    return None
 
 
 def _matches(rule: RestartRule, end: PodTermination) -> bool:
@@ -52,22 +47,26 @@ def restart_or_fail(
 ) -> Decision:
     """The next attempt, after a pause if the last ones ended soon too; the end when a limit is
     reached."""
-    status, job = observation.job.status, observation.job
-    done, limit = (
-        (status.restarts, job.restart_limit)
-        if counted
-        else (status.uncounted_restarts, job.uncounted_limit)
-    )
-    if done >= limit:
-        kind = "restarts" if counted else "uncounted restarts"
-        message = f"{outcome.result} after {done} of {limit} {kind}: {outcome.message}"
+    job = observation.job
+    status = job.status
+    if counted:
+        kind = "restarts"
+        restarts = status.restarts
+        limit = job.restart_limit
+    else:
+        kind = "uncounted restarts"
+        restarts = status.uncounted_restarts
+        limit = job.uncounted_limit
+    if restarts >= limit:
+        message = f"{outcome.result} after {restarts} of {limit} {kind}: {outcome.message}"
         return Decision(
             Action.FAIL, Reason.RESTART_LIMIT, message, ended=outcome, counted=counted, node=node
         )
-    left = restart_pause(observation, limits) - observation.over_for
-    if left > 0:
+    pause = restart_pause(observation, limits)
+    seconds_left = pause - observation.over_for
+    if seconds_left > 0:
         message = f"attempt {status.attempt} ended with {outcome.result}: {outcome.message}"
-        return Decision(Action.WAIT, Reason.RESTART_BACKOFF, message, look_again=left)
+        return Decision(Action.WAIT, Reason.RESTART_BACKOFF, message, look_again=seconds_left)
     avoided = avoided_nodes(status, node)
     return Decision(
         Action.ADMIT,
@@ -87,19 +86,18 @@ def rollback_of(job: GRPOJobRecord, end: PodTermination) -> Rollback | None:
     What the run has left out already can't be what it diverged on: somebody says so who doesn't
     know.
     """
-    spec, outcome, before = job.spec, end.outcome, job.status.rollbacks
-    if (
-        spec is None
-        or spec.guard.on_divergence == "Fail"
-        or not end.reported
-        or outcome.result not in DIVERGED
-    ):
+    if job.spec is None or job.spec.guard.on_divergence == "Fail":
         return None
-    if outcome.diverged_on is None or len(before) >= MAX_ROLLBACKS:
+    outcome = end.outcome
+    if not end.reported or outcome.result not in DIVERGED:
         return None
-    if outcome.diverged_on in [rollback.skipped for rollback in before]:
+    diverged_on = outcome.diverged_on
+    rollbacks = job.status.rollbacks
+    if diverged_on is None or len(rollbacks) >= MAX_ROLLBACKS:
         return None
-    return Rollback(attempt=job.status.attempt, reason=outcome.result, skipped=outcome.diverged_on)
+    if any(rollback.skipped == diverged_on for rollback in rollbacks):
+        return None
+    return Rollback(attempt=job.status.attempt, reason=outcome.result, skipped=diverged_on)
 
 
 def restart_pause(observation: Observation, limits: Limits) -> float:
@@ -107,18 +105,16 @@ def restart_pause(observation: Observation, limits: Limits) -> float:
     for a while."""
     if observation.running_seconds >= limits.healthy:
         return 0.0
-
-    def soon(end: AttemptEnd) -> bool:
-        return (
-            end.reason not in (*RELEASES, Reason.EVICTED) and end.running_seconds < limits.healthy
-        )
-
-    before = sum(1 for _ in takewhile(soon, reversed(observation.job.status.ends)))
-    return (
-        min(limits.longest_restart_pause, limits.restart_pause * 2.0 ** (before - 1))
-        if before
-        else 0.0
-    )
+    short_attempts = 0
+    for end in reversed(observation.job.status.ends):
+        is_release = end.reason in (*RELEASES, Reason.EVICTED)
+        if is_release or end.running_seconds >= limits.healthy:
+            break
+        short_attempts += 1
+    if not short_attempts:
+        return 0.0
+    pause = limits.restart_pause * 2.0 ** (short_attempts - 1)
+    return min(limits.longest_restart_pause, pause)
 
 
 def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
@@ -126,7 +122,8 @@ def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
     releases = releases_in_a_row(job.status.ends)
     if not releases or not job.is_released:
         return 0.0
-    pause = min(limits.longest_release_pause, limits.release_pause * 2.0 ** (releases - 1))
+    doubled_pause = limits.release_pause * 2.0 ** (releases - 1)
+    pause = min(limits.longest_release_pause, doubled_pause)
     released_at = seconds(job.status.ends[-1].end_time) or now
     return max(0.0, released_at + pause - now)
 
@@ -148,7 +145,9 @@ def avoided_nodes(status: GRPOJobStatus, node: str) -> tuple[str, ...]:
 
     A node on which two attempts in a row died so is likely to be broken.
     """
-    known, last = tuple(status.avoided_nodes), status.ends[-1] if status.ends else None
-    if last is None or not node or node != last.node or node in known:
-        return known
-    return (*known, node)[-MAX_AVOIDED_NODES:]
+    avoided = tuple(status.avoided_nodes)
+    last_node = status.ends[-1].node if status.ends else ""
+    if not node or node != last_node or node in avoided:
+        return avoided
+    avoided = (*avoided, node)
+    return avoided[-MAX_AVOIDED_NODES:]

@@ -26,27 +26,22 @@ from .restarts import releases_in_a_row
 def asks_about(observation: Observation, limits: Limits) -> str:
     """uid of the Job or pod whose events may say why the attempt doesn't get going; empty while it
     is too early."""
-    if (
-        observation.child is None
-        or observation.sighting.child is None
-        or observation.has_gang_started
-    ):
+    child = observation.child
+    created_at = observation.sighting.child
+    if child is None or created_at is None or observation.has_gang_started:
         return ""
-    waited = observation.at - observation.sighting.child
+    waited = observation.at - created_at
     if len(observation.pods) < observation.job.nodes:
-        return observation.child.uid if waited >= limits.pods else ""
-    if observation.engines and len(_made(observation)) < observation.replicas:
-        return observation.engines.uid if waited >= limits.pods else ""
+        return child.uid if waited >= limits.pods else ""
+    engines = observation.engines
+    if engines and len(_made(observation)) < observation.replicas:
+        return engines.uid if waited >= limits.pods else ""
     if not observation.is_gang_bound or waited < limits.words:
         return ""
-    return next(
-        (
-            pod.uid
-            for pod in (*observation.pods, *observation.engine_pods)
-            if pod.phase == "Pending"
-        ),
-        "",
-    )
+    for pod in (*observation.pods, *observation.engine_pods):
+        if pod.phase == "Pending":
+            return pod.uid
+    return ""
 
 
 def pods_missing(observation: Observation, limits: Limits) -> Decision | Due | None:
@@ -56,15 +51,18 @@ def pods_missing(observation: Observation, limits: Limits) -> Decision | Due | N
     """
     if observation.child is None or observation.has_gang_run:
         return None
-    created, wanted, what = len(observation.pods), observation.job.nodes, "pods"
+    what = "pods"
+    created = len(observation.pods)
+    wanted = observation.job.nodes
     if created >= wanted and observation.engines:
-        created, wanted, what = len(_made(observation)), observation.replicas, "engines"
+        what = "engines"
+        created = len(_made(observation))
+        wanted = observation.replicas
     if created >= wanted:
         return None
     # what its predecessor still takes of a quota is free in a moment
-    if observation.start_warning and not any(
-        pod.phase not in ENDED_PHASES for pod in observation.earlier_pods
-    ):
+    predecessor_runs = any(pod.phase not in ENDED_PHASES for pod in observation.earlier_pods)
+    if observation.start_warning and not predecessor_runs:
         message = f"{created} of {wanted} {what} were created: {observation.start_warning}"
         return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
     return Due(_until_asked(observation, limits.pods))
@@ -86,55 +84,51 @@ def never_bound(observation: Observation, limits: Limits) -> Decision | Due | No
     """Release a gang that was not bound whole in time."""
     if observation.is_gang_bound or observation.has_gang_run or observation.job.queue_name:
         return None
-    spec, timeout = observation.job.spec, limits.scheduling
-    if spec and observation.job.should_create_pods:
-        timeout = float(spec.placement.provisioning_timeout_seconds)
-    left = timeout - admitted_for(observation.job, observation.now)
-    if left > 0:
-        return Due(left)
-    waiting = unschedulable(observation) or "no node took them in time"
-    message = f"{count_bound(observation)} were bound within {timeout:.0f} s: {waiting}"
+    job = observation.job
+    timeout = limits.scheduling
+    if job.spec and job.should_create_pods:
+        timeout = float(job.spec.placement.provisioning_timeout_seconds)
+    seconds_left = timeout - admitted_for(job, observation.now)
+    if seconds_left > 0:
+        return Due(seconds_left)
+    why = unschedulable(observation) or "no node took them in time"
+    bound_pods = count_bound(observation)
+    message = f"{bound_pods} were bound within {timeout:.0f} s: {why}"
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
 
 
 def unschedulable(observation: Observation) -> str:
     """Why the scheduler finds no node for a pod of the gang; empty while it does."""
-    return next(
-        (
-            pod.unschedulable
-            for pod in (*observation.pods, *observation.engine_pods)
-            if pod.unschedulable
-        ),
-        "",
-    )
+    for pod in (*observation.pods, *observation.engine_pods):
+        if pod.unschedulable:
+            return pod.unschedulable
+    return ""
 
 
 def count_bound(observation: Observation) -> str:
     """`2 of 2 pods`, and with engines of their own `2 of 2 pods and 1 of 2 engines`."""
-    pods = f"{sum(bool(pod.node) for pod in observation.pods)} of {observation.job.nodes} pods"
+    bound = sum(bool(pod.node) for pod in observation.pods)
+    pods = f"{bound} of {observation.job.nodes} pods"
     if not observation.replicas:
         return pods
-    return f"{pods} and {len(observation.engines_bound)} of {observation.replicas} engines"
+    bound_engines = len(observation.engines_bound)
+    return f"{pods} and {bound_engines} of {observation.replicas} engines"
 
 
 def engines_not_started(observation: Observation, limits: Limits) -> Decision | None:
     """Engines without a Job: they follow as soon as the training pods have their nodes, so that the
     scheduler gives these to whom admission gave them; where Kueue gives both roles their places, at
     once. While the gang trains, a Job of engines that is gone is made again."""
-    if (
-        observation.child is None
-        or observation.engines
-        or not observation.replicas
-        or observation.sighting.over
-        or observation.job.spec is None
-    ):
+    job = observation.job
+    needs_engines = observation.replicas > 0 and observation.engines is None
+    if observation.child is None or not needs_engines:
         return None
-    if observation.has_gang_run or observation.job.should_create_pods or observation.job.queue_name:
+    if observation.sighting.over or job.spec is None:
+        return None
+    if observation.has_gang_run or job.should_create_pods or job.queue_name:
         return Decision(Action.START)
-    if (
-        observation.is_training_bound
-        and admitted_for(observation.job, observation.now) < limits.scheduling
-    ):
+    may_wait = admitted_for(job, observation.now) < limits.scheduling
+    if observation.is_training_bound and may_wait:
         return Decision(Action.START)
     return None
 
@@ -150,19 +144,16 @@ def not_started(observation: Observation, limits: Limits) -> Decision | None:
     if observation.child is not None:
         return None
     scheduled = observation.job.condition(ConditionType.SCHEDULED)
+    reason = scheduled.reason if scheduled else ""
+    may_wait = admitted_for(observation.job, observation.now) < limits.scheduling
     # one that waits for the API server's leave keeps nothing from others
-    if admitted_for(observation.job, observation.now) < limits.scheduling or (
-        scheduled and scheduled.reason == Reason.FAILED_CREATE
-    ):
+    if may_wait or reason == Reason.FAILED_CREATE:
         return Decision(Action.START)
     why = "its Job could not be created"
-    if scheduled and scheduled.reason == Reason.NAME_TAKEN:
+    if scheduled and reason == Reason.NAME_TAKEN:
         why = scheduled.message
-    return Decision(
-        Action.RELEASE,
-        Reason.SCHEDULING_TIMEOUT,
-        f"not started in {limits.scheduling:.0f} s: {why}",
-    )
+    message = f"not started in {limits.scheduling:.0f} s: {why}"
+    return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
 
 
 def never_started(observation: Observation, limits: Limits) -> Decision | Due | None:
@@ -170,32 +161,28 @@ def never_started(observation: Observation, limits: Limits) -> Decision | Due | 
     `startTimeoutSeconds`."""
     if not observation.is_gang_bound or observation.has_gang_started or observation.has_gang_run:
         return None
-    timeout = observation.job.start_timeout
-    waited = (
-        observation.since(ConditionType.SCHEDULED)
-        if observation.job.is_true(ConditionType.SCHEDULED)
-        else 0.0
-    )
+    job = observation.job
+    timeout = job.start_timeout
+    waited = 0.0
+    if job.is_true(ConditionType.SCHEDULED):
+        waited = observation.since(ConditionType.SCHEDULED)
     why = _kubelets_words(observation)
     if waited < timeout:
-        look_again = min(timeout - waited, _until_asked(observation, limits.words))
-        return (
-            Decision(Action.WAIT, Reason.POD_WAITING, why, look_again=look_again)
-            if why
-            else Due(look_again)
-        )
-    what = (
-        f"{observation.replicas} engines"
-        if observation.has_training_started
-        else f"{observation.job.nodes} pods"
-    )
+        until_news = _until_asked(observation, limits.words)
+        look_again = min(timeout - waited, until_news)
+        if not why:
+            return Due(look_again)
+        return Decision(Action.WAIT, Reason.POD_WAITING, why, look_again=look_again)
+    what = f"{job.nodes} pods"
+    if observation.has_training_started:
+        what = f"{observation.replicas} engines"
     message = f"not all of {what} ran within {timeout:.0f} s (spec.restarts.startTimeoutSeconds)"
-    message += f": {why}" if why else ""
-    before = releases_in_a_row(observation.job.status.ends, frozenset({Reason.START_TIMEOUT}))
-    if before >= observation.job.restart_limit:
-        return Decision(
-            Action.FAIL, Reason.START_TIMEOUT, f"{message}; for the {before + 1}. time in a row"
-        )
+    if why:
+        message += f": {why}"
+    before = releases_in_a_row(job.status.ends, frozenset({Reason.START_TIMEOUT}))
+    if before >= job.restart_limit:
+        message += f"; for the {before + 1}. time in a row"
+        return Decision(Action.FAIL, Reason.START_TIMEOUT, message)
     return Decision(Action.RELEASE, Reason.START_TIMEOUT, message)
 
 
@@ -203,18 +190,18 @@ def _kubelets_words(observation: Observation) -> str:
     """Which pod doesn't start and why, by its container's state or, for what only events tell, by
     an event."""
     pods = (*observation.pods, *observation.engine_pods)
-    stuck = next((pod for pod in pods if _stuck(pod.waiting)), None)
-    if stuck:
-        return f"pod {stuck.name} waits: {stuck.waiting}"
-    if ended := engine_ends(observation):
-        return ended
-    silent = next((pod for pod in pods if pod.phase == "Pending"), None)
-    if silent is None or not observation.start_warning:
+    for pod in pods:
+        if _is_stuck(pod.waiting):
+            return f"pod {pod.name} waits: {pod.waiting}"
+    if ends := engine_ends(observation):
+        return ends
+    pending = next((pod for pod in pods if pod.phase == "Pending"), None)
+    if pending is None or not observation.start_warning:
         return ""
-    return f"pod {silent.name} waits on node {silent.node}: {observation.start_warning}"
+    return f"pod {pending.name} waits on node {pending.node}: {observation.start_warning}"
 
 
-def _stuck(waiting: str) -> bool:
+def _is_stuck(waiting: str) -> bool:
     """A container that waits for more than its image's first pull and its sandbox."""
     return bool(waiting) and not waiting.startswith(("ContainerCreating", "PodInitializing"))
 
@@ -237,9 +224,11 @@ def lost_engines(observation: Observation) -> str:
     up = len(observation.engines_up)
     if up >= observation.replicas:
         return ""
-    why = "; ".join(filter(None, (engine_ends(observation), _engine_waits(observation))))
+    causes = (engine_ends(observation), _engine_waits(observation))
+    why = "; ".join(filter(None, causes))
     reason = f": {why}" if why else ""
-    return f"{up} of {observation.replicas} engines run{reason}; {_what_follows(observation)}"
+    what_follows = _what_follows(observation)
+    return f"{up} of {observation.replicas} engines run{reason}; {what_follows}"
 
 
 def _what_follows(observation: Observation) -> str:
@@ -258,7 +247,9 @@ def _what_follows(observation: Observation) -> str:
         )
     if not spent:
         return f"the others are made again by their index, and {goes_on}"
-    numbers = ", ".join(map(str, spent[:MOST_ENDS])) + (", …" if len(spent) > MOST_ENDS else "")
+    numbers = ", ".join(map(str, spent[:MOST_ENDS]))
+    if len(spent) > MOST_ENDS:
+        numbers += ", …"
     return f"this attempt does without engine {numbers}, which used up all retries; {goes_on}"
 
 
@@ -296,10 +287,10 @@ def _end(pod: PodRecord) -> str:
         return ""
     # the kubelet's word for a container that said nothing itself is the plainest: OOMKilled,
     # Evicted
-    how = end.outcome.result if end.reported else next(iter(end.reasons), end.outcome.result)
-    return f"engine {pod.index} ended with {how}" + (
-        f", exit code {end.exit_code}" if end.exit_code else ""
-    )
+    result = end.outcome.result
+    how = result if end.reported else next(iter(end.reasons), result)
+    exit_code = f", exit code {end.exit_code}" if end.exit_code else ""
+    return f"engine {pod.index} ended with {how}{exit_code}"
 
 
 def current_engine_pods(pods: Iterable[PodRecord]) -> list[PodRecord]:

@@ -41,12 +41,12 @@ def is_for_plan(
     observation: Observation, workload: WorkloadRecord, plan: ExecutionPlan, pods: PodDefaults
 ) -> bool:
     """True if a Workload asks for the pods of a plan."""
-    spec, known = observation.job.spec, plan_of_workload(workload)
-    if spec is None:
+    job = observation.job
+    if job.spec is None:
         return False
-    return is_made_for(
-        workload, pod_sets(observation.job.key, spec, plan, pods), known.shape if known else ""
-    )
+    sets = pod_sets(job.key, job.spec, plan, pods)
+    planned = plan_of_workload(workload)
+    return is_made_for(workload, sets, planned.shape if planned else "")
 
 
 def _of_another_shape(
@@ -69,16 +69,16 @@ def _of_another_shape(
 
 def _waits(observation: Observation, workload: WorkloadRecord) -> str:
     """What keeps it, in Kueue's words."""
-    found = f"Workload {workload.name} waits for Kueue's LocalQueue {observation.job.queue_name}"
+    waits = f"Workload {workload.name} waits for Kueue's LocalQueue {observation.job.queue_name}"
     if not workload.active:
         return (
-            f"{found}: its spec.active is false, so Kueue admits it when somebody sets that to true"
+            f"{waits}: its spec.active is false, so Kueue admits it when somebody sets that to true"
         )
     if workload.is_true(EVICTED):
-        return f"{found}; it was evicted: {workload.condition(EVICTED)}"
+        evicted = workload.condition(EVICTED)
+        return f"{waits}; it was evicted: {evicted}"
     if workload.is_true(QUOTA_RESERVED):
-        return f"{found}: its quota is reserved" + (
-            f", {workload.checks_message}" if workload.checks_message else ""
-        )
-    words = workload.condition(QUOTA_RESERVED).message
-    return f"{found}: {words}" if words else found
+        checks = f", {workload.checks_message}" if workload.checks_message else ""
+        return f"{waits}: its quota is reserved{checks}"
+    message = workload.condition(QUOTA_RESERVED).message
+    return f"{waits}: {message}" if message else waits

@@ -60,65 +60,68 @@ def _pod_set(key: ObjectKey, role: Role, pods: PodDefaults) -> Manifest:
     """One role. What differs between attempts, its labels and nodes to keep away from, is left
     out."""
     metadata = role.spec.pod_template.metadata
+    template = {
+        "metadata": {"labels": dict(metadata.labels), "annotations": dict(metadata.annotations)},
+        "spec": pod_spec(key.name, role, {}, pods),
+    }
+    topology_request = _topology_request(metadata.annotations)
+    topology_request["podIndexLabel"] = LABEL_INDEX
     return {
         "name": role.component,
         "count": role.plan.nodes,
-        "template": {
-            "metadata": {
-                "labels": dict(metadata.labels),
-                "annotations": dict(metadata.annotations),
-            },
-            "spec": pod_spec(key.name, role, {}, pods),
-        },
-        "topologyRequest": _topology_request(metadata.annotations) | {"podIndexLabel": LABEL_INDEX},
+        "template": template,
+        "topologyRequest": topology_request,
     }
 
 
 def _topology_request(annotations: dict[str, str]) -> Manifest:
     """What the annotations ask for, as Kueue reads them of Jobs: the first that is there, and
     slices beside it."""
-    found: Manifest = {}
+    request: Manifest = {}
     if _REQUIRED in annotations:
-        found["required"] = annotations[_REQUIRED]
+        request["required"] = annotations[_REQUIRED]
     elif _PREFERRED in annotations:
-        found["preferred"] = annotations[_PREFERRED]
+        request["preferred"] = annotations[_PREFERRED]
     elif _UNCONSTRAINED in annotations:
-        found["unconstrained"] = annotations[_UNCONSTRAINED] == "true"
-    if _SLICE in annotations and annotations.get(_SLICE_SIZE, "").isdecimal():
-        found |= {
-            "podSetSliceRequiredTopology": annotations[_SLICE],
-            "podSetSliceSize": int(annotations[_SLICE_SIZE]),
-        }
-    if _GROUP in annotations and {"required", "preferred"} & found.keys():
-        found["podSetGroupName"] = annotations[_GROUP]
-    return found
+        request["unconstrained"] = annotations[_UNCONSTRAINED] == "true"
+    slice_size = annotations.get(_SLICE_SIZE, "")
+    if _SLICE in annotations and slice_size.isdecimal():
+        request["podSetSliceRequiredTopology"] = annotations[_SLICE]
+        request["podSetSliceSize"] = int(slice_size)
+    if _GROUP in annotations and {"required", "preferred"} & request.keys():
+        request["podSetGroupName"] = annotations[_GROUP]
+    return request
 
 
 def shape(sets: list[Manifest]) -> str:
     """A digest of all by which quota is counted and a place is found."""
-    text = json.dumps([_counted(one) for one in sets], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    counted_parts = [_counted_part(pod_set) for pod_set in sets]
+    text = json.dumps(counted_parts, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return digest[:16]
 
 
-def _counted(one: Manifest) -> list[Any]:
-    pod: Manifest = one["template"]["spec"]
+def _counted_part(pod_set: Manifest) -> list[Any]:
+    pod: Manifest = pod_set["template"]["spec"]
     containers = [*pod.get("initContainers", ()), *pod["containers"]]
     requests = [
         (container.get("resources"), container.get("restartPolicy")) for container in containers
     ]
+    fields = [pod.get(field) for field in _COUNTED]
     return [
-        one["name"],
-        one["count"],
-        one["topologyRequest"],
+        pod_set["name"],
+        pod_set["count"],
+        pod_set["topologyRequest"],
         requests,
-        *(pod.get(field) for field in _COUNTED),
+        *fields,
     ]
 
 
 def is_made_for(workload: WorkloadRecord, sets: list[Manifest], known_shape: str) -> bool:
     """True if a Workload, made for podSets of that shape (empty: not known), asks for these
     ones."""
-    if workload.counts != {one["name"]: one["count"] for one in sets}:
+    counts = {pod_set["name"]: pod_set["count"] for pod_set in sets}
+    if workload.counts != counts:
         return False
     return known_shape in ("", shape(sets))
 
@@ -156,22 +159,28 @@ def annotation(job: GRPOJobRecord, plan: ExecutionPlan, shape: str) -> str:
         "shape": shape,
         "plan": plan,
     }
-    return Planned.model_validate(fields).model_dump_json(by_alias=True, exclude_none=True)
+    planned = Planned.model_validate(fields)
+    return planned.model_dump_json(by_alias=True, exclude_none=True)
 
 
 def planned_for(job: GRPOJobRecord, workload: WorkloadRecord | None) -> ExecutionPlan | None:
     """The plan by which the job waits, or ran last since its Workload was made, if it needs no
     other one."""
-    found, learned, status = plan_of_workload(workload), job.status.learned, job.status
-    # what MultiKueue made is of the other cluster's object, whose generation is another
-    if found is None or not (job.kueue.prebuilt or found.generation == job.generation):
+    planned = plan_of_workload(workload)
+    if planned is None:
         return None
-    if found.attempt >= status.attempt:
-        return found.plan
-    short = learned is not None and learned.last_shortfall_of(status.attempt) is not None
+    # what MultiKueue made is of the other cluster's object, whose generation is another
+    if not job.kueue.prebuilt and planned.generation != job.generation:
+        return None
+    status = job.status
+    if planned.attempt >= status.attempt:
+        return planned.plan
+    learned = status.learned
+    if learned and learned.last_shortfall_of(status.attempt):
+        return None
     # of the same shape as the one that the Workload was made for, and by now maybe the answer to a
     # shortfall
-    return None if short else status.plan
+    return status.plan
 
 
 class Contradiction(ValueError):
@@ -196,13 +205,15 @@ def place_job(job: Manifest, workload: WorkloadRecord, flavors: Iterable[Flavor]
     template: Manifest = job["spec"]["template"]
     role = template["metadata"]["labels"][LABEL_COMPONENT]
     assignment = workload.assignments.get(role, Assignment())
-    metadata, pod = dict(template["metadata"]), dict(template["spec"])
-    labels, annotations = metadata.get("labels", {}), metadata.get("annotations", {})
-    selector, tolerations = pod.get("nodeSelector", {}), list(pod.get("tolerations", ()))
+    metadata = dict(template["metadata"])
+    labels = metadata.get("labels", {})
+    annotations = metadata.get("annotations", {})
+    pod = dict(template["spec"])
+    selector = pod.get("nodeSelector", {})
+    tolerations = list(pod.get("tolerations", ()))
     for flavor in flavors:
-        selector = _joined(
-            selector, flavor.node_labels, f"nodeSelector and ResourceFlavor {flavor.name}"
-        )
+        sources = f"nodeSelector and ResourceFlavor {flavor.name}"
+        selector = _joined(selector, flavor.node_labels, sources)
         tolerations += [one for one in flavor.tolerations if one not in tolerations]
     for update in assignment.updates:
         labels = _joined(labels, update.labels, "labels and an admission check")
@@ -217,8 +228,11 @@ def place_job(job: Manifest, workload: WorkloadRecord, flavors: Iterable[Flavor]
             annotations[ANNOTATIONS_TOPOLOGY[-1]] = "true"
         pod["schedulingGates"] = [{"name": TOPOLOGY_GATE}]
     metadata |= {"labels": labels, "annotations": annotations}
-    pod |= {"tolerations": tolerations} | ({"nodeSelector": selector} if selector else {})
-    return {**job, "spec": {**job["spec"], "template": {"metadata": metadata, "spec": pod}}}
+    pod["tolerations"] = tolerations
+    if selector:
+        pod["nodeSelector"] = selector
+    spec = {**job["spec"], "template": {"metadata": metadata, "spec": pod}}
+    return {**job, "spec": spec}
 
 
 def _joined(known: Mapping[str, str], more: Mapping[str, str], who: str) -> dict[str, str]:

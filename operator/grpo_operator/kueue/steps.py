@@ -65,9 +65,9 @@ def _without(observation: Observation, decision: Decision) -> Step | None:
     has_plan = decision.action is Action.QUEUE and decision.plan is not None
     if not has_plan or observation.job.is_active or not observation.job.queue_name:
         return None
-    return (
-        Step(Write.ADOPT) if observation.job.kueue.prebuilt else Step(Write.CREATE, decision.plan)
-    )
+    if observation.job.kueue.prebuilt:
+        return Step(Write.ADOPT)
+    return Step(Write.CREATE, decision.plan)
 
 
 def _of_the_living(
@@ -123,9 +123,9 @@ def _amends(job: GRPOJobRecord, workload: WorkloadRecord) -> bool:
     """True if it waits in another queue, or with another priority, than its job says by now."""
     if workload.is_true(QUOTA_RESERVED):
         return False
-    return workload.queue != job.queue_name or workload.priority_class != wanted_class(
-        job, workload
-    )
+    if workload.queue != job.queue_name:
+        return True
+    return workload.priority_class != wanted_class(job, workload)
 
 
 def wanted_class(job: GRPOJobRecord, workload: WorkloadRecord | None = None) -> tuple[str, str]:
@@ -135,5 +135,5 @@ def wanted_class(job: GRPOJobRecord, workload: WorkloadRecord | None = None) -> 
         return WORKLOAD_PRIORITY, job.kueue.priority_class
     if job.spec and (name := job.spec.placement.priority_class_name):
         return "PriorityClass", name
-    known = workload.priority_class if workload else ("", "")
-    return ("", "") if known[0] == WORKLOAD_PRIORITY else known
+    kind, name = workload.priority_class if workload else ("", "")
+    return ("", "") if kind == WORKLOAD_PRIORITY else (kind, name)

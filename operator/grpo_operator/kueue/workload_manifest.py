@@ -44,10 +44,8 @@ class Priority:
         if not self.name:
             return {"priority": self.value, "priorityClassRef": None}
         group = KUEUE if self.kind == WORKLOAD_PRIORITY else "scheduling.k8s.io"
-        return {
-            "priority": self.value,
-            "priorityClassRef": {"group": group, "kind": self.kind, "name": self.name},
-        }
+        reference = {"group": group, "kind": self.kind, "name": self.name}
+        return {"priority": self.value, "priorityClassRef": reference}
 
 
 def labels(job: GRPOJobRecord) -> dict[str, str]:
@@ -70,16 +68,18 @@ def workload(
     priority_fields = {
         field: value for field, value in priority.fields().items() if value is not None
     }
+    planned = annotation(job, plan, shape(sets))
+    metadata = {
+        "name": workload_name(job.name, job.uid),
+        "namespace": job.key.namespace,
+        "labels": labels(job),
+        "annotations": {ANNOTATION_PLANNED: planned},
+        "ownerReferences": [owner_reference(job.name, job.uid)],
+    }
     return {
         "apiVersion": f"{KUEUE}/v1beta2",
         "kind": "Workload",
-        "metadata": {
-            "name": workload_name(job.name, job.uid),
-            "namespace": job.key.namespace,
-            "labels": labels(job),
-            "annotations": {ANNOTATION_PLANNED: annotation(job, plan, shape(sets))},
-            "ownerReferences": [owner_reference(job.name, job.uid)],
-        },
+        "metadata": metadata,
         "spec": {"queueName": job.queue_name, "podSets": sets, **priority_fields},
     }
 
@@ -97,9 +97,8 @@ def pause_patch(pauses: bool) -> Manifest:
 
 def adoption_patch(job: GRPOJobRecord) -> Manifest:
     """The patch by which a Workload that MultiKueue made becomes this GRPOJob's."""
-    return {
-        "metadata": {"labels": labels(job), "ownerReferences": [owner_reference(job.name, job.uid)]}
-    }
+    owners = [owner_reference(job.name, job.uid)]
+    return {"metadata": {"labels": labels(job), "ownerReferences": owners}}
 
 
 Fields = dict[str, Any]
@@ -118,13 +117,15 @@ MOST_CONDITIONS = 16
 def status_without_admission(workload: Fields, now: float) -> Fields:
     """Return the status without its admission, after an eviction."""
     evicted = _condition(workload, EVICTED)
-    why = str(evicted.get("reason") or EVICTED)
+    reason = str(evicted.get("reason") or EVICTED)
     message = str(evicted.get("message") or "")
+    requeues = reason in COMES_BACK
+    requeue_reason = DEACTIVATED if reason.startswith(DEACTIVATED) else reason
     states = [
         (QUOTA_RESERVED, False, "Pending", message),
         (ADMITTED, False, "NoReservation", "The workload has no reservation"),
         (PODS_READY, False, WAIT_FOR_START, "Not all pods are ready or succeeded"),
-        (REQUEUED, why in COMES_BACK, DEACTIVATED if why.startswith(DEACTIVATED) else why, message),
+        (REQUEUED, requeues, requeue_reason, message),
     ]
     return {"admission": None, "conditions": _with(workload, states, now)}
 
@@ -132,17 +133,22 @@ def status_without_admission(workload: Fields, now: float) -> Fields:
 def ready_status(workload: Fields, now: float) -> Fields:
     """Return the status with all pods ready."""
     message = "All pods were ready or succeeded since the workload admission"
-    return {"conditions": _with(workload, [(PODS_READY, True, "Started", message)], now)}
+    state = (PODS_READY, True, "Started", message)
+    return {"conditions": _with(workload, [state], now)}
 
 
 def finished_status(workload: Fields, succeeded: bool, message: str, now: float) -> Fields:
     """Return the status of a Workload that is done, so that its quota is free."""
-    why = "Succeeded" if succeeded else "Failed"
-    return {"conditions": _with(workload, [(FINISHED, True, why, message)], now)}
+    reason = "Succeeded" if succeeded else "Failed"
+    state = (FINISHED, True, reason, message)
+    return {"conditions": _with(workload, [state], now)}
 
 
 def _condition(workload: Fields, kind: str) -> Fields:
-    return next((one for one in _conditions(workload) if one.get("type") == kind), {})
+    for condition in _conditions(workload):
+        if condition.get("type") == kind:
+            return condition
+    return {}
 
 
 def _conditions(workload: Fields) -> list[Fields]:
@@ -156,17 +162,20 @@ def _with(workload: Fields, states: list[tuple[str, bool, str, str]], now: float
 
     Where they would be too many, those give way that others have put beside Kueue's.
     """
-    found = {str(one.get("type")): one for one in _conditions(workload)}
-    for kind, true, reason, message in states:
-        status, known = str(true), found.get(kind, {})
-        since = known.get("lastTransitionTime") if known.get("status") == status else None
-        found[kind] = {
+    by_type = {str(condition.get("type")): condition for condition in _conditions(workload)}
+    generation = workload["metadata"].get("generation", 0)
+    for kind, is_true, reason, message in states:
+        status = str(is_true)
+        before = by_type.get(kind, {})
+        since = before.get("lastTransitionTime") if before.get("status") == status else None
+        by_type[kind] = {
             "type": kind,
             "status": status,
             "reason": reason,
             "message": message,
             "lastTransitionTime": since or timestamp(now),
-            "observedGeneration": workload["metadata"].get("generation", 0),
+            "observedGeneration": generation,
         }
-    kept = sorted(found, key=lambda kind: kind not in _OURS)[:MOST_CONDITIONS]
-    return [one for kind, one in found.items() if kind in kept]
+    ours_first = sorted(by_type, key=lambda kind: kind not in _OURS)
+    remaining = ours_first[:MOST_CONDITIONS]
+    return [condition for kind, condition in by_type.items() if kind in remaining]
