@@ -124,8 +124,6 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
     checkpoint_directory = _checkpoint_directory(attempt)
     resume_folder = _resume_folder(attempt)
     resume_store = attempt.source.store if attempt.source else None
-    revisions = dict(attempt.revisions)
-    skipped = list(attempt.skipped)
     ends = [EarlierEnd(attempt=end.attempt, reason=end.reason) for end in attempt.ends]
     grace_seconds = spec.pod_template.spec.termination_grace_period_seconds
     return TrainingPlan(
@@ -145,8 +143,8 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
         checkpoint_directory=checkpoint_directory,
         resume_from=resume_folder,
         resume_store=resume_store,
-        revisions=revisions,
-        skipped=skipped,
+        revisions=dict(attempt.revisions),
+        skipped=list(attempt.skipped),
         ends=ends or None,
         grace_period_seconds=grace_seconds,
         execution=attempt.plan,

@@ -94,8 +94,7 @@ def merge_start_event(
     message = f"{later['message']}; before: {earlier['message']}"
     if not is_pair or len(message) > MAX_MESSAGE:
         return None
-    first_time = earlier["firstTimestamp"]
-    return {**later, "message": message, "firstTimestamp": first_time}
+    return {**later, "message": message, "firstTimestamp": earlier["firstTimestamp"]}
 
 
 def unreadable_event(

@@ -228,16 +228,14 @@ def memory_measurement(
         return None
     predicted_peak = prediction.peak_allocated_bytes
     peak = max(phase.measured_bytes for phase in phases.values())
-    reserved = measured.get("reserved", 0)
-    on_device = measured.get("device", 0)
     return MemoryMeasurement(
         predicted_bytes=predicted_peak,
         measured_bytes=peak,
         ratio=_ratio(predicted_peak, peak),
         phases=phases,
-        reserved_bytes=reserved,
+        reserved_bytes=measured.get("reserved", 0),
         predicted_device_bytes=prediction.device_bytes,
-        device_bytes=on_device,
+        device_bytes=measured.get("device", 0),
     )
 
 

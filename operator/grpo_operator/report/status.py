@@ -110,12 +110,11 @@ def _end(observation: Observation, decision: Decision) -> dict[str, Any]:
     if not old.attempt or not ends_attempt:
         return fields
     reason = outcome.result if outcome else decision.reason
-    running_seconds = int(observation.running_seconds)
     end = AttemptEnd(
         attempt=old.attempt,
         reason=reason,
         counted=decision.counted,
-        running_seconds=running_seconds,
+        running_seconds=int(observation.running_seconds),
         node=decision.node,
         end_time=timestamp(observation.now),
     )
