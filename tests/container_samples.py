@@ -128,6 +128,18 @@ BAD_CONTAINERS: tuple[tuple[str, Changes, str, str], ...] = (
     ),
     ("reserved-rank", {"env": [{"name": "MASTER_ADDR", "value": "x"}]}, "spec.env[0]", "remove it"),
     (
+        "segments-under-a-name-that-engines-do-not-read",
+        {"env": [{"name": "PYTORCH_ALLOC_CONF", "value": "a:1, expandable_segments:True"}]},
+        "spec.env[0]",
+        "PYTORCH_CUDA_ALLOC_CONF, spelt expandable_segments:True",
+    ),
+    (
+        "segments-spelt-as-engines-do-not-read-them",
+        {"env": [{"name": "PYTORCH_CUDA_ALLOC_CONF", "value": "expandable_segments : True"}]},
+        "spec.env[0]",
+        "PYTORCH_CUDA_ALLOC_CONF, spelt expandable_segments:True",
+    ),
+    (
         "same-variable-twice",
         {"env": [{"name": "A"}, {"name": "A"}]},
         "spec.env",

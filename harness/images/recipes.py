@@ -118,6 +118,21 @@ def build_shipped(name: str, epoch: int, archive: Path) -> None:
     _build(recipe, f"localhost/{name}:release", archive)
 
 
+def run_in_image(image: Image, *command: str) -> str:
+    """Return what a command prints in a container of an image, for images that are too large for
+    nodes.
+
+    Nothing of it stays in the builder's storage.
+    """
+    with locked(cache_root() / "buildah.lock"):
+        container = _buildah("from", f"docker-archive:{image.archive}").strip()
+        try:
+            return _buildah("run", "--isolation", "chroot", container, "--", *command)
+        finally:
+            _buildah("rm", container)
+            _buildah("rmi", image.name)
+
+
 def python_image() -> Image:
     """Return the plain Debian base with Python 3.11, for tests that need any small image."""
     key = content_key(base_tar().name)

@@ -13,11 +13,10 @@ from .plan.plan import ExecutionPlan
 from .pods.containers import (
     EPHEMERAL_STORAGE,
     Arguments,
-    Environment,
-    EnvironmentSources,
     ResourceRequirements,
     TrainerMount,
 )
+from .pods.environment import EnvironmentSources, TrainerEnvironment
 from .pods.template import PodTemplate
 from .spec.checkpoint import CheckpointSpec, ExportSpec
 from .spec.dataset import DatasetSpec
@@ -273,7 +272,7 @@ class GRPOJobSpec(Model):
     """Program and arguments of the training container. Another one than the trainer must say its
     end as the trainer does, as an Outcome in the termination message, such as grpo_acceptance.
     Unset: the trainer."""
-    env: Environment = []
+    env: TrainerEnvironment = []
     """Further environment variables of the training container. Unset: none."""
     env_from: EnvironmentSources = []
     """Secrets and ConfigMaps whose keys become variables of the training container. Unset: none."""

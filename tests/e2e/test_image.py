@@ -1,12 +1,15 @@
 """The trainer's image has what a GPU run compiles and loads late, as a pod of the operator's making
 finds it.
 
-There is no GPU, and torch lacks CUDA's libraries here: stubs stand in for them, NCCL's too, and no
-kernel runs.
+There is no GPU, and no kernel runs. On the nodes torch lacks CUDA's libraries: stubs stand in for
+them, NCCL's too. The image as GPU clusters run it has them, and vLLM; it is too large for a node
+here, so its checks run in a container that the image builder makes.
 """
 
 import json
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
@@ -16,49 +19,75 @@ from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_operator.pods.pod_spec import PodDefaults, pod_spec
 from grpo_operator.pods.roles import roles
 from harness.fixtures import AnyCluster
-from harness.images import native_parts
+from harness.images import image_checks, native_parts, recipes
 from harness.images.recipes import Image
+from harness.programs import prerequisites
+from harness.tools import TEST_ALL
 from tests.unit.operator_world import PLAN, SPEC
 
 pytestmark = pytest.mark.slow
 
-NAME = "native-parts"
 ARCHITECTURES = ("80", "120")
 """Two suffice: what assembles code for Blackwell is a program of its own, and of the others each
 does the same."""
+SHIPPED_GIGABYTES = 30
+"""Disk that the image with vLLM takes while it is built and run: its archive, its files, and pip's
+downloads."""
+
+
+def pod_of(image: str, name: str, script: ModuleType, *arguments: str) -> dict[str, Any]:
+    """A pod of the operator's making that runs a script in the trainer's place."""
+    (role, *_) = roles(parse_spec(SPEC | {"imagePullPolicy": "Never"}), PLAN)
+    spec = pod_spec(name, role, {}, PodDefaults(image=image))
+    text = Path(str(script.__file__)).read_text()
+    spec["containers"][0]["command"] = ["python", "-c", text, *arguments]
+    metadata = {"name": name, "annotations": {PLAN_ANNOTATION: "{}"}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def printed_by(cluster: AnyCluster, pod: dict[str, Any]) -> dict[str, Any]:
+    """The last line that a pod prints, which is JSON."""
+    name = pod["metadata"]["name"]
+    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump(pod))
+    phase = ("get", "pod", name, "-o", "jsonpath={.status.phase}")
+    cluster.wait("the pod", *phase, expect="Succeeded", seconds=300)
+    found: dict[str, Any] = json.loads(cluster.kubectl("logs", name).splitlines()[-1])
+    cluster.kubectl("delete", "pod", name, "--wait=false")
+    return found
 
 
 def test_a_pod_compiles_and_loads_what_a_gpu_run_needs(
     node_cluster: AnyCluster, trainer_image: Image
 ) -> None:
-    (role, *_), pods = (
-        roles(parse_spec(SPEC | {"imagePullPolicy": "Never"}), PLAN),
-        PodDefaults(image=trainer_image.name),
-    )
-    spec = pod_spec(NAME, role, {}, pods)
-    spec["containers"][0]["command"] = [
-        "python",
-        "-c",
-        Path(native_parts.__file__).read_text(),
-        *ARCHITECTURES,
-    ]
-    pod = {"metadata": {"name": NAME, "annotations": {PLAN_ANNOTATION: "{}"}}, "spec": spec}
-    manifest = yaml.safe_dump({"apiVersion": "v1", "kind": "Pod"} | pod)
-    node_cluster.kubectl("apply", "-f", "-", input=manifest)
-    node_cluster.wait(
-        "the pod",
-        "get",
-        "pod",
-        NAME,
-        "-o",
-        "jsonpath={.status.phase}",
-        expect="Succeeded",
-        seconds=300,
-    )
-    found = json.loads(node_cluster.kubectl("logs", NAME).splitlines()[-1])
-    node_cluster.kubectl("delete", "pod", NAME, "--wait=false")
-    assert found["user"] == spec["securityContext"]["runAsUser"]
+    pod = pod_of(trainer_image.name, "native-parts", native_parts, *ARCHITECTURES)
+    found = printed_by(node_cluster, pod)
+    assert found["user"] == pod["spec"]["securityContext"]["runAsUser"]
     assert {"launch", "load_binary"} <= set(found["driver"])
     assert found["kernels"].keys() == set(ARCHITECTURES)
     assert found["deepspeed"] == "cuda"
     assert found["bitsandbytes"] == ["libbitsandbytes_cpu.so", "libbitsandbytes_cuda130.so"]
+
+
+def test_a_pod_compiles_for_the_cpu_and_finds_what_nccl_opens_for_rdma(
+    node_cluster: AnyCluster, trainer_image: Image
+) -> None:
+    found = printed_by(node_cluster, pod_of(trainer_image.name, "image-checks", image_checks, "90"))
+    assert set(found["failures"].values()) == {"ModuleNotFoundError: No module named 'vllm'"}
+    assert found["inductor"] is True
+    assert all(size > 1000 for size in found["kernels"]["90"].values())
+    assert found["rdma"] == list(image_checks.RDMA)
+    assert found["nvcc"] is None, "vLLM would let FlashInfer compile"
+
+
+def test_the_image_with_vllm_resolves_imports_and_compiles_everything() -> None:
+    prerequisites.require_room(TEST_ALL.disk + SHIPPED_GIGABYTES, TEST_ALL.memory)
+    script = Path(image_checks.__file__).read_text()
+    command = ("python3", "-c", script, "80", "90", "100")
+    found = json.loads(recipes.run_in_image(recipes.trainer_image(), *command).splitlines()[-1])
+    assert all(found["libraries"][folder] for folder in ("torch", "nvidia/nccl", "vllm"))
+    assert found["unresolved"] == {}
+    assert found["failures"] == {}
+    assert found["inductor"] is True
+    assert all(size > 1000 for sizes in found["kernels"].values() for size in sizes.values())
+    assert found["rdma"] == list(image_checks.RDMA)
+    assert found["nvcc"] is None

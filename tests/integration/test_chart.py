@@ -212,6 +212,16 @@ def test_tracing_becomes_flags_that_the_operator_reads_and_is_off_by_default() -
     assert found == settings.Tracing(endpoint=endpoint, every=3)
 
 
+def test_architectures_of_the_image_become_flags_that_the_operator_reads() -> None:
+    def chosen(*values: str) -> tuple[str, ...]:
+        deployment = only(rendered(*values), "Deployment")
+        arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        return settings.parse(arguments, AS_POD).image_architectures
+
+    assert chosen() == ("amd64",)
+    assert chosen("trainerImage.architectures={amd64,arm64}") == ("amd64", "arm64")
+
+
 def test_prices_become_flags_that_the_operator_reads() -> None:
     """To --set, what has a decimal point is a text."""
     documents = rendered("gpuHourPrices.NVIDIA-H100-80GB-HBM3=2.49", "gpuHourPrices.A10=1")

@@ -54,6 +54,7 @@ CHOICES: dict[str, list[Any]] = {
     "trainerImage": [
         {},
         {"digest": DIGEST, "tag": "1.0_rc.1", "pullSecrets": [{"name": "registry"}]},
+        {"architectures": ["amd64", "arm64"]},
     ],
     "trainerPods": [{}, {"user": None}, {"user": 2**31 - 1}],
     "watchNamespaces": [[], TEAMS],

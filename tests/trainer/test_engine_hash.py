@@ -132,35 +132,3 @@ def test_the_kernel_computes_the_same_sums() -> None:
         [sys.executable, "-c", KERNEL], env=environment, capture_output=True, text=True, check=False
     )
     assert done.stdout == "equal\n", done.stderr[-3000:]
-
-
-COMPILE = """
-import sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from grpo_trainer.engine_pod.hash_check import BLOCK
-from grpo_trainer.engine_pod.hash_kernel import _TILE, block_sums_kernel
-for kind in ("i8", "i16", "i32"):
-    signature = {"values": f"*{kind}", "sums": "*i64", "count": "i64", "begin_low": "i64", "begin_high": "i64"}
-    signature |= {"BLOCK": "constexpr", "TILE": "constexpr"}
-    source = ASTSource(block_sums_kernel, signature, {"BLOCK": BLOCK, "TILE": _TILE})
-    built = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32))
-    assert len(built.asm["cubin"]) > 1000
-print("compiled")
-"""  # noqa: E501
-
-
-@pytest.mark.realtime
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", ["80", "90", "100"])
-def test_the_kernel_is_compiled_for_gpus(capability: str, tmp_path: object) -> None:
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE, capability],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "compiled\n", done.stderr[-3000:]

@@ -10,6 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import nn
 
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
@@ -19,10 +21,16 @@ from grpo_api.spec.generation import EngineArguments, EnginePlan, GenerationSpec
 from grpo_api.text.contract import ENGINE_BIND_ENV, PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_trainer.engine_pod import __main__ as program
 from grpo_trainer.engine_pod.__main__ import SMALL_FILES, engine_plan, engine_settings, model_folder
-from grpo_trainer.engine_pod.vllm_arguments import PRIVACY
+from grpo_trainer.engine_pod.vllm_arguments import (
+    ENGINE_ENVIRONMENT,
+    attention_backend,
+    require_visible_segments,
+    vllm_arguments,
+)
 from grpo_trainer.generation.colocated import ColocatedGeneration
 from grpo_trainer.generation.generation_base import EngineSetup
 from grpo_trainer.hub.repositories import Hub
+from grpo_trainer.process.process_setup import set_defaults
 from grpo_trainer.runtime.errors import BadInput, Transient
 from grpo_trainer.telemetry.phases import PhaseClock
 from harness.controlplane import free_port
@@ -85,7 +93,7 @@ def test_a_trainer_without_vllm_says_the_same_and_would_have_told_nobody(
         BadInput, match=r"spec\.image: this image has no vLLM.*generation.engine to Transformers"
     ):
         ColocatedGeneration(setup, nn.Linear(1, 1), [])
-    assert os.environ == PRIVACY
+    assert os.environ == ENGINE_ENVIRONMENT
 
 
 def test_a_plan_without_such_engines_is_refused(tmp_path: Path) -> None:
@@ -99,12 +107,70 @@ def test_an_engine_gets_the_plans_settings_and_the_users_own(tmp_path: Path) -> 
     job = plan(tmp_path, autocast=True).model_copy(
         update={"generation": GenerationSpec(engine_arguments=arguments)}
     )
-    settings = engine_settings(job, tmp_path)
+    settings = engine_settings(job, tmp_path, None)
     assert settings["worker_extension_cls"].endswith(".ReceivingWorker")
     assert (settings["load_format"], settings["tensor_parallel_size"]) == ("dummy", 2)
     assert (settings["dtype"], settings["max_model_len"]) == ("bfloat16", 300)
     assert (settings["max_num_seqs"], settings["block_size"]) == (7, 32)
-    assert engine_settings(plan(tmp_path), tmp_path)["dtype"] == "float32"
+    assert engine_settings(plan(tmp_path), tmp_path, None)["dtype"] == "float32"
+
+
+CAPABILITIES = st.one_of(st.none(), st.tuples(st.integers(0, 99), st.integers(0, 9)))
+
+
+@given(dtype=st.sampled_from(["bfloat16", "float32"]), capability=CAPABILITIES)
+@example(dtype="bfloat16", capability=(10, 0))
+@example(dtype="bfloat16", capability=(10, 3))
+@example(dtype="float32", capability=(10, 0))
+def test_no_engine_takes_an_attention_that_has_to_be_compiled_by_nvcc(
+    dtype: str, capability: tuple[int, int] | None
+) -> None:
+    """vLLM's own first choice is FlashInfer on 10.x alone, and FlashAttention has no float32."""
+    wanted = "FLASH_ATTN" if capability and capability[0] == 10 and dtype == "bfloat16" else None
+    assert attention_backend(dtype, capability) == wanted
+    job = plan(Path("/models/demo"), autocast=dtype == "bfloat16")
+    for settings in (
+        vllm_arguments(job, Path("/models/demo"), capability),
+        engine_settings(job, Path("/models/demo"), capability),
+    ):
+        assert (settings["dtype"], settings["attention_backend"]) == (dtype, wanted)
+
+
+def test_both_kinds_of_engines_keep_flashinfers_sampler_off_unless_the_job_wants_it() -> None:
+    for variables in (ENGINE_ENVIRONMENT, program.ENVIRONMENT):
+        environment = {"VLLM_NO_USAGE_STATS": "0"}
+        set_defaults(environment, variables)
+        assert environment["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+        assert environment["VLLM_NO_USAGE_STATS"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("environment", "visible"),
+    [
+        ({}, True),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}, True),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments: True"}, False),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, False),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, True),
+        (
+            {
+                "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+                "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
+            },
+            True,
+        ),
+    ],
+)
+def test_an_engine_that_sleeps_is_refused_segments_that_it_would_not_see(
+    environment: dict[str, str], visible: bool
+) -> None:
+    """torch reads PYTORCH_CUDA_ALLOC_CONF first."""
+    if visible:
+        require_visible_segments(environment)
+        return
+    with pytest.raises(BadInput, match=r"vLLM sees expandable segments only in"):
+        require_visible_segments(environment)
 
 
 def test_an_engine_needs_of_a_model_its_configuration_alone(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ import torch
 
 from grpo_planner.hardware.products import IMAGE
 from grpo_trainer.process.process_setup import threads_per_process
-from harness.images import native_parts
+from harness.images import image_checks, native_parts
 from harness.images.wheels import pinned
+from tests.support.ranks.fork_servers import ISOLATED
 from tests.support.ranks.gang import run_gang
 
 pytestmark = pytest.mark.realtime
@@ -42,6 +43,22 @@ def test_what_a_gpu_run_loads_late_is_there(tmp_path: Path) -> None:
     assert found["deepspeed"] == "cuda"
     assert found["nccl"] == pinned("nvidia-nccl-cu13")
     assert list(tmp_path.rglob("cuda_utils*.so")), "Triton keeps what it compiled in the home"
+
+
+@pytest.mark.slow
+def test_libraries_resolve_modules_import_and_kernels_compile(tmp_path: Path) -> None:
+    command = [sys.executable, image_checks.__file__, "80", "90", "100"]
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", **ISOLATED}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["libraries"]["torch"] > 5
+    assert found["libraries"]["nvidia/nccl"] > 0
+    assert found["unresolved"] == {}
+    assert set(found["failures"].values()) == {"ModuleNotFoundError: No module named 'vllm'"}
+    assert found["inductor"] is True
+    assert found["kernels"].keys() == {"80", "90", "100"}
+    assert all(size > 1000 for sizes in found["kernels"].values() for size in sizes.values())
 
 
 @pytest.mark.slow

@@ -29,7 +29,8 @@ from tests.support.ranks import runs
 PLAN = runs.plan(Path("/models/demo"))
 LIMIT = PLAN.guard.hang_timeout_seconds
 STAGES: list[Stage] = [
-    "Starting", "Connecting", "Loading", "Proving", "Training", "Saving", "Exporting", "Finished",
+    "Starting", "Connecting", "Loading", "Proving", "Compiling", "Training", "Saving", "Exporting",
+    "Finished",
 ]  # fmt: skip
 
 
@@ -66,7 +67,7 @@ def test_hours_of_fetching_are_no_hang(clock: SteppedClock) -> None:
     assert known.progress.fetched_bytes == 19
 
 
-@pytest.mark.parametrize("stage", ["Loading", "Proving", "Exporting"])
+@pytest.mark.parametrize("stage", ["Loading", "Proving", "Compiling", "Exporting"])
 def test_hours_of_loading_that_gets_on_are_no_hang(clock: SteppedClock, stage: Stage) -> None:
     known, watchdog = watched(clock)
     known.enter_stage(stage)

@@ -14,6 +14,8 @@ from tests.unit.operator_world import GPU_PLAN, PLAN, PODS, SPEC
 from tests.unit.planning import H100, LLAMA_1B, nodes, spec
 from tests.unit.planning import plan as planned
 
+ALLOCATOR = "PYTORCH_ALLOC_CONF"
+
 
 def environment(plan: ExecutionPlan = GPU_PLAN, **changes: Any) -> dict[str, str]:
     """The training container's variables that have a value."""
@@ -82,6 +84,23 @@ def test_the_memory_model_counts_on_expandable_segments_only_where_they_are_set(
     peak = usual.memory.peak_allocated_bytes
     assert (chosen.memory.device_bytes > usual.memory.device_bytes) is not expandable
     assert chosen.memory.device_bytes - usual.memory.device_bytes <= more * peak
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512,expandable_segments:True"),
+        ("PYTORCH_ALLOC_CONF", "expandable_segments:False"),
+        ("OTHER", "expandable_segments: True"),
+    ],
+)
+def test_a_new_job_may_have_segments_that_an_engine_sees(name: str, settings: str) -> None:
+    variables = [{"name": name, "value": settings}]
+    parse_spec(SPEC | {"env": variables, "export": {"to": "None"}}, creating=True)
+
+
+def test_a_stored_job_stays_valid() -> None:
+    parse_spec(SPEC | {"env": [{"name": ALLOCATOR, "value": "expandable_segments:True"}]})
 
 
 def test_what_a_secret_says_is_not_counted_on() -> None:

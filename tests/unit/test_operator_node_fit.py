@@ -1,6 +1,7 @@
 """Node affinity and resources besides GPUs: which nodes count for a job, and what its pods take of
 them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,40 @@ def test_nodes_without_the_extra_resource_are_left_out_and_busy_ones_have_nothin
         ("node-2", 8, 8),
     ]
     assert seen.warnings == ("node node-0: left out, it offers 0 rdma/hca, and a pod requests 1",)
+
+
+ARM = "its CPU is arm64, and the trainer's image is built for amd64"
+
+
+@pytest.mark.parametrize(
+    ("labels", "reported", "built", "image", "why"),
+    [
+        ({"kubernetes.io/arch": "amd64"}, "amd64", ("amd64",), None, ""),
+        ({"kubernetes.io/arch": "arm64"}, "arm64", ("amd64",), None, ARM),
+        ({}, "arm64", ("amd64",), None, ARM),
+        ({}, "", ("amd64",), None, ""),
+        ({"kubernetes.io/arch": "arm64"}, "arm64", ("amd64", "arm64"), None, ""),
+        ({"kubernetes.io/arch": "arm64"}, "arm64", ("amd64",), "own:1", ""),
+    ],
+)
+def test_nodes_with_a_cpu_that_the_image_is_not_built_for_are_left_out(
+    labels: dict[str, str], reported: str, built: tuple[str, ...], image: str | None, why: str
+) -> None:
+    item = node(GFD | labels)
+    item["status"]["nodeInfo"] = {"architecture": reported} if reported else {}
+    found = unfit(node_facts(item, image_architectures=built), spec(image=image), {})
+    assert found.startswith(why)
+    assert bool(found) is bool(why)
+
+
+def test_a_job_with_an_image_of_its_own_shares_no_answer_with_one_without() -> None:
+    snapshot = cluster(8)
+    arm = replace(snapshot.nodes[0], architecture="arm64")
+    capacity = Capacity(replace(snapshot, nodes=(arm,)), ())
+    usual, own = make_job(GPUS), make_job(GPUS | {"image": "own:1"})
+    assert capacity.inventory(usual).nodes == ()
+    assert ARM in capacity.inventory(usual).warnings[0]
+    assert [each.name for each in capacity.inventory(own).nodes] == ["node-0"]
 
 
 def test_init_containers_and_sidecars_count_as_the_scheduler_counts_them() -> None:

@@ -62,7 +62,6 @@ def test_a_user_without_an_entry_has_a_name_and_a_home_that_can_be_written() -> 
             "/tmp",
             "/tmp/huggingface",
         )
-        assert values["TORCHINDUCTOR_CACHE_DIR"].startswith("/tmp/")
 
 
 def test_pull_secrets_of_all_jobs_come_after_the_job_s_own_and_once() -> None:

@@ -17,8 +17,9 @@ from grpo_api.text.contract import THREADS_ENV
 
 from .checkpoints.signing_key import require_key
 from .gang.placement import LOCAL_RANK_ENV, Placement, launch_environment, placement
+from .process.compile_cache import CompileCache
 from .process.outcome import announce_outcome, keep_outcome, make_outcome
-from .process.process_setup import hide_unused_libraries, threads_per_process
+from .process.process_setup import hide_unused_libraries, set_defaults, threads_per_process
 from .process.recorder import Recorder
 from .process.supervisor import supervise
 from .runtime.clock import unix_time
@@ -76,8 +77,12 @@ def main() -> int:
         require_signable(plan.export, place)
     except BadInput as error:
         return announce_outcome(truncate_to_fit(Outcome(result=error.result), str(error)))
-    if place.processes_per_node > 1 and LOCAL_RANK_ENV not in os.environ:
-        return supervise(plan, place)
+    if LOCAL_RANK_ENV not in os.environ:  # once per pod
+        cache = CompileCache.of_pod(plan.model, plan.execution, place.node)
+        cache.restore()
+        set_defaults(os.environ, cache.variables)
+        if place.processes_per_node > 1:
+            return supervise(plan, place)
     os.environ.update(launch_environment(plan.rendezvous, place))
     os.environ.setdefault(THREADS_ENV, str(threads_per_process(place.processes_per_node)))
     return run_worker(plan, place, started)

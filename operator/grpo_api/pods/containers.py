@@ -1,11 +1,9 @@
-"""Defines what a spec may set of containers: init containers, environment variables, volume mounts
-and resources.
+"""Defines what a spec may set of containers: init containers, volume mounts and resources.
 
 Names and shapes are those of core/v1. These limits are added:
 
 - `podTemplate.spec.initContainers` run before the trainer or beside it, within the `restricted` pod
   security standard.
-- `spec.env` and `spec.envFrom` must not set the variables that the trainer depends on.
 - `volumeMounts` must not use the folders that the trainer uses itself.
 - `resources` must not name GPUs, because the plan decides their number.
 """
@@ -17,105 +15,19 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one, map_list, unique_by
-from ..text.contract import CONTAINER, ENV_PREFIX, RANK_ENV, RESERVED_MOUNTS
+from ..text.base import ATOMIC_LIST, Model, Rule, map_list, unique_by
+from ..text.contract import CONTAINER, RESERVED_MOUNTS
 from ..text.names import (
     SUB_PATH_RULE,
-    ConfigMapKeySelector,
     DNSLabel,
     Image,
-    ObjectFieldSelector,
-    OptionalReference,
     Path,
     PullPolicy,
-    ResourceFieldSelector,
-    SecretKeySelector,
     SubPath,
     is_inside,
 )
 from ..text.quantity import Quantity, parse_quantity
-
-SOURCES = ("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef")
-_RESERVED = f"{ENV_PREFIX}* and {', '.join(RANK_ENV)} are set by the operator and the trainer"
-
-
-class EnvVarSource(Model):
-    """Where the value of a variable comes from."""
-
-    RULES = (exactly_one(*SOURCES),)
-
-    secret_key_ref: SecretKeySelector | None = None
-    """A key of a Secret. Unset: another source."""
-    config_map_key_ref: ConfigMapKeySelector | None = None
-    """A key of a ConfigMap. Unset: another source."""
-    field_ref: ObjectFieldSelector | None = None
-    """A field of the pod. Unset: another source."""
-    resource_field_ref: ResourceFieldSelector | None = None
-    """A request or limit of the container. Unset: another source."""
-
-
-def _has_one_value_at_most(variable: "EnvVar") -> bool:
-    return variable.value is None or variable.value_from is None
-
-
-def _is_free_to_set(variable: "EnvVar") -> bool:
-    return not (variable.name.startswith(ENV_PREFIX) or variable.name in RANK_ENV)
-
-
-class EnvVar(Model):
-    """An environment variable of a container."""
-
-    RULES = (
-        Rule(
-            "!(has(self.value) && has(self.valueFrom))",
-            "set at most one of value and valueFrom",
-            _has_one_value_at_most,
-        ),
-        Rule(
-            f"!(self.name.startsWith('{ENV_PREFIX}') || self.name in {list(RANK_ENV)})",
-            f"{_RESERVED}: remove it",
-            _is_free_to_set,
-        ),
-    )
-
-    name: Annotated[
-        str,
-        Field(
-            min_length=1, max_length=128, pattern=r"^([-_a-zA-Z]|\.[-_a-zA-Z0-9])[-._a-zA-Z0-9]*$"
-        ),
-    ]
-    """Name of the variable. Of the operator's own, HOME, HF_HOME and the like may be replaced."""
-    value: Annotated[str, Field(max_length=4096)] | None = None
-    """Its value; `$(NAME)` of an earlier variable is filled in. Unset: from `valueFrom`, or
-    empty."""
-    value_from: EnvVarSource | None = None
-    """Take the value from elsewhere. Unset: `value`."""
-
-
-def _has_a_free_prefix(source: "EnvFromSource") -> bool:
-    return source.prefix is None or not source.prefix.startswith(ENV_PREFIX)
-
-
-class EnvFromSource(Model):
-    """A Secret or a ConfigMap, each of whose keys becomes a variable. Variables that are named
-    singly win."""
-
-    RULES = (
-        exactly_one("configMapRef", "secretRef"),
-        Rule(
-            f"!has(self.prefix) || !self.prefix.startsWith('{ENV_PREFIX}')",
-            f"{_RESERVED}: use another prefix",
-            _has_a_free_prefix,
-        ),
-    )
-
-    prefix: Annotated[str, Field(max_length=128, pattern=r"^[-._a-zA-Z0-9]*$")] | None = None
-    """Put in front of every key. Unset: the keys as they are."""
-    config_map_ref: OptionalReference | None = None
-    """The ConfigMap. Unset: `secretRef` must be set."""
-    secret_ref: OptionalReference | None = None
-    """The Secret. Unset: `configMapRef` must be set."""
-
+from .environment import Environment, EnvironmentSources
 
 _SLASH = r"/(\.?/)*"
 """One slash, however it is spelt: `//` and `/./` lead to the same folder."""
@@ -294,12 +206,6 @@ Arguments = Annotated[
 Capabilities = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=64)]],
     Field(max_length=16, json_schema_extra=ATOMIC_LIST),
-]
-Environment = Annotated[
-    list[EnvVar], Field(max_length=64, json_schema_extra=map_list("name")), unique_by("name")
-]
-EnvironmentSources = Annotated[
-    list[EnvFromSource], Field(max_length=16, json_schema_extra=ATOMIC_LIST)
 ]
 
 

@@ -35,9 +35,11 @@ STEP_PHASES = ("sync", "generate", "reward", "reference", "forward", "backward",
 
 
 Stage = Literal[
-    "Starting", "Connecting", "Loading", "Proving", "Training", "Saving", "Exporting", "Finished"
-]
-"""What an attempt does, in the order in which it does it; hang_timeouts.py says for how long."""
+    "Starting", "Connecting", "Loading", "Proving", "Compiling", "Training", "Saving", "Exporting",
+    "Finished",
+]  # fmt: skip
+"""What an attempt does, in the order in which it does it; hang_timeouts.py says for how long.
+Compiling is the construction of a colocated engine; some of Proving follows it."""
 
 MetricKey = Annotated[str, Field(min_length=1, max_length=128)]
 MetricValue = Annotated[float, Field(allow_inf_nan=True)]
@@ -237,7 +239,8 @@ class Progress(Model):
     epoch: Annotated[float, Field(ge=0.0)] | None = None
     """Passes over the dataset."""
     stage: Annotated[str, Field(max_length=32)] = "Starting"
-    """Starting, Connecting, Loading, Proving, Training, Saving, Exporting or Finished."""
+    """Starting, Connecting, Loading, Proving, Compiling, Training, Saving, Exporting or
+    Finished."""
     events: Count = 0
     """Signs of progress so far, of all ranks whose reports have reached rank 0: finished steps,
     changes of stage, parts of long work. A reader compares two values of this count, so the clocks

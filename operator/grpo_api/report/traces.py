@@ -113,7 +113,8 @@ _LOADED_PARTS = {
     "verify": "of finding the checkpoint to begin with",
 }
 _PROVEN_PARTS = {
-    "trainer": "of building the trainer, proof included",
+    "trainer": "of building the trainer, proof and engine included",
+    "engine": "of constructing a colocated engine, which compiles for its GPU",
     "proof": "of proving that all ranks have the same weights",
 }
 

@@ -12,6 +12,7 @@ see it; the token is not there.
 
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable
 from pathlib import PurePath
 
@@ -79,6 +80,22 @@ to every version."""
 EXPANDABLE_SEGMENTS = "expandable_segments:True"
 """The setting of torch's allocator under which memory that is freed in one size can be used in
 another."""
+
+EXPANDABLE_SEGMENTS_PATTERN = r"expandable_segments[ \t]*:[ \t]*True"
+"""How torch lets the setting be spelt."""
+
+
+def has_hidden_segments(variable: str, settings: str) -> bool:
+    """Whether settings of torch's allocator turn on expandable segments where vLLM does not see it.
+
+    An engine that sleeps allocates from a pool that can't have such segments (pytorch issue
+    147851). vLLM turns them off meanwhile, but looks for them in the first of ALLOCATOR_ENV alone,
+    and only as EXPANDABLE_SEGMENTS spells them (vllm 0.30, device_allocator/cumem.py).
+    """
+    has_segments = re.search(EXPANDABLE_SEGMENTS_PATTERN, settings) is not None
+    is_visible = variable == ALLOCATOR_ENV[0] and EXPANDABLE_SEGMENTS in settings
+    return has_segments and not is_visible
+
 
 TERMINATION_LOG = "/dev/termination-log"
 """Where the kubelet reads the Outcome of an ended container."""

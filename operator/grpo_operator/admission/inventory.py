@@ -89,6 +89,9 @@ def pod_requests(spec: JsonObject, kind: str = "requests") -> Amounts:
 
 
 NVIDIA, AMD = GPU_TAINTS
+ARCHITECTURE_LABEL = "kubernetes.io/arch"
+IMAGE_ARCHITECTURES = ("amd64",)
+"""Architectures of CPUs that the trainer's image is built for, unless the operator is told more."""
 MIG_PREFIX = "nvidia.com/mig-"
 
 
@@ -107,6 +110,10 @@ class NodeFacts:
     prices: Mapping[str, float] = field(default_factory=dict)
     """Prices of a GPU for an hour by product, as the operator was installed with; the node's label
     goes first."""
+    architecture: str = ""
+    """Architecture of its CPU, such as arm64; empty when unknown."""
+    image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES
+    """Architectures that the trainer's image is built for, as the operator was installed with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +138,17 @@ class PodFacts:
         return f"{self.namespace}/{self.grpojob or self.name}"
 
 
-def node_facts(item: object, prices: Mapping[str, float] = MappingProxyType({})) -> NodeFacts:
-    """The facts of a Node object; `prices` are those of GPUs by product.
+def node_facts(
+    item: object,
+    prices: Mapping[str, float] = MappingProxyType({}),
+    image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES,
+) -> NodeFacts:
+    """The facts of a Node object.
+
+    Args:
+        item: the object.
+        prices: of a GPU for an hour by product.
+        image_architectures: what the trainer's image is built for.
 
     Raises:
         Unreadable: a field has a type that it can't have.
@@ -148,13 +164,17 @@ def node_facts(item: object, prices: Mapping[str, float] = MappingProxyType({}))
     repelling_taints = tuple(taint for taint in taints if taint[2] != "PreferNoSchedule")
     is_ready = status.condition("Ready").text("status") == "True"
     offers = amounts(status.part("allocatable"))
+    labels = meta.string_map("labels")
+    architecture = labels.get(ARCHITECTURE_LABEL) or status.part("nodeInfo").text("architecture")
     return NodeFacts(
         name=meta.required_text("name"),
-        labels=meta.string_map("labels"),
+        labels=labels,
         offers=offers,
         usable=is_ready and not spec.is_true("unschedulable"),
         taints=repelling_taints,
         prices=prices,
+        architecture=architecture,
+        image_architectures=image_architectures,
     )
 
 

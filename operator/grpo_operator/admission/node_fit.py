@@ -63,6 +63,9 @@ def has_disk_report(nodes: Iterable[NodeFacts]) -> bool:
 
 def unfit(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
     """Why the job's pods can never run on the node, whatever its disk, empty when they can."""
+    # What an image of the user's own is built for is not known.
+    if spec.image is None and (why := _foreign_architecture(node)):
+        return why
     for name, value in extra.items():
         offered = node.offers.get(name, 0.0)
         if offered < value and name != EPHEMERAL_STORAGE:
@@ -76,6 +79,17 @@ def unfit(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
     if any(_meets(node, term) for term in required.node_selector_terms):
         return ""
     return "no term of podTemplate.spec.affinity.nodeAffinity selects it"
+
+
+def _foreign_architecture(node: NodeFacts) -> str:
+    """Why the trainer's image can't run on the node's CPU; empty where it can, or nobody knows."""
+    if not node.architecture or node.architecture in node.image_architectures:
+        return ""
+    return (
+        f"its CPU is {node.architecture}, and the trainer's image is built for "
+        f"{', '.join(node.image_architectures)}: set spec.image to an image for it, or build the "
+        "trainer's for it, too, and name it in the chart's trainerImage.architectures"
+    )
 
 
 def short_of_disk(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
@@ -190,7 +204,8 @@ class Suitability:
         amounts_key = sorted(extra.items())
         # All that the answer depends on: jobs that ask the same of nodes share one, and its
         # identity keys other caches.
-        key = f"{placement_key}{affinity_key}{amounts_key}{sorted(avoided)}"
+        own_image = spec.image is not None
+        key = f"{placement_key}{affinity_key}{amounts_key}{sorted(avoided)}{own_image}"
         if key not in self._cache:
             self._cache[key] = self._suitable(spec, extra, avoided)
         return self._cache[key]

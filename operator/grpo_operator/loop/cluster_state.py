@@ -17,10 +17,8 @@ gang still runs or may still start.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from grpo_kube.cache import Cache
@@ -43,7 +41,7 @@ from grpo_kube.objects.resources import (
 from grpo_kube.pacing import Backoff
 from grpo_kube.quarantine import Quarantine
 
-from ..admission.inventory import Amounts, PodFacts, node_facts, pod_facts
+from ..admission.inventory import Amounts, NodeFacts, PodFacts, node_facts, pod_facts
 from ..admission.snapshot import Snapshot, quota_facts
 from ..decide.start_checks import admitted_for
 from ..records.names import is_engines_job
@@ -148,11 +146,11 @@ class ClusterState:
         changed: Callable[[], None],
         *,
         namespaces: tuple[str, ...] = (),
-        prices: Mapping[str, float] = MappingProxyType({}),
+        parse_node: Callable[[Object], NodeFacts] = node_facts,
         resync: float,
     ) -> None:
-        """`namespaces` are those whose pods may be seen when the whole cluster's may not; `prices`
-        are those of a GPU for an hour by product.
+        """`namespaces` are those whose pods may be seen when the whole cluster's may not;
+        `parse_node` reads a node with what the operator was installed with.
 
         `changed` hears when the next snapshot will be another than the last.
         """
@@ -166,7 +164,7 @@ class ClusterState:
                 cluster, selection, parse, self._changed, quarantine=self.quarantine, resync=resync
             )
 
-        self._nodes = lister(Selection(NODES), partial(node_facts, prices=prices))
+        self._nodes = lister(Selection(NODES), parse_node)
         self._pods = lister(Selection(PODS, fields=BOUND_PODS), pod_facts)
         self._priorities = lister(Selection(PRIORITY_CLASSES), _priority)
         self._namespace_pods = [

@@ -344,7 +344,6 @@ def _environment(
         {"name": "HF_XET_CHUNK_CACHE_SIZE_BYTES", "value": "0"},
         {"name": "HF_HUB_DOWNLOAD_TIMEOUT", "value": HUB_SECONDS},
         {"name": "HF_HUB_ETAG_TIMEOUT", "value": HUB_SECONDS},
-        {"name": "TORCHINDUCTOR_CACHE_DIR", "value": f"{SCRATCH}/torchinductor"},
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},

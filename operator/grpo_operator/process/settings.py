@@ -20,6 +20,7 @@ from grpo_api.text.contract import PROGRESS_PORT
 from grpo_kube.leader_election import Election, Terms
 from grpo_kube.objects.resources import ObjectKey
 
+from ..admission.inventory import ARCHITECTURE_LABEL, IMAGE_ARCHITECTURES
 from ..decide.decisions import Limits
 from ..pods import pod_spec
 from ..pods.pod_spec import PodDefaults
@@ -80,6 +81,8 @@ class Settings:
     gpu_hour_prices: Mapping[str, float] = field(default_factory=dict)
     """Price of one GPU for an hour by product, in the cluster's currency; a label of the node goes
     before it."""
+    image_architectures: tuple[str, ...] = IMAGE_ARCHITECTURES
+    """Architectures of CPUs that the trainer's image is built for."""
     tracing: Tracing | None = None
     """None: no traces."""
     election: Election | None = None
@@ -119,6 +122,9 @@ def parse(
         progress_interval=given.progress_seconds,
         workers=max(1, given.workers),
         gpu_hour_prices=dict(given.gpu_hour_price),
+        image_architectures=tuple(
+            dict.fromkeys(given.trainer_image_architecture or IMAGE_ARCHITECTURES)
+        ),
         tracing=tracing,
         election=election,
         fenced=given.fence,
@@ -178,6 +184,16 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
         help=(
             "price of one GPU of a product for an hour, such as NVIDIA-H100-80GB-HBM3=2.49 (may "
             "be repeated)"
+        ),
+    )
+    parser.add_argument(
+        "--trainer-image-architecture",
+        action="append",
+        default=[],
+        metavar="ARCHITECTURE",
+        help=(
+            f"value of label {ARCHITECTURE_LABEL} that the trainer's image is built for (may be "
+            f"repeated); default: {', '.join(IMAGE_ARCHITECTURES)}"
         ),
     )
     _add_tracing(parser, environment)

@@ -40,6 +40,7 @@ from grpo_kube.objects.times import Observed, ProcessClock
 from grpo_kube.pacing import Backoff
 from grpo_kube.work_queue import BATCH_DELAY, ECHO_DELAY, WorkQueue, work
 
+from ..admission.inventory import node_facts
 from ..admission.queue import AdmissionQueue
 from ..loop import tokens
 from ..loop.attempt_starter import AttemptStarter
@@ -123,9 +124,17 @@ class Operator:
             self._traces = AttemptTraces(self._exporter.put, every=tracing.every, version=VERSION)
         self._tokens = Tokens()
         self._puller = self._rank0(session)
-        served, prices = settings.namespaces, settings.gpu_hour_prices
+        parse_node = partial(
+            node_facts,
+            prices=settings.gpu_hour_prices,
+            image_architectures=settings.image_architectures,
+        )
         self.facts = ClusterState(
-            cluster, self._facts_changed, namespaces=served, prices=prices, resync=settings.resync
+            cluster,
+            self._facts_changed,
+            namespaces=settings.namespaces,
+            parse_node=parse_node,
+            resync=settings.resync,
         )
         limits = settings.limits
         gangs = ReservedGangs(caches, wall, limits.scheduling)

@@ -23,15 +23,18 @@ from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.spec.model import ModelSpec
-from grpo_api.text.contract import ENGINE_BIND_ENV, SCRATCH
+from grpo_api.text.contract import ENGINE_BIND_ENV
 
 from ..gang.interfaces import split_address
 from ..hub.repositories import Hub, Repository
+from ..process.compile_cache import CompileCache
 from ..process.outcome import announce_outcome
+from ..process.process_setup import set_defaults
+from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput, Transient, classify_error
 from .messages import attempt_of
-from .vllm_arguments import NO_VLLM, PRIVACY, vllm_arguments
+from .vllm_arguments import ENGINE_ENVIRONMENT, NO_VLLM, gpu_capability, vllm_arguments
 
 if TYPE_CHECKING:
     from .sampler import Sampler
@@ -77,19 +80,22 @@ def model_folder(model: ModelSpec, hub: Hub) -> Path:
     return hub.snapshot(repository, lambda fetch: fetch(SMALL_FILES))[0]
 
 
-def engine_settings(plan: TrainingPlan, folder: Path) -> dict[str, Any]:
-    """Keyword arguments of vLLM's AsyncEngineArgs, of a plan with engines in pods of their own."""
-    return vllm_arguments(plan, folder) | {"worker_extension_cls": WORKER}
+def engine_settings(
+    plan: TrainingPlan, folder: Path, capability: tuple[int, int] | None
+) -> dict[str, Any]:
+    """Keyword arguments of vLLM's AsyncEngineArgs, of a plan with engines in pods of their own;
+    arguments as those of vllm_arguments."""
+    return vllm_arguments(plan, folder, capability) | {"worker_extension_cls": WORKER}
 
 
 ENVIRONMENT = {
-    **PRIVACY,
+    **ENGINE_ENVIRONMENT,
+    # A forked worker can't use CUDA if anything in the main process has.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    "VLLM_CACHE_ROOT": f"{SCRATCH}/vllm-cache",
+    # The folder of the model has all that vLLM reads.
     "HF_HUB_OFFLINE": "1",
 }
-"""Variables that the job may override: no usage data, no requests to the hub, caches where a pod
-may write."""
+"""Variables that the job may override."""
 CHECK_SECONDS = 1.0
 
 
@@ -125,12 +131,17 @@ def start_sampler(plan: TrainingPlan) -> "Sampler":
         TrainingError: the model can't be found, or the hub not be asked.
     """
     folder = model_folder(plan.model, Hub(plan.revisions))
-    for name, value in ENVIRONMENT.items():
-        # Before vLLM is imported, whose modules and processes read these variables.
-        os.environ.setdefault(name, value)
+    cache = CompileCache.of_pod(plan.model, plan.execution)
+    cache.restore()
+    # Before vLLM is imported, whose modules and processes read these variables.
+    set_defaults(os.environ, ENVIRONMENT | cache.variables)
     from .sampler import Sampler
 
-    return Sampler(engine_settings(plan, folder))
+    began = SYSTEM_CLOCK.now()
+    sampler = Sampler(engine_settings(plan, folder, gpu_capability()))
+    print(f"engine: started and compiled in {SYSTEM_CLOCK.now() - began:.1f} s", flush=True)
+    cache.publish()
+    return sampler
 
 
 async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:

@@ -2,8 +2,8 @@
 coefficients meanwhile.
 
 Kept apart since Triton is imported for it. The same numbers as on CPUs:
-tests/trainer/test_engine_hash.py runs it in Triton's interpreter and compiles it for GPUs; no GPU
-has run it.
+tests/trainer/test_engine_hash.py runs it in Triton's interpreter, harness/images/image_checks.py
+compiles it for GPUs, and no GPU has run it.
 """
 
 import torch

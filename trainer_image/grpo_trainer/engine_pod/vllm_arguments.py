@@ -9,12 +9,15 @@ place in it, and on nothing else. Whichever engine samples it, at the first try 
 this attempt or in one that resumed, it draws the same numbers.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.spec.training import TrainingSpec
+from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, has_hidden_segments
 
+from ..runtime.errors import BadInput
 from .hash_check import mix_bits
 
 SEEDS = 1 << 63
@@ -78,9 +81,17 @@ def logprobs_mode(training: TrainingSpec) -> Literal["processed_logprobs", "raw_
 BATCHED_TOKENS = 4096
 """Tokens of one pass: with vLLM's own default its profile at the start takes more memory than
 sampling does (TRL 1.16, trl/generation/vllm_generation.py)."""
-PRIVACY = {"VLLM_NO_USAGE_STATS": "1"}
-"""Variables of every process with an engine, which the job may override: vLLM reports no usage
-statistics."""
+ENGINE_ENVIRONMENT = {
+    # vLLM would send statistics of its use to its developers.
+    "VLLM_NO_USAGE_STATS": "1",
+    # FlashInfer's sampler is compiled by nvcc while vLLM warms up (vLLM issue 49497), and the image
+    # has no nvcc on PATH. vLLM never samples with it where a request has a seed
+    # (v1/worker/gpu/sample/sampler.py), and each of ours has one.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+"""Variables of every process with an engine, which the job may override."""
+FLASHINFER_MAJOR = 10
+"""Major compute capability on which vLLM prefers FlashInfer's attention (platforms/cuda.py)."""
 NO_VLLM = (
     "spec.image: this image has no vLLM, which spec.generation.engine needs; use an image of this "
     "version with vLLM, "
@@ -95,22 +106,74 @@ def engine_dtype(execution: ExecutionPlan) -> Literal["bfloat16", "float32"]:
     return "bfloat16" if execution.autocast else execution.dtype
 
 
-def vllm_arguments(plan: TrainingPlan, model: Path) -> dict[str, Any]:
+def attention_backend(dtype: str, capability: tuple[int, int] | None) -> str | None:
+    """Name of vLLM's attention backend; None leaves the choice to vLLM.
+
+    FlashInfer's kernels are compiled by nvcc at the first start, and the image has no nvcc on PATH.
+    FlashAttention needs none. It has no float32, and neither has FlashInfer, so that vLLM itself
+    takes another backend there.
+
+    Args:
+        dtype: the engine's type, as torch names it.
+        capability: CUDA compute capability of the GPU; None on CPUs.
+    """
+    prefers_flashinfer = capability is not None and capability[0] == FLASHINFER_MAJOR
+    return "FLASH_ATTN" if prefers_flashinfer and dtype == "bfloat16" else None
+
+
+def require_visible_segments(environment: Mapping[str, str]) -> None:
+    """An engine that sleeps must see whether torch's allocator has expandable segments.
+
+    The operator refuses such values in spec.env; they may also come from a Secret, a ConfigMap or
+    the image.
+
+    Raises:
+        BadInput: it would not.
+    """
+    # torch reads the first of the two that is set.
+    name = next((name for name in ALLOCATOR_ENV if name in environment), None)
+    if name and has_hidden_segments(name, environment[name]):
+        raise BadInput(
+            f"environment variable {name} is {environment[name]!r}: vLLM sees expandable segments "
+            f"only in {ALLOCATOR_ENV[0]}, spelt {EXPANDABLE_SEGMENTS}, and an engine that sleeps "
+            "fails with those that it does not see; write them so, or set "
+            "spec.generation.sleep to false"
+        )
+
+
+def gpu_capability() -> tuple[int, int] | None:
+    """CUDA compute capability of this process's GPU; None on CPUs.
+
+    vLLM asks the driver for it. torch would open a context on the GPU, and the main process of an
+    engine pod needs none.
+    """
+    from vllm.platforms import current_platform
+
+    capability = current_platform.get_device_capability()
+    return None if capability is None else (capability.major, capability.minor)
+
+
+def vllm_arguments(
+    plan: TrainingPlan, model: Path, capability: tuple[int, int] | None
+) -> dict[str, Any]:
     """Keyword arguments for an engine of this plan that begins without weights.
 
     Args:
         plan: one with an engine.
         model: folder of its configuration.
+        capability: CUDA compute capability of its GPUs; None on CPUs.
     """
     engine, on_gpu = plan.execution.engine, plan.execution.accelerator == "GPU"
     assert engine is not None
     own = plan.generation.engine_arguments
     may_sleep = engine.sleep and on_gpu
+    dtype = engine_dtype(plan.execution)
     # Dummy weights: the first sync brings the policy's. generation_config vllm: the model's own
     # file would change how completions are sampled.
     arguments = {
         "model": str(model),
-        "dtype": engine_dtype(plan.execution),
+        "dtype": dtype,
+        "attention_backend": attention_backend(dtype, capability),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "generation_config": "vllm",

@@ -21,14 +21,17 @@ from torch import nn
 from ..engine_pod.hash_check import differing_names, expected_prints
 from ..engine_pod.layout import Strided
 from ..engine_pod.vllm_arguments import (
+    ENGINE_ENVIRONMENT,
     NO_VLLM,
-    PRIVACY,
     engine_dtype,
+    gpu_capability,
+    require_visible_segments,
     sampling_arguments,
     tokens_and_logprobs,
     vllm_arguments,
 )
 from ..gang import ranks
+from ..process.process_setup import set_defaults
 from ..runtime.errors import BadInput, TrainingError
 from .generation_base import EngineGeneration, EngineSetup, Sample, weight_shapes
 
@@ -138,8 +141,9 @@ def unprovable_error(problems: Sequence[str]) -> BadInput:
 
 
 def _started(setup: EngineSetup) -> Any:
-    for name, value in PRIVACY.items():
-        os.environ.setdefault(name, value)
+    if setup.engine.sleep:
+        require_visible_segments(os.environ)
+    set_defaults(os.environ, ENGINE_ENVIRONMENT)
     try:
         from vllm import LLM
     except ImportError as error:
@@ -147,7 +151,7 @@ def _started(setup: EngineSetup) -> Any:
     with _same_numbers():
         # The training processes are the engine's workers, so vLLM starts none of its own.
         return LLM(
-            **vllm_arguments(setup.plan, setup.folder),
+            **vllm_arguments(setup.plan, setup.folder, gpu_capability()),
             distributed_executor_backend="external_launcher",
         )
 

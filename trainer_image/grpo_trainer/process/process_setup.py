@@ -9,6 +9,7 @@ torch's compiler.
 
 import os
 import sys
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -32,6 +33,12 @@ def _cores(cpu_max: Path) -> float:
         return cores
     quota, period = cpu_max.read_text(encoding="utf-8").split()
     return cores if quota == "max" else min(cores, int(quota) / int(period))
+
+
+def set_defaults(environment: MutableMapping[str, str], variables: Mapping[str, str]) -> None:
+    """Set those of the variables that are not set: a job may have chosen another value."""
+    for name, value in variables.items():
+        environment.setdefault(name, value)
 
 
 def hide_unused_libraries(execution: ExecutionPlan) -> None:

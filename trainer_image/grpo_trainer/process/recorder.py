@@ -49,6 +49,7 @@ _OF_STAGE: dict[Stage, RunPart] = {
     "Connecting": "loading",
     "Loading": "loading",
     "Proving": "proving",
+    "Compiling": "proving",
     "Training": "training",
     "Saving": "saving",
     "Exporting": "saving",

@@ -13,6 +13,7 @@ run is often zero.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ from ..generation.colocated import ColocatedGeneration
 from ..generation.generation_base import EngineGeneration, EngineSetup
 from ..generation.remote_engines import ServersGeneration
 from ..hub.repositories import Hub
+from ..process.compile_cache import CompileCache
 from ..process.preemption import Preemption
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
@@ -78,8 +80,24 @@ def engine_maker(
     setup = EngineSetup(
         plan, source.folder, observer.clock, recorder.record_metrics, recorder.record_event
     )
-    kind = ServersGeneration if plan.execution.engine.kind == "Servers" else ColocatedGeneration
-    return lambda model, stop_tokens: kind(setup, model, stop_tokens)
+    if plan.execution.engine.kind == "Servers":
+        return partial(ServersGeneration, setup)
+    return partial(_compile_engine, setup, recorder)
+
+
+def _compile_engine(
+    setup: EngineSetup, recorder: Recorder, model: nn.Module, stop_tokens: list[int]
+) -> ColocatedGeneration:
+    """The colocated engine. vLLM compiles while it is constructed. A collective."""
+    place = recorder.place
+    recorder.enter_stage("Compiling")
+    with recorder.measure_part("engine"):
+        engine = ColocatedGeneration(setup, model, stop_tokens)
+        # The constructor ends with a collective, so no process of the pod still writes.
+        if place.local_rank == 0:
+            CompileCache.of_pod(setup.plan.model, setup.plan.execution, place.node).publish()
+    recorder.enter_stage("Proving")
+    return engine
 
 
 class FollowPlan(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
