@@ -16,8 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM
 from vllm import SamplingParams
 
+from grpo_acceptance.engine_checks import find_damage
 from grpo_acceptance.tiny_model import save_tiny, tiny_config
 from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.training_metrics import ENGINE_MISMATCH
 from grpo_api.spec.generation import EnginePlan
 from grpo_trainer.generation.colocated import ColocatedGeneration
 from grpo_trainer.generation.generation_base import EngineSetup, Sample
@@ -60,9 +62,14 @@ class Faulty(ColocatedGeneration):
         if name == NAME and self._strikes("flipped in the sync"):
             self.flip()
 
-    def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
-        """A bit flips while the engine samples, or it tells another version."""
-        samples = super().sample(prompts, seeds)
+    def sample(
+        self, prompts: list[list[int]], seeds: list[int], arguments: dict[str, Any]
+    ) -> list[Sample]:
+        """A bit flips while the engine samples, or it tells another version, or it samples at
+        another temperature than it is asked for."""
+        if self.fault == "hotter":
+            arguments = arguments | {"temperature": 1.5 * arguments["temperature"]}
+        samples = super().sample(prompts, seeds, arguments)
         if self._strikes("flipped while sampling"):
             self.flip()
         if self._strikes("reloaded while sampling"):
@@ -111,6 +118,7 @@ class World:
 
     def __init__(self, folder: Path, **training: Any) -> None:
         self.logged: dict[str, float] = {}
+        self.logs = runs.Logs()
         job = plan(folder, **training)
         self.setup = EngineSetup(
             job,
@@ -127,7 +135,7 @@ class World:
     def _trainer(self, job: TrainingPlan) -> ReferenceGRPOTrainer:
         make: Callable[..., Faulty] = lambda model, stop: Faulty(self.setup, model, stop)  # noqa: E731
         loaded = load_policy(job.model, job.execution, job.adapter)
-        return runs.trainer(job, runs.configuration(job), loaded, make_engine=make)
+        return runs.trainer(job, runs.configuration(job), loaded, self.logs, make_engine=make)
 
     @contextmanager
     def fault(self, fault: str, times: int) -> Iterator[None]:
@@ -164,6 +172,33 @@ class World:
         chosen = logits.div(self.setup.plan.training.temperature).log_softmax(-1)
         scores: torch.Tensor = chosen.gather(1, torch.tensor(completion)[:, None])[:, 0]
         return scores
+
+
+def changed_buffer(world: World) -> dict[str, Any]:
+    """What a sync comes to while the engine's rotary table is another, and after it is right
+    again."""
+    tables = [
+        buffer for name, buffer in world.engine.live.named_buffers() if "cos_sin_cache" in name
+    ]
+    for table in tables:
+        table.mul_(0.5)  # exact, so that doubling restores every bit
+    changed = told(world, "", 0)
+    for table in tables:
+        table.mul_(2)
+    return {"tables": len(tables), "changed": changed, "restored": told(world, "", 0)}
+
+
+def canary(folder: Path) -> dict[str, Any]:
+    """The differences that a run logs whose completions can't be compared, step by step, and that
+    of an engine which samples at another temperature."""
+    world = World(folder, topP=0.5, temperature=0.7, maxSteps=2)
+    world.trainer.train()
+    steps = [row.get(ENGINE_MISMATCH.trl) for row in world.logs.rows.values()]
+    world.engine.sync_weights()
+    with world.fault("hotter", 1):
+        world.trainer._compare_canary(world.engine.sample_canary(PROMPTS))
+    hotter = world.trainer._metrics["train"][ENGINE_MISMATCH.trl][-1]
+    return {"steps": steps, "hotter": hotter}
 
 
 def told(world: World, fault: str, times: int) -> dict[str, Any]:
@@ -232,7 +267,10 @@ def main(folder: Path) -> None:
     found["greedy"] = greedy(World(folder), folder)
     found["once"] = {fault: told(world, fault, 1) for fault in FAULTS}
     found["always"] = {fault: told(world, fault, 99) for fault in FAULTS}
+    found["buffer"] = changed_buffer(world)
     found["after"] = told(world, "", 0)
+    found["canary"] = canary(folder)
+    found["acceptance"] = find_damage(world.engine)
     for name, training in {"cut": {"topP": 0.5}, "hot": {"temperature": 0.7}}.items():
         found[name] = told(World(folder, **training), "", 0)
     (folder / FACTS).write_text(json.dumps(found))

@@ -56,9 +56,11 @@ class Recording(ServersGeneration):
 
     sampled: list[list[int]]
 
-    def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
+    def sample(
+        self, prompts: list[list[int]], seeds: list[int], arguments: dict[str, Any]
+    ) -> list[Sample]:
         """As ever."""
-        samples = super().sample(prompts, seeds)
+        samples = super().sample(prompts, seeds, arguments)
         self.sampled = [*getattr(self, "sampled", []), sorted({one.version for one in samples})]
         return samples
 

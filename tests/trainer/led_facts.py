@@ -145,7 +145,7 @@ def facts(folder: Path) -> dict[str, Any]:
     engine._main = cast(Any, FakeMain()) if rank == 0 else None
     engine.proven_version = 5
     prompts = [[10 * rank + number] for number in range(2)]
-    samples = engine.sample(prompts, [7, 8])
+    samples = engine.sample(prompts, [7, 8], {})
     found |= failing_leaders() | stopped_leader()
     return found | {
         "tokens": [one.tokens for one in samples],

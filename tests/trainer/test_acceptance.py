@@ -46,7 +46,8 @@ def test_every_check_passes_on_a_trainer_that_works(facts: dict[str, Any]) -> No
     }
     assert [row for rows in good.values() for row in rows if row["state"] != State.PASSED] == []
     assert {name: len(rows) for name, rows in good.items()} == {
-        "step": 2, "kl-zero": 4, "adamw-8bit": 1, "resume": 1, "proof": 1, "strategies": 6,
+        "step": 2, "kl-zero": 4, "adamw-8bit": 1, "resume": 1, "proof": 1, "hash": 1,
+        "strategies": 6,
     }  # fmt: skip
     (resume,) = good["resume"]
     assert resume["numbers"] == {"resumed": 0.0, "again": 0.0}

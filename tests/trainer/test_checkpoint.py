@@ -18,6 +18,7 @@ import pytest
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.rewards import RewardSpec
+from grpo_api.spec.training import ImportanceSamplingSpec
 from grpo_trainer.checkpoints import volume_checkpoints
 from grpo_trainer.checkpoints.export import describe_export
 from grpo_trainer.checkpoints.hashing import damage, digests, list_files, records, split_into_parts
@@ -215,6 +216,22 @@ def test_another_runs_checkpoint_is_rejected_with_every_difference(tmp_path: Pat
     ):
         assert part in str(rejected.value)
     require_same_run(folder, read_manifest(folder), identity(plan, "rows"))
+
+
+def test_a_checkpoint_of_an_image_without_a_setting_had_its_default(tmp_path: Path) -> None:
+    """Otherwise no job could be resumed once the operator and its image have been upgraded."""
+    plan = make_plan(tmp_path)
+    claim(plan)
+    older = identity(plan, "rows")
+    del older["training.importanceSampling"]
+    folder = save(plan, 10, older)
+    require_same_run(folder, read_manifest(folder), identity(plan, "rows"))
+    changed = plan.training.model_copy(
+        update={"importance_sampling": ImportanceSamplingSpec(mode="truncate")}
+    )
+    other = plan.model_copy(update={"training": changed})
+    with pytest.raises(BadInput, match=r"training.importanceSampling: checkpoint .*mask"):
+        require_same_run(folder, read_manifest(folder), identity(other, "rows"))
 
 
 @contextmanager

@@ -49,6 +49,27 @@ def test_the_engine_is_the_trainers_again_once_the_fault_is_gone(facts: Facts) -
     assert facts["after"]["apart"] < CLOSE
 
 
+def test_a_buffer_that_changes_ends_the_attempt_as_long_as_it_is_another(facts: Facts) -> None:
+    buffer = facts["buffer"]
+    assert buffer["tables"] > 0
+    assert buffer["changed"]["proven"] is None
+    assert "cos_sin_cache (buffer)" in buffer["changed"]["error"]
+    assert buffer["restored"]["failures"] == 0
+    assert buffer["restored"]["apart"] < CLOSE
+
+
+def test_where_completions_can_t_be_compared_a_canary_is(facts: Facts) -> None:
+    """One every eight generations: of two steps the first has one."""
+    first, second = facts["canary"]["steps"]
+    assert 0 < first < CLOSE
+    assert second is None
+    assert facts["canary"]["hotter"] > 0.1
+
+
+def test_the_acceptance_finds_damage_of_live_weights(facts: Facts) -> None:
+    assert facts["acceptance"] == []
+
+
 def test_versions_only_grow(facts: Facts) -> None:
     versions = [one["version"] for one in facts["once"].values()] + [facts["after"]["version"]]
     assert versions == sorted(set(versions))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from grpo_trainer.engine_pod.hash_check import differing_names, expected_prints, multilinear_hash
+from grpo_trainer.engine_pod.hash_check import differing_names, expected_prints, tensor_hash
 from grpo_trainer.engine_pod.layout import Layout, learn_layout, live_part
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -72,7 +72,7 @@ def wrong(
         for name, tensor in tensors.items()
     }
     found = {
-        name: [multilinear_hash(live_part(model, write), seed) for write in group]
+        name: [tensor_hash(live_part(model, write), seed) for write in group]
         for name, group in layout.writes.items()
     }
     return differing_names(wanted, found)

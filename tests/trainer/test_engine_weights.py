@@ -1,16 +1,26 @@
 """What an engine is sent of a policy: names, shapes and values, with an adapter and without, and
 nothing is changed."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from grpo_trainer.generation.generation_base import policy_weights, weight_shapes
-from grpo_trainer.runtime.errors import BadInput
-from tests.support.ranks import demo_model
+from grpo_trainer.generation import generation_base
+from grpo_trainer.generation.generation_base import (
+    EngineGeneration,
+    EngineSetup,
+    policy_weights,
+    weight_shapes,
+)
+from grpo_trainer.generation.merge_check import require_pefts_merge
+from grpo_trainer.runtime.errors import BadInput, EngineWeightsDiffer
+from grpo_trainer.telemetry.phases import PhaseClock
+from tests.support.ranks import demo_model, runs
 
 
 def policy(tmp_path: Path, dtype: torch.dtype, tied: bool = True) -> PreTrainedModel:
@@ -76,3 +86,95 @@ def test_an_adapter_on_one_of_two_tied_layers_is_refused(tmp_path: Path) -> None
     model = adapted(policy(tmp_path, torch.float32), ["embed_tokens"])
     with pytest.raises(BadInput, match="embed_tokens shares its weight with another layer"):
         list(policy_weights(model, torch.float32))
+
+
+class Receiving(EngineGeneration):
+    """An engine that takes what it is sent."""
+
+    def attempt_sync(self, _: int) -> Sequence[str]:
+        """Take every weight."""
+        self.names = [name for name, _ in self.weights()]
+        return ()
+
+    def sample(self, *_: object) -> list[object]:  # type: ignore[override]
+        """Nothing."""
+        return []
+
+    def changed_weights(self) -> Sequence[str]:
+        """None."""
+        return ()
+
+
+def receiving(model: torch.nn.Module) -> Receiving:
+    """An engine of this policy."""
+    plan, folder = runs.plan(Path("/models/demo")), Path("/models/demo")
+    setup = EngineSetup(plan, folder, PhaseClock(lambda: 0.0), lambda _: None, lambda: None)
+    return Receiving(setup, model, [])
+
+
+def without_change(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Sets one factor of each pair to 0, as PEFT begins; returns them as they were."""
+    before = {}
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name or "lora_embedding_A" in name:
+            before[name] = parameter.detach().clone()
+            parameter.data.zero_()
+    return before
+
+
+merged = generation_base._merged
+WRONG_MERGES: dict[str, Callable[..., torch.Tensor]] = {
+    "left out": lambda weight, _: weight.detach().float(),
+    "added twice": lambda weight, layer: 2 * merged(weight, layer) - weight.detach().float(),
+    "a tenth too small": lambda weight, layer: torch.lerp(
+        weight.detach().float(), merged(weight, layer), 0.9
+    ),
+    "subtracted": lambda weight, layer: 2 * weight.detach().float() - merged(weight, layer),
+    "one row lost": lambda weight, layer: torch.cat(
+        [weight.detach().float()[:1], merged(weight, layer)[1:]]
+    ),
+    "not a number": lambda weight, layer: merged(weight, layer) * float("nan"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("targets", [["k_proj", "down_proj"], ["embed_tokens"]])
+@pytest.mark.parametrize("wrong", WRONG_MERGES)
+def test_a_wrong_merge_ends_the_run_at_the_first_sync_that_it_changes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: str,
+    targets: list[str],
+    dtype: torch.dtype,
+) -> None:
+    model = adapted(policy(tmp_path, dtype, tied=False), targets)
+    before = without_change(model)
+    engine = receiving(model)
+    engine.sync_weights()
+    for name, factor in before.items():
+        model.get_parameter(name).data.copy_(factor)
+    monkeypatch.setattr(generation_base, "_merged", WRONG_MERGES[wrong])
+    with pytest.raises(EngineWeightsDiffer, match=f"{targets[0]}.weight: the adapter changes it"):
+        engine.sync_weights()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["embed_tokens", "k_proj"]])
+def test_a_right_merge_is_compared_once_and_draws_no_random_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: list[str], dtype: torch.dtype
+) -> None:
+    model = adapted(policy(tmp_path, dtype, tied=False), targets)
+    engine = receiving(model)
+    compared: list[str] = []
+
+    def compare(name: str, *more: Any) -> None:
+        compared.append(name)
+        require_pefts_merge(name, *more)
+
+    monkeypatch.setattr(generation_base, "require_pefts_merge", compare)
+    state = torch.random.get_rng_state()
+    for _ in range(2):
+        engine.sync_weights()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert len(compared) == 1
+    assert engine.names == list(weight_shapes(model))

@@ -60,6 +60,10 @@ def test_the_kit_shows_on_a_bare_machine_all_that_a_cpu_can_show(tmp_path: Path)
         for check in result["checks"]
     }
     unseen = {name for name, found in states.items() if found != {"passed"}}
-    assert unseen == {"engine", *(check.name for check in CHECKS if check.needs_gpu)}
+    assert unseen == {
+        "engine",
+        "engine-ranks",
+        *(check.name for check in CHECKS if check.needs_gpu),
+    }
     assert all(states[name] == {"not run"} for name in unseen)
     assert installed(machine, CARRIED) == [], "the kit changes nothing on the machine"

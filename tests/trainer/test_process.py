@@ -17,11 +17,13 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOConfig
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import Checkpoint, Export, weights_hash
 from grpo_api.report.report import EXIT_CODES, Outcome, Progress, Result
 from grpo_api.spec.run_policy import GuardSpec
+from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV, THREADS_ENV
 from grpo_trainer import __main__ as program
 from grpo_trainer.gang.placement import LOCAL_RANK_ENV, Placement, placement
@@ -44,7 +46,12 @@ from grpo_trainer.runtime.errors import (
     classify_error,
 )
 from grpo_trainer.training.guard import KLGuard
-from grpo_trainer.training.trl_config import config_arguments, deepspeed_config, require_supported
+from grpo_trainer.training.trl_config import (
+    config_arguments,
+    deepspeed_config,
+    engine_arguments,
+    require_supported,
+)
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import runs
 from tests.support.ranks.checkpoint_plans import finished_attempt
@@ -262,6 +269,37 @@ def test_the_warm_up_is_the_declared_share_of_the_steps(ratio: float, steps: int
         "unused", use_cpu=True, report_to="none", warmup_steps=words["warmup_steps"]
     )
     assert arguments.get_warmup_steps(steps) == math.ceil(ratio * steps)
+
+
+@given(
+    mode=st.sampled_from(["mask", "truncate", "none"]),
+    level=st.sampled_from(["token", "sequence"]),
+    low=st.none() | st.floats(0.001, 1, exclude_max=True),
+    high=st.floats(1, 1e9),
+    cut=st.sampled_from([{}, {"top_p": 0.9}, {"top_p": 0.9, "temperature": 0.7}]),
+)
+def test_the_correction_for_an_engine_is_trls(
+    mode: str, level: str, low: float | None, high: float, cut: dict[str, float]
+) -> None:
+    """TRL's own constructor takes the arguments; it refuses bounds and modes that make no sense."""
+    correction = {"mode": mode, "level": level, "clip": {"min": low, "max": high}}
+    training = TrainingSpec.model_validate({"importance_sampling": correction, **cut})
+    arguments = engine_arguments(training)
+    config = GRPOConfig("unused", use_cpu=True, bf16=False, report_to="none", **arguments)
+    is_on = mode != "none" and cut != {"top_p": 0.9, "temperature": 0.7}
+    assert config.vllm_importance_sampling_correction == is_on
+    if mode != "none":
+        assert config.vllm_importance_sampling_mode == f"{level}_{mode}"
+    assert config.vllm_importance_sampling_clip_min == low
+    assert config.vllm_importance_sampling_clip_max == high
+
+
+def test_the_default_correction_is_trls_default() -> None:
+    plain = GRPOConfig("unused", use_cpu=True, bf16=False, report_to="none")
+    ours = engine_arguments(TrainingSpec())
+    for name, value in ours.items():
+        if name.startswith("vllm_importance"):
+            assert getattr(plain, name) == value, name
 
 
 def test_kl_guard_counts_consecutive_steps(tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ CHECKS = (
     Check("step-on-cpu", ".steps", "record_cpu_step", 90, on_cpu=True),
     Check("step", ".steps", "compare_with_cpu", 90),
     Check("proof", ".training_checks", "check_proof", 60),
-    Check("engine", ".training_checks", "train_engines", 240),
+    Check("hash", ".engine_checks", "compare_hashes", 60),
+    Check("engine", ".engine_checks", "train_engines", 300),
     *(
         Check(f"memory-{n + 1}", ".memory", "measure_case", 60, (n,), needs_gpu=True)
         for n in range(MEMORY_CASES)
@@ -138,6 +139,7 @@ CHECKS = (
     Check("resume", ".training_checks", "check_resume", 90),
     Check("kl-zero", ".steps", "check_first_kl", 90),
     Check("sigterm", ".ends", "check_sigterm", 90),
+    Check("engine-ranks", ".engine_checks", "train_shared_engine", 180, ranks=True),
     Check("zero-2-ranks", ".training_checks", "train_strategies", 120, (2,), ranks=True),
     Check("zero-3-ranks", ".training_checks", "train_strategies", 120, (3,), ranks=True),
 )

@@ -1,9 +1,6 @@
-"""Checks of short training runs: every reference strategy, engines beside the policy, resume, and
-the proof of weights.
+"""Checks of short training runs: every reference strategy, resume, and the proof of weights.
 
 Which pairs of strategy and ZeRO stage there are is what the trainer supports; each is a row.
-Engines show what no CPU does: sleep and waking, CUDA graphs, the cache's size, the hash's kernel,
-and how much faster a step is.
 
 A GPU's kernels may add in another order each time; then no resume can be more alike than the same
 run is to itself. So the run is made twice, and a resume may differ by as much as these two do,
@@ -11,23 +8,18 @@ which is nothing where kernels are deterministic.
 """
 
 import shutil
-import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
-from grpo_api.report.training_metrics import ENGINE_MISMATCH
-from grpo_trainer.generation.generation_base import EngineGeneration
 from grpo_trainer.runtime.errors import WeightsDiffer, classify_error
 from grpo_trainer.runtime.paths import attempt_folder_name, checkpoint_folder
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 
 from . import trial_runs
-from .findings import Context, Finding, make_finding, skipped_finding
-from .trial_plans import make_plan, middling_model
+from .findings import Context, Finding, make_finding
+from .trial_plans import make_plan
 from .trial_runs import FinishedRun, largest_difference, nonfinite_problems
 
 STEPS, SAVED = 6, 3
@@ -169,100 +161,3 @@ def _trained_strategy(context: Context, stage: int, name: str) -> Finding:
     return make_finding(
         what, problems, f"{len(ran.steps)} steps, {len(ran.trainer.proofs)} proofs; last: {shown}"
     )
-
-
-ENGINE = {
-    "kind": "Colocated",
-    "memoryShare": 0.2,
-    "cacheBytes": 2**27,
-    "maxModelLength": 128,
-    "maxSequences": 8,
-}
-ENGINE_CELLS: dict[str, tuple[str, int, dict[str, Any], bool]] = {
-    "float32": ("Clone", 0, {}, False),
-    "bfloat16": ("Clone", 0, {"dtype": "bfloat16"}, False),
-    "bfloat16, sleep": ("Clone", 0, {"dtype": "bfloat16"}, True),
-    "bfloat16, LoRA, ZeRO-3": ("Adapter", 3, {"dtype": "bfloat16"}, False),
-}
-"""Strategy, ZeRO stage, settings and sleep by the row's name."""
-COMPLETION_LENGTH = 64
-MISMATCH_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
-"""Largest mean difference of log-probabilities between engine and trainer, in nats."""
-
-
-class Watch(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Keeps each step's time and the engine's mismatch."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.mismatch = 0.0
-        self._begin = 0.0
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """A step begins with its generation."""
-        self._begin = time.perf_counter()
-
-    def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
-        """It ends with its log."""
-        if "loss" in (logs or {}) and logs:
-            self.seconds.append(time.perf_counter() - self._begin)
-            self.mismatch = max(self.mismatch, logs.get(ENGINE_MISMATCH.trl, 0.0))
-
-
-def train_engines(context: Context) -> list[Finding]:
-    """Every cell, and the time of a step without an engine; one that fails keeps no other from
-    being tried."""
-    if find_spec("vllm") is None:
-        return [skipped_finding("engine", "vLLM is not installed")]
-    plain, _ = _run_engine(context, "Clone", 0, {"dtype": "bfloat16"})
-    return [_trained_engine(context, name, plain.seconds[-1]) for name in ENGINE_CELLS]
-
-
-def _run_engine(
-    context: Context, strategy: str, stage: int, execution: dict[str, Any]
-) -> tuple[Watch, trial_runs.FinishedRun]:
-    watch = Watch()
-    training = {"maxCompletionLength": COMPLETION_LENGTH}
-    plan = make_plan(
-        context,
-        strategy,
-        stage,
-        model=middling_model(context),
-        training=training,
-        execution=execution,
-    )
-    return watch, trial_runs.run_trial(context, plan, lambda trainer: trainer.add_callback(watch))
-
-
-def _trained_engine(context: Context, name: str, plain: float) -> Finding:
-    strategy, stage, settings, sleep = ENGINE_CELLS[name]
-    try:
-        watch, ran = _run_engine(
-            context, strategy, stage, settings | {"engine": ENGINE | {"sleep": sleep}}
-        )
-    # whatever it is, it is what the row has to say, and the next cell is another trainer
-    except Exception as error:
-        result, message = classify_error(error)
-        return make_finding(f"engine, {name}", [f"{result}: {message[:400]}"], "")
-    engine = ran.trainer.engine
-    assert isinstance(engine, EngineGeneration)
-    limit = MISMATCH_LIMITS[name.partition(",")[0]]
-    problems = nonfinite_problems(ran.steps)
-    problems += (
-        []
-        if watch.mismatch <= limit
-        else [f"engine and trainer are {watch.mismatch:.3g} nats apart"]
-    )
-    problems += [f"{engine.failures} proofs failed"] if engine.failures else []
-    numbers: dict[str, float | str] = {
-        "mismatch": watch.mismatch,
-        "sync": engine.sync_seconds,
-        "proof": engine.proof_seconds,
-        "step": watch.seconds[-1],
-        "step_without": plain,
-    }
-    seen = (
-        f"{len(ran.steps)} steps; proof is "
-        f"{engine.proof_seconds / max(engine.sync_seconds, 1e-9):.1%} of the sync"
-    )
-    return make_finding(f"engine, {name}", problems, seen, numbers)

@@ -43,6 +43,8 @@ class FinishedRun:
     trainer: ReferenceGRPOTrainer
     steps: dict[int, Step]
     """NUMBERS by step."""
+    metrics: dict[str, float]
+    """What the run published last, by key."""
 
 
 class Logs(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -95,7 +97,7 @@ def run_trial(
         built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         built.rewards.close()
-    return FinishedRun(built.trainer, logs.steps)
+    return FinishedRun(built.trainer, logs.steps, dict(recorder.progress.metrics))
 
 
 def reset_parallelism() -> None:

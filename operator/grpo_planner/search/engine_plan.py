@@ -101,8 +101,8 @@ def engine_warnings(demand: Demand, setup: Setup) -> list[str]:
             f"{', '.join(training.truncation)}: no "
             "log-probabilities of the engine's are of the distribution that the trainer computes, "
             "so TRL's importance "
-            "correction is off and guard.maxEngineMismatch can't be checked; set temperature to "
-            "1, or remove the others"
+            "correction is off, and guard.maxEngineMismatch is checked on a few tokens of every "
+            "eighth generation; set temperature to 1, or remove the others"
         )
     return sentences
 

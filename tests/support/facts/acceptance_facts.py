@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_acceptance import memory, steps, training_checks
+from grpo_acceptance import engine_checks, memory, steps, training_checks
 from grpo_acceptance.findings import Context, Finding
 from harness.controlplane import free_port
 
@@ -40,6 +40,7 @@ def measure(folder: Path) -> dict[str, Any]:
         "adamw-8bit": steps.check_eight_bit(context),
         "resume": training_checks.check_resume(context),
         "proof": training_checks.check_proof(context),
+        "hash": engine_checks.compare_hashes(context),
         "strategies": training_checks.train_strategies(context, 0),
         "no such device": training_checks.train_strategies(replace(context, device="cuda"), 0)[:1],
     }

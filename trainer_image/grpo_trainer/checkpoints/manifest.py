@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Generations
 from grpo_api.spec.rewards import HTTPReward, RewardSpec
+from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.base import Model
 from grpo_api.text.timing import Clock
 
@@ -213,7 +214,12 @@ def what_is_trained(identity: dict[str, str]) -> dict[str, str]:
 
 
 def _differences(saved: dict[str, str], current: dict[str, str]) -> list[str]:
-    saved, current = what_is_trained(saved), what_is_trained(current)
+    # A setting that is newer than the checkpoint had its default, which trains as before: otherwise
+    # no job could be resumed after an upgrade of the image.
+    defaults = TrainingSpec().model_dump(mode="json")
+    by_path = {f"training.{key}": identity_text(value) for key, value in defaults.items()}
+    known = {path: value for path, value in by_path.items() if path in current}
+    saved, current = what_is_trained(known | saved), what_is_trained(current)
     paths = sorted(saved.keys() | current.keys())
     changed = [path for path in paths if saved.get(path) != current.get(path)]
     return [

@@ -2,17 +2,28 @@
 an engine's.
 
 On the GPU the hash takes one pass, without a copy to the host. Trainer and engine each hash what
-they have, and compare eight bytes a tensor. The hash is multilinear over the ring of 64-bit
-integers (Halevi and Krawczyk, "MMH", 1997; Lemire and Kaser, "Strongly universal string hashing is
-fast", 2014): the sum of every element's bits times a coefficient that is drawn from the seed and
-the element's place. All coefficients are odd, so one flipped bit, 2**k times an odd number, never
-vanishes modulo 2**64; any other difference does with a probability of about 2**-63 over the seeds.
-The seed is new at every sync: no earlier answer passes for a later one.
+they have, and compare eight bytes a tensor. The hash is a sum in the ring of 64-bit integers, as
+multilinear hashes are (Halevi and Krawczyk, "MMH", 1997; Lemire and Kaser, "Strongly universal
+string hashing is fast", 2014), over elements that are mixed first:
 
-Coefficients are products of two, one for the place in a block and one for the block, so that on
-CPUs the first kind is made once per seed and the rest is a multiplication and a sum.
+    hash = sum over elements i of  second[i] * mixed(first[i] * x[i])        (modulo 2**64)
+    mixed(v) = v ^ (v >> 32)
+
+`x[i]` are the element's bits as a signed integer of at most 32 bits. `first` and `second` are odd
+and drawn from the seed and the element's place. Every step is a bijection, so one changed element
+always changes the sum. Several changed elements pass with a probability of about 2**-63: the sum of
+second[i] * d[i] over differences d[i] vanishes with a probability of 2**-(63 - k), where 2**k
+divides all of them. Without the mixing k is the place of the lowest changed bit: two flipped signs
+of float32 passed with 2**-32. With it the low bits of d[i] depend on all bits of the element and on
+the seed.
+
+The seed is random and new at every sync: no earlier answer passes for a later one.
+
+The second coefficients are products of two, one for the place in a block and one for the block, so
+that on CPUs the coefficients of places are made once per seed.
 """
 
+import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -24,15 +35,25 @@ from .layout import Strided, source_part
 BLOCK = 1 << 16
 """Elements that share a block's coefficient."""
 _MASK = (1 << 64) - 1
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Signed integers by the size of an element in bytes."""
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+"""Signed integers by the size of an element in bytes. Eight bytes count as two elements: the mixing
+brings all bits of a product to its low half only where the element has at most 32."""
+_LOW_HALF = 0xFFFFFFFF
+SEEDS = 1 << 63
+"""Seeds are below it."""
 _STEP = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 """Constants of splitmix64 (Steele, Lea and Flood, 2014), which draws the coefficients."""
 
 
-def multilinear_hash(tensor: torch.Tensor, seed: int) -> int:
+def new_seed() -> int:
+    """A random seed of the operating system's: the generators that training draws from stay as they
+    are, and nobody can foresee it."""
+    return secrets.randbelow(SEEDS)
+
+
+def tensor_hash(tensor: torch.Tensor, seed: int) -> int:
     """The hash of a tensor's elements in row-major order, whatever its strides; 0 for zeros and for
     no element.
 
@@ -47,18 +68,23 @@ def multilinear_hash(tensor: torch.Tensor, seed: int) -> int:
         sums = block_sums(values, mix_bits(seed << 1), BLOCK)
     else:
         sums = _block_sums(values, seed)
-    blocks = coefficients(sums.numel(), (seed << 1) + 1, sums.device)
+    blocks = coefficients(sums.numel(), (seed << 1) + 1, sums.device)[1]
     return int((sums * blocks).sum()) & _MASK
 
 
-def coefficients(count: int, stream: int, device: torch.device) -> torch.Tensor:
-    """The first `count` odd numbers of a stream, shape (count,), int64."""
+def coefficients(
+    count: int, stream: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first `count` pairs of odd numbers of a stream, each of shape (count,), int64."""
     places = torch.arange(1, count + 1, dtype=torch.int64, device=device)
     mixed = places * _signed(_STEP) + _signed(mix_bits(stream))
     mixed = (mixed ^ _shifted(mixed, 30)) * _signed(_FIRST)
+    # Taken half-way: a second stream would cost the GPU as much again.
+    first = mixed ^ _shifted(mixed, 31)
     mixed = (mixed ^ _shifted(mixed, 27)) * _signed(_SECOND)
+    second = mixed ^ _shifted(mixed, 31)
     # Odd: an odd number times 2**k is never 0 modulo 2**64, so no single flipped bit goes unseen.
-    return (mixed ^ _shifted(mixed, 31)) | 1
+    return first | 1, second | 1
 
 
 def mix_bits(number: int) -> int:
@@ -71,20 +97,31 @@ def mix_bits(number: int) -> int:
 
 
 def _block_sums(values: torch.Tensor, seed: int) -> torch.Tensor:
-    """Per block the sum of its elements times the coefficients of their places, shape (blocks,),
-    int64."""
-    within = _places(seed)
-    whole = values.numel() // BLOCK
-    # int64 wraps at overflow, so these are sums in the ring of integers modulo 2**64.
-    blocks = values[: whole * BLOCK].view(whole, BLOCK)
-    sums = [(block.to(torch.int64) * within).sum() for block in blocks]
-    rest = values[whole * BLOCK :].to(torch.int64)
-    sums.append((rest * within[: rest.numel()]).sum())
+    """Per block the sum of its mixed elements times the coefficients of their places, shape
+    (blocks,), int64."""
+    first, second = _places(seed)
+    # Written in place: new memory for each product took longer than all of the arithmetic.
+    longest = min(BLOCK, values.numel())
+    products = torch.empty(longest, dtype=torch.int64)
+    high_halves = torch.empty_like(products)
+    sums = []
+    # The last block is never full, so that a tensor of n elements has n // BLOCK + 1 of them.
+    for begin in range(0, values.numel() + 1, BLOCK):
+        block = values[begin : begin + BLOCK]
+        size = block.numel()
+        product, high_half = products[:size], high_halves[:size]
+        # int64 wraps at overflow, so these are products and sums modulo 2**64.
+        product.copy_(block).mul_(first[:size])
+        torch.bitwise_right_shift(product, 32, out=high_half)
+        # torch's shift carries the sign along.
+        high_half.bitwise_and_(_LOW_HALF)
+        product.bitwise_xor_(high_half).mul_(second[:size])
+        sums.append(product.sum())
     return torch.stack(sums)
 
 
 @lru_cache(maxsize=2)
-def _places(seed: int) -> torch.Tensor:
+def _places(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return coefficients(BLOCK, seed << 1, torch.device("cpu"))
 
 
@@ -112,7 +149,7 @@ def expected_prints(
         seed: the one that the engine is asked with.
     """
     return [
-        0 if source is None else multilinear_hash(source_part(tensor, source), seed)
+        0 if source is None else tensor_hash(source_part(tensor, source), seed)
         for source in sources
     ]
 

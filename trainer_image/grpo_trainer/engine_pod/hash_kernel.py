@@ -1,4 +1,4 @@
-"""The blocks of the multilinear hash on a GPU: one pass that reads every element once and draws
+"""The block sums of the hash on a GPU: one pass that reads every element once and draws
 coefficients meanwhile.
 
 Kept apart since Triton is imported for it. The same numbers as on CPUs:
@@ -15,11 +15,11 @@ _TILE = 4096
 
 
 def block_sums(values: torch.Tensor, begin: int, block: int) -> torch.Tensor:
-    """Per block the sum of its elements times the coefficients of their places, shape (blocks,),
-    int64.
+    """Per block the sum of its mixed elements times the coefficients of their places, shape
+    (blocks,), int64.
 
     Args:
-        values: shape (elements,), integers, contiguous.
+        values: shape (elements,), integers of at most 4 bytes, contiguous.
         begin: of the stream of coefficients, unsigned.
         block: elements of a block.
     """
@@ -56,6 +56,7 @@ def block_sums_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0917 - the ke
         )
         mixed = (place + 1).to(tl.uint64) * 0x9E3779B97F4A7C15 + begin
         mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9
+        product = value * ((mixed ^ (mixed >> 31)) | 1)
         mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB
-        total += value * ((mixed ^ (mixed >> 31)) | 1)
+        total += (product ^ (product >> 32)) * ((mixed ^ (mixed >> 31)) | 1)
     tl.store(sums + block, tl.sum(total.to(tl.int64, bitcast=True), axis=0))

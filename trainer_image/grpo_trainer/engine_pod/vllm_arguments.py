@@ -18,10 +18,8 @@ from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, has_hidden_segments
 
 from ..runtime.errors import BadInput
-from .hash_check import mix_bits
+from .hash_check import SEEDS, mix_bits
 
-SEEDS = 1 << 63
-"""vLLM takes seeds below it."""
 LEAST_TEMPERATURE = 0.01
 """vLLM samples at no lower one but 0 (vllm/sampling_params.py, _MAX_TEMP): it takes this in its
 place."""
@@ -35,6 +33,7 @@ def completion_seed(seed: int, generation: int, place: int) -> int:
         generation: from 0, over the whole run.
         place: of the completion among those of all ranks, from 0.
     """
+    # vLLM takes seeds below 2**63 as well.
     return mix_bits(mix_bits(mix_bits(seed) ^ generation) ^ place) % SEEDS
 
 

@@ -5,6 +5,10 @@ vLLM mixes WeightsWorker into its worker, in the process with the live model, an
 by name (`collective_rpc`), in the same process (Colocated) or over vLLM's own wire (Servers). So
 they take and return plain values. ReceivingWorker adds the sync of Servers: a tensor goes from rank
 0 straight into the process that holds the live model.
+
+Nothing is sent for buffers, such as rotary tables and scales, and the engine computes with them all
+the same. The worker hashes them when it learns the layout, and every later proof names those that
+have changed since: also after vLLM's sleep, which saves and restores them.
 """
 
 from dataclasses import asdict
@@ -12,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .hash_check import multilinear_hash
+from .hash_check import new_seed, tensor_hash
 from .layout import Layout, Strided, learn_layout, live_part
 from .transfer import Meeting, WeightGroup, join_group
 
@@ -22,6 +26,8 @@ class WeightsWorker:
 
     model_runner: Any
     _weights_layout: Layout
+    _buffers_seed: int
+    _buffers_prints: dict[str, int]
 
     def weights_learn(
         self, shapes: dict[str, list[int]], dtype: str
@@ -40,6 +46,8 @@ class WeightsWorker:
         self._weights_layout = layout = learn_layout(
             model, model.load_weights, sizes, getattr(torch, dtype)
         )
+        self._buffers_seed = new_seed()
+        self._buffers_prints = self._hash_buffers()
         sources: dict[str, list[Strided | None]] = {}
         for name, group in layout.writes.items():
             sources[name] = [write.source for write in group]
@@ -56,12 +64,24 @@ class WeightsWorker:
 
     def weights_prints(self, seed: int) -> dict[str, list[int]]:
         """Hashes of what each name has written, as it lies in the live model now, in the order of
-        `weights_learn`."""
+        `weights_learn`; and of every buffer that has changed since, under a name that nobody has
+        sent, so that the comparison fails with it."""
         model = self.model_runner.model
         prints: dict[str, list[int]] = {}
         for name, group in self._weights_layout.writes.items():
-            prints[name] = [multilinear_hash(live_part(model, write), seed) for write in group]
+            prints[name] = [tensor_hash(live_part(model, write), seed) for write in group]
+        buffers = self._hash_buffers()
+        for name in buffers.keys() | self._buffers_prints.keys():
+            if buffers.get(name) != self._buffers_prints.get(name):
+                prints[f"{name} (buffer)"] = [buffers.get(name, 0)]
         return prints
+
+    def _hash_buffers(self) -> dict[str, int]:
+        """Hashes of the live model's buffers, by name."""
+        return {
+            name: tensor_hash(buffer, self._buffers_seed)
+            for name, buffer in self.model_runner.model.named_buffers()
+        }
 
 
 class ReceivingWorker(WeightsWorker):

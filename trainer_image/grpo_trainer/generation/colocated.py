@@ -9,7 +9,7 @@ processes of neighbouring ranks share an engine's weights, and each proves its o
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..engine_pod.hash_check import differing_names, expected_prints
+from ..engine_pod.hash_check import differing_names, expected_prints, new_seed
 from ..engine_pod.layout import Strided
 from ..engine_pod.vllm_arguments import (
     ENGINE_ENVIRONMENT,
@@ -26,7 +26,6 @@ from ..engine_pod.vllm_arguments import (
     engine_dtype,
     gpu_capability,
     require_visible_segments,
-    sampling_arguments,
     tokens_and_logprobs,
     vllm_arguments,
 )
@@ -50,23 +49,26 @@ class ColocatedGeneration(EngineGeneration):
         self._llm = _started(setup)
         # Learning overwrites the live weights, which are dummies until the first sync.
         self._sources = ranks.run_on_all(self._learnt)
+        self._seed = 0
         self._wanted: dict[str, list[int]] = {}
         self._asleep = False
         self.release_memory()
 
-    def attempt_sync(self, version: int) -> Sequence[str]:
+    def attempt_sync(self, _version: int) -> Sequence[str]:
         """Load every weight as the policy has it now, and compare hashes on every rank."""
         self._wake()
         began, proof = time.perf_counter(), 0.0
+        # Each rank asks its own worker alone, so ranks need not agree on the seed.
+        self._seed = new_seed()
         self._wanted = wanted = {}
         for name, tensor in self.weights():
             self.load_weight(name, tensor)
             loaded = time.perf_counter()
-            wanted[name] = expected_prints(tensor, self._sources[name], version)
+            wanted[name] = expected_prints(tensor, self._sources[name], self._seed)
             proof += time.perf_counter() - loaded
             self.setup.record_event()
         sent = time.perf_counter()
-        wrong = differing_names(wanted, self._call("weights_prints", version))
+        wrong = differing_names(wanted, self.call_worker("weights_prints", self._seed))
         # Keys and values of earlier weights would be taken for a prompt that comes again.
         if not self._llm.reset_prefix_cache():
             raise TrainingError(
@@ -78,20 +80,21 @@ class ColocatedGeneration(EngineGeneration):
 
     def changed_weights(self) -> Sequence[str]:
         """Names of the weights whose hashes differ from those of the last sync."""
-        return differing_names(self._wanted, self._call("weights_prints", self.proven_version))
+        return differing_names(self._wanted, self.call_worker("weights_prints", self._seed))
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         """Load one weight, contiguous and in the engine's dtype, into the live model."""
-        self._call("weights_load", name, tensor)
+        self.call_worker("weights_load", name, tensor)
 
-    def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
+    def sample(
+        self, prompts: list[list[int]], seeds: list[int], arguments: dict[str, Any]
+    ) -> list[Sample]:
         """All prompts in one call of vLLM; with neighbours theirs too, of which each keeps its
         own."""
         from vllm import SamplingParams
 
         assert self.proven_version is not None
         wanted, own = _shared(list(zip(prompts, seeds, strict=True)), self._neighbours)
-        arguments = sampling_arguments(self.setup.plan.training, self.stop_tokens)
         token_prompts = [{"prompt_token_ids": prompt} for prompt, _ in wanted]
         parameters = [SamplingParams(**arguments, seed=seed) for _, seed in wanted]
         answers = self._llm.generate(token_prompts, parameters, use_tqdm=False)
@@ -117,7 +120,7 @@ class ColocatedGeneration(EngineGeneration):
 
     def _learnt(self) -> dict[str, list[Strided | None]]:
         shapes = {name: list(shape) for name, shape in weight_shapes(self.model).items()}
-        sources, problems = self._call(
+        sources, problems = self.call_worker(
             "weights_learn", shapes, engine_dtype(self.setup.plan.execution)
         )
         if problems:
@@ -125,8 +128,9 @@ class ColocatedGeneration(EngineGeneration):
         learnt: dict[str, list[Strided | None]] = sources
         return learnt
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        """What this process's worker answers."""
+    def call_worker(self, method: str | Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of this process's worker, by name, or a function with the worker as its
+        first argument; return the answer."""
         return self._llm.collective_rpc(method, args=arguments)[0]
 
 

@@ -16,6 +16,7 @@ the merged tensor is computed beside the policy, in float32, and nothing of the 
 to.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -38,12 +39,19 @@ from grpo_api.report.training_metrics import (
 )
 from grpo_api.spec.generation import EnginePlan
 
-from ..engine_pod.vllm_arguments import LEAST_TEMPERATURE, completion_seed, engine_dtype
+from ..engine_pod.vllm_arguments import (
+    LEAST_TEMPERATURE,
+    completion_seed,
+    engine_dtype,
+    sampling_arguments,
+)
 from ..gang import ranks
 from ..runtime.errors import BadInput, EngineWeightsDiffer
 from ..telemetry.phases import PhaseClock
 from ..weights import parameters
 from ..weights.parameters import TRAINED_ADAPTER, adapter_key, base_name
+from . import canary
+from .merge_check import changes_weight, require_pefts_merge
 
 
 def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -51,12 +59,19 @@ def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {base_name(name): parameters.shape(parameter) for name, parameter in _own(model)}
 
 
-def policy_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+CheckMerge = Callable[[str, LoraLayer, torch.Tensor, torch.Tensor], None]
+"""Takes the name of an adapted weight, its layer, the weight of the base and the merged one."""
+
+
+def policy_weights(
+    model: nn.Module, dtype: torch.dtype, check_merge: CheckMerge | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and tensor of every weight of the policy, one at a time. A collective under ZeRO-3: all
     ranks iterate.
 
     A tensor has the shape that `weight_shapes` says, is contiguous and of `dtype`. It may be the
-    policy's own memory, so it is good until the next one.
+    policy's own memory, so it is good until the next one. `check_merge` sees each merged weight in
+    float32, while base and factors are gathered.
     """
     layers = _adapted(model)
     for name, parameter in _own(model):
@@ -66,8 +81,13 @@ def policy_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, 
             # GPU.
             for held in (parameter, *_factors(layer)):
                 stack.enter_context(parameters.gathered_share(held))
-            merged = parameter.detach() if layer is None else _merged(parameter, layer)
-            yield base_name(name), merged.to(dtype).contiguous()
+            weight = parameter.detach()
+            if layer is not None:
+                merged = _merged(parameter, layer)
+                if check_merge is not None:
+                    check_merge(base_name(name), layer, weight, merged)
+                weight = merged
+            yield base_name(name), weight.to(dtype).contiguous()
 
 
 def _own(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -122,6 +142,9 @@ def _merged(parameter: nn.Parameter, layer: LoraLayer) -> torch.Tensor:
 
 ATTEMPT_VERSIONS = 10**9
 """Numbers for one attempt's weights; those of the next attempt follow."""
+MERGE_CHECK_ELEMENTS = 1 << 28
+"""Largest weight whose merge is compared with PEFT's: a copy in float32 takes 1 GiB of host
+memory."""
 TRIES = 2
 """How often the same weights are sent before an engine that can't be proven is given up."""
 
@@ -191,6 +214,7 @@ class EngineGeneration(ABC):
         """Syncs and generations after which the engine did not have the weights."""
         self.sync_seconds = self.proof_seconds = 0.0
         """What the last sync took, and its proof."""
+        self._is_merge_checked = not isinstance(model, PeftModel)
 
     def set_position(self, generation: int, place: int) -> None:
         """Set which completions are sampled next: those of this generation, from this place among
@@ -245,10 +269,11 @@ class EngineGeneration(ABC):
             completion_seed(self.setup.plan.training.seed, self._generation, place)
             for place in places
         ]
+        arguments = sampling_arguments(self.setup.plan.training, self.stop_tokens)
         for _ in range(TRIES):
             if self.proven_version is None:
                 self.sync_weights()
-            samples = self.sample(prompts, seeds)
+            samples = self.sample(prompts, seeds, arguments)
             # All ranks agree, since the sync that would follow is a collective.
             if not ranks.any_rank(
                 bool(self.changed_weights())
@@ -276,10 +301,26 @@ class EngineGeneration(ABC):
         """Send the weights once under this number; names of the weights that differ afterwards. A
         collective."""
 
+    def sample_canary(self, prompts: list[list[int]]) -> list[tuple[list[int], Sample]]:
+        """Continue a few of this rank's prompts by tokens whose log-probabilities can be compared
+        with the trainer's; return each prompt with its continuation. A collective."""
+        training, rank = self.setup.plan.training, ranks.rank()
+        # With engines in pods of their own each gets a prompt of some rank, since the one with the
+        # fewest gets the next.
+        replicas = self.setup.engine.replicas or ranks.world_size()
+        count = math.ceil(replicas / ranks.world_size())
+        canary_prompts = canary.prompts_for(prompts, count)
+        seeds = canary.seeds_for(training, self._generation, rank, count)
+        arguments = canary.arguments_for(training, self.stop_tokens)
+        samples = self.sample(canary_prompts, seeds, arguments)
+        return list(zip(canary_prompts, samples, strict=True))
+
     @abstractmethod
-    def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
+    def sample(
+        self, prompts: list[list[int]], seeds: list[int], arguments: dict[str, Any]
+    ) -> list[Sample]:
         """One completion for each prompt with its seed, under the proven weights, in the prompts'
-        order."""
+        order; `arguments` are those of vllm.SamplingParams."""
 
     @abstractmethod
     def changed_weights(self) -> Sequence[str]:
@@ -288,7 +329,27 @@ class EngineGeneration(ABC):
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy's weights in the engine's type, one at a time; see policy_weights."""
-        return policy_weights(self.model, getattr(torch, engine_dtype(self.setup.plan.execution)))
+        dtype = getattr(torch, engine_dtype(self.setup.plan.execution))
+        check_merge = None if self._is_merge_checked else self._check_merge
+        return policy_weights(self.model, dtype, check_merge)
+
+    def _check_merge(
+        self, name: str, layer: LoraLayer, weight: torch.Tensor, merged: torch.Tensor
+    ) -> None:
+        """Compare the first weight that the adapter changes with PEFT's own merge, once.
+
+        Raises:
+            EngineWeightsDiffer: they differ.
+        """
+        # The embedding alone may have a thousand times a projection's elements.
+        if self._is_merge_checked or weight.numel() > MERGE_CHECK_ELEMENTS:
+            return
+        if not changes_weight(layer):
+            return
+        assert isinstance(self.model, PeftModel)
+        config = self.model.peft_config[TRAINED_ADAPTER]
+        require_pefts_merge(name, layer, config, weight, merged)
+        self._is_merge_checked = True
 
     def release_memory(self) -> None:  # noqa: B027 - most engines have nothing to do then
         """Called once a generation's completions are all there, before the policy is trained on

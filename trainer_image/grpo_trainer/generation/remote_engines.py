@@ -17,10 +17,10 @@ from torch import nn
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.text.clock import Clock
 
-from ..engine_pod.hash_check import mix_bits
+from ..engine_pod.hash_check import new_seed
 from ..engine_pod.messages import Learn, attempt_of
 from ..engine_pod.transfer import Meeting, open_store
-from ..engine_pod.vllm_arguments import SEEDS, engine_dtype, sampling_arguments
+from ..engine_pod.vllm_arguments import engine_dtype
 from ..gang import ranks
 from ..gang.rank0_task import run_on_rank0
 from ..runtime.clock import SYSTEM_CLOCK
@@ -56,7 +56,6 @@ class EnginesMain:
         self._fleet = Fleet(plan.engines, attempt_of(plan.job))
         self._lanes: dict[str, Lane] = {}
         """By incarnation."""
-        self._passes = 0
         self._completing: CompletionDispatch | None = None
         self.sync_pass: SyncPass | None = None
         self._proof = 0.0
@@ -103,12 +102,9 @@ class EnginesMain:
             if not self._fleet.call(self._fleet.await_engines(1, seconds_left)):
                 raise WeightSyncTimeout(self._none(f"took version {version} of the weights"))
             targets = self._fleet.usable_engines()
-        self._passes += 1
         # The seed is new for every pass, also for another pass with the same version: no earlier
         # answer can pass.
-        self.sync_pass = SyncPass(
-            self._fleet, lanes, version, mix_bits(version ^ mix_bits(self._passes)) % SEEDS
-        )
+        self.sync_pass = SyncPass(self._fleet, lanes, version, new_seed())
         self.sync_pass.begin([self._meeting(lane) for lane in lanes], list(self._shapes))
         return True
 
@@ -308,14 +304,15 @@ class ServersGeneration(EngineGeneration):
             self.record_seconds(*self._main.take_sync_seconds(self._clock.now() - began))
         return wrong
 
-    def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
+    def sample(
+        self, prompts: list[list[int]], seeds: list[int], arguments: dict[str, Any]
+    ) -> list[Sample]:
         """All ranks' prompts over all engines.
 
         Raises:
             EngineLost: no engine was left, and none came back in guard.weightSyncTimeoutSeconds.
         """
         wanted = ranks.gather(list(zip(prompts, seeds, strict=True)))
-        arguments = sampling_arguments(self.setup.plan.training, self.stop_tokens)
         of_all_ranks = [one for part in wanted for one in part]
         self._led(lambda main: main.begin_generation(of_all_ranks, arguments))
         while not self._led(lambda main: main.continue_generation(self.proven_version)):

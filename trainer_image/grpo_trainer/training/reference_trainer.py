@@ -44,12 +44,14 @@ from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
 from grpo_api.report.report import Generations
+from grpo_api.report.training_metrics import ENGINE_MISMATCH, ENGINE_MISMATCH_MAX
 
 from ..checkpoints import writing
 from ..checkpoints.writing import replace_attribute
 from ..data.dataset import restore_columns
 from ..data.order import PromptOrder
-from ..generation.generation_base import EngineGeneration
+from ..generation import canary
+from ..generation.generation_base import EngineGeneration, Sample
 from ..reference.strategies import ReferenceCallback
 from ..reference.strategy_base import ReferenceStrategy
 from ..runtime.errors import Diverged
@@ -205,12 +207,10 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         logprobs: list[list[float]] = []
         versions: list[int] = []
         self.require_finite()  # a rank that samples from NaN raises an error of its own
+        generation = self._step // (self.args.steps_per_generation * self.num_iterations)
         with self.observer.clock.phase("generate"):
             for start in range(0, len(prompt_ids), size):
                 if self.engine:
-                    generation = self._step // (
-                        self.args.steps_per_generation * self.num_iterations
-                    )
                     self.engine.set_position(generation, first + start)
                 part = prompt_ids[start : start + size]
                 done, scored = super()._generate_single_turn(part, *args, **kwargs)
@@ -219,8 +219,29 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
                 versions += self.engine.versions if self.engine else []
             self.observer.weights_versions = versions
             if self.engine:
+                if canary.is_due(self.engine.setup.plan.training, generation):
+                    self._compare_canary(self.engine.sample_canary(prompt_ids))
                 self.engine.release_memory()
         return completions, logprobs or None
+
+    def _compare_canary(self, continued: list[tuple[list[int], Sample]]) -> None:
+        """Log how far the engine's log-probabilities of these tokens are from the policy's, under
+        the names of TRL's comparison of all completions. A collective."""
+        device = self.accelerator.device
+        differences = []
+        for prompt, sample in continued:
+            tokens = torch.tensor([prompt + sample.tokens], device=device)
+            with torch.no_grad():
+                scores, _, _ = self._get_per_token_logps_and_entropies(
+                    self.model, tokens, torch.ones_like(tokens), len(sample.tokens)
+                )
+            differences.append((scores[0] - torch.tensor(sample.logprobs, device=device)).abs())
+        difference = torch.cat(differences)
+        means = self.accelerator.gather(difference.mean())
+        largest = self.accelerator.gather(difference.max())
+        metrics = self._metrics["train"]
+        metrics[ENGINE_MISMATCH.trl].append(means.mean().item())
+        metrics[ENGINE_MISMATCH_MAX.trl].append(largest.max().item())
 
     def _calculate_rewards(
         self, inputs: Any, prompts: list[Any], completions: list[Any], *args: Any

@@ -70,23 +70,30 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
     arguments["shuffle_dataset"] = plan.dataset.shuffle
     arguments["trust_remote_code"] = plan.model.trust_remote_code
     if execution.engine:
-        arguments |= _engine(training)
+        arguments |= engine_arguments(training)
     if uses_deepspeed(execution):
         arguments["deepspeed"] = deepspeed_config(execution)
     return arguments
 
 
-def _engine(training: TrainingSpec) -> dict[str, Any]:
-    """TRL's arguments for a run with an engine; everything else about the engine is in generation/.
+def engine_arguments(training: TrainingSpec) -> dict[str, Any]:
+    """Keyword arguments of GRPOConfig for a run with an engine; all else about the engine is in
+    generation/.
 
     TRL's correction weights tokens by the ratio of the trainer's to the engine's probability, if
     both are of the same distribution.
     """
-    return {
+    arguments: dict[str, Any] = {
         "use_vllm": True,
         "vllm_mode": "colocate",
-        "vllm_importance_sampling_correction": training.may_correct_engine,
+        "vllm_importance_sampling_correction": training.compares_engine,
     }
+    correction = training.importance_sampling
+    if correction.mode != "none":
+        arguments["vllm_importance_sampling_mode"] = f"{correction.level}_{correction.mode}"
+    arguments["vllm_importance_sampling_clip_min"] = correction.clip.min
+    arguments["vllm_importance_sampling_clip_max"] = correction.clip.max
+    return arguments
 
 
 def uses_deepspeed(execution: ExecutionPlan) -> bool:

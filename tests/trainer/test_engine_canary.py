@@ -1,0 +1,67 @@
+"""Which tokens of an engine are compared where the completions can't be: when, of which prompts,
+with which seeds and settings."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_api.spec.training import TrainingSpec
+from grpo_trainer.engine_pod.vllm_arguments import completion_seed, sampling_arguments
+from grpo_trainer.generation import canary
+
+PROMPTS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), min_size=1, max_size=8)
+SETTINGS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.5, 1.0, 1.5]),
+        "top_p": st.sampled_from([0.9, 1.0]),
+        "top_k": st.sampled_from([0, 20]),
+        "min_p": st.sampled_from([None, 0.05]),
+        "repetition_penalty": st.sampled_from([1.0, 1.1]),
+        "importance_sampling": st.sampled_from([{}, {"mode": "truncate"}, {"mode": "none"}]),
+    }
+)
+
+
+@given(settings=SETTINGS)
+def test_the_engine_is_compared_by_all_completions_or_by_a_canary(settings: dict[str, Any]) -> None:
+    training = TrainingSpec.model_validate(settings)
+    due = [generation for generation in range(17) if canary.is_due(training, generation)]
+    assert due == ([] if training.compares_engine else [0, 8, 16])
+    cut = settings["top_p"] < 1 or settings["top_k"] or settings["min_p"]
+    shifted = bool(cut or settings["repetition_penalty"] != 1) and settings["temperature"] != 1
+    without_correction = settings["importance_sampling"] == {"mode": "none"}
+    assert bool(due) == (shifted or without_correction)
+
+
+@given(settings=SETTINGS)
+def test_it_is_drawn_at_the_temperature_alone(settings: dict[str, Any]) -> None:
+    training = TrainingSpec.model_validate(settings)
+    arguments = canary.arguments_for(training, [7])
+    plain = TrainingSpec(temperature=training.temperature, max_completion_length=canary.TOKENS)
+    assert arguments == sampling_arguments(plain, [7])
+
+
+@given(prompts=PROMPTS, count=st.integers(1, 12))
+def test_every_rank_has_as_many_prompts_as_it_is_asked_for(
+    prompts: list[list[int]], count: int
+) -> None:
+    chosen = canary.prompts_for(prompts, count)
+    assert len(chosen) == count
+    assert all(prompt in prompts for prompt in chosen)
+    different = {tuple(prompt) for prompt in prompts}
+    assert len({tuple(prompt) for prompt in chosen}) == min(count, len(different))
+
+
+@given(
+    generation=st.integers(0, 10**6),
+    ranks=st.integers(1, 8),
+    count=st.integers(1, 8),
+    places=st.integers(1, 500),
+)
+def test_no_seed_is_anothers(generation: int, ranks: int, count: int, places: int) -> None:
+    training = TrainingSpec()
+    seeds = [completion_seed(training.seed, generation, place) for place in range(places)]
+    for rank in range(ranks):
+        seeds += canary.seeds_for(training, generation, rank, count)
+    assert len(set(seeds)) == places + ranks * count

@@ -1,0 +1,266 @@
+"""Checks of engines beside the policy, with vLLM: what no CPU shows of them.
+
+That is the model runner of GPUs with its sampler, CUDA graphs, sleep and waking, the cache's size,
+the hash's kernel on live weights, and how much faster a step is. A proof that finds nothing shows
+little, so that weights of a live engine are also damaged and the damage must be found.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from grpo_api.report.report import STEP_PHASES
+from grpo_api.report.training_metrics import ENGINE_MISMATCH, PHASE_SECONDS
+from grpo_trainer.engine_pod.hash_check import BLOCK, new_seed, tensor_hash
+from grpo_trainer.generation.colocated import ColocatedGeneration
+from grpo_trainer.generation.generation_base import weight_shapes
+from grpo_trainer.runtime.errors import classify_error
+from grpo_trainer.telemetry.phases import device_bytes
+
+from . import trial_runs
+from .findings import Context, Finding, make_finding, skipped_finding
+from .trial_plans import make_plan, middling_model
+
+HASHED_DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int8,
+    torch.float8_e4m3fn,
+)
+HASHED_SIZES = (1, 4095, 4097, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7)
+"""Elements: around a tile of the kernel and a block of the hash."""
+
+
+def compare_hashes(context: Context) -> list[Finding]:
+    """The device's hash of every dtype and odd size is the CPU's, and a turned bit changes it.
+
+    In an engine both sides hash with the same kernel: one that gave a constant would pass there.
+    """
+    problems = []
+    for dtype in HASHED_DTYPES:
+        for size in HASHED_SIZES:
+            generator = torch.Generator().manual_seed(size)
+            raw = torch.randint(
+                0, 256, (size * dtype.itemsize,), dtype=torch.uint8, generator=generator
+            )
+            values = raw.view(dtype)
+            seed = new_seed()
+            expected = tensor_hash(values, seed)
+            on_device = values.to(context.device)
+            if tensor_hash(on_device, seed) != expected:
+                problems.append(f"{dtype}, {size} elements: it differs from the CPU's")
+            on_device.view(torch.uint8)[-1] ^= 1
+            if tensor_hash(on_device, seed) == expected:
+                problems.append(f"{dtype}, {size} elements: a turned bit does not change it")
+    count = len(HASHED_DTYPES) * len(HASHED_SIZES)
+    return [make_finding("hash of weights", problems, f"{count} tensors as on the CPU")]
+
+
+ENGINE = {
+    "kind": "Colocated",
+    "memoryShare": 0.2,
+    "cacheBytes": 2**27,
+    "maxModelLength": 128,
+    "maxSequences": 8,
+}
+COMPLETION_LENGTH = 64
+MISMATCH_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
+"""Largest mean difference of log-probabilities between engine and trainer, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCell:
+    """One run with an engine; what it doesn't set is as in every other."""
+
+    dtype: str = "bfloat16"
+    strategy: str = "Clone"
+    stage: int = 0
+    sleep: bool = False
+    training: dict[str, Any] = field(default_factory=dict)
+    """Settings of spec.training."""
+    damages: bool = False
+    """Whether the engine's weights are damaged after the run."""
+
+
+ENGINE_CELLS = {
+    "float32": EngineCell("float32", damages=True),
+    "bfloat16": EngineCell(damages=True),
+    "bfloat16, sleep": EngineCell(sleep=True, damages=True),
+    # vLLM's sampler then tells raw log-probabilities, by another code path.
+    "bfloat16, topP": EngineCell(training={"topP": 0.9}),
+    "bfloat16, topP at another temperature": EngineCell(training={"topP": 0.9, "temperature": 0.7}),
+    "bfloat16, LoRA, ZeRO-3": EngineCell(strategy="Adapter", stage=3),
+}
+"""By the row's name."""
+
+
+class Watch(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Keeps each step's time and the engine's mismatch."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.mismatches: list[float] = []
+        self._begin = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """A step begins with its generation."""
+        self._begin = time.perf_counter()
+
+    def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
+        """It ends with its log."""
+        if logs and "loss" in logs:
+            self.seconds.append(time.perf_counter() - self._begin)
+            if ENGINE_MISMATCH.trl in logs:
+                self.mismatches.append(logs[ENGINE_MISMATCH.trl])
+
+
+def train_engines(context: Context) -> list[Finding]:
+    """Every cell, and the time of a step without an engine; one that fails keeps no other from
+    being tried."""
+    if find_spec("vllm") is None:
+        return [skipped_finding("engine", "vLLM is not installed")]
+    plain, _ = _run_cell(context, EngineCell(), None)
+    return [
+        _train_cell(context, name, cell, ENGINE, plain.seconds[-1])
+        for name, cell in ENGINE_CELLS.items()
+    ]
+
+
+def train_shared_engine(context: Context) -> list[Finding]:
+    """One engine that all ranks share (tensor parallelism), and one for each rank."""
+    if find_spec("vllm") is None:
+        return [skipped_finding("engine on several GPUs", "vLLM is not installed")]
+    plain, _ = _run_cell(context, EngineCell(), None)
+    shared = ENGINE | {"tensorParallel": context.world}
+    return [
+        _train_cell(context, f"bfloat16, {name}", EngineCell(), engine, plain.seconds[-1])
+        for name, engine in {
+            f"one for each of {context.world} ranks": ENGINE,
+            f"one over {context.world} ranks": shared,
+        }.items()
+    ]
+
+
+def _run_cell(
+    context: Context, cell: EngineCell, engine: dict[str, Any] | None
+) -> tuple[Watch, trial_runs.FinishedRun]:
+    watch = Watch()
+    plan = make_plan(
+        context,
+        cell.strategy,
+        cell.stage,
+        model=middling_model(context),
+        training={"maxCompletionLength": COMPLETION_LENGTH} | cell.training,
+        execution={"dtype": cell.dtype, "engine": engine},
+    )
+    return watch, trial_runs.run_trial(context, plan, lambda trainer: trainer.add_callback(watch))
+
+
+def _train_cell(
+    context: Context, name: str, cell: EngineCell, engine: dict[str, Any], plain_seconds: float
+) -> Finding:
+    try:
+        watch, run = _run_cell(context, cell, engine | {"sleep": cell.sleep})
+        problems, numbers = _judge_run(run, watch, cell)
+    # whatever it is, it is what the row has to say, and the next cell is another trainer
+    except Exception as error:
+        result, message = classify_error(error)
+        return make_finding(f"engine, {name}", [f"{result}: {message[:400]}"], "")
+    numbers |= {"step": watch.seconds[-1], "step_without": plain_seconds}
+    share = numbers["proof"] / max(numbers["sync"], 1e-9)
+    seen = f"{len(run.steps)} steps; proof is {share:.1%} of the sync"
+    return make_finding(f"engine, {name}", problems, seen, dict(numbers))
+
+
+def _judge_run(
+    run: trial_runs.FinishedRun, watch: Watch, cell: EngineCell
+) -> tuple[list[str], dict[str, float]]:
+    """What is wrong with a run, and what was measured in it; seconds, bytes and nats."""
+    engine = run.trainer.engine
+    assert isinstance(engine, ColocatedGeneration)
+    problems = trial_runs.nonfinite_problems(run.steps)
+    if engine.failures:
+        problems.append(f"{engine.failures} proofs failed")
+    # With a canary not every step has one, but the first has.
+    mismatch = max(watch.mismatches, default=float("inf"))
+    if not mismatch <= MISMATCH_LIMITS[cell.dtype]:
+        problems.append(f"engine and trainer are {mismatch:.3g} nats apart")
+    numbers = {"mismatch": mismatch, "sync": engine.sync_seconds, "proof": engine.proof_seconds}
+    for phase in STEP_PHASES:
+        numbers[f"seconds {phase}"] = run.metrics.get(f"{PHASE_SECONDS.key}/{phase}", 0.0)
+    if cell.damages:
+        problems += find_damage(engine)
+    if cell.sleep:
+        numbers |= measure_sleep(engine)
+    return problems, numbers
+
+
+def find_damage(engine: ColocatedGeneration) -> list[str]:
+    """Damage the weights of a live engine in two ways; return those that no proof found."""
+    problems = []
+    engine.sync_weights()
+    engine.call_worker(turn_bit)
+    if not engine.changed_weights():
+        problems.append("a turned bit in the live engine was not found")
+    engine.sync_weights()
+    name = next(iter(weight_shapes(engine.model)))
+    # A tensor that is skipped is missed only where the policy has moved.
+    with torch.no_grad():
+        next(engine.model.parameters()).mul_(1.5)
+    failures = engine.failures
+    with _skipping(engine, name):
+        engine.sync_weights()
+    if engine.failures != failures + 1:
+        problems.append(f"a skipped tensor ({name}) in the live engine was not found")
+    return problems
+
+
+def turn_bit(worker: Any) -> None:
+    """Turn the lowest bit of the last element of the live model's first weight."""
+    weight = next(worker.model_runner.model.parameters()).data
+    weight.view(-1)[-1:].view(torch.uint8)[0] ^= 1
+
+
+@contextmanager
+def _skipping(engine: ColocatedGeneration, name: str) -> Iterator[None]:
+    """Within it, this weight is lost the first time that it is sent."""
+    load = engine.load_weight
+    lost: list[str] = []
+
+    def load_unless_lost(sent_name: str, tensor: torch.Tensor) -> None:
+        if sent_name == name and not lost:
+            lost.append(name)
+        else:
+            load(sent_name, tensor)
+
+    # An attribute of the object hides the method of its class.
+    vars(engine)["load_weight"] = load_unless_lost
+    try:
+        yield
+    finally:
+        del vars(engine)["load_weight"]
+
+
+def measure_sleep(engine: ColocatedGeneration) -> dict[str, float]:
+    """Bytes of the device in use with the engine awake and asleep, and what weights and cache take
+    by the plan."""
+    engine.sync_weights()
+    awake = device_bytes()
+    engine.release_memory()
+    asleep = device_bytes()
+    elements = sum(torch.Size(shape).numel() for shape in weight_shapes(engine.model).values())
+    planned = 2 * elements + engine.setup.engine.cache_bytes
+    return {
+        "device awake": float(awake),
+        "device asleep": float(asleep),
+        "given back": float(awake - asleep),
+        "planned weights and cache": float(planned),
+    }

@@ -1,0 +1,58 @@
+"""A few tokens per engine whose log-probabilities can be compared where the completions' can't.
+
+Equal weights don't show that an engine computes rightly with them. For that its log-probabilities
+are held against the trainer's. Where tokens are drawn from a distribution that the trainer doesn't
+compute (top-p and its kin at another temperature than 1), or TRL's correction is off, TRL compares
+nothing. Then every engine continues a prompt of every eighth generation by a few tokens, drawn at
+the run's temperature without a cut, and these are compared.
+"""
+
+from typing import Any
+
+from grpo_api.spec.training import TrainingSpec
+
+from ..engine_pod.hash_check import SEEDS
+from ..engine_pod.vllm_arguments import completion_seed, sampling_arguments
+
+GENERATIONS_PER_CANARY = 8
+"""A canary costs two short passes; an engine that computes wrongly does so in every generation."""
+TOKENS = 32
+"""Tokens of one: their mean difference is compared, and one token that rounds otherwise is not
+enough to end a run."""
+FIRST_PLACE = SEEDS - (1 << 32)
+"""Places of its completions in a generation, beyond those of any other."""
+
+
+def is_due(training: TrainingSpec, generation: int) -> bool:
+    """Return True if this generation (from 0) has a canary."""
+    return not training.compares_engine and generation % GENERATIONS_PER_CANARY == 0
+
+
+def prompts_for(prompts: list[list[int]], count: int) -> list[list[int]]:
+    """So many of a rank's prompts, different ones as far as there are.
+
+    Every rank needs the same count, since under ZeRO-3 all of them score together; and a prompt
+    that is repeated would go to the same engine.
+    """
+    different = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
+    return [different[at % len(different)] for at in range(count)]
+
+
+def seeds_for(training: TrainingSpec, generation: int, rank: int, count: int) -> list[int]:
+    """Seeds of a rank's canary completions: no other completion's."""
+    first = FIRST_PLACE + rank * count
+    return [completion_seed(training.seed, generation, first + at) for at in range(count)]
+
+
+def arguments_for(training: TrainingSpec, stop_tokens: list[int]) -> dict[str, Any]:
+    """Keyword arguments of vllm.SamplingParams: the run's temperature alone."""
+    uncut = training.model_copy(
+        update={
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": None,
+            "repetition_penalty": 1.0,
+            "max_completion_length": min(TOKENS, training.max_completion_length),
+        }
+    )
+    return sampling_arguments(uncut, stop_tokens)
