@@ -278,6 +278,12 @@ BAD: tuple[Bad, ...] = (
         "multiple of",
     ),
     Bad(
+        "importance-bounds-upside-down",
+        {"training.importanceSampling": {"clip": {"min": 1, "max": 0.5}}},
+        "spec.training.importanceSampling.clip",
+        "min must be below max",
+    ),
+    Bad(
         "clip-range-upside-down", {"training.epsilonHigh": 0.1}, "spec.training", "at least epsilon"
     ),
     Bad("beta-without-reference", {"reference.strategy": "None"}, "spec", "needs training.beta 0"),

@@ -27,7 +27,7 @@ SETTINGS = st.fixed_dictionaries(
 def test_the_engine_is_compared_by_all_completions_or_by_a_canary(settings: dict[str, Any]) -> None:
     training = TrainingSpec.model_validate(settings)
     due = [generation for generation in range(17) if canary.is_due(training, generation)]
-    assert due == ([] if training.compares_engine else [0, 8, 16])
+    assert due == ([] if training.has_engine_comparison else [0, 8, 16])
     cut = settings["top_p"] < 1 or settings["top_k"] or settings["min_p"]
     shifted = bool(cut or settings["repetition_penalty"] != 1) and settings["temperature"] != 1
     without_correction = settings["importance_sampling"] == {"mode": "none"}

@@ -2,7 +2,9 @@
 out-of-memory.
 
 The operator decides about a restart from the reported Outcome, so it must be right where CUDA is
-involved too.
+involved too. An out-of-memory is injected by `python -m grpo_acceptance.ends`, which is the entry
+point on a GPU that is full but for two gigabytes. The memory is really gone, so that CUDA's own
+error comes up through every layer, whatever the allocator's settings.
 """
 
 import os
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
@@ -23,6 +26,9 @@ from .trial_plans import make_plan, middling_model, write_prompts
 POLL_SECONDS = 0.1
 STOP_AFTER = 2
 """Steps before SIGTERM."""
+FREE_BYTES = 2 << 30
+"""Bytes of a full GPU that stay free: enough for the model and its communicator, too few for a step
+of check_out_of_memory."""
 
 
 def check_sigterm(context: Context) -> list[Finding]:
@@ -55,7 +61,7 @@ def check_out_of_memory(context: Context) -> list[Finding]:
         training={"promptsPerStep": 16, "maxCompletionLength": 448, "maxSteps": 1},
         execution={"microBatch": 64},
     )
-    with Pod(context, plan, f"{__package__}.starved", "out-of-memory") as pod:
+    with Pod(context, plan, f"{__package__}.ends", "out-of-memory") as pod:
         problems = pod.end_problems(Result.OUT_OF_MEMORY)
     return [make_finding("injected CUDA out-of-memory", problems, pod.message[:400])]
 
@@ -125,3 +131,18 @@ class Pod:
     def log_tail(self) -> str:
         """The end of its log."""
         return Path(self._log).read_text(encoding="utf-8", errors="replace")[-600:]
+
+
+def fill_gpu() -> Any:
+    """Allocate the free memory of the GPU but for FREE_BYTES; return it, shape (bytes,), uint8."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    return torch.empty(max(0, free - FREE_BYTES), dtype=torch.uint8, device="cuda")
+
+
+if __name__ == "__main__":
+    from grpo_trainer.__main__ import exit_process, main
+
+    ballast = fill_gpu()
+    exit_process(main())

@@ -197,7 +197,7 @@ class TrainingSpec(Model):
         return not self.truncation or self.temperature == 1
 
     @property
-    def compares_engine(self) -> bool:
+    def has_engine_comparison(self) -> bool:
         """Whether TRL compares an engine's log-probabilities of all completions with the
         trainer's, which it does in order to correct for the difference."""
         return self.may_correct_engine and self.importance_sampling.mode != "none"

@@ -25,7 +25,7 @@ FIRST_PLACE = SEEDS - (1 << 32)
 
 def is_due(training: TrainingSpec, generation: int) -> bool:
     """Return True if this generation (from 0) has a canary."""
-    return not training.compares_engine and generation % GENERATIONS_PER_CANARY == 0
+    return not training.has_engine_comparison and generation % GENERATIONS_PER_CANARY == 0
 
 
 def prompts_for(prompts: list[list[int]], count: int) -> list[list[int]]:

@@ -51,7 +51,7 @@ from ..telemetry.phases import PhaseClock
 from ..weights import parameters
 from ..weights.parameters import TRAINED_ADAPTER, adapter_key, base_name
 from . import canary
-from .merge_check import changes_weight, require_pefts_merge
+from .merge_check import has_changed_weight, require_pefts_merge
 
 
 def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -344,7 +344,7 @@ class EngineGeneration(ABC):
         # The embedding alone may have a thousand times a projection's elements.
         if self._is_merge_checked or weight.numel() > MERGE_CHECK_ELEMENTS:
             return
-        if not changes_weight(layer):
+        if not has_changed_weight(layer):
             return
         assert isinstance(self.model, PeftModel)
         config = self.model.peft_config[TRAINED_ADAPTER]

@@ -23,7 +23,7 @@ ROUNDINGS = 4
 """Roundings of the adapter's own dtype that two ways to compute one product may differ by."""
 
 
-def changes_weight(layer: LoraLayer) -> bool:
+def has_changed_weight(layer: LoraLayer) -> bool:
     """Return True if the adapter changes the layer's weight by now."""
     # By PEFT's own product: which of the two factors begins as zeros depends on the kind of layer.
     return bool(layer.get_delta_weight(TRAINED_ADAPTER).any())

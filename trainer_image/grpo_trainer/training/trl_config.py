@@ -86,7 +86,7 @@ def engine_arguments(training: TrainingSpec) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "use_vllm": True,
         "vllm_mode": "colocate",
-        "vllm_importance_sampling_correction": training.compares_engine,
+        "vllm_importance_sampling_correction": training.has_engine_comparison,
     }
     correction = training.importance_sampling
     if correction.mode != "none":
