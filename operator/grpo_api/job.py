@@ -278,8 +278,9 @@ class GRPOJobSpec(Model):
     """Secrets and ConfigMaps whose keys become variables of the training container. Unset: none."""
     resources: ResourceRequirements = Field(default_factory=ResourceRequirements)
     """Requests and limits of the training container on each node, GPUs left out. Unset: requests of
-    a quarter core per GPU (accelerator CPU: a core per process), of the host memory that the plan
-    predicts and of the ephemeral storage that /tmp will take, and no limits."""
+    two cores per GPU, or the GPU's share of its node's cores where that is less (accelerator CPU: a
+    core per process), of the host memory that the plan predicts and of the ephemeral storage that
+    /tmp will take, and no limits."""
     volume_mounts: Annotated[
         list[TrainerMount],
         Field(max_length=32, json_schema_extra=map_list("mountPath")),
@@ -335,7 +336,8 @@ class GRPOJobSpec(Model):
 
         What the plan only predicts is a request without a limit: it may be low.
         """
-        defaults = {"cpu": self.placement.default_cpu(plan.processes_per_node)}
+        cpu = f"{plan.cpu_millicores}m" if plan.cpu_millicores else ""
+        defaults = {"cpu": cpu or self.placement.default_cpu(plan.processes_per_node)}
         predicted = {
             "memory": plan.host_memory_bytes,
             EPHEMERAL_STORAGE: plan.ephemeral_storage_bytes,

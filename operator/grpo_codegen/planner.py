@@ -13,6 +13,15 @@ from collections.abc import Iterator
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.text.quantity import GIB
 from grpo_planner.explain.explain import decision_message
+from grpo_planner.hardware.cloud_labels import (
+    GKE_COUNT,
+    GKE_PARTITION,
+    GKE_SHARING,
+    KARPENTER_COUNT,
+    KARPENTER_MEMORY,
+    ROWS,
+    Row,
+)
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.hardware.inventory_file import parse_inventory
 from grpo_planner.hardware.products import (
@@ -220,7 +229,30 @@ def products() -> str:
         "| label | GiB | compute capability | weights in | the image computes there |",
         "|---|---|---|---|---|",
     ]
-    return "\n".join([*head, *map(_product, table_of_products().items()), ""])
+    clouds = [
+        "",
+        "## Nodes without NVIDIA's labels",
+        "",
+        "Where a node has no `nvidia.com/gpu.product`, the first row here that it is of says which "
+        "product its GPUs are (values are regular expressions). "
+        f"`{KARPENTER_MEMORY}` tells apart GPUs of one name. A node that offers more GPUs than its "
+        f"type or `{GKE_COUNT}` or `{KARPENTER_COUNT}` counts, or has `{GKE_SHARING}`, is left "
+        f"out as shared; `{GKE_PARTITION}` names MIG instances. A pod selects nodes by the labels "
+        "of the row. Parts of a GPU, and what is in no row, stay unknown: set "
+        "`placement.gpuMemory`, or run GPU feature discovery. The values are those of the clouds' "
+        "own pages; no cluster of theirs was at hand.",
+        "",
+        "| label | value | memory, MiB | GPUs | product |",
+        "|---|---|---|---|---|",
+        *map(_cloud_row, ROWS),
+    ]
+    return "\n".join([*head, *map(_product, table_of_products().items()), *clouds, ""])
+
+
+def _cloud_row(row: Row) -> str:
+    """One row of the table of clouds' labels."""
+    value, memory = (text.replace("|", r"\|") for text in (row.value, row.memory))
+    return f"| `{row.label}` | `{value}` | {memory} | {row.gpus or ''} | {row.product} |"
 
 
 def _product(item: tuple[str, Product]) -> str:

@@ -46,6 +46,7 @@ def gang(
         "replicas": engines,
         "gpus_per_replica": per_engine,
         "gpu_product": product or plan.gpu_product,
+        "node_selector": {"nvidia.com/gpu.product": product or plan.gpu_product},
     }
     return plan.model_copy(update={"engine": GPU_ENGINE.model_copy(update=own)})
 

@@ -66,7 +66,10 @@ def test_what_auto_takes(model: str, there: Any, expected: str) -> None:
     [
         ({"model__name": MIXTRAL}, "experts in an engine can't be proven"),
         ({"model__name": "my/model", "model__parameters": "7B"}, "shape is only estimated"),
-        ({"image": "trainer:mine"}, "whether spec.image has vLLM is not known"),
+        (
+            {"image": "trainer:mine"},
+            "whether spec.image has vLLM is not known: if it has, set spec.generation.engine",
+        ),
         ({"generation__engine": "Transformers"}, "spec.generation.engine asks for it"),
     ],
 )

@@ -139,6 +139,8 @@ class ExecutionPlan(Model):
     former version of the operator made the plan."""
     memory: MemoryPrediction | None = None
     """Predicted memory; absent for CPU."""
+    cpu_millicores: Count = 0
+    """CPU request of one pod, in thousandths of a core; 0: the default of the accelerator."""
     host_memory_bytes: Bytes = 0
     """Memory request of one pod."""
     ephemeral_storage_bytes: Bytes = 0

@@ -185,6 +185,8 @@ class EnginePlan(Model):
     0: what is left of the share."""
     graphs_bytes: Annotated[int, Field(ge=0)] = 0
     """Predicted: CUDA graphs and work space on one GPU. Assumed: no GPU has confirmed it."""
+    cpu_millicores: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
+    """CPU request of one engine pod, in thousandths of a core; 0 on CPUs and for Colocated."""
     host_memory_bytes: Annotated[int, Field(ge=0)] = 0
     """Memory request of one engine pod; 0 for Colocated."""
     sync_seconds: Annotated[float, Field(ge=0)] | None = None

@@ -33,8 +33,8 @@ EndReason = Annotated[
 """A reason as Kubernetes writes it into the status of pods and containers."""
 
 GPU_PROCESS_MILLICPU = 250
-"""Default CPU request per GPU: its process mostly waits for the GPU, and without a limit it may use
-what is idle."""
+"""Least default CPU request per GPU, and that of plans which say none: its process mostly waits for
+the GPU, and without a limit it may use what is idle."""
 
 
 def _range_is_not_empty(gpus: "GPURange") -> bool:

@@ -397,7 +397,11 @@ def _widest_claim_first(claim_and_role: tuple[Claim, Role]) -> tuple[int, int, s
 
 def has_gpus_for(node: Node, plan: ExecutionPlan) -> bool:
     """True if the node has the plan's GPUs."""
-    return node.gpu_resource == plan.gpu_resource and node.gpu_product == plan.gpu_product
+    if (node.gpu_resource, node.gpu_product) != (plan.gpu_resource, plan.gpu_product):
+        return False
+    # Machines of two types may have the same GPU, and the pods select one type. A label that the
+    # plan does not select by is none of its business: NVIDIA's labels may have come since.
+    return all(plan.node_selector.get(label, value) == value for label, value in node.node_selector)
 
 
 def rooms(node: Node, role: Role, use: Amounts) -> int:

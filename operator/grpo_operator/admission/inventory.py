@@ -2,7 +2,7 @@
 
 The special cases of GPU nodes are handled only here. They are shared and time-sliced cards, MIG,
 labels that contradict what the node offers, missing labels, AMD, cordoned and tainted nodes. Labels
-are those of NVIDIA GPU feature discovery and of AMD's node labeller.
+are those of NVIDIA GPU feature discovery, of AMD's node labeller, and of clouds (cloud_labels.py).
 
 Amounts are Kubernetes quantities. What a pod takes of a node is computed here, too, since a pod's
 requests are more than the sum of its containers' requests.
@@ -17,7 +17,9 @@ from grpo_api.spec.run_policy import PlacementSpec, Toleration
 from grpo_api.text.contract import GPU_GBPS_LABEL, GPU_PRICE_LABEL, NODE_GBPS_LABEL
 from grpo_api.text.quantity import parse_quantity
 from grpo_kube.objects.json_reader import JsonObject
+from grpo_planner.hardware.cloud_labels import CloudGPUs, cloud_gpus, small_number
 from grpo_planner.hardware.inventory import Node
+from grpo_planner.hardware.products import is_slice, lookup_product
 
 from ..pods.pod_spec import GPU_TAINTS
 from ..records.names import COMPONENT_ENGINE, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_JOB, LABEL_UID
@@ -248,6 +250,7 @@ def _nvidia(node: NodeFacts) -> Iterator[Finding]:
         return
     product = labels.get(f"{NVIDIA}.product", "")
     label_count = _whole(labels, f"{NVIDIA}.count")
+    gpus_of_cloud = None if product else cloud_gpus(labels)
     # Of a shared card several pods use the same memory, and a plan's prediction would not hold.
     if _shared(labels, product):
         name = product or "GPUs"
@@ -260,6 +263,8 @@ def _nvidia(node: NodeFacts) -> Iterator[Finding]:
             "products"
         )
         yield None, warning
+    elif gpus_of_cloud:
+        yield _of_cloud(gpus_of_cloud, count)
     elif not product:
         kind = Cards(resource=NVIDIA, count=count)
         yield (
@@ -279,6 +284,26 @@ def _nvidia(node: NodeFacts) -> Iterator[Finding]:
             sliced="-MIG-" in product,
         )
         yield kind, "" if memory_mib else f"its {NVIDIA}.memory label is missing or 0"
+
+
+def _of_cloud(gpus: CloudGPUs, count: int) -> Finding:
+    """GPUs that the cloud's labels name, since NVIDIA's are missing."""
+    if gpus.is_shared or 0 < gpus.count < count:
+        label_count = gpus.count or "shared"
+        warning = (
+            f"it offers {count} {NVIDIA}, and its labels say {label_count} {gpus.product}: shared, "
+            "so their memory can't be counted on"
+        )
+        return None, warning
+    kind = Cards(
+        resource=NVIDIA,
+        count=count,
+        product=gpus.product,
+        memory_mib=lookup_product(gpus.product).memory_mib,
+        selector=gpus.selector,
+        sliced=is_slice(gpus.product),
+    )
+    return kind, ""
 
 
 def _shared(labels: Mapping[str, str], product: str) -> bool:
@@ -337,8 +362,7 @@ def _first_set_label(labels: Mapping[str, str], *keys: str) -> str:
 
 
 def _whole(labels: Mapping[str, str], key: str) -> int:
-    text = labels.get(key, "")
-    return int(text) if text.isdecimal() else 0
+    return small_number(labels.get(key, ""))
 
 
 def _amount(labels: Mapping[str, str], key: str) -> float:
@@ -351,7 +375,7 @@ def _amount(labels: Mapping[str, str], key: str) -> float:
 def _capability(labels: Mapping[str, str]) -> tuple[int, int] | None:
     major = labels.get(f"{NVIDIA}.compute.major", "")
     minor = labels.get(f"{NVIDIA}.compute.minor", "")
-    if not major.isdecimal() or not minor.isdecimal():
+    if not re.fullmatch("[0-9]{1,3}", major) or not re.fullmatch("[0-9]{1,3}", minor):
         return None
     capability = int(major), int(minor)
     return capability if capability[0] else None

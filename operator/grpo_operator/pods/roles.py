@@ -86,6 +86,7 @@ def _alone(plan: ExecutionPlan, engine: EnginePlan) -> ExecutionPlan:
         "gpu_hour_price": engine.gpu_hour_price,
         "gpu_resource": engine.gpu_resource,
         "node_selector": engine.node_selector,
+        "cpu_millicores": engine.cpu_millicores,
         "host_memory_bytes": engine.host_memory_bytes,
         "ephemeral_storage_bytes": 0,
     }

@@ -60,6 +60,10 @@ def as_plan(
     sub_batch = at_once if at_once < generated else 0
     seconds = None if option.shortage else round(option.seconds, 2)
     host_memory = demand.pod_memory or whole_mib(option.host)
+    if demand.pod_cpu is None:
+        millicores = place.pool.default_millicores(place.per_node)
+    else:
+        millicores = round(1000 * demand.pod_cpu)
     return kind(
         strategy=method.strategy, method=trained, zero_stage=method.zero,
         offload=offload, gpus=place.world, nodes=place.nodes,
@@ -73,7 +77,7 @@ def as_plan(
         engine=_engine(demand, option), optimizer=optimizer, dtype=dtype, autocast=autocast,
         parameters=demand.model.label, architecture=demand.model.source,
         shape_source=demand.model.found_in, memory=_memory(demand, option),
-        host_memory_bytes=host_memory, estimated_step_seconds=seconds,
+        cpu_millicores=millicores, host_memory_bytes=host_memory, estimated_step_seconds=seconds,
         export_bytes=export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export),
         save_every_steps=spec.checkpoint.every_steps, reason=reason, changes=changes(demand,
         option),

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from grpo_api.job import GRPOJobSpec
@@ -24,6 +25,13 @@ Kind = tuple[str, int, Capability | None, str, tuple[tuple[str, str], ...]]
 """What makes two nodes' GPUs the same: product, MiB, compute capability, resource and node
 selector."""
 
+
+MILLICORES_PER_GPU = 2000
+"""Default CPU request per GPU. The main thread of a process launches kernels, and loses time where
+it has no core of its own. NCCL, the tokenizer, rewards and the engine take the second one."""
+ENGINE_POD_MILLICORES = 1000
+"""What an engine pod requests besides, for its HTTP server and scheduler: vLLM asks for two cores
+and one per GPU (its page "Optimization and Tuning", CPU resources for GPU deployments)."""
 
 UNPRICED = (
     "has no price, which objective Cheapest needs: set the chart's gpuHourPrices, label its "
@@ -66,6 +74,8 @@ class Pool:
     selector: tuple[tuple[str, str], ...]
     price: float = 0.0
     """Of one GPU for an hour, the dearest of its nodes'; 0 when none is declared."""
+    cores_per_gpu: float = inf
+    """Allocatable cores of a node for each of its GPUs, on the node that has fewest."""
     rooms: tuple[tuple[Room, int], ...]
     """What its nodes have to give, and how many nodes give just that; a thousand nodes are often a
     handful of rooms."""
@@ -90,6 +100,22 @@ class Pool:
     def gpus(self) -> int:
         """GPUs of all nodes."""
         return sum(room.gpus * count for room, count in self.rooms)
+
+    def default_millicores(self, gpus: int, *, engine: bool = False) -> int:
+        """Return the CPU request of a pod with so many GPUs, in thousandths of a core.
+
+        It is never more than the pod's share of its node, in whole cores: the rest of the node's
+        GPUs stay usable, and what is left of a core is for DaemonSets.
+
+        Args:
+            gpus: of the pod.
+            engine: whether it is the pod of an engine.
+        """
+        wanted = gpus * MILLICORES_PER_GPU + (ENGINE_POD_MILLICORES if engine else 0)
+        share = gpus * self.cores_per_gpu
+        if share * 1000 >= wanted:
+            return wanted
+        return max(int(share) * 1000, gpus * GPU_PROCESS_MILLICPU)
 
     def place(
         self, world: int, nodes: int | None, cpu: float | None, memory: int | None
@@ -128,7 +154,7 @@ class Pool:
         Nodes that qualify are sorted by memory, the roomiest first, with running totals of their
         number: the worst of the first n is then found by bisection, for any n.
         """
-        cores = per_node * GPU_PROCESS_MILLICPU / 1000 if cpu is None else cpu
+        cores = self.default_millicores(per_node) / 1000 if cpu is None else cpu
         key = (per_node, cores)
         if key not in self._memory:
             fitting = [
@@ -171,6 +197,7 @@ def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], li
     can't use."""
     placement = spec.placement
     groups: dict[Kind, dict[Room, int]] = {}
+    cores: dict[Kind, float] = {}
     links: dict[Kind, set[Links]] = {}
     left_out: set[str] = set()
     for node in inventory.nodes:
@@ -184,7 +211,8 @@ def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], li
         links.setdefault(kind, set()).add(Links(node.node_gbps, node.gpu_gbps, node.gpu_hour_price))
         room = Room(node.gpus_free, node.host_memory_free, node.cpu_free)
         rooms[room] = rooms.get(room, 0) + node.count
-    pools = [_pool(kind, rooms, links[kind]) for kind, rooms in groups.items()]
+        cores[kind] = min(cores.get(kind, inf), node.cpu_total / node.gpus_total)
+    pools = [_pool(kind, rooms, links[kind], cores[kind]) for kind, rooms in groups.items()]
     if placement.objective == "Cheapest":
         left_out |= {f"{pool.gpu_name} {UNPRICED}" for pool in pools if not pool.price}
         pools = [pool for pool in pools if pool.price]
@@ -210,7 +238,7 @@ def _kind_of_gpu(node: Node, spec: GRPOJobSpec) -> tuple[Kind | None, str]:
     return (node.gpu_product, memory, capability, node.gpu_resource, node.node_selector), ""
 
 
-def _pool(kind: Kind, rooms: dict[Room, int], links: set[Links]) -> Pool:
+def _pool(kind: Kind, rooms: dict[Room, int], links: set[Links], cores_per_gpu: float) -> Pool:
     """One pool; nodes that have the same to give are one entry with a count.
 
     Its links are the slowest that are declared, and its price the highest: a gang may land on any
@@ -224,7 +252,8 @@ def _pool(kind: Kind, rooms: dict[Room, int], links: set[Links]) -> Pool:
     return Pool(
         label=label, hardware=hardware, usable_bytes=usable_bytes(memory), resource=resource,
         selector=selector,
-        price=max(link.price for link in links), rooms=tuple(sorted(rooms.items())),
+        price=max(link.price for link in links), cores_per_gpu=cores_per_gpu,
+        rooms=tuple(sorted(rooms.items())),
     )  # fmt: skip
 
 

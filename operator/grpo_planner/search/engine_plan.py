@@ -46,6 +46,7 @@ def engine_plan(
             "gpu_product": servers.label,
             "gpu_hour_price": servers.price or None, "gpu_resource": servers.resource,
             "node_selector": dict(servers.selector),
+            "cpu_millicores": servers.default_millicores(engine.tensor_parallel, engine=True),
             "host_memory_bytes": whole_mib(GPU_ENGINE_POD + engine.tensor_parallel * PROCESS),
         }  # fmt: skip
     share = OWN_SHARE if servers else share_of(terms.awake_bytes(shape, setup), usable)

@@ -54,7 +54,10 @@ def why_none(demand: Demand) -> str:
             "been proven"
         )
     if spec.image:
-        return "whether spec.image has vLLM is not known"
+        return (
+            "whether spec.image has vLLM is not known: if it has, set spec.generation.engine to "
+            "Colocated"
+        )
     return ""
 
 
