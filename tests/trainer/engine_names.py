@@ -10,13 +10,14 @@ FAULTS = (
 )
 """What engine_faults.py lets happen: to one weight's sync, or between the proof and the use of
 completions."""
-SKIPPED, FLIPPED, FLIPPED_LATER, WRONG_VERSION = (
+SKIPPED, FLIPPED, FLIPPED_LATER, OTHER_BUFFER, WRONG_VERSION = (
     "skipped",
     "flipped",
     "flipped-later",
+    "other-buffer",
     "wrong-version",
 )
-POD_FAULTS = (SKIPPED, FLIPPED, FLIPPED_LATER, WRONG_VERSION)
+POD_FAULTS = (SKIPPED, FLIPPED, FLIPPED_LATER, OTHER_BUFFER, WRONG_VERSION)
 """What faulty_engine.py lets happen in an engine's pod that survives it, and its trainer must
 find."""
 DIES, DIES_RECEIVING, STOPS, STOPS_LATER = "dies", "dies-receiving", "stops", "stops-later"

@@ -22,6 +22,7 @@ from tests.trainer.engine_names import (
     DIES_RECEIVING,
     FLIPPED,
     FLIPPED_LATER,
+    OTHER_BUFFER,
     SKIPPED,
     STOPS,
     STOPS_LATER,
@@ -43,7 +44,9 @@ def strikes(fault: str) -> bool:
 
 
 class FaultyWorker(ReceivingWorker):
-    """A worker that loses a weight, or a bit of one."""
+    """A worker that loses a weight, or a bit of one, or whose rotary table changes."""
+
+    _has_other_buffer = False
 
     def weights_load(self, name: str, tensor: torch.Tensor) -> None:
         """Load a weight, unless it is lost."""
@@ -61,6 +64,24 @@ class FaultyWorker(ReceivingWorker):
         fused = self.model_runner.model.get_parameter("model.layers.1.self_attn.qkv_proj.weight")
         fused.data.view(torch.int32)[0, 3] ^= 1 << 9
 
+    def weights_change_buffer(self) -> None:
+        """The rotary table becomes another, until it was hashed once."""
+        self._scale_buffers(0.5)  # exact, so that doubling restores every bit
+        self._has_other_buffer = True
+
+    def weights_prints(self, seed: int) -> dict[str, list[int]]:
+        """The real hashes; afterwards the rotary table is right again."""
+        prints = super().weights_prints(seed)
+        if self._has_other_buffer:
+            self._scale_buffers(2.0)
+            self._has_other_buffer = False
+        return prints
+
+    def _scale_buffers(self, factor: float) -> None:
+        for name, buffer in self.model_runner.model.named_buffers():
+            if "cos_sin_cache" in name:
+                buffer.mul_(factor)
+
 
 class FaultyServer(engine_http.EngineServer):
     """A server that ends at a request, or answers it with the completions of another version."""
@@ -73,6 +94,8 @@ class FaultyServer(engine_http.EngineServer):
         answer = await super()._generate(request)
         if strikes(FLIPPED_LATER):
             await self._sampler.call("weights_flip")
+        if strikes(OTHER_BUFFER):
+            await self._sampler.call("weights_change_buffer")
         if strikes(WRONG_VERSION):
             body: Any = answer.body
             told = Generated.model_validate_json(body)
