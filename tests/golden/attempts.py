@@ -160,6 +160,8 @@ def going_on() -> Group:
     known = {"spec": CLAIM, "status": active_status()}
     gpu = active_status(plan=GPU_PLAN)
     problem = {**TELLS, "checkpoint_problem": "No space left on device"}
+    far_apart = GPU_PLAN.model_copy(update={"link_bytes_per_second": 280_000_000_000})
+    tcp = {**TELLS, "metrics": {**METRICS, "allreduce_bytes_per_second": 2.5e9}}
     served = active_status(plan=SERVED_PLAN)
     engines = (make_engines(spent="1"), make_engine(0), make_engine(1, state=KILLED))
     return {
@@ -176,6 +178,12 @@ def going_on() -> Group:
         ),
         "no checkpoint can be written": make_seen(
             make_job(**known), *TRAINERS, pull=make_pull(**problem)
+        ),
+        "the network is slow": make_seen(
+            make_job(GPU_JOB, active_status(plan=far_apart)),
+            make_child(),
+            *(make_pod(one, conditions=BOUND) for one in (0, 1)),
+            pull=make_pull(**tcp),
         ),
         "rank 0 is silent": make_seen(make_job(**known), *TRAINERS, silence=render.silence(30)),
         "rank 0 is silent for minutes": make_seen(

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from grpo_api.plan.plan import ExecutionPlan, Rendezvous, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
@@ -59,6 +60,21 @@ def test_a_rank_without_rank_0_says_where_it_looked() -> None:
 def test_rank_0_names_the_ranks_that_did_not_come() -> None:
     with pytest.raises(RendezvousTimeout, match=r"1 of 2 ranks came in time; missing: 1\."):
         rendezvous.join_gang(*impatient(free_port()), MAIN)
+
+
+def test_memory_that_can_not_be_locked_is_no_lack_of_gpu_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What torch raises of NCCL on a node with a limit; no GPU is here to raise it."""
+    words = "ncclSystemError. Last error:\nCall to ibv_reg_mr failed with error "
+
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError(f"{words}Cannot allocate memory")
+
+    monkeypatch.setattr(dist, "init_process_group", refused)
+    alone = Placement(0, 0, 1, 1)
+    with pytest.raises(RendezvousTimeout, match=r"Cannot allocate memory.* set LimitMEMLOCK"):
+        rendezvous.join_gang(*impatient(free_port()), alone)
 
 
 def test_a_taken_port_is_named() -> None:

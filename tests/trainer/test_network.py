@@ -4,18 +4,23 @@ named in seconds.
 Each host is a network namespace with two interfaces, of which the first by name leads nowhere.
 """
 
+import os
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # no stubs
 
 from grpo_api.plan.plan import TrainingPlan
+from grpo_trainer.gang import rendezvous
 from grpo_trainer.gang.interfaces import (
     GLOO_INTERFACE,
     NCCL_INTERFACE,
@@ -24,6 +29,8 @@ from grpo_trainer.gang.interfaces import (
     interfaces_message,
     is_in_interface_list,
 )
+from grpo_trainer.gang.nccl_transport import RDMACheck
+from grpo_trainer.gang.placement import Placement
 from grpo_trainer.gang.rendezvous import bus_bandwidth
 from grpo_trainer.runtime.errors import RendezvousTimeout, Transient
 from tests.generated import cases
@@ -53,8 +60,8 @@ def sound(wires: Wires) -> Iterator[Wires]:
 
 def plan(port: int = 29500) -> TrainingPlan:
     """Of four ranks that meet on the first host."""
-    rendezvous = PLAN.rendezvous.model_copy(update={"address": Wires.address(0), "port": port})
-    return PLAN.model_copy(update={"rendezvous": rendezvous})
+    meeting_place = PLAN.rendezvous.model_copy(update={"address": Wires.address(0), "port": port})
+    return PLAN.model_copy(update={"rendezvous": meeting_place})
 
 
 def said_by_all(ranks: list[dict[str, Any]]) -> str:
@@ -190,3 +197,32 @@ def test_wrong_sums_are_no_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
         Transient, match=r"1 of \d+ sums of an all-reduce over 2 ranks are wrong on rank 1"
     ):
         bus_bandwidth(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("network", "problem"), [("Socket", "rank 0: NCCL sends by TCP"), ("IB", "")]
+)
+def test_a_gang_on_gpus_that_asks_for_rdma_finds_out_what_nccl_took(
+    network: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU is here: NCCL's part, a log that it writes while it connects, is played."""
+    (tmp_path / "tmp").mkdir()
+
+    def connect(device: torch.device) -> float:
+        assert device == torch.device("cuda", 0)
+        log_file = Path(os.environ["NCCL_DEBUG_FILE"])
+        log_file.write_text(f"run-1-0:1:2 [0] NCCL INFO Using network {network}\n")
+        return 2e9
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(rendezvous, "bus_bandwidth", connect)
+    monkeypatch.setattr(rendezvous, "RDMACheck", partial(RDMACheck, root=tmp_path))
+    execution = PLAN.execution.model_copy(update={"accelerator": "GPU", "gpus": HOSTS})
+    first = Placement(0, 0, 1, HOSTS)
+    with mock.patch.dict(os.environ):
+        trial = rendezvous._form_group(execution, first, HashStore(), ["rdma/hca"])
+    assert trial is not None
+    assert trial.bytes_per_second == 2e9
+    assert trial.rdma_problem.startswith(problem)
+    assert bool(trial.rdma_problem) is bool(problem)

@@ -138,7 +138,8 @@ def test_rank_0_answers_over_ipv6_and_on_both_families(
 
 
 def test_a_scrape_has_limits_eta_process_and_build_beside_the_run() -> None:
-    execution = PLAN.execution.model_copy(update={"memory": PREDICTION})
+    measured_against = {"memory": PREDICTION, "link_bytes_per_second": 280}
+    execution = PLAN.execution.model_copy(update=measured_against)
     guard = PLAN.guard.model_copy(update={"max_kl": 0.5})
     reference = PLAN.reference.model_copy(update={"sync": ReferenceSync(every_steps=64)})
     changes = {
@@ -159,6 +160,7 @@ def test_a_scrape_has_limits_eta_process_and_build_beside_the_run() -> None:
     assert found["grpo_training_eta_seconds",] == 140.0
     assert found["grpo_training_guard_max_kl",] == 0.5
     assert found["grpo_training_guard_hang_timeout_seconds",] == 1800.0
+    assert found["grpo_training_allreduce_assumed_bytes_per_second",] == 280.0
     assert found["grpo_training_checkpoint_every_steps",] == 3.0
     assert found["grpo_training_reference_sync_every_steps",] == 64.0
     assert found["grpo_training_memory_usable_bytes",] == PREDICTION.usable_bytes

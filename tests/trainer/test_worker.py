@@ -90,6 +90,7 @@ def make_plan(folder: Path, model: Path, attempt: int = 1, nodes: int = 2) -> Tr
                 "generationSubBatch": 8,
                 "dtype": "float32",
                 "saveEverySteps": SAVE,
+                "linkBytesPerSecond": 1_000_000,
             },
         }
     )
@@ -303,6 +304,8 @@ def test_progress_shows_the_live_run(story: Story) -> None:
         "straggler_ratio",
     } <= progress.metrics.keys()
     assert {"imports", "rendezvous", "load", "proof", "total"} <= progress.startup_seconds.keys()
+    assert progress.metrics["allreduce_bytes_per_second"] > 0
+    assert not progress.rdma_problem
     assert progress.memory["host"] > 0
     assert progress.architecture is not None
     assert progress.architecture.model_type == demo_model.config().model_type
@@ -323,6 +326,7 @@ def test_metrics_are_prometheus_text_without_what_was_not_logged(story: Story) -
     assert "grpo_training_eta_seconds " in story.metrics
     assert "process_resident_memory_bytes " in story.metrics
     assert "grpo_training_allreduce_bytes_per_second " in story.metrics
+    assert "grpo_training_allreduce_assumed_bytes_per_second 1e+06" in story.metrics
     assert 'grpo_training_memory_bytes{step_phase="generate"}' not in story.metrics, (
         "no device, no device memory"
     )

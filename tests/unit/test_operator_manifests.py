@@ -339,6 +339,14 @@ def test_extra_resources_stand_beside_gpus() -> None:
     assert resources["requests"].keys() == {"cpu", "memory", "rdma/hca", "nvidia.com/gpu"}
 
 
+def test_the_trainer_is_told_which_resources_are_network_cards() -> None:
+    limits = {"rdma/hca": 1, "nvidia.com/hostdev": 2, "cpu": 4, "hugepages-2Mi": "64Mi"}
+    resources = {"limits": limits, "requests": {"nvidia.com/hostdev": 2, "cpu": 2}}
+    told = training_plan(attempt(resources=resources))
+    assert told.rdma_devices == ["nvidia.com/hostdev", "rdma/hca"]
+    assert training_plan(attempt()).rdma_devices is None
+
+
 def test_settings_of_the_pod() -> None:
     settings = {
         "serviceAccountName": "trainer",

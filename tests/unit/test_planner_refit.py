@@ -22,6 +22,7 @@ WHERE = (
     "memory",
     "host_memory_bytes",
     "estimated_step_seconds",
+    "link_bytes_per_second",
 )
 
 
@@ -54,6 +55,8 @@ def test_another_product_that_takes_the_plan_gets_it() -> None:
     assert moved.memory is not None
     assert kept.memory is not None
     assert moved.memory.device_bytes == kept.memory.device_bytes
+    assert kept.link_bytes_per_second == 315_000_000_000
+    assert moved.link_bytes_per_second == 210_000_000_000, "an A100's NVLink, 70 % of it"
 
 
 @pytest.mark.parametrize(

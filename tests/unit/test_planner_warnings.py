@@ -66,6 +66,19 @@ def test_a_plan_on_several_nodes_without_rdma_cards_says_that_its_network_is_ass
     )
 
 
+def test_a_plan_says_what_it_assumes_of_the_links_between_its_processes() -> None:
+    wanted = {"placement__nodes": 2, "placement__gpus": {"min": 16, "max": 16}}
+    two_nodes = plan(spec(LLAMA_1B, **wanted), nodes(2, 8, H100))
+    assert two_nodes.link_bytes_per_second == 280_000_000_000, "eight cards of 50 GB/s, 70 % of it"
+    declared = plan(spec(LLAMA_1B, **wanted), replace(nodes(2, 8, H100), node_gbps=25.0))
+    assert declared.link_bytes_per_second == 17_500_000_000
+    one_node = plan(spec(LLAMA_1B, **FASTEST), nodes(1, 8, H100))
+    assert one_node.gpus > 1
+    assert one_node.link_bytes_per_second == 315_000_000_000
+    assert plan(spec(LLAMA_1B), nodes(1, 1, H100)).link_bytes_per_second is None
+    assert (declared.has_slow_links(8.7e9), declared.has_slow_links(8.8e9)) == (True, False)
+
+
 def test_gpus_that_the_batch_leaves_idle_are_explained() -> None:
     six = nodes(1, 6, A10G)
     job = {"training__promptsPerStep": 8, "placement__objective": "Fastest"}

@@ -55,8 +55,9 @@ def check_all_reduce(context: Context) -> list[Finding]:
     plan = make_plan(context, model=Path("none-is-loaded"))
     place = Placement(0, context.rank, context.world, 1)
     os.environ.update(launch_environment(plan.rendezvous, place))
-    speed = rendezvous.join_gang(plan.rendezvous, plan.guard, plan.execution, place)
+    network = rendezvous.join_gang(plan.rendezvous, plan.guard, plan.execution, place)
     rendezvous.leave_gang()
+    speed = network.bytes_per_second if network else 0.0
     problems = [] if speed else ["no bandwidth was measured"]
-    seen = f"{context.world} ranks, {(speed or 0.0) / 1e9:.2f} GB/s on the bus"
-    return [make_finding("all-reduce", problems, seen, {"bytes_per_second": speed or 0.0})]
+    seen = f"{context.world} ranks, {speed / 1e9:.2f} GB/s on the bus"
+    return [make_finding("all-reduce", problems, seen, {"bytes_per_second": speed})]

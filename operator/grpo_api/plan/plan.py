@@ -26,6 +26,9 @@ Bytes = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Text = Annotated[str, Field(max_length=1024)]
 
+SLOW_SHARE = 0.5
+"""Share of the assumed bandwidth below which a gang's links are slow. Two nodes with eight H20 each
+reach 269 GB/s with the 64 MiB that are measured (nccl#1244), where a plan assumes 280."""
 SCHEMA_VERSION: Literal[1] = 1
 """Raised when a pod of the old image could misread a plan of the new operator."""
 
@@ -148,6 +151,9 @@ class ExecutionPlan(Model):
     has."""
     estimated_step_seconds: Annotated[float, Field(ge=0)] | None = None
     """Predicted time of one step."""
+    link_bytes_per_second: Positive | None = None
+    """What that time assumes that each process sends and receives in an all-reduce; absent for one
+    process and on CPUs."""
     export_bytes: Bytes = 0
     """Predicted size of the weights that are exported."""
     save_every_steps: Positive
@@ -168,6 +174,11 @@ class ExecutionPlan(Model):
     def all_gpus(self) -> int:
         """GPUs of the gang and of its engines."""
         return self.gpus + (self.engine.gpus if self.engine else 0)
+
+    def has_slow_links(self, bytes_per_second: float) -> bool:
+        """Whether an all-reduce of this bus bandwidth is far slower than the plan assumes."""
+        assumed = self.link_bytes_per_second
+        return assumed is not None and bytes_per_second < SLOW_SHARE * assumed
 
 
 class JobIdentity(Model):
@@ -258,6 +269,10 @@ class TrainingPlan(Model):
     skipped: list[Generations] = []
     """What the run diverged on in earlier attempts (spec.guard.onDivergence): left out of the order
     of the data."""
+    rdma_devices: (
+        Annotated[list[Annotated[str, Field(max_length=317)]], Field(max_length=32)] | None
+    ) = None
+    """Extended resources that the pods request, taken as network cards; absent for none."""
     ends: list[EarlierEnd] | None = None
     """How the newest of the earlier attempts ended; absent for none."""
     grace_period_seconds: Annotated[int, Field(ge=0)] = 60

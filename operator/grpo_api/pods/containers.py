@@ -186,6 +186,12 @@ class ResourceRequirements(Model):
         """The requests as the API server completes them: a limit alone is also the request."""
         return {**self.limits, **self.requests}
 
+    @property
+    def devices(self) -> list[str]:
+        """Extended resources that a pod requests, by name: GPUs are not among them, so they are
+        taken as network cards, such as rdma/hca."""
+        return sorted(name for name in self.completed_requests if "/" in name)
+
     def compare_request(self, name: str) -> int:
         """1, 0 or -1 as the request of a resource that has both is above, at or below its limit."""
         request, limit = parse_quantity(self.requests[name]), parse_quantity(self.limits[name])

@@ -258,6 +258,9 @@ class Progress(Model):
     """The run's newest complete checkpoint; absent for none, and until the attempt knows."""
     checkpoint_problem: Annotated[str, Field(max_length=MAX_PROBLEM)] = ""
     """Why the last checkpoint could not be written; empty once one could."""
+    rdma_problem: Annotated[str, Field(max_length=MAX_PROBLEM)] = ""
+    """Why the ranks' data does not go by RDMA although the job asks for it; empty where nothing
+    shows that."""
     last_step_time: Seconds | None = None
     """Unix time of the last finished step, in seconds."""
     seconds_per_step: Seconds | None = None

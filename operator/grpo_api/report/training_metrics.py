@@ -251,6 +251,11 @@ MEMORY_BESIDE = {
 """What Progress.memory has beside the phases, by its key."""
 MAX_KL = _plain("guard_max_kl", "nats per token", "guard.maxKL; absent when unset.")
 HANG_TIMEOUT = _plain("guard_hang_timeout_seconds", "seconds", "guard.hangTimeoutSeconds.")
+ALLREDUCE_ASSUMED = _plain(
+    "allreduce_assumed_bytes_per_second",
+    "bytes per second",
+    "Bus bandwidth that the plan's times assume; absent for one process and on CPUs.",
+)
 MAX_COMPLETION = _plain("completion_limit_tokens", "tokens", "training.maxCompletionLength.")
 SAVE_EVERY = _plain(
     "checkpoint_every_steps",
@@ -279,6 +284,7 @@ LIMITS = (
     MAX_KL,
     MAX_ENGINE_MISMATCH,
     HANG_TIMEOUT,
+    ALLREDUCE_ASSUMED,
     MAX_COMPLETION,
     SAVE_EVERY,
     REFERENCE_EVERY,

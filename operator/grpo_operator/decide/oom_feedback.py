@@ -34,7 +34,7 @@ def learned_with_progress(observation: Observation) -> Learned:
         return learned
     progress = observation.pull.progress
     allreduce = progress.metrics.get(ALLREDUCE.key)
-    if links := _links(plan, allreduce):
+    if links := measured_links(plan, allreduce):
         learned = learned.model_copy(update={"links": links})
     if progress.architecture is None:
         return learned
@@ -42,7 +42,7 @@ def learned_with_progress(observation: Observation) -> Learned:
     return learned_with_architecture(run, progress.architecture)
 
 
-def _links(plan: ExecutionPlan, measured: float | None) -> MeasuredLinks | None:
+def measured_links(plan: ExecutionPlan, measured: float | None) -> MeasuredLinks | None:
     """The links between a plan's GPUs by its all-reduce; None without one that can be believed."""
     if plan.gpus <= 1 or measured is None or not 1 <= measured <= MAX_COUNT:
         return None

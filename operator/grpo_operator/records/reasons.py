@@ -40,6 +40,8 @@ class Reason(StrEnum):
     PROGRESS_UNKNOWN = "ProgressUnknown"
     CHECKPOINT_NOT_WRITTEN = "CheckpointNotWritten"
     ENGINES_LOST = "EnginesLost"
+    RDMA_UNUSED = "RDMAUnused"
+    NETWORK_SLOW = "NetworkSlow"
     RESTARTING = "Restarting"
     RETRYING = "Retrying"
     RESTART_BACKOFF = "RestartBackoff"

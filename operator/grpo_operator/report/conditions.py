@@ -18,6 +18,7 @@ from ..decide.observation import Observation
 from ..decide.start_checks import count_bound, lost_engines, unschedulable
 from ..records.names import child_job
 from ..records.reasons import Reason
+from .network_finding import network_finding
 
 Statement = tuple[ConditionType, bool, str, str]
 """Type, whether it is true, reason, message."""
@@ -291,7 +292,12 @@ def _running(observation: Observation, decision: Decision) -> Iterator[Statement
 
 _TROUBLES = (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN, Reason.INVALID_SPEC)
 """Reasons of a decision that make a gang Degraded."""
-_TOLD_BY_RANK_0 = (Reason.PROGRESS_UNKNOWN, Reason.CHECKPOINT_NOT_WRITTEN)
+_TOLD_BY_RANK_0 = (
+    Reason.PROGRESS_UNKNOWN,
+    Reason.CHECKPOINT_NOT_WRITTEN,
+    Reason.RDMA_UNUSED,
+    Reason.NETWORK_SLOW,
+)
 """Reasons of Degraded that only its answer, or its silence, can change."""
 
 
@@ -302,6 +308,8 @@ def _as_told(observation: Observation) -> Statement:
     if progress is None or not progress.checkpoint_problem:
         if lost := lost_engines(observation):
             return C.DEGRADED, True, Reason.ENGINES_LOST, lost
+        if finding := network_finding(observation):
+            return C.DEGRADED, True, *finding
         return C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
     checkpoint_step = progress.metrics.get(CHECKPOINT_STEP.key, 0.0)
     message = (

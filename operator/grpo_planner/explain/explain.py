@@ -22,6 +22,7 @@ from ..search.batch import generation_share
 from ..search.demand import Demand
 from ..search.engine_plan import engine_plan, engine_warnings
 from ..search.option import Option
+from ..time.step_time import assumed_link
 
 Plan = TypeVar("Plan", bound=ExecutionPlan)
 
@@ -78,6 +79,7 @@ def as_plan(
         parameters=demand.model.label, architecture=demand.model.source,
         shape_source=demand.model.found_in, memory=_memory(demand, option),
         cpu_millicores=millicores, host_memory_bytes=host_memory, estimated_step_seconds=seconds,
+        link_bytes_per_second=assumed_link(place.pool.hardware, place.nodes, place.per_node),
         export_bytes=export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export),
         save_every_steps=spec.checkpoint.every_steps, reason=reason, changes=changes(demand,
         option),
@@ -184,8 +186,7 @@ def _has_unknown_network(demand: Demand, option: Option) -> bool:
     RDMA plugin."""
     if option.place.nodes == 1 or option.place.pool.hardware.node_network:
         return False
-    # Extended resources, such as rdma/hca, have a slash in their name.
-    return not any("/" in name for name in demand.spec.resources.completed_requests)
+    return not demand.spec.resources.devices
 
 
 def _guesses(pool: Pool) -> str:

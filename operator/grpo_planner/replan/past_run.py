@@ -36,7 +36,7 @@ from ..search.demand import Demand, build_demand
 from ..search.engine_plan import cpu_engine_plan, engine_plan
 from ..search.engines import Engines, engine_of, server_pools
 from ..search.footprints import generate_calls
-from ..time.step_time import StepTime, step_time, with_measured_links
+from ..time.step_time import StepTime, assumed_link, step_time, with_measured_links
 
 
 @dataclass(frozen=True)
@@ -331,6 +331,9 @@ def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) ->
                     "node_selector": dict(pool.selector),
                     "memory": memory,
                     "estimated_step_seconds": None,
+                    "link_bytes_per_second": assumed_link(
+                        pool.hardware, plan.nodes, plan.gpus_per_node
+                    ),
                     "reason": f"goes on as it began, on {plan.gpus} x {pool.gpu_name}",
                 }
             )

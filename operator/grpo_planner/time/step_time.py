@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from grpo_api.plan.learned import MeasuredLinks
+from grpo_api.text.quantity import MAX_COUNT
 
 from ..hardware.inventory import Inventory, Node
 from ..hardware.products import Product
@@ -142,6 +143,15 @@ def link_bytes_per_second(hardware: Product, nodes: int, per_node: int) -> float
     """
     between = hardware.node_network or per_node * hardware.network
     return (hardware.link if nodes == 1 else min(hardware.link, between)) * GIGA * LINK_EFFICIENCY
+
+
+def assumed_link(hardware: Product, nodes: int, per_node: int) -> int | None:
+    """The same as a plan publishes it, to be held against a measurement; None for one process,
+    which has no link."""
+    if nodes * per_node == 1:
+        return None
+    speed = link_bytes_per_second(hardware, nodes, per_node)
+    return int(min(max(1.0, speed), MAX_COUNT))
 
 
 def gathering_seconds(

@@ -79,7 +79,7 @@ def main() -> None:
         plan.guard, plan.execution, plan.grace_period_seconds, recorder, ended
     ).start()
     try:
-        bandwidth = rendezvous.join_gang(
+        network = rendezvous.join_gang(
             plan.rendezvous,
             plan.guard,
             plan.execution,
@@ -90,7 +90,8 @@ def main() -> None:
     except (TrainingError, RuntimeError) as error:
         result, message = classify_error(error)
         say(result=result.value, message=message)
-    say(bandwidth=bandwidth, interface=os.environ.get(GLOO_INTERFACE))
+    assert network is not None, "there are several ranks"
+    say(bandwidth=network.bytes_per_second, interface=os.environ.get(GLOO_INTERFACE))
 
 
 if __name__ == "__main__":

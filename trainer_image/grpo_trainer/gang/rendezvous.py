@@ -10,8 +10,9 @@ listens on a port that the kernel chooses, as those of the libraries are, and pu
 (its MTU is smaller than the interface's) lets a handshake through. A pod that finds a failure
 reports it to rank 0, which gives all pods the same verdict.
 
-The all-reduce shows what TCP can't: cards, drivers and topology that NCCL finds for itself. The
-watchdog has the clock, since a stuck collective can't be given up from inside.
+The all-reduce shows what TCP can't: cards, drivers and topology that NCCL finds for itself, and
+whether it sends by RDMA where the job asks for that (nccl_transport.py). The watchdog has the
+clock, since a stuck collective can't be given up from inside.
 """
 
 import json
@@ -20,7 +21,7 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -36,7 +37,9 @@ from grpo_api.report.report import Result
 from grpo_api.spec.run_policy import GuardSpec
 
 from ..runtime.errors import RendezvousTimeout, Transient, classify_error
+from . import ranks
 from .interfaces import choose_interface, interfaces_message, own_address
+from .nccl_transport import RDMACheck, is_memlock_failure, memlock_message, shared_problem
 from .placement import Placement
 
 PAYLOAD = 64 * 1024
@@ -252,6 +255,20 @@ on)."""
 CPU_BYTES = 1024 * 1024
 ROUNDS = 3
 """Timed rounds after the first, which makes the connections."""
+LEAST_SENT_BYTES = (1 + ROUNDS) * GPU_BYTES // 2
+"""Less than the ports of any of several nodes send in all rounds. A ring and a tree send the values
+once at least, and half of that leaves room for what was sent before a counter was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTrial:
+    """What the first all-reduce showed."""
+
+    bytes_per_second: float
+    """See bus_bandwidth."""
+    rdma_problem: str = ""
+    """Why the data does not go by RDMA although the job asks for it, the same on all ranks; empty
+    where nothing shows that."""
 
 
 def bus_bandwidth(device: torch.device) -> float:
@@ -310,7 +327,9 @@ def join_gang(
     execution: ExecutionPlan,
     place: Placement,
     on_connecting: Callable[[], None] = lambda: None,
-) -> float | None:
+    *,
+    rdma_devices: Sequence[str] = (),
+) -> NetworkTrial | None:
     """Form the default process group (gloo on CPU, NCCL on GPU) of all ranks, and try it.
 
     Args:
@@ -320,9 +339,11 @@ def join_gang(
         place: this process's place in the gang.
         on_connecting: called once all ranks are there and all pods reach each other. What follows
             takes seconds, or the network is to blame.
+        rdma_devices: extended resources of the pods that are taken as network cards; empty where
+            the job asks for no RDMA.
 
     Returns:
-        Bytes per second of an all-reduce (bus_bandwidth); None for a single rank.
+        What an all-reduce showed; None for a single rank.
 
     Raises:
         RendezvousTimeout: rank 0 can't be reached, or ranks are missing, after
@@ -337,16 +358,21 @@ def join_gang(
     _await_all(store, place, deadline)
     on_connecting()
     store.set_timeout(STORE_TIMEOUT)
-    gpu = execution.accelerator == "GPU"
     if place.nodes > 1:
-        _try_network(rendezvous, place, store, gpu)
+        _try_network(rendezvous, place, store, gpu=execution.accelerator == "GPU")
         on_connecting()
-    return _form_group(place, store, gpu)
+    return _form_group(execution, place, store, rdma_devices)
 
 
-def _form_group(place: Placement, store: Store, gpu: bool) -> float | None:
+def _form_group(
+    execution: ExecutionPlan, place: Placement, store: Store, rdma_devices: Sequence[str]
+) -> NetworkTrial | None:
+    gpu = execution.accelerator == "GPU"
+    rdma_check: RDMACheck | None = None
     if gpu:
         torch.cuda.set_device(place.local_rank)
+    if gpu and place.nodes > 1 and rdma_devices:
+        rdma_check = RDMACheck(rdma_devices, place.rank, os.environ)
     with _as_timeout(f"the process group does not come about ({interfaces_message(os.environ)})"):
         dist.init_process_group(
             "cuda:nccl,cpu:gloo" if gpu else "gloo",
@@ -357,7 +383,18 @@ def _form_group(place: Placement, store: Store, gpu: bool) -> float | None:
         )
         if place.world_size == 1:
             return None
-        return bus_bandwidth(torch.device("cuda", place.local_rank) if gpu else torch.device("cpu"))
+        if rdma_check:
+            rdma_check.begin()
+        device = torch.device("cuda", place.local_rank) if gpu else torch.device("cpu")
+        bandwidth = bus_bandwidth(device)
+    if rdma_check is None:
+        return NetworkTrial(bandwidth)
+    has_assumption = execution.link_bytes_per_second is not None
+    own_problem = rdma_check.find_problem(
+        LEAST_SENT_BYTES,
+        is_as_fast_as_planned=has_assumption and not execution.has_slow_links(bandwidth),
+    )
+    return NetworkTrial(bandwidth, shared_problem(ranks.gather(own_problem)))
 
 
 @contextmanager
@@ -366,12 +403,14 @@ def _as_timeout(problem: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo's, and torch's DistError; memory is another matter
+        if is_memlock_failure(str(error)):
+            raise RendezvousTimeout(f"{problem}: {error}. {memlock_message()}") from error
         if classify_error(error)[0] is Result.OUT_OF_MEMORY:
             raise
         raise RendezvousTimeout(f"{problem}: {error}") from error
 
 
-def _try_network(rendezvous: Rendezvous, place: Placement, store: Store, gpu: bool) -> None:
+def _try_network(rendezvous: Rendezvous, place: Placement, store: Store, *, gpu: bool) -> None:
     routed = own_address(rendezvous.address, rendezvous.port, CLIENT_SECONDS)
     address, interface = choose_interface(routed, os.environ, gpu=gpu)
     print(

@@ -309,6 +309,10 @@ class Recorder:
         """Something is being fetched of the hub; `num_bytes` bytes of it are there."""
         self._update(fetched_bytes=min(num_bytes, MAX_COUNT))
 
+    def record_rdma_problem(self, problem: str) -> None:
+        """The gang's data goes by RDMA as the job asks (empty), or does not, for this reason."""
+        self._update(rdma_problem=problem[:MAX_PROBLEM])
+
     def record_revisions(self, revisions: dict[str, str]) -> None:
         """These commits and this data are what is trained."""
         self._update(revisions=revisions)

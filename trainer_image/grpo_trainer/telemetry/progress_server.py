@@ -94,6 +94,7 @@ def limits_of(plan: TrainingPlan) -> dict[Metric, Values]:
         catalogue.MAX_KL: plan.guard.max_kl,
         catalogue.MAX_ENGINE_MISMATCH: plan.guard.max_engine_mismatch,
         catalogue.HANG_TIMEOUT: plan.guard.hang_timeout_seconds,
+        catalogue.ALLREDUCE_ASSUMED: execution.link_bytes_per_second,
         catalogue.MAX_COMPLETION: plan.training.max_completion_length,
         catalogue.SAVE_EVERY: save_every,
         catalogue.REFERENCE_EVERY: reference_every,

@@ -60,16 +60,18 @@ def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -
         libraries = pool.submit(_import_libraries, plan.execution)
         libraries.add_done_callback(lambda _: recorder.record_startup_point("imports"))
         with recorder.measure_part("rendezvous"):
-            bandwidth = rendezvous.join_gang(
+            network = rendezvous.join_gang(
                 plan.rendezvous,
                 plan.guard,
                 plan.execution,
                 place,
                 on_connecting=lambda: recorder.enter_stage("Connecting"),
+                rdma_devices=plan.rdma_devices or (),
             )
         recorder.enter_stage("Loading")
-        if bandwidth is not None:
-            recorder.record_metrics({ALLREDUCE.key: bandwidth})
+        if network is not None:
+            recorder.record_metrics({ALLREDUCE.key: network.bytes_per_second})
+            recorder.record_rdma_problem(network.rdma_problem)
         Heartbeat(recorder, rendezvous.store_client(plan.rendezvous)).start()
         libraries.result()
 
