@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -27,12 +28,16 @@ from grpo_trainer.engine_pod.vllm_arguments import (
     require_visible_segments,
     vllm_arguments,
 )
+from grpo_trainer.gang.placement import Placement
 from grpo_trainer.generation.colocated import ColocatedGeneration
 from grpo_trainer.generation.generation_base import EngineSetup
 from grpo_trainer.hub.repositories import Hub
+from grpo_trainer.process.compile_cache import CompileCache
 from grpo_trainer.process.process_setup import set_defaults
+from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.errors import BadInput, Transient
 from grpo_trainer.telemetry.phases import PhaseClock
+from grpo_trainer.training import build_run
 from harness.controlplane import free_port
 from tests.support.ranks import runs
 from tests.support.ranks.fork_servers import ISOLATED
@@ -134,6 +139,26 @@ def test_no_engine_takes_an_attention_that_has_to_be_compiled_by_nvcc(
         engine_settings(job, Path("/models/demo"), capability),
     ):
         assert (settings["dtype"], settings["attention_backend"]) == (dtype, wanted)
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_the_construction_of_a_colocated_engine_is_a_stage_of_its_own(
+    local_rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(1, Placement(0, local_rank, 2, 1), 0.0)
+    stages, published = [], []
+    monkeypatch.setattr(
+        build_run, "ColocatedGeneration", lambda *_: stages.append(recorder.current_stage)
+    )
+    monkeypatch.setattr(CompileCache, "publish", lambda _: published.append(local_rank))
+    parts: Any = SimpleNamespace(folder=tmp_path, clock=PhaseClock(lambda: 0.0))
+    make = build_run.engine_maker(plan(tmp_path, "Colocated"), parts, parts, recorder)
+    assert make is not None
+    make(nn.Linear(1, 1), [])
+    assert stages == ["Compiling"]
+    assert recorder.current_stage == "Proving"
+    assert "engine" in recorder.progress.startup_seconds
+    assert published == [0] * (local_rank == 0), "one process of a pod writes the archive"
 
 
 def test_both_kinds_of_engines_keep_flashinfers_sampler_off_unless_the_job_wants_it() -> None:
