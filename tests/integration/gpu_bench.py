@@ -60,7 +60,7 @@ class GpuBench(Bench):
             **spec.pop("placement", {}),
         }
         model = {"name": "Qwen/Qwen2.5-0.5B-Instruct", "parameters": "494M"}
-        training = {"promptsPerStep": 8, "numGenerations": 6}
+        training = {"promptsPerStep": 8, "numGenerations": 6, **spec.pop("training", {})}
         self.submit(name, model=model, placement=placement, training=training, **spec)
 
     def foreign_pod(self, name: str, gpus: int) -> None:

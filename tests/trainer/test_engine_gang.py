@@ -6,21 +6,15 @@ the checkpoint of step 3 and must log the same numbers, which come from the same
 """
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import TrainerState
 
 from grpo_acceptance.tiny_model import save_tiny, tiny_config
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Progress, Result, Samples
-from grpo_api.report.training_metrics import ENGINE_MISMATCH
-from grpo_api.spec.run_policy import GuardSpec
-from grpo_trainer.runtime.errors import EngineMismatch
-from grpo_trainer.training.guard import EngineGuard
 from harness.controlplane import free_port
 from tests.support.ranks import runs
 from tests.support.ranks.pods import Gang
@@ -121,21 +115,3 @@ def test_a_resumed_attempt_samples_the_same_completions_with_weights_of_new_numb
     assert {sample["weights_version"] for sample in shown.samples} == {
         progress.metrics["weights_version"]
     }
-
-
-@pytest.mark.parametrize("found", [0.02, math.nan, math.inf])
-def test_an_engine_that_computes_otherwise_ends_the_run(found: float) -> None:
-    state = TrainerState(global_step=7)
-    for limit, logged in ((None, found), (0.01, 0.01), (0.01, None)):
-        EngineGuard(GuardSpec(max_engine_mismatch=limit)).on_log(
-            None, state, None, logs=mismatch(logged)
-        )
-    with pytest.raises(EngineMismatch, match=r"at step 7 .* guard.maxEngineMismatch is 0.01"):
-        EngineGuard(GuardSpec(max_engine_mismatch=0.01)).on_log(
-            None, state, None, logs=mismatch(found)
-        )
-
-
-def mismatch(value: float | None) -> dict[str, Any]:
-    """TRL's logs of a step with this mean difference, or without any."""
-    return {"loss": 0.1} | ({} if value is None else {ENGINE_MISMATCH.trl: value})

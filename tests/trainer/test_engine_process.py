@@ -25,6 +25,7 @@ from grpo_trainer.engine_pod.__main__ import SMALL_FILES, engine_plan, engine_se
 from grpo_trainer.engine_pod.vllm_arguments import (
     ENGINE_ENVIRONMENT,
     attention_backend,
+    engine_environment,
     require_visible_segments,
     vllm_arguments,
 )
@@ -35,7 +36,7 @@ from grpo_trainer.hub.repositories import Hub
 from grpo_trainer.process.compile_cache import CompileCache
 from grpo_trainer.process.process_setup import set_defaults
 from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.runtime.errors import BadInput, Transient
+from grpo_trainer.runtime.errors import BadInput, EngineMissing, Transient
 from grpo_trainer.telemetry.phases import PhaseClock
 from grpo_trainer.training import build_run
 from harness.controlplane import free_port
@@ -81,7 +82,8 @@ def ended(folder: Path, job: TrainingPlan) -> tuple[int, Outcome]:
 
 def test_an_image_without_vllm_is_named_with_the_way_out(tmp_path: Path) -> None:
     code, outcome = ended(tmp_path, plan(tmp_path))
-    assert (code, outcome.result) == (EXIT_CODES[Result.BAD_INPUT], Result.BAD_INPUT)
+    assert (code, outcome.result) == (EXIT_CODES[Result.ENGINE_FAILED], Result.ENGINE_FAILED)
+    assert outcome.engine_cause == "Missing"
     assert "spec.image: this image has no vLLM" in outcome.message
     assert "generation.engine to Transformers" in outcome.message
 
@@ -95,7 +97,8 @@ def test_a_trainer_without_vllm_says_the_same_and_would_have_told_nobody(
     job = plan(tmp_path, engine=engine)
     setup = EngineSetup(job, tmp_path, PhaseClock(lambda: 0.0), lambda _: None, lambda: None)
     with pytest.raises(
-        BadInput, match=r"spec\.image: this image has no vLLM.*generation.engine to Transformers"
+        EngineMissing,
+        match=r"spec\.image: this image has no vLLM.*generation.engine to Transformers",
     ):
         ColocatedGeneration(setup, nn.Linear(1, 1), [])
     assert os.environ == ENGINE_ENVIRONMENT
@@ -162,7 +165,10 @@ def test_the_construction_of_a_colocated_engine_is_a_stage_of_its_own(
 
 
 def test_both_kinds_of_engines_keep_flashinfers_sampler_off_unless_the_job_wants_it() -> None:
-    for variables in (ENGINE_ENVIRONMENT, program.ENVIRONMENT):
+    engine = plan(Path("/models/demo")).execution.engine
+    assert engine is not None
+    of_both = engine_environment(engine)
+    for variables in (of_both, program.ENVIRONMENT | of_both):
         environment = {"VLLM_NO_USAGE_STATS": "0"}
         set_defaults(environment, variables)
         assert environment["VLLM_USE_FLASHINFER_SAMPLER"] == "0"

@@ -24,7 +24,7 @@ from .process.recorder import Recorder
 from .process.supervisor import supervise
 from .runtime.clock import unix_time
 from .runtime.durable_files import read_plan
-from .runtime.errors import BadInput, Diverged, classify_error
+from .runtime.errors import BadInput, Diverged, classify_error, engine_cause
 from .training.trl_config import require_supported
 
 
@@ -57,7 +57,7 @@ def run_worker(plan: TrainingPlan, place: Placement, started_at: float) -> int:
         text = f"{recorder.current_stage}: {message}"
         outcome = make_outcome(
             place.rank, result, text, recorder.progress, diverged_on=diverged_on,
-            shortage=recorder.shortage,
+            shortage=recorder.shortage, engine_cause=engine_cause(error),
             checkpoint_step=recorder.checkpoint_step,
         )  # fmt: skip
     code = announce_outcome(

@@ -1,8 +1,9 @@
-"""What a job's attempts measured: the model's shape, the speed of the links, and memory that a plan
-lacked.
+"""What a job's attempts measured: the model's shape, the speed of the links, memory that a plan
+lacked, and engines that failed.
 
 The operator writes it into status.learned: shape and links once an attempt reports them, memory
-after an OutOfMemory. Every later plan of the job uses it, also those of the CLI.
+after an OutOfMemory, engines after an EngineFailed or EngineMismatch. Every later plan of the job
+uses it, also those of the CLI.
 """
 
 from typing import Annotated, Literal
@@ -63,8 +64,31 @@ class MeasuredLinks(Model):
     """Bus bandwidth of an all-reduce before the first step: what each rank sends and receives."""
 
 
+Rung = Literal["ModelRunnerV1", "Transformers"]
+"""What samples the completions after an engine failed (spec.generation.fallback), first one first.
+ModelRunnerV1: vLLM without model runner V2, CUDA graphs and sleep, as tests on CPUs run it."""
+MAX_ENGINE_FAILURES = 2
+"""Engine failures that a job answers: each rung follows one, and Transformers has no engine."""
+
+
+class EngineFailure(Model):
+    """An engine that did not start or computed other numbers, and the rung that answers it."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """The attempt that it ended."""
+    reason: Literal["EngineFailed", "EngineMismatch"]
+    """The attempt's result."""
+    message: Annotated[str, Field(max_length=512)]
+    """Why, in the trainer's words."""
+    rung: Rung
+    """The rung that later attempts begin at; the next one where this one does not fit."""
+    gpu_seconds: Annotated[float, Field(ge=0)] | None = None
+    """Predicted GPU-seconds of a step by the plan that failed; absent where nobody can say."""
+
+
 class Learned(Model):
-    """What a job has learned of its model, of its GPUs' links and of the memory that it needs."""
+    """What a job has learned of its model, of its GPUs' links, of the memory that it needs and of
+    engines that failed."""
 
     architecture: Architecture | None = None
     """The model's shape as the last attempt that loaded it found it; `memory` is held against this
@@ -78,6 +102,16 @@ class Learned(Model):
     ] = []
     """The plans that ran out of memory, oldest first. spec.retry empties this list and keeps
     `memory`."""
+    engine_failures: Annotated[
+        list[EngineFailure],
+        Field(max_length=MAX_ENGINE_FAILURES, json_schema_extra=ATOMIC_LIST),
+    ] = []
+    """The engines that failed, oldest first. spec.retry empties this list."""
+
+    @property
+    def rung(self) -> Rung | None:
+        """The rung that a plan begins at; None while no engine has failed."""
+        return self.engine_failures[-1].rung if self.engine_failures else None
 
     def factor(self, key: str) -> float:
         """By how much the memory model is too low there; 1 where nothing was learned."""
@@ -87,3 +121,11 @@ class Learned(Model):
     def last_shortfall_of(self, attempt: int) -> Shortfall | None:
         """Return this attempt's shortfall if it is the latest one; None otherwise."""
         return next((one for one in self.shortfalls[-1:] if one.attempt == attempt), None)
+
+    def last_engine_failure_of(self, attempt: int) -> EngineFailure | None:
+        """Return this attempt's engine failure if it is the latest one; None otherwise."""
+        return next((one for one in self.engine_failures[-1:] if one.attempt == attempt), None)
+
+    def has_failed_plan_of(self, attempt: int) -> bool:
+        """Whether this attempt's plan would fail again: it lacked memory, or its engine failed."""
+        return bool(self.last_shortfall_of(attempt) or self.last_engine_failure_of(attempt))

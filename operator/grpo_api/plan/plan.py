@@ -166,6 +166,11 @@ class ExecutionPlan(Model):
     """What the planner could not know or could not check."""
 
     @property
+    def compute_dtype(self) -> Literal["bfloat16", "float32"]:
+        """The dtype that the policy computes in; an engine has the same."""
+        return "bfloat16" if self.autocast else self.dtype
+
+    @property
     def world_size(self) -> int:
         """Training processes of the whole gang."""
         return self.nodes * self.processes_per_node

@@ -76,6 +76,7 @@ class Result(StrEnum):
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
     WEIGHT_SYNC_TIMEOUT = "WeightSyncTimeout"
     ENGINE_WEIGHTS_DIFFER = "EngineWeightsDiffer"
+    ENGINE_FAILED = "EngineFailed"
     ENGINE_MISMATCH = "EngineMismatch"
     ENGINE_LOST = "EngineLost"
     PREEMPTED = "Preempted"
@@ -97,6 +98,7 @@ EXIT_CODES = {
     Result.ENGINE_WEIGHTS_DIFFER: 49,
     Result.ENGINE_MISMATCH: 50,
     Result.ENGINE_LOST: 51,
+    Result.ENGINE_FAILED: 52,
     Result.PREEMPTED: 143,
 }
 """Exit code of a training process per result; 143 is 128 + SIGTERM. Codes outside are the kernel's
@@ -157,6 +159,12 @@ class MemoryShortage(Model):
     the host."""
 
 
+EngineCause = Literal["NotStarted", "Missing", "Unprovable"]
+"""Why an engine failed. NotStarted: vLLM raised an error or hung before its first completions.
+Missing: the image has no vLLM. Unprovable: the weights of this model in an engine can't be
+proven."""
+
+
 class Outcome(Model):
     """How a process ended: the termination message, and a durable file beside the checkpoints."""
 
@@ -190,6 +198,8 @@ class Outcome(Model):
     """Where it stood, if it had made no progress for a while."""
     shortage: MemoryShortage | None = None
     """For OutOfMemory: what there was no memory for, where the process could say so."""
+    engine_cause: EngineCause | None = None
+    """For EngineFailed: why; absent where the process could not say."""
     checkpoint_step: Count | None = None
     """For OutOfMemory: step of the newest complete checkpoint of the run, 0 for none; absent where
     it is not known."""

@@ -32,6 +32,7 @@ class CausePriority(IntEnum):
 _TIERS = {
     Result.OUT_OF_MEMORY: CausePriority.SPECIFIC,
     Result.REWARD_ERROR: CausePriority.SPECIFIC,
+    Result.ENGINE_FAILED: CausePriority.SPECIFIC,
     Result.ENGINE_WEIGHTS_DIFFER: CausePriority.SPECIFIC,
     Result.WEIGHT_SYNC_TIMEOUT: CausePriority.SPECIFIC,
     Result.ENGINE_LOST: CausePriority.SPECIFIC,

@@ -129,6 +129,13 @@ ENGINE_MISMATCH_MAX = _training(
         "last generation."
     ),
 )
+COMPLETION_LENGTH = _training(
+    "completion_length",
+    "completions/mean_length",
+    "tokens",
+    "Mean length of completions.",
+    name="completion_mean_tokens",
+)
 ENGINE_PROOF_FAILURES = _counter(
     "engine_proof_failures",
     "",
@@ -156,10 +163,7 @@ TRAINING = (
         "clip_ratio_high", "clip_ratio/high_mean", "1", ("Share of tokens clipped "
                                                         "above."), name="clipped_high_ratio"
     ),
-    _training(
-        "completion_length", "completions/mean_length", "tokens", "Mean length of completions.",
-        name="completion_mean_tokens",
-    ),
+    COMPLETION_LENGTH,
     _training(
         "completion_length_max", "completions/max_length", "tokens", "Longest completion.",
         name="completion_max_tokens"
@@ -278,7 +282,10 @@ PREDICTED_MEMORY = Metric(
     (STEP_PHASE,),
 )
 MAX_ENGINE_MISMATCH = _plain(
-    "guard_max_engine_mismatch", "nats", "guard.maxEngineMismatch; absent when unset."
+    "guard_max_engine_mismatch",
+    "nats",
+    "Largest mean difference that the attempt goes on with (guard.maxEngineMismatch or its "
+    "default); absent without an engine, and where a larger one is only printed.",
 )
 LIMITS = (
     MAX_KL,

@@ -133,6 +133,11 @@ class GenerationSpec(Model):
     plan chooses."""
     engine_arguments: EngineArguments | None = None
     """Further settings of vLLM. Unset: none."""
+    fallback: Literal["Auto", "Never"] = "Auto"
+    """What follows when an engine does not start, or when its log-probabilities differ by more than
+    guard.maxEngineMismatch. Auto: the next attempt runs vLLM's model runner V1 without CUDA graphs
+    and without sleep. If that fails too, engine Auto becomes Transformers, unless a step then costs
+    more than twice the GPU-seconds. Never: no other engine is tried. Unset: Auto."""
 
     def belong_elsewhere(self, *names: str) -> list[str]:
         """Those of these fields that are set, and belong to engines other than this."""
@@ -174,6 +179,12 @@ class EnginePlan(Model):
     gpu_memory_utilization)."""
     sleep: bool = False
     """Whether a colocated engine gives its memory back between generations."""
+    model_runner: Literal["Auto", "V1"] = "Auto"
+    """Auto: vLLM's choice, V2 on GPUs. V1: model runner V1 without CUDA graphs, after an engine
+    failed (spec.generation.fallback)."""
+    max_mismatch: Annotated[float, Field(gt=0)] | None = None
+    """Mean difference of log-probabilities, in nats, above which the attempt ends with
+    EngineMismatch; absent where a larger one is only printed."""
     max_model_length: Annotated[int, Field(ge=1, le=MAX_COUNT)]
     """Most tokens of a prompt and its completion."""
     max_sequences: Annotated[int, Field(ge=1, le=MAX_COUNT)]

@@ -33,6 +33,7 @@ class ConditionType(StrEnum):
     READABLE = "Readable"
     RECOVERABLE = "Recoverable"
     TRAINS_ADAPTER_ONLY = "TrainsAdapterOnly"
+    ENGINE_FALLBACK = "EngineFallback"
     PROMPTS_DROPPED = "PromptsDropped"
 
 
@@ -287,8 +288,9 @@ class GRPOJobStatus(Model):
     resume_from: ResumeSource | None = None
     """What spec.resumeFrom.grpoJob was found to be, before the first attempt."""
     learned: Learned | None = None
-    """What the attempts found of the model's shape, of the links between GPUs, and of the memory
-    that the job needs by running out of it: every later plan of it counts on that."""
+    """What the attempts found of the model's shape, of the links between GPUs, of the memory that
+    the job needs by running out of it, and of engines that failed: every later plan of it counts on
+    that."""
     revisions: Revisions | None = None
     """Commits that the attempts use, as the first of them found them, and the fingerprint of the
     data."""

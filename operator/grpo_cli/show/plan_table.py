@@ -62,8 +62,8 @@ def show_plan(out: Console, name: str, result: PlanResult, everything: bool = Fa
 
 
 def show_learned(out: Console, learned: Learned | None) -> None:
-    """Prints what the job has learned of its memory by running out of it, on which the plan
-    counts."""
+    """Prints what the job has learned of its memory by running out of it, and of engines that
+    failed, on which the plan counts."""
     if learned is None:
         return
     lines: list[str] = []
@@ -76,6 +76,11 @@ def show_learned(out: Console, learned: Learned | None) -> None:
             f"attempt {one.attempt} ran out at {one.where}: {one.tried}, needed {needed:.1f} GiB "
             "or more"
         )
+    lines += [
+        f"attempt {failed.attempt} ended with {failed.reason}, which {failed.rung} answers: "
+        f"{failed.message}"
+        for failed in learned.engine_failures
+    ]
     for line in lines:
         out.print(f"[magenta]learned[/magenta]  {escape(line)}")
 

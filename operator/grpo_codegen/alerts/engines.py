@@ -47,7 +47,8 @@ ALERTS = (
             "Completions come from another distribution than the one that is trained. Their "
             "weights are corrected for "
             "it, and the larger the difference, the less they teach. Above "
-            "guard.maxEngineMismatch the run ends."
+            "guard.maxEngineMismatch the attempt ends, and the next one has another engine "
+            "(spec.generation.fallback)."
         ),
         runbook=(
             "The weights are proven to be the same, so the engine computes otherwise: set "

@@ -42,7 +42,7 @@ from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from .checks import plan_problem, queue_problem, spec_problem
 from .node_fit import has_disk_report
-from .resume_plan import WANT_OF_MEMORY, learning
+from .resume_plan import NO_BETTER_PLAN, learning
 from .scheduler import (
     Cycle,
     CycleInput,
@@ -324,11 +324,9 @@ def _decision(request: Decision, verdict: Verdict) -> Decision:
         return Decision(Action.REJECT, verdict.reason, verdict.message)
     if verdict.admitted:
         return replace(request, action=Action.COMMIT, plan=verdict.plan)
-    # No plan with the memory that the last attempt lacked: waiting for GPUs would not help.
-    if request.learned and verdict.plan is None and verdict.reason in WANT_OF_MEMORY:
-        return replace(
-            request, action=Action.FAIL, reason=Result.OUT_OF_MEMORY, message=verdict.message
-        )
+    # No plan that answers how the last attempt ended: waiting for GPUs would not help.
+    if request.learned and verdict.plan is None and verdict.reason in NO_BETTER_PLAN:
+        return _without_better_plan(request, verdict)
     return replace(
         request,
         action=Action.QUEUE,
@@ -337,3 +335,13 @@ def _decision(request: Decision, verdict: Verdict) -> Decision:
         plan=verdict.plan,
         passed_over=verdict.passed_over,
     )
+
+
+def _without_better_plan(request: Decision, verdict: Verdict) -> Decision:
+    """The end of a job whose plan made its attempt fail, and which has no other."""
+    ended = request.ended
+    message = verdict.message
+    if ended and ended.result is not Result.OUT_OF_MEMORY:
+        message = f"{ended.message}; no other engine answers that: {message}"
+    result = ended.result if ended else Result.OUT_OF_MEMORY
+    return replace(request, action=Action.FAIL, reason=result, message=message)

@@ -3,7 +3,7 @@ have changed.
 
 After it ran out of memory the run resumes with another split of the same batch. It is planned again
 from the spec only while it has no checkpoint, because a checkpoint continues exactly only with the
-plan that made it.
+plan that made it. After its engine failed it resumes with the same split and another engine.
 """
 
 from collections.abc import Callable
@@ -14,18 +14,25 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned, Shortfall
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.replan.engine_fallback import (
+    NoFallback,
+    change_message,
+    costly_message,
+    fallback_plan,
+)
 from grpo_planner.replan.oom_replan import mildest_fitting_split, shortage_message, split_name
 from grpo_planner.replan.past_run import PlanExcluded, Run, refit
 from grpo_planner.result.result import PlanReason, PlanResult
 
 from ..records.records import GRPOJobRecord
 
-WANT_OF_MEMORY = (
+NO_BETTER_PLAN = (
     PlanReason.OUT_OF_DEVICE_MEMORY,
     PlanReason.OUT_OF_HOST_MEMORY,
     PlanReason.ONLY_ADAPTER_FITS,
+    PlanReason.NO_FALLBACK,
 )
-"""Reasons for which a job that ran out of memory has no plan any more."""
+"""Reasons for which a job has no plan any more after an attempt that its plan made fail."""
 
 
 class NextPlan(NamedTuple):
@@ -51,14 +58,15 @@ def next_plan(
 
 def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
     """The plan, if the run has made a step with it, or begins with checkpoints that another made
-    with it, or was given it after another ran out of memory.
+    with it, or was given it after another ran out of memory or its engine failed.
 
     Another number of ranks or another batch would make other steps of the same checkpoint.
     """
     status = job.status
     has_stepped = status.progress and status.progress.step
-    was_relieved = status.learned and status.learned.shortfalls
-    if status.resume_from or has_stepped or was_relieved:
+    learned = status.learned or Learned()
+    was_changed = learned.shortfalls or learned.engine_failures
+    if status.resume_from or has_stepped or was_changed:
         return status.plan
     return None
 
@@ -69,9 +77,14 @@ def reuse_plan(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
     plan = kept_plan(job)
     if plan is None or job.spec is None:
         return None
+    learned = job.status.learned or Learned()
+    run = Run(plan, job.spec, learned, inventory)
+    if learned.last_engine_failure_of(job.status.attempt):
+        try:
+            plan = fallback_plan(run)
+        except NoFallback as none:
+            return None if _has_no_step(job) and not none.fits else _no_fallback(str(none))
     if short := shortfall(job):
-        learned = job.status.learned or Learned()
-        run = Run(plan, job.spec, learned, inventory)
         may_plan_again = _may_plan_again(job, short)
         relief = mildest_fitting_split(run, last_resort=not may_plan_again)
         if relief is None and may_plan_again:
@@ -83,14 +96,14 @@ def reuse_plan(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
             )
         plan = relief
     try:
-        plan = refit(plan, job.spec, inventory)
+        plan = refit(plan, job.spec, inventory, learned)
     except PlanExcluded as excluded:
         return PlanResult(feasible=False, reason=PlanReason.PLAN_EXCLUDED, message=str(excluded))
     return PlanResult(feasible=True, reason=PlanReason.PLANNED, message=plan.reason, chosen=plan)
 
 
 def learning(job: GRPOJobRecord, learned: Learned) -> GRPOJobRecord:
-    """The same job, once it knows this of its memory."""
+    """The same job, once it has learned this."""
     status = job.status.model_copy(update={"learned": learned})
     content = replace(job.content, status=status)
     return replace(job, typed=content)
@@ -105,22 +118,29 @@ def shortfall(job: GRPOJobRecord) -> Shortfall | None:
 
 def _may_plan_again(job: GRPOJobRecord, short: Shortfall) -> bool:
     """True if no checkpoint binds the run to its plan."""
-    if job.status.resume_from:
-        return False
-    if short.checkpoint_step is not None:
+    if short.checkpoint_step is not None and not job.status.resume_from:
         return short.checkpoint_step == 0
+    return _has_no_step(job)
+
+
+def _has_no_step(job: GRPOJobRecord) -> bool:
+    """True if the run has nothing to go on from, as far as is known."""
     progress = job.status.progress
-    return progress is None or not progress.step
+    return not (job.status.resume_from or (progress and progress.step))
+
+
+def _no_fallback(message: str) -> PlanResult:
+    return PlanResult(feasible=False, reason=PlanReason.NO_FALLBACK, message=message)
 
 
 def plan_again(
     job: GRPOJobRecord, spec: GRPOJobSpec, plan: Callable[[GRPOJobSpec, Learned | None], PlanResult]
 ) -> PlanResult:
-    """What a planner answers on a job; after a shortfall of memory with what was learned, and never
-    by an adapter where all parameters were trained."""
+    """What a planner answers on a job; after a shortfall of memory or a failed engine with what was
+    learned, and never by an adapter where all parameters were trained."""
     before = job.status.plan
     learned = job.status.learned
-    if learned is None or not learned.memory or before is None:
+    if learned is None or before is None or not (learned.memory or learned.engine_failures):
         return plan(spec, learned)
     # What is trained never changes silently: less memory must not turn a full training into a LoRA
     # adapter.
@@ -128,6 +148,8 @@ def plan_again(
         without_adapter = spec.adapter.model_copy(update={"use": "Never"})
         spec = spec.model_copy(update={"adapter": without_adapter})
     result = plan(spec, learned)
+    if learned.last_engine_failure_of(job.status.attempt):
+        return _answer_to_engine_failure(result, before, learned)
     short = shortfall(job)
     if short is None:
         return result
@@ -139,5 +161,21 @@ def plan_again(
     split = split_name(new_plan)
     change = f"after OutOfMemory at {short.where} in attempt {short.attempt}: runs as {split}"
     changes = [*new_plan.changes, change][-16:]
+    new_plan = new_plan.model_copy(update={"changes": changes})
+    return result.model_copy(update={"chosen": new_plan, "changes": changes})
+
+
+def _answer_to_engine_failure(
+    result: PlanResult, before: ExecutionPlan, learned: Learned
+) -> PlanResult:
+    """The planner's answer, if it may follow a plan whose engine failed."""
+    new_plan = result.chosen
+    if new_plan is None:
+        return _no_fallback(result.message)
+    seconds = new_plan.estimated_step_seconds
+    cost = None if seconds is None else seconds * new_plan.all_gpus
+    if new_plan.engine is None and (refusal := costly_message(learned, cost)):
+        return _no_fallback(refusal)
+    changes = [*new_plan.changes, change_message(learned, before, new_plan)][-16:]
     new_plan = new_plan.model_copy(update={"changes": changes})
     return result.model_copy(update={"chosen": new_plan, "changes": changes})

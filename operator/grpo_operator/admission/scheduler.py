@@ -37,7 +37,7 @@ from .checks import Problem, plan_problem, spec_problem
 from .node_fit import Suitability
 from .queue_order import age, priority, sort_queue
 from .quota_gate import Allowance
-from .resume_plan import next_plan, shortfall
+from .resume_plan import next_plan
 from .snapshot import Snapshot
 
 MOST_SPECS = 1024
@@ -184,14 +184,16 @@ def schedule(cycle_input: CycleInput, plans: Plans) -> Cycle:
 def restart(job: GRPOJobRecord, cycle_input: CycleInput) -> Verdict:
     """A gang that ended takes its own place again, with its own plan, ahead of all who wait.
 
-    Where that plan ran out of memory it takes the one that answers that.
+    Where that plan ran out of memory, or its engine failed, it takes the one that answers that.
     """
     plan = job.status.plan
     if plan is None:
         raise ValueError(f"{job.key} is active without a plan")
     other_claims = [claim for claim in cycle_input.claims() if claim.job.uid != job.uid]
     capacity = Capacity(cycle_input.snapshot, other_claims)
-    if shortfall(job) and job.spec is not None:
+    learned = job.status.learned
+    has_failed = learned is not None and learned.has_failed_plan_of(job.status.attempt)
+    if has_failed and job.spec is not None:
         inventory = capacity.inventory(job)
 
         def plan_on_inventory(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:

@@ -47,7 +47,8 @@ class Decision:
     rollback: Rollback | None = None
     """What further attempts leave out, for the current one diverged on it."""
     learned: Learned | None = None
-    """What the job has learned, since the current attempt ran out of memory."""
+    """What the job has learned, since the current attempt ran out of memory or its engine
+    failed."""
     node: str = ""
     """The node that the attempt ended on without a word of the trainer; empty if that is not why it
     ended."""

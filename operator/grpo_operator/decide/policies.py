@@ -26,6 +26,12 @@ from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from ..records.terminations import PodTermination
 from .decisions import Action, Check, Decision, Due, Limits
+from .engine_fallback import (
+    has_failed_for_good,
+    outcome_of_engines,
+    record_engine_failure,
+    rung_after,
+)
 from .observation import Observation
 from .oom_feedback import record_shortage
 from .restarts import pausing, restart_or_fail, rollback_of, rule_for
@@ -197,7 +203,8 @@ def failed_for_good(observation: Observation, limits: Limits) -> Decision | None
     outcome = cause.outcome
     if outcome.result not in PERMANENT:
         return None
-    if rule_for(job, cause) or rollback_of(job, cause):
+    has_other_answer = rollback_of(job, cause) or rung_after(observation, outcome)
+    if rule_for(job, cause) or has_other_answer:
         return None
     message = outcome.message
     rollbacks = job.status.rollbacks
@@ -280,15 +287,25 @@ def attempt_ended(observation: Observation, limits: Limits) -> Decision | None:
         # it has a limit of its own, which is stricter
         decision = restart_or_fail(observation, limits, outcome, counted=False)
         return replace(decision, rollback=rollback)
+    if not matching_rule and has_failed_for_good(observation, outcome):
+        return Decision(Action.FAIL, outcome.result, outcome.message, ended=outcome)
+    if not matching_rule and rung_after(observation, outcome):
+        # it happens once, so it needs no limit
+        counted = False
     decision = restart_or_fail(observation, limits, outcome, counted=counted, node=_suspect(cause))
     if outcome.result is Result.OUT_OF_MEMORY:
         return record_shortage(observation, outcome, decision)
-    return decision
+    return record_engine_failure(observation, outcome, decision)
 
 
 def _named(cause: PodTermination, observation: Observation) -> Outcome:
     """The cause's outcome; of a hang, with the rank that the others waited for and where that one
-    stood."""
+    stood.
+
+    Rank 0 waits in vain for engines in pods of their own that don't start; they say why.
+    """
+    if cause.outcome.result is Result.RENDEZVOUS_TIMEOUT:
+        return outcome_of_engines(observation) or cause.outcome
     if cause.outcome.result is not Result.HANG:
         return cause.outcome
     reported_outcomes = [end.outcome for end in observation.terminations if end.reported]

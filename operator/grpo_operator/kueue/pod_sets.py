@@ -176,7 +176,7 @@ def planned_for(job: GRPOJobRecord, workload: WorkloadRecord | None) -> Executio
     if planned.attempt >= status.attempt:
         return planned.plan
     learned = status.learned
-    if learned and learned.last_shortfall_of(status.attempt):
+    if learned and learned.has_failed_plan_of(status.attempt):
         return None
     # of the same shape as the one that the Workload was made for, and by now maybe the answer to a
     # shortfall

@@ -56,6 +56,8 @@ class Reason(StrEnum):
     OBJECT_STORE = "ObjectStore"
     NO_CHECKPOINT_VOLUME = "NoCheckpointVolume"
     ADAPTER_IF_NEEDED = "AdapterIfNeeded"
+    MODEL_RUNNER_V1 = "ModelRunnerV1"
+    TRANSFORMERS = "Transformers"
     PROMPTS_TOO_LONG = "PromptsTooLong"
     SUCCEEDED = "Succeeded"
     RESTART_LIMIT = "RestartLimit"

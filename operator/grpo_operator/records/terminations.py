@@ -24,7 +24,7 @@ _DETAILS = tuple(
     (name,)
     for name in (
         *("rank", "step", "totalSteps", "divergedOn", "metrics", "revisions", "standstill"),
-        *("shortage", "checkpointStep", "account", "export", "checkpoint"),
+        *("shortage", "engineCause", "checkpointStep", "account", "export", "checkpoint"),
     )
 )
 

@@ -12,6 +12,7 @@ from grpo_api.status.status import Condition, ConditionType
 from grpo_api.text.quantity import MAX_COUNT
 from grpo_kube.objects.json_reader import truncate
 from grpo_kube.objects.times import timestamp
+from grpo_planner.search.engine_plan import sampler_name
 
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
@@ -120,12 +121,34 @@ def _commit(observation: Observation, decision: Decision) -> Iterator[Statement]
         yield C.RUNNING, False, Reason.STARTING, f"attempt {number} starts"
     yield C.SUSPENDED, False, Reason.NOT_SUSPENDED, "spec.suspend is false"
     yield from _recovery(observation)
+    yield from _engine_fallback(observation, decision)
     # asked for is not fallen back to: an Adapter reference is a request, too
     asks_for_adapter = job.spec is None or job.spec.is_adapter_requested
     if plan and plan.method == "LoRA" and not asks_for_adapter:
         changes = "; ".join(plan.changes)
         message = changes or "no plan that trains all parameters fits, so a LoRA adapter is trained"
         yield C.TRAINS_ADAPTER_ONLY, True, Reason.ADAPTER_IF_NEEDED, message
+
+
+def _engine_fallback(observation: Observation, decision: Decision) -> Iterator[Statement]:
+    """What samples the completions because an engine failed; False where a retry has the planner's
+    first choice again."""
+    plan, learned = decision.plan, decision.learned or observation.job.status.learned
+    if plan is None:
+        return
+    has_first_choice = plan.engine is not None and plan.engine.model_runner == "Auto"
+    if has_first_choice and observation.job.is_true(C.ENGINE_FALLBACK):
+        message = "the engine runs as it was planned before one failed"
+        yield C.ENGINE_FALLBACK, False, Reason.AS_EXPECTED, message
+    if has_first_choice or learned is None or not learned.engine_failures:
+        return
+    failure = learned.engine_failures[-1]
+    reason = Reason.MODEL_RUNNER_V1 if plan.engine else Reason.TRANSFORMERS
+    message = (
+        f"completions are sampled by {sampler_name(plan)}, since the engine of attempt "
+        f"{failure.attempt} ended with {failure.reason}: {failure.message}"
+    )
+    yield C.ENGINE_FALLBACK, True, reason, message
 
 
 def _rolled_back(decision: Decision) -> str:

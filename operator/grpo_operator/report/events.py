@@ -18,6 +18,7 @@ _TOLD = (
     ConditionType.SUCCEEDED,
     ConditionType.SUSPENDED,
     ConditionType.TRAINS_ADAPTER_ONLY,
+    ConditionType.ENGINE_FALLBACK,
     ConditionType.DEGRADED,
     ConditionType.PROMPTS_DROPPED,
     ConditionType.RUNNING,
@@ -29,6 +30,7 @@ _WARN_WHEN_TRUE = (
     ConditionType.FAILED,
     ConditionType.DEGRADED,
     ConditionType.TRAINS_ADAPTER_ONLY,
+    ConditionType.ENGINE_FALLBACK,
     ConditionType.PROMPTS_DROPPED,
 )
 

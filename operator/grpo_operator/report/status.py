@@ -154,7 +154,8 @@ def _retry(observation: Observation, decision: Decision) -> dict[str, Any]:
         }
         learned = job.status.learned
         if learned:
-            fields["learned"] = learned.model_copy(update={"shortfalls": []})
+            anew: dict[str, list[Any]] = {"shortfalls": [], "engine_failures": []}
+            fields["learned"] = learned.model_copy(update=anew)
     return fields
 
 

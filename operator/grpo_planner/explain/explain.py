@@ -94,7 +94,7 @@ def _engine(demand: Demand, option: Option) -> EnginePlan | None:
         return None
     usable = option.servers.usable_bytes if option.servers else option.place.pool.usable_bytes
     sync = None if option.shortage else option.time.sync / setup.engine.syncs
-    return engine_plan(demand.shape, setup, usable, sync=sync, servers=option.servers)
+    return engine_plan(demand, setup, usable, sync=sync, servers=option.servers)
 
 
 def _memory(demand: Demand, option: Option) -> MemoryPrediction:

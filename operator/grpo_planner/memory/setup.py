@@ -40,6 +40,8 @@ class Engine:
     """Completions that it may sample at a time; 0: as many as there are."""
     graphs: bool = True
     """Decodes by CUDA graphs."""
+    model_runner: Literal["Auto", "V1"] = "Auto"
+    """vLLM's own choice, or V1, which then has no graphs."""
     pass_tokens: int = 4096
     """Most tokens of one pass (TRL's own max_num_batched_tokens)."""
     block: int = 16
@@ -98,6 +100,11 @@ class Setup:
     def compute_bytes(self) -> int:
         """Bytes of one element of a matrix product."""
         return 4 if self.precision == "float32" else 2
+
+    @property
+    def compute_dtype(self) -> Literal["bfloat16", "float32"]:
+        """The dtype of a matrix product."""
+        return "float32" if self.precision == "float32" else "bfloat16"
 
     @property
     def length(self) -> int:

@@ -172,7 +172,8 @@ def _engines(run: Run) -> Iterator[EnginePlan | None]:
     wanted = run.spec.generation
     yield engine
     if engine and engine.kind == "Colocated" and run.plan.accelerator == "GPU":
-        if not engine.sleep and wanted.sleep is None:
+        can_sleep = engine.model_runner == "Auto" and wanted.sleep is None
+        if can_sleep and not engine.sleep:
             yield engine.model_copy(update={"sleep": True})
         if wanted.engine == "Auto":
             yield None
@@ -296,7 +297,7 @@ def _differences(old: ExecutionPlan, new: ExecutionPlan) -> Iterator[str]:
             f"micro-batches of {new.micro_batch} instead of {old.micro_batch}, "
             f"{new.gradient_accumulation} instead of {old.gradient_accumulation} of them per step"
         )
-    yield from _engine_differences(old.engine, new.engine)
+    yield from engine_differences(old.engine, new.engine)
     if new.generation_sub_batch != old.generation_sub_batch:
         whole = old.micro_batch * old.steps_per_generation
         yield (
@@ -306,7 +307,8 @@ def _differences(old: ExecutionPlan, new: ExecutionPlan) -> Iterator[str]:
         )
 
 
-def _engine_differences(old: EnginePlan | None, new: EnginePlan | None) -> Iterator[str]:
+def engine_differences(old: EnginePlan | None, new: EnginePlan | None) -> Iterator[str]:
+    """What changes for the user from one engine to another, as parts of a sentence."""
     if old is None:
         return
     if new is None:
@@ -320,6 +322,8 @@ def _engine_differences(old: EnginePlan | None, new: EnginePlan | None) -> Itera
             f"the engine samples {new.max_sequences} completions at a time instead of "
             f"{old.max_sequences}"
         )
+    if new.model_runner != old.model_runner:
+        yield "the engine runs model runner V1, without CUDA graphs and without sleep"
     if new.sleep and not old.sleep:
         yield "the engine sleeps while the policy is trained"
 

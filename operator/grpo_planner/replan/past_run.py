@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from grpo_api.job import GRPOJobSpec
+from grpo_api.plan.engine_mismatch import mismatch_limit
 from grpo_api.plan.learned import HOST, Learned
 from grpo_api.plan.plan import ExecutionPlan, MemoryPhases
 from grpo_api.spec.generation import EnginePlan, EngineServersSpec, GenerationSpec
@@ -107,6 +108,7 @@ class Run:
             sleeps=plan.sleep,
             replicas=plan.replicas,
             share=share,
+            model_runner=plan.model_runner,
         )
         return replace(engine, most_sequences=plan.max_sequences)
 
@@ -119,9 +121,9 @@ class Run:
         if engine is None or setup.engine is None or engine.kind == "Servers":
             return engine
         if self.plan.accelerator == "CPU":
-            return cpu_engine_plan(self.demand.shape, setup, self.plan.host_memory_bytes)
+            return cpu_engine_plan(self.demand, setup, self.plan.host_memory_bytes)
         sync = self.step_time.sync / setup.engine.syncs
-        return engine_plan(self.demand.shape, setup, self.usable_bytes, sync=sync, servers=None)
+        return engine_plan(self.demand, setup, self.usable_bytes, sync=sync, servers=None)
 
     def with_engine(self, engine: Engine | None, servers: Pool | None) -> "Run":
         """The same split with another engine, which samples as many at a time as fit, and what that
@@ -138,6 +140,10 @@ class Run:
             if run.may_fit():
                 break
         return run
+
+    def with_published_engine(self, engine: EnginePlan) -> "Run":
+        """The same split with this engine, which takes no more of the trainer's GPUs."""
+        return self.with_plan(engine=engine)._renumbered(self.setup)
 
     def _sampled(self, engine: Engine | None, servers: Pool | None, at_once: int) -> "Run":
         """The same with `at_once` completions of each process at a time."""
@@ -159,12 +165,12 @@ class Run:
         """The engine of a setup as the plan publishes it, before it is known how long a sync
         takes."""
         if self.plan.accelerator == "CPU":
-            return cpu_engine_plan(self.demand.shape, setup, self.plan.host_memory_bytes)
+            return cpu_engine_plan(self.demand, setup, self.plan.host_memory_bytes)
         own_pool = None
         if setup.engine and setup.engine.kind == "Servers":
             own_pool = servers
         usable = own_pool.usable_bytes if own_pool else self.usable_bytes
-        return engine_plan(self.demand.shape, setup, usable, sync=None, servers=own_pool)
+        return engine_plan(self.demand, setup, usable, sync=None, servers=own_pool)
 
     def _renumbered(self, before: Setup) -> "Run":
         """The same with the memory and the time that follow from its plan; `before` is what it was
@@ -278,8 +284,13 @@ class PlanExcluded(ValueError):
     back."""
 
 
-def refit(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:
+def refit(
+    plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory, learned: Learned | None = None
+) -> ExecutionPlan:
     """The plan, where and with what the spec says now; the same object where nothing concerns it.
+
+    `learned` is what attempts found: engines that failed count for an engine that the spec now asks
+    for.
 
     Raises:
         PlanExcluded: the spec's placement leaves no room for it.
@@ -292,8 +303,8 @@ def refit(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> Execu
         raise PlanExcluded(
             f"the run goes on from checkpoints of {extent}, and resumes only so: {changes}"
         )
-    placed = _with_engine(_on_product(plan, spec, inventory), spec, inventory)
-    return _with_requests(placed, spec, inventory)
+    run = Run(_on_product(plan, spec, inventory), spec, learned or Learned(), inventory)
+    return _with_requests(_with_guard(_with_engine(run), spec), spec, inventory)
 
 
 def _contradictions(plan: ExecutionPlan, spec: GRPOJobSpec) -> Iterator[str]:
@@ -348,14 +359,14 @@ def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) ->
     )
 
 
-def _with_engine(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:
+def _with_engine(run: Run) -> ExecutionPlan:
     """The plan with an engine as the spec says now; as it is where the spec leaves it so."""
+    plan, spec = run.plan, run.spec
     if _agrees(plan, spec.generation):
         return plan
-    run = Run(plan, spec, Learned(), inventory)
-    if run.plan.accelerator == "CPU":
+    if plan.accelerator == "CPU":
         return run.with_engine(cpu_engine(run.demand), None).plan
-    nodes = inventory.without_usage
+    nodes = run.inventory.without_usage
     pools, _ = build_pools(nodes, spec)
     pools = [pool for pool in pools if (pool.label, pool.resource) == _gpu(plan)]
     if not pools:
@@ -391,9 +402,9 @@ def _agrees(plan: ExecutionPlan, wanted: GenerationSpec) -> bool:
         return True
     if engine.kind == "Colocated":
         same_share = wanted.memory_share in (None, engine.memory_share)
-        # An engine on CPUs never sleeps, whatever the spec says.
-        same_sleep = wanted.sleep in (None, engine.sleep) or plan.accelerator == "CPU"
-        return same_share and same_sleep
+        # An engine on CPUs or model runner V1 never sleeps, whatever the spec says.
+        never_sleeps = plan.accelerator == "CPU" or engine.model_runner == "V1"
+        return same_share and (never_sleeps or wanted.sleep in (None, engine.sleep))
     servers = wanted.servers or EngineServersSpec()
     product = engine.gpu_product.startswith(servers.gpu_product or plan.gpu_product)
     gpus = servers.gpus_per_replica == engine.gpus_per_replica or plan.accelerator == "CPU"
@@ -414,6 +425,17 @@ def _lacks(plan: ExecutionPlan, pool: Pool) -> str:
     if wide_nodes >= plan.nodes:
         return ""
     return f"has {plural(wide_nodes, 'node')} with {plan.gpus_per_node} GPUs"
+
+
+def _with_guard(plan: ExecutionPlan, spec: GRPOJobSpec) -> ExecutionPlan:
+    """The plan with the limit of spec.guard for its engine's numbers."""
+    engine = plan.engine
+    if engine is None:
+        return plan
+    limit = mismatch_limit(spec.guard, spec.generation, plan.compute_dtype)
+    if engine.max_mismatch == limit:
+        return plan
+    return plan.model_copy(update={"engine": engine.model_copy(update={"max_mismatch": limit})})
 
 
 def _with_requests(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:

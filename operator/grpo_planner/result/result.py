@@ -24,6 +24,7 @@ class PlanReason(StrEnum):
     OUT_OF_EPHEMERAL_STORAGE = "OutOfEphemeralStorage"
     ONLY_ADAPTER_FITS = "OnlyAdapterFits"
     PLAN_EXCLUDED = "PlanExcluded"
+    NO_FALLBACK = "NoFallback"
 
 
 class Rejection(Model):

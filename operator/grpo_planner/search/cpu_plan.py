@@ -47,7 +47,7 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
     trained = "LoRA" if method.lora else "Full"
     optimizer = "AdamW8bit" if setup.eight_bit else "AdamW"
     dtype = "bfloat16" if setup.precision == "bfloat16" else "float32"
-    engine = cpu_engine_plan(demand.shape, setup, memory) if setup.engine else None
+    engine = cpu_engine_plan(demand, setup, memory) if setup.engine else None
     return ExecutionPlan(
         strategy=method.strategy,
         method=trained,

@@ -3,6 +3,7 @@
 from math import ceil
 from typing import Any
 
+from grpo_api.plan.engine_mismatch import mismatch_limit
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import PROVEN_FAMILIES, EnginePlan
 from grpo_api.text.quantity import GIB
@@ -12,7 +13,6 @@ from ..memory import engine as terms
 from ..memory.device import whole_mib
 from ..memory.host import PROCESS
 from ..memory.setup import Setup
-from ..model.shapes import Shape
 from ..result.formatting import engine_name, gib, plural
 from .demand import Demand
 from .engines import OWN_SHARE
@@ -27,19 +27,19 @@ GPU_ENGINE_POD = 2 * GIB
 
 
 def engine_plan(
-    shape: Shape, setup: Setup, usable: int, *, sync: float | None, servers: Pool | None
+    demand: Demand, setup: Setup, usable: int, *, sync: float | None, servers: Pool | None
 ) -> EnginePlan:
     """The engine of a setup on GPUs.
 
     Args:
-        shape: the policy's shape.
+        demand: the job's.
         setup: the run's settings.
         usable: bytes of one of the engine's GPUs.
         sync: seconds of one sync.
         servers: where it is, if it has GPUs of its own.
     """
     engine = terms.engine_of(setup)
-    fields = sizes(shape, setup) | {"sync_seconds": None if sync is None else round(sync, 2)}
+    fields = settings(demand, setup) | {"sync_seconds": None if sync is None else round(sync, 2)}
     if servers:
         fields |= {
             "replicas": engine.replicas, "gpus_per_replica": engine.tensor_parallel,
@@ -49,27 +49,30 @@ def engine_plan(
             "cpu_millicores": servers.default_millicores(engine.tensor_parallel, engine=True),
             "host_memory_bytes": whole_mib(GPU_ENGINE_POD + engine.tensor_parallel * PROCESS),
         }  # fmt: skip
-    share = OWN_SHARE if servers else share_of(terms.awake_bytes(shape, setup), usable)
+    share = OWN_SHARE if servers else share_of(terms.awake_bytes(demand.shape, setup), usable)
     return EnginePlan(**fields, memory_share=share)
 
 
-def cpu_engine_plan(shape: Shape, setup: Setup, host: int) -> EnginePlan:
+def cpu_engine_plan(demand: Demand, setup: Setup, host: int) -> EnginePlan:
     """The engine of a setup on CPUs; `host` is the memory of the trainer's pod."""
-    engine = terms.engine_of(setup)
-    fields = sizes(shape, setup)
+    shape, engine = demand.shape, terms.engine_of(setup)
+    fields = settings(demand, setup)
     if engine.kind == "Servers":
         host = whole_mib(CPU_ENGINE_POD + terms.awake_bytes(shape, setup))
         fields |= {"replicas": engine.replicas, "host_memory_bytes": host}
     return EnginePlan(**fields, memory_share=share_of(terms.awake_bytes(shape, setup), host))
 
 
-def sizes(shape: Shape, setup: Setup) -> dict[str, Any]:
-    """What follows from shape and setup alone, as fields of EnginePlan."""
-    engine = terms.engine_of(setup)
+def settings(demand: Demand, setup: Setup) -> dict[str, Any]:
+    """What follows from the job and the setup alone, as fields of EnginePlan."""
+    shape, engine = demand.shape, terms.engine_of(setup)
+    guard, generation = demand.spec.guard, demand.spec.generation
     return {
         "kind": engine.kind,
         "tensor_parallel": engine.tensor_parallel,
         "sleep": engine.sleeps,
+        "model_runner": engine.model_runner,
+        "max_mismatch": mismatch_limit(guard, generation, setup.compute_dtype),
         "max_model_length": engine.length,
         "max_sequences": terms.sequences(setup),
         "weights_bytes": round(terms.weights(shape, setup)),
@@ -119,10 +122,12 @@ def sampler_name(plan: ExecutionPlan) -> str:
         if engine.gpus
         else ""
     )
+    runner = ", model runner V1 without CUDA graphs" if engine.model_runner == "V1" else ""
     return (
         engine_name(
             engine.kind, engine.tensor_parallel, sleeps=engine.sleep, engines=engine.replicas
         )
+        + runner
         + beside
     )
 
@@ -135,7 +140,8 @@ def short_sampler_name(plan: ExecutionPlan) -> str:
     if engine.kind == "Servers":
         return f"vLLM {engine.replicas} x {plural(engine.gpus_per_replica, 'GPU')}"
     shared = f" over {engine.tensor_parallel}" if engine.tensor_parallel > 1 else ""
-    return f"vLLM{shared}{', asleep' if engine.sleep else ''}"
+    runner = ", runner V1" if engine.model_runner == "V1" else ""
+    return f"vLLM{shared}{', asleep' if engine.sleep else ''}{runner}"
 
 
 def engine_numbers(engine: EnginePlan) -> str:
@@ -145,5 +151,16 @@ def engine_numbers(engine: EnginePlan) -> str:
         f"weights {gib(engine.weights_bytes)}, cache {gib(engine.cache_bytes)} for "
         f"{plural(engine.max_sequences, 'completion')} at a time, graphs and work space "
         f"{gib(engine.graphs_bytes)}, "
-        f"memory share {engine.memory_share:.1%}{sync} (assumed: no GPU has confirmed it)"
+        f"memory share {engine.memory_share:.1%}{sync} (assumed: no GPU has confirmed it); "
+        f"{_mismatch_message(engine)}"
+    )
+
+
+def _mismatch_message(engine: EnginePlan) -> str:
+    """What follows from numbers that are not the trainer's."""
+    if engine.max_mismatch is None:
+        return "log-probabilities that differ from the trainer's are only printed"
+    return (
+        "log-probabilities may differ from the trainer's by "
+        f"{engine.max_mismatch:g} nats in the mean"
     )

@@ -48,6 +48,9 @@ def why_none(demand: Demand) -> str:
         return "the weights of experts in an engine can't be proven yet"
     if model.source == "Estimated":
         return "the model's shape is only estimated"
+    if demand.learned.rung == "Transformers":
+        failure = demand.learned.engine_failures[-1]
+        return f"an engine failed in attempt {failure.attempt} ({failure.reason})"
     if model.model_type not in PROVEN_FAMILIES:
         return (
             f"the weights of model type {model.model_type or 'unknown'} in an engine have not "
@@ -156,6 +159,11 @@ class Engines:
         return self._known[key]
 
     @property
+    def _model_runner(self) -> Literal["Auto", "V1"]:
+        """V1 once another engine of the job has failed."""
+        return "V1" if self._demand.learned.rung else "Auto"
+
+    @property
     def _asks_servers(self) -> bool:
         return self._demand.spec.generation.engine == "Servers"
 
@@ -168,7 +176,12 @@ class Engines:
             if place.per_node % gpus or not is_splittable(self._demand, gpus):
                 continue
             engine = engine_of(
-                self._demand, "Colocated", gpus, sleeps=wanted.sleep is not False, share=share
+                self._demand,
+                "Colocated",
+                gpus,
+                sleeps=wanted.sleep is not False,
+                share=share,
+                model_runner=self._model_runner,
             )
             if not share:
                 yield engine
@@ -180,7 +193,13 @@ class Engines:
         own, pool = self._own, self.server_pool(place)
         if pool is None or not is_splittable(self._demand, own.gpus_per_replica):
             return
-        engine = engine_of(self._demand, "Servers", own.gpus_per_replica, replicas=own.replicas)
+        engine = engine_of(
+            self._demand,
+            "Servers",
+            own.gpus_per_replica,
+            replicas=own.replicas,
+            model_runner=self._model_runner,
+        )
         if room := self._room(engine, precision, int(OWN_SHARE * pool.usable_bytes)):
             yield _at_most(engine, room)
 
@@ -249,20 +268,27 @@ def engine_of(
     sleeps: bool = False,
     replicas: int = 0,
     share: int = 0,
+    model_runner: Literal["Auto", "V1"] = "Auto",
 ) -> Engine:
-    """An engine with what spec.generation says of it; arguments as the fields of Engine."""
+    """An engine with what spec.generation says of it; arguments as the fields of Engine.
+
+    Model runner V1 is there for engines that failed otherwise, so that it has neither sleep nor
+    graphs, whatever the spec says.
+    """
     spec = demand.spec
     arguments = spec.generation.engine_arguments or EngineArguments()
     on_gpu = spec.placement.accelerator == "GPU"
+    has_extras = on_gpu and model_runner == "Auto"
     return Engine(
         kind=kind,
         length=spec.generation.max_model_length or demand.length,
         tensor_parallel=gpus,
         replicas=replicas,
-        sleeps=sleeps and on_gpu,
+        sleeps=sleeps and has_extras,
         share=share,
         most_sequences=arguments.max_num_seqs or 0,
-        graphs=on_gpu and not arguments.enforce_eager,
+        graphs=has_extras and not arguments.enforce_eager,
+        model_runner=model_runner,
         pass_tokens=arguments.max_num_batched_tokens or Engine.pass_tokens,
         block=arguments.block_size or BLOCK[spec.placement.accelerator],
         cache_bytes=CACHE_ELEMENT.get(arguments.kv_cache_dtype, 1),

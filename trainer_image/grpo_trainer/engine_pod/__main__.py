@@ -21,7 +21,7 @@ from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import EngineAddresses, ExecutionPlan, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.termination_message import truncate_to_fit
-from grpo_api.spec.generation import EnginePlan
+from grpo_api.spec.generation import EnginePlan, GenerationSpec
 from grpo_api.spec.model import ModelSpec
 from grpo_api.text.contract import ENGINE_BIND_ENV
 
@@ -32,9 +32,10 @@ from ..process.outcome import announce_outcome
 from ..process.process_setup import set_defaults
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.durable_files import read_plan
-from ..runtime.errors import BadInput, Transient, classify_error
+from ..runtime.errors import BadInput, EngineMissing, Transient, classify_error, engine_cause
+from .engine_start import engine_start, error_for_choice
 from .messages import attempt_of
-from .vllm_arguments import ENGINE_ENVIRONMENT, NO_VLLM, gpu_capability, vllm_arguments
+from .vllm_arguments import NO_VLLM, engine_environment, gpu_capability, vllm_arguments
 
 if TYPE_CHECKING:
     from .sampler import Sampler
@@ -89,7 +90,6 @@ def engine_settings(
 
 
 ENVIRONMENT = {
-    **ENGINE_ENVIRONMENT,
     # A forked worker can't use CUDA if anything in the main process has.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     # The folder of the model has all that vLLM reads.
@@ -105,40 +105,44 @@ def main() -> int:
     try:
         plan = read_plan(os.environ)
         engine_plan(plan.execution, plan.engines)
-        require_vllm()
+        require_vllm(plan.generation)
         error: BaseException = asyncio.run(serve(plan, start_sampler(plan)))
     except BaseException as raised:
         traceback.print_exc()
         error = raised
     result, message = classify_error(error)
-    return announce_outcome(truncate_to_fit(Outcome(result=result), f"engine: {message}"))
+    outcome = Outcome(result=result, engine_cause=engine_cause(error))
+    return announce_outcome(truncate_to_fit(outcome, f"engine: {message}"))
 
 
-def require_vllm() -> None:
+def require_vllm(generation: GenerationSpec) -> None:
     """vLLM has to be in the image.
 
     Raises:
-        BadInput: it is not.
+        EngineMissing: it is not; BadInput where Transformers may not sample instead.
     """
     if importlib.util.find_spec("vllm") is None:
-        raise BadInput(NO_VLLM)
+        raise error_for_choice(EngineMissing(NO_VLLM), generation)
 
 
 def start_sampler(plan: TrainingPlan) -> "Sampler":
     """vLLM with the plan's settings.
 
     Raises:
+        EngineNotStarted: vLLM raised an error.
         TrainingError: the model can't be found, or the hub not be asked.
     """
     folder = model_folder(plan.model, Hub(plan.revisions))
     cache = CompileCache.of_pod(plan.model, plan.execution)
     cache.restore()
+    engine = engine_plan(plan.execution, plan.engines)
     # Before vLLM is imported, whose modules and processes read these variables.
-    set_defaults(os.environ, ENVIRONMENT | cache.variables)
-    from .sampler import Sampler
-
+    set_defaults(os.environ, ENVIRONMENT | engine_environment(engine) | cache.variables)
     began = SYSTEM_CLOCK.now()
-    sampler = Sampler(engine_settings(plan, folder, gpu_capability()))
+    with engine_start():
+        from .sampler import Sampler
+
+        sampler = Sampler(engine_settings(plan, folder, gpu_capability()))
     print(f"engine: started and compiled in {SYSTEM_CLOCK.now() - began:.1f} s", flush=True)
     cache.publish()
     return sampler

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
+from grpo_api.spec.generation import EnginePlan
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, has_hidden_segments
 
@@ -89,6 +90,9 @@ ENGINE_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 """Variables of every process with an engine, which the job may override."""
+MODEL_RUNNER_V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+"""Variable for an engine with model runner V1 (vllm/envs.py; unset, config/vllm.py takes V2 on
+GPUs)."""
 FLASHINFER_MAJOR = 10
 """Major compute capability on which vLLM prefers FlashInfer's attention (platforms/cuda.py)."""
 NO_VLLM = (
@@ -100,9 +104,14 @@ EXTENSION = "grpo_trainer.engine_pod.weight_receiver.WeightsWorker"
 """The class with which vLLM's workers load and prove weights."""
 
 
+def engine_environment(engine: EnginePlan) -> dict[str, str]:
+    """Variables of every process with this engine, which the job may override."""
+    return ENGINE_ENVIRONMENT | (MODEL_RUNNER_V1 if engine.model_runner == "V1" else {})
+
+
 def engine_dtype(execution: ExecutionPlan) -> Literal["bfloat16", "float32"]:
     """The engine's type, as torch names it: the one that the policy computes in."""
-    return "bfloat16" if execution.autocast else execution.dtype
+    return execution.compute_dtype
 
 
 def attention_backend(dtype: str, capability: tuple[int, int] | None) -> str | None:
@@ -190,4 +199,7 @@ def vllm_arguments(
         "seed": 0,
         "worker_extension_cls": EXTENSION,
     }
-    return arguments | (own.model_dump(exclude_none=True, by_alias=False) if own else {})
+    chosen = own.model_dump(exclude_none=True, by_alias=False) if own else {}
+    # Model runner V1 is there for engines that failed otherwise, so the job's own choice gives way.
+    eager = {"enforce_eager": True} if engine.model_runner == "V1" else {}
+    return arguments | chosen | eager

@@ -7,6 +7,7 @@ nothing. Then every engine continues a prompt of every eighth generation by a fe
 the run's temperature without a cut, and these are compared.
 """
 
+import math
 from typing import Any
 
 from grpo_api.spec.training import TrainingSpec
@@ -17,8 +18,7 @@ from ..engine_pod.vllm_arguments import completion_seed, sampling_arguments
 GENERATIONS_PER_CANARY = 8
 """A canary costs two short passes; an engine that computes wrongly does so in every generation."""
 TOKENS = 32
-"""Tokens of one: their mean difference is compared, and one token that rounds otherwise is not
-enough to end a run."""
+"""Tokens of one, past the end of a text, so that EngineGuard knows how many it judges."""
 FIRST_PLACE = SEEDS - (1 << 32)
 """Places of its completions in a generation, beyond those of any other."""
 
@@ -26,6 +26,19 @@ FIRST_PLACE = SEEDS - (1 << 32)
 def is_due(training: TrainingSpec, generation: int) -> bool:
     """Return True if this generation (from 0) has a canary."""
     return not training.has_engine_comparison and generation % GENERATIONS_PER_CANARY == 0
+
+
+def count_per_rank(replicas: int, world_size: int) -> int:
+    """Number of canaries that each rank has sampled, so that every engine samples one; `replicas`
+    is 0 where every rank has an engine."""
+    # With engines in pods of their own each gets a prompt of some rank, since the one with the
+    # fewest gets the next.
+    return math.ceil((replicas or world_size) / world_size)
+
+
+def length(training: TrainingSpec) -> int:
+    """Tokens of one canary."""
+    return min(TOKENS, training.max_completion_length)
 
 
 def prompts_for(prompts: list[list[int]], count: int) -> list[list[int]]:
@@ -44,15 +57,15 @@ def seeds_for(training: TrainingSpec, generation: int, rank: int, count: int) ->
     return [completion_seed(training.seed, generation, first + at) for at in range(count)]
 
 
-def arguments_for(training: TrainingSpec, stop_tokens: list[int]) -> dict[str, Any]:
-    """Keyword arguments of vllm.SamplingParams: the run's temperature alone."""
+def arguments_for(training: TrainingSpec) -> dict[str, Any]:
+    """Keyword arguments of vllm.SamplingParams: the run's temperature alone, and no end."""
     uncut = training.model_copy(
         update={
             "top_p": 1.0,
             "top_k": 0,
             "min_p": None,
             "repetition_penalty": 1.0,
-            "max_completion_length": min(TOKENS, training.max_completion_length),
+            "max_completion_length": length(training),
         }
     )
-    return sampling_arguments(uncut, stop_tokens)
+    return sampling_arguments(uncut, []) | {"ignore_eos": True}

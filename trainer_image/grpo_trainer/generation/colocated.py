@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from grpo_api.spec.generation import GenerationSpec
+
+from ..engine_pod.engine_start import engine_start, error_for_choice
 from ..engine_pod.hash_check import differing_names, expected_prints, new_seed
 from ..engine_pod.layout import Strided
 from ..engine_pod.vllm_arguments import (
-    ENGINE_ENVIRONMENT,
     NO_VLLM,
     engine_dtype,
+    engine_environment,
     gpu_capability,
     require_visible_segments,
     tokens_and_logprobs,
@@ -31,7 +34,7 @@ from ..engine_pod.vllm_arguments import (
 )
 from ..gang import ranks
 from ..process.process_setup import set_defaults
-from ..runtime.errors import BadInput, TrainingError
+from ..runtime.errors import EngineMissing, EngineUnprovable, TrainingError
 from .generation_base import EngineGeneration, EngineSetup, Sample, weight_shapes
 
 
@@ -42,9 +45,12 @@ class ColocatedGeneration(EngineGeneration):
         """Start the engine. A collective.
 
         Raises:
-            BadInput: vLLM is missing, or what it loads can't be proven.
+            EngineNotStarted: vLLM raised an error.
+            EngineMissing, EngineUnprovable: there is no vLLM, or what it loads can't be proven;
+                BadInput where Transformers may not sample instead.
         """
         super().__init__(setup, model, stop_tokens)
+        self._has_sampled = False
         self._neighbours = _neighbours(setup.engine.tensor_parallel)
         self._llm = _started(setup)
         # Learning overwrites the live weights, which are dummies until the first sync.
@@ -97,7 +103,9 @@ class ColocatedGeneration(EngineGeneration):
         wanted, own = _shared(list(zip(prompts, seeds, strict=True)), self._neighbours)
         token_prompts = [{"prompt_token_ids": prompt} for prompt, _ in wanted]
         parameters = [SamplingParams(**arguments, seed=seed) for _, seed in wanted]
-        answers = self._llm.generate(token_prompts, parameters, use_tqdm=False)
+        with self._vllm() as vllm:
+            answers = vllm.generate(token_prompts, parameters, use_tqdm=False)
+        self._has_sampled = True
         return [
             Sample(*tokens_and_logprobs(answer.outputs[0]), self.proven_version)
             for answer in answers[own]
@@ -106,7 +114,8 @@ class ColocatedGeneration(EngineGeneration):
     def release_memory(self) -> None:
         """Give the memory back, where the plan says so; the weights are lost with it."""
         if self.setup.engine.sleep and torch.cuda.is_available():
-            self._llm.sleep(level=2)
+            with self._vllm() as vllm:
+                vllm.sleep(level=2)
             # Level 2 forgets the weights, so nothing may be sampled before the next sync.
             self._asleep, self.proven_version = True, None
 
@@ -115,7 +124,8 @@ class ColocatedGeneration(EngineGeneration):
             # The engine needs the memory that torch's allocator keeps after the trainer has freed
             # it.
             torch.cuda.empty_cache()
-            self._llm.wake_up()
+            with self._vllm() as vllm:
+                vllm.wake_up()
             self._asleep = False
 
     def _learnt(self) -> dict[str, list[Strided | None]]:
@@ -124,35 +134,46 @@ class ColocatedGeneration(EngineGeneration):
             "weights_learn", shapes, engine_dtype(self.setup.plan.execution)
         )
         if problems:
-            raise unprovable_error(problems)
+            raise unprovable_error(problems, self.setup.plan.generation)
         learnt: dict[str, list[Strided | None]] = sources
         return learnt
 
     def call_worker(self, method: str | Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of this process's worker, by name, or a function with the worker as its
         first argument; return the answer."""
-        return self._llm.collective_rpc(method, args=arguments)[0]
+        with self._vllm() as vllm:
+            return vllm.collective_rpc(method, args=arguments)[0]
+
+    @contextmanager
+    def _vllm(self) -> Iterator[Any]:
+        """vLLM, for one call. Sleep, CUDA graphs and kernels that are compiled when they are first
+        used may fail long after the constructor: until the first completions, an error is one of
+        the start."""
+        with nullcontext() if self._has_sampled else engine_start():
+            yield self._llm
 
 
-def unprovable_error(problems: Sequence[str]) -> BadInput:
+def unprovable_error(problems: Sequence[str], generation: GenerationSpec) -> TrainingError:
     """The end of a run whose engine would compute with weights that nobody can look at."""
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return BadInput(
+    unprovable = EngineUnprovable(
         "spec.generation.engine: the weights of this model in an engine can't be proven "
         f"({problems[0]}{more}); "
         "set it to Transformers"
     )
+    return error_for_choice(unprovable, generation)
 
 
 def _started(setup: EngineSetup) -> Any:
     if setup.engine.sleep:
         require_visible_segments(os.environ)
-    set_defaults(os.environ, ENGINE_ENVIRONMENT)
+    set_defaults(os.environ, engine_environment(setup.engine))
     try:
         from vllm import LLM
     except ImportError as error:
-        raise BadInput(f"{NO_VLLM} ({error})") from error
-    with _same_numbers():
+        missing = EngineMissing(f"{NO_VLLM} ({error})")
+        raise error_for_choice(missing, setup.plan.generation) from error
+    with _same_numbers(), engine_start():
         # The training processes are the engine's workers, so vLLM starts none of its own.
         return LLM(
             **vllm_arguments(setup.plan, setup.folder, gpu_capability()),

@@ -46,7 +46,7 @@ from ..engine_pod.vllm_arguments import (
     sampling_arguments,
 )
 from ..gang import ranks
-from ..runtime.errors import BadInput, EngineWeightsDiffer
+from ..runtime.errors import BadInput, EngineMismatch, EngineWeightsDiffer
 from ..telemetry.phases import PhaseClock
 from ..weights import parameters
 from ..weights.parameters import TRAINED_ADAPTER, adapter_key, base_name
@@ -282,6 +282,7 @@ class EngineGeneration(ABC):
                 break
             self.failures += 1
             self.proven_version = None
+        self._require_numbers(samples)
         self._tell()
         if self.proven_version is None:
             raise EngineWeightsDiffer(
@@ -296,6 +297,20 @@ class EngineGeneration(ABC):
         self.versions = [sample.version for sample in samples]
         return prompts, tokens, logprobs, None
 
+    def _require_numbers(self, samples: Sequence[Sample]) -> None:
+        """TRL leaves out of its comparison what is not a number (trl/trainer/grpo_trainer.py), so
+        that an engine of which nothing is one would pass.
+
+        Raises:
+            EngineMismatch: a log-probability is not finite.
+        """
+        wrong = sum(not math.isfinite(one) for sample in samples for one in sample.logprobs)
+        if wrong:
+            raise EngineMismatch(
+                f"{wrong} of the engine's log-probabilities of generation {self._generation} are "
+                "not finite numbers: set generation.engine to Transformers"
+            )
+
     @abstractmethod
     def attempt_sync(self, version: int) -> Sequence[str]:
         """Send the weights once under this number; names of the weights that differ afterwards. A
@@ -305,13 +320,10 @@ class EngineGeneration(ABC):
         """Continue a few of this rank's prompts by tokens whose log-probabilities can be compared
         with the trainer's; return each prompt with its continuation. A collective."""
         training, rank = self.setup.plan.training, ranks.rank()
-        # With engines in pods of their own each gets a prompt of some rank, since the one with the
-        # fewest gets the next.
-        replicas = self.setup.engine.replicas or ranks.world_size()
-        count = math.ceil(replicas / ranks.world_size())
+        count = canary.count_per_rank(self.setup.engine.replicas, ranks.world_size())
         canary_prompts = canary.prompts_for(prompts, count)
         seeds = canary.seeds_for(training, self._generation, rank, count)
-        arguments = canary.arguments_for(training, self.stop_tokens)
+        arguments = canary.arguments_for(training)
         samples = self.sample(canary_prompts, seeds, arguments)
         return list(zip(canary_prompts, samples, strict=True))
 

@@ -229,7 +229,7 @@ class EnginesMain:
         asked = Learn(shapes=self._shapes, dtype=engine_dtype(self._setup.plan.execution))
         workers = self._fleet.call(lane.engine.client.learn(asked, self._limit))
         if problems := [problem for _, found in workers for problem in found]:
-            raise unprovable_error(problems)
+            raise unprovable_error(problems, self._setup.plan.generation)
         lane.workers = [sources for sources, _ in workers]
 
     def _meeting(self, lane: Lane) -> Meeting:
@@ -274,7 +274,8 @@ class ServersGeneration(EngineGeneration):
 
         Raises:
             RendezvousTimeout: none came within guard.rendezvousTimeoutSeconds.
-            BadInput: this model's weights in an engine can't be proven.
+            EngineUnprovable: this model's weights in an engine can't be proven; BadInput where
+                Transformers may not sample instead.
         """
         super().__init__(setup, model, stop_tokens)
         self._clock = clock

@@ -15,6 +15,7 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import Export
 from grpo_api.report.report import (
     EXIT_CODES,
+    EngineCause,
     Generations,
     MemoryShortage,
     Outcome,
@@ -45,6 +46,7 @@ def make_outcome(
     *,
     diverged_on: Generations | None = None,
     shortage: MemoryShortage | None = None,
+    engine_cause: EngineCause | None = None,
     checkpoint_step: int | None = None,
     export: Export | None = None,
 ) -> Outcome:
@@ -59,6 +61,7 @@ def make_outcome(
         attempt=progress.attempt,
         diverged_on=diverged_on,
         shortage=shortage,
+        engine_cause=engine_cause,
         checkpoint_step=checkpoint_step if result is Result.OUT_OF_MEMORY else None,
         metrics=metrics,
         revisions=progress.revisions,

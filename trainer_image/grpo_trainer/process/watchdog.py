@@ -90,6 +90,20 @@ def add_standstill(outcome: Outcome, silent_seconds: float, stacks: str) -> Outc
     return with_standstill(outcome, found)
 
 
+def blame_engine(outcome: Outcome, stage: str) -> Outcome:
+    """The outcome; of a process that hung while its engine was constructed, as the engine's.
+
+    One that waits for another rank does not know what that one does.
+    """
+    standstill = outcome.standstill
+    if stage != "Compiling" or outcome.result is not Result.HANG:
+        return outcome
+    if standstill is None or standstill.waiting:
+        return outcome
+    changes = {"result": Result.ENGINE_FAILED, "engine_cause": "NotStarted"}
+    return outcome.model_copy(update=changes)
+
+
 def main_frames(stacks: str) -> list[str]:
     """The main thread's frames as they were written last, innermost first; empty where the text has
     none.
@@ -211,7 +225,8 @@ class Watchdog:
                 faulthandler.cancel_dump_traceback_later()
                 stacks = self._stacks.take()
                 print(stacks, file=sys.stderr, flush=True)
-                self._end(self._with_place(outcome, stacks), stacks)
+                placed = self._with_place(outcome, stacks)
+                self._end(blame_engine(placed, self._recorder.current_stage), stacks)
 
     def verdict(self) -> Outcome | None:
         """How the run has to end now; None while it may go on."""

@@ -4,21 +4,23 @@
     ├── BadInput the plan, model, data or checkpoint can't be used as declared; a restart won't help
     ├── WeightsDiffer ranks or restarts don't have the weights that they should ├── RewardError a
     reward function failed ├── EngineWeightsDiffer an engine does not have the weights that it was
-    sent ├── EngineMismatch guard.maxEngineMismatch was exceeded ├── WeightSyncTimeout no engine
-    took new weights in time ├── EngineLost no engine is left to sample from ├── RendezvousTimeout
-    the peers did not come ├── Diverged the loss, the gradient or the weights are not finite │ └──
-    DivergedKL guard.maxKL was exceeded ├── Transient the job is correct: the machine or a service
-    failed, and a restart may succeed │ ├── DriftedApart ranks that began with the same weights hold
-    different ones │ ├── HubUnavailable the hub sent nothing for the longest wait that is allowed │
-    └── DiskFailed a volume could not be written or read │ └── StoreFailed an object store could not
-    be written or read │ └── Denied it refuses the request and would refuse it again └── Preempted
+    sent ├── EngineMismatch guard.maxEngineMismatch was exceeded ├── EngineNotStarted vLLM did not
+    come to its first completions │ ├── EngineMissing the image has no vLLM │ └── EngineUnprovable
+    this model's weights in an engine can't be proven ├── WeightSyncTimeout no engine took new
+    weights in time ├── EngineLost no engine is left to sample from ├── RendezvousTimeout the peers
+    did not come ├── Diverged the loss, the gradient or the weights are not finite │ └── DivergedKL
+    guard.maxKL was exceeded ├── Transient the job is correct: the machine or a service failed, and
+    a restart may succeed │ ├── DriftedApart ranks that began with the same weights hold different
+    ones │ ├── HubUnavailable the hub sent nothing for the longest wait that is allowed │ └──
+    DiskFailed a volume could not be written or read │ └── StoreFailed an object store could not be
+    written or read │ └── Denied it refuses the request and would refuse it again └── Preempted
     SIGTERM
 
 Our code raises one of these classes where it finds the problem. Errors of torch and Python are
 recognised by their text. A hang raises nothing: the watchdog ends the process.
 """
 
-from grpo_api.report.report import Generations, Result
+from grpo_api.report.report import EngineCause, Generations, Result
 
 _OUT_OF_MEMORY = (
     "MemoryError",
@@ -72,6 +74,25 @@ class EngineMismatch(TrainingError):
     """The engine's log-probabilities are not the trainer's."""
 
     result = Result.ENGINE_MISMATCH
+
+
+class EngineNotStarted(TrainingError):
+    """vLLM raised an error, or hung, before its first completions."""
+
+    result = Result.ENGINE_FAILED
+    cause: EngineCause = "NotStarted"
+
+
+class EngineMissing(EngineNotStarted):
+    """vLLM can't be imported."""
+
+    cause = "Missing"
+
+
+class EngineUnprovable(EngineNotStarted):
+    """An engine computes with weights of this model that nobody can look at."""
+
+    cause = "Unprovable"
 
 
 class WeightSyncTimeout(TrainingError):
@@ -170,6 +191,16 @@ def classify_error(error: BaseException) -> tuple[Result, str]:
             f"lost the connection to another rank, which probably failed first: {text}",
         )
     return Result.ERROR, text
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an exception tells that another rank is gone, which then says why."""
+    return _mentions(f"{type(error).__name__}: {error}", _LOST_PEER)
+
+
+def engine_cause(error: BaseException) -> EngineCause | None:
+    """Why the engine failed; None where the error is of another kind."""
+    return error.cause if isinstance(error, EngineNotStarted) else None
 
 
 def _mentions(text: str, markers: tuple[str, ...]) -> bool:

@@ -86,13 +86,14 @@ def _single(progress: Progress) -> Iterator[tuple[Metric, Value]]:
 
 def limits_of(plan: TrainingPlan) -> dict[Metric, Values]:
     """The limits that the plan sets, by metric. Unset limits are left out."""
+    engine = plan.execution.engine
     execution, sync, memory = plan.execution, plan.reference.sync, plan.execution.memory
     save_every = execution.save_every_steps if plan.checkpoint_directory else None
     reference_every = sync.every_steps if sync else None
     usable_memory = memory.usable_bytes if memory else None
     single = {
         catalogue.MAX_KL: plan.guard.max_kl,
-        catalogue.MAX_ENGINE_MISMATCH: plan.guard.max_engine_mismatch,
+        catalogue.MAX_ENGINE_MISMATCH: engine.max_mismatch if engine else None,
         catalogue.HANG_TIMEOUT: plan.guard.hang_timeout_seconds,
         catalogue.ALLREDUCE_ASSUMED: execution.link_bytes_per_second,
         catalogue.MAX_COMPLETION: plan.training.max_completion_length,

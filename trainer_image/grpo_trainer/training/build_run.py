@@ -48,6 +48,7 @@ from ..checkpoints.volume_checkpoints import read_manifest
 from ..data.dataset import Prompts, hide_columns, load_prompts
 from ..data.order import Cadence, merge_spans
 from ..gang import rendezvous
+from ..generation import canary
 from ..generation.colocated import ColocatedGeneration
 from ..generation.generation_base import EngineGeneration, EngineSetup
 from ..generation.remote_engines import ServersGeneration
@@ -221,7 +222,7 @@ def build(
     seal = SealCheckpoints(target, source, run_identity, recorder, preemption, skipped=skipped)
     samples = KeepSamples(attempt_folder(plan.checkpoint_directory, plan.job.attempt), observer)
     callbacks = [step_exchange, seal, PublishLogs(recorder, observer), samples]
-    callbacks += [LossGuard(), KLGuard(plan.guard), EngineGuard(plan.guard), FollowPlan()]
+    callbacks += [LossGuard(), KLGuard(plan.guard), _engine_guard(plan), FollowPlan()]
     make_engine = engine_maker(plan, loaded.source, observer, recorder)
     parts = TrainerParts(
         replace(loaded, adapter=beginning.adapter), config, prompts, rewards, skipped, make_engine
@@ -241,6 +242,22 @@ def build(
         )
     recorder.record_startup("proof", sum(proof.seconds for proof in trainer.proofs))
     return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence, target, source)
+
+
+def _engine_guard(plan: TrainingPlan) -> EngineGuard:
+    """The guard over the plan's engine."""
+    execution, training, engine = plan.execution, plan.training, plan.execution.engine
+    world_size = execution.world_size
+    canary_tokens = 0
+    if engine and not training.has_engine_comparison:
+        canaries = world_size * canary.count_per_rank(engine.replicas, world_size)
+        canary_tokens = canaries * canary.length(training)
+    return EngineGuard(
+        engine,
+        execution.compute_dtype,
+        completions=world_size * execution.micro_batch * execution.steps_per_generation,
+        canary_tokens=canary_tokens,
+    )
 
 
 def _open_places(

@@ -1,8 +1,9 @@
 """Stops a run that diverges.
 
 A run ends at a loss or gradient that is not finite, at a KL beyond spec.guard.maxKL, and when its
-engine samples from another distribution than the policy's (spec.guard.maxEngineMismatch). Without
-this check such a run trains on without an error.
+engine samples from another distribution than the policy's (spec.guard.maxEngineMismatch; the next
+attempt then has another engine, see spec.generation.fallback). Without this check such a run trains
+on without an error.
 
 Adam's moments keep a NaN for ever, so every later checkpoint is worthless, at any beta. The
 gradient's norm is therefore judged before the optimizer steps, the loss before a checkpoint of its
@@ -11,12 +12,15 @@ These numbers are the same on all ranks, which stop together.
 """
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo_api.report.training_metrics import ENGINE_MISMATCH
+from grpo_api.plan.engine_mismatch import MISMATCH_LIMITS, ComputeDtype
+from grpo_api.report.training_metrics import COMPLETION_LENGTH, ENGINE_MISMATCH
+from grpo_api.spec.generation import EnginePlan
 from grpo_api.spec.run_policy import GuardSpec
 
 from ..runtime.errors import Diverged, DivergedKL, EngineMismatch
@@ -115,12 +119,43 @@ class KLGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not fol
             )
 
 
-class EngineGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Ends the run when the engine and the trainer disagree on how likely the tokens were that the
-    engine sampled."""
+LEAST_TOKENS = 100
+"""Tokens that a mean difference is taken over at least; see EngineGuard."""
 
-    def __init__(self, guard: GuardSpec) -> None:
-        self._limit = guard.max_engine_mismatch
+
+class EngineGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Ends the attempt when the engine and the trainer disagree on how likely the tokens were that
+    the engine sampled.
+
+    What is compared is the mean over all tokens of the newest generations that have LEAST_TOKENS
+    together; tokens that are still missing count as equal. So a single unlucky token, whose
+    probability rounding has changed, can't end a run: it would have to be off by LEAST_TOKENS times
+    the limit, 1 nat in float32 and 10 in bfloat16. An engine that computes wrong is off at most
+    tokens, so that it is found in its first generations.
+    """
+
+    def __init__(
+        self,
+        engine: EnginePlan | None,
+        dtype: ComputeDtype,
+        *,
+        completions: int,
+        canary_tokens: int = 0,
+    ) -> None:
+        """
+        Args:
+            engine: the plan's.
+            dtype: the one that policy and engine compute in.
+            completions: those of one generation.
+            canary_tokens: tokens that are compared in the place of completions; 0 for completions.
+        """
+        self._limit = engine.max_mismatch if engine else None
+        self._usual_limit = MISMATCH_LIMITS[dtype]
+        self._completions = completions
+        self._canary_tokens = canary_tokens
+        self._recent: deque[tuple[float, float]] = deque()
+        """Sum of the differences and number of the tokens, by generation."""
+        self._has_warned = False
 
     def on_log(
         self,
@@ -130,21 +165,46 @@ class EngineGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Judge the last generation, of which TRL logs the same mean on every rank; no number
+        """Judge the newest generations, of which TRL logs the same numbers on every rank; no number
         counts as above.
 
         Raises:
-            EngineMismatch: the mean difference is above guard.maxEngineMismatch.
+            EngineMismatch: the mean difference is above the plan's limit.
         """
-        found = (logs or {}).get(ENGINE_MISMATCH.trl)
-        if self._limit is not None and found is not None and not found <= self._limit:
+        mean = (logs or {}).get(ENGINE_MISMATCH.trl)
+        if mean is None:
+            return
+        mean_length = float((logs or {}).get(COMPLETION_LENGTH.trl, 1.0))
+        tokens = self._canary_tokens or self._completions * mean_length
+        difference = self._difference_with(mean, tokens)
+        if self._limit is None:
+            self._warn(difference, state)
+        elif not difference <= self._limit:
             raise EngineMismatch(
                 f"at step {state.global_step} the log-probabilities of the engine's tokens were "
-                f"{found:.4g} nats apart "
-                f"from the trainer's in the mean, guard.maxEngineMismatch is {self._limit}; its "
-                "weights were proven to "
-                "be the trainer's, so it computes otherwise: set "
-                "generation.engineArguments.kvCacheDtype to auto, "
-                "training.dtype to float32, or generation.engine to Transformers, or raise the "
-                "limit"
+                f"{difference:.4g} nats apart from the trainer's in the mean, and "
+                f"{self._limit:g} are allowed (guard.maxEngineMismatch); its weights were proven "
+                "to be the trainer's, so it computes otherwise: set "
+                "generation.engineArguments.kvCacheDtype to auto, training.dtype to float32, or "
+                "generation.engine to Transformers, or raise the limit"
             )
+
+    def _difference_with(self, mean: float, tokens: float) -> float:
+        """Mean difference per token of the newest generations, with one more."""
+        self._recent.append((mean * tokens, tokens))
+        while sum(count for _, count in self._recent) - self._recent[0][1] >= LEAST_TOKENS:
+            self._recent.popleft()
+        total = sum(count for _, count in self._recent)
+        return sum(difference for difference, _ in self._recent) / max(total, LEAST_TOKENS)
+
+    def _warn(self, difference: float, state: TrainerState) -> None:
+        """Print once that the numbers have moved away, where that ends nothing."""
+        is_large = not difference <= self._usual_limit
+        if is_large and not self._has_warned and state.is_world_process_zero:
+            print(
+                f"at step {state.global_step} the engine's log-probabilities are "
+                f"{difference:.4g} nats apart from the trainer's in the mean; with a kvCacheDtype "
+                "of 8 bits that ends the attempt only with guard.maxEngineMismatch",
+                flush=True,
+            )
+        self._has_warned = is_large

@@ -1,0 +1,147 @@
+"""What samples the completions after an engine failed: the rungs of spec.generation.fallback.
+
+The split of the batch stays as it is, so that every checkpoint can be continued, and the failed
+generation begins again with the same prompts. The first rung is the same engine with model runner
+V1, without CUDA graphs and without sleep, which takes more of the GPU while the policy is trained.
+The second rung is Transformers: it can't fail as an engine does, but it may take many times as
+long, so it has a limit.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from grpo_api.plan.learned import Learned
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.spec.generation import EnginePlan
+
+from ..memory.setup import Engine
+from ..result.formatting import gib, needs_message, plan_name
+from ..search.engine_plan import settings
+from ..search.engines import TENSOR_PARALLEL, engine_of, is_splittable
+from .oom_replan import engine_differences
+from .past_run import Run
+
+MOST_COSTLY = 2.0
+"""How many times the GPU-seconds of the plan that failed first Transformers may take per step."""
+
+
+class NoFallback(ValueError):
+    """No rung is left for the job; the message says why not each of them."""
+
+    def __init__(self, message: str, *, fits: bool) -> None:
+        """`fits`: a rung fits, but may not be taken."""
+        super().__init__(message)
+        self.fits = fits
+
+
+def gpu_seconds(run: Run) -> float | None:
+    """Predicted GPU-seconds of a step, those of engines in pods of their own among them; None on
+    CPUs."""
+    if run.plan.accelerator == "CPU":
+        return None
+    return run.step_seconds * run.plan.all_gpus
+
+
+def fallback_plan(run: Run) -> ExecutionPlan:
+    """The plan that answers the last of `run.learned.engine_failures`; run.plan is the one that
+    failed.
+
+    Raises:
+        NoFallback: no rung fits, or it costs too much.
+    """
+    with_engine, problem = _fastest_on_model_runner_v1(run)
+    if run.spec.generation.engine != "Auto":
+        if with_engine is None:
+            named = f"spec.generation.engine {run.spec.generation.engine} excludes Transformers"
+            raise NoFallback(f"{problem}{named}", fits=False)
+        return _explained(run, with_engine)
+    plain = run.with_engine(None, None)
+    misfit = "" if plain.may_fit() else _misfit("Transformers", plain)
+    refusal = misfit or costly_message(run.learned, gpu_seconds(plain))
+    # Where few completions fit at a time beside the trainer, an engine may be slower than none.
+    if with_engine and (refusal or with_engine.step_seconds < plain.step_seconds):
+        return _explained(run, with_engine)
+    if refusal:
+        raise NoFallback(f"{problem}{refusal}", fits=not misfit)
+    return _explained(run, plain)
+
+
+def costly_message(learned: Learned, cost: float | None) -> str:
+    """Why Transformers, at so many GPU-seconds per step, may not take the place of the engine that
+    failed first; empty where it may."""
+    with_engine = learned.engine_failures[0].gpu_seconds
+    if cost is None or with_engine is None:
+        return "nobody knows what a step with Transformers takes"
+    if cost <= MOST_COSTLY * with_engine:
+        return ""
+    return (
+        f"Transformers would take {cost:.1f} GPU-seconds per step, more than {MOST_COSTLY:g} times "
+        f"the {with_engine:.1f} with vLLM: set spec.generation.engine to Transformers to accept it"
+    )
+
+
+def _fastest_on_model_runner_v1(run: Run) -> tuple[Run | None, str]:
+    """The split with the engine on the first rung; None and why where that does not fit, or is not
+    asked for."""
+    if run.learned.rung != "ModelRunnerV1":
+        return None, ""
+    candidates = list(_on_model_runner_v1(run))
+    fitting = [candidate for candidate in candidates if candidate.may_fit()]
+    if fitting:
+        return min(fitting, key=lambda candidate: candidate.step_seconds), ""
+    return None, f"{_misfit('model runner V1 without sleep', candidates[-1])}; "
+
+
+def _on_model_runner_v1(run: Run) -> Iterator[Run]:
+    """The split with the engine on the first rung: on as many GPUs each as before, and on more."""
+    engine = run.plan.engine
+    assert engine is not None, "one has failed"
+    if engine.kind == "Servers":
+        yield run.with_published_engine(_served_by_v1(run, engine))
+        return
+    for gpus in TENSOR_PARALLEL:
+        if gpus < engine.tensor_parallel or run.plan.gpus_per_node % gpus:
+            continue
+        if is_splittable(run.demand, gpus):
+            yield run.with_engine(_colocated_v1(run, engine, gpus), None)
+
+
+def _served_by_v1(run: Run, engine: EnginePlan) -> EnginePlan:
+    """Servers on the first rung; they have their GPUs for themselves, so what they take stays."""
+    slower = engine.model_copy(update={"model_runner": "V1"})
+    graphs = settings(run.demand, run.with_plan(engine=slower).setup)["graphs_bytes"]
+    return slower.model_copy(update={"graphs_bytes": graphs})
+
+
+def _colocated_v1(run: Run, engine: EnginePlan, gpus: int) -> Engine:
+    share = int((run.spec.generation.memory_share or 0) * run.usable_bytes)
+    made = engine_of(run.demand, engine.kind, gpus, share=share, model_runner="V1")
+    # A pinned share has room for what the plan sampled at a time before, and maybe for no more.
+    return replace(made, most_sequences=engine.max_sequences) if share else made
+
+
+def _misfit(what: str, run: Run) -> str:
+    numbers = f"{gib(run.device_bytes)} of {gib(run.usable_bytes)} per GPU"
+    return f"{what} needs {numbers} at {run.prediction.peak_phase}"
+
+
+def change_message(learned: Learned, before: ExecutionPlan, after: ExecutionPlan) -> str:
+    """What another plan changes because an engine failed, in words."""
+    failure = learned.engine_failures[-1]
+    told = "; ".join(engine_differences(before.engine, after.engine))
+    return f"after {failure.reason} in attempt {failure.attempt}: {told}"
+
+
+def _explained(before: Run, after: Run) -> ExecutionPlan:
+    """The new plan with its reason, and with what changed in words."""
+    plan = after.plan
+    change = change_message(before.learned, before.plan, plan)
+    numbers = needs_message(
+        after.device_bytes, after.usable_bytes, after.prediction.peak_phase, after.step_seconds
+    )
+    return plan.model_copy(
+        update={
+            "changes": [*plan.changes, change][-16:],
+            "reason": f"{plan_name(plan)}, {change}: {numbers}"[:1024],
+        }
+    )

@@ -1,0 +1,189 @@
+"""The planner's part of spec.generation.fallback: the same split with another engine, what it may
+cost, and the limit of an engine's numbers."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_api.plan.engine_mismatch import MISMATCH_LIMITS, mismatch_limit
+from grpo_api.plan.learned import EngineFailure, Learned, Rung
+from grpo_api.spec.generation import GenerationSpec
+from grpo_api.spec.run_policy import GuardSpec
+from grpo_planner.hardware.inventory import Node
+from grpo_planner.plan import plan_job
+from grpo_planner.replan.engine_fallback import NoFallback, fallback_plan, gpu_seconds
+from grpo_planner.replan.past_run import Run, refit
+from grpo_planner.search.engine_plan import engine_numbers, sampler_name, short_sampler_name
+from tests.generated import cases
+from tests.unit.planning import A10G, H100, LLAMA_1B, QWEN_7B, inventory, nodes, plan, spec
+from tests.unit.test_planner_engine_relief import EIGHT, begun
+from tests.unit.test_planner_relief import MAY_CHANGE
+
+SERVERS = {"engine": "Servers", "servers": {"replicas": 2}}
+
+
+def failed(run: Run, rung: Rung = "ModelRunnerV1", seconds: float | None = -1.0) -> Run:
+    """The run, once its engine has failed; by default with what the plan costs."""
+    cost = gpu_seconds(run) if seconds == -1.0 else seconds
+    failure = EngineFailure(
+        attempt=1, reason="EngineFailed", message="no", rung=rung, gpu_seconds=cost
+    )
+    known = [*run.learned.engine_failures, failure]
+    return replace(run, learned=run.learned.model_copy(update={"engine_failures": known}))
+
+
+@settings(max_examples=cases(60, gate=12))
+@given(
+    model=st.sampled_from([LLAMA_1B, QWEN_7B]),
+    groups=st.builds(nodes, st.just(2), st.sampled_from([1, 4, 8]), st.sampled_from([H100, A10G])),
+    generation=st.sampled_from(
+        [{"engine": "Auto"}, {"engine": "Colocated", "sleep": True}, SERVERS, {"memoryShare": 0.3}]
+    ),
+    length=st.sampled_from([64, 1024]),
+    rung=st.sampled_from(["ModelRunnerV1", "Transformers"]),
+)
+def test_a_rung_changes_the_engine_and_fits(
+    model: str, groups: Node, generation: dict[str, Any], length: int, rung: Rung
+) -> None:
+    there = inventory(groups)
+    job = spec(model, generation=generation, training__maxCompletionLength=length)
+    chosen = plan_job(job, there).chosen
+    if chosen is None or chosen.engine is None:
+        return
+    run = failed(Run(chosen, job, Learned()), rung)
+    try:
+        after = fallback_plan(run)
+    except NoFallback:
+        return
+    other = {
+        name for name in type(after).model_fields if getattr(after, name) != getattr(chosen, name)
+    }
+    assert other <= MAY_CHANGE | {"engine", "gather_for_generation"}
+    assert Run(after, job, run.learned).may_fit()
+    assert after.changes[-1].startswith("after EngineFailed in attempt 1: ")
+    if after.engine is None:
+        assert job.generation.engine == "Auto"
+        return
+    assert (after.engine.kind, rung) == (chosen.engine.kind, "ModelRunnerV1")
+    assert (after.engine.model_runner, after.engine.sleep) == ("V1", False)
+    assert after.engine.graphs_bytes < chosen.engine.graphs_bytes
+    assert refit(after, job, there, run.learned) == after
+
+
+def test_where_no_rung_fits_both_are_told_with_their_numbers() -> None:
+    run = failed(begun(QWEN_7B, nodes(1, 4, A10G), training__maxCompletionLength=64))
+    assert run.plan.engine is not None
+    assert run.plan.engine.sleep
+    with pytest.raises(NoFallback, match=r"V1 without sleep needs .*; Transformers needs ") as none:
+        fallback_plan(run)
+    assert not none.value.fits
+    named = replace(run, spec=spec(QWEN_7B, generation__engine="Colocated"))
+    with pytest.raises(NoFallback, match=r"V1 without sleep needs .*Colocated excludes"):
+        fallback_plan(named)
+
+
+def test_an_engine_that_would_be_slower_than_transformers_is_passed_over() -> None:
+    long: dict[str, Any] = {"training__maxCompletionLength": 8192}
+    run = begun(QWEN_7B, nodes(1, 1, H100), **long)
+    assert run.plan.engine is not None
+    after = fallback_plan(failed(run))
+    assert after.engine is None
+    named = replace(run, spec=spec(QWEN_7B, generation__engine="Colocated", **long))
+    slow = fallback_plan(failed(named))
+    assert slow.engine is not None
+    assert slow.engine.max_sequences < run.plan.engine.max_sequences
+
+
+def test_the_fastest_sharing_of_gpus_is_taken() -> None:
+    run = begun(QWEN_7B, EIGHT, training__maxCompletionLength=2048)
+    after = fallback_plan(failed(run))
+    assert after.engine is not None
+    assert run.plan.engine is not None
+    assert after.engine.tensor_parallel > run.plan.engine.tensor_parallel
+
+
+def test_the_limit_of_cost_is_twice_the_plan_that_failed_first() -> None:
+    run = begun(LLAMA_1B, nodes(1, 1, H100), training__maxCompletionLength=64)
+    plain = gpu_seconds(run.with_engine(None, None))
+    assert plain is not None
+    assert fallback_plan(failed(run, "Transformers", plain / 1.99)).engine is None
+    for seconds in (plain / 2.01, None):
+        with pytest.raises(NoFallback, match=r"nobody knows|more than 2 times") as none:
+            fallback_plan(failed(run, "Transformers", seconds))
+        assert none.value.fits
+
+
+def test_later_plans_of_the_job_know_what_failed() -> None:
+    job = spec(LLAMA_1B, generation__engine="Auto")
+    there = inventory(nodes(1, 1, H100))
+    run = Run(plan(job, nodes(1, 1, H100)), job, Learned())
+    first = plan_job(job, there, learned=failed(run).learned).chosen
+    assert first is not None
+    assert first.engine is not None
+    assert (first.engine.model_runner, first.engine.sleep) == ("V1", False)
+    second = plan_job(job, there, learned=failed(run, "Transformers").learned).chosen
+    assert second is not None
+    assert second.engine is None
+    assert "an engine failed in attempt 1 (EngineFailed)" in second.reason
+
+
+def test_an_engine_that_the_spec_asks_for_later_is_not_the_one_that_failed() -> None:
+    there, job = inventory(EIGHT), spec(LLAMA_1B, generation__engine="Auto")
+    run = failed(Run(plan(job, EIGHT), job, Learned()), "Transformers")
+    named = spec(LLAMA_1B, generation__engine="Colocated")
+    again = refit(run.with_engine(None, None).plan, named, there, run.learned)
+    assert again.engine is not None
+    assert again.engine.model_runner == "V1"
+
+
+def test_an_engine_is_named_by_its_rung() -> None:
+    run = begun(LLAMA_1B, nodes(1, 1, H100))
+    after = fallback_plan(failed(run))
+    assert sampler_name(after).endswith("model runner V1 without CUDA graphs")
+    assert short_sampler_name(after) == "vLLM, runner V1"
+
+
+@pytest.mark.parametrize(
+    ("guard", "generation", "dtype", "limit"),
+    [
+        ({}, {}, "float32", 0.01),
+        ({}, {}, "bfloat16", 0.1),
+        ({}, {"engineArguments": {"kvCacheDtype": "auto"}}, "bfloat16", 0.1),
+        ({}, {"engineArguments": {"kvCacheDtype": "fp8"}}, "bfloat16", None),
+        ({"maxEngineMismatch": 0.5}, {"engineArguments": {"kvCacheDtype": "fp8"}}, "bfloat16", 0.5),
+        ({"maxEngineMismatch": 3}, {}, "float32", 3.0),
+    ],
+)
+def test_the_limit_of_an_engines_numbers(
+    guard: dict[str, Any], generation: dict[str, Any], dtype: Any, limit: float | None
+) -> None:
+    found = mismatch_limit(
+        GuardSpec.model_validate(guard), GenerationSpec.model_validate(generation), dtype
+    )
+    assert found == limit
+
+
+def test_the_plan_has_the_limit_and_follows_the_spec() -> None:
+    job = spec(LLAMA_1B, generation__engine="Auto")
+    chosen = plan(job, nodes(1, 1, H100))
+    assert chosen.engine is not None
+    assert chosen.engine.max_mismatch == MISMATCH_LIMITS["bfloat16"]
+    assert "by 0.1 nats in the mean" in engine_numbers(chosen.engine)
+    wide = spec(LLAMA_1B, generation__engine="Auto", guard__maxEngineMismatch=2)
+    again = refit(chosen, wide, inventory(nodes(1, 1, H100)))
+    assert again.engine is not None
+    assert again.engine.max_mismatch == 2
+    on_cpus = spec(
+        LLAMA_1B, generation__engine="Colocated", placement={"accelerator": "CPU", "nodes": 1}
+    )
+    slim = plan(on_cpus)
+    assert slim.engine is not None
+    assert slim.engine.max_mismatch == MISMATCH_LIMITS["float32"]
+    eight_bits = spec(LLAMA_1B, generation={"engineArguments": {"kvCacheDtype": "fp8"}})
+    printed = plan(eight_bits, nodes(1, 1, H100)).engine
+    assert printed is not None
+    assert printed.max_mismatch is None
+    assert "only printed" in engine_numbers(printed)
