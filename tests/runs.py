@@ -63,7 +63,13 @@ PARTS = (
     ),
     Part("api", "the operator, CRD and chart on a real API server", ("integration/*",)),
     Part("nodes", "the harness's own nodes", ("e2e/test_harness_nodes*",), workers=1),
-    Part("e2e", "jobs on real kubelets", ("e2e/*",), workers=1),
+    Part(
+        "e2e",
+        "jobs on real kubelets; and the trainer's image with vLLM, which is built for it and takes "
+        "30 GB of disk more",
+        ("e2e/*",),
+        workers=1,
+    ),
 )
 LINT_PART, COVERAGE_PART = "lint", "coverage"
 NAMES = (LINT_PART, *(part.name for part in PARTS), COVERAGE_PART)
