@@ -52,7 +52,8 @@ def trained(plan: TrainingPlan, of_engine: TrainingPlan | None = None) -> dict[s
     try:
         loaded = load_policy(plan.model, execution, plan.adapter)
         config = runs.configuration(plan)
-        trainer = runs.trainer(plan, config, loaded, guard, logs, make_engine=make)
+        trainer = runs.trainer(plan, config, loaded, logs, make_engine=make)
+        trainer.engine_guard = guard
         trainer.train()
     except Exception as error:
         result, message = classify_error(error)

@@ -4,6 +4,7 @@ vLLM's part is played by a class that fails at one place; what real vLLM says of
 can't start with, and of numbers that are wrong, engine_starts.py tells.
 """
 
+import itertools
 import math
 import os
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, TrainerState
+from transformers import AutoModelForCausalLM
 
 from grpo_api.plan.engine_mismatch import MISMATCH_LIMITS
 from grpo_api.plan.plan import TrainingPlan
@@ -243,10 +244,15 @@ def guard(limit: float | None = 0.01, tokens: int = 8) -> EngineGuard:
     return EngineGuard(engine, "float32", completions=tokens)
 
 
+generations = itertools.count()
+
+
 def log(judge: EngineGuard, mean: float | None, length: float = 100.0) -> None:
-    """A step logs this mean difference of completions of this length."""
-    found = {} if mean is None else {ENGINE_MISMATCH.trl: mean, COMPLETION_LENGTH.trl: length}
-    judge.on_log(None, TrainerState(global_step=7), None, logs={"loss": 0.1, **found})
+    """A new generation has this mean difference, of completions of this length."""
+    metrics = {"kl": [0.1]}
+    if mean is not None:
+        metrics |= {ENGINE_MISMATCH.trl: [mean], COMPLETION_LENGTH.trl: [length]}
+    judge.judge(next(generations), 7, metrics)
 
 
 @pytest.mark.parametrize("found", [0.02, math.nan, math.inf])
@@ -283,6 +289,13 @@ def test_a_canary_is_judged_by_its_own_tokens() -> None:
     log(judge, 0.3)
     with pytest.raises(EngineMismatch):
         log(judge, 0.35)
+
+
+def test_a_generation_is_judged_once_however_many_steps_are_made_of_it() -> None:
+    judge = guard(0.1, tokens=4)
+    found = {ENGINE_MISMATCH.trl: [0.15], COMPLETION_LENGTH.trl: [1.0]}
+    for step in range(1, LEAST_TOKENS):
+        judge.judge(3, step, found)
 
 
 def test_old_generations_do_not_hide_an_engine_that_goes_wrong() -> None:

@@ -222,7 +222,7 @@ def build(
     seal = SealCheckpoints(target, source, run_identity, recorder, preemption, skipped=skipped)
     samples = KeepSamples(attempt_folder(plan.checkpoint_directory, plan.job.attempt), observer)
     callbacks = [step_exchange, seal, PublishLogs(recorder, observer), samples]
-    callbacks += [LossGuard(), KLGuard(plan.guard), _engine_guard(plan), FollowPlan()]
+    callbacks += [LossGuard(), KLGuard(plan.guard), FollowPlan()]
     make_engine = engine_maker(plan, loaded.source, observer, recorder)
     parts = TrainerParts(
         replace(loaded, adapter=beginning.adapter), config, prompts, rewards, skipped, make_engine
@@ -240,6 +240,7 @@ def build(
             seal.save,
             generation_sub_batch=plan.execution.generation_sub_batch,
         )
+    trainer.engine_guard = _engine_guard(plan)
     recorder.record_startup("proof", sum(proof.seconds for proof in trainer.proofs))
     return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence, target, source)
 

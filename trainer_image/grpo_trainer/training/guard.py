@@ -23,6 +23,7 @@ from grpo_api.report.training_metrics import COMPLETION_LENGTH, ENGINE_MISMATCH
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.spec.run_policy import GuardSpec
 
+from ..gang import ranks
 from ..runtime.errors import Diverged, DivergedKL, EngineMismatch
 
 _TOLD = ("reward", "kl")
@@ -123,9 +124,9 @@ LEAST_TOKENS = 100
 """Tokens that a mean difference is taken over at least; see EngineGuard."""
 
 
-class EngineGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+class EngineGuard:
     """Ends the attempt when the engine and the trainer disagree on how likely the tokens were that
-    the engine sampled.
+    the engine sampled, before the policy is trained on them.
 
     What is compared is the mean over all tokens of the newest generations that have LEAST_TOKENS
     together; tokens that are still missing count as equal. So a single unlucky token, whose
@@ -156,32 +157,32 @@ class EngineGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not
         self._recent: deque[tuple[float, float]] = deque()
         """Sum of the differences and number of the tokens, by generation."""
         self._has_warned = False
+        self._judged_generation: int | None = None
 
-    def on_log(
-        self,
-        _args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
-        """Judge the newest generations, of which TRL logs the same numbers on every rank; no number
-        counts as above.
+    def judge(self, generation: int, step: int, metrics: Mapping[str, Sequence[float]]) -> None:
+        """Judge the newest generations with one more; no number counts as above.
+
+        Args:
+            generation: number of the newest; each is judged once.
+            step: the optimizer step that it belongs to, from 1.
+            metrics: TRL's numbers of it, the same on every rank; without a difference of
+                log-probabilities nothing is judged.
 
         Raises:
             EngineMismatch: the mean difference is above the plan's limit.
         """
-        mean = (logs or {}).get(ENGINE_MISMATCH.trl)
-        if mean is None:
+        means = metrics.get(ENGINE_MISMATCH.trl)
+        if not means or generation == self._judged_generation:
             return
-        mean_length = float((logs or {}).get(COMPLETION_LENGTH.trl, 1.0))
-        tokens = self._canary_tokens or self._completions * mean_length
-        difference = self._difference_with(mean, tokens)
+        self._judged_generation = generation
+        lengths = metrics.get(COMPLETION_LENGTH.trl) or [1.0]
+        tokens = self._canary_tokens or self._completions * lengths[-1]
+        difference = self._difference_with(means[-1], tokens)
         if self._limit is None:
-            self._warn(difference, state)
+            self._warn(difference, step)
         elif not difference <= self._limit:
             raise EngineMismatch(
-                f"at step {state.global_step} the log-probabilities of the engine's tokens were "
+                f"at step {step} the log-probabilities of the engine's tokens were "
                 f"{difference:.4g} nats apart from the trainer's in the mean, and "
                 f"{self._limit:g} are allowed (guard.maxEngineMismatch); its weights were proven "
                 "to be the trainer's, so it computes otherwise: set "
@@ -197,12 +198,12 @@ class EngineGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not
         total = sum(count for _, count in self._recent)
         return sum(difference for difference, _ in self._recent) / max(total, LEAST_TOKENS)
 
-    def _warn(self, difference: float, state: TrainerState) -> None:
+    def _warn(self, difference: float, step: int) -> None:
         """Print once that the numbers have moved away, where that ends nothing."""
         is_large = not difference <= self._usual_limit
-        if is_large and not self._has_warned and state.is_world_process_zero:
+        if is_large and not self._has_warned and ranks.rank() == 0:
             print(
-                f"at step {state.global_step} the engine's log-probabilities are "
+                f"at step {step} the engine's log-probabilities are "
                 f"{difference:.4g} nats apart from the trainer's in the mean; with a kvCacheDtype "
                 "of 8 bits that ends the attempt only with guard.maxEngineMismatch",
                 flush=True,

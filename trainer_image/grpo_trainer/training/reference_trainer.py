@@ -63,6 +63,7 @@ from ..weights.checkpoint_files import open_weights
 from ..weights.models import LoadedModel, Source
 from ..weights.proof import Proof, prove_equal, prove_weights
 from .finite_loss import FiniteLossTrainer
+from .guard import EngineGuard
 
 MakeEngine = Callable[[nn.Module, list[int]], EngineGeneration]
 """Makes what samples completions in the policy's place, of the policy and the tokens that end a
@@ -96,6 +97,8 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         self.proofs: list[Proof] = []
         """Every proof made so far, in order; telemetry reads their times."""
         self.resumed_from: Path | None = None
+        self.engine_guard: EngineGuard | None = None
+        """Judges each generation of an engine before the policy is trained on it."""
         adapter = loaded.peft_config is not None
         strategy.check(zero_stage(args), adapter, args.beta)
         if not adapter:
@@ -172,6 +175,11 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             )
         super()._run_epoch(epoch=epoch, steps_in_epoch=steps_in_epoch, **kwargs)
 
+    def _generation(self) -> int:
+        """Number of the generation that the current micro-batch is a part of, from 0 over the whole
+        run."""
+        return int(self._step // (self.args.steps_per_generation * self.num_iterations))
+
     def _within_generation(self) -> bool:
         """Whether micro-batches are left of the last generation."""
         return bool(self._step % (self.args.steps_per_generation * self.num_iterations))
@@ -194,6 +202,13 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         self.observer.clock.enter(None)
         return loss
 
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        # Before the backward pass: within it DeepSpeed makes its optimizer step.
+        if self.engine and self.engine_guard and self.model.training:
+            step = self.state.global_step + 1
+            self.engine_guard.judge(self._generation(), step, self._metrics["train"])
+        return super()._compute_loss(model, inputs)
+
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
         """TRL's generation, at most `generation_sub_batch` completions of this process at a time
         (0: all at once).
@@ -207,7 +222,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         logprobs: list[list[float]] = []
         versions: list[int] = []
         self.require_finite()  # a rank that samples from NaN raises an error of its own
-        generation = self._step // (self.args.steps_per_generation * self.num_iterations)
+        generation = self._generation()
         with self.observer.clock.phase("generate"):
             for start in range(0, len(prompt_ids), size):
                 if self.engine:
