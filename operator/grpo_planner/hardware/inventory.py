@@ -103,25 +103,31 @@ class Inventory:
 
         Only a node whose GPUs' memory is unknown is named to the user, so only it keeps its name.
         """
-        return replace(self, nodes=_merged(self.nodes), short_of_disk=_merged(self.short_of_disk))
+        nodes = _merge(self.nodes)
+        short_of_disk = _merge(self.short_of_disk)
+        return replace(self, nodes=nodes, short_of_disk=short_of_disk)
 
     @property
     def with_larger_disks(self) -> "Inventory":
         """What there would be if all disks had room."""
-        return replace(self, nodes=self.nodes + self.short_of_disk, short_of_disk=())
+        all_nodes = self.nodes + self.short_of_disk
+        return replace(self, nodes=all_nodes, short_of_disk=())
 
 
-def _merged(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    alike: dict[tuple[Any, ...], list[Node]] = {}
+def _merge(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    groups: dict[tuple[Any, ...], list[Node]] = {}
     for node in nodes:
         name = "" if node.gpu_memory_mib else node.name
-        alike.setdefault((name, node.compute_capability or (), *_GIVES(node)), []).append(node)
-    merged = []
-    for key in sorted(alike):
-        group = alike[key]
+        capability = node.compute_capability or ()
+        key = (name, capability, *_GIVES(node))
+        groups.setdefault(key, []).append(node)
+    merged_nodes = []
+    for key in sorted(groups):
+        name = key[0]
+        group = groups[key]
         count = sum(node.count for node in group)
-        merged.append(replace(group[0], name=key[0], count=count))
-    return tuple(merged)
+        merged_nodes.append(replace(group[0], name=name, count=count))
+    return tuple(merged_nodes)
 
 
 ENDLESS = 2**50
@@ -134,16 +140,16 @@ def declared_inventory(placement: PlacementSpec) -> Inventory:
     is up."""
     gpus = placement.gpus_per_node or 0
     product = placement.gpu_product or ""
-    return Inventory((
-        Node(
-            gpu_product=product,
-            gpus_free=gpus,
-            gpus_total=gpus,
-            gpu_resource=resource_of(product),
-            host_memory_free=ENDLESS,
-            host_memory_total=ENDLESS,
-            cpu_free=float(ENDLESS),
-            cpu_total=float(ENDLESS),
-            count=placement.nodes or 0,
-        ),
-    ))  # fmt: skip
+    cores = float(ENDLESS)
+    group = Node(
+        gpu_product=product,
+        gpus_free=gpus,
+        gpus_total=gpus,
+        gpu_resource=resource_of(product),
+        host_memory_free=ENDLESS,
+        host_memory_total=ENDLESS,
+        cpu_free=cores,
+        cpu_total=cores,
+        count=placement.nodes or 0,
+    )
+    return Inventory((group,))

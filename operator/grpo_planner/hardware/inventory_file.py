@@ -85,7 +85,8 @@ def parse_inventory(document: Any) -> Inventory:
             path = dotted_path(problem["loc"]) or "inventory"
             problems.append(f"{path}: {problem['msg']}")
         raise InventoryInvalid("; ".join(problems)) from error
-    return Inventory(tuple(_node(group) for group in file.nodes if group.count), reports_disk=True)
+    nodes = tuple(_node(group) for group in file.nodes if group.count)
+    return Inventory(nodes, reports_disk=True)
 
 
 def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
@@ -103,23 +104,33 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
         raise InventoryInvalid(
             f"{text!r} does not say which GPUs; write 8xL4, or 4x8xH200 for 4 nodes of 8"
         )
+    count = int(match[1] or 1)
     gpus = int(match[2])
-    product = label_of(match[3])
+    name = match[3]
+    product = label_of(name)
     if product is None:
-        raise InventoryInvalid(f"{text!r}: {unknown_product(match[3])}")
-    host = DEFAULT_HOST_GIB * gpus if host_memory is None else host_memory / GIB
+        problem = unknown_product(name)
+        raise InventoryInvalid(f"{text!r}: {problem}")
+    host_gib: float
+    warnings: tuple[str, ...] = ()
+    if host_memory is None:
+        host_gib = DEFAULT_HOST_GIB * gpus
+        assumption = (
+            f"{host_gib} GiB of host memory per node are assumed: say how much there is by "
+            "--host-memory"
+        )
+        warnings = (assumption,)
+    else:
+        host_gib = host_memory / GIB
     group = NodeGroup(
-        count=int(match[1] or 1),
+        count=count,
         gpu_product=product,
         gpus_per_node=gpus,
-        host_memory_gib=host,
+        host_memory_gib=host_gib,
         cpu=DEFAULT_CPU * gpus,
     )
-    assumed = (
-        f"{host} GiB of host memory per node are assumed: say how much there is by --host-memory"
-    )
-    warnings = () if host_memory is not None else (assumed,)
-    return Inventory((_node(group),) if group.count else (), warnings, reports_disk=True)
+    nodes = (_node(group),) if group.count else ()
+    return Inventory(nodes, warnings, reports_disk=True)
 
 
 def _node(group: NodeGroup) -> Node:
@@ -128,16 +139,25 @@ def _node(group: NodeGroup) -> Node:
     product = label_of(group.gpu_product) or group.gpu_product
     resource = resource_of(product)
     label = f"{resource}.product-name" if resource.startswith("amd") else f"{resource}.product"
+    selector = ((label, product),) if product else ()
     gpus = min(1, group.gpus_per_node) if is_slice(product) else group.gpus_per_node
+    links = group.interconnect
     return Node(
-        gpu_product=product, gpu_memory_mib=group.gpu_memory_mib, gpus_free=gpus, gpus_total=gpus,
-        gpu_resource=resource, host_memory_free=memory, host_memory_total=memory,
+        gpu_product=product,
+        gpu_memory_mib=group.gpu_memory_mib,
+        gpus_free=gpus,
+        gpus_total=gpus,
+        gpu_resource=resource,
+        host_memory_free=memory,
+        host_memory_total=memory,
         cpu_free=group.cpu,
-        cpu_total=group.cpu, node_selector=((label, product),) if product else (),
+        cpu_total=group.cpu,
+        node_selector=selector,
         count=group.count,
-        gpu_hour_price=group.gpu_hour_price, node_gbps=group.interconnect.node_gbps,
-        gpu_gbps=group.interconnect.gpu_gbps,
-    )  # fmt: skip
+        gpu_hour_price=group.gpu_hour_price,
+        node_gbps=links.node_gbps,
+        gpu_gbps=links.gpu_gbps,
+    )
 
 
 USUAL = {
@@ -176,7 +196,8 @@ _LIKENESS = 0.5
 @cache
 def short_names() -> dict[str, str]:
     """Labels by their short name: every label without its maker, and the usual names."""
-    return {_MAKERS.sub("", label): label for label in table()} | USUAL
+    without_maker = {_MAKERS.sub("", label): label for label in table()}
+    return without_maker | USUAL
 
 
 def label_of(name: str) -> str | None:
@@ -193,15 +214,15 @@ def label_of(name: str) -> str | None:
 
 def unknown_product(name: str) -> str:
     """The sentence on a name that no product has, with those that are like it."""
-    spelled = {_key(short): short for short in short_names()}
-    close = get_close_matches(_key(name), spelled, n=3, cutoff=_LIKENESS)
-    meant = ""
-    if close:
-        meant = f"did you mean {' or '.join(spelled[key] for key in close)}? "
+    names_by_key = {_key(short_name): short_name for short_name in short_names()}
+    close_keys = get_close_matches(_key(name), names_by_key, n=3, cutoff=_LIKENESS)
+    suggestion = ""
+    if close_keys:
+        similar = " or ".join(names_by_key[key] for key in close_keys)
+        suggestion = f"did you mean {similar}? "
     return (
-        f"{name} is no GPU product that the planner knows; {meant}`grpo gpus` lists them, and an "
-        "inventory file can "
-        "say gpuMemoryMiB of others"
+        f"{name} is no GPU product that the planner knows; {suggestion}`grpo gpus` lists them, and "
+        "an inventory file can say gpuMemoryMiB of others"
     )
 
 
@@ -211,4 +232,6 @@ def _by_key() -> dict[str, str]:
 
 
 def _key(name: str) -> str:
-    return _MAKERS.sub("", re.sub("[-_ ]+", "-", name.strip())).upper()
+    hyphenated = re.sub("[-_ ]+", "-", name.strip())
+    without_maker = _MAKERS.sub("", hyphenated)
+    return without_maker.upper()

@@ -142,9 +142,10 @@ class Pool:
             count, rest = divmod(world, per_node)
             if rest or (nodes and count != nodes):
                 continue
-            room = self._host_memory(count, per_node, cpu)
-            if room is not None:
-                return Place(self, count, per_node, min(room, memory or room))
+            available = self._host_memory(count, per_node, cpu)
+            if available is not None:
+                host_memory = min(available, memory or available)
+                return Place(self, count, per_node, host_memory)
         return None
 
     def _host_memory(self, nodes: int, per_node: int, cpu: float | None) -> int | None:
@@ -164,7 +165,8 @@ class Pool:
             ]
             fitting.sort(reverse=True)
             sizes = [size for size, _ in fitting]
-            totals = list(accumulate(count for _, count in fitting))
+            counts = [count for _, count in fitting]
+            totals = list(accumulate(counts))
             self._memory[key] = (sizes, totals)
         sizes, totals = self._memory[key]
         worst = bisect_left(totals, nodes)
@@ -189,35 +191,43 @@ class Place(NamedTuple):
     @property
     def name(self) -> str:
         """`8 x NVIDIA-L4 on 2 nodes`."""
-        return f"{self.world} x {self.pool.gpu_name} on {plural(self.nodes, 'node')}"
+        nodes = plural(self.nodes, "node")
+        return f"{self.world} x {self.pool.gpu_name} on {nodes}"
 
 
 def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], list[str]]:
     """Return the pools that a job may use, largest GPUs first, and sentences about nodes that it
     can't use."""
     placement = spec.placement
-    groups: dict[Kind, dict[Room, int]] = {}
-    cores: dict[Kind, float] = {}
-    links: dict[Kind, set[Links]] = {}
-    left_out: set[str] = set()
+    wanted_product = placement.gpu_product or ""
+    rooms_by_kind: dict[Kind, dict[Room, int]] = {}
+    links_by_kind: dict[Kind, set[Links]] = {}
+    cores_per_gpu: dict[Kind, float] = {}
+    problems: set[str] = set()
     for node in inventory.nodes:
-        if not node.gpus_total or not node.gpu_product.startswith(placement.gpu_product or ""):
+        if not node.gpus_total or not node.gpu_product.startswith(wanted_product):
             continue
         kind, problem = _kind_of_gpu(node, spec)
         if kind is None:
-            left_out.add(problem)
+            problems.add(problem)
             continue
-        rooms = groups.setdefault(kind, {})
-        links.setdefault(kind, set()).add(Links(node.node_gbps, node.gpu_gbps, node.gpu_hour_price))
+        links = Links(node.node_gbps, node.gpu_gbps, node.gpu_hour_price)
+        links_by_kind.setdefault(kind, set()).add(links)
         room = Room(node.gpus_free, node.host_memory_free, node.cpu_free)
+        rooms = rooms_by_kind.setdefault(kind, {})
         rooms[room] = rooms.get(room, 0) + node.count
-        cores[kind] = min(cores.get(kind, inf), node.cpu_total / node.gpus_total)
-    pools = [_pool(kind, rooms, links[kind], cores[kind]) for kind, rooms in groups.items()]
+        cores = node.cpu_total / node.gpus_total
+        cores_per_gpu[kind] = min(cores_per_gpu.get(kind, inf), cores)
+    pools = [
+        _pool(kind, rooms, links_by_kind[kind], cores_per_gpu[kind])
+        for kind, rooms in rooms_by_kind.items()
+    ]
     if placement.objective == "Cheapest":
-        left_out |= {f"{pool.gpu_name} {UNPRICED}" for pool in pools if not pool.price}
+        problems |= {f"{pool.gpu_name} {UNPRICED}" for pool in pools if not pool.price}
         pools = [pool for pool in pools if pool.price]
     pools.sort(key=lambda pool: (-pool.usable_bytes, pool.label, pool.resource, pool.selector))
-    return [pool for pool in pools if pool.most_gpus_per_node], sorted(left_out)
+    usable_pools = [pool for pool in pools if pool.most_gpus_per_node]
+    return usable_pools, sorted(problems)
 
 
 def _kind_of_gpu(node: Node, spec: GRPOJobSpec) -> tuple[Kind | None, str]:
@@ -232,10 +242,11 @@ def _kind_of_gpu(node: Node, spec: GRPOJobSpec) -> tuple[Kind | None, str]:
     # there.
     if why and spec.image is None:
         return None, f"{why}: {OWN_IMAGE}"
-    memory = node.gpu_memory_mib or product.memory_mib or _declared_mib(spec.placement)
-    if not memory:
+    memory_mib = node.gpu_memory_mib or product.memory_mib or _declared_mib(spec.placement)
+    if not memory_mib:
         return None, _unknown_memory(node)
-    return (node.gpu_product, memory, capability, node.gpu_resource, node.node_selector), ""
+    kind = (node.gpu_product, memory_mib, capability, node.gpu_resource, node.node_selector)
+    return kind, ""
 
 
 def _pool(kind: Kind, rooms: dict[Room, int], links: set[Links], cores_per_gpu: float) -> Pool:
@@ -244,22 +255,28 @@ def _pool(kind: Kind, rooms: dict[Room, int], links: set[Links], cores_per_gpu: 
     Its links are the slowest that are declared, and its price the highest: a gang may land on any
     of its nodes.
     """
-    label, memory, capability, resource, selector = kind
+    label, memory_mib, capability, resource, selector = kind
     product = lookup_product(label)
-    link = _least(declared.gpu_gbps for declared in links) or product.link
-    node_network = _least(declared.node_gbps for declared in links)
+    link = _slowest(node_links.gpu_gbps for node_links in links) or product.link
+    node_network = _slowest(node_links.node_gbps for node_links in links)
     hardware = replace(product, capability=capability, link=link, node_network=node_network)
+    price = max(node_links.price for node_links in links)
+    sorted_rooms = sorted(rooms.items())
     return Pool(
-        label=label, hardware=hardware, usable_bytes=usable_bytes(memory), resource=resource,
+        label=label,
+        hardware=hardware,
+        usable_bytes=usable_bytes(memory_mib),
+        resource=resource,
         selector=selector,
-        price=max(link.price for link in links), cores_per_gpu=cores_per_gpu,
-        rooms=tuple(sorted(rooms.items())),
-    )  # fmt: skip
+        price=price,
+        cores_per_gpu=cores_per_gpu,
+        rooms=tuple(sorted_rooms),
+    )
 
 
-def _least(declared: Iterable[float]) -> float:
+def _slowest(gbps: Iterable[float]) -> float:
     """The smallest of those that are declared; 0 if none is."""
-    return min((value for value in declared if value), default=0.0)
+    return min((value for value in gbps if value), default=0.0)
 
 
 def _declared_mib(placement: PlacementSpec) -> int:
@@ -269,12 +286,11 @@ def _declared_mib(placement: PlacementSpec) -> int:
 
 def _unknown_memory(node: Node) -> str:
     """The sentence about a node whose GPUs have no known memory."""
-    what = (
-        f"{node.gpu_resource} of product {node.gpu_product!r}"
-        if node.gpu_product
-        else node.gpu_resource
-    )
+    name = node.name or "(unnamed)"
+    what = node.gpu_resource
+    if node.gpu_product:
+        what = f"{node.gpu_resource} of product {node.gpu_product!r}"
     return (
-        f"node {node.name or '(unnamed)'}: memory of {what} is unknown: "
+        f"node {name}: memory of {what} is unknown: "
         "set spec.placement.gpuMemory, or install GPU feature discovery"
     )

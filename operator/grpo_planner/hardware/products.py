@@ -38,36 +38,35 @@ OWN_IMAGE = (
 def obstacle_message(product: str, resource: str, capability: Capability | None) -> str:
     """Why the image isn't known to compute on a GPU; empty where it is, and where the card's
     capability isn't known."""
+    name = product or resource
     if resource.startswith("amd.com/") or product.startswith("AMD"):
-        return (
-            f"{product or resource} is an AMD GPU, and the trainer's image has torch for CUDA alone"
-        )
-    if capability is None or (_has_kernels(capability) and capability >= BFLOAT16):
+        return f"{name} is an AMD GPU, and the trainer's image has torch for CUDA alone"
+    if capability is None:
         return ""
-    if _has_kernels(capability):
+    has_capability = f"{name} has compute capability {format_capability(capability)}"
+    if not _has_kernels(capability):
+        supported = ", ".join(map(format_capability, IMAGE))
+        return f"{has_capability}, and the torch of the trainer's image is built for {supported}"
+    if capability < BFLOAT16:
         return (
-            f"{product or resource} has compute capability {format_capability(capability)} and so "
-            "no bfloat16, and the "
-            "trainer has not been shown to run in float32 on GPUs"
+            f"{has_capability} and so no bfloat16, and the trainer has not been shown to run in "
+            "float32 on GPUs"
         )
-    built = ", ".join(map(format_capability, IMAGE))
-    return (
-        f"{product or resource} has compute capability {format_capability(capability)}, and the "
-        "torch of the trainer's "
-        f"image is built for {built}"
-    )
+    return ""
 
 
 def format_capability(capability: Capability) -> str:
     """`8.6`."""
-    return f"{capability[0]}.{capability[1]}"
+    major, minor = capability
+    return f"{major}.{minor}"
 
 
 def _has_kernels(capability: Capability) -> bool:
     """Code runs on its own major version from its own minor version on (CUDA programming guide,
     compute capability)."""
-    minors = [minor for major, minor in IMAGE if major == capability[0]]
-    return any(minor <= capability[1] for minor in minors)
+    major, minor = capability
+    kernel_minors = [kernel_minor for kernel_major, kernel_minor in IMAGE if kernel_major == major]
+    return any(kernel_minor <= minor for kernel_minor in kernel_minors)
 
 
 NVLINK_GB_PER_S = 150.0
@@ -137,7 +136,8 @@ UNKNOWN = Product(
 @cache
 def table() -> dict[str, Product]:
     """All products by the beginning of their label."""
-    rows = yaml.safe_load(files(__package__).joinpath("products.yaml").read_text(encoding="utf-8"))
+    text = files(__package__).joinpath("products.yaml").read_text(encoding="utf-8")
+    rows = yaml.safe_load(text)
     return {name: _product(*row) for name, row in rows.items()}
 
 
@@ -146,10 +146,14 @@ def _product(
 ) -> Product:
     """One row of the table; YAML reads `8.6` as a number."""
     major, _, minor = str(capability or "").partition(".")
+    version = (int(major), int(minor)) if major else None
     return Product(
-        memory_mib=memory_mib, teraflops=teraflops, bandwidth=bandwidth, link=link,
-        capability=(int(major), int(minor)) if major else None,
-    )  # fmt: skip
+        memory_mib=memory_mib,
+        teraflops=teraflops,
+        bandwidth=bandwidth,
+        link=link,
+        capability=version,
+    )
 
 
 @cache
@@ -160,12 +164,15 @@ def lookup_product(label: str) -> Product:
     writes `_` for spaces: `AMD_Instinct_MI300X_OAM`. A MIG instance has its slices of the card.
     """
     name = label.replace("_", "-")
-    names = [known for known in table() if _begins_with_product(name, known)]
-    if not names:
+    products = [product for product in table() if _begins_with_product(name, product)]
+    if not products:
         return UNKNOWN
-    product = table()[max(names, key=len)]
+    longest = max(products, key=len)
+    card = table()[longest]
     mig = MIG_PROFILE.search(name)
-    return _slice(product, int(mig[1]), int(mig[2])) if mig else product
+    if mig is None:
+        return card
+    return _slice(card, slices=int(mig[1]), gigabytes=int(mig[2]))
 
 
 def _begins_with_product(name: str, product: str) -> bool:
@@ -175,13 +182,15 @@ def _begins_with_product(name: str, product: str) -> bool:
 def _slice(card: Product, slices: int, gigabytes: int) -> Product:
     """One MIG instance: its own of 7 compute slices (an A30's 4) and 8 of memory; it has no link
     but the host's."""
-    of = 4 if card.memory_mib < A100_MIB else 7
-    memory = min(1.0, gigabytes * MIB_PER_GB / card.memory_mib)
+    all_slices = 4 if card.memory_mib < A100_MIB else 7
+    profile_mib = gigabytes * MIB_PER_GB
+    share = min(1.0, profile_mib / card.memory_mib)
+    memory_slices = max(1, round(8 * share))
     return replace(
         card,
-        memory_mib=round(gigabytes * MIB_PER_GB * MIG_SHARE),
-        teraflops=card.teraflops * slices / of,
-        bandwidth=card.bandwidth * max(1, round(8 * memory)) / 8,
+        memory_mib=round(profile_mib * MIG_SHARE),
+        teraflops=card.teraflops * slices / all_slices,
+        bandwidth=card.bandwidth * memory_slices / 8,
         link=min(card.link, SHARED_GB_PER_S),
     )
 
@@ -198,4 +207,5 @@ def resource_of(label: str) -> str:
 
 def usable_bytes(memory_mib: int) -> int:
     """Bytes that torch sees on a GPU whose label says `memory_mib`."""
-    return max(0, round(memory_mib * MIB * TORCH_SHARE) - TORCH_RESERVE)
+    visible = round(memory_mib * MIB * TORCH_SHARE)
+    return max(0, visible - TORCH_RESERVE)

@@ -83,10 +83,10 @@ def _reported(model: ModelSpec, found: Architecture) -> ResolvedModel:
     """The shape of what an attempt loaded. These are the weights: a declared size that differs is
     told to be wrong."""
     shape = from_architecture(found)
+    loaded = shape.counted_parameters
     declared = _declared(model)
     note = ""
-    if declared and abs(shape.counted_parameters / declared - 1) > TOLERANCE:
-        loaded = shape.counted_parameters
+    if declared and _is_other_size(loaded, declared):
         note = (
             f"spec.model.parameters says {model.parameters}, but a former attempt loaded "
             f"{format_parameters(loaded)} ({loaded:,}) parameters, and the plan counts on these"
@@ -98,49 +98,44 @@ def _from_file(model: ModelSpec, read: Mapping[str, Any], facts: ModelFacts) -> 
     """The shape in config.json. A type that isn't known exactly may be a catalogued model, or of a
     declared size."""
     text = read.get("text_config")
-    kind = str((text if isinstance(text, Mapping) else read).get("model_type"))
+    language_model: Mapping[str, Any] = text if isinstance(text, Mapping) else read
+    is_nested = language_model is not read
+    kind = str(language_model.get("model_type"))
     whole = max(facts.stored, _declared(model))
-    known = catalogue.lookup_shape(model.name)
-    if (kind not in families() or isinstance(text, Mapping)) and known:
+    has_formula = kind in families() and not is_nested
+    if not has_formula and catalogue.lookup_shape(model.name):
         return by_name_and_size(model.name, model.parameters, "spec.model")
-    if isinstance(text, Mapping):
+    if is_nested:
         return _nested(model, from_config(read), whole)
-    if kind in families():
-        return _given(model, config.architecture_of(read), "ConfigFile", facts)
+    if has_formula:
+        architecture = config.architecture_of(read)
+        return _given(model, architecture, "ConfigFile", facts)
     return _unknown_type(model, kind, read, whole)
 
 
 def _nested(model: ModelSpec, shape: Shape, whole: int) -> ResolvedModel:
     """A language model inside another: the whole has a tower more than the shape, so its size must
     be known."""
-    if (
-        not shape.counted_parameters * (1 - TOLERANCE)
-        <= whole
-        <= shape.counted_parameters * (1 + TOWER)
-    ):
-        size = (
-            f"{format_parameters(whole)} are declared or stored"
-            if whole
-            else "nothing says how many there are"
-        )
-        reason = PlanReason.INVALID_COMBINATION if whole else PlanReason.UNKNOWN_MODEL
-        raise SpecRejected(
-            reason,
+    counted = shape.counted_parameters
+    least = counted * (1 - TOLERANCE)
+    most = counted * (1 + TOWER)
+    if not least <= whole <= most:
+        reason = PlanReason.UNKNOWN_MODEL
+        size = "nothing says how many there are"
+        if whole:
+            reason = PlanReason.INVALID_COMBINATION
+            size = f"{format_parameters(whole)} are declared or stored"
+        message = (
             f"config.json of {model.name} nests its language model of "
-            f"{format_parameters(shape.counted_parameters)} "
-            f"parameters in text_config, and of the whole {size}: set spec.model.parameters to "
-            "the size on its model "
-            "card",
+            f"{format_parameters(counted)} parameters in text_config, and of the whole {size}: set "
+            "spec.model.parameters to the size on its model card"
         )
+        raise SpecRejected(reason, message)
     note = (
         f"{model.name}: parts beside the language model are counted as weights, not as activations"
     )
-    return ResolvedModel(
-        replace(shape, declared=max(whole, shape.counted_parameters)),
-        "Estimated",
-        "ConfigFile",
-        note,
-    )
+    with_tower = replace(shape, declared=max(whole, counted))
+    return ResolvedModel(with_tower, "Estimated", "ConfigFile", note)
 
 
 def _unknown_type(
@@ -149,21 +144,22 @@ def _unknown_type(
     """A type without a formula: by its own widths where these give the known size, else as one of
     that size."""
     if not whole:
-        raise SpecRejected(
-            PlanReason.UNKNOWN_MODEL,
-            f"config.json says model_type {kind}, whose memory is known for "
-            f"{', '.join(families())} only: set "
-            "spec.model.parameters to have it estimated from its size",
+        known_types = ", ".join(families())
+        message = (
+            f"config.json says model_type {kind}, whose memory is known for {known_types} only: "
+            "set spec.model.parameters to have it estimated from its size"
         )
+        raise SpecRejected(PlanReason.UNKNOWN_MODEL, message)
     note = f"model_type {kind} has no formula of its own and is estimated as a Llama of this size"
     try:
         shape = from_config(read)
     except SpecRejected:
         return by_name_and_size(model.name, format(whole), "spec.model")
-    if abs(shape.counted_parameters / whole - 1) > TOLERANCE:
+    if _is_other_size(shape.counted_parameters, whole):
         near, shape = catalogue.nearest_dense(whole)
         note += f", that of {near}"
-    return ResolvedModel(replace(shape, declared=whole), "Estimated", "ConfigFile", note)
+    of_size = replace(shape, declared=whole)
+    return ResolvedModel(of_size, "Estimated", "ConfigFile", note)
 
 
 def _given(
@@ -171,49 +167,51 @@ def _given(
 ) -> ResolvedModel:
     """The shape of an architecture, once no known size contradicts it."""
     shape = from_architecture(given)
-    known = given.model_type in families()
-    sizes = {"spec.model.parameters": _declared(model), "the safetensors files": facts.stored}
-    if any(
-        size and abs(shape.counted_parameters / size - 1) > TOLERANCE for size in sizes.values()
-    ):
+    counted = shape.counted_parameters
+    declared = _declared(model)
+    sizes = {"spec.model.parameters": declared, "the safetensors files": facts.stored}
+    if any(size and _is_other_size(counted, size) for size in sizes.values()):
         raise _contradiction(model, shape, found_in, sizes)
-    if known:
+    if given.model_type in families():
         note = _advice(given) if found_in == "ConfigFile" else ""
         return ResolvedModel(shape, "Exact", found_in, note, given.model_type or "")
-    whole = facts.stored or _declared(model)
+    kind = given.model_type or "unset"
+    known_types = ", ".join(families())
     note = (
-        f"spec.model.architecture.modelType {given.model_type or 'unset'} has no formula of its "
-        "own and is estimated "
-        f"as a Llama with these widths; exact are {', '.join(families())}"
+        f"spec.model.architecture.modelType {kind} has no formula of its own and is estimated "
+        f"as a Llama with these widths; exact are {known_types}"
     )
-    return ResolvedModel(replace(shape, declared=whole), "Estimated", found_in, note)
+    of_size = replace(shape, declared=facts.stored or declared)
+    return ResolvedModel(of_size, "Estimated", found_in, note)
 
 
 def _contradiction(
     model: ModelSpec, shape: Shape, found_in: ShapeSource, sizes: Mapping[str, int]
 ) -> SpecRejected:
     """The refusal, with all numbers that are there."""
-    widths = {"Spec": "spec.model.architecture", "ConfigFile": "config.json"}
-    numbers = {widths.get(found_in, found_in): shape.counted_parameters}
+    names = {"Spec": "spec.model.architecture", "ConfigFile": "config.json"}
+    source = names.get(found_in, found_in)
+    numbers = {source: shape.counted_parameters}
     numbers |= {name: size for name, size in sizes.items() if size}
-    sizes_given = ", ".join(
+    statements = [
         f"{name} gives {format_parameters(count)} ({count:,})" for name, count in numbers.items()
-    )
-    return SpecRejected(
-        PlanReason.INVALID_COMBINATION,
+    ]
+    all_sizes = ", ".join(statements)
+    message = (
         f"the sizes of {model.name} contradict each other by more than {TOLERANCE:.0%}: "
-        f"{sizes_given} parameters. "
-        "Correct the wrong one; spec.model.parameters may be left out",
+        f"{all_sizes} parameters. Correct the wrong one; spec.model.parameters may be left out"
     )
+    return SpecRejected(PlanReason.INVALID_COMBINATION, message)
 
 
 def _advice(given: Architecture) -> str:
     """How the operator, which reads no config.json, comes to the same plan."""
     fields = given.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
-    entries = ", ".join(f"{name}: {_yaml_scalar(value)}" for name, value in fields.items())
+    entries = [f"{name}: {_yaml_scalar(value)}" for name, value in fields.items()]
+    mapping = ", ".join(entries)
     return (
         "the operator doesn't read config.json; for this plan there, set "
-        f"spec.model.architecture: {{{entries}}}"
+        f"spec.model.architecture: {{{mapping}}}"
     )
 
 
@@ -223,6 +221,12 @@ def _yaml_scalar(value: object) -> str:
 
 def _declared(model: ModelSpec) -> int:
     return parameter_count(model.parameters) if model.parameters else 0
+
+
+def _is_other_size(parameters: int, known: int) -> bool:
+    """True if a number of parameters contradicts a known one: by more than people round."""
+    deviation = abs(parameters / known - 1)
+    return deviation > TOLERANCE
 
 
 def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedModel:
@@ -235,17 +239,19 @@ def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedMo
     """
     if word := catalogue.quantisation_in_name(name):
         raise config.quantised_rejection(f"{path}.name {name!r} says {word}", path)
-    known = catalogue.lookup_shape(name)
+    catalogued = catalogue.lookup_shape(name)
     count = parameter_count(parameters) if parameters else 0
-    if known and (not count or abs(known.parameters / count - 1) <= TOLERANCE):
-        return ResolvedModel(known, "Catalogue", "Catalogue", model_type=catalogue.model_type(name))
+    is_contradicted = catalogued and count and _is_other_size(catalogued.parameters, count)
+    if catalogued and not is_contradicted:
+        kind = catalogue.model_type(name)
+        return ResolvedModel(catalogued, "Catalogue", "Catalogue", model_type=kind)
     if not count:
-        raise SpecRejected(
-            PlanReason.UNKNOWN_MODEL,
+        suggestion = _suggestion(name)
+        message = (
             f"{path}.name {name!r} is not in the built-in catalogue and its config.json is not at "
-            "hand: "
-            f"set {path}.parameters, such as 494M or 1.24B{_meant(name)}",
+            f"hand: set {path}.parameters, such as 494M or 1.24B{suggestion}"
         )
+        raise SpecRejected(PlanReason.UNKNOWN_MODEL, message)
     near, shape = catalogue.nearest_dense(count)
     note = f"{name}: shape estimated from {parameters} parameters as that of {near}"
     return ResolvedModel(shape, "Estimated", "Size", note)
@@ -253,14 +259,16 @@ def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedMo
 
 def from_architecture(given: Architecture) -> Shape:
     """The shape of an architecture with the traits of its type."""
-    own = dict(traits(given.model_type))
-    qkv_bias = own.pop("qkv_bias", False) or given.attention_bias
-    kv_heads = given.key_value_heads or given.attention_heads
-    head_dim = given.head_dim or max(1, given.hidden_size // given.attention_heads)
+    type_traits = dict(traits(given.model_type))
+    qkv_bias = type_traits.pop("qkv_bias", False) or given.attention_bias
+    heads = given.attention_heads
+    kv_heads = given.key_value_heads or heads
+    head_dim = given.head_dim or max(1, given.hidden_size // heads)
+    full_attention_layers = min(given.full_attention_layers, given.layers)
     return Shape(
         hidden=given.hidden_size,
         layers=given.layers,
-        heads=given.attention_heads,
+        heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate=given.intermediate_size,
@@ -270,10 +278,10 @@ def from_architecture(given: Architecture) -> Shape:
         output_bias=given.attention_bias,
         mlp_bias=given.mlp_bias,
         sliding_window=given.sliding_window or 0,
-        full_attention_layers=min(given.full_attention_layers, given.layers),
+        full_attention_layers=full_attention_layers,
         experts=given.experts,
         active_experts=given.experts_per_token,
-        **own,
+        **type_traits,
     )
 
 
@@ -283,10 +291,11 @@ def from_config(read: Mapping[str, Any]) -> Shape:
     Raises:
         SpecRejected: a width is missing or no number.
     """
-    return from_architecture(config.architecture_of(read))
+    architecture = config.architecture_of(read)
+    return from_architecture(architecture)
 
 
-def _meant(name: str) -> str:
+def _suggestion(name: str) -> str:
     """The end of a sentence on an unknown name: what it may be a slip of."""
-    close = catalogue.similar_names(name)
-    return f"; or did you mean {' or '.join(close)}?" if close else ""
+    similar = " or ".join(catalogue.similar_names(name))
+    return f"; or did you mean {similar}?" if similar else ""

@@ -44,33 +44,37 @@ COLUMNS = (
 """Of a row; the last is left out where the shape has all parameters."""
 
 
+def _families() -> list[dict[str, Any]]:
+    """The catalogue's file."""
+    text = files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8")
+    families: list[dict[str, Any]] = yaml.safe_load(text)
+    return families
+
+
 @cache
 def _types() -> dict[str, str]:
     """The model type of each catalogued name."""
-    families = yaml.safe_load(
-        files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8")
-    )
-    return {name: family["type"] for family in families for name in family["models"]}
+    return {name: family["type"] for family in _families() for name in family["models"]}
 
 
 @cache
 def shapes() -> dict[str, Shape]:
     """All catalogued shapes by their lower-case name."""
-    families = yaml.safe_load(
-        files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8")
-    )
-    return {
-        name: _shape(row, family) for family in families for name, row in family["models"].items()
-    }
+    by_name: dict[str, Shape] = {}
+    for family in _families():
+        for name, row in family["models"].items():
+            by_name[name] = _shape(row, family)
+    return by_name
 
 
 def _shape(row: list[Any], family: dict[str, Any]) -> Shape:
     """One row of the catalogue with the traits of its type and what its family has in common."""
     widths: dict[str, Any] = dict(zip(COLUMNS, row, strict=False))
-    common = traits(family["type"]) | family.get("common", {})
+    type_traits = traits(family["type"])
+    common = type_traits | family.get("common", {})
     period = common.pop("window_period", 0)
-    full = widths["layers"] // period if period else 0
-    return Shape(**widths, full_attention_layers=full, **common)
+    full_layers = widths["layers"] // period if period else 0
+    return Shape(**widths, full_attention_layers=full_layers, **common)
 
 
 def quantisation_in_name(model: str) -> str:
@@ -78,27 +82,33 @@ def quantisation_in_name(model: str) -> str:
     name = model.rstrip("/").lower()
     if name.startswith(STORED_NARROW) and "bf16" not in name:
         return "no format, but the original is"
-    words = re.split(r"[-_.]", name.rsplit("/", 1)[-1])
+    words = re.split(r"[-_.]", _base_name(model))
     return next((word for word in words if word in QUANTISED), "")
+
+
+def _base_name(model: str) -> str:
+    """The last part of a hub id or a folder's path, in lower case."""
+    return model.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
 def lookup_shape(model: str) -> Shape | None:
     """The catalogued shape of a hub id or folder name such as `meta-llama/Llama-3.2-1B-Instruct`;
     None if unknown."""
-    known = _known(model)
-    return shapes()[known] if known else None
+    key = _catalogue_key(model)
+    return shapes()[key] if key else None
 
 
 def model_type(model: str) -> str:
     """Its model type, as config.json names it; empty if unknown."""
-    return _types().get(_known(model), "")
+    key = _catalogue_key(model)
+    return _types().get(key, "")
 
 
-def _known(model: str) -> str:
+def _catalogue_key(model: str) -> str:
     """The longest catalogued name that a model's begins with; empty if there is none."""
-    name = model.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-")
-    known = [key for key in shapes() if _begins_with_key(name, key)]
-    return max(known, key=len, default="")
+    name = _base_name(model).removeprefix("meta-")
+    keys = [key for key in shapes() if _begins_with_key(name, key)]
+    return max(keys, key=len, default="")
 
 
 def _begins_with_key(name: str, key: str) -> bool:
@@ -107,8 +117,7 @@ def _begins_with_key(name: str, key: str) -> bool:
 
 def similar_names(model: str) -> list[str]:
     """Catalogued names like that of an unknown model, the most alike first."""
-    base_name = model.rstrip("/").rsplit("/", 1)[-1].lower()
-    return get_close_matches(base_name, shapes(), n=3, cutoff=_LIKENESS)
+    return get_close_matches(_base_name(model), shapes(), n=3, cutoff=_LIKENESS)
 
 
 def nearest_dense(parameters: int) -> tuple[str, Shape]:
@@ -120,15 +129,18 @@ def nearest_dense(parameters: int) -> tuple[str, Shape]:
     parameters in the embedding.
     """
     if parameters < SMALL_MODEL:
-        return "a small Llama", replace(_small(parameters), declared=parameters)
+        small = _small(parameters)
+        return "a small Llama", replace(small, declared=parameters)
     plain = {name: shape for name, shape in shapes().items() if _is_plain(shape)}
-    # By ratio, so half a size and twice a size are equally far; of equals the first name, as plans
-    # must not vary.
-    distances = {
-        name: abs(log(shape.counted_parameters / parameters)) for name, shape in plain.items()
-    }
+    distances: dict[str, float] = {}
+    for name, shape in plain.items():
+        # By ratio, so half a size and twice a size are equally far.
+        ratio = shape.counted_parameters / parameters
+        distances[name] = abs(log(ratio))
+    # Of equals the first name, as plans must not vary.
     nearest = min(distances, key=lambda name: (distances[name], name))
-    return nearest, replace(plain[nearest], declared=parameters)
+    of_size = replace(plain[nearest], declared=parameters)
+    return nearest, of_size
 
 
 def _is_plain(shape: Shape) -> bool:
@@ -138,11 +150,20 @@ def _is_plain(shape: Shape) -> bool:
 def _small(parameters: int) -> Shape:
     """A Llama-like shape for toy models: width from 12 * layers * hidden**2 = parameters with
     hidden = 32 * layers."""
-    layers = max(1, round((parameters / (12 * 32**2)) ** (1 / 3)))
+    cubed_layers = parameters / (12 * 32**2)
+    layers = max(1, round(cubed_layers ** (1 / 3)))
     hidden = 32 * layers
-    vocab = min(32_768, max(32, parameters // (8 * hidden)))
+    heads = max(1, hidden // 32)
+    kv_heads = max(1, hidden // 64)
+    rows_of_an_eighth = parameters // (8 * hidden)
+    vocab = min(32_768, max(32, rows_of_an_eighth))
     return Shape(
-        hidden=hidden, layers=layers, heads=max(1, hidden // 32), kv_heads=max(1, hidden // 64),
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
         head_dim=32,
-        intermediate=4 * hidden, vocab=vocab, tied=True,
-    )  # fmt: skip
+        intermediate=4 * hidden,
+        vocab=vocab,
+        tied=True,
+    )

@@ -39,17 +39,16 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     family = families().get(str(kind), UNKNOWN)
     text = family.defaults | dict(text)
     try:
+        widths = {field: int(text[key]) for field, key in WIDTHS.items()}
+        attention = _attention(text, family)
+        feed_forward = _feed_forward(text, family)
+        is_tied = bool(text.get("tie_word_embeddings", False))
         return Architecture(
-            model_type=kind,
-            **{field: int(text[key]) for field, key in WIDTHS.items()},
-            **_attention(text, family),
-            **_feed_forward(text, family),
-            tie_word_embeddings=bool(text.get("tie_word_embeddings", False)),
+            model_type=kind, **widths, **attention, **feed_forward, tie_word_embeddings=is_tied
         )
     except KeyError as missing:
-        raise _unreadable(
-            f"has no {missing}: it is not the config of a decoder-only language model"
-        ) from None
+        why = f"has no {missing}: it is not the config of a decoder-only language model"
+        raise _unreadable(why) from None
     except (TypeError, ValueError, ArithmeticError) as error:
         raise _unreadable(f"can't be understood: {error}") from error
 
@@ -66,18 +65,20 @@ def refuse_untrainable(config: Mapping[str, Any]) -> None:
 
 
 def _refuse_encoders(config: Mapping[str, Any]) -> None:
-    classes = config.get("architectures")
+    architectures = config.get("architectures")
     kind = config.get("model_type")
-    named: list[str] = []
-    if isinstance(classes, list):
-        named = [str(name) for name in classes]
-    if not _generates_text(named, str(kind)) or config.get("is_encoder_decoder") is True:
-        raise SpecRejected(
-            PlanReason.UNSUPPORTED_MODEL,
-            f"config.json is that of {', '.join(named) or kind}, model_type {kind}, which doesn't "
-            "generate text from "
-            "left to right: set spec.model.name to a causal language model (…ForCausalLM)",
-        )
+    classes: list[str] = []
+    if isinstance(architectures, list):
+        classes = [str(name) for name in architectures]
+    is_decoder = config.get("is_encoder_decoder") is not True
+    if is_decoder and _generates_text(classes, str(kind)):
+        return
+    model = ", ".join(classes) or kind
+    message = (
+        f"config.json is that of {model}, model_type {kind}, which doesn't generate text from "
+        "left to right: set spec.model.name to a causal language model (…ForCausalLM)"
+    )
+    raise SpecRejected(PlanReason.UNSUPPORTED_MODEL, message)
 
 
 def _generates_text(classes: list[str], kind: str) -> bool:
@@ -91,32 +92,27 @@ def _refuse_quantised(config: Mapping[str, Any]) -> None:
     """Refuses weights that are stored in fewer bits than they would be trained in."""
     quantization = config.get("quantization_config") or config.get("compression_config")
     if quantization:
-        method = (
-            quantization.get("quant_method", "unknown")
-            if isinstance(quantization, Mapping)
-            else quantization
-        )
-        raise quantised_rejection(
-            f"config.json has a quantization_config (quant_method {method})", "spec.model"
-        )
+        method = quantization
+        if isinstance(quantization, Mapping):
+            method = quantization.get("quant_method", "unknown")
+        evidence = f"config.json has a quantization_config (quant_method {method})"
+        raise quantised_rejection(evidence, "spec.model")
 
 
-def quantised_rejection(found: str, path: str) -> SpecRejected:
-    """The refusal of a quantised model; `found` is where it was seen, `path` the field that names
-    the model."""
-    return SpecRejected(
-        PlanReason.UNSUPPORTED_MODEL,
-        f"{found}: its weights are quantised, and these can neither be trained nor proven to be "
-        "what was loaded. "
-        f"Set {path}.name to the bfloat16 original; adapters on 4-bit bases are not supported yet",
+def quantised_rejection(evidence: str, path: str) -> SpecRejected:
+    """The refusal of a quantised model; `evidence` says where it shows, `path` is the field that
+    names the model."""
+    message = (
+        f"{evidence}: its weights are quantised, and these can neither be trained nor proven to be "
+        f"what was loaded. Set {path}.name to the bfloat16 original; adapters on 4-bit bases are "
+        "not supported yet"
     )
+    return SpecRejected(PlanReason.UNSUPPORTED_MODEL, message)
 
 
 def _unreadable(why: str) -> SpecRejected:
-    return SpecRejected(
-        PlanReason.UNKNOWN_MODEL,
-        f"config.json {why}; give the right file, or set spec.model.architecture",
-    )
+    message = f"config.json {why}; give the right file, or set spec.model.architecture"
+    return SpecRejected(PlanReason.UNKNOWN_MODEL, message)
 
 
 def _attention(text: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -146,13 +142,18 @@ def _feed_forward(text: Mapping[str, Any], family: Family) -> dict[str, int]:
     )
     if not experts or not family.expert_width:
         return {"intermediate_size": int(text["intermediate_size"])}
-    if text.get("mlp_only_layers") or int(text.get("decoder_sparse_step") or 1) != 1:
+    has_dense_layers = text.get("mlp_only_layers") or int(text.get("decoder_sparse_step") or 1) != 1
+    if has_dense_layers:
         raise _unreadable(
             "mixes dense layers and layers of experts (mlp_only_layers, decoder_sparse_step)"
         )
     width = text.get(family.expert_width) or text["intermediate_size"]
-    active = int(text.get("num_experts_per_tok") or 0)
-    return {"intermediate_size": int(width), "experts": experts, "experts_per_token": active}
+    per_token = text.get("num_experts_per_tok") or 0
+    return {
+        "intermediate_size": int(width),
+        "experts": experts,
+        "experts_per_token": int(per_token),
+    }
 
 
 def _window(text: Mapping[str, Any], family: Family) -> dict[str, int]:
@@ -160,13 +161,14 @@ def _window(text: Mapping[str, Any], family: Family) -> dict[str, int]:
     everything."""
     window = text.get("sliding_window")
     layers = int(text["num_hidden_layers"])
-    switched_off = (
-        family.window in ("switched", "late") and text.get("use_sliding_window") is not True
-    )
-    if not window or family.window == "none" or switched_off:
+    has_switch = family.window in ("switched", "late")
+    is_off = has_switch and text.get("use_sliding_window") is not True
+    if not window or family.window == "none" or is_off:
         return {}
-    full = _full_layers(text, family, layers)
-    return {} if full == layers else {"sliding_window": int(window), "full_attention_layers": full}
+    full_layers = _full_layers(text, family, layers)
+    if full_layers == layers:
+        return {}
+    return {"sliding_window": int(window), "full_attention_layers": full_layers}
 
 
 def _full_layers(text: Mapping[str, Any], family: Family, layers: int) -> int:
@@ -175,5 +177,8 @@ def _full_layers(text: Mapping[str, Any], family: Family, layers: int) -> int:
     if isinstance(kinds, list) and family.window in ("every", "late"):
         return sum(kind == "full_attention" for kind in kinds[:layers])
     if family.window == "every":
-        return layers // int(text.get("sliding_window_pattern") or family.period)
-    return min(layers, int(text["max_window_layers"])) if family.window == "late" else 0
+        period = text.get("sliding_window_pattern") or family.period
+        return layers // int(period)
+    if family.window == "late":
+        return min(layers, int(text["max_window_layers"]))
+    return 0

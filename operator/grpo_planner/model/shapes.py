@@ -108,24 +108,30 @@ class Shape:
     def layer_matrices(self) -> int:
         """Parameters of one layer's matrices, all experts and their router included."""
         router = self.experts * self.hidden
-        return self.attention_matrices + max(1, self.experts) * self.expert_matrices + router
+        feed_forward = max(1, self.experts) * self.expert_matrices
+        return self.attention_matrices + feed_forward + router
 
     @cached_property
     def layer_vectors(self) -> int:
         """Parameters of one layer's norms, biases and sinks."""
         norms = self.norms * self.hidden
-        inputs = (self.query + 2 * self.key_value) * self.qkv_bias
-        output = self.hidden * self.output_bias
-        mlp = (2 * self.intermediate + self.hidden) * self.mlp_bias
+        qkv_width = self.query + 2 * self.key_value
+        attention_biases = qkv_width * self.qkv_bias + self.hidden * self.output_bias
+        # gate and up, and down
+        mlp_width = 2 * self.intermediate + self.hidden
+        mlp_biases = mlp_width * self.mlp_bias
         # GPT-OSS: biases of gate and up, of down, and one of the router for each expert.
-        experts = self.experts * (2 * self.intermediate + self.hidden + 1) * self.expert_bias
+        expert_biases = self.experts * (mlp_width + 1) * self.expert_bias
         sinks = self.heads * self.sinks
-        return norms + inputs + output + mlp + experts + self.head_norms + sinks
+        biases = attention_biases + mlp_biases + expert_biases
+        return norms + self.head_norms + biases + sinks
 
     @cached_property
     def head_norms(self) -> int:
         """Parameters of one layer's norms of queries and keys."""
-        return (self.query + self.key_value) * self.whole_qk_norm + 2 * self.head_dim * self.qk_norm
+        over_all_heads = (self.query + self.key_value) * self.whole_qk_norm
+        per_head = 2 * self.head_dim * self.qk_norm
+        return over_all_heads + per_head
 
     @cached_property
     def head(self) -> int:
@@ -144,7 +150,9 @@ class Shape:
     def counted_parameters(self) -> int:
         """Parameters that the shape itself has."""
         layers = self.layers * (self.layer_matrices + self.layer_vectors)
-        return layers + self.head * (1 if self.tied else 2) + self.hidden
+        embeddings = self.head * (1 if self.tied else 2)
+        final_norm = self.hidden
+        return layers + embeddings + final_norm
 
     @cached_property
     def parameters(self) -> int:
@@ -172,10 +180,11 @@ class Shape:
         kv = self.key_value
         inner = self.intermediate
         output = Linear("self_attn.o_proj", 1, query, hidden)
+        down = Linear("mlp.down_proj", 1, inner, hidden)
         if self.fused:
             qkv = Linear("self_attn.qkv_proj", 1, hidden, query + 2 * kv)
             gate_up = Linear("mlp.gate_up_proj", 1, hidden, 2 * inner)
-            return (qkv, gate_up, output, Linear("mlp.down_proj", 1, inner, hidden))
+            return (qkv, gate_up, output, down)
         attention = (
             Linear("self_attn.q_proj", 1, hidden, query),
             Linear("self_attn.k_proj", 1, hidden, kv),
@@ -185,35 +194,37 @@ class Shape:
         if self.expert_bias:
             return attention
         if self.experts:
-            return (
-                *attention,
-                Linear("mlp.experts.gate_proj", self.experts, hidden, 2 * inner),
-                Linear("mlp.experts.up_proj", self.experts, hidden, 2 * inner),
-                Linear("mlp.experts.down_proj", self.experts, inner, hidden),
-                Linear("mlp.gate", 1, hidden, self.experts),
-            )
-        return (
-            *attention,
-            Linear("mlp.gate_proj", 1, hidden, inner),
-            Linear("mlp.up_proj", 1, hidden, inner),
-            Linear("mlp.down_proj", 1, inner, hidden),
-        )
+            experts = self.experts
+            expert_gates = Linear("mlp.experts.gate_proj", experts, hidden, 2 * inner)
+            expert_ups = Linear("mlp.experts.up_proj", experts, hidden, 2 * inner)
+            expert_downs = Linear("mlp.experts.down_proj", experts, inner, hidden)
+            router = Linear("mlp.gate", 1, hidden, experts)
+            return (*attention, expert_gates, expert_ups, expert_downs, router)
+        gate = Linear("mlp.gate_proj", 1, hidden, inner)
+        up = Linear("mlp.up_proj", 1, hidden, inner)
+        return (*attention, gate, up, down)
 
     @cached_property
     def vectors(self) -> tuple[tuple[int, int], ...]:
         """(how many, elements) of the whole model's norms and biases; those of experts are
         matrices."""
         layers = self.layers
+        norms = layers * self.norms + 1  # each layer's norms, and the final one
+        query_biases = layers * self.qkv_bias
+        output_biases = layers * self.output_bias
+        down_biases = layers * self.mlp_bias
+        query_norms = layers * self.qk_norm
+        whole_query_norms = layers * self.whole_qk_norm
         return (
-            (layers * self.norms + 1, self.hidden),  # each layer's norms, and the final one
-            (layers * self.qkv_bias, self.query),
-            (2 * layers * self.qkv_bias, self.key_value),
-            (layers * self.output_bias, self.hidden),
-            (layers * self.mlp_bias, self.hidden),
-            (2 * layers * self.mlp_bias, self.intermediate),
-            (2 * layers * self.qk_norm, self.head_dim),
-            (layers * self.whole_qk_norm, self.query),
-            (layers * self.whole_qk_norm, self.key_value),
+            (norms, self.hidden),
+            (query_biases, self.query),
+            (2 * query_biases, self.key_value),
+            (output_biases, self.hidden),
+            (down_biases, self.hidden),
+            (2 * down_biases, self.intermediate),
+            (2 * query_norms, self.head_dim),
+            (whole_query_norms, self.query),
+            (whole_query_norms, self.key_value),
         )
 
     def adapted_linears_by_layer(
@@ -230,17 +241,14 @@ class Shape:
     def adapter_parameters(self, rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
         """Parameters of LoRA: rank * (inputs + outputs) of each adapted linear map (Hu et al.
         2021)."""
-        return rank * sum(linear.widths for linear in self.adapted_linears(targets))
-
-
-def _is(target: str, path: str) -> bool:
-    """Whether PEFT adapts the module at a path for this target
-    (tuners_utils.check_target_module_exists)."""
-    return path == target or path.endswith(f".{target}")
+        widths = sum(linear.widths for linear in self.adapted_linears(targets))
+        return rank * widths
 
 
 def _is_targeted(path: str, targets: tuple[str, ...]) -> bool:
-    return any(_is(target, path) for target in targets)
+    """Whether PEFT adapts the module at a path for these targets
+    (tuners_utils.check_target_module_exists)."""
+    return any(path == target or path.endswith(f".{target}") for target in targets)
 
 
 @lru_cache(maxsize=64)
@@ -249,15 +257,15 @@ def _adapted_by_layer(shape: Shape, targets: tuple[str, ...]) -> tuple[tuple[Lin
     if targets == ALL_LINEAR:
         return (shape.linears,) * shape.layers
     embedding = Linear(EMBEDDING, 1, shape.vocab, shape.hidden)
-    first = (embedding,) if _is_targeted(EMBEDDING, targets) else ()
+    at_input = (embedding,) if _is_targeted(EMBEDDING, targets) else ()
     layers = []
     for layer in range(shape.layers):
         path = f"model.layers.{layer}"
-        adapted = tuple(
+        linears = [
             linear for linear in shape.linears if _is_targeted(f"{path}.{linear.name}", targets)
-        )
-        layers.append(adapted)
-    return (first, *layers)
+        ]
+        layers.append(tuple(linears))
+    return (at_input, *layers)
 
 
 @lru_cache(maxsize=64)
@@ -265,8 +273,9 @@ def _adapted(shape: Shape, targets: tuple[str, ...]) -> tuple[Linear, ...]:
     """The adapted maps, those of one name together."""
     by_name: dict[str, Linear] = {}
     for linear in chain(*_adapted_by_layer(shape, targets)):
-        before = by_name[linear.name].copies if linear.name in by_name else 0
-        by_name[linear.name] = linear._replace(copies=before + linear.copies)
+        before = by_name.get(linear.name)
+        copies = linear.copies + before.copies if before else linear.copies
+        by_name[linear.name] = linear._replace(copies=copies)
     return tuple(by_name.values())
 
 
@@ -300,17 +309,16 @@ class Family:
 @cache
 def families() -> dict[str, Family]:
     """All model types that are known exactly, in the order of families.yaml."""
-    listed = yaml.safe_load(
-        files(__package__).joinpath("families.yaml").read_text(encoding="utf-8")
-    )
-    known = {}
-    for kind, about in listed.items():
+    text = files(__package__).joinpath("families.yaml").read_text(encoding="utf-8")
+    by_type = {}
+    for kind, about in yaml.safe_load(text).items():
         biases = tuple(about.get("biases", ()))
-        known[kind] = Family(**about | {"biases": biases})
-    return known
+        fields = about | {"biases": biases}
+        by_type[kind] = Family(**fields)
+    return by_type
 
 
 def traits(model_type: str | None) -> dict[str, Any]:
     """The traits of a type; none for one that is not known, which is taken for a Llama."""
-    known = families().get(model_type or "")
-    return known.traits if known else {}
+    family = families().get(model_type or "")
+    return family.traits if family else {}
