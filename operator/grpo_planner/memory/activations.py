@@ -38,14 +38,12 @@ def adapters(shape: Shape, setup: Setup, *names: str) -> float:
 
     An adapter on experts changes their weights instead, and so does one on their router.
     """
-    maps = [
-        linear
-        for linear in shape.adapted_linears(setup.lora_targets)
-        if linear.name not in PER_WEIGHT
-    ]
+    adapted = shape.adapted_linears(setup.lora_targets)
+    maps = [linear for linear in adapted if linear.name not in PER_WEIGHT]
     if names:
         maps = [linear for linear in maps if linear.name.rsplit(".", 1)[-1] in names]
-    return sum(linear.copies for linear in maps) / shape.layers
+    in_all_layers = sum(linear.copies for linear in maps)
+    return in_all_layers / shape.layers
 
 
 def saved_attention(shape: Shape, setup: Setup) -> float:
@@ -58,17 +56,22 @@ def saved_attention(shape: Shape, setup: Setup) -> float:
     """
     repeated = shape.key_value if shape.kv_heads == 1 else shape.query
     keys_values = shape.query + repeated if setup.precision == "mixed" else 2 * repeated
-    states = setup.compute_bytes * (2 * shape.query + keys_values)
+    query_and_output = 2 * shape.query
+    states = setup.compute_bytes * (query_and_output + keys_values)
     if shape.eager:
         score = layer_kinds.score_bytes(shape, setup.precision)
-        return states + score.saved_scores * shape.heads * setup.length
-    return states + setup.compute_bytes * setup.length + 4 * shape.heads
+        scores = shape.heads * setup.length
+        return states + score.saved_scores * scores
+    mask_row = setup.compute_bytes * setup.length
+    log_sums = 4 * shape.heads
+    return states + mask_row + log_sums
 
 
 def kept_norm(shape: Shape, setup: Setup) -> float:
     """Per token: what one RMSNorm keeps, its float32 input (4 bytes), and for a trained weight the
     normalised values in the dtype that they are multiplied in."""
-    return shape.hidden * (4 + _normalised_bytes(shape, setup))
+    element_bytes = 4 + _normalised_bytes(shape, setup)
+    return shape.hidden * element_bytes
 
 
 def _normalised_bytes(shape: Shape, setup: Setup) -> int:
@@ -85,7 +88,9 @@ def saved_inputs(shape: Shape, setup: Setup) -> float:
     """Projections of a norm's output that keep it: those of attention, and gate and up, or the
     experts' router."""
     if setup.has_lora:
-        return adapters(shape, setup, *INPUT_MAPS) + layer_kinds.has_adapted_experts(shape, setup)
+        adapted_maps = adapters(shape, setup, *INPUT_MAPS)
+        adapted_router = layer_kinds.has_adapted_experts(shape, setup)
+        return adapted_maps + adapted_router
     # Fused maps: qkv and gate_up. Otherwise q, k and v, and the router or gate and up.
     if shape.fused:
         return 2
@@ -101,19 +106,20 @@ def saved_norms(shape: Shape, setup: Setup) -> float:
     inputs = saved_inputs(shape, setup)
     casts_for_adapters = setup.has_lora and setup.precision == "bfloat16"
     autocast = setup.precision == "mixed" or casts_for_adapters
-    outputs = 2 * inputs if autocast else 2 * setup.compute_bytes
-    return shape.norms * kept_norm(shape, setup) + shape.hidden * outputs
+    output_bytes = 2 * inputs if autocast else 2 * setup.compute_bytes
+    norms = shape.norms * kept_norm(shape, setup)
+    return norms + shape.hidden * output_bytes
 
 
 def saved_head_norms(shape: Shape, setup: Setup) -> float:
     """Per token: the same for the norms of queries and keys."""
     if not (shape.qk_norm or shape.whole_qk_norm):
         return 0
-    wide = shape.wide_norms or setup.precision == "float32"
     values = shape.query + shape.key_value
     if setup.has_lora:
         return values * 4
-    return values * (8 if wide else 6)
+    is_wide = shape.wide_norms or setup.precision == "float32"
+    return values * (8 if is_wide else 6)
 
 
 def is_gate_adapted(shape: Shape, setup: Setup) -> bool:
@@ -127,9 +133,9 @@ def saved_adapters(shape: Shape, setup: Setup) -> float:
     if not setup.has_lora:
         return 0
     inner_values = setup.compute_bytes * setup.lora_rank * adapters(shape, setup)
-    output_cast = (
-        2 * shape.query * adapters(shape, setup, "o_proj") if setup.compute_bytes == 2 else 0
-    )
+    if setup.compute_bytes != 2:
+        return inner_values
+    output_cast = 2 * shape.query * adapters(shape, setup, "o_proj")
     return inner_values + output_cast
 
 
@@ -138,8 +144,9 @@ def saved_feed_forward(shape: Shape, setup: Setup) -> float:
     projection keeps."""
     if shape.experts:
         return layer_kinds.saved_rows(shape, setup)
-    down = adapters(shape, setup, "down_proj") if setup.has_lora else 1
-    return (3 + down) * setup.compute_bytes * shape.intermediate
+    products = adapters(shape, setup, "down_proj") if setup.has_lora else 1
+    tensors = 3 + products
+    return tensors * setup.compute_bytes * shape.intermediate
 
 
 def saved_per_token(shape: Shape, setup: Setup) -> float:
@@ -157,7 +164,8 @@ def not_yet_saved(shape: Shape, setup: Setup) -> float:
     """Of what one layer keeps, what isn't there while attention runs: at the least the feed-forward
     part and half of the norms."""
     norms = shape.norms / 2 * kept_norm(shape, setup)
-    return (saved_feed_forward(shape, setup) + norms) * setup.tokens
+    per_token = saved_feed_forward(shape, setup) + norms
+    return per_token * setup.tokens
 
 
 def checkpoint(shape: Shape, setup: Setup) -> float:
@@ -174,9 +182,11 @@ def weight_casts(shape: Shape, setup: Setup) -> float:
     """bfloat16 copies of one layer's float32 matrices and adapters that autograd keeps under
     autocast, and experts as adapters change them."""
     matrices = 2 * autocast_parameters(shape) if setup.precision == "mixed" else 0
-    factors = shape.adapter_parameters(setup.lora_rank, setup.lora_targets) / shape.layers
-    narrowed_factors = 2 * factors if setup.compute_bytes == 2 else 0
-    return matrices + narrowed_factors + layer_kinds.effective_weights(shape, setup)
+    adapter = shape.adapter_parameters(setup.lora_rank, setup.lora_targets)
+    factors = adapter / shape.layers
+    narrow_factors = 2 * factors if setup.compute_bytes == 2 else 0
+    changed_experts = layer_kinds.effective_weights(shape, setup)
+    return matrices + narrow_factors + changed_experts
 
 
 def cast_cache(shape: Shape, setup: Setup) -> float:
@@ -191,7 +201,8 @@ def saved_activations(shape: Shape, setup: Setup) -> float:
     """All layers' saved activations after a forward pass."""
     if setup.checkpointing:
         return shape.layers * checkpoint(shape, setup)
-    layer = saved_per_token(shape, setup) * setup.tokens + weight_casts(shape, setup)
+    saved = saved_per_token(shape, setup) * setup.tokens
+    layer = saved + weight_casts(shape, setup)
     return shape.layers * layer
 
 
@@ -201,17 +212,17 @@ def forward_transient(shape: Shape, setup: Setup) -> float:
     A checkpointed layer saves nothing; with scores or experts its temporaries are those of a pass
     without gradients.
     """
-    if setup.checkpointing and (shape.eager or shape.experts):
-        kept = layer_kinds.score_bytes(shape, setup.precision).kept_mask * layer_kinds.scores(
-            shape, setup
-        )
-        gated = 0 if shape.experts else feed_forward_transient(shape, setup) + kept
-        return max(
-            gated, no_grad_transient(shape, setup) + layer_kinds.effective_weights(shape, setup)
-        )
     score = layer_kinds.score_bytes(shape, setup.precision)
-    # At the scores the layer has not yet saved its feed-forward part, so that room is still free.
     scores = layer_kinds.scores(shape, setup)
+    if setup.checkpointing and (shape.eager or shape.experts):
+        changed_experts = layer_kinds.effective_weights(shape, setup)
+        without_gradients = no_grad_transient(shape, setup) + changed_experts
+        if shape.experts:
+            return without_gradients
+        weights = score.kept_mask * scores
+        at_gate = feed_forward_transient(shape, setup) + weights
+        return max(at_gate, without_gradients)
+    # At the scores the layer has not yet saved its feed-forward part, so that room is still free.
     transient_scores = (score.forward - score.saved_scores) * scores
     at_scores = transient_scores - not_yet_saved(shape, setup)
     return max(at_scores, feed_forward_transient(shape, setup))
@@ -225,21 +236,23 @@ def feed_forward_transient(shape: Shape, setup: Setup) -> float:
     holds.
     """
     if shape.experts:
-        return (layer_kinds.forward_transient(shape, setup) + 8 * shape.hidden) * setup.tokens
+        rows = layer_kinds.forward_transient(shape, setup) + 8 * shape.hidden
+        return rows * setup.tokens
     wide = setup.compute_bytes * feed_forward_width(shape)
     if not setup.has_lora:
-        stream = 4 if setup.weight_bytes == 2 else 6
-        return (3 * wide + stream * shape.hidden) * setup.tokens
-    if setup.checkpointing:
-        return (
-            2 * setup.weight_bytes * shape.hidden + held_feed_forward(shape, setup)
-        ) * setup.tokens
-    if not is_gate_adapted(shape, setup):
-        return (2 * wide + 4 * shape.hidden) * setup.tokens
-    if setup.precision == "float32":
-        return wide * setup.tokens
-    stream = 14 if setup.precision == "bfloat16" else 10
-    return (3 * wide + stream * shape.hidden) * setup.tokens
+        stream_bytes = 4 if setup.weight_bytes == 2 else 6
+        per_token: float = 3 * wide + stream_bytes * shape.hidden
+    elif setup.checkpointing:
+        streams = 2 * setup.weight_bytes * shape.hidden
+        per_token = streams + held_feed_forward(shape, setup)
+    elif not is_gate_adapted(shape, setup):
+        per_token = 2 * wide + 4 * shape.hidden
+    elif setup.precision == "float32":
+        per_token = wide
+    else:
+        stream_bytes = 14 if setup.precision == "bfloat16" else 10
+        per_token = 3 * wide + stream_bytes * shape.hidden
+    return per_token * setup.tokens
 
 
 def held_feed_forward(shape: Shape, setup: Setup) -> float:
@@ -248,10 +261,13 @@ def held_feed_forward(shape: Shape, setup: Setup) -> float:
     Without adapters gate, activation or up, and their product; one fused gate_up matrix writes
     twice the width at once.
     """
-    product = (4 if shape.fused else 3) * setup.compute_bytes * shape.intermediate
+    tensors = 4 if shape.fused else 3
+    product = tensors * setup.compute_bytes * shape.intermediate
     if not setup.has_lora:
         return product
-    return max(product, held_by_gate_adapters(shape, setup), held_by_down_adapters(shape, setup))
+    by_gate = held_by_gate_adapters(shape, setup)
+    by_down = held_by_down_adapters(shape, setup)
+    return max(product, by_gate, by_down)
 
 
 def held_by_gate_adapters(shape: Shape, setup: Setup) -> float:
@@ -263,8 +279,9 @@ def held_by_gate_adapters(shape: Shape, setup: Setup) -> float:
     # A fused matrix writes gate and up: each of the three outputs is twice as wide.
     unfused_outputs = 4 if adapters(shape, setup, "up_proj") else 3
     outputs = 6 if shape.fused else unfused_outputs
-    widened = 4 * shape.hidden if setup.precision == "bfloat16" else 0
-    return outputs * setup.compute_bytes * shape.intermediate + widened
+    summands = outputs * setup.compute_bytes * shape.intermediate
+    wide_input = 4 * shape.hidden if setup.precision == "bfloat16" else 0
+    return summands + wide_input
 
 
 def held_by_down_adapters(shape: Shape, setup: Setup) -> float:
@@ -273,27 +290,32 @@ def held_by_down_adapters(shape: Shape, setup: Setup) -> float:
     matrix' output is held by its halves."""
     if not adapters(shape, setup, "down_proj"):
         return 0
-    held = (3 if shape.fused else 1) * setup.compute_bytes * shape.intermediate
+    tensors = 3 if shape.fused else 1
+    product = tensors * setup.compute_bytes * shape.intermediate
     if setup.precision == "float32":
-        return held + 12 * shape.hidden
+        return product + 12 * shape.hidden
     # First the product in float32 (4) and cast back (2) beside the base map's output; then three
     # outputs are added.
     at_first_map = 6 * shape.intermediate + 2 * shape.hidden
     at_sum = 4 * shape.intermediate + 6 * shape.hidden
-    return held + max(at_first_map, at_sum)
+    return product + max(at_first_map, at_sum)
 
 
 def no_grad_transient(shape: Shape, setup: Setup) -> float:
     """The largest temporaries of one layer when nothing is saved: the reference's pass."""
     score = layer_kinds.score_bytes(shape, setup.precision)
-    count = layer_kinds.scores(shape, setup)
-    streams = 16
+    scores = layer_kinds.scores(shape, setup)
+    stream_bytes = 16
     if setup.weight_bytes == 2:
-        streams = 8 if shape.experts else 11
+        stream_bytes = 8 if shape.experts else 11
     wide = layer_kinds.scoring_transient(shape, setup) if shape.experts else 6 * shape.intermediate
-    held = (wide + streams * shape.hidden) * setup.tokens + score.kept_mask * count
-    states = setup.compute_bytes * 4 * shape.query + 2 * setup.weight_bytes * shape.hidden
-    return max(held, score.scoring * count + states * setup.tokens)
+    per_token = wide + stream_bytes * shape.hidden
+    at_feed_forward = per_token * setup.tokens + score.kept_mask * scores
+    attention_states = setup.compute_bytes * 4 * shape.query
+    streams = 2 * setup.weight_bytes * shape.hidden
+    states = (attention_states + streams) * setup.tokens
+    at_scores = score.scoring * scores + states
+    return max(at_feed_forward, at_scores)
 
 
 def backward_transient(shape: Shape, setup: Setup) -> float:
@@ -312,44 +334,48 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
     beside its gradient.
     """
     if shape.experts:
-        rows = (layer_kinds.backward_transient(shape, setup) + 4 * shape.hidden) * setup.tokens
+        per_token = layer_kinds.backward_transient(shape, setup) + 4 * shape.hidden
+        rows = per_token * setup.tokens
         # Gate and up projections are twice as wide; where gradients are added up, those before are
         # gone by then.
         down = first_gradient(shape, setup)
         fresh = not (setup.is_accumulating or setup.is_partitioned)
         gate_up = 2 * down if fresh else down
-        return max(rows - down, layer_kinds.effective_gradient(shape, setup), gate_up)
+        adapted_experts = layer_kinds.effective_gradient(shape, setup)
+        return max(rows - down, adapted_experts, gate_up)
     wide = setup.compute_bytes * feed_forward_width(shape)
     if not setup.has_lora or setup.precision == "float32":
         # A fused matrix takes its input's gradient whole while that of the down projection's
         # adapter is added.
         has_whole_gradient = setup.has_lora and shape.fused and setup.checkpointing
-        whole = 4 * shape.hidden if has_whole_gradient else 0
-        return (2 * wide + whole) * setup.tokens
-    if not is_gate_adapted(shape, setup):
-        return 3 * wide * setup.tokens
-    if setup.checkpointing:
-        narrow = setup.weight_bytes == 2 and not shape.wide_norms
-        streams = 8 if narrow else 10
-        return (3 * wide + streams * shape.hidden) * setup.tokens
-    return (2 * wide + 2 * shape.hidden) * setup.tokens
+        whole_gradient = 4 * shape.hidden if has_whole_gradient else 0
+        bytes_per_token = 2 * wide + whole_gradient
+    elif not is_gate_adapted(shape, setup):
+        bytes_per_token = 3 * wide
+    elif setup.checkpointing:
+        is_narrow = setup.weight_bytes == 2 and not shape.wide_norms
+        stream_bytes = 8 if is_narrow else 10
+        bytes_per_token = 3 * wide + stream_bytes * shape.hidden
+    else:
+        bytes_per_token = 2 * wide + 2 * shape.hidden
+    return bytes_per_token * setup.tokens
 
 
 def first_gradient(shape: Shape, setup: Setup) -> float:
     """The first matrices whose gradients a layer's backward pass makes, its down projections."""
-    return (
-        0
-        if setup.has_lora
-        else max(1, shape.experts) * shape.hidden * shape.intermediate * setup.weight_bytes
-    )
+    if setup.has_lora:
+        return 0
+    copies = max(1, shape.experts)
+    return copies * shape.hidden * shape.intermediate * setup.weight_bytes
 
 
 def layer_backward(shape: Shape, setup: Setup) -> float:
     """One layer recomputed with all it saves, its casts, and its backward temporaries."""
-    own = saved_per_token(shape, setup) * setup.tokens + weight_casts(shape, setup)
+    saved = saved_per_token(shape, setup) * setup.tokens
+    saved_and_casts = saved + weight_casts(shape, setup)
     keeps_incoming = setup.checkpointing and setup.weight_bytes == 2
     incoming = checkpoint(shape, setup) if keeps_incoming else 0
-    return own + backward_transient(shape, setup) + incoming
+    return saved_and_casts + backward_transient(shape, setup) + incoming
 
 
 TILE_TOKENS = 4096
@@ -378,8 +404,10 @@ def packed_hidden(shape: Shape, setup: Setup) -> float:
     # The float32 input takes 4 bytes; a norm whose weight is trained keeps its output, too.
     bytes_of_trained_norm = {"bfloat16": 6, "mixed": 8, "float32": 8}
     norm_bytes = 4 if setup.has_lora else bytes_of_trained_norm[setup.precision]
-    packed = setup.scored_tokens * (shape.hidden * setup.weight_bytes + 40)
-    return packed + norm_bytes * shape.hidden * setup.tokens
+    bytes_per_scored_token = shape.hidden * setup.weight_bytes + 40
+    packed_states = setup.scored_tokens * bytes_per_scored_token
+    norm = norm_bytes * shape.hidden * setup.tokens
+    return packed_states + norm
 
 
 def forward_peak(shape: Shape, setup: Setup) -> float:
@@ -399,6 +427,7 @@ def backward_peak(shape: Shape, setup: Setup) -> float:
     hidden_gradient = setup.scored_tokens * shape.hidden * wide
     second_slice = 0
     if setup.precision == "mixed":
-        words = min(TILE_WORDS, max(0, shape.vocab - TILE_WORDS))
+        words_after_first = max(0, shape.vocab - TILE_WORDS)
+        words = min(TILE_WORDS, words_after_first)
         second_slice = words * shape.hidden * 2
     return forward_peak(shape, setup) + hidden_gradient + gradient + second_slice

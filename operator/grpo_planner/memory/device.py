@@ -50,9 +50,10 @@ def checkpoint_bytes(shape: Shape, setup: Setup, drifting_reference: bool) -> in
     """Disk of one checkpoint: weights (the adapter's under LoRA), optimizer state and a drifting
     reference."""
     trained = trained_parameters(shape, setup)
+    weights = trained * trained_bytes(setup)
     moments = 12 * trained if setup.zero else optimizer_state(shape, setup)
     reference = shape.parameters * setup.weight_bytes if drifting_reference else 0
-    return round(trained * trained_bytes(setup) + moments + reference)
+    return round(weights + moments + reference)
 
 
 def export_bytes(shape: Shape, setup: Setup, merged: bool) -> int:

@@ -21,7 +21,7 @@ from ..model.shapes import Shape
 from ..result.formatting import gib
 from ..result.result import SpecRejected
 from .device import checkpoint_bytes, export_bytes, whole_mib
-from .setup import Setup, ZeroStage
+from .setup import Precision, Setup, ZeroStage
 
 WIDE = 4
 NARROW = 2
@@ -46,14 +46,16 @@ def scratch_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
         spec: the job.
         policy: shape of its model, for a spec that gives no size; None where it is unknown.
     """
-    return WORKING + _fetched(spec, policy) + staged_bytes(spec, policy)
+    return WORKING + _fetched_bytes(spec, policy) + staged_bytes(spec, policy)
 
 
-def _fetched(spec: GRPOJobSpec, policy: Shape | None) -> int:
-    if spec.model.cache or any(variable.name in _OWN_PLACE for variable in spec.env):
+def _fetched_bytes(spec: GRPOJobSpec, policy: Shape | None) -> int:
+    is_elsewhere = any(variable.name in _OWN_PLACE for variable in spec.env)
+    if spec.model.cache or is_elsewhere:
         return 0
+    dataset = DATASET if spec.dataset.name else 0
     judges = tuple(reward.model for reward in spec.rewards if reward.model)
-    return (DATASET if spec.dataset.name else 0) + _weights(spec.model, judges, policy)
+    return dataset + _weights(spec.model, judges, policy)
 
 
 def staged_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
@@ -85,13 +87,18 @@ def staged_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
 def _setup(spec: GRPOJobSpec, zero: ZeroStage) -> Setup:
     """What of the settings decides the size of a checkpoint, with weights as wide as the spec
     allows."""
+    precision: Precision = "bfloat16" if spec.training.dtype == "bfloat16" else "float32"
     lora_rank = spec.adapter.rank if spec.is_adapter_requested else 0
+    lora_targets = tuple(spec.adapter.target_modules)
     return Setup(
-        precision="bfloat16" if spec.training.dtype == "bfloat16" else "float32",
-        prompt=1, completion=1, micro_batch=1, zero=zero,
+        precision=precision,
+        prompt=1,
+        completion=1,
+        micro_batch=1,
+        zero=zero,
         lora_rank=lora_rank,
-        lora_targets=tuple(spec.adapter.target_modules),
-    )  # fmt: skip
+        lora_targets=lora_targets,
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -100,13 +107,13 @@ def _weights(model: ModelSpec, judges: Sequence[ModelReward], policy: Shape | No
     shape = None
     if not model.name.startswith("/"):
         shape = _shape(model) or policy
-    policy_bytes = _stored(shape.parameters) if shape else 0
-    return policy_bytes + sum(
-        _stored(_judge(judge)) for judge in judges if not judge.name.startswith("/")
-    )
+    policy_bytes = _stored_bytes(shape.parameters) if shape else 0
+    fetched_judges = [judge for judge in judges if not judge.name.startswith("/")]
+    judge_bytes = sum(_stored_bytes(_judge(judge)) for judge in fetched_judges)
+    return policy_bytes + judge_bytes
 
 
-def _stored(parameters: int) -> int:
+def _stored_bytes(parameters: int) -> int:
     return parameters * (WIDE if parameters < SMALL else NARROW)
 
 
@@ -158,10 +165,10 @@ def disk_note(spec: GRPOJobSpec, policy: Shape | None = None) -> str:
     # disk runs full.
     exceeds_limit = limit is not None and quantity_bytes(limit) < needed
     fate = "will be" if exceeds_limit else "may be"
+    less_disk = less_disk_message(spec)
     return (
         f"spec.resources lets a pod have {requested} of {EPHEMERAL_STORAGE}, and it is expected "
-        f"to write {gib(needed)} "
-        f"to /tmp: it {fate} evicted; raise that{less_disk_message(spec)}"
+        f"to write {gib(needed)} to /tmp: it {fate} evicted; raise that{less_disk}"
     )
 
 

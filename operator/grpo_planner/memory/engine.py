@@ -42,17 +42,19 @@ def sequences(setup: Setup) -> int:
     """Completions that one engine samples at a time: of the processes that share it, or of all that
     replicas share."""
     engine = engine_of(setup)
-    many = (
-        setup.generation_batch * engine.tensor_parallel
-        if engine.kind == "Colocated"
-        else replica_completions(setup)
-    )
-    return min(many, engine.most_sequences or many)
+    if engine.kind == "Colocated":
+        completions = setup.generation_batch * engine.tensor_parallel
+    else:
+        completions = replica_completions(setup)
+    limit = engine.most_sequences or completions
+    return min(completions, limit)
 
 
 def replica_completions(setup: Setup) -> int:
     """Completions of one generation that fall to one replica."""
-    return ceil(setup.world * setup.generation_batch / max(1, engine_of(setup).replicas))
+    completions = setup.world * setup.generation_batch
+    replicas = max(1, engine_of(setup).replicas)
+    return ceil(completions / replicas)
 
 
 def weights(shape: Shape, setup: Setup) -> float:
@@ -70,13 +72,16 @@ def weights(shape: Shape, setup: Setup) -> float:
 def _elements(shape: Shape, gpus: int) -> tuple[int, int]:
     """Elements of an engine's weights that are shared out among its GPUs, and those that each of
     them has."""
-    ends = 1 if shape.tied else 2
-    padded = ceil(shape.vocab / VOCABULARY_PADDING) * VOCABULARY_PADDING
+    embeddings = 1 if shape.tied else 2
+    blocks_of_words = ceil(shape.vocab / VOCABULARY_PADDING)
+    padded_vocab = blocks_of_words * VOCABULARY_PADDING
+    padded_embeddings = embeddings * padded_vocab * shape.hidden
     vectors = shape.layers * shape.layer_vectors + shape.hidden
-    matrices = shape.parameters - ends * shape.head - vectors
-    missing = max(0, gpus - shape.kv_heads)
-    repeated = 2 * shape.layers * shape.hidden * shape.head_dim * missing
-    return matrices + ends * padded * shape.hidden + repeated, vectors
+    matrices = shape.parameters - embeddings * shape.head - vectors
+    missing_heads = max(0, gpus - shape.kv_heads)
+    repeated_heads = 2 * shape.layers * shape.hidden * shape.head_dim * missing_heads
+    shared = matrices + padded_embeddings + repeated_heads
+    return shared, vectors
 
 
 def token_bytes(shape: Shape, setup: Setup) -> int:
@@ -87,8 +92,9 @@ def token_bytes(shape: Shape, setup: Setup) -> int:
     """
     engine = engine_of(setup)
     heads = max(1, ceil(shape.kv_heads / engine.tensor_parallel))
+    elements = 2 * shape.layers * heads * shape.head_dim
     element_bytes = engine.cache_bytes or setup.compute_bytes
-    return 2 * shape.layers * heads * shape.head_dim * element_bytes
+    return elements * element_bytes
 
 
 def sequence_bytes(shape: Shape, setup: Setup) -> int:
@@ -102,16 +108,17 @@ def cache(shape: Shape, setup: Setup) -> int:
     """The cache of all that is sampled at a time, as if no prompt were shared; vLLM keeps one block
     for itself."""
     spare_block = engine_of(setup).block * token_bytes(shape, setup)
-    return sequences(setup) * sequence_bytes(shape, setup) + spare_block
+    sampled = sequences(setup) * sequence_bytes(shape, setup)
+    return sampled + spare_block
 
 
 def graphs(shape: Shape, setup: Setup) -> int:
     """What stays of an engine that sleeps: CUDA graphs, and a communicator for tensor
     parallelism."""
     engine = engine_of(setup)
-    captured = shape.layers * GRAPHS_PER_LAYER if engine.graphs else 0
+    cuda_graphs = shape.layers * GRAPHS_PER_LAYER if engine.graphs else 0
     communicator = COMMUNICATOR if engine.tensor_parallel > 1 else 0
-    return captured + communicator
+    return cuda_graphs + communicator
 
 
 def work(shape: Shape, setup: Setup) -> float:
@@ -120,21 +127,23 @@ def work(shape: Shape, setup: Setup) -> float:
     engine = engine_of(setup)
     at_once = sequences(setup)
     # Tensor parallelism splits the gated product; every GPU has the whole residual stream.
-    wide = WORK_COPIES * 2 * shape.intermediate / engine.tensor_parallel + 2 * shape.hidden
+    gated_product = WORK_COPIES * 2 * shape.intermediate / engine.tensor_parallel
+    width = gated_product + 2 * shape.hidden
     # A decoding pass has one token of every completion, which may be more than `pass_tokens`.
     tokens = max(engine.pass_tokens, at_once)
-    scores = at_once * shape.vocab * SCORE_BYTES
-    return max(tokens * wide * setup.compute_bytes, scores)
+    at_layer = tokens * width * setup.compute_bytes
+    at_scores = at_once * shape.vocab * SCORE_BYTES
+    return max(at_layer, at_scores)
 
 
 def awake_bytes(shape: Shape, setup: Setup) -> int:
     """All that an engine takes while it is awake: its share as vLLM counts it, or what is
     pinned."""
     weight_bytes = weights(shape, setup)
-    cached = cache(shape, setup)
+    cache_bytes = cache(shape, setup)
     graph_bytes = graphs(shape, setup)
-    own = weight_bytes + cached + graph_bytes + work(shape, setup)
-    return engine_of(setup).share or round(own)
+    needed = weight_bytes + cache_bytes + graph_bytes + work(shape, setup)
+    return engine_of(setup).share or round(needed)
 
 
 def cached_completions(shape: Shape, setup: Setup, share: int) -> int:
@@ -144,8 +153,9 @@ def cached_completions(shape: Shape, setup: Setup, share: int) -> int:
     weight_bytes = weights(shape, setup)
     graph_bytes = graphs(shape, setup)
     fixed = weight_bytes + graph_bytes + work(shape, setup) + spare
-    each = sequence_bytes(shape, setup) + shape.vocab * SCORE_BYTES
-    return max(0, int((share - fixed) // each))
+    per_completion = sequence_bytes(shape, setup) + shape.vocab * SCORE_BYTES
+    completions = int((share - fixed) // per_completion)
+    return max(0, completions)
 
 
 def resting_bytes(shape: Shape, setup: Setup) -> int:
@@ -175,8 +185,7 @@ def sync_bytes(shape: Shape, setup: Setup) -> float:
     plain = shape.largest_module * (gathered + cast)
     if not setup.has_lora:
         return plain
-    adapted = max(
-        (linear.inputs * linear.outputs for linear in shape.adapted_linears(setup.lora_targets)),
-        default=0,
-    )
-    return max(plain, adapted * (gathered + MERGED_BYTES))
+    adapted_linears = shape.adapted_linears(setup.lora_targets)
+    largest = max((linear.inputs * linear.outputs for linear in adapted_linears), default=0)
+    merged = largest * (gathered + MERGED_BYTES)
+    return max(plain, merged)

@@ -23,17 +23,19 @@ def gathered_policy(shape: Shape, setup: Setup) -> float:
         return 0
     if not setup.gather:
         return live_parameters(shape, setup)
-    return setup.weight_bytes * gathered_parameters(shape, setup) - persistent_parameters(
-        shape, setup
-    )
+    whole = setup.weight_bytes * gathered_parameters(shape, setup)
+    already_whole = persistent_parameters(shape, setup)
+    return whole - already_whole
 
 
 def cached_positions(shape: Shape, tokens: int) -> int:
     """Cached positions summed over layers; layers with a window keep at most that many tokens."""
     if not shape.sliding_window:
         return shape.layers * tokens
-    windowed = shape.layers - shape.full_attention_layers
-    return shape.full_attention_layers * tokens + windowed * min(tokens, shape.sliding_window)
+    window_layers = shape.layers - shape.full_attention_layers
+    in_full_layers = shape.full_attention_layers * tokens
+    in_window_layers = window_layers * min(tokens, shape.sliding_window)
+    return in_full_layers + in_window_layers
 
 
 def cache(shape: Shape, setup: Setup, tokens: int) -> float:
@@ -41,13 +43,9 @@ def cache(shape: Shape, setup: Setup, tokens: int) -> float:
 
     The cache has the dtype of the weights: float32 under autocast, where only products are narrow.
     """
-    return (
-        2
-        * cached_positions(shape, tokens)
-        * shape.key_value
-        * setup.weight_bytes
-        * setup.generation_batch
-    )
+    position_bytes = 2 * shape.key_value * setup.weight_bytes
+    positions = cached_positions(shape, tokens)
+    return positions * position_bytes * setup.generation_batch
 
 
 def head_cast(shape: Shape, setup: Setup) -> float:
@@ -57,26 +55,27 @@ def head_cast(shape: Shape, setup: Setup) -> float:
 
 def logits(shape: Shape, setup: Setup) -> float:
     """float32 scores of the next token and their softmax, and under autocast the head's cast."""
-    return setup.generation_batch * shape.vocab * 8 + head_cast(shape, setup)
+    scores_and_softmax = setup.generation_batch * shape.vocab * 8
+    return scores_and_softmax + head_cast(shape, setup)
 
 
 def prefill_layer(shape: Shape, setup: Setup) -> float:
     """One layer's temporaries over all prompts, at the scores or at the feed-forward part, and the
     mask."""
     score = layer_kinds.score_bytes(shape, setup.precision)
-    count = shape.heads * setup.prompt
+    scores = shape.heads * setup.prompt
     if shape.experts:
-        streams = 8 if setup.weight_bytes == 2 else 16
-        wide = layer_kinds.scoring_transient(shape, setup) + streams * shape.hidden
+        stream_bytes = 8 if setup.weight_bytes == 2 else 16
+        wide = layer_kinds.scoring_transient(shape, setup) + stream_bytes * shape.hidden
     else:
-        wide = 4 * setup.weight_bytes * shape.hidden + held_feed_forward(shape, setup)
+        streams = 4 * setup.weight_bytes * shape.hidden
+        wide = streams + held_feed_forward(shape, setup)
     masks = layer_kinds.mask_bytes(shape, setup) * setup.prompt
-    at_feed_forward = wide + score.kept_mask * count
-    at_scores = score.scoring * count + prefill_attention(shape, setup)
+    at_feed_forward = wide + score.kept_mask * scores
+    at_scores = score.scoring * scores + prefill_attention(shape, setup)
     per_token = max(at_feed_forward, at_scores) + masks
-    return setup.generation_batch * setup.prompt * per_token + layer_kinds.effective_weights(
-        shape, setup
-    )
+    temporaries = setup.generation_batch * setup.prompt * per_token
+    return temporaries + layer_kinds.effective_weights(shape, setup)
 
 
 def prefill_attention(shape: Shape, setup: Setup) -> float:
@@ -87,12 +86,12 @@ def prefill_attention(shape: Shape, setup: Setup) -> float:
     and repeated, of which the kernel takes narrow copies.
     """
     states = 4 * setup.compute_bytes * shape.query
+    stream = setup.weight_bytes * shape.hidden
     if shape.eager:
-        return states + 2 * setup.weight_bytes * shape.hidden
-    wide = 12 * shape.query if setup.precision == "mixed" else 0
-    return (
-        states + wide + 3 * setup.weight_bytes * shape.hidden + setup.compute_bytes * setup.prompt
-    )
+        return states + 2 * stream
+    wide_states = 12 * shape.query if setup.precision == "mixed" else 0
+    mask_row = setup.compute_bytes * setup.prompt
+    return states + wide_states + 3 * stream + mask_row
 
 
 def prefill(shape: Shape, setup: Setup) -> float:
@@ -100,8 +99,9 @@ def prefill(shape: Shape, setup: Setup) -> float:
     first are there while the last layer's output still is."""
     states = setup.weight_bytes * shape.hidden * setup.generation_batch * setup.prompt
     first_logits = setup.compute_bytes * setup.generation_batch * shape.vocab
-    first = states + head_cast(shape, setup) + first_logits
-    largest = max(prefill_layer(shape, setup), first, logits(shape, setup))
+    at_first_logits = states + head_cast(shape, setup) + first_logits
+    at_layer = prefill_layer(shape, setup)
+    largest = max(at_layer, at_first_logits, logits(shape, setup))
     return cache(shape, setup, setup.prompt) + largest
 
 
@@ -113,11 +113,12 @@ def decode(shape: Shape, setup: Setup) -> float:
     longer = shape.key_value * setup.weight_bytes * setup.generation_batch * setup.length
     score = layer_kinds.score_bytes(shape, setup.precision).scoring
     scores = score * shape.heads * setup.length * setup.generation_batch
-    layer = max(scores, layer_kinds.effective_weights(shape, setup))
-    largest = max(logits(shape, setup), layer)
+    changed_experts = layer_kinds.effective_weights(shape, setup)
+    largest = max(logits(shape, setup), scores, changed_experts)
     return cache(shape, setup, setup.length) + longer + largest
 
 
 def peak(shape: Shape, setup: Setup) -> float:
     """The higher of prefill and decoding, with autocast's cache; beside gathered_policy."""
-    return cast_cache(shape, setup) + max(prefill(shape, setup), decode(shape, setup))
+    highest = max(prefill(shape, setup), decode(shape, setup))
+    return cast_cache(shape, setup) + highest

@@ -36,19 +36,20 @@ def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     it loads, and what it writes when it saves.
     """
     whole = shape.parameters * setup.weight_bytes
-    partition = whole / setup.world + 3 * shape.largest_module * setup.weight_bytes
-    loading = partition if setup.zero == 3 else whole
+    partition = whole / setup.world
+    few_modules = 3 * shape.largest_module * setup.weight_bytes
+    loading = partition + few_modules if setup.zero == 3 else whole
     reference = 0.0
     if setup.reference == "Offload":
-        reference = whole / setup.world if setup.zero == 3 else whole
-    first = whole if setup.zero == 3 else 0
+        reference = partition if setup.zero == 3 else whole
+    of_rank0 = whole if setup.zero == 3 else 0
     saving = whole if setup.zero == 2 else 0
     state = offloaded_state(shape, setup) + saving
     has_engine_inside = setup.engine is not None and setup.engine.kind == "Colocated"
     engine = ENGINE_PROCESS if has_engine_inside else 0
     # Loading is over before the optimizer's state is made, so a process has the larger of the two.
-    each = PROCESS + engine + max(loading, state) + reference
-    return round(first + processes * each)
+    per_process = PROCESS + engine + max(loading, state) + reference
+    return round(of_rank0 + processes * per_process)
 
 
 def offloaded_state(shape: Shape, setup: Setup, *, rounded: bool = True) -> int:
@@ -71,7 +72,8 @@ def zero_2_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
 
     All but torch's moments are pinned; parameters with and without weight decay have their own.
     """
-    total = size(setup.weight_bytes * largest_trained(shape, setup.lora_rank, setup.lora_targets))
+    largest = largest_trained(shape, setup.lora_rank, setup.lora_targets)
+    total = size(setup.weight_bytes * largest)
     with_decay = sum(trained_matrices(shape, setup.lora_rank, setup.lora_targets))
     without_decay = trained_vectors(shape, setup.lora_rank)
     for elements in (with_decay, without_decay):
@@ -91,9 +93,10 @@ def accumulated_gradients(shape: Shape, setup: Setup, size: Callable[[int], int]
 
     Norms and biases are many and small; each takes less than twice its bytes.
     """
-    vectors = 2 * setup.weight_bytes * trained_vectors(shape, setup.lora_rank)
     matrices = trained_matrices(shape, setup.lora_rank, setup.lora_targets)
-    return fullest_rank(matrices, setup.weight_bytes, setup.world, size, 0) + vectors
+    of_matrices = fullest_rank(matrices, setup.weight_bytes, setup.world, size, 0)
+    of_vectors = 2 * setup.weight_bytes * trained_vectors(shape, setup.lora_rank)
+    return of_matrices + of_vectors
 
 
 def zero_3_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
@@ -122,11 +125,15 @@ def sub_groups(shape: Shape, setup: Setup) -> list[int]:
     groups = [end - start for start, end in pairwise([*ends, filled])]
     # Norms and biases are a parameter group of their own (no weight decay), and so a sub-group of
     # their own.
-    groups.append(-(-trained_vectors(shape, setup.lora_rank) // setup.world))
+    vectors = trained_vectors(shape, setup.lora_rank)
+    groups.append(-(-vectors // setup.world))
     return [group for group in groups if group]
 
 
 def pinned_bytes(count: int) -> int:
     """Bytes that torch's pinned allocator takes for `count`: the next power of two (roundSize;
     pytorch issue 95823)."""
-    return 1 << (count - 1).bit_length() if count else 0
+    if not count:
+        return 0
+    exponent = (count - 1).bit_length()
+    return 1 << exponent

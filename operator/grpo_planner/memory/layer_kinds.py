@@ -50,7 +50,8 @@ def score_bytes(shape: Shape, precision: Precision) -> ScoreBytes:
     """What a score takes; nothing where a kernel makes and forgets it."""
     if not shape.eager:
         return FUSED
-    return (WITH_SINK if shape.sinks else SOFT_CAPPED)[precision]
+    by_precision = WITH_SINK if shape.sinks else SOFT_CAPPED
+    return by_precision[precision]
 
 
 def scores(shape: Shape, setup: Setup) -> int:
@@ -97,7 +98,8 @@ def has_adapted_experts(shape: Shape, setup: Setup) -> bool:
     """Whether an adapter is on the experts."""
     if not setup.has_lora:
         return False
-    return any("experts" in linear.name for linear in shape.adapted_linears(setup.lora_targets))
+    adapted = shape.adapted_linears(setup.lora_targets)
+    return any("experts" in linear.name for linear in adapted)
 
 
 def saved_rows(shape: Shape, setup: Setup) -> float:
@@ -106,41 +108,46 @@ def saved_rows(shape: Shape, setup: Setup) -> float:
 
     Where the experts have no gradient, the inputs of their products are not kept.
     """
-    trained = not setup.has_lora or has_adapted_experts(shape, setup)
-    gated = (6 if shape.expert_bias else 3) + trained
-    width = gated * shape.intermediate * shape.active_experts + (1 + trained) * copies(shape)
-    return element(setup) * width + 4 * shape.experts + INDICES * shape.active_experts
+    has_gradient = not setup.has_lora or has_adapted_experts(shape, setup)
+    gate_tensors = (6 if shape.expert_bias else 3) + has_gradient
+    at_gate = gate_tensors * shape.intermediate * shape.active_experts
+    rows = (1 + has_gradient) * copies(shape)
+    probabilities = 4 * shape.experts
+    indices = INDICES * shape.active_experts
+    return element(setup) * (at_gate + rows) + probabilities + indices
 
 
 def effective_weights(shape: Shape, setup: Setup) -> float:
     """What an adapter on the experts makes of them in each pass: all of a layer's, with the change
     added."""
-    return (
-        element(setup) * shape.experts * shape.expert_matrices
-        if has_adapted_experts(shape, setup)
-        else 0
-    )
+    if not has_adapted_experts(shape, setup):
+        return 0
+    return element(setup) * shape.experts * shape.expert_matrices
 
 
 def forward_transient(shape: Shape, setup: Setup) -> float:
     """Per token: the weighted rows, in the experts' order and in the tokens', or biases gathered
     for each row."""
+    weighted_rows = 2 * copies(shape)
     biases = 2 * shape.intermediate * shape.active_experts * shape.expert_bias
-    return element(setup) * (2 * copies(shape) + biases)
+    return element(setup) * (weighted_rows + biases)
 
 
 def scoring_transient(shape: Shape, setup: Setup) -> float:
     """Per token, without gradients: four times the rows at the end, or rows and the gate's
     tensors."""
-    gate = (9.1 if shape.expert_bias else 4) * shape.intermediate * shape.active_experts
-    return element(setup) * max(4 * copies(shape), copies(shape) + gate)
+    rows = copies(shape)
+    gate_tensors = 9.1 if shape.expert_bias else 4
+    gate = gate_tensors * shape.intermediate * shape.active_experts
+    return element(setup) * max(4 * rows, rows + gate)
 
 
 def backward_transient(shape: Shape, setup: Setup) -> float:
     """Per token: the gradients of the weighted rows, of the rows, and their product with the
     weights' gradient; those of GPT-OSS's gate come on top."""
+    rows = 3 * copies(shape)
     gate = 2 * shape.intermediate * shape.active_experts * shape.expert_bias
-    return element(setup) * (3 * copies(shape) + gate)
+    return element(setup) * (rows + gate)
 
 
 def effective_gradient(shape: Shape, setup: Setup) -> float:

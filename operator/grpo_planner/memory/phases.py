@@ -103,7 +103,8 @@ class Predictor:
 
     def __init__(self, shape: Shape, resident: int = 0) -> None:
         """`resident` is what reward models take on the GPU, in bytes."""
-        self._shape, self._resident = shape, resident
+        self._shape = shape
+        self._resident = resident
         self._states: dict[tuple[object, ...], StateBytes] = {}
         self._passes: dict[tuple[object, ...], PassBytes] = {}
         self._generation: dict[tuple[object, ...], float] = {}
@@ -113,8 +114,8 @@ class Predictor:
         """What the passes alone take: less than any setup with the same sequences, precision and
         adapter."""
         passes = self._passes_of(setup)
-        generated = 0 if setup.engine else self._generation_of(setup)
-        least = max(passes.forward, passes.at_head, passes.at_embedding, generated)
+        generation_bytes = 0 if setup.engine else self._generation_of(setup)
+        least = max(passes.forward, passes.at_head, passes.at_embedding, generation_bytes)
         return Prediction({"backward": round(least)}, 0)
 
     def predict(self, setup: Setup, scoring: int = 0) -> Prediction:
@@ -128,21 +129,26 @@ class Predictor:
         if setup.engine:
             sampler = self._engine_of(setup)
             static += sampler.resting
-            generated = float(sampler.waking)
+            sampling = float(sampler.waking)
             sync = round(static + sampler.waking + sampler.sync)
         else:
-            generated = generation.gathered_policy(shape, setup) + self._generation_of(setup)
+            gathered = generation.gathered_policy(shape, setup)
+            sampling = gathered + self._generation_of(setup)
             sync = 0
-        peaks = {
-            "load": state.loading_extra,
-            "generate": max(generated, scoring),
-            "reference": state.live_parameters + reference_peak(shape, setup, passes),
-            "forward": state.live_parameters + waiting + passes.forward,
-            "backward": state.live_parameters + backward_peak(shape, setup, passes, waiting, state),
-            "step": state.step,
+        live = state.live_parameters
+        reference = live + reference_peak(shape, setup, passes)
+        forward = live + waiting + passes.forward
+        backward = live + backward_peak(shape, setup, passes, waiting, state)
+        phases = {
+            "load": round(static + state.loading_extra),
+            "sync": sync,
+            "generate": round(static + max(sampling, scoring)),
+            "reference": round(static + reference),
+            "forward": round(static + forward),
+            "backward": round(static + backward),
+            "step": round(static + state.step),
         }
-        phases = {name: round(static + peak) for name, peak in peaks.items()}
-        return Prediction({"load": phases.pop("load"), "sync": sync} | phases, round(static))
+        return Prediction(phases, round(static))
 
     # Each key has the settings that its terms depend on, and no others: with one too few another
     # setup's number is taken, with one too many the same number is worked out again.
@@ -185,12 +191,7 @@ class Predictor:
             setup.lora_targets,
         )  # fmt: skip
         if key not in self._engines:
-            shape = self._shape
-            self._engines[key] = EngineBytes(
-                resting=engine.resting_bytes(shape, setup),
-                waking=engine.waking_bytes(shape, setup),
-                sync=engine.sync_bytes(shape, setup),
-            )
+            self._engines[key] = engine_bytes(self._shape, setup)
         return self._engines[key]
 
 
@@ -199,28 +200,39 @@ def predict(shape: Shape, setup: Setup, resident: int = 0, scoring: int = 0) -> 
     return Predictor(shape, resident).predict(setup, scoring)
 
 
+def engine_bytes(shape: Shape, setup: Setup) -> EngineBytes:
+    """The engine of a setup that has one."""
+    return EngineBytes(
+        resting=engine.resting_bytes(shape, setup),
+        waking=engine.waking_bytes(shape, setup),
+        sync=engine.sync_bytes(shape, setup),
+    )
+
+
 def state_bytes(shape: Shape, setup: Setup) -> StateBytes:
     """The states of a setup."""
     static = states.static_bytes(shape, setup)
     gradients = states.gradients(shape, setup)
     # The weights are loaded before there is an optimizer; ZeRO-3 makes its moments when all else is
     # there.
-    loaded = states.loading_bytes(shape, setup)
+    loading = states.loading_bytes(shape, setup)
     first_gradients = states.first_gradients(shape, setup)
     live_parameters = states.live_parameters(shape, setup)
     gathering_buffers = states.gathering_buffers(shape, setup)
     passing_buckets = states.passing_buckets(shape, setup)
     passing_gradients = states.passing_gradients(shape, setup)
+    kept_gradients = states.kept_gradients(shape, setup)
+    # ZeRO's own buffers include the gradients; without ZeRO fused AdamW works in place on all of
+    # them.
+    step = states.step_buffers(shape, setup) if setup.zero else gradients
     return StateBytes(
         static=static,
-        loading_extra=max(loaded - static, first_gradients),
+        loading_extra=max(loading - static, first_gradients),
         live_parameters=live_parameters + gathering_buffers,
         gradients=gradients,
         passing_gradients=passing_buckets + passing_gradients,
-        kept_gradients=states.kept_gradients(shape, setup),
-        # ZeRO's own buffers include the gradients; without ZeRO fused AdamW works in place on all
-        # of them.
-        step=states.step_buffers(shape, setup) if setup.zero else gradients,
+        kept_gradients=kept_gradients,
+        step=step,
     )
 
 
@@ -233,7 +245,7 @@ def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     head_forward = activations.forward_peak(shape, setup)
     casts = act.cast_cache(shape, setup)
     # Without checkpointing the cached casts are already among the saved tensors.
-    cached = casts if setup.checkpointing else 0
+    unsaved_casts = casts if setup.checkpointing else 0
     # The first matrix whose gradient a layer's backward pass makes, while the layer's activations
     # are still all there.
     down = act.first_gradient(shape, setup)
@@ -244,15 +256,17 @@ def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     no_grad_transient = act.no_grad_transient(shape, setup)
     effective_weights = layer_kinds.effective_weights(shape, setup)
     head_backward = activations.backward_peak(shape, setup)
+    highest_temporaries = max(head_forward, forward_transient)
+    # The layers above have given their activations back; a checkpoint of the bottom one is still
+    # there while it runs.
+    last_checkpoint = stream if setup.checkpointing else 0
     return PassBytes(
-        forward=saved + mask + max(head_forward, forward_transient) + cached,
+        forward=saved + mask + highest_temporaries + unsaved_casts,
         scoring=mask + max(no_grad_transient, stream + head_forward),
         casts=casts + effective_weights,
         at_head=saved + mask + head_backward,
         at_top=down + mask + saved + top,
-        # The layers above have given their activations back; a checkpoint of this one is still
-        # there while it runs.
-        at_bottom=mask + layer + (stream if setup.checkpointing else 0),
+        at_bottom=mask + layer + last_checkpoint,
         at_embedding=stream + mask,
     )
 
@@ -265,8 +279,9 @@ def reference_peak(shape: Shape, setup: Setup, passes: PassBytes) -> float:
         return 0
     # A Sharded reference is an engine of its own: its gathered modules come beside the policy's.
     live = states.live_parameters(shape, setup) if setup.reference == "Sharded" else 0
+    visiting = states.visiting_reference(shape, setup)
     casts = passes.casts if own_pass else 0
-    return live + states.visiting_reference(shape, setup) + passes.scoring + casts
+    return live + visiting + passes.scoring + casts
 
 
 def backward_peak(
@@ -299,7 +314,8 @@ def backward_peak(
     # embedding's.
     tied = head_gradient if shape.tied else 0
     down = act.first_gradient(shape, setup)
-    reduced = waiting + (state.gradients if setup.is_partitioned else 0) + state.passing_gradients
+    second_partition = state.gradients if setup.is_partitioned else 0
+    reduced = waiting + second_partition + state.passing_gradients
     if fresh:
         # At the bottom layer all but two are made: the input embedding's, unless it is the head's,
         # and the rest of the layer's own after its down projection.
@@ -318,9 +334,11 @@ def backward_peak(
     of_head = head_gradient if fresh else tied
     # Full training without ZeRO has made all its gradients by then.
     holds_reduced = setup.is_partitioned or setup.has_lora
-    made = reduced if holds_reduced else state.gradients
+    at_end = reduced if holds_reduced else state.gradients
+    leaving_or_head = max(leaving, of_head)
+    norm_or_kept = max(norm, state.kept_gradients)
     at_head = waiting + passes.at_head
-    at_top = reduced + max(leaving, of_head) + passes.at_top
+    at_top = reduced + leaving_or_head + passes.at_top
     at_bottom = done + state.kept_gradients + passes.at_bottom
-    at_embedding = made + pending + passes.at_embedding + max(norm, state.kept_gradients)
+    at_embedding = at_end + pending + passes.at_embedding + norm_or_kept
     return max(at_head, at_top, at_bottom, at_embedding)

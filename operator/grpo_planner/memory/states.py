@@ -40,11 +40,9 @@ each to compare."""
 
 def trained_parameters(shape: Shape, setup: Setup) -> int:
     """Parameters with a gradient: the adapter's, or all."""
-    return (
-        shape.adapter_parameters(setup.lora_rank, setup.lora_targets)
-        if setup.has_lora
-        else shape.parameters
-    )
+    if setup.has_lora:
+        return shape.adapter_parameters(setup.lora_rank, setup.lora_targets)
+    return shape.parameters
 
 
 def trained_bytes(setup: Setup) -> int:
@@ -56,9 +54,10 @@ def trained_bytes(setup: Setup) -> int:
 
 def weights(shape: Shape, setup: Setup) -> float:
     """parameters * bytes, and the adapter's; divided by the world under ZeRO-3."""
+    policy = shape.parameters * setup.weight_bytes
     adapter = trained_parameters(shape, setup) * trained_bytes(setup) if setup.has_lora else 0
     partitions = setup.world if setup.zero == 3 else 1
-    return (shape.parameters * setup.weight_bytes + adapter) / partitions
+    return (policy + adapter) / partitions
 
 
 def optimizer_state(shape: Shape, setup: Setup) -> float:
@@ -72,7 +71,9 @@ def optimizer_state(shape: Shape, setup: Setup) -> float:
     trained = trained_parameters(shape, setup)
     if setup.zero:
         return trained * 12 / setup.world
-    return eight_bit_state(shape, setup) if setup.eight_bit else trained * 2 * trained_bytes(setup)
+    if setup.eight_bit:
+        return eight_bit_state(shape, setup)
+    return trained * 2 * trained_bytes(setup)
 
 
 def eight_bit_state(shape: Shape, setup: Setup) -> float:
@@ -94,10 +95,12 @@ def eight_bit_state(shape: Shape, setup: Setup) -> float:
     tensors += shape.vectors
     # Small tensors are rounded one by one. The rest is taken as large: 2 bytes and a share of a
     # block's two scales.
-    rest = shape.parameters - shape.head - sum(count * elements for count, elements in tensors)
+    tensor_elements = sum(count * elements for count, elements in tensors)
+    rest = shape.parameters - shape.head - tensor_elements
+    of_head = 8 * shape.head
     of_tensors = sum(count * moments(elements) for count, elements in tensors)
     of_rest = (2 + 8 / BLOCK) * rest
-    return 8 * shape.head + of_tensors + of_rest
+    return of_head + of_tensors + of_rest
 
 
 def moments(elements: int) -> int:
@@ -121,8 +124,8 @@ def reference_weights(shape: Shape, setup: Setup) -> float:
     if setup.reference == "Clone":
         return whole
     embeddings = shape.head * (1 if shape.tied else 2)
-    reached = embeddings + persistent_elements(shape, 0)
-    gathered = reached * setup.weight_bytes if setup.zero == 3 else 0
+    external_parameters = embeddings + persistent_elements(shape, 0)
+    gathered = external_parameters * setup.weight_bytes if setup.zero == 3 else 0
     if setup.reference == "Sharded":
         return whole / setup.world + gathered
     return gathered if setup.reference == "Offload" else 0
@@ -133,9 +136,9 @@ def visiting_reference(shape: Shape, setup: Setup) -> float:
     modules."""
     if setup.reference != "Offload":
         return 0
-    return (
-        live_parameters(shape, setup) if setup.zero == 3 else shape.parameters * setup.weight_bytes
-    )
+    if setup.zero == 3:
+        return live_parameters(shape, setup)
+    return shape.parameters * setup.weight_bytes
 
 
 def gradients(shape: Shape, setup: Setup) -> float:
@@ -160,11 +163,9 @@ def partition_gradients(shape: Shape, setup: Setup, least: int) -> float:
     (copy_grads_in_partition).
     """
     matrices = trained_matrices(shape, setup.lora_rank, setup.lora_targets)
+    of_matrices = fullest_rank(matrices, setup.weight_bytes, setup.world, int, least)
     vectors = 0 if least else trained_vectors(shape, setup.lora_rank)
-    return (
-        fullest_rank(matrices, setup.weight_bytes, setup.world, int, least)
-        + setup.weight_bytes * vectors
-    )
+    return of_matrices + setup.weight_bytes * vectors
 
 
 def kept_gradients(shape: Shape, setup: Setup) -> float:
@@ -177,7 +178,8 @@ def kept_gradients(shape: Shape, setup: Setup) -> float:
     """
     if setup.zero != 2 or not (setup.offload and setup.is_accumulating):
         return 0
-    return partition_gradients(shape, setup, shape.hidden**2 + 1)
+    larger_than_bucket = shape.hidden**2 + 1
+    return partition_gradients(shape, setup, larger_than_bucket)
 
 
 def passing_gradients(shape: Shape, setup: Setup) -> float:
@@ -194,7 +196,8 @@ def permanent_gradients(shape: Shape, setup: Setup) -> float:
     world."""
     if setup.zero != 3 or setup.offload:
         return 0
-    return trained_parameters(shape, setup) * setup.weight_bytes / setup.world
+    all_ranks = trained_parameters(shape, setup) * setup.weight_bytes
+    return all_ranks / setup.world
 
 
 def reduction_buckets(shape: Shape, setup: Setup) -> float:
@@ -203,15 +206,19 @@ def reduction_buckets(shape: Shape, setup: Setup) -> float:
 
     DDP keeps one more copy of all gradients, as gradient_as_bucket_view is off by default.
     """
-    if setup.zero:
-        return shape.hidden**2 * setup.weight_bytes if setup.zero == 3 else 0
-    return trained_parameters(shape, setup) * trained_bytes(setup) if setup.world > 1 else 0
+    if setup.zero == 3:
+        return shape.hidden**2 * setup.weight_bytes
+    if setup.zero or setup.world == 1:
+        return 0
+    return trained_parameters(shape, setup) * trained_bytes(setup)
 
 
 def passing_buckets(shape: Shape, setup: Setup) -> float:
     """ZeRO-2's two buckets of hidden**2 elements, which it makes for every backward pass
     (setup_buckets)."""
-    return 2 * shape.hidden**2 * setup.weight_bytes if setup.zero == 2 else 0
+    if setup.zero != 2:
+        return 0
+    return 2 * shape.hidden**2 * setup.weight_bytes
 
 
 def offload_buffer(shape: Shape, setup: Setup) -> float:
@@ -222,7 +229,8 @@ def offload_buffer(shape: Shape, setup: Setup) -> float:
     """
     if setup.zero != 2 or not setup.offload:
         return 0
-    return setup.weight_bytes * largest_trained(shape, setup.lora_rank, setup.lora_targets)
+    elements = largest_trained(shape, setup.lora_rank, setup.lora_targets)
+    return setup.weight_bytes * elements
 
 
 def live_parameters(shape: Shape, setup: Setup) -> float:
@@ -234,14 +242,15 @@ def live_parameters(shape: Shape, setup: Setup) -> float:
     """
     if setup.zero != 3:
         return 0
-    return setup.weight_bytes * min(
-        gathered_parameters(shape, setup), MAX_LIVE_PARAMETERS + shape.largest_module
-    )
+    limit = MAX_LIVE_PARAMETERS + shape.largest_module
+    elements = min(gathered_parameters(shape, setup), limit)
+    return setup.weight_bytes * elements
 
 
 def gathered_parameters(shape: Shape, setup: Setup) -> int:
     """Parameters of the whole policy, its adapter's among them."""
-    return shape.parameters + (trained_parameters(shape, setup) if setup.has_lora else 0)
+    adapter = trained_parameters(shape, setup) if setup.has_lora else 0
+    return shape.parameters + adapter
 
 
 def gathering_buffers(shape: Shape, setup: Setup) -> float:
@@ -253,8 +262,11 @@ def gathering_buffers(shape: Shape, setup: Setup) -> float:
     """
     if setup.zero != 3:
         return 0
-    ahead = PREFETCH * shape.hidden**2 + largest_in_layer(shape) if setup.gather else 0
-    return setup.weight_bytes * max(shape.experts * shape.expert_matrices, ahead)
+    experts = shape.experts * shape.expert_matrices
+    if not setup.gather:
+        return setup.weight_bytes * experts
+    ahead = PREFETCH * shape.hidden**2 + largest_in_layer(shape)
+    return setup.weight_bytes * max(experts, ahead)
 
 
 def persistent_parameters(shape: Shape, setup: Setup) -> float:
@@ -266,7 +278,8 @@ def persistent_parameters(shape: Shape, setup: Setup) -> float:
     """
     if setup.zero != 3:
         return 0
-    return setup.weight_bytes * persistent_elements(shape, setup.lora_rank, setup.lora_targets)
+    elements = persistent_elements(shape, setup.lora_rank, setup.lora_targets)
+    return setup.weight_bytes * elements
 
 
 def gradient_norm(shape: Shape, setup: Setup) -> float:
@@ -280,7 +293,8 @@ def gradient_norm(shape: Shape, setup: Setup) -> float:
         return 0
     largest = largest_trained(shape, setup.lora_rank, setup.lora_targets)
     if setup.zero == 3:
-        return 8 * min(largest / setup.world, NORM_CHUNK)
+        share = largest / setup.world
+        return 8 * min(share, NORM_CHUNK)
     partition = trained_parameters(shape, setup) / setup.world
     return 8 * min(largest, partition)
 
@@ -295,15 +309,18 @@ def step_buffers(shape: Shape, setup: Setup) -> float:
     """
     if not setup.zero or setup.offload:
         return 0
-    own = trained_parameters(shape, setup) / setup.world
+    partition = trained_parameters(shape, setup) / setup.world
     # The flat copy is in the model's dtype; the optimizer works on float32, so narrow gradients are
     # copied once more.
-    flat = setup.weight_bytes + (4 if setup.weight_bytes == 2 else 0)
+    float32_copy = 4 if setup.weight_bytes == 2 else 0
+    element_bytes = setup.weight_bytes + float32_copy
     norm = gradient_norm(shape, setup)
     if setup.zero == 3:
-        buffers = max(flat * min(own, SUB_GROUP), norm)
+        sub_group = min(partition, SUB_GROUP)
+        buffers = max(element_bytes * sub_group, norm)
         return max(0, buffers - persistent_parameters(shape, setup))
-    return gradients(shape, setup) + max(flat * own, norm)
+    buffers = max(element_bytes * partition, norm)
+    return gradients(shape, setup) + buffers
 
 
 def loading_bytes(shape: Shape, setup: Setup) -> float:
@@ -334,7 +351,8 @@ def first_gradients(shape: Shape, setup: Setup) -> float:
     ones on the host."""
     if setup.zero != 3 or setup.offload:
         return 0
-    return 4 * min(trained_parameters(shape, setup) / setup.world, SUB_GROUP)
+    partition = trained_parameters(shape, setup) / setup.world
+    return 4 * min(partition, SUB_GROUP)
 
 
 def static_bytes(shape: Shape, setup: Setup) -> float:
@@ -367,9 +385,12 @@ def trained_matrices(
     if lora_rank:
         layers = shape.adapted_linears_by_layer(targets)
         return tuple(lora_rank * width for layer in layers for width in _factor_widths(layer))
+    layer = _layer(shape)
     beyond = (shape.parameters - shape.counted_parameters) // shape.layers
-    layer = _layer(shape) + ((beyond,) if beyond > 0 else ())
-    return (shape.head, *layer * shape.layers) + (() if shape.tied else (shape.head,))
+    if beyond > 0:
+        layer = (*layer, beyond)
+    output = () if shape.tied else (shape.head,)
+    return (shape.head, *layer * shape.layers, *output)
 
 
 def _factor_widths(layer: tuple[Linear, ...]) -> list[int]:
@@ -394,15 +415,19 @@ def _layer(shape: Shape) -> tuple[int, ...]:
         down = shape.experts * shape.hidden * shape.intermediate
         gate_up = 2 * down
         return query, key, value, output, router, gate_up, down
-    return tuple(
-        linear.inputs * linear.outputs for linear in shape.linears for _ in range(linear.copies)
-    )
+    matrices: list[int] = []
+    for linear in shape.linears:
+        matrices += [linear.inputs * linear.outputs] * linear.copies
+    return tuple(matrices)
 
 
 def trained_vectors(shape: Shape, lora_rank: int) -> int:
     """Elements of all norms and biases together: the parameter group without weight decay. An
     adapter has none."""
-    return 0 if lora_rank else shape.layers * shape.layer_vectors + shape.hidden
+    if lora_rank:
+        return 0
+    final_norm = shape.hidden
+    return shape.layers * shape.layer_vectors + final_norm
 
 
 @lru_cache(maxsize=64)
@@ -418,7 +443,8 @@ def persistent_elements(shape: Shape, lora_rank: int, targets: tuple[str, ...] =
         matrices += trained_matrices(shape, lora_rank, targets)
     sinks = (shape.layers * shape.sinks, shape.heads)
     router_biases = (shape.layers * shape.expert_bias, shape.experts)
-    tensors = [*shape.vectors, sinks, router_biases, *((1, elements) for elements in matrices)]
+    counted_matrices = [(1, elements) for elements in matrices]
+    tensors = [*shape.vectors, sinks, router_biases, *counted_matrices]
     limit = PERSISTENCE * shape.hidden
     return sum(count * elements for count, elements in tensors if elements <= limit)
 
@@ -451,7 +477,7 @@ def fullest_rank(
         size: returns the bytes of the buffer that holds a given number of bytes.
         least: elements of the smallest that counts.
     """
-    own = -(-sum(matrices) // world)
+    partition = -(-sum(matrices) // world)
     ranks = [0] * world
     end = 0
     for elements in matrices:
@@ -459,6 +485,8 @@ def fullest_rank(
         end += elements
         if elements >= least:
             buffer = size(weight_bytes * elements)
-            for rank in range(start // own, (end - 1) // own + 1):
+            first_rank = start // partition
+            last_rank = (end - 1) // partition
+            for rank in range(first_rank, last_rank + 1):
                 ranks[rank] += buffer
     return max(ranks)
