@@ -81,16 +81,20 @@ class Planner:
         `brief`: the chosen plan alone, not what it was compared with. That is most of the work and
         nearly all of what an answer weighs.
         """
-        self._spec, self._facts, self._brief, self._learned = spec, facts, brief, learned
+        self._spec = spec
+        self._facts = facts
+        self._brief = brief
+        self._learned = learned
         self._waiting: dict[Inventory, PlanResult] = {}
 
     def plan(self, inventory: Inventory) -> PlanResult:
         """What plan_job answers, byte for byte; a brief one is without candidates."""
         try:
-            disk = self._demand.pod_disk(reported=inventory.reports_disk)
-            return self._plan(inventory).with_disk_request(disk)
-        except SpecRejected as rejected:
-            return PlanResult(feasible=False, reason=rejected.reason, message=str(rejected))
+            disk_bytes = self._demand.pod_disk(reported=inventory.reports_disk)
+            result = self._plan(inventory)
+            return result.with_disk_request(disk_bytes)
+        except SpecRejected as rejection:
+            return PlanResult(feasible=False, reason=rejection.reason, message=str(rejection))
 
     def _plan(self, inventory: Inventory) -> PlanResult:
         """The same, before it is known what the pods request of their nodes' disks."""
@@ -99,9 +103,8 @@ class Planner:
         if self._spec.placement.provisioning == "CreatePods":
             inventory = declared_inventory(self._spec.placement)
         inventory = self._as_measured(inventory)
-        return self._on_free(inventory) or self._on_emptied(
-            inventory.with_merged_nodes.without_usage.with_merged_nodes
-        )
+        result = self._on_free(inventory)
+        return result or self._on_emptied(_empty(inventory))
 
     def curve(self, inventory: Inventory) -> list[Size]:
         """What every number of GPUs would give on these nodes were they empty, fewest first; []
@@ -110,25 +113,32 @@ class Planner:
         Raises:
             SpecRejected: the spec can't be planned at all.
         """
-        emptied = self._as_measured(inventory).with_merged_nodes.without_usage.with_merged_nodes
+        emptied = _empty(self._as_measured(inventory))
         pools, _ = build_pools(emptied, self._spec)
-        return curve(Search(self._footprints, pools, server_pools(emptied, self._spec)))
+        engine_pools = server_pools(emptied, self._spec)
+        search = Search(self._footprints, pools, engine_pools)
+        return curve(search)
 
     def _as_measured(self, inventory: Inventory) -> Inventory:
-        return with_measured_links(inventory, self._learned.links) if self._learned else inventory
+        if self._learned is None:
+            return inventory
+        return with_measured_links(inventory, self._learned.links)
 
     @cached_property
     def _demand(self) -> Demand:
         reported = self._learned.architecture if self._learned else None
         model = resolve_model(self._spec.model, self._facts, reported)
-        return build_demand(self._spec, model, positions(self._facts.config), self._learned)
+        most_positions = positions(self._facts.config)
+        return build_demand(self._spec, model, most_positions, self._learned)
 
     @cached_property
     def _footprints(self) -> Footprints:
         if not methods(self._spec):
             raise conflicting_pins(self._spec)
-        check(self._demand)
-        return Footprints(self._demand, Predictor(self._demand.shape, self._demand.reward_bytes))
+        demand = self._demand
+        check(demand)
+        predictor = Predictor(demand.shape, demand.reward_bytes)
+        return Footprints(demand, predictor)
 
     def _on_free(self, inventory: Inventory) -> PlanResult | None:
         """The plan on what is free; None when nothing fits there, or nobody knows what is free."""
@@ -136,10 +146,12 @@ class Planner:
         if not inventory.visible:
             return None
         pools, left_out = build_pools(inventory, self._spec)
-        search = Search(footprints, pools, server_pools(inventory, self._spec))
+        engine_pools = server_pools(inventory, self._spec)
+        search = Search(footprints, pools, engine_pools)
         if not search.is_feasible:
             return None
-        return self._answer(search, [*inventory.warnings, *left_out], fits_now=True)
+        notes = [*inventory.warnings, *left_out]
+        return self._answer(search, notes, fits_now=True)
 
     def _on_emptied(self, emptied: Inventory) -> PlanResult:
         """The plan on what will be free, else an explanation; the same for as long as the nodes are
@@ -150,34 +162,47 @@ class Planner:
 
     def _plan_emptied(self, emptied: Inventory) -> PlanResult:
         pools, left_out = build_pools(emptied, self._spec)
-        others = server_pools(emptied, self._spec)
+        engine_pools = server_pools(emptied, self._spec)
         notes = [*emptied.warnings, *left_out]
-        search = Search(self._footprints, pools, others)
+        search = Search(self._footprints, pools, engine_pools)
         if search.is_feasible:
             return self._answer(search, notes, fits_now=not emptied.visible)
         if emptied.short_of_disk:
             larger = emptied.with_larger_disks
             pools, _ = build_pools(larger, self._spec)
-            if Search(self._footprints, pools, server_pools(larger, self._spec)).is_feasible:
+            engine_pools = server_pools(larger, self._spec)
+            on_larger_disks = Search(self._footprints, pools, engine_pools)
+            if on_larger_disks.is_feasible:
                 return disk_shortage_result(self._demand, emptied.warnings)
-        result = _with_hardware(
-            _nowhere(self._footprints, search, emptied, notes), self._footprints
-        )
+        refusal = _nowhere(self._footprints, search, emptied, notes)
+        result = _with_hardware(refusal, self._footprints)
         return result.model_copy(update={"candidates": []}) if self._brief else result
 
     def _answer(self, search: Search, notes: list[str], fits_now: bool) -> PlanResult:
-        return (_chosen if self._brief else _planned)(search, notes, fits_now)
+        answer = _chosen if self._brief else _planned
+        return answer(search, notes, fits_now)
+
+
+def _empty(inventory: Inventory) -> Inventory:
+    """The nodes with nothing running on them. Nodes that differ in their usage alone are merged,
+    too."""
+    return inventory.with_merged_nodes.without_usage.with_merged_nodes
 
 
 def _plan_cpu(demand: Demand) -> PlanResult:
     """A CPU job: one plan, no search."""
-    chosen = plan_cpu(demand)
+    plan = plan_cpu(demand)
+    candidate = Candidate.from_plan(plan)
     return PlanResult(
-        feasible=True, fits_now=True, reason=PlanReason.PLANNED, message=chosen.reason,
-        chosen=chosen,
-        candidates=[Candidate.from_plan(chosen)], changes=chosen.changes,
-        architecture=chosen.architecture,
-    )  # fmt: skip
+        feasible=True,
+        fits_now=True,
+        reason=PlanReason.PLANNED,
+        message=plan.reason,
+        chosen=plan,
+        candidates=[candidate],
+        changes=plan.changes,
+        architecture=plan.architecture,
+    )
 
 
 def _nowhere(
@@ -189,12 +214,13 @@ def _nowhere(
     options = search.options()
     fixes = _fixes(footprints, emptied, pools)
     if options:
-        return _on_one_node(demand, _nothing_fits(demand, options, fixes))
-    rejected = engine_rejection(demand, search) or place_rejection(demand, pools, notes)
+        result = _nothing_fits(demand, options, fixes)
+        return _on_one_node(demand, result)
+    rejection = engine_rejection(demand, search) or place_rejection(demand, pools, notes)
     result = PlanResult(
         feasible=False,
-        reason=rejected.reason,
-        message=str(rejected),
+        reason=rejection.reason,
+        message=str(rejection),
         fixes=fixes,
         architecture=demand.model.source,
     )
@@ -208,12 +234,13 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
 
     def plan(spec: GRPOJobSpec, inventory: Inventory) -> Option | None:
         pools, _ = build_pools(inventory, spec)
-        return _best(footprints, spec, pools, server_pools(inventory, spec))
+        engine_pools = server_pools(inventory, spec)
+        return _best(footprints, spec, pools, engine_pools)
 
     hardware = smallest_hardware(footprints.demand.spec, plan)
-    would_do = (
-        hardware.message if hardware else f"none of up to {MOST_RENTED} GPUs that was looked at"
-    )
+    would_do = f"none of up to {MOST_RENTED} GPUs that was looked at"
+    if hardware:
+        would_do = hardware.message
     message = f"{result.message}; the smallest hardware that would do: {would_do}"
     return result.model_copy(update={"hardware": hardware, "message": message})
 
@@ -235,38 +262,45 @@ def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     all_options = search.options()
     best = choose(all_options, demand.spec.placement.objective)
     assert best is not None, "something fits"
-    chosen = choose_engine(search, best)
-    # The search leaves out extents that can't win; of the chosen method a user wants to compare
+    winner = choose_engine(search, best)
+    # The search leaves out extents that can't win; of the winner's method a user wants to compare
     # them all.
-    of_other_methods = [option for option in all_options if not has_same_method(option, chosen)]
-    options = of_other_methods + search.extents(chosen) + rivals(search, chosen)
-    result = _result(search, chosen, notes, fits_now)
+    of_other_methods = [option for option in all_options if not has_same_method(option, winner)]
+    options = of_other_methods + search.extents(winner) + rivals(search, winner)
+    result = _result(search, winner, notes, fits_now)
     assert result.chosen is not None, "it was given"
-    ranked = explain.candidates(demand, notable(options, chosen), chosen)
-    chosen_candidate = Candidate.from_plan(result.chosen)
-    return result.model_copy(update={"candidates": [chosen_candidate, *ranked[1:]]})
+    ranked = explain.candidates(demand, notable(options, winner), winner)
+    winning_candidate = Candidate.from_plan(result.chosen)
+    candidates = [winning_candidate, *ranked[1:]]
+    return result.model_copy(update={"candidates": candidates})
 
 
 def _chosen(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     """The same without candidates."""
     best = choose(search.fitting(), search.demand.spec.placement.objective)
     assert best is not None, "something fits"
-    chosen = choose_engine(search, best)
-    return _result(search, chosen, notes, fits_now)
+    winner = choose_engine(search, best)
+    return _result(search, winner, notes, fits_now)
 
 
-def _result(search: Search, chosen: Option, notes: list[str], fits_now: bool) -> PlanResult:
+def _result(search: Search, winner: Option, notes: list[str], fits_now: bool) -> PlanResult:
     demand = search.demand
-    reason = explain.reason_message(chosen, sampling_message(search, chosen))
-    warnings = explain.warnings(demand, chosen)
-    sentences = [*warnings, *advice(search, chosen), *notes]
-    plan = explain.as_plan(demand, chosen, ExecutionPlan, reason=reason, warnings=sentences)
-    message = reason if fits_now else f"needs {chosen.place.name}, which are taken now; {reason}"
+    sampling = sampling_message(search, winner)
+    reason = explain.reason_message(winner, sampling)
+    warnings = explain.warnings(demand, winner)
+    sentences = [*warnings, *advice(search, winner), *notes]
+    plan = explain.as_plan(demand, winner, ExecutionPlan, reason=reason, warnings=sentences)
+    message = reason if fits_now else f"needs {winner.place.name}, which are taken now; {reason}"
     result_reason = PlanReason.PLANNED if fits_now else PlanReason.WAITING_FOR_GPUS
     return PlanResult(
-        feasible=True, fits_now=fits_now, reason=result_reason, message=message, chosen=plan,
-        changes=plan.changes, architecture=demand.model.source,
-    )  # fmt: skip
+        feasible=True,
+        fits_now=fits_now,
+        reason=result_reason,
+        message=message,
+        chosen=plan,
+        changes=plan.changes,
+        architecture=demand.model.source,
+    )
 
 
 def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> PlanResult:
@@ -277,23 +311,33 @@ def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> Pl
     footprint = nearest.footprint
     if nearest.shortage == "HostMemory":
         reason = PlanReason.OUT_OF_HOST_MEMORY
-        numbers = f"{gib(nearest.host)} of host memory per node, {gib(place.host_memory)} are there"
+        available = gib(place.host_memory)
+        numbers = f"{gib(nearest.host)} of host memory per node, {available} are there"
     else:
         reason = PlanReason.OUT_OF_DEVICE_MEMORY
         phase = footprint.prediction.peak_phase
-        numbers = (
-            f"{gib(footprint.device)} per GPU at {phase}, {gib(place.pool.usable_bytes)} are usable"
-        )
-    if any([change.path for change in fix.changes] == ["spec.adapter.use"] for fix in fixes):
+        usable = gib(place.pool.usable_bytes)
+        numbers = f"{gib(footprint.device)} per GPU at {phase}, {usable} are usable"
+    if any(_is_adapter_alone(fix) for fix in fixes):
         reason = PlanReason.ONLY_ADAPTER_FITS
     message = f"nothing fits; the nearest, {footprint.method.name} on {place.name}, needs {numbers}"
     if fixes:
-        message += "; would fit: " + "; or ".join(fix.message for fix in fixes)
+        would_fit = "; or ".join(fix.message for fix in fixes)
+        message += f"; would fit: {would_fit}"
     ranked = explain.candidates(demand, notable(options, None), None)
     return PlanResult(
-        feasible=False, reason=reason, message=message, candidates=ranked, fixes=fixes,
+        feasible=False,
+        reason=reason,
+        message=message,
+        candidates=ranked,
+        fixes=fixes,
         architecture=demand.model.source,
-    )  # fmt: skip
+    )
+
+
+def _is_adapter_alone(fix: Fix) -> bool:
+    paths = [change.path for change in fix.changes]
+    return paths == ["spec.adapter.use"]
 
 
 def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> list[Fix]:
@@ -301,20 +345,22 @@ def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> lis
     demand = footprints.demand
 
     def plan(spec: GRPOJobSpec) -> Option | None:
-        there = pools
+        trainer_pools = pools
         if spec.placement.gpu_product != demand.spec.placement.gpu_product:
-            there, _ = build_pools(emptied, spec)
-        return _best(footprints, spec, there, server_pools(emptied, spec))
+            trainer_pools, _ = build_pools(emptied, spec)
+        engine_pools = server_pools(emptied, spec)
+        return _best(footprints, spec, trainer_pools, engine_pools)
 
     return find_fixes(demand.spec, demand.shape, pools, plan)
 
 
 def _best(
-    footprints: Footprints, spec: GRPOJobSpec, pools: list[Pool], others: list[Pool]
+    footprints: Footprints, spec: GRPOJobSpec, pools: list[Pool], engine_pools: list[Pool]
 ) -> Option | None:
     """What a changed spec would be planned as, with all that is known of its model and of the
     memory that it needs."""
     demand = footprints.demand
-    changed = build_demand(spec, demand.model, demand.positions, demand.learned)
-    search = Search(Footprints(changed, footprints.predictor), pools, others)
+    new_demand = build_demand(spec, demand.model, demand.positions, demand.learned)
+    new_footprints = Footprints(new_demand, footprints.predictor)
+    search = Search(new_footprints, pools, engine_pools)
     return choose(search.fitting(), spec.placement.objective)

@@ -46,9 +46,10 @@ def as_plan(
     """
     spec = demand.spec
     place = option.place
+    pool = place.pool
     setup = option.footprint.setup
     method = option.footprint.method
-    trained = "LoRA" if method.lora else "Full"
+    method_name = "LoRA" if method.lora else "Full"
     offload = "CPU" if method.offload else "None"
     optimizer = "AdamW8bit" if setup.eight_bit else "AdamW"
     dtype = "bfloat16" if setup.precision == "bfloat16" else "float32"
@@ -61,30 +62,49 @@ def as_plan(
     sub_batch = at_once if at_once < generated else 0
     seconds = None if option.shortage else round(option.seconds, 2)
     host_memory = demand.pod_memory or whole_mib(option.host)
-    if demand.pod_cpu is None:
-        millicores = place.pool.default_millicores(place.per_node)
-    else:
+    millicores = pool.default_millicores(place.per_node)
+    if demand.pod_cpu is not None:
         millicores = round(1000 * demand.pod_cpu)
+    link = assumed_link(pool.hardware, place.nodes, place.per_node)
+    export = export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export)
+    first_warnings = [*warnings][:16]
     return kind(
-        strategy=method.strategy, method=trained, zero_stage=method.zero,
-        offload=offload, gpus=place.world, nodes=place.nodes,
-        gpus_per_node=place.per_node, processes_per_node=place.per_node,
-        gpu_product=place.pool.label, gpu_hour_price=place.pool.price or None,
-        gpu_resource=place.pool.resource,
-        node_selector=dict(place.pool.selector),
-        micro_batch=setup.micro_batch, gradient_accumulation=setup.accumulation,
-        steps_per_generation=generated // setup.micro_batch, generation_sub_batch=sub_batch,
-        gradient_checkpointing=setup.checkpointing, gather_for_generation=setup.gather,
-        engine=_engine(demand, option), optimizer=optimizer, dtype=dtype, autocast=autocast,
-        parameters=demand.model.label, architecture=demand.model.source,
-        shape_source=demand.model.found_in, memory=_memory(demand, option),
-        cpu_millicores=millicores, host_memory_bytes=host_memory, estimated_step_seconds=seconds,
-        link_bytes_per_second=assumed_link(place.pool.hardware, place.nodes, place.per_node),
-        export_bytes=export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export),
-        save_every_steps=spec.checkpoint.every_steps, reason=reason, changes=changes(demand,
-        option),
-        warnings=[*warnings][:16],
-    )  # fmt: skip
+        strategy=method.strategy,
+        method=method_name,
+        zero_stage=method.zero,
+        offload=offload,
+        gpus=place.world,
+        nodes=place.nodes,
+        gpus_per_node=place.per_node,
+        processes_per_node=place.per_node,
+        gpu_product=pool.label,
+        gpu_hour_price=pool.price or None,
+        gpu_resource=pool.resource,
+        node_selector=dict(pool.selector),
+        micro_batch=setup.micro_batch,
+        gradient_accumulation=setup.accumulation,
+        steps_per_generation=generated // setup.micro_batch,
+        generation_sub_batch=sub_batch,
+        gradient_checkpointing=setup.checkpointing,
+        gather_for_generation=setup.gather,
+        engine=_engine(demand, option),
+        optimizer=optimizer,
+        dtype=dtype,
+        autocast=autocast,
+        parameters=demand.model.label,
+        architecture=demand.model.source,
+        shape_source=demand.model.found_in,
+        memory=_memory(demand, option),
+        cpu_millicores=millicores,
+        host_memory_bytes=host_memory,
+        estimated_step_seconds=seconds,
+        link_bytes_per_second=link,
+        export_bytes=export,
+        save_every_steps=spec.checkpoint.every_steps,
+        reason=reason,
+        changes=changes(demand, option),
+        warnings=first_warnings,
+    )
 
 
 def _engine(demand: Demand, option: Option) -> EnginePlan | None:
@@ -92,9 +112,9 @@ def _engine(demand: Demand, option: Option) -> EnginePlan | None:
     setup = option.footprint.setup
     if setup.engine is None:
         return None
-    usable = option.servers.usable_bytes if option.servers else option.place.pool.usable_bytes
+    pool = option.servers or option.place.pool
     sync = None if option.shortage else option.time.sync / setup.engine.syncs
-    return engine_plan(demand, setup, usable, sync=sync, servers=option.servers)
+    return engine_plan(demand, setup, pool.usable_bytes, sync=sync, servers=option.servers)
 
 
 def _memory(demand: Demand, option: Option) -> MemoryPrediction:
@@ -102,13 +122,18 @@ def _memory(demand: Demand, option: Option) -> MemoryPrediction:
     footprint = option.footprint
     prediction = footprint.prediction
     drifts = demand.spec.reference.sync is not None
+    checkpoint = checkpoint_bytes(demand.shape, footprint.setup, drifting_reference=drifts)
+    phases = MemoryPhases(**prediction.phases)
     return MemoryPrediction(
-        phases=MemoryPhases(**prediction.phases), peak_phase=prediction.peak_phase,
-        peak_allocated_bytes=prediction.peak, device_bytes=footprint.device,
-        usable_bytes=option.place.pool.usable_bytes, host_bytes_per_node=option.host,
+        phases=phases,
+        peak_phase=prediction.peak_phase,
+        peak_allocated_bytes=prediction.peak,
+        device_bytes=footprint.device,
+        usable_bytes=option.place.pool.usable_bytes,
+        host_bytes_per_node=option.host,
         expandable_segments=demand.spec.has_expandable_segments,
-        checkpoint_bytes=checkpoint_bytes(demand.shape, footprint.setup, drifting_reference=drifts),
-    )  # fmt: skip
+        checkpoint_bytes=checkpoint,
+    )
 
 
 def changes(demand: Demand, option: Option) -> list[str]:
@@ -118,15 +143,17 @@ def changes(demand: Demand, option: Option) -> list[str]:
     method = option.footprint.method
     sentences = []
     if method.lora and not spec.is_adapter_requested:
+        rank = spec.adapter.rank
         modules = spec.adapter.target_modules
-        trained = demand.shape.adapter_parameters(spec.adapter.rank, tuple(modules))
-        share = trained / demand.shape.parameters
+        module_names = ", ".join(modules)
+        adapter_parameters = demand.shape.adapter_parameters(rank, tuple(modules))
+        share = adapter_parameters / demand.shape.parameters
+        learning_rate = spec.training.learning_rate
         sentences.append(
-            f"trains a LoRA adapter of rank {spec.adapter.rank} on {', '.join(modules)} only "
-            f"({share:.2%} of the parameters), because no plan with all parameters fits; "
-            f"learningRate {spec.training.learning_rate:g} is not rescaled (adapters usually want "
-            "about ten times "
-            "more); set spec.adapter.use to Never to refuse this, or to Always to ask for it"
+            f"trains a LoRA adapter of rank {rank} on {module_names} only ({share:.2%} of the "
+            "parameters), because no plan with all parameters fits; learningRate "
+            f"{learning_rate:g} is not rescaled (adapters usually want about ten times more); set "
+            "spec.adapter.use to Never to refuse this, or to Always to ask for it"
         )
     if method.eight_bit and spec.training.optimizer == "Auto":
         sentences.append(
@@ -138,18 +165,21 @@ def changes(demand: Demand, option: Option) -> list[str]:
 def warnings(demand: Demand, option: Option) -> list[str]:
     """What the planner could not know about the chosen option."""
     pool = option.place.pool
+    hardware = pool.hardware
     setup = option.footprint.setup
     sentences = demand.notes
-    if not pool.hardware.is_known:
-        sentences.append(f"GPU product {pool.label!r} is unknown: {_guesses(pool)}")
-    if why := obstacle_message(pool.label, pool.resource, pool.hardware.capability):
+    if not hardware.is_known:
+        guesses = _guesses(pool)
+        sentences.append(f"GPU product {pool.label!r} is unknown: {guesses}")
+    if why := obstacle_message(pool.label, pool.resource, hardware.capability):
         sentences.append(f"{why}: whether spec.image can compute there is not known")
     if not demand.spec.has_expandable_segments:
+        variables = " or ".join(ALLOCATOR_ENV)
+        waste = f"{FRAGMENTATION[False]:.0%}"
+        usual_waste = f"{FRAGMENTATION[True]:.0%}"
         sentences.append(
-            f"spec.env sets {' or '.join(ALLOCATOR_ENV)} without {EXPANDABLE_SEGMENTS}: "
-            "fragmentation is taken to "
-            f"waste {FRAGMENTATION[False]:.0%} of what comes and goes instead of "
-            f"{FRAGMENTATION[True]:.0%} (assumed)"
+            f"spec.env sets {variables} without {EXPANDABLE_SEGMENTS}: fragmentation is taken to "
+            f"waste {waste} of what comes and goes instead of {usual_waste} (assumed)"
         )
     if setup.precision == "bfloat16" and not setup.has_lora and not setup.zero:
         sentences.append(
@@ -157,10 +187,10 @@ def warnings(demand: Demand, option: Option) -> list[str]:
             "away; "
             "set spec.training.dtype to Auto for float32 weights under bfloat16 autocast"
         )
-    if not pool.hardware.has_bfloat16:
+    if not hardware.has_bfloat16:
         sentences.append(f"{pool.label} has no bfloat16: everything runs in float32")
     if _has_unknown_network(demand, option):
-        assumed_gbps = option.place.per_node * pool.hardware.network
+        assumed_gbps = option.place.per_node * hardware.network
         sentences.append(
             f"step times assume {assumed_gbps:.0f} GB/s between nodes, usual for these "
             "GPUs, but the pods ask for no RDMA card (spec.resources.limits, "
@@ -203,20 +233,22 @@ def reason_message(option: Option, sampling: str) -> str:
     why."""
     place = option.place
     footprint = option.footprint
-    numbers = needs_message(
-        footprint.device, place.pool.usable_bytes, footprint.prediction.peak_phase, option.seconds
-    )
+    usable = place.pool.usable_bytes
+    phase = footprint.prediction.peak_phase
+    numbers = needs_message(footprint.device, usable, phase, option.seconds)
     return f"{footprint.method.name} on {place.name}: {numbers}; completions by {sampling}"
 
 
-def candidates(demand: Demand, options: Sequence[Option], chosen: Option | None) -> list[Candidate]:
+def candidates(demand: Demand, options: Sequence[Option], winner: Option | None) -> list[Candidate]:
     """The options with their verdicts: the chosen one, then what fits by time, then what does not
     by what it lacks."""
-    ranked = []
-    for option in sorted(options, key=lambda option: (option is not chosen, *_rank(option))):
-        plan = as_plan(demand, option, Candidate)
-        ranked.append(plan.model_copy(update={"rejected": _rejection(option, chosen)}))
-    return ranked
+    ranked = sorted(options, key=lambda option: (option is not winner, *_rank(option)))
+    verdicts = []
+    for option in ranked:
+        candidate = as_plan(demand, option, Candidate)
+        rejection = _rejection(option, winner)
+        verdicts.append(candidate.model_copy(update={"rejected": rejection}))
+    return verdicts
 
 
 def _rank(option: Option) -> tuple[object, ...]:
@@ -226,9 +258,9 @@ def _rank(option: Option) -> tuple[object, ...]:
     return False, option.tier, option.seconds, option.preference
 
 
-def _rejection(option: Option, chosen: Option | None) -> Rejection | None:
+def _rejection(option: Option, winner: Option | None) -> Rejection | None:
     """Why an option was not chosen; None for the chosen one."""
-    if option is chosen:
+    if option is winner:
         return None
     phase = option.footprint.prediction.peak_phase
     if option.shortage == "HostMemory":
@@ -240,70 +272,71 @@ def _rejection(option: Option, chosen: Option | None) -> Rejection | None:
         )
     need = option.footprint.device
     have = option.place.pool.usable_bytes
-    if option.shortage or chosen is None:
+    if option.shortage or winner is None:
         reason = "DeviceMemory"
         message = f"needs {gib(need)} at {phase}, has {gib(have)}"
     else:
-        reason, message = _beaten(option, chosen)
+        reason, message = _comparison(option, winner)
     return Rejection(reason=reason, message=message, phase=phase, need_bytes=need, have_bytes=have)
 
 
-def _beaten(
-    option: Option, chosen: Option
+def _comparison(
+    option: Option, winner: Option
 ) -> tuple[Literal["NotNeeded", "Slower", "NoBetter"], str]:
     """Why an option that fits was not chosen."""
-    if option.tier > chosen.tier:
-        lora = option.footprint.method.lora
-        return (
-            "NotNeeded",
-            "not needed: all parameters fit" if lora else "not needed: 32-bit moments fit",
-        )
-    if option.seconds > chosen.seconds:
-        return "Slower", f"{option.seconds / chosen.seconds - 1:.1%} slower"
-    gain = 1 - option.seconds / chosen.seconds
-    return "NoBetter", f"{gain:.1%} faster, but {_cost(option, chosen)}"
+    if option.tier > winner.tier:
+        what_fits = "all parameters" if option.footprint.method.lora else "32-bit moments"
+        return "NotNeeded", f"not needed: {what_fits} fit"
+    ratio = option.seconds / winner.seconds
+    if option.seconds > winner.seconds:
+        return "Slower", f"{ratio - 1:.1%} slower"
+    cost = _cost(option, winner)
+    return "NoBetter", f"{1 - ratio:.1%} faster, but {cost}"
 
 
-def _cost(option: Option, chosen: Option) -> str:
+def _cost(option: Option, winner: Option) -> str:
     """What an option that is no slower would cost, such as `4 GPUs instead of 1`."""
     place = option.place
+    other_place = winner.place
     method = option.footprint.method
-    other = chosen.place
-    usual = chosen.footprint.method
-    adds_offload = method.offload and not usual.offload
-    moves_reference = method.reference == "Offload" and usual.reference != "Offload"
-    costs = {
-        f"{place.world} GPUs instead of {other.world}": place.world > other.world,
-        f"{plural(option.engine_gpus, 'GPU')} more for its engines": option.engine_gpus
-        > chosen.engine_gpus,
-        "optimizer offload": adds_offload,
-        "its reference in host memory": moves_reference,
-        f"ZeRO-{method.zero}": method.zero > usual.zero,
-        plural(place.nodes, "node"): place.nodes > other.nodes,
-        f"it fills {option.device_share:.0%} of a GPU": option.crowding > chosen.crowding,
-    }
-    return next((cost for cost, dearer in costs.items() if dearer), f"on {place.pool.label}")
+    other_method = winner.footprint.method
+    if place.world > other_place.world:
+        return f"{place.world} GPUs instead of {other_place.world}"
+    if option.engine_gpus > winner.engine_gpus:
+        engine_gpus = plural(option.engine_gpus, "GPU")
+        return f"{engine_gpus} more for its engines"
+    if method.offload and not other_method.offload:
+        return "optimizer offload"
+    if method.reference == "Offload" and other_method.reference != "Offload":
+        return "its reference in host memory"
+    if method.zero > other_method.zero:
+        return f"ZeRO-{method.zero}"
+    if place.nodes > other_place.nodes:
+        return plural(place.nodes, "node")
+    if option.crowding > winner.crowding:
+        return f"it fills {option.device_share:.0%} of a GPU"
+    return f"on {place.pool.label}"
 
 
 def decision_message(result: PlanResult) -> str:
     """What decided for the chosen plan; empty where nothing was compared."""
-    chosen = result.chosen
-    if chosen is None or chosen.memory is None:
+    plan = result.chosen
+    if plan is None or plan.memory is None:
         return ""
     others = result.candidates[1:]
-    if chosen.method == "LoRA" and (missed := _nearest(others, "Full")):
-        return f"an adapter, because {_lacks(missed, 'training all parameters')}"
+    if plan.method == "LoRA" and (full := _nearest(others, "Full")):
+        shortage = _lacks(full, "training all parameters")
+        return f"an adapter, because {shortage}"
     fitting = [other for other in others if _is_outdone(other)]
     if not fitting:
-        missed = next((other for other in others if _misses(other)), None)
-        return (
-            f"nothing else fits: {_lacks(missed, f'the nearest, {plan_name(missed)},')}"
-            if missed
-            else ""
-        )
+        nearest = next((other for other in others if _misses(other)), None)
+        if nearest is None:
+            return ""
+        shortage = _lacks(nearest, f"the nearest, {plan_name(nearest)},")
+        return f"nothing else fits: {shortage}"
     rival = min(fitting, key=_step_seconds)
     assert rival.rejected is not None, "it was not chosen"
-    seconds = _step_seconds(chosen)
+    seconds = _step_seconds(plan)
     rival_seconds = _step_seconds(rival)
     verdict = rival.rejected.message
     return (
@@ -316,14 +349,13 @@ def _step_seconds(plan: ExecutionPlan) -> float:
 
 
 def _is_outdone(candidate: Candidate) -> bool:
-    return candidate.rejected is not None and candidate.rejected.reason in ("Slower", "NoBetter")
+    reason = candidate.rejected.reason if candidate.rejected else ""
+    return reason in ("Slower", "NoBetter")
 
 
 def _misses(candidate: Candidate) -> bool:
-    return candidate.rejected is not None and candidate.rejected.reason in (
-        "DeviceMemory",
-        "HostMemory",
-    )
+    reason = candidate.rejected.reason if candidate.rejected else ""
+    return reason in ("DeviceMemory", "HostMemory")
 
 
 def _nearest(candidates: list[Candidate], method: str) -> Candidate | None:

@@ -70,15 +70,17 @@ def find_fixes(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool], plan: Pla
 def _pair(spec: GRPOJobSpec, turns: Sequence[Adjustment], plan: Planner) -> list[Fix]:
     """The cheapest two changes that help together, each no stronger than it must be; empty where
     none do."""
-    for first, second in sorted(
-        combinations(turns, 2), key=lambda pair: sum(map(turns.index, pair))
-    ):
-        if first.path == second.path or not _planned(
-            spec, (first.strongest, second.strongest), plan
-        ):
+    pairs = combinations(turns, 2)
+    cheapest_first = sorted(pairs, key=lambda pair: sum(map(turns.index, pair)))
+    for first, second in cheapest_first:
+        if first.path == second.path:
+            continue
+        strongest = (first.strongest, second.strongest)
+        if not _option_with(spec, strongest, plan):
             continue
         for value in first.values:
-            fix = _mildest(spec, (first._replace(values=[value]),), second, plan)
+            milder = first._replace(values=[value])
+            fix = _mildest(spec, (milder,), second, plan)
             if fix:
                 return [fix]
     return []
@@ -91,22 +93,23 @@ def _mildest(
     doesn't."""
     # The strongest value first: where even that doesn't help, one plan has shown it instead of one
     # per value.
-    last = _planned(spec, (*before, turn.strongest), plan)
-    if last is None:
+    strongest = (*before, turn.strongest)
+    last_option = _option_with(spec, strongest, plan)
+    if last_option is None:
         return None
     for value in turn.values[:-1]:
-        turned = (*before, turn._replace(values=[value]))
-        option = _planned(spec, turned, plan)
+        turns = (*before, turn._replace(values=[value]))
+        option = _option_with(spec, turns, plan)
         if option:
-            return _fix(turned, option)
-    return _fix((*before, turn.strongest), last)
+            return _fix(turns, option)
+    return _fix(strongest, last_option)
 
 
-def _planned(spec: GRPOJobSpec, turned: Sequence[Adjustment], plan: Planner) -> Option | None:
+def _option_with(spec: GRPOJobSpec, turns: Sequence[Adjustment], plan: Planner) -> Option | None:
     """What the changed spec would be planned as; None if a change is not allowed or doesn't
     help."""
     try:
-        for path, values, _ in turned:
+        for path, values, _ in turns:
             spec = with_value(spec, path, values[-1])
     except SpecInvalid:
         # A change may break another rule of the spec, such as divisibility; then it is not a fix.
@@ -114,30 +117,33 @@ def _planned(spec: GRPOJobSpec, turned: Sequence[Adjustment], plan: Planner) -> 
     return plan(spec)
 
 
-def _fix(turned: Sequence[Adjustment], option: Option) -> Fix:
+def _fix(turns: Sequence[Adjustment], option: Option) -> Fix:
     """The fix with the plan that it leads to."""
-    changes = [Change(path=path, value=_written(values[-1])) for path, values, _ in turned]
-    todo = " and ".join(map(_adjustment_message, turned))
-    costs = "; ".join(turn.cost for turn in turned)
+    changes = [Change(path=path, value=_yaml(values[-1])) for path, values, _ in turns]
+    instructions = " and ".join(map(_adjustment_message, turns))
+    costs = "; ".join(turn.cost for turn in turns)
     footprint = option.footprint
-    where = (
-        f"{footprint.method.name} on {plural(option.place.world, 'GPU')}, "
-        f"{gib(footprint.device)} per GPU"
-    )
-    return Fix(changes=changes, message=f"{todo} ({costs}): {where}")
+    gpus = plural(option.place.world, "GPU")
+    outcome = f"{footprint.method.name} on {gpus}, {gib(footprint.device)} per GPU"
+    return Fix(changes=changes, message=f"{instructions} ({costs}): {outcome}")
 
 
 def _adjustment_message(turn: Adjustment) -> str:
     """`set spec.placement.nodes to 2`, or `remove spec.placement.nodes`."""
     value = turn.values[-1]
-    return f"remove {turn.path}" if value is None else f"set {turn.path} to {_written(value)}"
+    if value is None:
+        return f"remove {turn.path}"
+    return f"set {turn.path} to {_yaml(value)}"
 
 
-def _written(value: Any) -> str:
+def _yaml(value: Any) -> str:
     """A value as YAML in one line."""
     if value is None:
         return "null"
-    return f"[{', '.join(value)}]" if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        items = ", ".join(value)
+        return f"[{items}]"
+    return str(value)
 
 
 def _turns(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool]) -> Iterator[Adjustment]:
@@ -157,23 +163,24 @@ def _turns(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool]) -> Iterator[A
         )
     else:
         yield from _smaller_adapters(spec, shape)
-    yield Adjustment("spec.training.maxCompletionLength", _halves(training.max_completion_length,
-    SHORTEST),
-               "cuts off longer completions")  # fmt: skip
-    yield Adjustment("spec.training.maxPromptLength", _halves(training.max_prompt_length, SHORTEST),
-               "leaves out longer prompts")  # fmt: skip
+    completion_lengths = _halves(training.max_completion_length, SHORTEST)
+    yield Adjustment(
+        "spec.training.maxCompletionLength", completion_lengths, "cuts off longer completions"
+    )
+    prompt_lengths = _halves(training.max_prompt_length, SHORTEST)
+    yield Adjustment("spec.training.maxPromptLength", prompt_lengths, "leaves out longer prompts")
 
 
 def _halves(number: int, least: int) -> list[int]:
     """Half of a number, half of that, and so on down to `least`."""
-    return [number >> bits for bits in range(1, number.bit_length()) if number >> bits >= least]
+    halves = [number >> bits for bits in range(1, number.bit_length())]
+    return [half for half in halves if half >= least]
 
 
 def _smaller_adapters(spec: GRPOJobSpec, shape: Shape) -> Iterator[Adjustment]:
     """An adapter of lower rank, or on fewer modules where the model has those that are named."""
-    yield Adjustment(
-        "spec.adapter.rank", _halves(spec.adapter.rank, LEAST_RANK), "a smaller adapter"
-    )
+    ranks = _halves(spec.adapter.rank, LEAST_RANK)
+    yield Adjustment("spec.adapter.rank", ranks, "a smaller adapter")
     attention = ["q_proj", "v_proj"]
     if spec.adapter.target_modules == ["all-linear"] and shape.adapted_linears(tuple(attention)):
         yield Adjustment(
@@ -189,10 +196,7 @@ def _engines(spec: GRPOJobSpec) -> Iterator[Adjustment]:
     if wanted.sleep is False:
         yield Adjustment("spec.generation.sleep", [None], "waking the engine for every generation")
     if wanted.servers and wanted.servers.replicas > 1:
-        fewer = [
-            wanted.servers.replicas >> bits
-            for bits in range(1, wanted.servers.replicas.bit_length())
-        ]
+        fewer = _halves(wanted.servers.replicas, 1)
         yield Adjustment("spec.generation.servers.replicas", fewer, "fewer engines, so more time")
     if wanted.engine in ("Colocated", "Servers") and not wanted.servers:
         yield Adjustment(
@@ -212,10 +216,8 @@ def _pins(spec: GRPOJobSpec) -> Iterator[Adjustment]:
             ["Auto"],
             "20 to 30 % more time where it is needed",
         )
-    if (
-        training.per_device_train_batch_size is not None
-        and training.per_device_train_batch_size > 1
-    ):
+    micro_batch = training.per_device_train_batch_size
+    if micro_batch is not None and micro_batch > 1:
         yield Adjustment(
             "spec.training.perDeviceTrainBatchSize", [None], "smaller micro-batches, the same step"
         )
@@ -223,15 +225,12 @@ def _pins(spec: GRPOJobSpec) -> Iterator[Adjustment]:
         yield Adjustment(
             "spec.training.ds3GatherForGeneration", ["Auto"], "slower generation where it is needed"
         )
-    if spec.reference.strategy not in ("Auto", "None"):
+    reference = spec.reference
+    if reference.strategy not in ("Auto", "None"):
         yield Adjustment(
             "spec.reference.strategy", ["Auto"], "another place for the same reference"
         )
-    if (
-        spec.reference.strategy == "Auto"
-        and spec.reference.offload is None
-        and spec.training.beta > 0
-    ):
+    if reference.strategy == "Auto" and reference.offload is None and training.beta > 0:
         for strategy in ("Offload", "Sharded"):
             yield Adjustment(
                 "spec.reference.strategy", [strategy], "another place for the same reference"
@@ -269,7 +268,8 @@ def _gpu_bounds(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Adjustment
         return
     most = max((pool.gpus for pool in pools), default=0)
     if gpus.min > most:
-        fewer = [size for size in reversed(divisors(step_completions(spec))) if size <= most]
+        divisible_sizes = divisors(step_completions(spec))
+        fewer = [size for size in reversed(divisible_sizes) if size <= most]
         yield Adjustment("spec.placement.gpus.min", fewer, "fewer GPUs, so more time")
     if gpus.max and gpus.max < most:
         doubled = [gpus.max * 2**power for power in range(1, 10)]
@@ -313,63 +313,67 @@ SPENT = {
 """What the parts of a step are called."""
 
 
-def advice(search: Search, chosen: Option) -> list[str]:
+def advice(search: Search, winner: Option) -> list[str]:
     """Sentences about a chosen plan."""
     demand = search.demand
-    return [*_too_slow(search, chosen), *_idle(demand, chosen), *_too_long(demand)]
+    return [*_too_slow(search, winner), *_idle(demand, winner), *_too_long(demand)]
 
 
-def _too_slow(search: Search, chosen: Option) -> Iterator[str]:
+def _too_slow(search: Search, winner: Option) -> Iterator[str]:
     """Where the time goes in a very long step, and what would be far faster on the same GPUs."""
-    parts = chosen.time._asdict()
-    name = max(parts, key=lambda part: parts[part])
-    estimate = f"a step is estimated at {chosen.seconds:.0f} s"
-    spent = f"{estimate}, {parts[name]:.0f} s of it for {SPENT[name]}"
-    faster = search.sooner(chosen)
+    parts = winner.time._asdict()
+    longest = max(parts, key=lambda part: parts[part])
+    seconds = parts[longest]
+    is_long = winner.seconds > LONG_STEP
+    estimate = f"a step is estimated at {winner.seconds:.0f} s"
+    if is_long:
+        estimate += f", {seconds:.0f} s of it for {SPENT[longest]}"
+    faster = search.sooner(winner)
     if faster:
-        head = spent if chosen.seconds > LONG_STEP else estimate
+        option = f"{faster.footprint.method.name} on {faster.place.name}"
+        way = _way(winner, faster)
+        yield f"{estimate}: {option} would take {faster.seconds:.0f} s; {way}"
+    elif is_long:
         yield (
-            f"{head}: {faster.footprint.method.name} on {faster.place.name} would take "
-            f"{faster.seconds:.0f} s; "
-            f"{_way(chosen, faster)}"
-        )
-    elif chosen.seconds > LONG_STEP:
-        yield (
-            f"{spent}: fewer or shorter completions, a smaller model or larger GPUs would be faster"
+            f"{estimate}: fewer or shorter completions, a smaller model or larger GPUs would be "
+            "faster"
         )
 
 
-def _way(chosen: Option, faster: Option) -> str:
+def _way(winner: Option, faster: Option) -> str:
     """The change of the spec that leads to a faster option."""
     place = faster.place
+    method = faster.footprint.method
     steps = []
-    if faster.tier > chosen.tier and faster.footprint.method.lora:
+    if faster.tier > winner.tier and method.lora:
         steps.append("set spec.adapter.use to Always, which trains an adapter only")
-    elif faster.tier > chosen.tier:
+    elif faster.tier > winner.tier:
         steps.append("set spec.training.optimizer to AdamW8bit")
-    if place.world != chosen.place.world:
+    if place.world != winner.place.world:
         steps.append(f"set spec.placement.gpus.min to {place.world}")
-    return " and ".join(steps) or f"pin {faster.footprint.method.name}"
+    return " and ".join(steps) or f"pin {method.name}"
 
 
-def _idle(demand: Demand, chosen: Option) -> Iterator[str]:
+def _idle(demand: Demand, winner: Option) -> Iterator[str]:
     """GPUs of the plan's nodes that it leaves idle only because the batch can't be split over
     them."""
-    place = chosen.place
+    place = winner.place
     spec = demand.spec
     most = demand.most_gpus or place.pool.gpus
-    whole = min(place.nodes * place.pool.most_gpus_per_node, most)
+    on_nodes = place.nodes * place.pool.most_gpus_per_node
+    whole = min(on_nodes, most)
     if whole <= place.world:
         return
     # A larger gang whose batch can be split was left out for another reason, such as the objective.
     larger = range(place.world + 1, whole + 1)
     if any(micro_batches(spec, world) for world in larger):
         return
+    idle = whole - place.world
+    completions = step_completions(spec)
     prompts = _prompts_for(spec, whole)
     yield (
-        f"{whole - place.world} of {whole} GPUs stay idle: {step_completions(spec)} completions "
-        "per step can't be "
-        f"split over {whole}; spec.training.promptsPerStep: {prompts} would use all {whole}"
+        f"{idle} of {whole} GPUs stay idle: {completions} completions per step can't be split over "
+        f"{whole}; spec.training.promptsPerStep: {prompts} would use all {whole}"
     )
 
 
@@ -379,8 +383,10 @@ def _prompts_for(spec: GRPOJobSpec, world: int) -> int:
     training = spec.training
     unit = world * (training.per_device_train_batch_size or 1)
     now = training.prompts_per_step
+    fewer = range(now, 0, -1)
     # `unit` prompts more always divide evenly, so the search ends.
-    for prompts in chain(range(now, 0, -1), range(now, now + unit + 1)):
+    more = range(now, now + unit + 1)
+    for prompts in chain(fewer, more):
         if prompts * training.num_generations % unit == 0:
             return prompts
     raise AssertionError("a multiple of `unit` is among the tried numbers")

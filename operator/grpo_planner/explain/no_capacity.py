@@ -33,11 +33,13 @@ from ..search.search import Search
 def disk_shortage_result(demand: Demand, notes: Sequence[str]) -> PlanResult:
     """The explanation where it is the nodes' disks alone that keep the gang away."""
     reasons = "; ".join(note for note in notes if EPHEMERAL_STORAGE in note)
+    message = f"the job would fit, but for the room on nodes' disks: {reasons}"
     return PlanResult(
-        feasible=False, reason=PlanReason.OUT_OF_EPHEMERAL_STORAGE,
+        feasible=False,
+        reason=PlanReason.OUT_OF_EPHEMERAL_STORAGE,
         architecture=demand.model.source,
-        message=f"the job would fit, but for the room on nodes' disks: {reasons}",
-    )  # fmt: skip
+        message=message,
+    )
 
 
 def engine_rejection(demand: Demand, search: Search) -> SpecRejected | None:
@@ -56,36 +58,36 @@ def place_rejection(demand: Demand, pools: list[Pool], notes: list[str]) -> Spec
     """Why there is no place at all for a gang of the wanted extent."""
     spec = demand.spec
     reasons = "; ".join(notes)
-    of_product = f" of product {spec.placement.gpu_product}" if spec.placement.gpu_product else ""
+    product = spec.placement.gpu_product
+    of_product = f" of product {product}" if product else ""
     if not pools:
-        notes_added = f": {reasons}" if reasons else ""
-        return SpecRejected(
-            PlanReason.NO_GPUS, f"no node has GPUs{of_product} that this job may use{notes_added}"
-        )
+        because = f": {reasons}" if reasons else ""
+        message = f"no node has GPUs{of_product} that this job may use{because}"
+        return SpecRejected(PlanReason.NO_GPUS, message)
     most = max(pool.gpus for pool in pools)
     if demand.fewest_gpus > most:
-        return SpecRejected(
-            PlanReason.NOT_ENOUGH_GPUS,
+        message = (
             f"the job asks for at least {demand.fewest_gpus} GPUs{of_product}; there are at most "
-            f"{most} of one kind: "
-            "lower spec.placement.gpus.min or spec.placement.nodes",
+            f"{most} of one kind: lower spec.placement.gpus.min or spec.placement.nodes"
         )
-    if rejected := _indivisible_batch(demand, most):
-        return rejected
-    if not any(
+        return SpecRejected(PlanReason.NOT_ENOUGH_GPUS, message)
+    if rejection := _indivisible_batch(demand, most):
+        return rejection
+    precisions = (
         demand.precision(method, pool.hardware) for pool in pools for method in methods(spec)
-    ):
-        return SpecRejected(
-            PlanReason.INVALID_COMBINATION,
-            "spec.training.dtype bfloat16 needs GPUs of compute capability 8.0 or later, and "
-            f"{pools[0].label} is older: set it to Auto",
-        )
-    where = plural(spec.nodes, "node") if spec.nodes else "any number of nodes"
-    return SpecRejected(
-        PlanReason.NOT_ENOUGH_GPUS,
-        f"a gang of this job doesn't fit on {where} with the same GPU and enough CPU for its pods: "
-        "change spec.placement.nodes, spec.placement.gpus or spec.resources.requests.cpu",
     )
+    if not any(precisions):
+        message = (
+            "spec.training.dtype bfloat16 needs GPUs of compute capability 8.0 or later, and "
+            f"{pools[0].label} is older: set it to Auto"
+        )
+        return SpecRejected(PlanReason.INVALID_COMBINATION, message)
+    where = plural(spec.nodes, "node") if spec.nodes else "any number of nodes"
+    message = (
+        f"a gang of this job doesn't fit on {where} with the same GPU and enough CPU for its pods: "
+        "change spec.placement.nodes, spec.placement.gpus or spec.resources.requests.cpu"
+    )
+    return SpecRejected(PlanReason.NOT_ENOUGH_GPUS, message)
 
 
 def _indivisible_batch(demand: Demand, most: int) -> SpecRejected | None:
@@ -94,15 +96,14 @@ def _indivisible_batch(demand: Demand, most: int) -> SpecRejected | None:
     spec = demand.spec
     pods = spec.nodes or 1
     # Every pod has the same number of GPUs, so only multiples of the number of pods are allowed.
-    fewest = -(-demand.fewest_gpus // pods) * pods
-    worlds = range(fewest, min(most, demand.most_gpus or most) + 1, pods)
+    fewest_per_pod = -(-demand.fewest_gpus // pods)
+    largest = min(most, demand.most_gpus or most)
+    worlds = range(fewest_per_pod * pods, largest + 1, pods)
     if not worlds or any(micro_batches(spec, world) for world in worlds):
         return None
-    where = (
-        f"{worlds[0]} to {worlds[-1]} GPUs"
-        if pods == 1
-        else f"as many GPUs on each of {pods} nodes"
-    )
+    where = f"as many GPUs on each of {pods} nodes"
+    if pods == 1:
+        where = f"{worlds[0]} to {worlds[-1]} GPUs"
     return indivisible(spec, worlds[0], where)
 
 
@@ -134,13 +135,19 @@ class _Rented(NamedTuple):
     @property
     def inventory(self) -> Inventory:
         """They alone, with the host memory and cores that such nodes usually have."""
-        host = DEFAULT_HOST_GIB * GIB * self.per_node
-        cpu = float(DEFAULT_CPU * self.per_node)
+        gpus = self.per_node
+        host_memory = DEFAULT_HOST_GIB * GIB * gpus
+        cores = float(DEFAULT_CPU * gpus)
         node = Node(
-            gpu_product=self.product, gpus_free=self.per_node, gpus_total=self.per_node,
-            host_memory_free=host,
-            host_memory_total=host, cpu_free=cpu, cpu_total=cpu, count=self.nodes,
-        )  # fmt: skip
+            gpu_product=self.product,
+            gpus_free=gpus,
+            gpus_total=gpus,
+            host_memory_free=host_memory,
+            host_memory_total=host_memory,
+            cpu_free=cores,
+            cpu_total=cores,
+            count=self.nodes,
+        )
         return Inventory((node,))
 
 
@@ -151,42 +158,48 @@ def smallest_hardware(spec: GRPOJobSpec, plan: Planner) -> Hardware | None:
     What spec.placement demands at least stays; its upper bounds and its product are what may have
     to change.
     """
-    placed = spec.model_copy(update={"placement": _loosened(spec.placement)})
-    by_size = sorted(_rented())
+    loose_spec = spec.model_copy(update={"placement": _lower_bounds(spec.placement)})
+    smallest_first = sorted(_rented())
     # The largest has a place for all that the others have one for, and more memory: one plan
     # instead of all of them.
-    if plan(placed, by_size[-1].inventory) is None:
+    if plan(loose_spec, smallest_first[-1].inventory) is None:
         return None
-    option = next(filter(None, (plan(placed, rented.inventory) for rented in by_size)))
-    return _hardware(option)
+    options = (plan(loose_spec, rented.inventory) for rented in smallest_first)
+    smallest = next(filter(None, options))
+    return _hardware(smallest)
 
 
 def _rented() -> Iterator[_Rented]:
     for product in RENTED:
+        memory_mib = lookup_product(product).memory_mib
         for nodes, per_node in EXTENTS:
-            yield _Rented(
-                lookup_product(product).memory_mib * nodes * per_node, nodes, per_node, product
-            )
+            yield _Rented(memory_mib * nodes * per_node, nodes, per_node, product)
 
 
-def _loosened(placement: PlacementSpec) -> PlacementSpec:
+def _lower_bounds(placement: PlacementSpec) -> PlacementSpec:
     """A placement with the lower bounds of another; the fewest GPUs are wanted."""
-    least = placement.gpus.min if placement.gpus else 1
+    fewest = placement.gpus.min if placement.gpus else 1
+    gpus = GPURange(min=fewest)
     nodes = None if placement.declared_gpus else placement.nodes
-    return PlacementSpec(objective="FewestGPUs", gpus=GPURange(min=least), nodes=nodes)
+    return PlacementSpec(objective="FewestGPUs", gpus=gpus, nodes=nodes)
 
 
 def _hardware(option: Option) -> Hardware:
     """The place of an option as an answer, with what it needs of it."""
     place = option.place
     footprint = option.footprint
-    more = (
-        f" and {plural(option.engine_gpus, 'GPU')} more for engines" if option.engine_gpus else ""
-    )
-    per_gpu = f"{gib(footprint.device)} of {gib(place.pool.usable_bytes)} per GPU"
+    for_engines = ""
+    if option.engine_gpus:
+        engine_gpus = plural(option.engine_gpus, "GPU")
+        for_engines = f" and {engine_gpus} more for engines"
+    usable = gib(place.pool.usable_bytes)
+    per_gpu = f"{gib(footprint.device)} of {usable} per GPU"
     per_node = f"{gib(option.host)} of host memory per node"
-    message = f"{place.name}{more}, {footprint.method.name}: {per_gpu}, {per_node}"
+    message = f"{place.name}{for_engines}, {footprint.method.name}: {per_gpu}, {per_node}"
     return Hardware(
-        nodes=place.nodes, gpus_per_node=place.per_node, gpu_product=place.pool.label,
-        host_memory_bytes=option.host, message=message,
-    )  # fmt: skip
+        nodes=place.nodes,
+        gpus_per_node=place.per_node,
+        gpu_product=place.pool.label,
+        host_memory_bytes=option.host,
+        message=message,
+    )

@@ -52,17 +52,21 @@ def learned_with_shortage(run: Run, attempt: int, outcome: Outcome) -> Learned:
         processes = run.plan.processes_per_node
         predicted = round(run.host_bytes / run.learned.factor(HOST))
         requested = run.plan.host_memory_bytes // processes
-        needed = max(reported, run.host_limit or round(HOST_RISE * max(run.host_bytes, requested)))
+        expected = max(run.host_bytes, requested)
         available = run.host_limit
+        least = available or round(HOST_RISE * expected)
     else:
         processes = 1
         predicted = round(run.prediction.phases[where] / run.learned.factor(where))
-        needed = max(reported, _unfit(run, where), 0)
         available = run.usable_bytes
-    lacked = LearnedMemory(
+        least = max(_least_unfit_peak(run, where), 0)
+    needed = max(reported, least)
+    shortage_now = LearnedMemory(
         predicted_bytes=min(predicted, MAX_COUNT), needed_bytes=min(needed, MAX_COUNT)
     )
-    known = run.learned.memory.get(where, lacked)
+    shortage_before = run.learned.memory.get(where, shortage_now)
+    largest = max(shortage_now, shortage_before, key=lambda one: one.factor)
+    memory = run.learned.memory | {where: largest}
     shortfall = {
         "attempt": attempt,
         "where": where,
@@ -72,10 +76,8 @@ def learned_with_shortage(run: Run, attempt: int, outcome: Outcome) -> Learned:
         "checkpoint_step": outcome.checkpoint_step,
     }
     shortfalls = [*run.learned.shortfalls, Shortfall.model_validate(shortfall)]
-    memory = run.learned.memory | {where: max(lacked, known, key=lambda one: one.factor)}
-    return run.learned.model_copy(
-        update={"memory": memory, "shortfalls": shortfalls[-MAX_REPLANS - 1 :]}
-    )
+    last_shortfalls = shortfalls[-MAX_REPLANS - 1 :]
+    return run.learned.model_copy(update={"memory": memory, "shortfalls": last_shortfalls})
 
 
 def learned_with_architecture(run: Run, architecture: Architecture) -> Learned:
@@ -85,18 +87,18 @@ def learned_with_architecture(run: Run, architecture: Architecture) -> Learned:
     again with the reported shape: the old prediction was low partly because of the shape, and would
     correct for that twice.
     """
-    before = replace(run, learned=run.learned.model_copy(update={"memory": {}}))
-    after = replace(run, learned=Learned(architecture=architecture))
-
-    def anew(key: str, one: LearnedMemory) -> LearnedMemory:
-        predicted = round(
-            one.predicted_bytes * after.needed_bytes(key) / max(1, before.needed_bytes(key))
-        )
-        return one.model_copy(update={"predicted_bytes": min(predicted, MAX_COUNT)})
-
     if run.learned.architecture == architecture:
         return run.learned
-    memory = {key: anew(key, one) for key, one in run.learned.memory.items()}
+    without_memory = run.learned.model_copy(update={"memory": {}})
+    before = replace(run, learned=without_memory)
+    after = replace(run, learned=Learned(architecture=architecture))
+    memory: dict[str, LearnedMemory] = {}
+    for key, learned_memory in run.learned.memory.items():
+        needed_before = max(1, before.needed_bytes(key))
+        needed_after = after.needed_bytes(key)
+        predicted = round(learned_memory.predicted_bytes * needed_after / needed_before)
+        update = {"predicted_bytes": min(predicted, MAX_COUNT)}
+        memory[key] = learned_memory.model_copy(update=update)
     return run.learned.model_copy(update={"architecture": architecture, "memory": memory})
 
 
@@ -110,17 +112,19 @@ def _phase(run: Run, shortage: MemoryShortage) -> str:
     return run.prediction.peak_phase
 
 
-def _unfit(run: Run, phase: str) -> int:
+def _least_unfit_peak(run: Run, phase: str) -> int:
     """The least peak of a phase with which the plan would not have been made: it can't have been
     less."""
     static = run.prediction.static
     world = run.plan.world_size
     # What a device must have grows linearly with the peak, so two points give the peak that just
     # fits.
-    low = run.demand.device_bytes(Prediction({phase: 0}, static), world)
-    high = run.demand.device_bytes(Prediction({phase: 2**40}, static), world)
-    share = (run.usable_bytes - low) / (high - low)
-    return round(share * 2**40) + MIB
+    high_peak = 2**40
+    device_at_zero = run.demand.device_bytes(Prediction({phase: 0}, static), world)
+    device_at_high = run.demand.device_bytes(Prediction({phase: high_peak}, static), world)
+    share = (run.usable_bytes - device_at_zero) / (device_at_high - device_at_zero)
+    fitting_peak = round(share * high_peak)
+    return fitting_peak + MIB
 
 
 def mildest_fitting_split(run: Run, *, last_resort: bool = True) -> ExecutionPlan | None:
@@ -131,31 +135,35 @@ def mildest_fitting_split(run: Run, *, last_resort: bool = True) -> ExecutionPla
     Host memory that nothing lowers leaves the plan as it is, with a higher request where the spec
     allows one.
     """
-    last = run.learned.shortfalls[-1]
-    room = 1.0 - WIDER * len(run.learned.shortfalls)
-    if last.where == HOST and (run.plan.accelerator != "CPU" or not run.host_limit):
-        return _told(run, run)
+    shortfalls = run.learned.shortfalls
+    where = shortfalls[-1].where
+    on_host = where == HOST
+    room = 1.0 - WIDER * len(shortfalls)
+    if on_host and (run.plan.accelerator != "CPU" or not run.host_limit):
+        return _with_explanation(run, run)
     leaner = [run.with_plan(**changes) for changes in leaner_splits(run)]
-    chosen = next((one for one in leaner if one.may_fit(room)), None)
-    if chosen is None and not last_resort and last.where != HOST:
+    new_run = next((one for one in leaner if one.may_fit(room)), None)
+    if new_run is None and not last_resort and not on_host:
         return None
-    if chosen is None and last.where == HOST:
-        chosen = next(_rungs(run, leaner), run)
-    elif chosen is None:
+    if new_run is None and on_host:
+        new_run = next(_rungs(run, leaner), run)
+    elif new_run is None:
         # The first of equals, so the mildest.
-        chosen = min([run, *leaner], key=lambda one: one.prediction.phases[last.where])
+        new_run = min([run, *leaner], key=lambda one: one.prediction.phases[where])
     # The same plan on a GPU would run out again; on a host it may get a higher request.
-    if chosen is run and last.where != HOST:
+    if new_run is run and not on_host:
         return None
-    return _told(run, chosen)
+    return _with_explanation(run, new_run)
 
 
 def _rungs(run: Run, leaner: Sequence[Run]) -> Iterator[Run]:
     """One saving after the other, for a container that was killed: that doesn't say in which
     phase."""
-    at_once = [one for one in leaner if one.setup.generation_batch == run.setup.generation_batch]
-    yield from (one for one in at_once if one.plan.micro_batch == run.plan.micro_batch)
-    yield from at_once[-1:]
+    at_once = run.setup.generation_batch
+    same_generation = [one for one in leaner if one.setup.generation_batch == at_once]
+    micro_batch = run.plan.micro_batch
+    yield from (one for one in same_generation if one.plan.micro_batch == micro_batch)
+    yield from same_generation[-1:]
     yield from leaner[-1:]
 
 
@@ -179,11 +187,6 @@ def _engines(run: Run) -> Iterator[EnginePlan | None]:
             yield None
 
 
-def _sampling(engine: EnginePlan, at_once: int) -> EnginePlan:
-    """An engine that samples `at_once` completions of each process at a time."""
-    return engine.model_copy(update={"max_sequences": at_once * engine.tensor_parallel})
-
-
 def _splits(run: Run, engine: EnginePlan | None) -> Iterator[dict[str, object]]:
     """The splits with one engine: ever fewer completions generated at a time, and for each ever
     leaner updates."""
@@ -202,7 +205,8 @@ def _splits(run: Run, engine: EnginePlan | None) -> Iterator[dict[str, object]]:
             sub_batch = at_once
         sampling_engine = engine
         if engine and bits:
-            sampling_engine = _sampling(engine, at_once)
+            sequences = at_once * engine.tensor_parallel
+            sampling_engine = engine.model_copy(update={"max_sequences": sequences})
         # Where generation is what was short, the update need not get slower.
         same_update = [(plan.micro_batch, plan.gradient_checkpointing)] if bits else []
         for micro_batch, checkpointing in [*same_update, *leaner_updates]:
@@ -225,11 +229,11 @@ def _micro_batch_sizes(run: Run, step_share: int) -> list[int]:
     The bnpo loss averages over the tokens of a micro-batch, so another size would train something
     else.
     """
-    plan = run.plan
+    largest = run.plan.micro_batch
     training = run.spec.training
     if training.per_device_train_batch_size is not None or training.loss_type == "bnpo":
-        return [plan.micro_batch]
-    return [size for size in range(plan.micro_batch, 0, -1) if step_share % size == 0]
+        return [largest]
+    return [size for size in range(largest, 0, -1) if step_share % size == 0]
 
 
 def _has_fixed_size(run: Run, engine: EnginePlan | None) -> bool:
@@ -240,45 +244,40 @@ def _has_fixed_size(run: Run, engine: EnginePlan | None) -> bool:
     return engine.kind == "Servers" or run.spec.generation.memory_share is not None
 
 
-def _told(before: Run, after: Run) -> ExecutionPlan:
+def _with_explanation(before: Run, after: Run) -> ExecutionPlan:
     """The new plan with its numbers, and what changed in words."""
     plan = after.plan
     last = after.learned.shortfalls[-1]
-    changes: dict[str, object] = {}
-    raised = whole_mib(after.host_bytes * plan.processes_per_node)
+    fields: dict[str, object] = {}
+    needed_host = whole_mib(after.host_bytes * plan.processes_per_node)
     sentences = list(_differences(before.plan, plan))
     if plan.memory:
-        phases = MemoryPhases(**after.prediction.phases)
-        device = {
-            "phases": phases,
-            "peak_phase": after.prediction.peak_phase,
+        prediction = after.prediction
+        # offloaded gradients that accumulate take some, too
+        host_per_node = max(needed_host, plan.memory.host_bytes_per_node)
+        numbers = {
+            "phases": MemoryPhases(**prediction.phases),
+            "peak_phase": prediction.peak_phase,
             "device_bytes": after.device_bytes,
+            "peak_allocated_bytes": prediction.peak,
+            "host_bytes_per_node": host_per_node,
         }
-        host = max(
-            raised, plan.memory.host_bytes_per_node
-        )  # offloaded gradients that accumulate take some, too
-        device |= {"peak_allocated_bytes": after.prediction.peak, "host_bytes_per_node": host}
-        changes["memory"] = plan.memory.model_copy(update=device)
-        changes |= {
-            "estimated_step_seconds": round(after.step_seconds, 2),
-            "reason": _reason(after),
-        }
-    if after.demand.pod_memory is None and raised > plan.host_memory_bytes:
-        changes["host_memory_bytes"] = raised
+        fields["memory"] = plan.memory.model_copy(update=numbers)
+        fields["estimated_step_seconds"] = round(after.step_seconds, 2)
+        fields["reason"] = _reason(after)
+    if after.demand.pod_memory is None and needed_host > plan.host_memory_bytes:
+        fields["host_memory_bytes"] = needed_host
+        before_gib = gib(plan.host_memory_bytes)
         sentences.append(
-            f"asks for {gib(raised)} of host memory per pod instead of "
-            f"{gib(plan.host_memory_bytes)}"
+            f"asks for {gib(needed_host)} of host memory per pod instead of {before_gib}"
         )
-    why = (
-        f"after OutOfMemory at {last.where} in attempt {last.attempt}, which needed "
-        f"{gib(last.needed_bytes)} or more"
-    )
-    sentence = (
-        f"{why}: {'; '.join(sentences) or 'nothing that the spec leaves open would lower it'}"
-    )
-    changes["changes"] = [*plan.changes, sentence][-16:]
-    changes["engine"] = after.sized_engine
-    return plan.model_copy(update=changes)
+    needed = gib(last.needed_bytes)
+    why = f"after OutOfMemory at {last.where} in attempt {last.attempt}, which needed {needed}"
+    differences = "; ".join(sentences) or "nothing that the spec leaves open would lower it"
+    changes = [*plan.changes, f"{why} or more: {differences}"]
+    fields["changes"] = changes[-16:]
+    fields["engine"] = after.sized_engine
+    return plan.model_copy(update=fields)
 
 
 def _reason(run: Run) -> str:
@@ -300,10 +299,10 @@ def _differences(old: ExecutionPlan, new: ExecutionPlan) -> Iterator[str]:
     yield from engine_differences(old.engine, new.engine)
     if new.generation_sub_batch != old.generation_sub_batch:
         whole = old.micro_batch * old.steps_per_generation
+        before = old.generation_sub_batch or whole
         yield (
-            f"generates {new.generation_sub_batch} completions at a time instead of "
-            f"{old.generation_sub_batch or whole}, which draws other samples of the same "
-            "distribution"
+            f"generates {new.generation_sub_batch} completions at a time instead of {before}, "
+            "which draws other samples of the same distribution"
         )
 
 
@@ -330,32 +329,30 @@ def engine_differences(old: EnginePlan | None, new: EnginePlan | None) -> Iterat
 
 def split_name(plan: ExecutionPlan) -> str:
     """Return a short description of the plan's split, for messages."""
-    what = plan.gpu_product or plan.gpu_resource
-    count = plan.gpus
+    devices = f"{plan.gpus} x {plan.gpu_product or plan.gpu_resource}"
     if plan.accelerator == "CPU":
-        what = "CPUs"
-        count = plan.world_size
-    sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
-    at_once = plan.generation_sub_batch or plan.micro_batch * plan.steps_per_generation
-    sampled = f"{at_once} generated at a time"
+        devices = f"{plan.world_size} x CPUs"
+    sharding_name = sharding(plan.zero_stage, offload=plan.offload != "None")
+    whole = plan.micro_batch * plan.steps_per_generation
+    at_once = plan.generation_sub_batch or whole
+    sampling = f"{at_once} generated at a time"
     if plan.engine:
-        sampled = f"{plan.engine.max_sequences} sampled at a time by {sampler_name(plan)}"
-    checkpointing = "with" if plan.gradient_checkpointing else "without"
-    return (
-        f"{plan.method} {sharded} on {count} x {what}, micro-batch {plan.micro_batch}, "
-        f"{checkpointing} "
-        f"checkpointing, {sampled}"
-    )[:256]
+        sampling = f"{plan.engine.max_sequences} sampled at a time by {sampler_name(plan)}"
+    with_or_without = "with" if plan.gradient_checkpointing else "without"
+    name = (
+        f"{plan.method} {sharding_name} on {devices}, micro-batch {plan.micro_batch}, "
+        f"{with_or_without} checkpointing, {sampling}"
+    )
+    return name[:256]
 
 
 def shortage_message(run: Run) -> str:
     """Return sentences on the plans that ran out of memory and on the hardware that would be
     enough."""
-    tried = "; ".join(map(_shortfall_message, run.learned.shortfalls))
-    return (
-        f"ran out of memory with {plural(len(run.learned.shortfalls), 'plan')} ({tried}). "
-        f"{_would_do(run)}"
-    )
+    shortfalls = run.learned.shortfalls
+    plans = plural(len(shortfalls), "plan")
+    details = "; ".join(map(_shortfall_message, shortfalls))
+    return f"ran out of memory with {plans} ({details}). {_would_do(run)}"
 
 
 def _shortfall_message(shortfall: Shortfall) -> str:
@@ -366,27 +363,27 @@ def _shortfall_message(shortfall: Shortfall) -> str:
 
 def _would_do(run: Run) -> str:
     """The hardware that would do for the leanest split, by what was learned."""
-    changes = list(leaner_splits(run))
-    leanest = run.with_plan(**changes[-1]) if changes else run
+    splits = list(leaner_splits(run))
+    leanest = run.with_plan(**splits[-1]) if splits else run
     if run.learned.shortfalls[-1].where == HOST:
-        processes = run.plan.processes_per_node
-        needed = gib(HOST_RISE * max(leanest.host_bytes, leanest.host_limit) * processes)
+        per_process = HOST_RISE * max(leanest.host_bytes, leanest.host_limit)
+        per_pod = gib(per_process * run.plan.processes_per_node)
         return (
-            f"{needed} of host memory per pod would probably do: set "
+            f"{per_pod} of host memory per pod would probably do: set "
             "spec.resources.limits.memory and requests to it"
         )
-    holding = [
+    needed = leanest.device_bytes
+    large_enough = [
         (product.memory_mib, name)
         for name, product in table().items()
-        if _holds(leanest.device_bytes, product)
+        if usable_bytes(product.memory_mib) >= needed
     ]
-    smallest = min(holding, default=None)
-    product = (
-        f", such as {smallest[1]}" if smallest else "; no known product has so much, so more GPUs"
-    )
+    advice = "; no known product has so much, so more GPUs"
+    if large_enough:
+        _, smallest = min(large_enough)
+        advice = f", such as {smallest}"
     return (
-        f"The same number of GPUs with {gib(leanest.device_bytes)} usable each would "
-        f"do{product} (spec.placement)"
+        f"The same number of GPUs with {gib(needed)} usable each would do{advice} (spec.placement)"
     )
 
 

@@ -65,6 +65,8 @@ class Run:
         reference: Strategy = "Offload" if offloaded else plan.strategy
         adapter = self.spec.adapter
         lora_rank = adapter.rank if plan.method == "LoRA" else 0
+        lora_targets = tuple(adapter.target_modules)
+        updates = batch.updates_per_generation(self.spec)
         return Setup(
             precision=self._precision,
             prompt=training.max_prompt_length,
@@ -76,12 +78,12 @@ class Run:
             zero=plan.zero_stage,
             offload=plan.offload == "CPU",
             lora_rank=lora_rank,
-            lora_targets=tuple(adapter.target_modules),
+            lora_targets=lora_targets,
             eight_bit=plan.optimizer == "AdamW8bit",
             checkpointing=plan.gradient_checkpointing,
             gather=plan.gather_for_generation,
             reference=reference,
-            scores_old_policy=batch.updates_per_generation(self.spec) > 1,
+            scores_old_policy=updates > 1,
             engine=self._engine,
         )
 
@@ -98,16 +100,17 @@ class Run:
         plan = self.plan.engine
         if plan is None:
             return None
-        share = 0
+        share_bytes = 0
         if plan.kind == "Colocated":
-            share = int((self.spec.generation.memory_share or 0) * self.usable_bytes)
+            share = self.spec.generation.memory_share or 0
+            share_bytes = int(share * self.usable_bytes)
         engine = engine_of(
             self.demand,
             plan.kind,
             plan.tensor_parallel,
             sleeps=plan.sleep,
             replicas=plan.replicas,
-            share=share,
+            share=share_bytes,
             model_runner=plan.model_runner,
         )
         return replace(engine, most_sequences=plan.max_sequences)
@@ -143,25 +146,23 @@ class Run:
 
     def with_published_engine(self, engine: EnginePlan) -> "Run":
         """The same split with this engine, which takes no more of the trainer's GPUs."""
-        return self.with_plan(engine=engine)._renumbered(self.setup)
+        return self.with_plan(engine=engine)._with_new_numbers(self.setup)
 
     def _sampled(self, engine: Engine | None, servers: Pool | None, at_once: int) -> "Run":
         """The same with `at_once` completions of each process at a time."""
         whole = self.plan.micro_batch * self.plan.steps_per_generation
         generates_in_parts = engine is None and at_once < whole
-        plan = self.plan.model_copy(
-            update={
-                "engine": None,
-                "generation_sub_batch": at_once if generates_in_parts else 0,
-                "gather_for_generation": True,
-            }
+        run = self.with_plan(
+            engine=None,
+            generation_sub_batch=at_once if generates_in_parts else 0,
+            gather_for_generation=True,
         )
         if engine:
-            setup = replace(replace(self, plan=plan).setup, engine=engine, generation_batch=at_once)
-            plan = plan.model_copy(update={"engine": self._published(setup, servers)})
-        return replace(self, plan=plan)._renumbered(self.setup)
+            setup = replace(run.setup, engine=engine, generation_batch=at_once)
+            run = run.with_plan(engine=self._engine_plan(setup, servers))
+        return run._with_new_numbers(self.setup)
 
-    def _published(self, setup: Setup, servers: Pool | None) -> EnginePlan:
+    def _engine_plan(self, setup: Setup, servers: Pool | None) -> EnginePlan:
         """The engine of a setup as the plan publishes it, before it is known how long a sync
         takes."""
         if self.plan.accelerator == "CPU":
@@ -172,25 +173,27 @@ class Run:
         usable = own_pool.usable_bytes if own_pool else self.usable_bytes
         return engine_plan(self.demand, setup, usable, sync=None, servers=own_pool)
 
-    def _renumbered(self, before: Setup) -> "Run":
+    def _with_new_numbers(self, before: Setup) -> "Run":
         """The same with the memory and the time that follow from its plan; `before` is what it was
         made of."""
         plan = self.plan
-        pods = self.plan.processes_per_node
+        processes = plan.processes_per_node
         if plan.memory is None:
-            host = self.demand.pod_memory or whole_mib(self.host_bytes * pods)
-            return self.with_plan(host_memory_bytes=host)
+            needed = whole_mib(self.host_bytes * processes)
+            return self.with_plan(host_memory_bytes=self.demand.pod_memory or needed)
         shape = self.demand.shape
-        more = host_bytes(shape, self.setup, pods) - host_bytes(shape, before, pods)
-        memory = plan.memory.model_copy(
-            update={
-                "host_bytes_per_node": plan.memory.host_bytes_per_node + more,
-                "phases": MemoryPhases(**self.prediction.phases),
-                "peak_phase": self.prediction.peak_phase,
-                "peak_allocated_bytes": self.prediction.peak,
-                "device_bytes": self.device_bytes,
-            }
-        )
+        host_before = host_bytes(shape, before, processes)
+        host_now = host_bytes(shape, self.setup, processes)
+        host_per_node = plan.memory.host_bytes_per_node + host_now - host_before
+        prediction = self.prediction
+        numbers = {
+            "host_bytes_per_node": host_per_node,
+            "phases": MemoryPhases(**prediction.phases),
+            "peak_phase": prediction.peak_phase,
+            "peak_allocated_bytes": prediction.peak,
+            "device_bytes": self.device_bytes,
+        }
+        memory = plan.memory.model_copy(update=numbers)
         seconds = round(self.step_seconds, 2)
         return self.with_plan(
             memory=memory, estimated_step_seconds=seconds, engine=self.sized_engine
@@ -209,9 +212,8 @@ class Run:
     def prediction(self) -> Prediction:
         """Of one GPU, with what was learned."""
         demand = self.demand
-        return demand.correct_prediction(
-            predict(demand.shape, self.setup, demand.reward_bytes, demand.scoring_bytes)
-        )
+        uncorrected = predict(demand.shape, self.setup, demand.reward_bytes, demand.scoring_bytes)
+        return demand.correct_prediction(uncorrected)
 
     @property
     def step_seconds(self) -> float:
@@ -223,19 +225,23 @@ class Run:
         """The same by its parts."""
         plan = self.plan
         calls = generate_calls(self.spec, self.setup)
+        engine = plan.engine
         servers: Product | None = None
-        if plan.engine and plan.engine.kind == "Servers":
-            servers = self._hardware(plan.engine.gpu_product, plan.engine.gpu_resource)
-        trained = self._hardware(plan.gpu_product, plan.gpu_resource)
-        return step_time(self.demand.shape, self.setup, trained, plan.nodes, calls, servers=servers)
+        if engine and engine.kind == "Servers":
+            servers = self._hardware(engine.gpu_product, engine.gpu_resource)
+        trainers = self._hardware(plan.gpu_product, plan.gpu_resource)
+        shape = self.demand.shape
+        return step_time(shape, self.setup, trainers, plan.nodes, calls, servers=servers)
 
     def _hardware(self, label: str, resource: str) -> Product:
         """The plan's GPUs as their nodes describe them; as the table of products does where no node
         has them now."""
-        nodes = with_measured_links(self.inventory, self.learned.links).without_usage
+        measured = with_measured_links(self.inventory, self.learned.links)
+        nodes = measured.without_usage
         trainer_pools, _ = build_pools(nodes, self.spec)
-        for pool in trainer_pools + server_pools(nodes, self.spec):
-            if (pool.label, pool.resource) == (label, resource):
+        engine_pools = server_pools(nodes, self.spec)
+        for pool in trainer_pools + engine_pools:
+            if pool.label == label and pool.resource == resource:
                 return pool.hardware
         return lookup_product(label)
 
@@ -264,19 +270,23 @@ class Run:
     @property
     def host_limit(self) -> int:
         """Bytes of host memory that a process may use by the spec's limit; 0 without one."""
-        limit = self.demand.most_memory if "memory" in self.spec.resources.limits else None
-        return (limit or 0) // self.plan.processes_per_node
+        if "memory" not in self.spec.resources.limits:
+            return 0
+        pod_limit = self.demand.most_memory or 0
+        return pod_limit // self.plan.processes_per_node
 
     def may_fit(self, room: float = 1.0) -> bool:
         """Return True if the plan fits into the share `room` of the memory, with what was
         learned."""
         if self.plan.accelerator == "CPU":
-            return not self.host_limit or self.host_bytes <= self.host_limit * room
+            limit = self.host_limit
+            return not limit or self.host_bytes <= limit * room
         return self.device_bytes <= self.usable_bytes * room
 
     def with_plan(self, **changes: object) -> "Run":
         """Return the same job with these fields of the plan changed."""
-        return replace(self, plan=self.plan.model_copy(update=changes))
+        plan = self.plan.model_copy(update=changes)
+        return replace(self, plan=plan)
 
 
 class PlanExcluded(ValueError):
@@ -296,24 +306,31 @@ def refit(
         PlanExcluded: the spec's placement leaves no room for it.
     """
     if contradictions := list(_contradictions(plan, spec)):
-        extent = (
-            f"{plural(plan.nodes, 'node')} with {plural(plan.processes_per_node, 'process')} each"
-        )
+        nodes = plural(plan.nodes, "node")
+        processes = plural(plan.processes_per_node, "process")
         changes = "; ".join(contradictions)
         raise PlanExcluded(
-            f"the run goes on from checkpoints of {extent}, and resumes only so: {changes}"
+            f"the run goes on from checkpoints of {nodes} with {processes} each, and resumes only "
+            f"so: {changes}"
         )
-    run = Run(_on_product(plan, spec, inventory), spec, learned or Learned(), inventory)
-    return _with_requests(_with_guard(_with_engine(run), spec), spec, inventory)
+    on_product = _on_product(plan, spec, inventory)
+    run = Run(on_product, spec, learned or Learned(), inventory)
+    with_engine = _with_engine(run)
+    with_guard = _with_guard(with_engine, spec)
+    return _with_requests(with_guard, spec, inventory)
 
 
 def _contradictions(plan: ExecutionPlan, spec: GRPOJobSpec) -> Iterator[str]:
     placement = spec.placement
-    gpus = spec.placement.gpus
+    gpus = placement.gpus
     on_cpus = plan.accelerator == "CPU"
-    if (spec.nodes or (1 if on_cpus else plan.nodes)) != plan.nodes:
-        yield f"set spec.placement.nodes, which is {placement.nodes or 'unset'}, to {plan.nodes}"
-    if on_cpus and (placement.processes_per_node or 1) != plan.processes_per_node:
+    default_nodes = 1 if on_cpus else plan.nodes
+    wanted_nodes = spec.nodes or default_nodes
+    if wanted_nodes != plan.nodes:
+        now = placement.nodes or "unset"
+        yield f"set spec.placement.nodes, which is {now}, to {plan.nodes}"
+    wanted_processes = placement.processes_per_node or 1
+    if on_cpus and wanted_processes != plan.processes_per_node:
         now = placement.processes_per_node or "unset"
         yield f"set spec.placement.processesPerNode, which is {now}, to {plan.processes_per_node}"
     if gpus and gpus.min > plan.gpus:
@@ -329,53 +346,58 @@ def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) ->
     if plan.accelerator == "CPU" or plan.gpu_product.startswith(wanted or ""):
         return plan
     pools, left_out = build_pools(inventory.without_usage, spec)
+    problems: set[str] = set()
     for pool in pools:
-        if not _lacks(plan, pool):
-            memory = plan.memory and plan.memory.model_copy(
-                update={"usable_bytes": pool.usable_bytes}
-            )
-            return plan.model_copy(
-                update={
-                    "gpu_product": pool.label,
-                    "gpu_hour_price": pool.price or None,
-                    "gpu_resource": pool.resource,
-                    "node_selector": dict(pool.selector),
-                    "memory": memory,
-                    "estimated_step_seconds": None,
-                    "link_bytes_per_second": assumed_link(
-                        pool.hardware, plan.nodes, plan.gpus_per_node
-                    ),
-                    "reason": f"goes on as it began, on {plan.gpus} x {pool.gpu_name}",
-                }
-            )
-    problems = {f"{pool.gpu_name} {_lacks(plan, pool)}" for pool in pools}
-    why = "; ".join([*sorted(problems), *left_out])
+        problem = _lacks(plan, pool)
+        if not problem:
+            return _on_pool(plan, pool)
+        problems.add(f"{pool.gpu_name} {problem}")
+    why = "; ".join([*sorted(problems), *left_out]) or "no node has such GPUs"
+    gpus = f"{plan.gpus} x {plan.gpu_product}"
+    nodes = plural(plan.nodes, "node")
     raise PlanExcluded(
-        f"spec.placement.gpuProduct {wanted}: the run goes on from checkpoints of {plan.gpus} x "
-        f"{plan.gpu_product} on "
-        f"{plural(plan.nodes, 'node')}, and {why or 'no node has such GPUs'}: change it, or set "
-        "it back to "
-        f"{plan.gpu_product}"
+        f"spec.placement.gpuProduct {wanted}: the run goes on from checkpoints of {gpus} on "
+        f"{nodes}, and {why}: change it, or set it back to {plan.gpu_product}"
     )
+
+
+def _on_pool(plan: ExecutionPlan, pool: Pool) -> ExecutionPlan:
+    """The plan on the pool's GPUs, which have room for it."""
+    memory = plan.memory
+    if memory:
+        memory = memory.model_copy(update={"usable_bytes": pool.usable_bytes})
+    link = assumed_link(pool.hardware, plan.nodes, plan.gpus_per_node)
+    fields = {
+        "gpu_product": pool.label,
+        "gpu_hour_price": pool.price or None,
+        "gpu_resource": pool.resource,
+        "node_selector": dict(pool.selector),
+        "memory": memory,
+        "estimated_step_seconds": None,
+        "link_bytes_per_second": link,
+        "reason": f"goes on as it began, on {plan.gpus} x {pool.gpu_name}",
+    }
+    return plan.model_copy(update=fields)
 
 
 def _with_engine(run: Run) -> ExecutionPlan:
     """The plan with an engine as the spec says now; as it is where the spec leaves it so."""
-    plan, spec = run.plan, run.spec
+    plan = run.plan
+    spec = run.spec
     if _agrees(plan, spec.generation):
         return plan
     if plan.accelerator == "CPU":
-        return run.with_engine(cpu_engine(run.demand), None).plan
+        engine_on_cpus = cpu_engine(run.demand)
+        return run.with_engine(engine_on_cpus, None).plan
     nodes = run.inventory.without_usage
-    pools, _ = build_pools(nodes, spec)
-    pools = [pool for pool in pools if (pool.label, pool.resource) == _gpu(plan)]
-    if not pools:
+    all_pools, _ = build_pools(nodes, spec)
+    pool = next((pool for pool in all_pools if _has_gpus_of(pool, plan)), None)
+    if pool is None:
         return plan
-    place = Place(pools[0], plan.nodes, plan.gpus_per_node, ENDLESS)
+    place = Place(pool, plan.nodes, plan.gpus_per_node, ENDLESS)
     engines = Engines(run.demand, server_pools(nodes, spec))
-    engines_to_try = engines.engines_to_try(place, run.setup.precision)
-    runs = (run.with_engine(engine, engines.server_pool(place)) for engine in engines_to_try)
-    for candidate in runs:
+    for engine in engines.engines_to_try(place, run.setup.precision):
+        candidate = run.with_engine(engine, engines.server_pool(place))
         if candidate.may_fit():
             return candidate.plan
     # An engine that the spec doesn't ask for must not end the run: it goes on as it has run.
@@ -383,32 +405,36 @@ def _with_engine(run: Run) -> ExecutionPlan:
         return plan
     raise PlanExcluded(
         f"spec.generation.engine {spec.generation.engine}: beside the split that the run goes on "
-        "with, on "
-        f"{plan.gpus} x {plan.gpu_product}, there is no room for it: set it to Auto, or to what "
-        "it was"
+        f"with, on {plan.gpus} x {plan.gpu_product}, there is no room for it: set it to Auto, or "
+        "to what it was"
     )
 
 
-def _gpu(plan: ExecutionPlan) -> tuple[str, str]:
-    return plan.gpu_product, plan.gpu_resource
+def _has_gpus_of(pool: Pool, plan: ExecutionPlan) -> bool:
+    return pool.label == plan.gpu_product and pool.resource == plan.gpu_resource
 
 
 def _agrees(plan: ExecutionPlan, wanted: GenerationSpec) -> bool:
     """Whether the plan's engine is one that the spec asks for, or leaves open."""
     engine = plan.engine
-    if wanted.engine not in ("Auto", engine.kind if engine else "Transformers"):
+    kind = engine.kind if engine else "Transformers"
+    if wanted.engine not in ("Auto", kind):
         return False
     if engine is None:
         return True
+    on_cpus = plan.accelerator == "CPU"
     if engine.kind == "Colocated":
         same_share = wanted.memory_share in (None, engine.memory_share)
         # An engine on CPUs or model runner V1 never sleeps, whatever the spec says.
-        never_sleeps = plan.accelerator == "CPU" or engine.model_runner == "V1"
-        return same_share and (never_sleeps or wanted.sleep in (None, engine.sleep))
+        never_sleeps = on_cpus or engine.model_runner == "V1"
+        same_sleep = never_sleeps or wanted.sleep in (None, engine.sleep)
+        return same_share and same_sleep
     servers = wanted.servers or EngineServersSpec()
-    product = engine.gpu_product.startswith(servers.gpu_product or plan.gpu_product)
-    gpus = servers.gpus_per_replica == engine.gpus_per_replica or plan.accelerator == "CPU"
-    return product and gpus and servers.replicas == engine.replicas
+    wanted_product = servers.gpu_product or plan.gpu_product
+    same_product = engine.gpu_product.startswith(wanted_product)
+    same_gpus = on_cpus or servers.gpus_per_replica == engine.gpus_per_replica
+    same_replicas = servers.replicas == engine.replicas
+    return same_product and same_gpus and same_replicas
 
 
 def _lacks(plan: ExecutionPlan, pool: Pool) -> str:
@@ -416,15 +442,14 @@ def _lacks(plan: ExecutionPlan, pool: Pool) -> str:
     needs_bfloat16 = plan.dtype == "bfloat16" or plan.autocast
     if needs_bfloat16 and not pool.hardware.has_bfloat16:
         return "has no bfloat16"
-    if plan.memory and plan.memory.device_bytes > pool.usable_bytes:
-        return (
-            f"has {gib(pool.usable_bytes)} per GPU, where {gib(plan.memory.device_bytes)} are "
-            "needed"
-        )
+    needed_bytes = plan.memory.device_bytes if plan.memory else 0
+    if needed_bytes > pool.usable_bytes:
+        return f"has {gib(pool.usable_bytes)} per GPU, where {gib(needed_bytes)} are needed"
     wide_nodes = sum(count for room, count in pool.rooms if room.gpus >= plan.gpus_per_node)
     if wide_nodes >= plan.nodes:
         return ""
-    return f"has {plural(wide_nodes, 'node')} with {plan.gpus_per_node} GPUs"
+    nodes = plural(wide_nodes, "node")
+    return f"has {nodes} with {plan.gpus_per_node} GPUs"
 
 
 def _with_guard(plan: ExecutionPlan, spec: GRPOJobSpec) -> ExecutionPlan:
@@ -445,8 +470,8 @@ def _with_requests(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory)
         "host_memory_bytes": _memory(plan, spec),
         "ephemeral_storage_bytes": disk_request(spec, reported=inventory.reports_disk),
     }
-    same = all(getattr(plan, name) == amount for name, amount in wanted.items())
-    return plan if same else plan.model_copy(update=wanted)
+    is_unchanged = all(getattr(plan, name) == amount for name, amount in wanted.items())
+    return plan if is_unchanged else plan.model_copy(update=wanted)
 
 
 def _memory(plan: ExecutionPlan, spec: GRPOJobSpec) -> int:

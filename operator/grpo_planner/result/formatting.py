@@ -52,4 +52,5 @@ def engine_name(kind: str, gpus: int, *, sleeps: bool, engines: int = 0) -> str:
     """
     many = f", {plural(engines, 'engine')}" if engines else ""
     over = f" over {plural(gpus, 'GPU')}" if gpus > 1 else ""
-    return f"vLLM {kind}{many}{over}{', asleep while training' if sleeps else ''}"
+    asleep = ", asleep while training" if sleeps else ""
+    return f"vLLM {kind}{many}{over}{asleep}"

@@ -123,10 +123,9 @@ class PlanResult(Model):
         if not (disk and self.chosen):
             return self
         change = {"ephemeral_storage_bytes": disk}
-        candidates = [one.model_copy(update=change) for one in self.candidates]
-        return self.model_copy(
-            update={"chosen": self.chosen.model_copy(update=change), "candidates": candidates}
-        )
+        plan = self.chosen.model_copy(update=change)
+        candidates = [candidate.model_copy(update=change) for candidate in self.candidates]
+        return self.model_copy(update={"chosen": plan, "candidates": candidates})
 
 
 class SpecRejected(ValueError):
