@@ -53,7 +53,10 @@ async def run(
     `filled` is called once the caches are full; `wall` gives unix seconds.
     """
     configuration = await transport.load(chosen.kubeconfig)
-    caches, queue, ending, leading = Caches(), WorkQueue(), asyncio.Event(), asyncio.Event()
+    caches = Caches()
+    queue = WorkQueue()
+    ending = asyncio.Event()
+    leading = asyncio.Event()
     metrics = Metrics(queue, chosen.workers)
     # the lanes of the progress puller bound its connections; one bound for all would make a lane
     # wait for another
@@ -82,22 +85,29 @@ async def run(
                 UNREADABLE_OBJECTS: lambda: metrics_server.unreadable(*unreadables),
             }
         )
-        taken = elector.free_since if elector else lambda: None
-        metrics.read({LEADER: operator.leads, TAKEOVER: lambda: operator.failover_seconds(taken())})
+        free_since = elector.free_since if elector else lambda: None
+        metrics.read(
+            {LEADER: operator.leads, TAKEOVER: lambda: operator.failover_seconds(free_since())}
+        )
         jobs = JobMetrics(operator.own_jobs, wall, operator.progress_samples)
         pages = application(
             metrics.registry, jobs.text, operator.unhealthy, operator.unready, operator.not_served
         )
         async with serve_pages(pages, chosen.metrics_address, chosen.metrics_port):
-            log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
-            tasks = [asyncio.create_task(elector.run(), name="elector")] if elector else []
+            served = ", ".join(chosen.namespaces) or "all namespaces"
+            log.info("watching %s", served)
+            tasks: list[asyncio.Task[Any]] = []
+            if elector:
+                tasks.append(asyncio.create_task(elector.run(), name="elector"))
             tasks.append(asyncio.create_task(operator.run(filled), name="operator"))
-            watched = handlers.registry(
-                caches, operator.add, configuration, operator.relist_callbacks(), ending
+            relist_callbacks = operator.relist_callbacks()
+            registry = handlers.registry(
+                caches, operator.add, configuration, relist_callbacks, ending
             )
             handlers.listen(ending)
-            tasks.append(asyncio.create_task(operator.watch(watched, stop), name="kopf"))
-            await until_one_ends(*tasks, asyncio.create_task(ending.wait(), name="signals"))
+            tasks.append(asyncio.create_task(operator.watch(registry, stop), name="kopf"))
+            tasks.append(asyncio.create_task(ending.wait(), name="signals"))
+            await until_one_ends(*tasks)
             queue.close()
     log.info("stopped")
 
@@ -137,8 +147,9 @@ async def _standing(
         yield None
         return
     patience = election.terms.deadline / 2
-    async with _client(configuration, metrics, tries=1, seconds=patience) as own:
-        elector = Elector(own, election, leading, wall, tell_fence if chosen.fenced else None)
+    fence = tell_fence if chosen.fenced else None
+    async with _client(configuration, metrics, tries=1, seconds=patience) as client:
+        elector = Elector(client, election, leading, wall, fence)
         try:
             yield elector
         finally:

@@ -78,31 +78,32 @@ class FirstSeen:
 
         `expected`: the Job was started, so that it is gone if it isn't there.
         """
-        known = self._jobs.get(key, Sighting())
-        if known.attempt != attempt:
-            known = Sighting(attempt=attempt)
-        ended = {pod.uid: known.ended.get(pod.uid, at) for pod in pods if pod.termination}
-        deleted = {pod.uid: known.deleted.get(pod.uid, at) for pod in pods if pod.deleting}
+        before = self._jobs.get(key, Sighting())
+        if before.attempt != attempt:
+            before = Sighting(attempt=attempt)
+        ended_at = {pod.uid: before.end_of(pod, at) for pod in pods if pod.termination}
+        deleted_at = {pod.uid: before.deletion_of(pod, at) for pod in pods if pod.deleting}
+        child_seen_at: Observed | None = None
         if child is None:
-            child_uid, child_seen_at = known.child_uid, None
-            job_is_over = expected or bool(known.child_uid)
+            child_uid = before.child_uid
+            is_job_over = expected or bool(before.child_uid)
         else:
             child_uid = child.uid
-            child_seen_at = known.child if child.uid == known.child_uid else at
-            job_is_over = bool(child.ended)
-        over: Observed | None = None
-        if ended or deleted or job_is_over:
-            over = known.over or at
-        found = Sighting(
+            child_seen_at = before.child if child.uid == before.child_uid else at
+            is_job_over = bool(child.ended)
+        over_since: Observed | None = None
+        if ended_at or deleted_at or is_job_over:
+            over_since = before.over or at
+        sighting = Sighting(
             attempt=attempt,
             child_uid=child_uid,
             child=child_seen_at,
-            ended=ended,
-            deleted=deleted,
-            over=over,
+            ended=ended_at,
+            deleted=deleted_at,
+            over=over_since,
         )
-        self._jobs[key] = found
-        return found
+        self._jobs[key] = sighting
+        return sighting
 
     def forget(self, key: ObjectKey) -> Sighting:
         """Drop the sighting of a job that is gone or has no attempt; return an empty Sighting."""
@@ -350,9 +351,7 @@ class Observation:
         """Seconds that count for spec.activeDeadlineSeconds."""
         before = float(self.job.status.active_seconds)
         started_at = seconds(self.job.status.attempt_start_time)
-        if started_at is None:
-            return before
-        return before + max(0.0, self.now - started_at)
+        return before if started_at is None else before + max(0.0, self.now - started_at)
 
     @property
     def running_seconds(self) -> float:

@@ -267,8 +267,8 @@ def _spent(spans: str) -> set[int]:
 def engine_ends(observation: Observation) -> str:
     """How those that don't run ended, such as `engine 1 ended with OOMKilled, exit code 137`; empty
     when none has."""
-    ended = current_engine_pods(pod for pod in observation.engine_pods if pod.termination)
-    ends = [_end(pod) for pod in ended if pod.index not in observation.engines_up]
+    ended_pods = current_engine_pods(pod for pod in observation.engine_pods if pod.termination)
+    ends = [_end(pod) for pod in ended_pods if pod.index not in observation.engines_up]
     return "; ".join(ends[:MOST_ENDS])
 
 

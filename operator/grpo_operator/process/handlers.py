@@ -77,12 +77,13 @@ def take(caches: Caches, event: Any) -> tuple[ObjectKey, bool]:
     """
     item = event["object"]
     key = identity(item)
-    known = caches.grpojobs.get(key)
+    before = caches.grpojobs.get(key)
     if event["type"] == "DELETED":
         caches.grpojobs.discard(key, item["metadata"]["uid"])
         return key, True
-    kept = caches.grpojobs.put(item)
-    return key, kept is None or kept is not known
+    after = caches.grpojobs.put(item)
+    is_unchanged = after is not None and after is before
+    return key, not is_unchanged
 
 
 async def watch(
@@ -100,7 +101,8 @@ async def watch(
     again for a kind that is missing at its start. So `served` is awaited first: it returns once the
     kind is there. Its argument is True if the last LIST no longer proves that.
     """
-    backoff, doubted = Backoff(), False
+    backoff = Backoff()
+    doubted = False
     while True:
         await served(doubted)
         try:

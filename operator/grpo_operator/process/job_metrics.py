@@ -67,7 +67,7 @@ _STAGES = frozenset(get_args(Stage))
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CachedLines:
     uid: str
     version: int
     lines: Lines
@@ -86,7 +86,7 @@ class JobMetrics:
         self._jobs = jobs
         self._clock = clock
         self._live = live
-        self._kept: dict[ObjectKey, _Kept] = {}
+        self._cache: dict[ObjectKey, _CachedLines] = {}
 
     async def text(self) -> str:
         """All families, as the jobs are now."""
@@ -99,19 +99,15 @@ class JobMetrics:
                 shown.append(job)
             elif job.completed >= earliest:
                 ended.append(job)
-        live = await self._lines_now(shown)
+        live_lines = await self._lines_now(shown)
         shown += heapq.nlargest(ENDED_JOBS, ended, key=lambda job: job.completed)
-        kept = await self._refreshed(shown)
-        all_lines = [*(known.lines for known in kept), *live]
-        families = [
-            _family(
-                JOBS, "".join(_line(JOBS, labels, str(count)) for labels, count in counts.items())
-            )
-        ]
+        cached = await self._refreshed(shown)
+        all_lines = [*(one.lines for one in cached), *live_lines]
+        count_lines = [_line(JOBS, labels, str(count)) for labels, count in counts.items()]
+        families = [_family(JOBS, "".join(count_lines))]
         for metric in JOB:
-            families.append(
-                _family(metric, "".join(lines.get(metric.name, "") for lines in all_lines))
-            )
+            lines = "".join(job_lines.get(metric.name, "") for job_lines in all_lines)
+            families.append(_family(metric, lines))
             await asyncio.sleep(0)
         return "".join(families)
 
@@ -119,15 +115,15 @@ class JobMetrics:
         """Return the lines of these jobs that are not kept."""
         return [_written(job, self._live(job)) async for job in yield_every(LOOP_BUDGET, jobs)]
 
-    async def _refreshed(self, jobs: list[GRPOJobRecord]) -> list[_Kept]:
+    async def _refreshed(self, jobs: list[GRPOJobRecord]) -> list[_CachedLines]:
         """Return the lines of these jobs, and keep those of no others."""
-        fresh: dict[ObjectKey, _Kept] = {}
+        fresh: dict[ObjectKey, _CachedLines] = {}
         async for job in yield_every(LOOP_BUDGET, jobs):
-            known = self._kept.get(job.key)
-            if known is None or (known.uid, known.version) != (job.uid, job.version):
-                known = _Kept(job.uid, job.version, _lines(job))
-            fresh[job.key] = known
-        self._kept = fresh
+            cached = self._cache.get(job.key)
+            if cached is None or cached.uid != job.uid or cached.version != job.version:
+                cached = _CachedLines(job.uid, job.version, _lines(job))
+            fresh[job.key] = cached
+        self._cache = fresh
         return list(fresh.values())
 
 
@@ -171,12 +167,12 @@ def _written(job: GRPOJobRecord, samples: Iterable[Sample]) -> Lines:
     lines: dict[str, dict[str, None]] = {}
     for metric, labels, value in samples:
         try:
-            lines.setdefault(metric.name, {})[
-                _line(metric, (*job.key, *labels), _number(value))
-            ] = None
+            number = _number(value)
         except ValueError:  # a status may say anything, and no number is no sample
             continue
-    return {name: "".join(found) for name, found in lines.items()}
+        line = _line(metric, (*job.key, *labels), number)
+        lines.setdefault(metric.name, {})[line] = None
+    return {name: "".join(metric_lines) for name, metric_lines in lines.items()}
 
 
 def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
@@ -184,13 +180,10 @@ def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
     plan = status.plan
     model = plan.parameters if plan else ""
     yield JOB_INFO, (model, plan.strategy if plan else ""), 1
-    true = {
-        condition.type: condition.reason
-        for condition in status.conditions
-        if condition.status == "True"
-    }
-    for kind in sorted(true.keys() - TOLD_ELSEWHERE):
-        yield JOB_CONDITION, (kind, true[kind]), 1
+    true_conditions = [condition for condition in status.conditions if condition.status == "True"]
+    reasons = {condition.type: condition.reason for condition in true_conditions}
+    for kind in sorted(reasons.keys() - TOLD_ELSEWHERE):
+        yield JOB_CONDITION, (kind, reasons[kind]), 1
     if status.phase:
         yield JOB_PHASE, (status.phase,), 1
     yield JOB_RESTARTS, (), status.restarts
@@ -213,16 +206,14 @@ def _of_usage(usage: Usage) -> Iterator[Sample]:
 
 def _of_live(status: GRPOJobStatus) -> Iterator[Sample]:
     yield JOB_ATTEMPTS, (), status.attempt
-    if status.plan:
-        gpus = Counter({status.plan.gpu_product: status.plan.gpus})
-        if status.plan.engine:
-            gpus[status.plan.engine.gpu_product] += status.plan.engine.gpus
-        for product in (
-            product
-            for product, count in gpus.items()
-            if count or product == status.plan.gpu_product
-        ):
-            yield JOB_GPUS, (product,), gpus[product]
+    plan = status.plan
+    if plan:
+        gpus = Counter({plan.gpu_product: plan.gpus})
+        if plan.engine:
+            gpus[plan.engine.gpu_product] += plan.engine.gpus
+        for product, count in gpus.items():
+            if count or product == plan.gpu_product:
+                yield JOB_GPUS, (product,), count
 
 
 def _number(value: float | str) -> str:
@@ -236,10 +227,9 @@ def _number(value: float | str) -> str:
 
 
 def _line(metric: Metric, labels: Iterable[str], value: str) -> str:
-    named = ",".join(
-        f'{name}="{_escaped(text)}"' for name, text in zip(metric.labels, labels, strict=True)
-    )
-    return f"{metric.name}{{{named}}} {value}\n"
+    names_and_texts = zip(metric.labels, labels, strict=True)
+    pairs = ",".join(f'{name}="{_escaped(text)}"' for name, text in names_and_texts)
+    return f"{metric.name}{{{pairs}}} {value}\n"
 
 
 def _escaped(text: str) -> str:

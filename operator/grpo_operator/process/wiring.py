@@ -103,9 +103,11 @@ class Operator:
         self._caches = caches
         self._queue = queue
         self._metrics = metrics
-        self._recorder = EventRecorder(
-            cluster, merge_start_event, lambda: len(queue) + queue.active > 0, metrics.record_event
-        )
+
+        def has_work() -> bool:
+            return len(queue) + queue.active > 0
+
+        self._recorder = EventRecorder(cluster, merge_start_event, has_work, metrics.record_event)
         self._quarantine_reporter = QuarantineReporter(cluster, caches.quarantine, wall)
         self.informers = self._informers(cluster)
         self._leading = leading
@@ -145,21 +147,26 @@ class Operator:
 
     def _reconciler(self) -> Reconciler:
         """Build the parts of a reconcile, one for each of its steps."""
-        chosen, cluster, caches = self.settings, self._cluster, self._caches
-        limits, pods = chosen.limits, chosen.pods
+        settings = self.settings
+        cluster = self._cluster
+        caches = self._caches
+        limits = settings.limits
+        pods = settings.pods
         workloads = Workloads(
             cluster, caches, self.facts, self._kueue_problem, pods=pods, clock=self._wall
         )
+        clock = ProcessClock(self._wall, lambda: Observed(self._clock()))
+        start_events = PodStartEvents(cluster, limits)
         observer = Observer(
             cluster,
             caches,
-            ProcessClock(self._wall, lambda: Observed(self._clock())),
+            clock,
             workloads=workloads,
             rank0=self._puller,
-            pod_start_events=PodStartEvents(cluster, limits),
+            pod_start_events=start_events,
             traces=self._traces,
         )
-        shared = SharedObjects(cluster, caches, self._clock, chosen.watchers)
+        shared = SharedObjects(cluster, caches, self._clock, settings.watchers)
         starter = AttemptStarter(
             cluster,
             caches,
@@ -169,34 +176,41 @@ class Operator:
             pods=pods,
             tokens=self._tokens,
         )
-        throttle = StatusThrottle(chosen.status_interval)
+        throttle = StatusThrottle(settings.status_interval)
+        status_writer = StatusWriter(cluster, caches.grpojobs, throttle, self._wrote)
+        garbage_collector = GarbageCollector(cluster, caches, limits)
         return Reconciler(
             observer=observer,
             queue=self._admission,
-            status=StatusWriter(cluster, caches.grpojobs, throttle, self._wrote),
+            status=status_writer,
             starter=starter,
             workloads=workloads,
-            garbage=GarbageCollector(cluster, caches, limits),
+            garbage=garbage_collector,
             limits=limits,
         )
 
     def _rank0(self, session: aiohttp.ClientSession) -> ProgressPuller:
         """What asks rank 0 of every gang."""
-        caches, chosen = self._caches, self.settings
-        fetch = http_fetch(
-            session, self._tokens, trace_every=chosen.tracing.every if chosen.tracing else None
-        )
-        asked = partial(targets, caches.grpojobs, caches.pods.owned_by)
+        caches = self._caches
+        tracing = self.settings.tracing
+        trace_every = tracing.every if tracing else None
+        fetch = http_fetch(session, self._tokens, trace_every=trace_every)
+        current_targets = partial(targets, caches.grpojobs, caches.pods.owned_by)
+        interval = self.settings.progress_interval
         return ProgressPuller(
-            asked, fetch, self._progressed, chosen.progress_interval, self._metrics.record_pull
+            current_targets, fetch, self._progressed, interval, self._metrics.record_pull
         )
 
     def _informers(self, cluster: HttpCluster) -> dict[str, Informer[Any]]:
-        served, isolates = self.settings.namespaces, self.settings.watchers is not None
-        changed = self._add, self._add_namespaces
-        resync = self.settings.resync
+        isolates = self.settings.watchers is not None
         return informers(
-            cluster, self._caches, *changed, namespaces=served, isolates=isolates, resync=resync
+            cluster,
+            self._caches,
+            self._add,
+            self._add_namespaces,
+            namespaces=self.settings.namespaces,
+            isolates=isolates,
+            resync=self.settings.resync,
         )
 
     def add(self, key: ObjectKey, news: bool = True) -> None:
@@ -235,11 +249,8 @@ class Operator:
     def _add_namespaces(self, keys: Iterable[ObjectKey]) -> None:
         """A Service or NetworkPolicy came or went: its namespace's active jobs need it."""
         namespaces = {key.namespace for key in keys}
-        self._add(
-            job.key
-            for job in self._caches.grpojobs
-            if job.is_active and job.key.namespace in namespaces
-        )
+        active_jobs = (job for job in self._caches.grpojobs if job.is_active)
+        self._add(job.key for job in active_jobs if job.key.namespace in namespaces)
 
     def _kueue_problem(self, namespace: str) -> str:
         """Why Workloads of a namespace can't be seen now; empty when they can."""
@@ -255,11 +266,8 @@ class Operator:
         async with asyncio.TaskGroup() as tasks:
             for name, informer in self.informers.items():
                 # kopf delivers the events of GRPOJobs
-                follow = (
-                    informer.relist_forever()
-                    if name.startswith(GRPOJOBS.plural)
-                    else informer.follow()
-                )
+                is_of_kopf = name.startswith(GRPOJOBS.plural)
+                follow = informer.relist_forever() if is_of_kopf else informer.follow()
                 tasks.create_task(follow, name=name)
             tasks.create_task(self.facts.run(), name="facts")
             for informer in self.informers.values():
@@ -298,11 +306,13 @@ class Operator:
         last."""
         if not self._leading.is_set():
             await self._leading.wait()
-            # a kind that is not there is no reason to wait
-            known = [
-                informer for informer in self.informers.values() if not informer.is_missing_kind
+            lists = [
+                informer.list_if_served()
+                for informer in self.informers.values()
+                # a kind that is not there is no reason to wait
+                if not informer.is_missing_kind
             ]
-            await asyncio.gather(*(informer.list_if_served() for informer in known))
+            await asyncio.gather(*lists)
         if secret := self.settings.token_secret:
             self._tokens.keys = await tokens.load(self._cluster, secret)
         self._works_since = self._clock()
@@ -311,12 +321,12 @@ class Operator:
 
     def relist_callbacks(self) -> dict[str, Callable[[], None]]:
         """What makes the GRPOJobs of a URL path be listed again."""
-        return {
-            GRPOJOBS.path(namespace): self.informers[
-                f"{GRPOJOBS.plural}/{namespace or '*'}"
-            ].want_list
-            for namespace in self.settings.namespaces or (None,)
-        }
+        callbacks: dict[str, Callable[[], None]] = {}
+        for namespace in self.settings.namespaces or (None,):
+            path = GRPOJOBS.path(namespace)
+            informer = self.informers[f"{GRPOJOBS.plural}/{namespace or '*'}"]
+            callbacks[path] = informer.want_list
+        return callbacks
 
     async def grpojobs_served(self, doubted: bool) -> None:
         """Waits until the API server gives a LIST of GRPOJobs, in one of the namespaces at least,
@@ -331,9 +341,8 @@ class Operator:
             if name.startswith(GRPOJOBS.plural)
         ]
         if doubted or all(informer.not_served for informer in informers):
-            await until_one_ends(
-                *(asyncio.create_task(informer.list_until_served()) for informer in informers)
-            )
+            lists = [asyncio.create_task(informer.list_until_served()) for informer in informers]
+            await until_one_ends(*lists)
         backoff = Backoff()
         while not await self._discovered():
             await backoff.wait()
@@ -359,11 +368,12 @@ class Operator:
 
     def unready(self) -> str:
         """What is still missing before the first job can be worked on."""
-        waiting = [
+        unsettled = [
             name for name, informer in self.informers.items() if not informer.settled.is_set()
         ]
-        if waiting:
-            return f"not listed yet: {', '.join(waiting)}"
+        if unsettled:
+            names = ", ".join(unsettled)
+            return f"not listed yet: {names}"
         return "" if self.kopf_ready.is_set() else "kopf is starting"
 
     def not_served(self) -> str:
@@ -372,8 +382,9 @@ class Operator:
 
     def unhealthy(self) -> str:
         """Which watch has gone deaf."""
+        longest_silence = max(DEAF_SECONDS, 2 * self.settings.resync)
         return metrics_server.silent_watches_message(
-            self._watched(), self._clock(), max(DEAF_SECONDS, 2 * self.settings.resync)
+            self._watched(), self._clock(), longest_silence
         )
 
     def last_update_times(self) -> dict[str, float]:
@@ -401,10 +412,14 @@ class Operator:
 
     def progress_samples(self, job: GRPOJobRecord) -> Iterable[Sample]:
         """See job_metrics.progress_samples."""
-        pull, silence = self._puller.pull(job.key), self._puller.silence(job.key)
-        return progress_samples(
-            job, pull, silence, lambda at: self._wall() - (self._clock() - at.at)
-        )
+        pull = self._puller.pull(job.key)
+        silence = self._puller.silence(job.key)
+
+        def unix_time(at: Observed) -> float:
+            seconds_since = self._clock() - at.at
+            return self._wall() - seconds_since
+
+        return progress_samples(job, pull, silence, unix_time)
 
 
 async def tell_fence(cluster: HttpCluster, election: Election) -> None:
@@ -423,11 +438,11 @@ async def tell_fence(cluster: HttpCluster, election: Election) -> None:
         "spec": {"holderIdentity": election.identity},
     }
     try:
-        known = await cluster.get(LEADERS, *election.lease)
+        leader = await cluster.get(LEADERS, *election.lease)
     except NotFound:
         await cluster.create(LEADERS, election.lease.namespace, body | {"metadata": metadata})
         return
-    version = JsonObject(known).part("metadata").text("resourceVersion")
+    version = JsonObject(leader).part("metadata").text("resourceVersion")
     body["metadata"] = metadata | {"resourceVersion": version}
     await cluster.replace(LEADERS, *election.lease, body)
 
@@ -451,7 +466,7 @@ def informers(
     `on_change` hears the GRPOJobs that a change concerns, `shared_changed` the namespaces whose
     jobs share what changed. NetworkPolicies are mirrored by an operator that `isolates`.
     """
-    by_name = f"metadata.name={NETWORK_POLICY}"
+    our_policy = f"metadata.name={NETWORK_POLICY}"
     kinds: list[tuple[Resource, str, Cache[Any], Changed]] = [
         (JOBS, LABEL_JOB, caches.jobs, on_change),
         (PODS, LABEL_JOB, caches.pods, on_change),
@@ -461,16 +476,16 @@ def informers(
     ]
     if isolates:
         kinds.append((NETWORK_POLICIES, "", caches.network_policies, shared_changed))
-    made: dict[str, Informer[Any]] = {}
+    by_name: dict[str, Informer[Any]] = {}
     for namespace in namespaces or (None,):
         for resource, labels, cache, hears in kinds:
             # by name: who takes its labels away is noticed, and no other policy may be read
-            fields = by_name if resource is NETWORK_POLICIES else ""
+            fields = our_policy if resource is NETWORK_POLICIES else ""
             selection = Selection(resource, namespace, labels, fields)
             optional = resource is WORKLOADS
             informer = Informer(cluster, selection, cache, hears, resync=resync, optional=optional)
-            made[f"{resource.plural}/{namespace or '*'}"] = informer
-    return made
+            by_name[f"{resource.plural}/{namespace or '*'}"] = informer
+    return by_name
 
 
 async def until_one_ends(*tasks: asyncio.Task[Any]) -> None:

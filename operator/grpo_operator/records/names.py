@@ -113,7 +113,8 @@ def engine_job(name: str, attempt: int) -> str:
 def workload_name(name: str, uid: str) -> str:
     """Name of a GRPOJob's Workload, of at most 63 characters: Kueue's GRPOJobs may be another
     kind's namesakes."""
-    return f"grpojob-{name[:49]}-{hashlib.sha256(uid.encode()).hexdigest()[:5]}"
+    digest = hashlib.sha256(uid.encode()).hexdigest()
+    return f"grpojob-{name[:49]}-{digest[:5]}"
 
 
 def is_engines_job(job: str) -> bool:

@@ -44,7 +44,8 @@ def with_queue_name(content: JobContent, queue: str) -> JobContent:
     if spec is None or not queue or spec.placement.queue_name:
         return content
     placement = spec.placement.model_copy(update={"queue_name": queue})
-    return replace(content, spec=spec.model_copy(update={"placement": placement}))
+    with_queue = spec.model_copy(update={"placement": placement})
+    return replace(content, spec=with_queue)
 
 
 def typed_status(status: Fields) -> GRPOJobStatus:
@@ -90,7 +91,8 @@ def is_under_way(status: GRPOJobStatus) -> bool:
 
 def pack_job(spec: Fields, status: Fields) -> bytes:
     """Spec and status as they are, in few bytes."""
-    return zlib.compress(json.dumps((spec, status), separators=(",", ":")).encode(), 1)
+    text = json.dumps((spec, status), separators=(",", ":"))
+    return zlib.compress(text.encode(), 1)
 
 
 def unpack_fields(packed: bytes) -> tuple[Fields, Fields]:

@@ -32,24 +32,21 @@ from .workloads import kueue_metadata
 def object_key(meta: JsonObject) -> ObjectKey:
     """Namespace and name of the object with this metadata; thousands of keys share one text of
     their namespace."""
-    return ObjectKey(sys.intern(meta.required_text("namespace")), meta.required_text("name"))
+    namespace = sys.intern(meta.required_text("namespace"))
+    return ObjectKey(namespace, meta.required_text("name"))
 
 
 def _job_key(meta: JsonObject) -> ObjectKey:
-    return ObjectKey(
-        sys.intern(meta.required_text("namespace")), meta.part("labels").text(LABEL_JOB)
-    )
+    namespace = sys.intern(meta.required_text("namespace"))
+    name = meta.part("labels").text(LABEL_JOB)
+    return ObjectKey(namespace, name)
 
 
 def _controller_uid(meta: JsonObject) -> str:
-    return next(
-        (
-            owner.text("uid")
-            for owner in meta.parts("ownerReferences")
-            if owner.is_true("controller")
-        ),
-        "",
-    )
+    for owner in meta.parts("ownerReferences"):
+        if owner.is_true("controller"):
+            return owner.text("uid")
+    return ""
 
 
 def grpojob_record(item: object) -> GRPOJobRecord:
@@ -61,9 +58,13 @@ def grpojob_record(item: object) -> GRPOJobRecord:
             fields are ignored).
     """
     whole = JsonObject(item)
-    meta, spec, status = whole.part("metadata"), whole.raw("spec"), whole.raw("status")
-    known = typed_status(status)
-    over, words = has_ended(known), kueue_metadata(meta)
+    meta = whole.part("metadata")
+    spec = whole.raw("spec")
+    raw_status = whole.raw("status")
+    status = typed_status(raw_status)
+    ended = has_ended(status)
+    kueue = kueue_metadata(meta)
+    content = None if ended else with_queue_name(job_content(spec, status), kueue.queue)
     return GRPOJobRecord(
         key=object_key(meta),
         uid=meta.required_text("uid"),
@@ -74,13 +75,13 @@ def grpojob_record(item: object) -> GRPOJobRecord:
         labels=inheritable_metadata(meta.string_map("labels")),
         annotations=inheritable_metadata(meta.string_map("annotations")),
         managed_by=whole.part("spec").text("managedBy"),
-        kueue=words,
-        phase=known.phase or "",
-        observed_generation=known.observed_generation,
-        ended=over,
+        kueue=kueue,
+        phase=status.phase or "",
+        observed_generation=status.observed_generation,
+        ended=ended,
         completed=whole.part("status").time("completionTime") or 0.0,
-        typed=None if over else with_queue_name(job_content(spec, known), words.queue),
-        packed=pack_job(spec, status),
+        typed=content,
+        packed=pack_job(spec, raw_status),
     )
 
 
@@ -111,8 +112,10 @@ def job_record(item: object) -> JobRecord:
     """
     whole = JsonObject(item)
     meta = whole.part("metadata")
-    over = [one for one in whole.part("status").parts("conditions") if one.text("status") == "True"]
-    ended = next((one for one in over if one.text("type") in ("Complete", "Failed")), None)
+    status = whole.part("status")
+    end = _end_condition(status)
+    reason = end.text("reason") or end.text("type") if end else ""
+    ended_at = reported_time(end, "lastTransitionTime") if end else None
     return JobRecord(
         key=object_key(meta),
         job_key=_job_key(meta),
@@ -122,21 +125,29 @@ def job_record(item: object) -> JobRecord:
         attempt=meta.part("labels").digits(LABEL_ATTEMPT),
         created=meta.time("creationTimestamp") or 0.0,
         deleting="deletionTimestamp" in meta,
-        ended=_ended_reason(ended) if ended else "",
-        ended_at=reported_time(ended, "lastTransitionTime") if ended else None,
-        spent=whole.part("status").text("failedIndexes", MAX_SENTENCE),
+        ended=reason,
+        ended_at=ended_at,
+        spent=status.text("failedIndexes", MAX_SENTENCE),
     )
 
 
-def _ended_reason(condition: JsonObject) -> str:
-    return condition.text("reason") or condition.text("type")
+def _end_condition(status: JsonObject) -> JsonObject | None:
+    """The condition by which a Job has completed or failed; None before that."""
+    true_conditions = [
+        condition for condition in status.parts("conditions") if condition.text("status") == "True"
+    ]
+    for condition in true_conditions:
+        if condition.text("type") in ("Complete", "Failed"):
+            return condition
+    return None
 
 
-def _unschedulable(bound: JsonObject) -> str:
+def _unschedulable(scheduled: JsonObject) -> str:
     """Return the scheduler's message in the condition PodScheduled; empty unless that is False."""
-    if bound.text("status") != "False":
+    if scheduled.text("status") != "False":
         return ""
-    return truncate(bound.text("message", MAX_OBJECT), MAX_SENTENCE)
+    message = scheduled.text("message", MAX_OBJECT)
+    return truncate(message, MAX_SENTENCE)
 
 
 def _marked_not_ready(status: JsonObject) -> bool:
@@ -156,13 +167,17 @@ def pod_record(item: object) -> PodRecord:
         Unreadable: a field has a type that it can't have.
     """
     whole = JsonObject(item)
-    meta, status = whole.part("metadata"), whole.part("status")
-    labels, bound = meta.part("labels"), status.condition("PodScheduled")
-    state, node = (
-        trainer_container(status).part("state"),
-        sys.intern(whole.part("spec").text("nodeName")),
-    )
-    end = pod_termination(status, labels.digits(LABEL_ATTEMPT), node)
+    meta = whole.part("metadata")
+    labels = meta.part("labels")
+    attempt = labels.digits(LABEL_ATTEMPT)
+    is_engine = labels.text(LABEL_COMPONENT) == COMPONENT_ENGINE
+    node = sys.intern(whole.part("spec").text("nodeName"))
+    status = whole.part("status")
+    scheduled = status.condition("PodScheduled")
+    is_bound = scheduled.text("status") == "True"
+    bound_at = reported_time(scheduled, "lastTransitionTime") if is_bound else None
+    state = trainer_container(status).part("state")
+    end = pod_termination(status, attempt, node)
     return PodRecord(
         key=object_key(meta),
         job_key=_job_key(meta),
@@ -170,17 +185,15 @@ def pod_record(item: object) -> PodRecord:
         version=meta.digits("resourceVersion"),
         grpojob_uid=labels.text(LABEL_UID),
         controller_uid=_controller_uid(meta),
-        attempt=labels.digits(LABEL_ATTEMPT),
-        engine=labels.text(LABEL_COMPONENT) == COMPONENT_ENGINE,
+        attempt=attempt,
+        engine=is_engine,
         index=labels.digits(LABEL_INDEX),
         node=node,
         ip=status.text("podIP"),
         phase=sys.intern(status.text("phase") or "Pending"),
         waiting=state.part("waiting").reason_and_message(),
-        unschedulable=_unschedulable(bound),
-        bound_at=reported_time(bound, "lastTransitionTime")
-        if bound.text("status") == "True"
-        else None,
+        unschedulable=_unschedulable(scheduled),
+        bound_at=bound_at,
         node_lost="running" in state and _marked_not_ready(status),
         deleting="deletionTimestamp" in meta,
         end=pack_end(end) if end else None,

@@ -203,8 +203,10 @@ class GRPOJobRecord:
     @property
     def is_released(self) -> bool:
         """True if its gang gave its place back, having never run."""
-        found = self.condition(ConditionType.ADMITTED)
-        return found is not None and found.status == "False" and found.reason in RELEASES
+        admitted = self.condition(ConditionType.ADMITTED)
+        if admitted is None or admitted.status != "False":
+            return False
+        return admitted.reason in RELEASES
 
     @property
     def is_waiting_for_admission(self) -> bool:

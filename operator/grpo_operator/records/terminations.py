@@ -99,10 +99,10 @@ def unpack_termination(packed: bytes) -> PodTermination:
 def trainer_container(status: JsonObject) -> JsonObject:
     """The training container's status in a pod's; sidecars that others add say nothing about the
     training."""
-    return next(
-        (one for one in status.parts("containerStatuses") if one.text("name") == CONTAINER),
-        JsonObject(None),
-    )
+    for container in status.parts("containerStatuses"):
+        if container.text("name") == CONTAINER:
+            return container
+    return JsonObject(None)
 
 
 def pod_termination(status: JsonObject, attempt: int = 0, node: str = "") -> PodTermination | None:
@@ -114,31 +114,30 @@ def pod_termination(status: JsonObject, attempt: int = 0, node: str = "") -> Pod
     """
     target = status.condition("DisruptionTarget")
     disrupted = target.text("status") == "True"
-    why = ": ".join(
-        part.reason_and_message() for part in (target, status) if part.reason_and_message()
-    )
+    explanations = (target.reason_and_message(), status.reason_and_message())
+    why = ": ".join(filter(None, explanations))
     state = trainer_container(status).part("state")
     if "terminated" in state:
-        found = _container_termination(state.part("terminated"), attempt, disrupted, why)
-        held, ran = _durations(status, state.part("terminated"))
-        reasons = _reasons(state.part("terminated"), target, status)
-        return replace(found, node=node, reasons=reasons, held_seconds=held, ran_seconds=ran)
+        terminated = state.part("terminated")
+        termination = _container_termination(terminated, attempt, disrupted, why)
+        held, ran = _durations(status, terminated)
+        reasons = _reasons(terminated, target, status)
+        return replace(termination, node=node, reasons=reasons, held_seconds=held, ran_seconds=ran)
     if status.text("phase") != "Failed":
         return None
-    broken = next((one for one in status.parts("initContainerStatuses") if _exit_code(one)), None)
-    if broken and not why:
-        message = (
-            f"init container {broken.text('name')} ended with exit code "
-            f"{_exit_code(broken)}; see its log"
-        )
+    init_containers = status.parts("initContainerStatuses")
+    failed_init = next((one for one in init_containers if _exit_code(one)), None)
+    if failed_init and not why:
+        name = failed_init.text("name")
+        exit_code = _exit_code(failed_init)
+        message = f"init container {name} ended with exit code {exit_code}; see its log"
         outcome = Outcome(result=Result.ERROR, message=message)
-        return PodTermination(
-            outcome=outcome, reported=False, exit_code=_exit_code(broken), node=node
-        )
+        return PodTermination(outcome=outcome, reported=False, exit_code=exit_code, node=node)
     # no container ran: the kubelet refused or evicted the pod, which says nothing about the program
     outcome = truncate_to_fit(Outcome(result=Result.PREEMPTED), why or "the pod failed")
+    reasons = _reasons(target, status)
     return PodTermination(
-        outcome=outcome, reported=False, disrupted=True, node=node, reasons=_reasons(target, status)
+        outcome=outcome, reported=False, disrupted=True, node=node, reasons=reasons
     )
 
 
@@ -148,10 +147,10 @@ def _reasons(*parts: JsonObject) -> tuple[str, ...]:
 
 def _durations(status: JsonObject, terminated: JsonObject) -> tuple[float | None, float | None]:
     """How long the pod was held and how long its container ran; None for what makes no duration."""
-    end = reported_time(terminated, "finishedAt")
-    held = _duration(reported_time(status, "startTime"), end)
-    ran = _duration(reported_time(terminated, "startedAt"), end)
-    return held, ran
+    arrived_at = reported_time(status, "startTime")
+    started_at = reported_time(terminated, "startedAt")
+    finished_at = reported_time(terminated, "finishedAt")
+    return _duration(arrived_at, finished_at), _duration(started_at, finished_at)
 
 
 def _duration(begin: Reported | None, end: Reported | None) -> float | None:
@@ -190,20 +189,18 @@ def _concluded(terminated: JsonObject, detail: str) -> Outcome:
             "the kernel killed the container at its memory limit (OOMKilled); raise "
             "spec.resources.limits.memory"
         )
-        return Outcome(
-            result=Result.OUT_OF_MEMORY, message=message, shortage=MemoryShortage(memory="Host")
-        )
+        shortage = MemoryShortage(memory="Host")
+        return Outcome(result=Result.OUT_OF_MEMORY, message=message, shortage=shortage)
     if code == 0:
-        result, message = (
-            Result.ERROR,
-            "the container ended with exit code 0 but left no outcome, so it is not done",
-        )
+        result = Result.ERROR
+        message = "the container ended with exit code 0 but left no outcome, so it is not done"
     else:
         result = _RESULTS.get(code, Result.ERROR)
         message = f"the container ended with exit code {code} and left no outcome"
-    return truncate_to_fit(
-        Outcome(result=result), f"{message}: {truncate(detail, MAX_DETAIL)}" if detail else message
-    )
+    if detail:
+        bounded_detail = truncate(detail, MAX_DETAIL)
+        message += f": {bounded_detail}"
+    return truncate_to_fit(Outcome(result=result), message)
 
 
 def _reported(message: str, attempt: int) -> Outcome | None:

@@ -158,24 +158,29 @@ def workload_record(item: object) -> WorkloadRecord:
             long.
     """
     whole = JsonObject(item)
-    meta, spec, status = whole.part("metadata"), whole.part("spec"), whole.part("status")
-    namespace, reference = meta.required_text("namespace"), spec.part("priorityClassRef")
+    meta = whole.part("metadata")
     annotations = meta.part("annotations")
+    namespace = meta.required_text("namespace")
+    name = meta.required_text("name")
+    job_name = meta.part("labels").text(LABEL_JOB)
+    owners = meta.parts("ownerReferences")
+    controllers = (owner.text("uid") for owner in owners if owner.is_true("controller"))
+    spec = whole.part("spec")
+    reference = spec.part("priorityClassRef")
+    pod_sets = spec.parts("podSets")
+    status = whole.part("status")
     return WorkloadRecord(
-        key=ObjectKey(namespace, meta.required_text("name")),
-        job_key=ObjectKey(namespace, meta.part("labels").text(LABEL_JOB)),
+        key=ObjectKey(namespace, name),
+        job_key=ObjectKey(namespace, job_name),
         uid=meta.required_text("uid"),
         version=meta.digits("resourceVersion"),
-        grpojob_uid=next(
-            (one.text("uid") for one in meta.parts("ownerReferences") if one.is_true("controller")),
-            "",
-        ),
+        grpojob_uid=next(controllers, ""),
         deleting="deletionTimestamp" in meta,
         active="active" not in spec or spec.is_true("active"),
         paused=ANNOTATION_PAUSED in annotations,
         queue=spec.text("queueName"),
         priority_class=(reference.text("kind"), reference.text("name")),
-        counts={one.text("name"): one.integer("count") for one in spec.parts("podSets")},
+        counts={pod_set.text("name"): pod_set.integer("count") for pod_set in pod_sets},
         plan_annotation=annotations.text(ANNOTATION_PLANNED, MAX_OBJECT),
         conditions=_conditions(status),
         has_admission="admission" in status,
@@ -191,59 +196,71 @@ def reserving_workload(item: object) -> WorkloadRecord:
         Unreadable: not even that can be read.
     """
     meta = JsonObject(item).part("metadata")
-    own = ("namespace", "name", "uid", "resourceVersion", "labels", "ownerReferences")
-    metadata = {field: value for field, value in meta.items() if field in own}
+    fields = ("namespace", "name", "uid", "resourceVersion", "labels", "ownerReferences")
+    metadata = {field: value for field, value in meta.items() if field in fields}
     return workload_record({"metadata": metadata})
 
 
 def _conditions(status: JsonObject) -> dict[str, WorkloadCondition]:
-    found = {one.text("type", MAX_OBJECT): _condition(one) for one in status.parts("conditions")}
-    return dict(list(found.items())[:MAX_CONDITIONS])
+    by_type: dict[str, WorkloadCondition] = {}
+    for item in status.parts("conditions"):
+        kind = item.text("type", MAX_OBJECT)
+        by_type[kind] = _condition(item)
+    first_types = list(by_type)[:MAX_CONDITIONS]
+    return {kind: by_type[kind] for kind in first_types}
 
 
-def _condition(one: JsonObject) -> WorkloadCondition:
-    reason, message = one.text("reason", MAX_OBJECT), one.text("message", MAX_OBJECT)
+def _condition(item: JsonObject) -> WorkloadCondition:
+    reason = item.text("reason", MAX_OBJECT)
+    message = item.text("message", MAX_OBJECT)
     return WorkloadCondition(
-        one.text("status"), truncate(reason, MAX_SENTENCE), truncate(message, MAX_SENTENCE)
+        item.text("status"), truncate(reason, MAX_SENTENCE), truncate(message, MAX_SENTENCE)
     )
 
 
 def _assignments(status: JsonObject) -> dict[str, Assignment]:
     updates: dict[str, list[PodSetUpdate]] = {}
     for check in status.parts("admissionChecks"):
-        for one in check.parts("podSetUpdates"):
-            updates.setdefault(one.text("name"), []).append(_update(one))
+        for update in check.parts("podSetUpdates"):
+            name = update.text("name")
+            updates.setdefault(name, []).append(_update(update))
     if len(repr(updates)) > MAX_UPDATES:
         raise Unreadable(
             f"status.admissionChecks: the podSetUpdates have more than {MAX_UPDATES} characters"
         )
-    return {
-        one.text("name"): Assignment(
-            flavors=tuple(dict.fromkeys(one.string_map("flavors").values())),
-            by_topology="topologyAssignment" in one or "delayedTopologyRequest" in one,
-            updates=tuple(updates.get(one.text("name"), ())),
+    assignments: dict[str, Assignment] = {}
+    for item in status.part("admission").parts("podSetAssignments"):
+        name = item.text("name")
+        flavors = dict.fromkeys(item.string_map("flavors").values())
+        by_topology = "topologyAssignment" in item or "delayedTopologyRequest" in item
+        assignments[name] = Assignment(
+            flavors=tuple(flavors),
+            by_topology=by_topology,
+            updates=tuple(updates.get(name, ())),
         )
-        for one in status.part("admission").parts("podSetAssignments")
-    }
+    return assignments
 
 
-def _update(one: JsonObject) -> PodSetUpdate:
-    tolerations = tuple(dict(found.items()) for found in one.parts("tolerations"))
+def _update(item: JsonObject) -> PodSetUpdate:
+    tolerations = tuple(dict(toleration.items()) for toleration in item.parts("tolerations"))
     return PodSetUpdate(
-        one.string_map("labels"),
-        one.string_map("annotations"),
-        one.string_map("nodeSelector"),
+        item.string_map("labels"),
+        item.string_map("annotations"),
+        item.string_map("nodeSelector"),
         tolerations,
     )
 
 
 def _checks(status: JsonObject) -> str:
-    waiting = [check for check in status.parts("admissionChecks") if check.text("state") != "Ready"]
-    return truncate("; ".join(map(_check_message, waiting)), MAX_SENTENCE)
+    checks = status.parts("admissionChecks")
+    not_ready = [check for check in checks if check.text("state") != "Ready"]
+    message = "; ".join(map(_check_message, not_ready))
+    return truncate(message, MAX_SENTENCE)
 
 
 def _check_message(check: JsonObject) -> str:
     """`name is Pending: message`."""
-    state = f"{check.text('name', MAX_OBJECT)} is {check.text('state')}"
+    name = check.text("name", MAX_OBJECT)
+    state = check.text("state")
     message = check.text("message", MAX_OBJECT)
-    return f"{state}: {message}" if message else state
+    return f"{name} is {state}: {message}" if message else f"{name} is {state}"

@@ -177,7 +177,9 @@ def _last_end(pods: Sequence[PodTime], known: Mapping[str, PodTime], now: float)
     for pod in pods:
         earlier = known.get(pod.name)
         if earlier is None or earlier.seconds is None:
-            ends.append(_end(pod))
+            bound_at = seconds(pod.bound_time) or 0.0
+            held_seconds = pod.seconds or 0.0
+            ends.append(bound_at + held_seconds)
     return max(ends, default=now)
 
 
@@ -186,13 +188,6 @@ def _to_run(observation: Observation, decision: Decision) -> bool:
     if decision.action in _RESTS:
         return False
     return not observation.job.is_finished or decision.action is Action.RETRY
-
-
-def _end(pod: PodTime) -> float:
-    """Return when a pod ended, in unix seconds by the operator's clock."""
-    bound_at = seconds(pod.bound_time) or 0.0
-    held = pod.seconds or 0.0
-    return bound_at + held
 
 
 def _bounded(usage: Usage) -> Usage:
