@@ -18,6 +18,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.burst_floor import kinds
@@ -200,24 +201,14 @@ def operator_process(
     cluster: Cluster, port: int, arguments: Sequence[str] = (), checkout: Path = ROOT
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The operator of a checkout, as a process of its own."""
-    command = [
-        sys.executable,
-        "-m",
-        "grpo_operator",
-        "--kubeconfig",
-        str(cluster.kubeconfig),
-        "--log-level",
-        "warning",
-    ]
-    command += [
-        "--trainer-image",
-        "none",
-        "--metrics-address",
-        "127.0.0.1",
-        "--metrics-port",
-        str(port),
-        *arguments,
-    ]
+    flags = {
+        "--kubeconfig": str(cluster.kubeconfig),
+        "--log-level": "warning",
+        "--trainer-image": "none",
+        "--metrics-address": "127.0.0.1",
+        "--metrics-port": str(port),
+    }
+    command = [sys.executable, "-m", "grpo_operator", *chain(*flags.items()), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(checkout / "operator")}
     process = subprocess.Popen(command, env=environment)
     try:

@@ -16,14 +16,14 @@ import asyncio
 import contextlib
 import os
 import subprocess
-import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.burst import operator_process, ready
 from benchmarks.plan_speed import PRODUCTS
 from grpo_api.text.contract import API_VERSION, KIND
 from grpo_kube import transport
@@ -169,48 +169,10 @@ async def bench(checkout: Path) -> AsyncIterator[Bench]:
             "GRPOJobs to be served", lambda: cluster.control_plane.client().get(GRPOJOBS.path()), 60
         )
         port = free_port()
-        with operator(checkout, str(cluster.kubeconfig), port) as process:
+        with operator_process(cluster, port, checkout=checkout) as process:
             async with HttpCluster(await transport.load(str(cluster.kubeconfig))) as client:
-                await asyncio.to_thread(ready, port)
+                await ready(port)
                 yield Bench(client, process, port)
-
-
-@contextlib.contextmanager
-def operator(checkout: Path, kubeconfig: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """An operator process."""
-    command = [
-        sys.executable,
-        "-m",
-        "grpo_operator",
-        "--kubeconfig",
-        kubeconfig,
-        "--log-level",
-        "warning",
-    ]
-    command += [
-        "--trainer-image",
-        "none",
-        "--metrics-address",
-        "127.0.0.1",
-        "--metrics-port",
-        str(port),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "operator")}
-    process = subprocess.Popen(command, env=environment, cwd=checkout)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def ready(port: int) -> None:
-    """Waits until the operator is."""
-    while True:
-        with contextlib.suppress(OSError):  # not listening yet, or 503 while it lists
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5)
-            return
-        time.sleep(0.2)
 
 
 def row(what: str, found: str) -> None:
