@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from grpo_api.plan.engine_mismatch import MISMATCH_LIMITS, ComputeDtype
 from grpo_api.report.report import STEP_PHASES
 from grpo_api.report.training_metrics import ENGINE_MISMATCH, PHASE_SECONDS
 from grpo_trainer.engine_pod.hash_check import BLOCK, new_seed, tensor_hash
@@ -72,15 +73,13 @@ ENGINE = {
     "maxSequences": 8,
 }
 COMPLETION_LENGTH = 64
-MISMATCH_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
-"""Largest mean difference of log-probabilities between engine and trainer, in nats."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCell:
     """One run with an engine; what it doesn't set is as in every other."""
 
-    dtype: str = "bfloat16"
+    dtype: ComputeDtype = "bfloat16"
     strategy: str = "Clone"
     stage: int = 0
     sleep: bool = False
