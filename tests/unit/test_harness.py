@@ -233,13 +233,15 @@ def test_waiting_ends_with_the_last_reason() -> None:
 def test_a_port_is_given_once_although_nobody_listens_on_it_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(controlplane, "PORTS", (30001, 30004))
+    # Each process has ports of its own: the same test may run in another checkout.
+    first = 30001 + 4 * (os.getpid() % 500)
+    monkeypatch.setattr(controlplane, "PORTS", (first, first + 3))
     given = {controlplane.free_port() for _ in range(3)}
-    assert given == {30001, 30002, 30003}
+    assert given == set(range(first, first + 3))
     with pytest.raises(ClusterError, match="no free TCP port"):
         controlplane.free_port()
     other_process = (
-        "from harness import controlplane; controlplane.PORTS = (30001, 30004); "
+        f"from harness import controlplane; controlplane.PORTS = {(first, first + 3)}; "
         "controlplane.free_port()"
     )
     child = subprocess.run(
