@@ -131,6 +131,9 @@ def test_each_attempt_has_one_trace_however_often_the_operator_begins_anew(
     for pod in second:
         bench.end(pod, message=outcome("Succeeded", attempt=2, step=11))
     bench.wait_phase("Succeeded")
+    # The span of an attempt is made once the API server has taken the status that ends it: an
+    # operator that is stopped between the two makes none.
+    bench.wait("the end of attempt 2", lambda: len(traces.named("attempt")) == 2)
     operator = started()
     ended = time.time_ns()
 
