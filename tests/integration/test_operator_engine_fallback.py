@@ -39,6 +39,12 @@ def fail(bench: GpuBench, attempt: int, result: str, code: int, **more: Any) -> 
     bench.end(pod, code, outcome(result, attempt=attempt, message="no kernel", **more))
 
 
+def event_reasons(bench: GpuBench) -> set[str]:
+    """Reasons of the events about GRPOJobs."""
+    events = bench.get(EVENTS + "?fieldSelector=involvedObject.kind=GRPOJob")["items"]
+    return {event["reason"] for event in events}
+
+
 def test_each_engine_that_fails_is_followed_by_the_next_rung(
     bench: GpuBench, operator: OperatorThread
 ) -> None:
@@ -62,8 +68,8 @@ def test_each_engine_that_fails_is_followed_by_the_next_rung(
         "ModelRunnerV1",
         "Transformers",
     ]
-    told = bench.get(EVENTS + "?fieldSelector=involvedObject.kind=GRPOJob")["items"]
-    assert {"ModelRunnerV1", "Transformers"} <= {one["reason"] for one in told}
+    # Events follow the status write.
+    bench.wait("the events", lambda: {"ModelRunnerV1", "Transformers"} <= event_reasons(bench))
 
 
 def test_a_job_for_which_transformers_is_too_slow_fails_with_the_cause(

@@ -79,6 +79,18 @@ def test_what_is_short_is_told_of_both_roles() -> None:
     )
 
 
+def test_a_gang_that_lacks_more_than_gpus_says_what_a_pod_needs() -> None:
+    """With as many GPUs free as it needs, their number alone would say that it fits."""
+    resources = {"requests": {"cpu": "900"}}
+    status = active_status(plan=gang(1, 8, 2, 2, L4), progress={"step": 5, "totalSteps": 9})
+    status["conditions"] = [condition("Admitted", "False", "WaitingForGPUs")]
+    placement = {"accelerator": "GPU", "nodes": None}
+    waiting = make_job({"placement": placement, "resources": resources}, status)
+    message = judged([waiting], of((H100, 8), (L4, 4)))[waiting.uid].message
+    assert "8 free, but too few nodes have 8 GPUs, 900 cores and" in message
+    assert "4 free;" in message, "the engines would fit"
+
+
 def test_an_engine_needs_none_of_what_only_training_requests() -> None:
     """RDMA cards of the ranks: the nodes of engines have none."""
     rdma = {"requests": {"rdma/hca": "1"}, "limits": {"rdma/hca": "1"}}

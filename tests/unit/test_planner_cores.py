@@ -44,7 +44,8 @@ def test_a_pod_requests_no_more_than_its_share_of_any_node(
     used = min(used, node_gpus)
     millicores = pool(*cores, gpus=node_gpus).default_millicores(used, engine=engine)
     wanted, least = 2000 * used + 1000 * engine, 250 * used
-    share = 1000 * min(cores) * used / node_gpus
+    for_gpus = min(max(0.0, each - max(1.0, each / 10)) for each in cores)
+    share = 1000 * for_gpus * used / node_gpus
     assert least <= millicores <= wanted
     assert millicores <= max(least, share + 1e-6)
     # All of it where there is enough, and else all whole cores of the share.
@@ -57,8 +58,9 @@ def test_a_pod_requests_no_more_than_its_share_of_any_node(
         (128, 8, False, 16000),
         (128, 8, True, 17000),
         (128, 1, True, 3000),
-        (15.9, 8, False, 15000),
+        (15.9, 8, False, 14000),
         (15.9, 1, False, 1000),
+        (4, 8, False, 3000),
         (2, 8, False, 2000),
         (2, 1, False, 250),
     ],

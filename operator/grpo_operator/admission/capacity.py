@@ -14,6 +14,7 @@ from itertools import zip_longest
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory, Node
+from grpo_planner.result.formatting import gib, plural
 
 from ..pods.roles import Role, roles
 from ..records.records import GRPOJobRecord
@@ -297,10 +298,7 @@ class Capacity:
         with self._without_own(job), self._undone() as taken:
             for role, next_role in zip_longest(wanted, wanted[1:]):
                 nodes = role.plan.nodes
-                use = pod_amounts(role.spec, role.plan)
-                most = self._most(role)
-                rooms_now = (min(most, rooms(node, role, use)) for node in self._wide(job, role))
-                if sum(rooms_now) < nodes:
+                if self._pods_with_room_now(job, role) < nodes:
                     return False
                 # nobody looks at what the last one leaves, and to take it is to count everything
                 # anew
@@ -308,6 +306,12 @@ class Capacity:
                     placements = self._place(job, role, nodes, set())
                     taken.extend(placements)
         return True
+
+    def _pods_with_room_now(self, job: GRPOJobRecord, role: Role) -> int:
+        """Pods of the role that fit what is free."""
+        use = pod_amounts(role.spec, role.plan)
+        most = self._most(role)
+        return sum(min(most, rooms(node, role, use)) for node in self._wide(job, role))
 
     @contextmanager
     def _undone(self) -> Iterator[list[tuple[str, Amounts]]]:
@@ -335,7 +339,10 @@ class Capacity:
 
     def shortage(self, job: GRPOJobRecord, plan: ExecutionPlan) -> str:
         """`needs 8 × NVIDIA-H100-80GB-HBM3 on 1 node; 6 free, 2 held by team-a/run-7`, and the same
-        of engines."""
+        of engines.
+
+        Where enough GPUs are free, and still a pod has no room, it says what a pod needs.
+        """
         needed_roles = gpu_roles(job, plan)
         with self._without_own(job):
             return ", and ".join(self._short(job, role) for role in needed_roles)
@@ -347,6 +354,8 @@ class Capacity:
         biggest = holders[:MOST_HOLDERS]
         others = holders[MOST_HOLDERS:]
         parts = [f"{free} free"]
+        if free >= plan.gpus and self._pods_with_room_now(job, role) < plan.nodes:
+            parts = [f"{free} free, but too few nodes have {pod_needs_message(role)} free together"]
         parts += [f"{count} held by {holder}" for holder, count in biggest]
         if others:
             total = sum(count for _, count in others)
@@ -374,6 +383,17 @@ class Capacity:
 
 
 MEMORY, CPU = "memory", "cpu"
+
+
+def pod_needs_message(role: Role) -> str:
+    """What one pod of the role requests, as `4 GPUs, 8 cores and 60.0 GiB of memory`."""
+    amounts = pod_amounts(role.spec, role.plan)
+    gpus = plural(role.plan.gpus_per_node, "GPU")
+    cores = f"{amounts.get(CPU, 0.0):g} cores"
+    memory = f"{gib(amounts.get(MEMORY, 0.0))} of memory"
+    other_names = sorted(amounts.keys() - {role.plan.gpu_resource, CPU, MEMORY})
+    others = [f"{amounts[name]:g} {name}" for name in other_names]
+    return f"{', '.join([gpus, cores, *others])} and {memory}"
 
 
 def gpu_roles(job: GRPOJobRecord, plan: ExecutionPlan) -> tuple[Role, ...]:

@@ -29,6 +29,10 @@ selector."""
 MILLICORES_PER_GPU = 2000
 """Default CPU request per GPU. The main thread of a process launches kernels, and loses time where
 it has no core of its own. NCCL, the tokenizer, rewards and the engine take the second one."""
+OTHER_PODS_CORES = 1.0
+OTHER_PODS_SHARE = 0.1
+"""What is left of a node to pods without GPUs: the larger of these many cores and this share of the
+allocatable ones. Assumed: network, metrics and device plugins mostly request less."""
 ENGINE_POD_MILLICORES = 1000
 """What an engine pod requests besides, for its HTTP server and scheduler: vLLM asks for two cores
 and one per GPU (its page "Optimization and Tuning", CPU resources for GPU deployments)."""
@@ -75,7 +79,8 @@ class Pool:
     price: float = 0.0
     """Of one GPU for an hour, the dearest of its nodes'; 0 when none is declared."""
     cores_per_gpu: float = inf
-    """Allocatable cores of a node for each of its GPUs, on the node that has fewest."""
+    """Cores of a node for each of its GPUs, on the node that has fewest: the allocatable ones but
+    for those that other pods need."""
     rooms: tuple[tuple[Room, int], ...]
     """What its nodes have to give, and how many nodes give just that; a thousand nodes are often a
     handful of rooms."""
@@ -104,8 +109,8 @@ class Pool:
     def default_millicores(self, gpus: int, *, engine: bool = False) -> int:
         """Return the CPU request of a pod with so many GPUs, in thousandths of a core.
 
-        It is never more than the pod's share of its node, in whole cores: the rest of the node's
-        GPUs stay usable, and what is left of a core is for DaemonSets.
+        It is never more than the pod's share of its node, in whole cores, so that the rest of the
+        node's GPUs stay usable.
 
         Args:
             gpus: of the pod.
@@ -216,7 +221,7 @@ def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], li
         room = Room(node.gpus_free, node.host_memory_free, node.cpu_free)
         rooms = rooms_by_kind.setdefault(kind, {})
         rooms[room] = rooms.get(room, 0) + node.count
-        cores = node.cpu_total / node.gpus_total
+        cores = _cores_for_gpu_pods(node) / node.gpus_total
         cores_per_gpu[kind] = min(cores_per_gpu.get(kind, inf), cores)
     pools = [
         _pool(kind, rooms, links_by_kind[kind], cores_per_gpu[kind])
@@ -228,6 +233,14 @@ def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], li
     pools.sort(key=lambda pool: (-pool.usable_bytes, pool.label, pool.resource, pool.selector))
     usable_pools = [pool for pool in pools if pool.most_gpus_per_node]
     return usable_pools, sorted(problems)
+
+
+def _cores_for_gpu_pods(node: Node) -> float:
+    """Cores that pods on the node's GPUs may request by default, all together."""
+    # DaemonSets request cores of every node. A gang that requested all the others have left would
+    # wait for ever on nodes that are otherwise free.
+    others = max(OTHER_PODS_CORES, OTHER_PODS_SHARE * node.cpu_total)
+    return max(0.0, node.cpu_total - others)
 
 
 def _kind_of_gpu(node: Node, spec: GRPOJobSpec) -> tuple[Kind | None, str]:
