@@ -38,7 +38,6 @@ _MASK = (1 << 64) - 1
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 """Signed integers by the size of an element in bytes. Eight bytes count as two elements: the mixing
 brings all bits of a product to its low half only where the element has at most 32."""
-_LOW_HALF = 0xFFFFFFFF
 SEEDS = 1 << 63
 """Seeds are below it."""
 _STEP = 0x9E3779B97F4A7C15
@@ -101,22 +100,19 @@ def _block_sums(values: torch.Tensor, seed: int) -> torch.Tensor:
     (blocks,), int64."""
     first, second = _places(seed)
     # Written in place: new memory for each product took longer than all of the arithmetic.
-    longest = min(BLOCK, values.numel())
-    products = torch.empty(longest, dtype=torch.int64)
-    high_halves = torch.empty_like(products)
+    products = torch.empty(min(BLOCK, values.numel()), dtype=torch.int64)
     sums = []
     # The last block is never full, so that a tensor of n elements has n // BLOCK + 1 of them.
     for begin in range(0, values.numel() + 1, BLOCK):
         block = values[begin : begin + BLOCK]
         size = block.numel()
-        product, high_half = products[:size], high_halves[:size]
         # int64 wraps at overflow, so these are products and sums modulo 2**64.
-        product.copy_(block).mul_(first[:size])
-        torch.bitwise_right_shift(product, 32, out=high_half)
-        # torch's shift carries the sign along.
-        high_half.bitwise_and_(_LOW_HALF)
-        product.bitwise_xor_(high_half).mul_(second[:size])
-        sums.append(product.sum())
+        product = products[:size].copy_(block).mul_(first[:size])
+        # Little-endian, as every machine with a GPU is: the low half comes first. A shift, which
+        # carries the sign along, and a mask would take two passes more.
+        halves = product.view(torch.int32).view(size, 2)
+        halves[:, 0].bitwise_xor_(halves[:, 1])
+        sums.append(torch.dot(product, second[:size]))
     return torch.stack(sums)
 
 
