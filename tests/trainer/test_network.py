@@ -168,7 +168,8 @@ def test_interfaces_are_named_as_nccl_names_them(wish: str, name: str, taken: bo
 def test_any_wish_and_any_address_give_an_interface_or_a_sentence(
     wish: str, routed: str, gpu: bool
 ) -> None:
-    environment = {NCCL_INTERFACE if gpu else GLOO_INTERFACE: wish} if wish else {}
+    variable = NCCL_INTERFACE if gpu else GLOO_INTERFACE
+    environment = {variable: wish} if wish else {}
     known = [
         name
         for family in (socket.AF_INET, socket.AF_INET6)

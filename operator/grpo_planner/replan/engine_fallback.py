@@ -67,8 +67,12 @@ def fallback_plan(run: Run) -> ExecutionPlan:
 
 
 def costly_message(learned: Learned, cost: float | None) -> str:
-    """Why Transformers, at so many GPU-seconds per step, may not take the place of the engine that
-    failed first; empty where it may."""
+    """Why Transformers may not take the place of the engine that failed first; empty where it may.
+
+    Args:
+        learned: with one engine failure at least.
+        cost: predicted GPU-seconds of a step with Transformers; None where nobody knows them.
+    """
     with_engine = learned.engine_failures[0].gpu_seconds
     if cost is None or with_engine is None:
         return "nobody knows what a step with Transformers takes"
@@ -128,8 +132,8 @@ def _misfit(what: str, run: Run) -> str:
 def change_message(learned: Learned, before: ExecutionPlan, after: ExecutionPlan) -> str:
     """What another plan changes because an engine failed, in words."""
     failure = learned.engine_failures[-1]
-    told = "; ".join(engine_differences(before.engine, after.engine))
-    return f"after {failure.reason} in attempt {failure.attempt}: {told}"
+    differences = "; ".join(engine_differences(before.engine, after.engine))
+    return f"after {failure.reason} in attempt {failure.attempt}: {differences}"
 
 
 def _explained(before: Run, after: Run) -> ExecutionPlan:

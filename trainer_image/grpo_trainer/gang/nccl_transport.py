@@ -62,15 +62,18 @@ class TransportLog:
 
 def parse_nccl_log(text: str) -> TransportLog:
     """Return what a log of NCCL says of its first communicator; other text says nothing."""
-    network = _NETWORK.search(text)
-    provider = _PROVIDER.search(text)
-    closed_device = _CLOSED_DEVICE.search(text)
     return TransportLog(
-        network=network[1] if network else "",
-        provider=provider[1] if provider else "",
+        network=_first_match(_NETWORK, text),
+        provider=_first_match(_PROVIDER, text),
         lacks_library=_NO_LIBRARY.search(text) is not None,
-        closed_device=closed_device[1] if closed_device else "",
+        closed_device=_first_match(_CLOSED_DEVICE, text),
     )
+
+
+def _first_match(pattern: re.Pattern[str], text: str) -> str:
+    """The pattern's group where it first matches; empty where it does not."""
+    match = pattern.search(text)
+    return match[1] if match else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

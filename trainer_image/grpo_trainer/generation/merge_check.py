@@ -51,7 +51,7 @@ def require_pefts_merge(
     # Adding the change to a weight of 1 rounds in float32 as well.
     rounding_of_sum = torch.finfo(torch.float32).eps * expected.abs().max()
     limit = max(LEAST_TOLERANCE, roundings) * change + rounding_of_sum
-    # Written so that a number that is none counts as a difference.
+    # Every comparison with NaN is false, so that NaN counts as a difference.
     if not difference <= limit:
         raise EngineWeightsDiffer(
             f"{name}: the adapter changes it by up to {change:.3g}, and what was merged for the "
