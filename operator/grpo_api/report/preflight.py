@@ -24,12 +24,14 @@ Sentence = Annotated[str, Field(min_length=1, max_length=MAX_SENTENCE)]
 
 
 class PreflightProblem(Model):
-    """A mistake that would end every attempt."""
+    """What would keep every attempt from training."""
 
     path: FieldPath
     """The field to change."""
     message: Sentence
     """What is wrong with the value, what exists instead, and what to write."""
+    transient: bool = False
+    """True if it may pass without a change of the job, such as a hub that cannot be reached."""
 
 
 class SkippedCheck(Model):
