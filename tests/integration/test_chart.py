@@ -179,6 +179,7 @@ def test_a_namespaced_operator_gets_roles_in_its_namespaces_only() -> None:
     assert [(rule["resources"], rule["verbs"]) for rule in inventory["rules"]] == [
         (["nodes"], ["list", "watch"]),
         (["priorityclasses"], ["list", "watch"]),
+        (["storageclasses"], ["list", "watch"]),
         (["resourceflavors", "workloadpriorityclasses"], ["get"]),
     ]
     names_ = {d["metadata"]["name"] for d in documents if d["kind"] == "ClusterRole"}

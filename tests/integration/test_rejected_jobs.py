@@ -91,3 +91,18 @@ def test_without_an_image_anywhere_nothing_starts(grpo_cluster: Cluster) -> None
     assert reason == "NoImage"
     assert message.startswith("spec.image: unset")
     assert created(bench) == []
+
+
+def test_a_claim_that_no_node_could_mount_is_refused(grpo_cluster: Cluster) -> None:
+    bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
+    classes = "/apis/storage.k8s.io/v1/storageclasses"
+    made_by = "ebs.csi.aws.com"
+    bench.post(classes, {"metadata": {"name": "disks"}, "provisioner": made_by})
+    template = {"size": "10Gi", "storageClassName": "disks"}
+    try:
+        with bench.operating():
+            reason, message = rejected(bench, "disk", checkpoint={"volumeClaimTemplate": template})
+    finally:
+        bench.client.request("DELETE", f"{classes}/disks")
+    assert (reason, made_by in message) == ("StorageNotShared", True), message
+    assert created(bench) == []

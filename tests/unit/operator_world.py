@@ -213,8 +213,8 @@ def make_pod(
 def pod_object(
     index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any
 ) -> dict[str, Any]:
-    """A pod; without `state` it runs. Keywords: phase, node, deleted, conditions, reason, owner,
-    by, arrived (at its kubelet, by that one's clock)."""
+    """A pod; without `state` it runs. Keywords: phase, node, deleted, conditions, reason,
+    message, owner, by, arrived (at its kubelet, by that one's clock)."""
     state = {"running": {}} if state is None else state
     phase = more.get("phase")
     if phase is None:
@@ -246,8 +246,7 @@ def pod_object(
         status["containerStatuses"] = [{"name": "trainer", "state": state}]
     if "arrived" in more:
         status["startTime"] = at(more["arrived"])
-    if "reason" in more:
-        status["reason"] = more["reason"]
+    status |= {name: more[name] for name in ("reason", "message") if name in more}
     node = more.get("node", f"node-{index}")
     return {"metadata": meta, "spec": {"nodeName": node}, "status": status}
 

@@ -20,6 +20,8 @@ from grpo_operator.loop import cluster_state as facts_module
 from grpo_operator.loop.cluster_state import ClusterState
 from tests.unit.test_operator_inventory import node, pod
 
+DEFAULT = {"storageclass.kubernetes.io/is-default-class": "true"}
+
 Object = dict[str, Any]
 
 
@@ -47,6 +49,10 @@ class Script:
             "priorityclasses": [
                 meta({"value": 5, "globalDefault": True}, "usual"),
                 meta({"value": 9}, "high"),
+            ],
+            "storageclasses": [
+                meta({"provisioner": "ebs.csi.aws.com"}, "gp3", annotations=DEFAULT),
+                meta({"provisioner": "efs.csi.aws.com"}, "efs"),
             ],
             "resourcequotas": [meta({"status": {"hard": {"pods": "3"}}}, "q", namespace="team-a")],
             "serviceaccounts": [meta({}, "default", namespace="team-a")],
@@ -117,6 +123,8 @@ async def test_a_snapshot_has_all_that_admission_asks_for() -> None:
     assert (found.priorities, found.default_priority) == ({"usual": 5, "high": 9, "": 5}, "usual")
     assert [one.name for one in found.quotas["team-a"]] == ["q"]
     assert found.service_accounts == {"team-a": {"default"}}
+    assert found.storage_classes[""] == ("gp3", "ebs.csi.aws.com")
+    assert found.storage_classes["efs"] == ("efs", "efs.csi.aws.com")
     assert found.visible
 
 
@@ -126,7 +134,7 @@ async def test_nothing_is_listed_again_and_an_unchanged_cluster_is_one_snapshot(
         first, lists = watching.facts.take(), len(script.lists)
         await settled()
         assert watching.facts.take() is first
-        assert len(script.lists) == lists == 5
+        assert len(script.lists) == lists == 6
 
 
 async def test_a_heartbeat_wakes_nobody_and_a_change_does() -> None:

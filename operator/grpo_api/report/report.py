@@ -67,6 +67,7 @@ class Result(StrEnum):
 
     SUCCEEDED = "Succeeded"
     OUT_OF_MEMORY = "OutOfMemory"
+    OUT_OF_DISK = "OutOfDisk"
     HANG = "Hang"
     DIVERGED = "Diverged"
     DIVERGED_KL = "DivergedKL"
@@ -99,6 +100,7 @@ EXIT_CODES = {
     Result.ENGINE_MISMATCH: 50,
     Result.ENGINE_LOST: 51,
     Result.ENGINE_FAILED: 52,
+    Result.OUT_OF_DISK: 53,
     Result.PREEMPTED: 143,
 }
 """Exit code of a training process per result; 143 is 128 + SIGTERM. Codes outside are the kernel's

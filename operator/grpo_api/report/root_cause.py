@@ -31,6 +31,7 @@ class CausePriority(IntEnum):
 
 _TIERS = {
     Result.OUT_OF_MEMORY: CausePriority.SPECIFIC,
+    Result.OUT_OF_DISK: CausePriority.SPECIFIC,
     Result.REWARD_ERROR: CausePriority.SPECIFIC,
     Result.ENGINE_FAILED: CausePriority.SPECIFIC,
     Result.ENGINE_WEIGHTS_DIFFER: CausePriority.SPECIFIC,

@@ -11,6 +11,7 @@ from ..text.quantity import ByteQuantity
 
 FailedResult = Literal[
     "OutOfMemory",
+    "OutOfDisk",
     "Hang",
     "Diverged",
     "DivergedKL",
@@ -357,7 +358,7 @@ class RestartsSpec(Model):
     """How often, and after which ends, a gang is started again."""
 
     limit: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Restarts after failures; preemption, eviction, node loss and suspension don't count. Unset:
+    """Restarts after failures; preemption, drain, node loss and suspension don't count. Unset:
     3."""
     uncounted_limit: Annotated[int, Field(ge=0, le=10000)] = 100
     """Restarts after ends that don't count against `limit`. Unset: 100."""

@@ -61,6 +61,7 @@ QUOTAS = Resource("/api/v1", "resourcequotas")
 SERVICE_ACCOUNTS = Resource("/api/v1", "serviceaccounts")
 LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
 PRIORITY_CLASSES = Resource("/apis/scheduling.k8s.io/v1", "priorityclasses")
+STORAGE_CLASSES = Resource("/apis/storage.k8s.io/v1", "storageclasses")
 
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that have not ended."""

@@ -40,7 +40,7 @@ from ..kueue.pod_sets import planned_for
 from ..pods.pod_spec import PodDefaults
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
-from .checks import plan_problem, queue_problem, spec_problem
+from .checks import Problem, plan_problem, queue_problem, spec_problem
 from .node_fit import has_disk_report
 from .resume_plan import NO_BETTER_PLAN, learning
 from .scheduler import (
@@ -55,6 +55,7 @@ from .scheduler import (
     schedule,
 )
 from .snapshot import Snapshot, SnapshotSource
+from .storage import should_have_shared_claim, storage_problem
 from .verdicts import Assumptions, JobSource, Notify, VerdictPublisher
 
 log = logging.getLogger(__name__)
@@ -245,6 +246,8 @@ class AdmissionQueue:
             return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
         if problem := spec_problem(job.spec, self._pods.image) or queue_problem(job):
             return _decision(decision, refusal(job, problem))
+        if problem := self._storage_problem(job):
+            return _decision(decision, refusal(job, problem))
         if job.queue_name:
             return await self._queued(observation, decision, job)
         if not job.is_competing:
@@ -261,6 +264,16 @@ class AdmissionQueue:
             self.wake()
             return None
         return _decision(decision, verdict)
+
+    def _storage_problem(self, job: GRPOJobRecord) -> Problem | None:
+        """Why the claim of a new job can't be mounted.
+
+        Raises:
+            ClusterError: the StorageClasses are not known, and the job wants a claim of one.
+        """
+        if not should_have_shared_claim(job):
+            return None
+        return storage_problem(job, self._facts.take().storage_classes)
 
     def _is_valid(self, verdict: Verdict, job: GRPOJobRecord) -> bool:
         """True if a verdict is on the job's current spec and, if it admits it, its place is still

@@ -39,6 +39,7 @@ from .queue_order import age, priority, sort_queue
 from .quota_gate import Allowance
 from .resume_plan import next_plan
 from .snapshot import Snapshot
+from .storage import storage_problem
 
 MOST_SPECS = 1024
 """Specs whose planners are kept, the least recently asked for leave first: about 0.1 MiB each."""
@@ -334,6 +335,8 @@ class _CycleRun:
         if job.spec is None:
             raise ValueError(f"{job.key} has no valid spec to plan")
         if problem := spec_problem(job.spec, self._input.default_image):
+            return refusal(job, problem)
+        if problem := storage_problem(job, self._input.snapshot.storage_classes):
             return refusal(job, problem)
         inventory = self._remaining.inventory(job)
 

@@ -92,6 +92,8 @@ class Snapshot:
     """Name of the cluster's default PriorityClass; empty without one."""
     quotas: Mapping[str, tuple[QuotaFacts, ...]] = field(default_factory=dict)
     """By namespace; none for one whose quotas can't be seen."""
+    storage_classes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Name and provisioner of StorageClasses by name; the cluster's default has the name ``."""
     service_accounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Names by namespace; none for one whose accounts can't be seen."""
     visible: bool = True

@@ -8,7 +8,7 @@ that a new operator process goes on where the last one was.
 
 from dataclasses import replace
 
-from grpo_api.plan.learned import MAX_REPLANS, Learned, MeasuredLinks
+from grpo_api.plan.learned import HOST, MAX_REPLANS, Learned, MeasuredLinks
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import Outcome, Result
 from grpo_api.report.training_metrics import ALLREDUCE
@@ -63,11 +63,14 @@ def record_shortage(observation: Observation, outcome: Outcome, decision: Decisi
         shortage = shortage_message(run)
         message = f"{decision.message}. The job {shortage}"
         return replace(decision, message=message, learned=run.learned)
+    tried = ""
     if len(run.learned.shortfalls) > MAX_REPLANS:
+        tried = f"{MAX_REPLANS} new plans"
+    elif has_repeated_plan(run):
+        tried = "the same plan twice"
+    if tried:
         shortage = shortage_message(run)
-        message = (
-            f"out of memory after {MAX_REPLANS} new plans: {outcome.message}. The job {shortage}"
-        )
+        message = f"out of memory after {tried}: {outcome.message}. The job {shortage}"
         return replace(
             decision,
             action=Action.FAIL,
@@ -76,6 +79,17 @@ def record_shortage(observation: Observation, outcome: Outcome, decision: Decisi
             learned=run.learned,
         )
     return replace(decision, learned=run.learned)
+
+
+def has_repeated_plan(run: Run) -> bool:
+    """True if two attempts in a row lacked host memory with the same plan, and the next would have
+    it, too: the spec sets what a pod requests."""
+    last_two = run.learned.shortfalls[-2:]
+    if len(last_two) < 2 or run.demand.pod_memory is None:
+        return False
+    before, now = last_two
+    is_same_plan = before.tried == now.tried and before.usable_bytes == now.usable_bytes
+    return is_same_plan and before.where == now.where == HOST
 
 
 def run_with_shortage(observation: Observation, outcome: Outcome) -> Run | None:

@@ -34,7 +34,13 @@ from .engine_fallback import (
 )
 from .observation import Observation
 from .oom_feedback import record_shortage
-from .restarts import pausing, restart_or_fail, rollback_of, rule_for
+from .restarts import (
+    fail_on_second_disk_shortage,
+    pausing,
+    restart_or_fail,
+    rollback_of,
+    rule_for,
+)
 from .start_checks import engines_not_started, never_bound, never_started, not_started, pods_missing
 
 UNKNOWN_PAUSE = 15.0
@@ -293,8 +299,18 @@ def attempt_ended(observation: Observation, limits: Limits) -> Decision | None:
         # it happens once, so it needs no limit
         counted = False
     decision = restart_or_fail(observation, limits, outcome, counted=counted, node=_suspect(cause))
+    return _with_lesson(observation, outcome, decision, has_rule=bool(matching_rule))
+
+
+def _with_lesson(
+    observation: Observation, outcome: Outcome, decision: Decision, *, has_rule: bool
+) -> Decision:
+    """The decision with what the end teaches; the job's end where the next attempt would run short
+    again. `has_rule`: the user has said what follows such an end."""
     if outcome.result is Result.OUT_OF_MEMORY:
         return record_shortage(observation, outcome, decision)
+    if outcome.result is Result.OUT_OF_DISK and not has_rule:
+        return fail_on_second_disk_shortage(observation, outcome, decision)
     return record_engine_failure(observation, outcome, decision)
 
 

@@ -5,6 +5,7 @@ status.ends, so that a new operator process goes on where the last one was.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from grpo_api.report.report import Outcome
 from grpo_api.report.root_cause import DIVERGED
@@ -17,6 +18,7 @@ from grpo_api.status.status import (
     Rollback,
 )
 from grpo_kube.objects.times import seconds
+from grpo_planner.memory.disk import less_disk_message
 
 from ..records.reasons import RELEASES, Reason
 from ..records.records import GRPOJobRecord
@@ -77,6 +79,21 @@ def restart_or_fail(
         node=node,
         avoided_nodes=avoided,
     )
+
+
+def fail_on_second_disk_shortage(
+    observation: Observation, outcome: Outcome, decision: Decision
+) -> Decision:
+    """The decision on an end as OutOfDisk: the next attempt would write as much, so the second in a
+    row fails the job and says how to write less."""
+    job = observation.job
+    if decision.action is not Action.ADMIT or job.spec is None:
+        return decision
+    has_failed_before = bool(job.status.ends) and job.status.ends[-1].reason == outcome.result
+    if not has_failed_before:
+        return decision
+    message = f"out of disk twice in a row: {outcome.message}{less_disk_message(job.spec)}"
+    return replace(decision, action=Action.FAIL, message=message)
 
 
 def rollback_of(job: GRPOJobRecord, end: PodTermination) -> Rollback | None:

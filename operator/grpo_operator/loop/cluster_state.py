@@ -1,12 +1,12 @@
 """Mirrors what admission must know of the cluster, knows which jobs hold GPUs, and makes snapshots
 for admission.
 
-Mirrored are nodes, bound pods, PriorityClasses, and of namespaces their ResourceQuotas and the
-names of their ServiceAccounts. Admission must see foreign pods, too, and the operator must not keep
-every pod of the cluster. So of a pod only node, requests and holder are kept, and only while it is
-bound and has not ended. While nothing changes, the only requests are the watches' renewals and the
-periodic LISTs. An event that changes nothing relevant, such as a kubelet's heartbeat, starts no
-work.
+Mirrored are nodes, bound pods, PriorityClasses and StorageClasses, and of namespaces their
+ResourceQuotas and the names of their ServiceAccounts. Admission must see foreign pods, too, and the
+operator must not keep every pod of the cluster. So of a pod only node, requests and holder are
+kept, and only while it is bound and has not ended. While nothing changes, the only requests are the
+watches' renewals and the periodic LISTs. An event that changes nothing relevant, such as a
+kubelet's heartbeat, starts no work.
 
 A kind that can't be listed does not count as empty. Only after a plain "forbidden" does admission
 go on without it, and says so. After any other error before the first full LIST, and after a long
@@ -33,6 +33,7 @@ from grpo_kube.objects.resources import (
     PRIORITY_CLASSES,
     QUOTAS,
     SERVICE_ACCOUNTS,
+    STORAGE_CLASSES,
     Object,
     ObjectKey,
     Selection,
@@ -43,6 +44,7 @@ from grpo_kube.quarantine import Quarantine
 
 from ..admission.inventory import Amounts, NodeFacts, PodFacts, node_facts, pod_facts
 from ..admission.snapshot import Snapshot, quota_facts
+from ..admission.storage import provisioners, storage_class
 from ..decide.start_checks import admitted_for
 from ..records.names import is_engines_job
 from ..records.records import GRPOJobRecord, JobRecord
@@ -167,6 +169,7 @@ class ClusterState:
         self._nodes = lister(Selection(NODES), parse_node)
         self._pods = lister(Selection(PODS, fields=BOUND_PODS), pod_facts)
         self._priorities = lister(Selection(PRIORITY_CLASSES), _priority)
+        self._storage_classes = lister(Selection(STORAGE_CLASSES), storage_class)
         self._namespace_pods = [
             lister(Selection(PODS, name, fields=BOUND_PODS), pod_facts) for name in namespaces
         ]
@@ -181,7 +184,11 @@ class ClusterState:
 
     @property
     def _everywhere(self) -> tuple[Lister[Any], ...]:
-        return self._nodes, self._pods, self._priorities, *self._quotas, *self._accounts
+        return self._nodes, self._pods, *self._classes, *self._quotas, *self._accounts
+
+    @property
+    def _classes(self) -> tuple[Lister[Any], ...]:
+        return self._priorities, self._storage_classes
 
     def informers(self) -> dict[str, Informer[Any]]:
         """By name, those that are needed whatever the operator may see."""
@@ -215,7 +222,7 @@ class ClusterState:
         now = asyncio.get_running_loop().time()
         needed: tuple[Lister[Any], ...] = (
             self._nodes,
-            self._priorities,
+            *self._classes,
             *self._quotas,
             *self._accounts,
             *pods,
@@ -248,6 +255,7 @@ class ClusterState:
             priorities=priorities,
             default_priority=default,
             quotas=quotas,
+            storage_classes=provisioners(list(_visible([self._storage_classes]))),
             service_accounts={namespace: frozenset(names) for namespace, names in accounts.items()},
             visible=not self._pods.is_forbidden,
             problem=problem,

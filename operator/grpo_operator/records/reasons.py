@@ -13,6 +13,7 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     NOT_SUPPORTED = "NotSupported"
     NO_IMAGE = "NoImage"
+    STORAGE_NOT_SHARED = "StorageNotShared"
     PLANNER_FAILED = "PlannerFailed"
     WAITING_FOR_GPUS = PlanReason.WAITING_FOR_GPUS.value
     WAITING_IN_QUEUE = "WaitingInQueue"

@@ -18,6 +18,8 @@ from grpo_api.text.contract import CONTAINER
 from grpo_kube.objects.json_reader import MAX_OBJECT, JsonObject, reported_time, truncate
 from grpo_kube.objects.times import Reported
 
+from .evictions import eviction_of
+
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
 MAX_DETAIL = 8192
 _DETAILS = tuple(
@@ -122,7 +124,8 @@ def pod_termination(status: JsonObject, attempt: int = 0, node: str = "") -> Pod
         termination = _container_termination(terminated, attempt, disrupted, why)
         held, ran = _durations(status, terminated)
         reasons = _reasons(terminated, target, status)
-        return replace(termination, node=node, reasons=reasons, held_seconds=held, ran_seconds=ran)
+        ended = replace(termination, node=node, reasons=reasons, held_seconds=held, ran_seconds=ran)
+        return _with_shortage(ended, status)
     if status.text("phase") != "Failed":
         return None
     init_containers = status.parts("initContainerStatuses")
@@ -136,9 +139,21 @@ def pod_termination(status: JsonObject, attempt: int = 0, node: str = "") -> Pod
     # no container ran: the kubelet refused or evicted the pod, which says nothing about the program
     outcome = truncate_to_fit(Outcome(result=Result.PREEMPTED), why or "the pod failed")
     reasons = _reasons(target, status)
-    return PodTermination(
+    refused = PodTermination(
         outcome=outcome, reported=False, disrupted=True, node=node, reasons=reasons
     )
+    return _with_shortage(refused, status)
+
+
+def _with_shortage(termination: PodTermination, status: JsonObject) -> PodTermination:
+    """The end with the shortage for which the kubelet evicted the pod, if it did."""
+    eviction = eviction_of(status)
+    # A trainer that the kubelet stops says Preempted, for it sees SIGTERM alone.
+    says_why = termination.reported and termination.outcome.result is not Result.PREEMPTED
+    if eviction is None or says_why:
+        return termination
+    outcome = eviction.outcome(termination.outcome)
+    return replace(termination, outcome=outcome, reported=False, disrupted=False)
 
 
 def _reasons(*parts: JsonObject) -> tuple[str, ...]:

@@ -1,0 +1,117 @@
+"""Finds claims that no node can ever mount: shared by many nodes, of a StorageClass that has disks.
+
+Such a claim stays Pending for ever, and so does the gang, with GPUs that nobody else may have. The
+provisioner says so in an event of the claim alone, minutes later. Pure.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from grpo_kube.objects.json_reader import JsonObject
+
+from ..records.reasons import Reason
+from ..records.records import GRPOJobRecord
+from .checks import Problem
+
+DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+
+
+class StorageClass(NamedTuple):
+    """A StorageClass, as far as it decides where its volumes can be mounted."""
+
+    name: str
+    provisioner: str
+    is_default: bool
+
+
+class Disk(NamedTuple):
+    """Volumes that one node mounts at a time, and what the same provider has for several."""
+
+    product: str
+    shared: str
+
+
+_EBS = Disk("Amazon EBS", "Amazon EFS or FSx for Lustre")
+_PERSISTENT_DISK = Disk("Google Persistent Disk", "Filestore")
+_AZURE_DISK = Disk("Azure Disk", "Azure Files")
+_CINDER = Disk("OpenStack Cinder", "OpenStack Manila")
+_LOCAL = Disk("a disk of one node", "an NFS or CephFS class")
+DISKS: Mapping[str, Disk] = {
+    "ebs.csi.aws.com": _EBS,
+    "ebs.csi.eks.amazonaws.com": _EBS,
+    "kubernetes.io/aws-ebs": _EBS,
+    "pd.csi.storage.gke.io": _PERSISTENT_DISK,
+    "kubernetes.io/gce-pd": _PERSISTENT_DISK,
+    "disk.csi.azure.com": _AZURE_DISK,
+    "kubernetes.io/azure-disk": _AZURE_DISK,
+    "cinder.csi.openstack.org": _CINDER,
+    "kubernetes.io/cinder": _CINDER,
+    "dobs.csi.digitalocean.com": Disk("DigitalOcean Volumes", "an NFS class"),
+    "csi.hetzner.cloud": Disk("Hetzner Volumes", "an NFS class"),
+    "linodebs.csi.linode.com": Disk("Linode Block Storage", "an NFS class"),
+    "topolvm.io": _LOCAL,
+    "openebs.io/local": _LOCAL,
+    "local.csi.openebs.io": _LOCAL,
+    "rancher.io/local-path": _LOCAL,
+}
+"""By provisioner, those whose volumes with a file system are ReadWriteOnce alone, by their own
+documentation. Rancher's can be set up to share a folder: then make the claim by hand."""
+
+
+def storage_class(item: object) -> StorageClass:
+    """Read a StorageClass object.
+
+    Raises:
+        Unreadable: a field has a type that it can't have.
+    """
+    whole = JsonObject(item)
+    meta = whole.part("metadata")
+    is_default = meta.part("annotations").text(DEFAULT_CLASS) == "true"
+    provisioner = whole.text("provisioner")
+    return StorageClass(meta.required_text("name"), provisioner, is_default)
+
+
+def provisioners(classes: list[StorageClass]) -> dict[str, tuple[str, str]]:
+    """Name and provisioner by the name that a claim gives; the cluster's default has the name ``.
+
+    Of several defaults the API server takes the newest; which that is, is not known here, so then
+    there is none.
+    """
+    by_name = {one.name: (one.name, one.provisioner) for one in classes}
+    defaults = [one for one in classes if one.is_default]
+    if len(defaults) == 1:
+        by_name[""] = by_name[defaults[0].name]
+    return by_name
+
+
+def should_have_shared_claim(job: GRPOJobRecord) -> bool:
+    """True if the operator is to create a claim that several nodes mount.
+
+    After the first attempt the claim is there, whatever has become of its class.
+    """
+    template = job.spec.checkpoint.volume_claim_template if job.spec else None
+    if template is None or job.status.attempt:
+        return False
+    return template.access_mode == "ReadWriteMany"
+
+
+def storage_problem(job: GRPOJobRecord, classes: Mapping[str, tuple[str, str]]) -> Problem | None:
+    """Why the claim that the operator would create can't be mounted; None where it can, as far as
+    is known."""
+    template = job.spec.checkpoint.volume_claim_template if job.spec else None
+    if template is None or not should_have_shared_claim(job):
+        return None
+    name, provisioner = classes.get(template.storage_class_name or "", ("", ""))
+    disk = DISKS.get(provisioner)
+    if disk is None:
+        return None
+    others = sorted({other for other, made_by in classes.values() if made_by not in DISKS} - {name})
+    available = f" (this cluster has {', '.join(others)})" if others else ""
+    one_node = "accessMode to ReadWriteOnce, which keeps the gang on one node"
+    message = (
+        f"spec.checkpoint.volumeClaimTemplate.accessMode: ReadWriteMany, but StorageClass {name} "
+        f"({provisioner}: {disk.product}) has volumes for one node at a time. Set storageClassName "
+        f"to a class of a shared file system, such as {disk.shared}{available}, or {one_node}, or "
+        "use checkpoint.store"
+    )
+    return Reason.STORAGE_NOT_SHARED, message

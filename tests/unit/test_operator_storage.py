@@ -1,0 +1,104 @@
+"""A claim for many nodes of a StorageClass that has disks is refused before a gang waits for it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_kube.objects.json_reader import Unreadable
+from grpo_operator.admission.storage import (
+    DISKS,
+    StorageClass,
+    provisioners,
+    storage_class,
+    storage_problem,
+)
+from grpo_operator.decide.decisions import Action, Decision
+from tests.unit.operator_world import active_status, make_job, make_seen
+from tests.unit.queue_world import cluster, judged, queue
+
+EFS, EBS = "efs.csi.aws.com", "ebs.csi.aws.com"
+AWS = [StorageClass("gp3", EBS, True), StorageClass("efs-sc", EFS, False)]
+
+
+def claim(**more: Any) -> dict[str, Any]:
+    return {"checkpoint": {"volumeClaimTemplate": {"size": "10Gi", **more}}}
+
+
+def test_the_default_class_counts_where_the_job_names_none() -> None:
+    problem = storage_problem(make_job(claim()), provisioners(AWS))
+    assert problem is not None
+    reason, message = problem
+    assert reason == "StorageNotShared"
+    assert message.startswith("spec.checkpoint.volumeClaimTemplate.accessMode: ReadWriteMany, but ")
+    assert "StorageClass gp3 (ebs.csi.aws.com: Amazon EBS)" in message
+    assert "such as Amazon EFS or FSx for Lustre (this cluster has efs-sc)" in message
+    assert "accessMode to ReadWriteOnce" in message
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        claim(storageClassName="efs-sc"),
+        claim(storageClassName="unknown"),
+        claim(accessMode="ReadWriteOnce"),
+        {"checkpoint": {"volume": {"claimName": "mine"}}},
+        {},
+    ],
+)
+def test_other_claims_are_left_alone(spec: dict[str, Any]) -> None:
+    two_nodes = {"placement": {"accelerator": "CPU"}}
+    assert storage_problem(make_job({**two_nodes, **spec}), provisioners(AWS)) is None
+
+
+def test_two_default_classes_are_no_ground_for_a_refusal() -> None:
+    classes = [*AWS, StorageClass("gp2", EBS, True)]
+    assert storage_problem(make_job(claim()), provisioners(classes)) is None
+
+
+def test_a_job_that_has_run_keeps_its_claim() -> None:
+    job = make_job(claim(), active_status())
+    assert storage_problem(job, provisioners(AWS)) is None
+
+
+@given(
+    made_by=st.sampled_from([*DISKS, EFS, "nfs.csi.k8s.io", "example.com/x"]),
+    is_default=st.booleans(),
+    is_named=st.booleans(),
+)
+def test_a_refusal_needs_a_known_disk(made_by: str, is_default: bool, is_named: bool) -> None:
+    item = {
+        "metadata": {
+            "name": "standard",
+            "annotations": {"storageclass.kubernetes.io/is-default-class": str(is_default).lower()},
+        },
+        "provisioner": made_by,
+    }
+    classes = provisioners([storage_class(item)])
+    spec = claim(storageClassName="standard") if is_named else claim()
+    is_refused = storage_problem(make_job(spec), classes) is not None
+    assert is_refused == (made_by in DISKS and (is_named or is_default))
+
+
+@pytest.mark.parametrize("item", [{}, {"metadata": {"name": 3}}, "x"])
+def test_a_class_that_cannot_be_read_is_set_aside(item: object) -> None:
+    with pytest.raises(Unreadable):
+        storage_class(item)
+
+
+async def test_a_job_on_cpus_is_refused_too() -> None:
+    job = make_job(claim())
+    there = cluster(storage_classes=provisioners(AWS))
+    answer = await queue([job], there).answer(make_seen(job), Decision(Action.ADMIT))
+    assert answer is not None
+    assert (answer.action, answer.reason) == (Action.REJECT, "StorageNotShared")
+
+
+async def test_a_gang_that_is_refused_takes_no_gpus() -> None:
+    gang: dict[str, Any] = {
+        "placement": {"accelerator": "GPU", "nodes": None, "gpus": {"min": 1, "max": 1}}
+    }
+    job = make_job({**claim(), **gang})
+    verdict = judged([job], cluster(8, storage_classes=provisioners(AWS)))[job.uid]
+    assert (verdict.refused, verdict.reason) == (True, "StorageNotShared"), verdict.message
