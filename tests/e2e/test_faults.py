@@ -141,6 +141,22 @@ def test_a_failed_attempt_keeps_its_logs(jobs: Jobs) -> None:
 
 
 @pytest.mark.slow
+def test_a_pod_that_a_real_kubelet_evicts_for_disk_is_tried_twice(jobs: Jobs) -> None:
+    fill = "dd if=/dev/zero of=/full/file bs=1M count=4; sleep 600"
+    volume = {"name": "full", "emptyDir": {"sizeLimit": "1Mi"}}
+    mount = {"name": "full", "mountPath": "/full"}
+    init = {"name": "fill", "command": ["sh", "-c", fill], "volumeMounts": [mount]}
+    pods = {"spec": {"volumes": [volume], "initContainers": [init]}}
+    jobs.create("full", STEPS, podTemplate=pods, restarts={"limit": 9})
+    job = jobs.wait("full", "failed", lambda job: condition(job, "Failed").get("status") == "True")
+    failed = condition(job, "Failed")
+    assert failed["reason"] == "OutOfDisk", failed
+    assert "out of disk twice in a row" in failed["message"]
+    assert 'Usage of EmptyDir volume "full" exceeds the limit "1Mi"' in failed["message"]
+    assert (attempt(job), job["status"]["restarts"]) == (2, 1)
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("quiet_operator")
 def test_the_api_server_may_be_away_for_20_seconds(jobs: Jobs, node_cluster: AnyCluster) -> None:
     jobs.create("blackout", LONG, checkpoint=SAVING)
