@@ -54,7 +54,7 @@ DEMO = Tools(
     memory=6,
 )
 TEST = Tools(
-    (*DEMO.programs, "local-path-provisioner", "kwok", "versitygw"),
+    (*DEMO.programs, "local-path-provisioner", "kwok", "versitygw", "health"),
     (
         *DEMO.content,
         engine_packages,

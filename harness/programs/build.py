@@ -73,6 +73,7 @@ PROGRAMS = {
         "versitygw", ("github.com/versity/versitygw/cmd/versitygw",), ("versitygw",)
     ),
     "helm": Program("tools", ("helm.sh/helm/v4/cmd/helm",), ("helm",)),
+    "health": Program("health", (".",), ("health",), "."),
     "krew": Program(
         "krew",
         ("sigs.k8s.io/krew/cmd/krew", "sigs.k8s.io/krew/cmd/validate-krew-manifest"),

@@ -35,6 +35,11 @@ COLUMNS = (
         path=".status.phase",
         text="One word on the job's state, derived from its conditions.",
     ),
+    Column(
+        name="Reason",
+        path=".status.reason",
+        text="Reason of the first condition that is not well; empty while all are.",
+    ),
     Column(name="Model", path=".spec.model.name", text="The model that is trained."),
     Column(name="Size", path=".status.plan.parameters", text="Number of the model's parameters."),
     Column(name="Reference", path=".status.plan.strategy", text="Reference strategy of the plan."),
@@ -53,12 +58,6 @@ COLUMNS = (
         kind="date",
         path=".metadata.creationTimestamp",
         text="Time since the job was created.",
-    ),
-    Column(
-        name="Admission",
-        path='.status.conditions[?(@.type=="Admitted")].reason',
-        text="Why the job may run, or waits.",
-        wide=True,
     ),
     Column(
         name="Nodes",
@@ -166,11 +165,16 @@ def _leader() -> dict[str, Any]:
 
 
 def job_schema() -> Schema:
-    """The schema of a whole GRPOJob; only the spec is defaulted by the API server."""
+    """The schema of a whole GRPOJob; the API server defaults the spec.
+
+    Of the status it defaults one number: without it kstatus takes a job that no operator has seen
+    for one that is done.
+    """
     schema = structural_schema(GRPOJob, defaults=True)
     schema["properties"]["status"] = _in_whole_parts(
         structural_schema(GRPOJob, defaults=False)["properties"]["status"]
     )
+    schema["properties"]["status"]["default"] = {"observedGeneration": 0}
     schema["properties"] = _TYPE_META | schema["properties"]
     return schema
 

@@ -12,9 +12,13 @@ from typing import Any
 
 import pytest
 
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.report.status import to_json
 from harness.access import CommandError
 from harness.fixtures import AnyCluster
 from tests.samples import changed, job
+from tests.unit import operator_world as looks
+from tests.unit.operator_world import after
 
 NAME = "seen-by-kubectl"
 SINCE = "2026-01-31T12:00:00Z"
@@ -32,6 +36,7 @@ def condition(kind: str, status: str, reason: str) -> dict[str, Any]:
 
 STATUS: dict[str, Any] = {
     "phase": "Running",
+    "reason": "CheckpointNotWritten",
     "attempt": 1,
     "restarts": 0,
     "conditions": [
@@ -91,6 +96,7 @@ def test_get_prints_the_promised_columns(running: AnyCluster, kind: str) -> None
     assert row == {
         "NAME": NAME,
         "PHASE": "Running",
+        "REASON": "CheckpointNotWritten",
         "MODEL": "meta-llama/Llama-3.2-1B-Instruct",
         "SIZE": "1.24B",
         "REFERENCE": "Clone",
@@ -111,16 +117,15 @@ def test_a_kl_that_is_no_number_is_shown_as_that(running: AnyCluster) -> None:
 
 def test_wide_adds_what_explains_it(running: AnyCluster) -> None:
     wide = running.kubectl("get", "grpojob", "-o", "wide")
-    assert wide.splitlines()[0].split()[10:] == [
+    assert wide.splitlines()[0].split()[11:] == [
         "AGE",
-        "ADMISSION",
         "NODES",
         "ZERO",
         "TRAINS",
         "ETA",
         "OUTCOME",
     ]
-    for text in ("Admitted", "Full", "2h28m"):
+    for text in ("Full", "2h28m"):
         assert text in wide
 
 
@@ -160,11 +165,34 @@ def test_describe_shows_conditions(running: AnyCluster) -> None:
     assert "Succeeded: False" in running.kubectl("describe", "grpojob", NAME)
 
 
-def test_wait_follows_the_conditions(running: AnyCluster) -> None:
-    wait = ("wait", "--for=condition=Succeeded", f"grpojob/{NAME}")
+ENDS = {
+    "Succeeded": Decision(Action.SUCCEED, "Succeeded", "done"),
+    "Failed": Decision(Action.FAIL, "OutOfMemory", "too large"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_wait_for_finished_ends_at_success_and_at_failure(running: AnyCluster, end: str) -> None:
+    wait = ("wait", "--for=condition=Finished", f"grpojob/{NAME}")
+    patch_status(running, to_json(after(looks.running(), Decision(Action.WAIT))))
     with pytest.raises(CommandError, match="timed out"):
         running.kubectl(*wait, "--timeout=1s")
-    patch_status(
-        running, {"phase": "Succeeded", "conditions": [condition("Succeeded", "True", "Succeeded")]}
-    )
+    patch_status(running, to_json(after(looks.running(), ENDS[end])))
     assert "condition met" in running.kubectl(*wait, "--timeout=30s")
+    assert end in running.kubectl("get", "grpojob", NAME)
+
+
+def test_a_job_that_no_operator_has_seen_says_so(crd_cluster: AnyCluster) -> None:
+    """By the default of its status, which the API server applies whenever it shows the object."""
+    name = "nobody-has-seen-it"
+    created = crd_cluster.kubectl(
+        "create", "-o", "json", "-f", "-", input=json.dumps(job(name, changed({})))
+    )
+    try:
+        read = crd_cluster.kubectl("get", "grpojob", name, "-o", "json")
+        for text in (created, read):
+            shown = json.loads(text)
+            assert shown["metadata"]["generation"] == 1
+            assert shown["status"] == {"observedGeneration": 0}
+    finally:
+        crd_cluster.kubectl("delete", "grpojob", name)

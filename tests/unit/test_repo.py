@@ -181,7 +181,7 @@ def documents() -> list[tuple[str, str]]:
         found += [
             (f"{page.name}-{n}", block)
             for n, block in enumerate(blocks)
-            if f"kind: {KIND}" in block
+            if re.search(f"^kind: {KIND}", block, re.MULTILINE)
         ]
     return found
 

@@ -4,6 +4,7 @@ schema is rejected.
 The API server's own judgement of the same samples is in tests/integration/test_bad_specs.py.
 """
 
+import json
 import re
 from copy import deepcopy
 from functools import cache
@@ -114,8 +115,9 @@ def test_every_optional_field_of_the_spec_says_what_happens_when_it_is_unset() -
     )
 
 
-def test_the_status_has_no_defaults_so_that_an_object_without_one_stays_without() -> None:
+def test_of_the_status_only_the_generation_that_nobody_has_observed_has_a_default() -> None:
     status = job()["properties"]["status"]
+    assert status["default"] == {"observedGeneration": 0}
     assert [path for path, schema in schema_fields(status) if "default" in schema] == []
 
 
@@ -129,11 +131,17 @@ def test_who_owns_which_field_of_a_part_of_the_status_is_not_kept() -> None:
     assert all(part["x-kubernetes-map-type"] == "atomic" for part in objects)
 
 
+def test_the_definition_can_be_applied_by_tools_that_keep_a_copy_of_it() -> None:
+    """`kubectl apply` and Argo CD put it into an annotation, which holds 262,144 bytes."""
+    assert len(json.dumps(definition(), separators=(",", ":"))) <= 235_000
+
+
 def test_columns_show_what_the_design_promises() -> None:
     columns = definition()["spec"]["versions"][0]["additionalPrinterColumns"]
     always = [column["name"].upper() for column in columns if column["priority"] == 0]
     assert always == [
         "PHASE",
+        "REASON",
         "MODEL",
         "SIZE",
         "REFERENCE",

@@ -35,6 +35,9 @@ class ConditionType(StrEnum):
     TRAINS_ADAPTER_ONLY = "TrainsAdapterOnly"
     ENGINE_FALLBACK = "EngineFallback"
     PROMPTS_DROPPED = "PromptsDropped"
+    FINISHED = "Finished"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
 
 
 class Phase(StrEnum):
@@ -241,6 +244,8 @@ class GRPOJobStatus(Model):
     """Generation of the spec that this status answers."""
     phase: Phase | None = None
     """One word, derived from the conditions."""
+    reason: Annotated[str, Field(max_length=128)] | None = None
+    """Reason of the first condition that is not well; absent while all are."""
     conditions: Annotated[
         list[Condition], Field(max_length=32, json_schema_extra=map_list("type"))
     ] = []

@@ -137,7 +137,7 @@ def exported_model(name: str, job: GRPOJob) -> Export:
     step = f" at step {status.progress.summary}" if status.progress else ""
     raise NotYet(
         f"{name} is {phase}{step}; the model is exported after the last step: "
-        f"kubectl wait --for=condition=Succeeded grpojob/{name}"
+        f"kubectl wait --for=condition=Finished grpojob/{name}"
     )
 
 

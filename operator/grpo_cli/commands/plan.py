@@ -24,7 +24,7 @@ from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.plan.learned import Learned
 from grpo_api.spec.generation import ENGINES_OF, GenerationSpec
 from grpo_planner.explain.fixes import with_value
-from grpo_planner.result.result import PlanReason, PlanResult
+from grpo_planner.result.result import SPEC_ERRORS, PlanResult
 
 from ..inputs import sources
 from ..inputs.manifest import load_specs, load_value
@@ -123,10 +123,6 @@ def _of_model(model: str, given: dict[str, Any]) -> GRPOJobSpec:
 
 
 PLANNED, NOTHING_FITS = 0, 3
-SPEC_IS_WRONG = (
-    PlanReason.INVALID_BATCH_SPLIT, PlanReason.INVALID_COMBINATION, PlanReason.UNKNOWN_MODEL,
-    PlanReason.UNSUPPORTED_MODEL,
-)  # fmt: skip
 
 
 def register(parser: ArgumentParser) -> None:
@@ -216,7 +212,7 @@ def _sizes(
         raise OptionError("--sizes is shown as a table; leave out -o")
     if spec.placement.accelerator == "CPU":
         raise OptionError("--sizes compares numbers of GPUs, and spec.placement.accelerator is CPU")
-    if result.reason not in SPEC_IS_WRONG:
+    if result.reason not in SPEC_ERRORS:
         size_table.show_sizes(console(), sources.curve(options, spec, learned))
 
 
@@ -224,7 +220,7 @@ def exit_code(result: PlanResult) -> int:
     """0 planned, 2 the spec is wrong, 3 nothing fits."""
     if result.feasible:
         return PLANNED
-    return WRONG if result.reason in SPEC_IS_WRONG else NOTHING_FITS
+    return WRONG if result.reason in SPEC_ERRORS else NOTHING_FITS
 
 
 def _draw(options: Namespace, name: str, result: PlanResult) -> None:

@@ -43,7 +43,8 @@ def run(options: Namespace) -> int:
 def show_status(out: Console, name: str, job: GRPOJob) -> None:
     """Prints what is known of the job; sections that nothing is known of are left out."""
     phase = str(job.status.phase or "Pending")
-    out.print(f"[bold]{name}[/bold]  [{_COLOURS.get(phase, 'cyan')}]{phase}[/]")
+    reason = f"  {escape(job.status.reason)}" if job.status.reason else ""
+    out.print(f"[bold]{name}[/bold]  [{_COLOURS.get(phase, 'cyan')}]{phase}[/]{reason}")
     facts = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for label, text in _facts(job):
         facts.add_row(f"[dim]{label}[/dim]", escape(text))

@@ -55,9 +55,14 @@ SAID_BY_PHASE = {
     ConditionType.SUSPENDED,
 }
 """Conditions without series: they would repeat the phase, for thousands of jobs."""
-TOLD_ELSEWHERE = SAID_BY_PHASE | {ConditionType.RECOVERABLE}
+TOLD_ELSEWHERE = SAID_BY_PHASE | {
+    ConditionType.RECOVERABLE,
+    ConditionType.FINISHED,
+    ConditionType.RECONCILING,
+    ConditionType.STALLED,
+}
 """Conditions without series. Rank 0's metrics show by the steps between checkpoints that a job can
-resume."""
+resume; the last three only repeat others."""
 Sample = tuple[Metric, Sequence[str], float | str]
 Lines = dict[str, str]
 """Lines by family, each with its line break."""

@@ -47,6 +47,7 @@ class Reason(StrEnum):
     RETRYING = "Retrying"
     RESTART_BACKOFF = "RestartBackoff"
     FINISHED = "Finished"
+    NOT_FINISHED = "NotFinished"
     AS_EXPECTED = "AsExpected"
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"

@@ -29,6 +29,7 @@ from ..decide.observation import Observation
 from ..records.reasons import RELEASES, Reason
 from ..usage.account import account
 from .conditions import conditions
+from .conventions import ABNORMAL, convention_conditions, first_unwell
 from .pod_reports import report
 
 URGENT = frozenset(
@@ -86,9 +87,11 @@ def build(observation: Observation, decision: Decision) -> GRPOJobStatus:
             "revisions": decision.revisions,
         }
     stated_conditions = conditions(observation, decision)
-    new_conditions = _with_transition_times(old.conditions, stated_conditions, observation.now)
-    fields["conditions"] = new_conditions
-    fields["phase"] = phase(new_conditions)
+    job_conditions = _with_transition_times(old.conditions, stated_conditions, observation.now)
+    fields["phase"] = phase(job_conditions)
+    unwell = first_unwell(job_conditions)
+    fields["reason"] = unwell.reason if unwell else None
+    fields["conditions"] = _with_conventions(fields["phase"], job_conditions, observation)
     new = old.model_copy(update=fields)
     usage = account(observation, decision, new)
     return new.model_copy(update={"usage": usage})
@@ -220,6 +223,21 @@ def _with_transition_times(
         update = {"last_transition_time": changed_at}
         by_type[condition.type] = condition.model_copy(update=update)
     return list(by_type.values())
+
+
+def _with_conventions(
+    word: Phase, conditions: list[Condition], observation: Observation
+) -> list[Condition]:
+    """The conditions with those that other tools read; what kstatus takes for abnormal is there
+    only while it is True."""
+    if not conditions:
+        return []
+    update = {"observed_generation": observation.job.generation}
+    like = conditions[0].model_copy(update=update)
+    conventions = list(convention_conditions(word, conditions, like))
+    absent = ABNORMAL - {condition.type for condition in conventions}
+    complete = _with_transition_times(conditions, conventions, observation.now)
+    return [condition for condition in complete if condition.type not in absent]
 
 
 def phase(conditions: list[Condition]) -> Phase:

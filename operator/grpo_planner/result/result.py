@@ -27,6 +27,17 @@ class PlanReason(StrEnum):
     NO_FALLBACK = "NoFallback"
 
 
+SPEC_ERRORS = frozenset(
+    {
+        PlanReason.INVALID_BATCH_SPLIT,
+        PlanReason.INVALID_COMBINATION,
+        PlanReason.UNKNOWN_MODEL,
+        PlanReason.UNSUPPORTED_MODEL,
+    }
+)
+"""Reasons that hold on whatever hardware: only another spec has a plan."""
+
+
 class Rejection(Model):
     """Why a candidate was not chosen."""
 
