@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from tests import generated
 
-pytest_plugins = ("tests.built_tools", "tests.real_world")
+pytest_plugins = ("tests.built_tools", "tests.message_rules", "tests.real_world")
 
 LONGEST = (
     "test_chaos",

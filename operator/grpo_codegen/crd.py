@@ -79,6 +79,7 @@ COLUMNS = (
         text="Full, or LoRA for an adapter only.",
         wide=True,
     ),
+    Column(name="Stage", path=".status.progress.stage", text="What the attempt does.", wide=True),
     Column(name="ETA", path=".status.progress.eta", text="Predicted time to the end.", wide=True),
     Column(
         name="Outcome", path=".status.outcome.result", text="How the last attempt ended.", wide=True

@@ -29,7 +29,7 @@ LAPTOP_COMMAND = f"grpo plan {LAPTOP_MODEL} --gpus 8xH100"
 PAGE_WIDTH = 100
 EXAMPLE = {"Phase": "Running", "Reason": "", "Step": "60/934", "KL": "0.0132", "Reward": "1.84", "Restarts": "0",
 "Age": "12m",
-           "ETA": "2h54m", "Outcome": ""}  # fmt: skip
+           "Stage": "Generating", "ETA": "2h54m", "Outcome": ""}  # fmt: skip
 """What only a run can show, as an example; all other columns come from the spec and the plan."""
 
 

@@ -32,8 +32,9 @@ from grpo_kube.objects.times import Observed
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision
-from grpo_operator.decide.observation import FirstSeen, Observation, Silence, observe
+from grpo_operator.decide.observation import Observation, Silence, observe
 from grpo_operator.decide.policies import decide
+from grpo_operator.decide.sightings import FirstSeen
 from grpo_operator.kueue.pod_sets import Flavor, place_job
 from grpo_operator.kueue.steps import Write, step
 from grpo_operator.kueue.workload_manifest import (

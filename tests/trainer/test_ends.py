@@ -183,7 +183,7 @@ def test_sigterm_while_a_rank_waits_for_its_peers_ends_it_at_once(tmp_path: Path
         pod.kill()
     outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
     assert (outcome.result, outcome.rank) == (Result.PREEMPTED, 1)
-    assert "SIGTERM during stage Starting" in outcome.message
+    assert "SIGTERM during stage Importing" in outcome.message
 
 
 def listens_for(pid: int, number: int) -> bool:

@@ -21,6 +21,7 @@ from grpo_api.text.contract import (
     DATA_MOUNT_ENV,
     EXPORT_FOLDER,
     PLAN_ENV,
+    PROGRESS_BIND_ENV,
     RESUME_STORE_ENV,
     TERMINATION_LOG_ENV,
 )
@@ -51,6 +52,12 @@ REWARDS = [
     {"accuracy": {"answerColumn": "answer", "extract": "None", "score": 1.0}},
 ]
 REWARD = st.none() | st.floats(-10, 10)
+
+
+@pytest.fixture(autouse=True)
+def _any_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress is served at a port of the test's own."""
+    monkeypatch.setenv(PROGRESS_BIND_ENV, "127.0.0.1:0")
 
 
 @pytest.fixture(scope="module")

@@ -29,8 +29,7 @@ from tests.support.ranks import runs
 PLAN = runs.plan(Path("/models/demo"))
 LIMIT = PLAN.guard.hang_timeout_seconds
 STAGES: list[Stage] = [
-    "Starting", "Connecting", "Loading", "Proving", "Compiling", "Training", "Saving", "Exporting",
-    "Finished",
+    "Importing", "Connecting", "Loading", "Proving", "Compiling", "Training", "Saving", "Exporting",
 ]  # fmt: skip
 
 

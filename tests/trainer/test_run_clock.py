@@ -45,7 +45,7 @@ def test_each_moment_belongs_to_one_part(clock: SteppedClock) -> None:
         ),
         (1, lambda: recorder.enter_stage("Training")),
         (9, lambda: recorder.enter_stage("Exporting")),
-        (8, lambda: recorder.enter_stage("Finished")),
+        (8, recorder.record_event),
     )
     for seconds, then in story:
         clock.advance(seconds)

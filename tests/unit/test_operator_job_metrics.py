@@ -91,7 +91,10 @@ def test_a_running_job_tells_since_when_it_has_not_got_on_and_how_long_its_stage
     assert told(make_pull(stage="Exporting", ago=30)) == [((), NOW - 30), (("Exporting",), 1800.0)]
     assert told(make_pull(stage="Connecting", ago=1))[1] == (("Connecting",), 60.8)
     assert told(make_pull(stage='"\n', ago=1))[1] == (("Unknown",), 1800.0)
-    assert told(None, Silence(Observed(70), "refused")) == [((), NOW - 70), (("Starting",), 2400.0)]
+    assert told(None, Silence(Observed(70), "refused")) == [
+        ((), NOW - 70),
+        (("Importing",), 2400.0),
+    ]
     assert told(make_pull(attempt=2, ago=1)) == [], "another attempt's"
     assert told(make_pull(ago=1), of_job=live(conditions=[condition("Admitted")])) == []
 

@@ -97,8 +97,8 @@ async def test_a_job_that_was_suspended_loses_its_gang_after_the_status_says_so(
     assert cluster.requests[-2:] == [STATUS, "DELETE jobs run-1"]
 
 
-@pytest.mark.parametrize(("attempt", "step"), [(1, None), (2, 7)])
-async def test_progress_is_that_of_the_current_attempt(attempt: int, step: int | None) -> None:
+@pytest.mark.parametrize(("attempt", "step"), [(1, 0), (2, 7)])
+async def test_progress_is_that_of_the_current_attempt(attempt: int, step: int) -> None:
     cluster = Cluster(status=active_status(attempt=2))
     cluster.store(JOBS, child_object(attempt=2))
     for index in range(2):
@@ -107,7 +107,7 @@ async def test_progress_is_that_of_the_current_attempt(attempt: int, step: int |
     cluster.rank0.answer = make_pull(attempt=attempt, step=7)
     await cluster.reconcile()
     assert cluster.requests[-1] == STATUS
-    assert cluster.job["status"].get("progress", {}).get("step") == step
+    assert cluster.job["status"]["progress"]["step"] == step
 
 
 async def test_a_job_that_ends_before_its_pods_are_watched_is_judged_by_their_ends() -> None:

@@ -10,7 +10,8 @@ from grpo_api.text.contract import TOKEN_DIGEST_ENV
 from grpo_kube.objects.errors import AlreadyExists, Denied
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
-from grpo_operator.decide.observation import FirstSeen, Observation, observe
+from grpo_operator.decide.observation import Observation, observe
+from grpo_operator.decide.sightings import FirstSeen
 from grpo_operator.loop.attempt_starter import AttemptStarter
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.tokens import Tokens

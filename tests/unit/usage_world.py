@@ -17,8 +17,9 @@ from grpo_api.text.timing import Beginning
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision, Limits
-from grpo_operator.decide.observation import FirstSeen, Observation, Pull, observe
+from grpo_operator.decide.observation import Observation, Pull, observe
 from grpo_operator.decide.policies import decide
+from grpo_operator.decide.sightings import FirstSeen
 from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID
 from grpo_operator.records.parsing import job_record, pod_record
 from grpo_operator.records.records import GRPOJobRecord, JobRecord, PodRecord

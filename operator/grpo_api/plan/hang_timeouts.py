@@ -5,6 +5,7 @@ gang whose watchdog did not. The planner warns where a step is estimated to take
 guard.hangTimeoutSeconds.
 """
 
+from ..report.report import STEP_STAGES
 from ..spec.run_policy import GuardSpec
 from .plan import ExecutionPlan
 
@@ -21,17 +22,17 @@ shorter."""
 def hang_timeout_seconds(stage: str, guard: GuardSpec, execution: ExecutionPlan) -> float:
     """Seconds without progress after which an attempt hangs.
 
-    Progress is a finished step in stage Training; everywhere else it is a change of stage, bytes
-    that were read or written, or a finished part of the work, on any rank: who waits for a peer
-    that works does not hang.
+    Progress is a finished step in the stages of a step; everywhere else it is a change of stage,
+    bytes that were read or written, or a finished part of the work, on any rank: who waits for a
+    peer that works does not hang.
     """
-    if stage == "Starting":
+    if stage in ("Importing", "Starting"):  # older images say Starting
         return float(
             guard.hang_timeout_seconds + guard.rendezvous_timeout_seconds
         )  # late peers have an end of their own
     if stage == "Connecting":
         return CONNECTING_SECONDS + CONNECTING_SECONDS_PER_RANK * execution.world_size
-    if stage == "Training":
+    if stage in STEP_STAGES:
         return max(
             float(guard.hang_timeout_seconds),
             STEP_ESTIMATES * (execution.estimated_step_seconds or 0.0),

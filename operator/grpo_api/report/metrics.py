@@ -100,6 +100,14 @@ JOB_PATIENCE = Metric(
     ),
     (*_JOB, "stage"),
 )
+JOB_STAGE_TIME = Metric(
+    "grpo_job_stage_timestamp_seconds",
+    "gauge",
+    "unix seconds",
+    "Since when the job's attempt has been in its stage, by the operator's clock; absent while "
+    "none runs.",
+    (*_JOB, "stage"),
+)
 JOB_RESTARTS = Metric(
     "grpo_job_restarts_total", "counter", "1", "Restarts that count against the limit.", _JOB
 )
@@ -294,6 +302,7 @@ JOB = (
     JOB_COST,
     JOB_PROGRESS_TIME,
     JOB_PATIENCE,
+    JOB_STAGE_TIME,
 )
 """What the operator exports of each GRPOJob that has not ended."""
 ENDED_SECONDS, ENDED_JOBS = 3600.0, 300

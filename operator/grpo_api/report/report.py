@@ -35,11 +35,17 @@ STEP_PHASES = ("sync", "generate", "reward", "reference", "forward", "backward",
 
 
 Stage = Literal[
-    "Starting", "Connecting", "Loading", "Proving", "Compiling", "Training", "Saving", "Exporting",
-    "Finished",
+    "PullingImage", "Mounting", "Importing", "Connecting", "WaitingForHub", "Downloading",
+    "Loading", "Compiling", "Proving", "Training", "Generating", "Scoring", "Saving", "Exporting",
+    "Evaluating",
 ]  # fmt: skip
-"""What an attempt does, in the order in which it does it; hang_timeouts.py says for how long.
-Compiling is the construction of a colocated engine; some of Proving follows it."""
+"""What an attempt does; hang_timeouts.py says for how long. The operator sees the first two on the
+pods, rank 0 reports the others. Compiling is the construction of a colocated engine; some of
+Proving follows it."""
+STEP_STAGES = ("Training", "Generating", "Scoring")
+"""Stages within a step: only a finished step is progress of them."""
+WaitTarget = Literal["Hub", "Rewards", "Store", "Engines"]
+"""What a run may have to wait for."""
 
 MetricKey = Annotated[str, Field(min_length=1, max_length=128)]
 MetricValue = Annotated[float, Field(allow_inf_nan=True)]
@@ -237,6 +243,17 @@ class StepTime(Model):
     """When it was over, and the checkpoint written after it, if there was one."""
 
 
+class Wait(Model):
+    """What a run waits for, because it does not answer."""
+
+    target: Annotated[str, Field(max_length=32)]
+    """Hub, Rewards, Store or Engines."""
+    seconds: Seconds
+    """For how long, by the clock of the process that reports it."""
+    why: Annotated[str, Field(max_length=MAX_PROBLEM)]
+    """Who does not answer, and how the last try failed."""
+
+
 class Progress(Model):
     """`GET /progress` of rank 0. Keys that the step did not log are absent, never zero."""
 
@@ -250,15 +267,20 @@ class Progress(Model):
     """Steps of the whole run; 0 until known."""
     epoch: Annotated[float, Field(ge=0.0)] | None = None
     """Passes over the dataset."""
-    stage: Annotated[str, Field(max_length=32)] = "Starting"
-    """Starting, Connecting, Loading, Proving, Compiling, Training, Saving, Exporting or
-    Finished."""
+    stage: Annotated[str, Field(max_length=32)] = "Importing"
+    """One of Stage; images of other versions may have others."""
+    stage_seconds: Seconds = 0.0
+    """For how long, by the clock of the process that reports it."""
+    waiting: Wait | None = None
+    """What it waits for longest; absent while all that it asks answer."""
     events: Count = 0
     """Signs of progress so far, of all ranks whose reports have reached rank 0: finished steps,
     changes of stage, parts of long work. A reader compares two values of this count, so the clocks
     need not agree."""
     fetched_bytes: Count = 0
     """Bytes on the disk of the model or dataset that is being fetched of the hub, or was last."""
+    fetched_bytes_per_second: Count = 0
+    """How fast they came in the last half minute; 0 while nothing is downloaded."""
     revisions: Revisions = Field(default_factory=dict)
     """Commits and fingerprint of what is trained, once known."""
     architecture: Architecture | None = None

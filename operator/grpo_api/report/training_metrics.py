@@ -224,6 +224,13 @@ may be no number."""
 STEP = _plain("step", "steps", "Finished optimizer steps.")
 TOTAL_STEPS = _plain("total_steps", "steps", "Optimizer steps of the whole run.")
 ATTEMPT = _plain("attempt", "1", "The attempt that this process belongs to.")
+STAGE = Metric(
+    "grpo_training_stage_seconds",
+    "gauge",
+    "seconds",
+    "For how long rank 0 has been in its stage.",
+    ("stage",),
+)
 LAST_STEP_TIME = _plain(
     "last_step_timestamp_seconds", "unix seconds", "When the last optimizer step finished."
 )
@@ -356,7 +363,7 @@ BUILD_INFO = Metric(
 )
 TRAINER = (
     *TRAINING,
-    *(STEP, TOTAL_STEPS, ATTEMPT, LAST_STEP_TIME, ETA),
+    *(STEP, TOTAL_STEPS, ATTEMPT, STAGE, LAST_STEP_TIME, ETA),
     *LABELLED,
     MEMORY,
     *MEMORY_BESIDE.values(),

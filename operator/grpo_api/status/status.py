@@ -92,6 +92,15 @@ class ProgressStatus(Model):
     """The same for the printer column, such as `1h12m`."""
     last_step_time: Time | None = None
     """When the last step finished."""
+    stage: Annotated[str, Field(max_length=32)] | None = None
+    """What the current attempt does, such as PullingImage, Downloading or Training; absent while
+    none runs. Within a step it is that of the first report on it."""
+    stage_since: Time | None = None
+    """Since when, by the operator's clock."""
+    fetched_bytes: Count | None = None
+    """While it downloads: what is on the disk."""
+    fetched_bytes_per_second: Count | None = None
+    """While it downloads: how fast it comes."""
 
 
 class MetricsStatus(Model):

@@ -16,7 +16,7 @@ from grpo_api.job import GRPOJob
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import STEP_PHASES
 from grpo_api.spec.generation import EnginePlan
-from grpo_api.status.status import Condition, GRPOJobStatus, PodStatus
+from grpo_api.status.status import Condition, GRPOJobStatus, PodStatus, ProgressStatus
 from grpo_api.text.quantity import format_bytes
 from grpo_planner.result.formatting import sharding
 
@@ -88,7 +88,10 @@ def _measured(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
     """What the run reports of itself: progress, metrics and memory."""
     if status.progress:
         eta = f", {status.progress.eta} to go" if status.progress.eta else ""
-        yield "progress", f"{status.progress.summary} steps, {status.progress.percent} %{eta}"
+        if status.progress.summary:
+            yield "progress", f"{status.progress.summary} steps, {status.progress.percent} %{eta}"
+        if status.progress.stage:
+            yield "stage", _stage(status.progress)
     if status.metrics:
         found = status.metrics.model_dump(exclude_none=True, exclude={"phase_seconds"})
         yield "metrics", ", ".join(f"{key} {value}" for key, value in found.items())
@@ -100,6 +103,15 @@ def _measured(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
     if status.memory:
         predicted, measured = gib(status.memory.predicted_bytes), gib(status.memory.measured_bytes)
         yield "memory", f"{predicted:.1f} GiB predicted, {measured:.1f} GiB measured"
+
+
+def _stage(progress: ProgressStatus) -> str:
+    """`Downloading since 2026-11-21T12:00:00Z, 1.2 GiB, 35 MiB per second`."""
+    fetched = ""
+    if progress.fetched_bytes is not None:
+        speed = format_bytes(progress.fetched_bytes_per_second or 0)
+        fetched = f", {format_bytes(progress.fetched_bytes)}, {speed} per second"
+    return f"{progress.stage} since {progress.stage_since}{fetched}"
 
 
 def _restricted(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:

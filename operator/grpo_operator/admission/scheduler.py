@@ -328,7 +328,8 @@ class _CycleRun:
             return replace(verdict_on_all_nodes, avoids=False)
         except Exception as error:
             log.exception("%s: the planner failed", job.key)
-            message = f"the planner failed, please report it: {error!r}"
+            what = f"{type(error).__name__}: {error}"
+            message = f"the planner failed: {what}. Report it with the spec and the operator's log"
             return Verdict(generation=job.generation, reason=Reason.PLANNER_FAILED, message=message)
 
     def _plan_job(self, job: GRPOJobRecord) -> Verdict:

@@ -111,4 +111,8 @@ class Limits:
     survivors: float = 30.0
     """Time that peers of a rank 0 that is done have to end by themselves."""
     silence: float = 120.0
-    """Time without an answer of rank 0 after which its progress counts as unknown."""
+    """Time without an answer of rank 0 after which its progress counts as unknown; before its first
+    answer spec.restarts.startTimeoutSeconds counts."""
+    hub: float = 180.0
+    """Time without an answer of the hub after which a gang that has not begun to train gives its
+    GPUs back."""

@@ -2,22 +2,16 @@
 
 Policies decide on facts such as "the gang runs" or "this termination is the cause", and not on API
 objects. Records and the time go in, an Observation comes out.
-
-This module also records when this operator first saw each state of a job's children. Kubelets and
-the API server write their own times into objects, and their clocks may be minutes off. So the order
-of events and the waits follow from this operator's clock alone. These records are in memory only: a
-new process sees all states for the first time at the same moment, and then knows no order.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from grpo_api.report.report import Outcome, Progress, Result
+from grpo_api.report.report import STEP_STAGES, Outcome, Progress, Result
 from grpo_api.report.root_cause import CausePriority
 from grpo_api.status.status import ConditionType
-from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, seconds
 
 from ..pods.roles import replicas
@@ -25,96 +19,13 @@ from ..records.names import is_engines_job
 from ..records.records import ENDED_PHASES, GRPOJobRecord, JobRecord, PodRecord
 from ..records.terminations import PodTermination
 from ..records.workloads import WorkloadRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
-    """First sights of one job's current attempt."""
-
-    attempt: int = 0
-    child_uid: str = ""
-    """uid of the attempt's Job, also when it is gone again."""
-    child: Observed | None = None
-    """First sight of the attempt's Job, if it is there."""
-    ended: Mapping[str, Observed] = field(default_factory=dict)
-    """First sight of the end of each pod that has ended, by its uid."""
-    deleted: Mapping[str, Observed] = field(default_factory=dict)
-    """First sight of the deletion of each pod that is being deleted, by its uid."""
-    over: Observed | None = None
-    """First sight of a sign that the attempt is over: one of these, or its Job has ended or is
-    gone."""
-
-    def end_of(self, pod: PodRecord, at: Observed) -> Observed:
-        """When a pod's end was first seen; now, if it is seen for the first time."""
-        return self.ended.get(pod.uid, at)
-
-    def deletion_of(self, pod: PodRecord, at: Observed) -> Observed:
-        """When a pod's deletion was first seen; now, if it is seen for the first time."""
-        return self.deleted.get(pod.uid, at)
-
-
-class FirstSeen:
-    """The sightings of all jobs with an attempt."""
-
-    def __init__(self) -> None:
-        """Start without sightings."""
-        self._jobs: dict[ObjectKey, Sighting] = {}
-
-    def record_created(self, key: ObjectKey, attempt: int, uid: str, at: Observed) -> None:
-        """Record that the attempt's Job was created: if it is not there later, it was deleted."""
-        self._jobs[key] = Sighting(attempt=attempt, child_uid=uid, child=at)
-
-    def update(
-        self,
-        key: ObjectKey,
-        attempt: int,
-        child: JobRecord | None,
-        pods: Collection[PodRecord],
-        at: Observed,
-        *,
-        expected: bool,
-    ) -> Sighting:
-        """A job's sighting after a look at its current attempt's Job and pods at this moment.
-
-        `expected`: the Job was started, so that it is gone if it isn't there.
-        """
-        before = self._jobs.get(key, Sighting())
-        if before.attempt != attempt:
-            before = Sighting(attempt=attempt)
-        ended_at = {pod.uid: before.end_of(pod, at) for pod in pods if pod.termination}
-        deleted_at = {pod.uid: before.deletion_of(pod, at) for pod in pods if pod.deleting}
-        child_seen_at: Observed | None = None
-        if child is None:
-            child_uid = before.child_uid
-            is_job_over = expected or bool(before.child_uid)
-        else:
-            child_uid = child.uid
-            child_seen_at = before.child if child.uid == before.child_uid else at
-            is_job_over = bool(child.ended)
-        over_since: Observed | None = None
-        if ended_at or deleted_at or is_job_over:
-            over_since = before.over or at
-        sighting = Sighting(
-            attempt=attempt,
-            child_uid=child_uid,
-            child=child_seen_at,
-            ended=ended_at,
-            deleted=deleted_at,
-            over=over_since,
-        )
-        self._jobs[key] = sighting
-        return sighting
-
-    def forget(self, key: ObjectKey) -> Sighting:
-        """Drop the sighting of a job that is gone or has no attempt; return an empty Sighting."""
-        self._jobs.pop(key, None)
-        return Sighting()
-
+from .sightings import FirstSeen, Sighting, init_key
 
 NO_PODS: tuple[PodRecord, ...] = ()
 _STARTED_PHASES = ("Running", *ENDED_PHASES)
-_BEGUN = ("Training", "Saving", "Exporting", "Finished")
-"""Stages of an attempt that waits for no engine's first sign any more."""
+_BEGUN = (*STEP_STAGES, "Saving", "Exporting", "Finished")
+"""Stages of an attempt that waits for no engine's first sign any more; Finished is an older
+image's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +121,24 @@ class Observation:
             return True
         has_begun = self.pull is not None and self.pull.progress.stage in _BEGUN
         return has_begun and bool(self.replicas)
+
+    @property
+    def has_answered(self) -> bool:
+        """True if rank 0 of the current attempt has answered, to this operator or to one
+        before."""
+        progress = self.job.status.progress
+        was_told = progress is not None and progress.attempt == self.job.status.attempt
+        return self.pull is not None or was_told
+
+    @cached_property
+    def initializing_pod(self) -> PodRecord | None:
+        """The first pod of the gang whose init container runs."""
+        pods = (*self.pods, *self.engine_pods)
+        return next((pod for pod in pods if pod.init_container and pod.is_live), None)
+
+    def initializing_seconds(self, pod: PodRecord) -> float:
+        """For how long this operator has seen the pod's init container run."""
+        return self.at - self.sighting.initializing.get(init_key(pod), self.at)
 
     @cached_property
     def is_training_bound(self) -> bool:
@@ -425,7 +354,13 @@ def observe(
     if job.is_active:
         expected = bool(job.status.job_uid) or orphaned
         sighting = first_seen.update(
-            job.key, attempt, child, of_roles.trainers, at, expected=expected
+            job.key,
+            attempt,
+            child,
+            of_roles.trainers,
+            at,
+            expected=expected,
+            engine_pods=of_roles.engines,
         )
     else:
         sighting = first_seen.forget(job.key)

@@ -396,17 +396,40 @@ def hangs(observation: Observation, limits: Limits) -> Decision | Due | None:
     return restart_or_fail(observation, limits, outcome, counted=True)
 
 
+def hub_unreachable(observation: Observation, limits: Limits) -> Decision | None:
+    """Release a gang that can't begin since the hub does not answer: others can use its GPUs, and
+    the job tries again after a pause.
+
+    It counts as no failure. Only an answering rank 0 is believed, as for a hang.
+    """
+    pull = observation.pull
+    if pull is None or observation.silence or pull.progress.stage != "WaitingForHub":
+        return None
+    wait = pull.progress.waiting
+    if wait is None or wait.target != "Hub" or wait.seconds < limits.hub:
+        return None
+    message = f"no answer of the hub for {wait.seconds:.0f} s: {wait.why}"
+    return Decision(Action.RELEASE, Reason.WAITING_FOR_HUB, message)
+
+
 def silent(observation: Observation, limits: Limits) -> Decision | Due | None:
     """Report rank 0's silence as Degraded and leave the gang alone: training may continue without
     its answers."""
     if observation.silence is None:
         return None
     silence = observation.at - observation.silence.since
-    if silence < limits.silence:
-        return Due(limits.silence - silence)
+    patience = limits.silence
+    since = "for minutes"
+    if not observation.has_answered:
+        # It imports its libraries: on a cold disk that takes minutes.
+        patience = float(observation.job.start_timeout)
+        since = f"within {patience:.0f} s (spec.restarts.startTimeoutSeconds)"
+    if silence < patience:
+        return Due(patience - silence)
     message = (
-        "rank 0 has not answered for minutes, so its progress is unknown: "
-        f"{observation.silence.problem}"
+        f"rank 0 has not answered {since}, so its progress is unknown: "
+        f"{observation.silence.problem}. Read its log (`grpo logs {observation.job.name}`), and "
+        "check that NetworkPolicies let the operator reach the pod"
     )
     return Decision(Action.WAIT, Reason.PROGRESS_UNKNOWN, message)
 
@@ -435,6 +458,7 @@ CHECKS: tuple[Check, ...] = (
     pods_missing,
     never_bound,
     never_started,
+    hub_unreachable,
     hangs,
     silent,
     goes_on,

@@ -38,10 +38,16 @@ def asks_about(observation: Observation, limits: Limits) -> str:
         return engines.uid if waited >= limits.pods else ""
     if not observation.is_gang_bound or waited < limits.words:
         return ""
+    pending = _pending_pod(observation)
+    return pending.uid if pending else ""
+
+
+def _pending_pod(observation: Observation) -> PodRecord | None:
+    """The first pod that has not started; one whose init container runs gets on."""
     for pod in (*observation.pods, *observation.engine_pods):
-        if pod.phase == "Pending":
-            return pod.uid
-    return ""
+        if pod.phase == "Pending" and not pod.init_container:
+            return pod
+    return None
 
 
 def pods_missing(observation: Observation, limits: Limits) -> Decision | Due | None:
@@ -177,6 +183,10 @@ def never_started(observation: Observation, limits: Limits) -> Decision | Due | 
     if observation.has_training_started:
         what = f"{observation.replicas} engines"
     message = f"not all of {what} ran within {timeout:.0f} s (spec.restarts.startTimeoutSeconds)"
+    initializing = observation.initializing_pod
+    if initializing and not why:
+        seconds_so_far = observation.initializing_seconds(initializing)
+        why = f"{init_container_of(initializing)} has run for {seconds_so_far:.0f} s"
     if why:
         message += f": {why}"
     before = releases_in_a_row(job.status.ends, frozenset({Reason.START_TIMEOUT}))
@@ -195,10 +205,15 @@ def _kubelets_words(observation: Observation) -> str:
             return f"pod {pod.name} waits: {pod.waiting}"
     if ends := engine_ends(observation):
         return ends
-    pending = next((pod for pod in pods if pod.phase == "Pending"), None)
+    pending = _pending_pod(observation)
     if pending is None or not observation.start_warning:
         return ""
     return f"pod {pending.name} waits on node {pending.node}: {observation.start_warning}"
+
+
+def init_container_of(pod: PodRecord) -> str:
+    """`init container fetch of pod run-1-0-abcde`."""
+    return f"init container {pod.init_container} of pod {pod.name}"
 
 
 def _is_stuck(waiting: str) -> bool:

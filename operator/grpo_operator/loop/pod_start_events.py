@@ -1,4 +1,4 @@
-"""Reads the newest Warning event of a Job or pod that fails to start.
+"""Reads the warning that a Job or pod which fails to start has in its events.
 
 A container that waits for a volume, a Secret or its sandbox has no word of it in its pod's status,
 and neither has a Job whose pods the API server refuses: the kubelet and the Job controller write
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from grpo_kube.client import Cluster, list_and_parse
 from grpo_kube.objects.errors import ClusterError
-from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import EVENTS, ObjectKey, Selection
 from grpo_kube.objects.times import Observed
 
 from ..decide.decisions import Limits
 from ..decide.observation import Observation
 from ..decide.start_checks import asks_about
+from ..decide.start_warnings import current_warning, start_event
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class PodStartEvents:
         self._newest: dict[ObjectKey, _NewestWarning] = {}
 
     async def newest_warning(self, observation: Observation) -> str:
-        """`reason: message` of the newest warning about the Job or pod that keeps the attempt from
+        """`reason: message` of the warning about the Job or pod that keeps the attempt from
         starting.
 
         Empty while the attempt gets going, and where there is no warning.
@@ -62,22 +62,10 @@ class PodStartEvents:
         self._newest.pop(key, None)
 
     async def _ask(self, key: ObjectKey, uid: str) -> str:
-        selection = Selection(
-            EVENTS, key.namespace, fields=f"involvedObject.uid={uid},type=Warning"
-        )
+        selection = Selection(EVENTS, key.namespace, fields=f"involvedObject.uid={uid}")
         try:
-            found, _ = await list_and_parse(self._cluster, selection, _warning)
+            events, _ = await list_and_parse(self._cluster, selection, start_event)
         except ClusterError as error:
             log.info("%s: events about %s can't be listed: %s", key, uid, error)
             return ""
-        return max(found, default=(0, ""))[1]
-
-
-def _warning(item: object) -> tuple[int, str] | None:
-    """The order of an event and what it says; None where it can't be read."""
-    try:
-        event = JsonObject(item)
-        version = event.part("metadata").digits("resourceVersion")
-        return version, event.reason_and_message()
-    except ValueError:
-        return None
+        return current_warning(events)

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import aiohttp
 from pydantic import ValidationError
 
-from grpo_api.report.report import Progress
+from grpo_api.report.report import STEP_STAGES, Progress
 from grpo_api.status.status import ConditionType
 from grpo_api.text.contract import PROGRESS_PORT, TRACE_QUERY
+from grpo_api.text.messages import connection_problem
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed
 
@@ -241,7 +242,9 @@ def next_pull(last: Pull | None, progress: Progress, at: Observed) -> Pull:
 
 
 def _reached(progress: Progress) -> tuple[int, str, int]:
-    return progress.step, progress.stage, 0 if progress.stage == "Training" else progress.events
+    if progress.stage in STEP_STAGES:
+        return progress.step, "Training", 0
+    return progress.step, progress.stage, progress.events
 
 
 def http_fetch(
@@ -272,8 +275,12 @@ def http_fetch(
                     raise PullFailed(f"HTTP {answer.status}")
                 text = await _bounded(answer.content)
             return Progress.model_validate_json(text, extra="ignore")
-        except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
-            raise PullFailed(repr(error)) from error
+        except ValidationError as error:
+            wrong = sorted({str(problem["loc"][0]) for problem in error.errors() if problem["loc"]})
+            fields = f": {', '.join(wrong[:3])}" if wrong else ""
+            raise PullFailed(f"{host}:{port}: the answer is no Progress{fields}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise PullFailed(connection_problem(error, f"{host}:{port}")) from error
 
     return fetch
 

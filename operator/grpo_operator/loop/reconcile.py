@@ -19,8 +19,9 @@ from grpo_kube.objects.times import ProcessClock
 
 from ..admission.queue import AdmissionQueue
 from ..decide.decisions import Action, Decision, Limits
-from ..decide.observation import FirstSeen, Observation, Pull, Silence, observe
+from ..decide.observation import Observation, Pull, Silence, observe
 from ..decide.policies import decide
+from ..decide.sightings import FirstSeen
 from ..records.packed_job import content_without_status
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord

@@ -32,15 +32,16 @@ from grpo_api.report.metrics import (
     JOB_PROGRESS_TIME,
     JOB_QUEUED_SECONDS,
     JOB_RESTARTS,
+    JOB_STAGE_TIME,
     JOB_STEP,
     JOBS,
     Metric,
 )
-from grpo_api.report.report import Stage
+from grpo_api.report.report import STEP_STAGES, Stage
 from grpo_api.status.status import ConditionType, GRPOJobStatus
 from grpo_api.status.usage import Usage
 from grpo_kube.objects.resources import ObjectKey
-from grpo_kube.objects.times import Observed
+from grpo_kube.objects.times import Observed, seconds
 from grpo_kube.pacing import LOOP_BUDGET, yield_every
 
 from ..decide.observation import Pull, Silence
@@ -154,12 +155,20 @@ def progress_samples(
     if pull and pull.progress.attempt == job.status.attempt:
         reported_stage, since = pull.progress.stage, pull.advanced_at
     elif silence:
-        reported_stage, since = "Starting", silence.since
+        reported_stage, since = "Importing", silence.since
     else:
         return
-    stage = reported_stage if reported_stage in _STAGES else "Unknown"
+    stage = _known_stage(reported_stage)
+    if stage in STEP_STAGES:
+        # A series that ends with each phase of a step would end its alerts, too.
+        stage = "Training"
     yield JOB_PROGRESS_TIME, (), unix(since)
     yield JOB_PATIENCE, (stage,), hang_timeout_seconds(stage, spec.guard, plan)
+
+
+def _known_stage(stage: str) -> str:
+    """The stage as the value of a label: whatever a trainer says, there are few."""
+    return stage if stage in _STAGES else "Unknown"
 
 
 def _lines(job: GRPOJobRecord) -> Lines:
@@ -194,6 +203,9 @@ def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
     yield JOB_RESTARTS, (), status.restarts
     if status.progress:
         yield JOB_STEP, (), status.progress.step
+        if status.progress.stage and status.progress.stage_since:
+            since = seconds(status.progress.stage_since) or 0.0
+            yield JOB_STAGE_TIME, (_known_stage(status.progress.stage),), since
     if status.usage:
         yield from _of_usage(status.usage)
     if not job.ended:

@@ -160,6 +160,42 @@ def _marked_not_ready(status: JsonObject) -> bool:
     return ready.text("status") == "False" and not ready.text("reason")
 
 
+_IMAGE_REASONS = ("ErrImage", "ImagePull", "InvalidImageName", "ImageInspect", "Registry")
+"""How the kubelet's reasons begin for a container whose image it can't get."""
+
+
+def _waiting(status: JsonObject, state: JsonObject) -> str:
+    """Why the first container that keeps the pod from starting waits; empty when none does."""
+    for container in status.parts("initContainerStatuses"):
+        waiting = container.part("state").part("waiting")
+        if waiting.text("reason", MAX_OBJECT) not in ("", "PodInitializing"):
+            return f"init container {container.text('name')}: {waiting.reason_and_message()}"
+    return state.part("waiting").reason_and_message()
+
+
+def _running_init_container(whole: JsonObject) -> str:
+    """The init container that the others wait for; a sidecar is none, it runs as long as the
+    pod."""
+    containers = whole.part("spec").parts("initContainers")
+    sidecars = {one.text("name") for one in containers if one.text("restartPolicy") == "Always"}
+    for container in whole.part("status").parts("initContainerStatuses"):
+        name = container.text("name")
+        if "running" in container.part("state") and name not in sidecars:
+            return name
+    return ""
+
+
+def _start_stage(status: JsonObject, state: JsonObject) -> str:
+    """What the kubelet does for a pod that has its node and whose container waits."""
+    if "waiting" not in state:
+        return ""
+    waiting = state.part("waiting").text("reason", MAX_OBJECT)
+    has_sandbox = status.condition("PodReadyToStartContainers").text("status") == "True"
+    if has_sandbox or waiting.startswith(_IMAGE_REASONS):
+        return "PullingImage"
+    return "Mounting"
+
+
 def pod_record(item: object) -> PodRecord:
     """The record of a pod.
 
@@ -178,6 +214,7 @@ def pod_record(item: object) -> PodRecord:
     bound_at = reported_time(scheduled, "lastTransitionTime") if is_bound else None
     state = trainer_container(status).part("state")
     end = pod_termination(status, attempt, node)
+    init_container = _running_init_container(whole)
     return PodRecord(
         key=object_key(meta),
         job_key=_job_key(meta),
@@ -191,7 +228,9 @@ def pod_record(item: object) -> PodRecord:
         node=node,
         ip=status.text("podIP"),
         phase=sys.intern(status.text("phase") or "Pending"),
-        waiting=state.part("waiting").reason_and_message(),
+        waiting=_waiting(status, state),
+        start_stage="" if init_container else _start_stage(status, state),
+        init_container=init_container,
         unschedulable=_unschedulable(scheduled),
         bound_at=bound_at,
         node_lost="running" in state and _marked_not_ready(status),

@@ -39,6 +39,10 @@ class Reason(StrEnum):
     ALL_PODS_RUNNING = "AllPodsRunning"
     POD_WAITING = "PodWaiting"
     PROGRESS_UNKNOWN = "ProgressUnknown"
+    WAITING_FOR_HUB = "WaitingForHub"
+    WAITING_FOR_REWARDS = "WaitingForRewards"
+    WAITING_FOR_STORE = "WaitingForStore"
+    WAITING_FOR_ENGINES = "WaitingForEngines"
     CHECKPOINT_NOT_WRITTEN = "CheckpointNotWritten"
     ENGINES_LOST = "EnginesLost"
     RDMA_UNUSED = "RDMAUnused"
@@ -66,5 +70,19 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
 
 
-RELEASES = frozenset({Reason.SCHEDULING_TIMEOUT, Reason.PODS_NOT_CREATED, Reason.START_TIMEOUT})
-"""Why a gang that never ran gave its place back; it queues again after a pause."""
+RELEASES = frozenset(
+    {
+        Reason.SCHEDULING_TIMEOUT,
+        Reason.PODS_NOT_CREATED,
+        Reason.START_TIMEOUT,
+        Reason.WAITING_FOR_HUB,
+    }
+)
+"""Why a gang that never trained gave its place back; it queues again after a pause."""
+WAITS = {
+    "Hub": Reason.WAITING_FOR_HUB,
+    "Rewards": Reason.WAITING_FOR_REWARDS,
+    "Store": Reason.WAITING_FOR_STORE,
+    "Engines": Reason.WAITING_FOR_ENGINES,
+}
+"""Reasons by what rank 0 waits for."""

@@ -202,7 +202,7 @@ class GRPOJobRecord:
 
     @property
     def is_released(self) -> bool:
-        """True if its gang gave its place back, having never run."""
+        """True if its gang gave its place back, having never trained."""
         admitted = self.condition(ConditionType.ADMITTED)
         if admitted is None or admitted.status != "False":
             return False
@@ -268,6 +268,10 @@ class PodRecord:
     phase: str
     waiting: str
     """Why its container waits, such as `ImagePullBackOff: …`; empty when it doesn't."""
+    start_stage: str
+    """Mounting or PullingImage while the kubelet prepares its containers; else empty."""
+    init_container: str
+    """The init container that runs; empty when none does."""
     unschedulable: str
     """The scheduler's message; empty when it is bound or not looked at yet."""
     node_lost: bool

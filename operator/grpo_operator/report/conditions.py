@@ -9,23 +9,23 @@ from typing import Literal
 
 from grpo_api.report.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
 from grpo_api.status.status import Condition, ConditionType
+from grpo_api.text.messages import MAX_MESSAGE, plain_text, shorten
 from grpo_api.text.quantity import MAX_COUNT
-from grpo_kube.objects.json_reader import truncate
 from grpo_kube.objects.times import timestamp
 from grpo_planner.search.engine_plan import sampler_name
 
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
-from ..decide.start_checks import count_bound, lost_engines, unschedulable
+from ..decide.start_checks import count_bound, init_container_of, lost_engines, unschedulable
 from ..records.names import child_job
-from ..records.reasons import Reason
+from ..records.reasons import WAITS, Reason
 from .network_finding import network_finding
+from .wait_finding import advice, message_since, wait_finding
 
 Statement = tuple[ConditionType, bool, str, str]
 """Type, whether it is true, reason, message."""
 
 C = ConditionType
-MAX_MESSAGE = 4096
 WORTH_TELLING = 0.01
 """Share of the prompts that may be dropped without a condition."""
 _TYPES = frozenset(ConditionType)
@@ -46,7 +46,7 @@ def conditions(observation: Observation, decision: Decision) -> list[Condition]:
     stated_conditions: list[Condition] = []
     for kind, is_true, reason, message in statements:
         status: Literal["True", "False"] = "True" if is_true else "False"
-        bounded_message = truncate(message, MAX_MESSAGE)
+        bounded_message = shorten(plain_text(message), MAX_MESSAGE)
         condition = Condition(
             type=kind,
             status=status,
@@ -201,7 +201,8 @@ def _suspend(observation: Observation, decision: Decision) -> Iterator[Statement
 
 def _release(observation: Observation, decision: Decision) -> Iterator[Statement]:
     number = observation.job.status.attempt
-    yield C.ADMITTED, False, decision.reason, f"{decision.message}; the gang is queued again"
+    message = f"{decision.message}; the gang is queued again{advice(decision.reason)}"
+    yield C.ADMITTED, False, decision.reason, message
     yield C.SCHEDULED, False, decision.reason, decision.message
     yield C.RUNNING, False, decision.reason, f"attempt {number} was released"
 
@@ -301,16 +302,32 @@ def _running(observation: Observation, decision: Decision) -> Iterator[Statement
         if not has_trouble and not awaits_rank0:
             yield _as_told(observation)
     else:
-        running = job.condition(C.RUNNING)
-        if running and running.status == "False":
-            yield C.RUNNING, False, running.reason, running.message
-        else:
-            yield C.RUNNING, False, Reason.STARTING, f"attempt {number} starts"
+        yield _not_running(observation)
         if degraded and not has_trouble:
             is_degraded = degraded.status == "True"
             yield C.DEGRADED, is_degraded, degraded.reason, degraded.message
     if has_trouble:
         yield C.DEGRADED, True, decision.reason, decision.message
+
+
+def _not_running(observation: Observation) -> Statement:
+    """Why a gang that starts doesn't run yet: an earlier end, or an init container."""
+    job = observation.job
+    starts = f"attempt {job.status.attempt} starts"
+    running = job.condition(C.RUNNING)
+    reason: str = Reason.STARTING
+    message = starts
+    if running and running.status == "False":
+        reason = running.reason
+        if not running.message.startswith(f"{starts}: init container"):
+            message = running.message
+    pod = observation.initializing_pod
+    if pod is None:
+        return C.RUNNING, False, reason, message
+    seconds_so_far = observation.initializing_seconds(pod)
+    message = f"{starts}: {init_container_of(pod)} has run since "
+    begin = observation.now - seconds_so_far
+    return C.RUNNING, False, reason, message_since(running, message, begin)
 
 
 _TROUBLES = (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN, Reason.INVALID_SPEC)
@@ -320,6 +337,7 @@ _TOLD_BY_RANK_0 = (
     Reason.CHECKPOINT_NOT_WRITTEN,
     Reason.RDMA_UNUSED,
     Reason.NETWORK_SLOW,
+    *WAITS.values(),
 )
 """Reasons of Degraded that only its answer, or its silence, can change."""
 
@@ -331,6 +349,8 @@ def _as_told(observation: Observation) -> Statement:
     if progress is None or not progress.checkpoint_problem:
         if lost := lost_engines(observation):
             return C.DEGRADED, True, Reason.ENGINES_LOST, lost
+        if wait := wait_finding(observation):
+            return C.DEGRADED, True, *wait
         if finding := network_finding(observation):
             return C.DEGRADED, True, *finding
         return C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"

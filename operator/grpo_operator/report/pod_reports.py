@@ -11,7 +11,14 @@ from typing import Any
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import MemoryPrediction
 from grpo_api.report.artifacts import MAX_WHERE
-from grpo_api.report.report import DATASET_FINGERPRINT, STEP_PHASES, Outcome, Progress, Result
+from grpo_api.report.report import (
+    DATASET_FINGERPRINT,
+    STEP_PHASES,
+    STEP_STAGES,
+    Outcome,
+    Progress,
+    Result,
+)
 from grpo_api.report.training_metrics import PHASE_SECONDS, WEIGHTS_VERSION
 from grpo_api.status.status import (
     MAX_SHOWN_PODS,
@@ -33,6 +40,7 @@ from ..decide.oom_feedback import learned_with_progress
 from ..decide.start_checks import current_engine_pods
 from ..records.names import checkpoint_volume
 from ..records.records import ENDED_PHASES, GRPOJobRecord, PodRecord
+from .stages import NO_STAGE, stage_fields, without_stage
 
 MAX_ETA = 10 * 365 * 86400
 """Seconds of the longest time to the end that is worth telling."""
@@ -48,11 +56,12 @@ def report(observation: Observation, decision: Decision) -> dict[str, Any]:
     fields |= _learned(observation, decision)
     fields |= _checkpoint(observation)
     if not observation.job.is_active or decision.action is Action.COMMIT:
-        return fields
+        return fields | without_stage(observation)
     if observation.pods:
         fields["pods"] = _pods(observation)
     if observation.pull:
         fields |= progress_fields(observation.pull.progress, observation)
+    fields |= stage_fields(observation, decision, fields.get("progress"))
     if decision.action in (Action.SUCCEED, Action.FAIL) and decision.ended:
         fields |= _last_words(fields, observation, decision.ended)
     if decision.action is Action.SUCCEED:
@@ -96,7 +105,7 @@ def _checkpoint(observation: Observation) -> dict[str, Any]:
     checkpoints = [checkpoint for checkpoint in reported_checkpoints if checkpoint]
     if not checkpoints:
         trains_without = (
-            observation.pull is not None and observation.pull.progress.stage == "Training"
+            observation.pull is not None and observation.pull.progress.stage in STEP_STAGES
         )
         is_outdated = trains_without and observation.job.status.checkpoint
         return {"checkpoint": None} if is_outdated else {}
@@ -297,6 +306,7 @@ def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStat
         "summary": f"{step}/{total}",
         "eta_seconds": 0 if has_succeeded else None,
         "eta": "",
+        **NO_STAGE,
     }
     return known.model_copy(update=final_fields)
 

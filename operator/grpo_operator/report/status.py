@@ -282,6 +282,26 @@ STARTING_INTERVALS = 2
 each write delays the pods of other jobs."""
 
 
+FETCH_FIELDS = {"fetchedBytes", "fetchedBytesPerSecond"}
+STAGE_FIELDS = {"stage", "stageSince"} | FETCH_FIELDS
+FETCH_PAUSE = 60.0
+"""Seconds between two writes that only say how far a download is."""
+
+
+def _has_only(patch: Mapping[str, Any], dropped: Mapping[str, Any]) -> bool:
+    """True if the patch has no field but those that were dropped, whatever their values."""
+    for name, value in patch.items():
+        if name not in dropped:
+            return False
+        before = dropped[name]
+        if isinstance(value, dict) and isinstance(before, dict):
+            if not _has_only(value, before):
+                return False
+        elif isinstance(value, dict | list) and value != before:
+            return False
+    return True
+
+
 class StatusThrottle:
     """Says when each job's status may be written again."""
 
@@ -299,7 +319,7 @@ class StatusThrottle:
     def is_known(self, key: ObjectKey, patch: Mapping[str, Any]) -> bool:
         """True if the patch has nothing but what the API server did not keep when it was written
         last."""
-        return patch == self._dropped.get(key, {})
+        return _has_only(patch, self._dropped.get(key, {}))
 
     def seconds_left(self, observation: Observation, patch: Mapping[str, Any]) -> float:
         """Seconds until a patch of the status may be written; 0 and less for one that may be
@@ -312,6 +332,12 @@ class StatusThrottle:
         if "conditions" in patch and not starting:
             return 0.0
         pause = self._interval * (STARTING_INTERVALS if starting else 1)
+        changes = patch.get("progress", {}).keys()
+        if changes and patch.keys() <= {"progress", "usage"}:
+            if changes <= FETCH_FIELDS:
+                pause = FETCH_PAUSE
+            elif changes <= STAGE_FIELDS:
+                pause = self._interval * STARTING_INTERVALS
         return pause - (observation.at - last)
 
     def record_write(self, key: ObjectKey, now: Observed, dropped: Mapping[str, Any]) -> None:

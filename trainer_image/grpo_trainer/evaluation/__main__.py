@@ -23,10 +23,12 @@ from grpo_api.text.contract import EXPORT_FOLDER
 from ..__main__ import exit_process
 from ..gang.placement import placement
 from ..process.outcome import announce_outcome, last_success
-from ..runtime.clock import SYSTEM_CLOCK
+from ..process.recorder import Recorder
+from ..runtime.clock import SYSTEM_CLOCK, unix_time
 from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput, Transient, classify_error
 from ..stores.run_store import StoredRun, source_run
+from ..telemetry.progress_server import limits_of, serve
 from .score import Score, as_json, reported_reward, score_message
 
 POLL_SECONDS = 1.0
@@ -61,11 +63,17 @@ def evaluate(plan: TrainingPlan, options: argparse.Namespace) -> Outcome:
     if not place.is_main:
         return Outcome(result=Result.SUCCEEDED, rank=place.rank, message="evaluated by rank 0")
     folder, job = options.export, None
+    recorder = Recorder(plan.job.attempt, place, unix_time())
     if folder is None:
+        serve(limits_of(plan), recorder)
+        recorder.enter_stage("Loading")
         folder, job = await_export(plan.resume_from, plan.resume_store, options.wait)
     from .held_out import evaluate_held_out
 
-    found = evaluate_held_out(plan, folder, options.completions, options.seed)
+    recorder.enter_stage("Evaluating")
+    found = evaluate_held_out(
+        plan, folder, options.completions, options.seed, recorder.record_event
+    )
     estimate = reported_reward(job, plan.training.prompts_per_step, found.spread) if job else None
     print(json.dumps(as_json(found, estimate)), flush=True)
     outcome = Outcome(result=Result.SUCCEEDED, metrics=score_metrics(found))

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -160,14 +160,16 @@ def sample_completions(
     *,
     batch: int,
     seed: int,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> list[tuple[Completion, list[int]]]:
     """One completion per prompt, `batch` at a time, and its tokens; the same for the same seed on
-    the same machine."""
+    the same machine. `on_batch` is called after each."""
     set_seed(seed)
     config = _generation_settings(tokenizer, training)
     found: list[tuple[Completion, list[int]]] = []
     for start in range(0, len(prompts), batch):
         found += _complete(model, tokenizer, prompts[start : start + batch], config)
+        on_batch()
     return found
 
 
@@ -226,7 +228,11 @@ def _until_end(tokens: list[int], end: int | None) -> list[int]:
 
 
 def evaluate_held_out(
-    plan: TrainingPlan, folder: Path, completions: int | None = None, seed: int | None = None
+    plan: TrainingPlan,
+    folder: Path,
+    completions: int | None = None,
+    seed: int | None = None,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> Score:
     """Score the model in the folder on the plan's dataset, sampled as in the plan's training.
 
@@ -235,6 +241,7 @@ def evaluate_held_out(
         folder: the exported model.
         completions: of each row; None for training.numGenerations.
         seed: of the sampling; None for training.seed.
+        on_batch: called after each batch of completions.
 
     Raises:
         BadInput: the model, the dataset or a reward can't be used.
@@ -246,7 +253,7 @@ def evaluate_held_out(
     if seed is None:
         seed = plan.training.seed
     try:
-        scores = _scores(plan, folder, rewards, hub, each=each, seed=seed)
+        scores = _scores(plan, folder, rewards, hub, each=each, seed=seed, on_batch=on_batch)
     finally:
         rewards.close()
     sums = weighted_sums(rewards, scores)
@@ -260,7 +267,14 @@ def evaluate_held_out(
 
 
 def _scores(
-    plan: TrainingPlan, folder: Path, rewards: RewardSet, hub: Hub, *, each: int, seed: int
+    plan: TrainingPlan,
+    folder: Path,
+    rewards: RewardSet,
+    hub: Hub,
+    *,
+    each: int,
+    seed: int,
+    on_batch: Callable[[], None],
 ) -> dict[str, Scores]:
     """What each reward says of each completion; those of one row follow each other."""
     execution, remote_code = plan.execution, plan.model.trust_remote_code
@@ -271,7 +285,7 @@ def _scores(
     )
     batch = execution.generation_sub_batch or execution.micro_batch
     completions = sample_completions(
-        model, tokenizer, prompts, plan.training, batch=batch, seed=seed
+        model, tokenizer, prompts, plan.training, batch=batch, seed=seed, on_batch=on_batch
     )
     size = plan.training.prompts_per_step * plan.training.num_generations
     return score_completions(rewards, prompts, completions, columns, size)

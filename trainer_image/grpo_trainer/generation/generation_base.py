@@ -175,6 +175,9 @@ class EngineSetup:
     """Takes what telemetry publishes, by key."""
     record_event: Callable[[], None]
     """Called at every sign of progress."""
+    record_wait: Callable[[str], None] = lambda _: None
+    """Called with the reason why there is no engine to go on with; with an empty one once there
+    is."""
 
     @property
     def engine(self) -> EnginePlan:

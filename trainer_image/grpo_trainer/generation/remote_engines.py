@@ -99,7 +99,7 @@ class EnginesMain:
         # The Job of a lost engine replaces its pod, so one may come back within the limit.
         while not (lanes := self._learnt(targets)):
             seconds_left = max(0.0, began_at + self._limit - self._clock.now())
-            if not self._fleet.call(self._fleet.await_engines(1, seconds_left)):
+            if not self._await_one(seconds_left):
                 raise WeightSyncTimeout(self._none(f"took version {version} of the weights"))
             targets = self._fleet.usable_engines()
         # The seed is new for every pass, also for another pass with the same version: no earlier
@@ -175,8 +175,16 @@ class EnginesMain:
         Raises:
             EngineLost: none comes.
         """
-        if not self._fleet.call(self._fleet.await_engines(1, self._limit)):
+        if not self._await_one(self._limit):
             raise EngineLost(self._none("was left to sample from"))
+
+    def _await_one(self, seconds: float) -> bool:
+        """Wait for an engine that can be sent weights; return False if none comes."""
+        self._setup.record_wait(f"none can be used: {self._fleet.engines_message()}")
+        try:
+            return self._fleet.call(self._fleet.await_engines(1, seconds))
+        finally:
+            self._setup.record_wait("")
 
     def close(self) -> None:
         """Close the connections to the engines."""

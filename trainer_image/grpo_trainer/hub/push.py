@@ -34,7 +34,15 @@ from grpo_api.text.contract import EXPORT_TOKEN_ENV
 
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput
-from .retry import Arrivals, ReportBytes, TryLater, retry_passing_errors, watch_arrivals
+from .retry import (
+    Arrivals,
+    ReportBytes,
+    ReportWait,
+    TryLater,
+    ignore_wait,
+    retry_passing_errors,
+    watch_arrivals,
+)
 
 ONLY_COPY_SECONDS = 86400.0
 """Longest wait for a hub that takes nothing, while the model is nowhere else."""
@@ -102,10 +110,14 @@ class Sending(Arrivals):
     """What the hub was sent."""
 
     def __init__(
-        self, report: ReportBytes, clock: Clock, longest_wait: float | None = None
+        self,
+        report: ReportBytes,
+        clock: Clock,
+        longest_wait: float | None = None,
+        on_wait: ReportWait = ignore_wait,
     ) -> None:
         super().__init__(
-            [Path(constants.HF_HOME)], report, clock
+            [Path(constants.HF_HOME)], report, clock, on_wait
         )  # where hf_xet would keep what it needs room for
         self._bytes = 0
         self._longest_wait = longest_wait
@@ -170,7 +182,12 @@ class Files:
         )
 
 
-def require_target(spec: HubExportSpec, report: ReportBytes, clock: Clock = SYSTEM_CLOCK) -> None:
+def require_target(
+    spec: HubExportSpec,
+    report: ReportBytes,
+    clock: Clock = SYSTEM_CLOCK,
+    on_wait: ReportWait = ignore_wait,
+) -> None:
     """Make sure, before anything is trained, that the model can be pushed; a repository that is
     missing is created.
 
@@ -182,7 +199,7 @@ def require_target(spec: HubExportSpec, report: ReportBytes, clock: Clock = SYST
     # As in `push_folder`: only a run that pushes needs the hub's client.
     from .hub_client import use_client
 
-    target, sending = Target.from_spec(spec), Sending(report, clock)
+    target, sending = Target.from_spec(spec), Sending(report, clock, on_wait=on_wait)
     with use_client(), watch_arrivals(sending):
 
         def prepare() -> None:
@@ -199,6 +216,7 @@ def push_folder(
     *,
     is_only_copy: bool,
     clock: Clock = SYSTEM_CLOCK,
+    on_wait: ReportWait = ignore_wait,
 ) -> str:
     """Push the files of a folder; return the commit that contains each of them with its local hash.
 
@@ -209,6 +227,7 @@ def push_folder(
         report: called with the bytes that went out, as a sign of work.
         is_only_copy: whether the model is nowhere else, so that the hub is waited for much longer.
         clock: the time that it waits by.
+        on_wait: called with the reason why the hub is asked again.
 
     Raises:
         BadInput: the hub refuses it for good.
@@ -218,7 +237,7 @@ def push_folder(
 
     target, sending = (
         Target.from_spec(spec),
-        Sending(report, clock, ONLY_COPY_SECONDS if is_only_copy else None),
+        Sending(report, clock, ONLY_COPY_SECONDS if is_only_copy else None, on_wait),
     )
     files = Files.from_folder(folder, sending.report_again)
     with use_client(sending.count_sent, ANSWER_SECONDS), watch_arrivals(sending):

@@ -41,7 +41,14 @@ from ..gang import rank0_task
 from ..runtime.clock import POLL_SECONDS, SYSTEM_CLOCK
 from ..runtime.durable_files import write_atomically
 from ..runtime.errors import BadInput
-from .retry import Arrivals, ReportBytes, retry_passing_errors, watch_arrivals
+from .retry import (
+    Arrivals,
+    ReportBytes,
+    ReportWait,
+    ignore_wait,
+    retry_passing_errors,
+    watch_arrivals,
+)
 
 STALE_SECONDS = 60.0
 """How long a lease must stay as it is until its holder counts as dead: many times POLL_SECONDS."""
@@ -177,6 +184,8 @@ class Hub:
     """The commits that were found, by `Repository.path`."""
     clock: Clock = SYSTEM_CLOCK
     """The time by which it and other holders of a lease are waited for."""
+    on_wait: ReportWait = ignore_wait
+    """Called with the reason why the hub is asked again."""
 
     def commit(self, repository: Repository) -> str:
         """The commit that the repository's revision means in this run; empty where no hub may be
@@ -312,7 +321,7 @@ def run_under_lease(repository: Repository, action: Callable[[], T], hub: Hub, *
         with (
             use_client(),
             watch_arrivals(
-                Arrivals([storage, *more], hub.report, hub.clock), lease.beat
+                Arrivals([storage, *more], hub.report, hub.clock, hub.on_wait), lease.beat
             ) as arrivals,
         ):
             died = retry_passing_errors(

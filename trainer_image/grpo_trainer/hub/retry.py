@@ -11,16 +11,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
+from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from grpo_api.text.clock import Clock
+from grpo_api.text.messages import connection_problem
 
 from ..runtime.clock import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK
 from ..runtime.errors import DiskFailed, HubUnavailable
 
 ReportBytes = Callable[[int], None]
 """Called with the bytes that have arrived: a sign for the watchdog that the process is at work."""
+ReportWait = Callable[[str], None]
+"""Called with the reason why the hub is asked again; with an empty one once it has answered."""
+
+
+def ignore_wait(_problem: str) -> None:
+    """A ReportWait that does nothing."""
+
+
 T = TypeVar("T")
 A = TypeVar("A", bound="Arrivals")
 
@@ -38,9 +49,14 @@ class Arrivals:
     """What has arrived on the disk, however it was fetched."""
 
     def __init__(
-        self, folders: Sequence[Path], report: ReportBytes, clock: Clock = SYSTEM_CLOCK
+        self,
+        folders: Sequence[Path],
+        report: ReportBytes,
+        clock: Clock = SYSTEM_CLOCK,
+        on_wait: ReportWait = ignore_wait,
     ) -> None:
         self.folders, self._tell, self._clock = folders, report, clock
+        self.report_wait = on_wait
         self._last = self._most = 0
         self._grew_at = clock.now()
 
@@ -61,6 +77,7 @@ class Arrivals:
             self._tell(found)
         if found > self._most:
             self._most, self._grew_at = found, self._clock.now()
+            self.report_wait("")
 
     def report_again(self) -> None:
         """Report the last measurement again: a sign of work although nothing has arrived."""
@@ -120,7 +137,15 @@ def retry_passing_errors(action: Callable[[], T], what: str, arrivals: Arrivals)
         DiskFailed: there is no room for it.
         Exception: what else `action` raises; it would do so again.
     """
+    try:
+        return _repeat(action, what, arrivals)
+    finally:
+        arrivals.report_wait("")
+
+
+def _repeat(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
     pause = FIRST_PAUSE
+    host = urlsplit(constants.ENDPOINT).netloc
     while True:
         try:
             return action()
@@ -130,6 +155,7 @@ def retry_passing_errors(action: Callable[[], T], what: str, arrivals: Arrivals)
             if problem is None:
                 raise
             arrivals.report_change()
+            arrivals.report_wait(connection_problem(error, host))
             wait = max(pause, problem.retry_after)
             if arrivals.silent_seconds + wait > arrivals.longest_wait:
                 raise HubUnavailable(

@@ -27,6 +27,8 @@ from grpo_api.report.report import (
     Samples,
     Stage,
     StepTime,
+    Wait,
+    WaitTarget,
 )
 from grpo_api.report.training_metrics import (
     CHECKPOINT_FAILURES,
@@ -45,16 +47,21 @@ from ..gang.placement import Placement
 from ..runtime.clock import SYSTEM_CLOCK, unix_time
 
 _OF_STAGE: dict[Stage, RunPart] = {
-    "Starting": "loading",
-    "Connecting": "loading",
-    "Loading": "loading",
     "Proving": "proving",
     "Compiling": "proving",
     "Training": "training",
     "Saving": "saving",
     "Exporting": "saving",
-    "Finished": "saving",
+    "Evaluating": "generating",
 }
+"""Parts of the stages; those before them are loading."""
+_STAGE_OF_PHASE: dict[str | None, Stage] = {"generate": "Generating", "reward": "Scoring"}
+_MAY_FETCH = ("Importing", "Loading", "Proving")
+"""Stages in which a run reads what it needs of the hub, before its first step."""
+FETCH_SAMPLES = 16
+"""Measurements of a download, one every POLL_SECONDS, over which its speed is taken."""
+FETCH_PAUSE_SECONDS = 10.0
+"""Nothing is being downloaded any more when nothing has arrived for so long."""
 _OF_PHASE: dict[str | None, RunPart] = {"generate": "generating", "reward": "scoring"}
 """Phases of a step with a part of their own; the others, and what lies between them, are
 training."""
@@ -73,7 +80,7 @@ class RunClock:
 
     def enter_stage(self, name: Stage) -> None:
         """Note that the run enters a stage."""
-        self._switch(_OF_STAGE[name])
+        self._switch(_OF_STAGE.get(name, "loading"))
 
     def enter_phase(self, name: str | None) -> None:
         """Note that a step enters a phase, or none."""
@@ -163,11 +170,17 @@ class Recorder:
         self._progress = Progress(attempt=attempt)
         self._clock = RunClock(now)
         self._steps = StepTimes()
+        self._waits: dict[WaitTarget, tuple[float, str]] = {}
+        """Since when, by the clock, and for what reason there has been no answer."""
+        self._arrivals: deque[tuple[float, int]] = deque(maxlen=FETCH_SAMPLES)
+        """When bytes of a download arrived, and how many there were."""
         self._account = Account()
         """Its `clock` is read when it is asked for."""
         self.started_at = started_at
         """Unix time of the process's start, in seconds."""
         self._last_event = self._last_heard = now()
+        self._stage_since = self._phase_since = self._fetch_since = self._last_event
+        self._phase: Stage = "Training"
         self._last_sign = self._last_event
         self._own_events = 0
         self._not_finite_step: int | None = None
@@ -184,12 +197,19 @@ class Recorder:
     def _update(self, stage: Stage | None = None, **changes: object) -> None:
         with self._lock:
             self._own_events += 1
+            self._last_event = self._last_sign = self._now()
             if stage:
+                if stage != self._progress.stage:
+                    self._stage_since = self._last_event
+                    self._set_phase("Training")
                 changes["stage"] = stage
                 self._clock.enter_stage(stage)
             changes["events"] = self._progress.events + 1
             self._progress = self._progress.model_copy(update=changes)
-            self._last_event = self._last_sign = self._now()
+
+    def _set_phase(self, phase: Stage) -> None:
+        if phase != self._phase:
+            self._phase, self._phase_since = phase, self._now()
 
     def enter_phase(self, name: str | None) -> None:
         """Note that this rank has entered another phase of its step.
@@ -203,6 +223,7 @@ class Recorder:
                 if name and self._steps.is_open:
                     self._steps.close_step(self._clock.read())
                 self._clock.enter_phase(name)
+                self._set_phase(_STAGE_OF_PHASE.get(name, "Training"))
 
     def record_event(self) -> None:
         """A part of long work is done: bytes of a download, a file, a batch of rows. It puts off
@@ -222,7 +243,42 @@ class Recorder:
         """The latest state, whole and frozen, with the time until now."""
         with self._lock:
             account = self._account.model_copy(update={"clock": self._clock.read()})
-            return self._progress.model_copy(update={"account": account})
+            stage, since = self._shown_stage()
+            shown = {
+                "account": account,
+                "stage": stage,
+                "stage_seconds": self._now() - since,
+                "waiting": self._waiting(),
+                "fetched_bytes_per_second": self._fetch_speed() if stage == "Downloading" else 0,
+            }
+            return self._progress.model_copy(update=shown)
+
+    def _shown_stage(self) -> tuple[Stage | str, float]:
+        """The stage with what it is about now, and since when it is: a phase of the step, a
+        download, a wait for the hub."""
+        stage = self._progress.stage
+        if stage == "Training":
+            return self._phase, max(self._phase_since, self._stage_since)
+        if stage in _MAY_FETCH and "Hub" in self._waits:
+            return "WaitingForHub", self._waits["Hub"][0]
+        is_downloading = len(self._arrivals) > 1
+        if stage in _MAY_FETCH and is_downloading:
+            pause = self._now() - self._arrivals[-1][0]
+            if pause < FETCH_PAUSE_SECONDS:
+                return "Downloading", self._fetch_since
+        return stage, self._stage_since
+
+    def _fetch_speed(self) -> int:
+        """Bytes per second over the last measurements."""
+        (begin, before), (end, after) = self._arrivals[0], self._arrivals[-1]
+        return max(0, int((after - before) / (end - begin))) if end > begin else 0
+
+    def _waiting(self) -> Wait | None:
+        """The longest wait."""
+        if not self._waits:
+            return None
+        target, (since, why) = min(self._waits.items(), key=lambda wait: wait[1][0])
+        return Wait(target=target, seconds=max(0.0, self._now() - since), why=why)
 
     @property
     def samples(self) -> Samples:
@@ -249,7 +305,7 @@ class Recorder:
 
     @property
     def current_stage(self) -> str:
-        """The present stage, one of grpo_api.report.report.Stage."""
+        """The present stage, whatever phase of it: what the watchdog's patience depends on."""
         with self._lock:
             return self._progress.stage
 
@@ -281,7 +337,7 @@ class Recorder:
     def enter_stage(self, name: Stage) -> None:
         """Enter a stage."""
         with self._lock:
-            if name in ("Exporting", "Finished"):
+            if name == "Exporting":
                 self._steps.close_step(self._clock.read())
             self._update(stage=name)
 
@@ -307,7 +363,31 @@ class Recorder:
 
     def record_fetched_bytes(self, num_bytes: int) -> None:
         """Something is being fetched of the hub; `num_bytes` bytes of it are there."""
-        self._update(fetched_bytes=min(num_bytes, MAX_COUNT))
+        with self._lock:
+            now = self._now()
+            last_at, last_bytes = self._arrivals[-1] if self._arrivals else (now, -1)
+            if now - last_at >= FETCH_PAUSE_SECONDS:
+                self._arrivals.clear()
+            if not self._arrivals:
+                self._fetch_since = now
+            if num_bytes != last_bytes or not self._arrivals:
+                self._arrivals.append((now, num_bytes))
+            self._update(fetched_bytes=min(num_bytes, MAX_COUNT))
+
+    def record_wait(self, target: WaitTarget, why: str) -> None:
+        """Who is asked does not answer, for this reason; it has answered, where that is empty."""
+        with self._lock:
+            if why:
+                since, _ = self._waits.get(target, (self._now(), ""))
+                self._waits[target] = since, why[:MAX_PROBLEM]
+            else:
+                self._waits.pop(target, None)
+
+    def record_store_answer(self, problem: str = "") -> None:
+        """The object store has taken or sent data, which is progress; with a problem it is waited
+        for, which is none of its own but puts off the verdict Hang, too."""
+        self.record_wait("Store", problem)
+        self.record_event()
 
     def record_rdma_problem(self, problem: str) -> None:
         """The gang's data goes by RDMA as the job asks (empty), or does not, for this reason."""

@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -17,6 +17,7 @@ import aiohttp
 from yarl import URL
 
 from grpo_api.spec.rewards import HTTPReward
+from grpo_api.text.messages import connection_problem
 
 from ..runtime.errors import BadInput, RewardError
 from .reward_base import Completion, RewardCounters, Scores, checked_scores, current_step
@@ -32,6 +33,12 @@ _PERMANENT_STATUSES = frozenset(range(300, 500)) - {408, 425, 429}
 _HOOKS = ("completion_ids", "trainer_state", "log_extra", "log_metric")
 
 Body = dict[str, Any]
+OnWait = Callable[[str], None]
+"""Called with the reason why a service is asked again; with an empty one once it has answered."""
+
+
+def ignore_wait(_problem: str) -> None:
+    """An OnWait that does nothing."""
 
 
 class _Passing(Exception):
@@ -51,9 +58,16 @@ class HTTPFunction:
     """Async callable with TRL's reward signature; None for completions whose request failed."""
 
     def __init__(
-        self, name: str, spec: HTTPReward, counters: RewardCounters, token: str | None
+        self,
+        name: str,
+        spec: HTTPReward,
+        counters: RewardCounters,
+        token: str | None,
+        on_wait: OnWait = ignore_wait,
     ) -> None:
         """Keeps the settings; connections are made per call, on the loop of the caller.
+
+        `on_wait` is called with the reason why the service is asked again.
 
         Raises:
             BadInput: the URL has no host, or a port that can't be.
@@ -61,6 +75,7 @@ class HTTPFunction:
         self.__name__ = name
         self._spec = spec
         self._counters = counters
+        self._on_wait = on_wait
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             self._shown = str(URL(spec.url).with_user(None).with_query(None))
@@ -98,6 +113,7 @@ class HTTPFunction:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+        self._on_wait("")
         scores: Scores = []
         missing = too_late = 0
         for task, chunk in zip(tasks, chunks, strict=True):
@@ -133,14 +149,18 @@ class HTTPFunction:
         while True:
             try:
                 async with gate:
-                    return await self._post(session, chunk, step)
+                    scores = await self._post(session, chunk, step)
             except _Permanent as error:
                 self._last_try = str(error)
                 return None
             except _Passing as error:
                 self._tell(str(error))
+                self._on_wait(connection_problem(error, self._shown))
                 await asyncio.sleep(error.retry_after + self._pause(failures))
                 failures += 1
+            else:
+                self._on_wait("")
+                return scores
 
     def _tell(self, problem: str) -> None:
         """Remember why a try failed, and say so in the log once per batch: a run that waits must

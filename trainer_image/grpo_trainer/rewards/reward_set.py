@@ -27,7 +27,7 @@ from ..gang import ranks
 from ..runtime.errors import BadInput
 from .answers import expected_answer, parse_number
 from .builtin_rewards import AccuracyFunction, FormatFunction
-from .http_service import HTTPFunction
+from .http_service import HTTPFunction, OnWait, ignore_wait
 from .python_function import python_function
 from .reward_base import RewardCounters, reward_error
 
@@ -229,9 +229,10 @@ def build_rewards(
     root: Path = Path(REWARD_MOUNT),
     device: torch.device | str = "cpu",
     hub: Hub | None = None,
+    on_wait: OnWait = ignore_wait,
 ) -> RewardSet:
     """The functions of `spec.rewards`; the reward at position i finds its files in `root`/i, or its
-    model in the hub.
+    model in the hub. `on_wait` is called with the reason why a service is asked again.
 
     A collective where a reward is a model, and to be called before GRPOConfig is made (see
     reward_model.py).
@@ -253,6 +254,7 @@ def build_rewards(
                     root=root,
                     device=device,
                     hub=hub,
+                    on_wait=on_wait,
                 )
             )
     except BaseException:
@@ -270,6 +272,7 @@ def _build(
     root: Path,
     device: torch.device | str,
     hub: Hub | None,
+    on_wait: OnWait,
 ) -> RewardFunction:
     if reward.format:
         return FormatFunction(name, reward.format, counters)
@@ -278,7 +281,8 @@ def _build(
     if reward.python:
         return python_function(name, reward.python, counters, root / str(position))
     if reward.http:
-        return HTTPFunction(name, reward.http, counters, os.environ.get(reward_token_env(position)))
+        token = os.environ.get(reward_token_env(position))
+        return HTTPFunction(name, reward.http, counters, token, on_wait)
     assert reward.model is not None, "the schema rejects a reward without a kind"
     from .reward_model import reward_model
 

@@ -1,6 +1,6 @@
 """What users of a store share with its client, importable without the client's library."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from grpo_api.text.quantity import MIB
 
@@ -9,9 +9,13 @@ PART_BYTES = 16 * MIB
 REGION = "us-east-1"
 """What a store that has no regions takes, too."""
 
-Tell = Callable[[], None]
-"""Called when data has been sent or received, and during pauses: a sign of work."""
+
+class Tell(Protocol):
+    """Called when data has been sent or received, and during pauses: a sign of work."""
+
+    def __call__(self, problem: str = "") -> None:
+        """`problem`: why the store is asked again; empty once it has answered."""
 
 
-def silent() -> None:
+def silent(problem: str = "") -> None:
     """A Tell that does nothing."""

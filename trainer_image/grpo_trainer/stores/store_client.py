@@ -30,6 +30,7 @@ from obstore.store import ObjectStore, from_url
 
 from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.text.clock import Clock
+from grpo_api.text.messages import connection_problem
 
 from ..runtime.clock import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK
 from ..runtime.errors import BadInput, Denied, StoreFailed
@@ -176,23 +177,25 @@ class Store:
                 with self._lock:
                     silence = self._clock.now() - max(asked_at, self._answered_at)
                 if silence + pause > self.longest_wait:
+                    self._tell()
                     raise StoreFailed(
                         f"{self.url}: {what}: no answer for {silence:.0f} s, the last try failed "
                         f"with: {_words(error)}"
                     ) from error
                 print(f"{self.url}: {what}: {_words(error)}; again in {pause:.0f} s", flush=True)
+                problem = connection_problem(error, self.url)
             else:
                 with self._lock:
                     self._answered_at = self._clock.now()
                 self._tell()
                 return result
-            self._wait(pause)
+            self._wait(pause, problem)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float, problem: str) -> None:
         end = self._clock.now() + seconds
         while (left := end - self._clock.now()) > 0:
-            self._tell()
+            self._tell(problem)
             self._clock.sleep(min(left, POLL_SECONDS))
 
     def _require_passing(self, what: str, error: Exception) -> None:

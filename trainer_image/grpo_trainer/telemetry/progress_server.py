@@ -68,6 +68,7 @@ class ProgressCollector:
         for metric in catalogue.LABELLED:
             by_name = with_prefix(progress.metrics, metric.key)
             yield _family(metric, {(name,): value for name, value in by_name.items()})
+        yield _family(catalogue.STAGE, {(progress.stage,): progress.stage_seconds})
         yield _family(catalogue.BUILD_INFO, {tuple(self._versions): 1.0})
 
 

@@ -79,8 +79,9 @@ def engine_maker(
     if plan.execution.engine is None:
         return None
     setup = EngineSetup(
-        plan, source.folder, observer.clock, recorder.record_metrics, recorder.record_event
-    )
+        plan, source.folder, observer.clock, recorder.record_metrics, recorder.record_event,
+        partial(recorder.record_wait, "Engines"),
+    )  # fmt: skip
     if plan.execution.engine.kind == "Servers":
         return partial(ServersGeneration, setup)
     return partial(_compile_engine, setup, recorder)
@@ -190,8 +191,16 @@ def build(
         TrainingError: the plan, the model, the data, a reward or the checkpoint can't be used.
     """
     recorder.enter_stage("Loading")
-    hub = Hub(plan.revisions, recorder.record_fetched_bytes, clock=clock)
-    rewards = build_rewards(plan.rewards, device=device(plan.execution), hub=hub)
+    hub = Hub(
+        plan.revisions,
+        recorder.record_fetched_bytes,
+        clock=clock,
+        on_wait=partial(recorder.record_wait, "Hub"),
+    )
+    await_rewards = partial(recorder.record_wait, "Rewards")
+    rewards = build_rewards(
+        plan.rewards, device=device(plan.execution), hub=hub, on_wait=await_rewards
+    )
     require_patience(plan.guard, plan.execution, rewards.longest_seconds)
     if uses_deepspeed(plan.execution):
         rendezvous.prepare_deepspeed(plan.execution)
@@ -268,10 +277,14 @@ def _open_places(
     with."""
     processes = plan.execution.processes_per_node
     target = open_target(
-        plan.checkpoint, plan.checkpoint_directory, plan.job, processes, tell=recorder.record_event
+        plan.checkpoint,
+        plan.checkpoint_directory,
+        plan.job,
+        processes,
+        tell=recorder.record_store_answer,
     )
     return target, open_source(
-        plan.resume_from, plan.resume_store, processes, recorder.record_event
+        plan.resume_from, plan.resume_store, processes, recorder.record_store_answer
     )
 
 

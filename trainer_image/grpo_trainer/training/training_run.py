@@ -93,11 +93,12 @@ def _run(
     """Build, train and export."""
     hub = plan.export.hub if plan.export else None
     if hub:
+        on_wait = partial(recorder.record_wait, "Hub")
 
         def has_arrived(_: int) -> None:
             recorder.record_event()
 
-        rank0_task.run_on_rank0(lambda: require_target(hub, has_arrived, clock))
+        rank0_task.run_on_rank0(lambda: require_target(hub, has_arrived, clock, on_wait))
     built = build(plan, recorder, watchdog, observer, clock)
     _announce_start(plan.job.attempt, recorder, built)
     checkpoint = built.beginning.checkpoint
@@ -196,7 +197,6 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
         else "spec.export keeps no model"
     )
     rendezvous.leave_gang()
-    recorder.enter_stage("Finished")
     return f"trained {state.global_step} steps; {where}{run.prompts.dropped_message}"
 
 
@@ -260,7 +260,13 @@ def _pushed(
     try:
         commit = rank0_task.run_on_rank0(
             lambda: push_folder(
-                folder, hub, message, has_gone_out, is_only_copy=not kept, clock=clock
+                folder,
+                hub,
+                message,
+                has_gone_out,
+                is_only_copy=not kept,
+                clock=clock,
+                on_wait=partial(recorder.record_wait, "Hub"),
             )
         )
     except (BadInput, HubUnavailable) as error:

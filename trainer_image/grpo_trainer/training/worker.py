@@ -50,7 +50,11 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
 def _open_target(plan: TrainingPlan, recorder: Recorder) -> CheckpointTarget | None:
     processes = plan.execution.processes_per_node
     return open_target(
-        plan.checkpoint, plan.checkpoint_directory, plan.job, processes, tell=recorder.record_event
+        plan.checkpoint,
+        plan.checkpoint_directory,
+        plan.job,
+        processes,
+        tell=recorder.record_store_answer,
     )
 
 

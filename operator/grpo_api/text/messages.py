@@ -1,0 +1,60 @@
+"""Sentences for people, made of errors and of what other programs say.
+
+Conditions, events and a trainer's reports show them. What Python prints of an error names classes
+and objects, and a service's answer may hold a token: neither belongs into a status.
+"""
+
+import re
+from collections.abc import Iterator
+
+MAX_MESSAGE = 300
+"""Characters of the longest message of a condition; the details are in other fields and in logs."""
+_FAILURES = (
+    ("name resolution failed", r"gaierror|DNSError|dns error|[Nn]ame or service not known"),
+    ("name resolution failed", r"[Nn]ame resolution|nodename nor servname"),
+    ("connection refused", r"ConnectionRefused|[Cc]onnection refused"),
+    ("no route to it", r"No route to host|[Nn]etwork is unreachable"),
+    ("its TLS certificate is not trusted", r"CERTIFICATE_VERIFY_FAILED|invalid peer certificate"),
+    ("no answer in time", r"[Tt]imed ?-?out|Timeout"),
+    ("the connection was cut", r"[Cc]onnection (was )?(reset|closed)|ConnectionReset|Disconnected"),
+    ("the connection was cut", r"RemoteProtocolError|PayloadError|BrokenPipe|IncompleteRead"),
+)
+"""What is wrong with a connection, by what libraries call it: Python's, aiohttp, httpx, Rust's."""
+_PREFIX = re.compile(r"^(?:[A-Z]+ \S+://\S+: |[\w.]+(?:Error|Exception): |\[Errno -?\d+\] )+")
+_SECRETS = re.compile(
+    r"(?P<kept>://|\b(?:hf_|sk-|ghp_|AKIA)|\bBearer )(?:[^\s/@]+(?=@)|[A-Za-z0-9._~+/-]{8,}=*)"
+)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
+
+
+def connection_problem(error: BaseException, peer: str) -> str:
+    """Why a request to `peer` failed, such as `connection refused by 10.0.0.7:8080`."""
+    text = "; ".join(f"{type(one).__name__}: {one}" for one in _chain(error))
+    found = (phrase for phrase, pattern in _FAILURES if re.search(pattern, text))
+    problem = next(found, "") or _PREFIX.sub("", str(error)) or type(error).__name__
+    if problem == "connection refused":
+        return f"connection refused by {peer}"
+    return shorten(f"{peer}: {plain_text(problem)}", MAX_MESSAGE // 2)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that led to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def plain_text(text: str) -> str:
+    """The text on one line, without secrets, addresses of objects and Go's word for nothing."""
+    line = " ".join(text.split()).replace("<nil>", "null")
+    return _ADDRESS.sub("", _SECRETS.sub(r"\g<kept>…", line))
+
+
+def shorten(text: str, most: int) -> str:
+    """The text in at most so many characters; its last sentence, which says what to do, stays."""
+    if len(text) <= most:
+        return text
+    start, _, last_sentence = text.rpartition(". ")
+    if start and len(last_sentence) <= most // 2:
+        return f"{text[: most - len(last_sentence) - 2]}… {last_sentence}"
+    return f"{text[: most - 1]}…"

@@ -1,0 +1,113 @@
+"""Records when this operator first saw each state of a job's children.
+
+Kubelets and the API server write their own times into objects, and their clocks may be minutes off.
+So the order of events and the waits follow from this operator's clock alone. These records are in
+memory only: a new process sees all states for the first time at the same moment, and then knows no
+order.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.times import Observed
+
+from ..records.records import JobRecord, PodRecord
+
+
+def init_key(pod: PodRecord) -> str:
+    """Key of `Sighting.initializing` for the init container that runs in a pod."""
+    return f"{pod.uid}/{pod.init_container}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """First sights of one job's current attempt."""
+
+    attempt: int = 0
+    child_uid: str = ""
+    """uid of the attempt's Job, also when it is gone again."""
+    child: Observed | None = None
+    """First sight of the attempt's Job, if it is there."""
+    ended: Mapping[str, Observed] = field(default_factory=dict)
+    """First sight of the end of each pod that has ended, by its uid."""
+    deleted: Mapping[str, Observed] = field(default_factory=dict)
+    """First sight of the deletion of each pod that is being deleted, by its uid."""
+    initializing: Mapping[str, Observed] = field(default_factory=dict)
+    """First sight of each init container that runs, by uid of its pod and its name."""
+    over: Observed | None = None
+    """First sight of a sign that the attempt is over: one of these, or its Job has ended or is
+    gone."""
+
+    def end_of(self, pod: PodRecord, at: Observed) -> Observed:
+        """When a pod's end was first seen; now, if it is seen for the first time."""
+        return self.ended.get(pod.uid, at)
+
+    def deletion_of(self, pod: PodRecord, at: Observed) -> Observed:
+        """When a pod's deletion was first seen; now, if it is seen for the first time."""
+        return self.deleted.get(pod.uid, at)
+
+
+class FirstSeen:
+    """The sightings of all jobs with an attempt."""
+
+    def __init__(self) -> None:
+        """Start without sightings."""
+        self._jobs: dict[ObjectKey, Sighting] = {}
+
+    def record_created(self, key: ObjectKey, attempt: int, uid: str, at: Observed) -> None:
+        """Record that the attempt's Job was created: if it is not there later, it was deleted."""
+        self._jobs[key] = Sighting(attempt=attempt, child_uid=uid, child=at)
+
+    def update(
+        self,
+        key: ObjectKey,
+        attempt: int,
+        child: JobRecord | None,
+        pods: Collection[PodRecord],
+        at: Observed,
+        *,
+        expected: bool,
+        engine_pods: Collection[PodRecord] = (),
+    ) -> Sighting:
+        """A job's sighting after a look at its current attempt's Job and pods at this moment.
+
+        `expected`: the Job was started, so that it is gone if it isn't there.
+        """
+        before = self._jobs.get(key, Sighting())
+        if before.attempt != attempt:
+            before = Sighting(attempt=attempt)
+        ended_at = {pod.uid: before.end_of(pod, at) for pod in pods if pod.termination}
+        deleted_at = {pod.uid: before.deletion_of(pod, at) for pod in pods if pod.deleting}
+        initializing = {
+            init_key(pod): before.initializing.get(init_key(pod), at)
+            for pod in (*pods, *engine_pods)
+            if pod.init_container
+        }
+        child_seen_at: Observed | None = None
+        if child is None:
+            child_uid = before.child_uid
+            is_job_over = expected or bool(before.child_uid)
+        else:
+            child_uid = child.uid
+            child_seen_at = before.child if child.uid == before.child_uid else at
+            is_job_over = bool(child.ended)
+        over_since: Observed | None = None
+        if ended_at or deleted_at or is_job_over:
+            over_since = before.over or at
+        sighting = Sighting(
+            attempt=attempt,
+            child_uid=child_uid,
+            child=child_seen_at,
+            ended=ended_at,
+            deleted=deleted_at,
+            initializing=initializing,
+            over=over_since,
+        )
+        self._jobs[key] = sighting
+        return sighting
+
+    def forget(self, key: ObjectKey) -> Sighting:
+        """Drop the sighting of a job that is gone or has no attempt; return an empty Sighting."""
+        self._jobs.pop(key, None)
+        return Sighting()

@@ -1,0 +1,88 @@
+"""Says in status.progress what the current attempt does, and since when.
+
+Until rank 0 answers, the pods show it. Rank 0 reports for how long it has been in a stage; the
+operator turns that into a time by its own clock, and keeps the time while the stage lasts.
+"""
+
+from typing import Any
+
+from grpo_api.report.report import STEP_STAGES
+from grpo_api.status.status import ProgressStatus
+from grpo_kube.objects.times import seconds, timestamp
+
+from ..decide.decisions import Action, Decision
+from ..decide.observation import Observation
+
+JITTER_SECONDS = 30.0
+"""By so much two answers may differ on when a stage began: they take their time, and clocks run at
+different speeds."""
+NO_STAGE: dict[str, None] = dict.fromkeys(
+    ("stage", "stage_since", "fetched_bytes", "fetched_bytes_per_second")
+)
+_ENDS = (Action.RELEASE, Action.SUSPEND, Action.QUEUE, Action.SUCCEED, Action.FAIL, Action.RETRY)
+
+
+def without_stage(observation: Observation) -> dict[str, Any]:
+    """status.progress of a job of which no attempt runs; empty where it needs no change."""
+    progress = observation.job.status.progress
+    if progress is None or progress.stage is None:
+        return {}
+    return {"progress": progress.model_copy(update=NO_STAGE)}
+
+
+def stage_fields(
+    observation: Observation, decision: Decision, reported: ProgressStatus | None
+) -> dict[str, Any]:
+    """status.progress with the stage of the current attempt; `reported`: as far as rank 0 has
+    reported it."""
+    before = observation.job.status.progress
+    if decision.action in _ENDS or observation.sighting.over:
+        return without_stage(observation)
+    stage, seconds_so_far = _stage(observation)
+    if stage is None:
+        return without_stage(observation) if reported is None else {}
+    progress = reported or before or ProgressStatus()
+    update: dict[str, Any] = dict(NO_STAGE)
+    if before and _is_same_step(before, progress, stage):
+        update |= {"stage": before.stage, "stage_since": before.stage_since}
+        return {"progress": progress.model_copy(update=update)}
+    update["stage"] = stage
+    update["stage_since"] = _since(before, stage, observation.now, seconds_so_far)
+    if stage == "Downloading" and observation.pull:
+        update["fetched_bytes"] = observation.pull.progress.fetched_bytes
+        update["fetched_bytes_per_second"] = observation.pull.progress.fetched_bytes_per_second
+    return {"progress": progress.model_copy(update=update)}
+
+
+def _is_same_step(before: ProgressStatus, progress: ProgressStatus, stage: str) -> bool:
+    """True for another stage of the step that the status has a stage of: a write for each of them
+    would cost too much."""
+    is_in_step = before.stage in STEP_STAGES and stage in STEP_STAGES
+    return is_in_step and (before.attempt, before.step) == (progress.attempt, progress.step)
+
+
+def _stage(observation: Observation) -> tuple[str | None, float | None]:
+    """The stage, and for how long rank 0 says that it has lasted; None where only the pods show
+    it."""
+    if observation.pull:
+        progress = observation.pull.progress
+        return progress.stage, progress.stage_seconds + (observation.at - observation.pull.at)
+    if observation.has_training_started:
+        before = observation.job.status.progress
+        # A new operator has not asked rank 0 yet.
+        was_reported = observation.has_answered and before is not None
+        return (before.stage if was_reported and before else None) or "Importing", None
+    stages = (pod.start_stage for pod in (*observation.pods, *observation.engine_pods) if pod.node)
+    return next(filter(None, stages), None), None
+
+
+def _since(
+    before: ProgressStatus | None, stage: str, now: float, seconds_so_far: float | None
+) -> str:
+    """When the stage began, by the operator's clock: as stated before, unless it began anew."""
+    begin = now - (seconds_so_far or 0.0)
+    if before is None or before.stage != stage or before.stage_since is None:
+        return timestamp(begin)
+    stated = seconds(before.stage_since) or begin
+    has_begun_anew = seconds_so_far is not None and abs(stated - begin) > JITTER_SECONDS
+    return timestamp(begin) if has_begun_anew else before.stage_since
