@@ -17,6 +17,7 @@ from grpo_operator.report import conditions, events, status
 RULES = {
     "an object as Python prints it": r"\b[A-Z]\w+\((?:[a-z_]+=|[A-Z]\w+\(|['\"])|<[\w.]+ object",
     "a class as Python prints it": r"<class '",
+    "bytes as Python prints them": r"\bb['\"]",
     "a traceback": r"Traceback \(most recent|^\s*File \"",
     "Go's word for nothing": r"<nil>",
     "an address of an object": r"\b0x[0-9a-f]{6,}",

@@ -13,6 +13,7 @@ from tests.message_rules import RULES, broken_rules
 BAD = {
     "an object as Python prints it": "ClientConnectorError(ConnectionKey(host='10.0.0.7'))",
     "a class as Python prints it": "<class 'ValueError'>",
+    "bytes as Python prints them": "HTTP 500: b'no'",
     "a traceback": "Traceback (most recent call last): …",
     "Go's word for nothing": "spec.name: Invalid value: <nil>",
     "an address of an object": "Session at 0x7f51f86eea50",
@@ -55,6 +56,13 @@ def raised_from(error: Exception, cause: BaseException) -> Exception:
 )
 def test_a_failed_request_is_told_in_a_plain_sentence(error: Exception, sentence: str) -> None:
     assert connection_problem(error, "hub:8080") == sentence
+
+
+def test_what_is_no_secret_stays() -> None:
+    text = "GET https://huggingface.co/api/models/team/model: HTTP 503; s3://bucket/run at node-0"
+    assert plain_text(text) == text
+    secrets = "https://me:word@hub/x with Bearer abcdefgh12345678== and hf_abcdefghijkl"
+    assert plain_text(secrets) == "https://…@hub/x with Bearer … and hf_…"
 
 
 TEXTS = st.lists(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from grpo_api.report.report import STEP_STAGES, Progress, Stage
 from grpo_api.status.status import GRPOJobStatus
+from grpo_api.text.timing import LAST_TIME
 from grpo_kube.objects.resources import merge_patch
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action
@@ -130,11 +131,8 @@ def test_a_rank_0_that_an_operator_before_has_heard_is_silent_after_two_minutes(
 
 
 def waits(target: str, seconds: float, why: str = HUB, stage: str = "Loading") -> dict[str, Any]:
-    return {
-        "stage": stage,
-        "waiting": {"target": target, "seconds": seconds, "why": why},
-        "step": 1,
-    }
+    wait = {"target": target, "seconds": seconds, "why": why}
+    return {"stage": stage, "stage_seconds": seconds, "waiting": wait, "step": 1}
 
 
 @pytest.mark.parametrize("target", ["Hub", "Rewards", "Store", "Engines"])
@@ -219,12 +217,13 @@ STAGES = st.sampled_from([*get_args(Stage), "Starting", "Finished", "Moon"])
 
 
 @settings(max_examples=cases(200))
-@given(STAGES, STAGES, st.floats(0, 1e9), st.integers(0, 3))
+@given(STAGES, STAGES, st.floats(0, LAST_TIME), st.integers(0, 3))
 def test_whatever_stage_is_told_it_is_in_the_status_and_a_second_look_writes_nothing(
     before: str, stage: str, seconds: float, step: int
 ) -> None:
     first = status_after(running_status(), 1, {"stage": before})
-    told = {"stage": stage, "stage_seconds": seconds, "step": step}
+    wait = {"target": "Store", "seconds": seconds, "why": "away"}
+    told = {"stage": stage, "stage_seconds": seconds, "step": step, "waiting": wait}
     status = status_after(to_json(first), 9, told)
     assert status.progress is not None
     is_same_step = step == 0 and before in STEP_STAGES and stage in STEP_STAGES

@@ -21,9 +21,7 @@ _FAILURES = (
 )
 """What is wrong with a connection, by what libraries call it: Python's, aiohttp, httpx, Rust's."""
 _PREFIX = re.compile(r"^(?:[A-Z]+ \S+://\S+: |[\w.]+(?:Error|Exception): |\[Errno -?\d+\] )+")
-_SECRETS = re.compile(
-    r"(?P<kept>://|\b(?:hf_|sk-|ghp_|AKIA)|\bBearer )(?:[^\s/@]+(?=@)|[A-Za-z0-9._~+/-]{8,}=*)"
-)
+_SECRETS = re.compile(r"\b(hf_|sk-|ghp_|AKIA|Bearer )[A-Za-z0-9._~+/-]{8,}=*|(://)[^\s/@]+(?=@)")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
 
 
@@ -47,7 +45,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def plain_text(text: str) -> str:
     """The text on one line, without secrets, addresses of objects and Go's word for nothing."""
     line = " ".join(text.split()).replace("<nil>", "null")
-    return _ADDRESS.sub("", _SECRETS.sub(r"\g<kept>…", line))
+    return _ADDRESS.sub("", _SECRETS.sub(r"\1\2…", line))
 
 
 def shorten(text: str, most: int) -> str:

@@ -405,10 +405,12 @@ def hub_unreachable(observation: Observation, limits: Limits) -> Decision | None
     pull = observation.pull
     if pull is None or observation.silence or pull.progress.stage != "WaitingForHub":
         return None
+    waited = pull.progress.stage_seconds
     wait = pull.progress.waiting
-    if wait is None or wait.target != "Hub" or wait.seconds < limits.hub:
+    if waited < limits.hub:
         return None
-    message = f"no answer of the hub for {wait.seconds:.0f} s: {wait.why}"
+    why = f": {wait.why}" if wait else ""
+    message = f"no answer of the hub for {waited:.0f} s{why}"
     return Decision(Action.RELEASE, Reason.WAITING_FOR_HUB, message)
 
 

@@ -80,7 +80,7 @@ def _since(
     before: ProgressStatus | None, stage: str, now: float, seconds_so_far: float | None
 ) -> str:
     """When the stage began, by the operator's clock: as stated before, unless it began anew."""
-    begin = now - (seconds_so_far or 0.0)
+    begin = max(0.0, now - (seconds_so_far or 0.0))
     if before is None or before.stage != stage or before.stage_since is None:
         return timestamp(begin)
     stated = seconds(before.stage_since) or begin

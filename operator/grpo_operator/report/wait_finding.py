@@ -50,4 +50,4 @@ def message_since(stated: Condition | None, message: str, unix: float, end: str 
     wait that goes on must not cause a write."""
     if stated and stated.message.startswith(message):
         return stated.message
-    return f"{message}{timestamp(unix)}{end}"
+    return f"{message}{timestamp(max(0.0, unix))}{end}"

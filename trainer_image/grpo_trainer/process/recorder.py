@@ -56,7 +56,7 @@ _OF_STAGE: dict[Stage, RunPart] = {
 }
 """Parts of the stages; those before them are loading."""
 _STAGE_OF_PHASE: dict[str | None, Stage] = {"generate": "Generating", "reward": "Scoring"}
-_MAY_FETCH = ("Importing", "Loading", "Proving")
+_MAY_FETCH = ("Loading", "Proving")
 """Stages in which a run reads what it needs of the hub, before its first step."""
 FETCH_SAMPLES = 16
 """Measurements of a download, one every POLL_SECONDS, over which its speed is taken."""

@@ -202,7 +202,8 @@ class HTTPFunction:
         try:
             rewards = json.loads(answer)["rewards"]
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise _Passing(f'the answer is not {{"rewards": [...]}}: {answer[:80]!r}') from error
+            begin = _shown_text(answer, 80)
+            raise _Passing(f'the answer is not {{"rewards": [...]}}: {begin}') from error
         if not isinstance(rewards, list):
             raise _Passing(f"the answer's rewards are {rewards!r:.80}, no list")
         try:
@@ -218,10 +219,16 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         if len(body) > _LONGEST_ANSWER:
             raise _Permanent(f"an answer of more than {_LONGEST_ANSWER >> 20} MiB")
     if response.status in _PERMANENT_STATUSES:
-        raise _Permanent(f"HTTP {response.status}: {body[:200]!r}")
+        raise _Permanent(f"HTTP {response.status}: {_shown_text(body, 200)}")
     if response.status != 200:
-        raise _Passing(f"HTTP {response.status}: {body[:200]!r}", _retry_after(response.headers))
+        problem = f"HTTP {response.status}: {_shown_text(body, 200)}"
+        raise _Passing(problem, _retry_after(response.headers))
     return body
+
+
+def _shown_text(body: bytes, most: int) -> str:
+    """The beginning of an answer as text, for messages."""
+    return body[:most].decode(errors="replace")
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
