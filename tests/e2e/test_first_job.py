@@ -76,9 +76,9 @@ def last_words(jobs: Jobs) -> LastWords:
 
 
 def finishing(jobs: Jobs, job: Object) -> bool:
-    """Whether rank 0 has nothing left to do."""
+    """Whether rank 0 has nothing left to train or to save."""
     try:
-        return Progress.model_validate_json(served(jobs, job, "progress")).stage == "Finished"
+        return Progress.model_validate_json(served(jobs, job, "progress")).stage == "Exporting"
     except CommandError:
         return False
 

@@ -107,6 +107,13 @@ def _released(times: int) -> dict[str, Any]:
     }
 
 
+def hub_wait(seconds: float) -> dict[str, Any]:
+    """A report of rank 0 that has waited so long for the hub."""
+    why = "huggingface.co: name resolution failed"
+    wait = {"target": "Hub", "seconds": seconds, "why": why}
+    return {"stage_seconds": seconds, "waiting": wait}
+
+
 def starting() -> Group:
     """Attempts that don't run yet."""
     return {
@@ -187,7 +194,15 @@ def going_on() -> Group:
         ),
         "rank 0 is silent": make_seen(make_job(**known), *TRAINERS, silence=render.silence(30)),
         "rank 0 is silent for minutes": make_seen(
-            make_job(**known), *TRAINERS, silence=render.silence(121)
+            make_job(CLAIM, active_status(progress={"attempt": 1, "step": 7})),
+            *TRAINERS,
+            silence=render.silence(121),
+        ),
+        "rank 0 waits for the hub": make_seen(
+            make_job(**known), *TRAINERS, pull=make_pull(stage="WaitingForHub", **hub_wait(84))
+        ),
+        "rank 0 has waited for the hub too long": make_seen(
+            make_job(**known), *TRAINERS, pull=make_pull(stage="WaitingForHub", **hub_wait(184))
         ),
         "no step for longer than allowed": make_seen(
             make_job(**known), *TRAINERS, pull=make_pull(still=4000, stage="Training", step=7)

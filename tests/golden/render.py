@@ -350,7 +350,7 @@ def screen(found: GRPOJobRecord) -> list[str]:
 
 def silence(seconds: float) -> Silence:
     """Return that rank 0 has not answered for so long."""
-    return Silence(Observed(NOW - seconds), "TimeoutError()")
+    return Silence(Observed(NOW - seconds), "10.0.0.7:8080: no answer in time")
 
 
 def results() -> list[str]:

@@ -123,7 +123,7 @@ def test_a_kubelets_clock_changes_neither_the_cause_nor_the_count(
 def test_a_silent_rank_0_is_told_and_nothing_is_done(bench: Bench) -> None:
     # nobody listens at the addresses of kwok's pods
     with bench.operating(limits=LIMITS) as operator:
-        bench.submit()
+        bench.submit(restarts={"startTimeoutSeconds": 60})
         bench.wait_running()
         bench.wait(
             "the silence", lambda: bench.condition("Degraded")[1] == "ProgressUnknown", hurry=True

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.provenance.provenance import STATEMENT_FILE, Statement
-from grpo_api.report.report import MAX_STEPS, Outcome, Progress, Result, Samples
+from grpo_api.report.report import MAX_STEPS, STEP_STAGES, Outcome, Progress, Result, Samples
 from grpo_api.report.training_metrics import OUTCOME_KEYS
 from grpo_api.text.contract import SIGNING_KEY_ENV, TRACE_QUERY
 from grpo_cli.__main__ import main
@@ -292,7 +292,7 @@ def test_steps_are_told_with_what_each_spent_its_time_on(story: Story) -> None:
 
 def test_progress_shows_the_live_run(story: Story) -> None:
     progress = story.progress
-    assert progress.stage in ("Training", "Saving", "Exporting", "Finished")
+    assert progress.stage in (*STEP_STAGES, "Saving", "Exporting")
     assert progress.step >= STEPS - 2
     assert progress.total_steps == STEPS
     assert {
