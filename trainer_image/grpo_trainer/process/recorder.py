@@ -384,8 +384,8 @@ class Recorder:
                 self._waits.pop(target, None)
 
     def record_store_answer(self, problem: str = "") -> None:
-        """The object store has taken or sent data, which is progress; with a problem it is waited
-        for, which is none of its own but puts off the verdict Hang, too."""
+        """The object store has answered, or is asked again for this reason. Both put off the
+        verdict Hang."""
         self.record_wait("Store", problem)
         self.record_event()
 
