@@ -256,6 +256,9 @@ def _info(found: Repository, what: str, commit: str, name: str, sent: bytes) -> 
     elif what == "paths-info":
         asked = json.loads(sent)["paths"]
         names = [file for file in files if file in asked]
+    elif what == "refs":
+        main = {"name": "main", "ref": "refs/heads/main", "targetCommit": found.main}
+        return {"branches": [main], "converts": [], "tags": []}
     else:
         repository = "/".join(name.split("/")[1:3])
         siblings = [{"rfilename": file} for file in files]

@@ -11,7 +11,7 @@ from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
 from tests.support.ranks import runs
 from tests.support.ranks.fork_servers import ISOLATED
-from tests.support.ranks.launch import tracer
+from tests.support.ranks.launch import UNCHECKED, tracer
 
 HANG_SECONDS = 10
 """The shortest guard.hangTimeoutSeconds."""
@@ -111,7 +111,7 @@ def run(
     attempt = folder / "run" / "attempt-1"
     attempt.mkdir(parents=True)
     (folder / "plan.json").write_text(plan.model_dump_json())
-    (folder / "sitecustomize.py").write_text(STAND_IN.format(acts=acts))
+    (folder / "sitecustomize.py").write_text(UNCHECKED + STAND_IN.format(acts=acts))
     environment = ISOLATED | {
         PLAN_ENV: str(folder / "plan.json"),
         TERMINATION_LOG_ENV: str(folder / "end"),

@@ -26,7 +26,7 @@ from grpo_trainer.checkpoints.manifest import Manifest, identity, require_same_r
 from grpo_trainer.checkpoints.volume_checkpoints import complete, read_manifest
 from grpo_trainer.runtime.errors import BadInput, Preempted
 from grpo_trainer.runtime.paths import MANIFEST
-from grpo_trainer.weights.models import Source
+from grpo_trainer.weights.model_files import Source
 from tests.support.ranks import runs
 from tests.support.ranks.checkpoint_plans import begin, choose, claim, commit, export_model, rotate
 

@@ -34,7 +34,7 @@ from harness.controlplane import free_port
 from tests.support.ranks import runs
 from tests.support.ranks.checkpoint_plans import claim_folder
 from tests.support.ranks.fork_servers import ISOLATED
-from tests.support.ranks.launch import launch, tracer
+from tests.support.ranks.launch import UNCHECKED, launch, tracer
 from tests.support.ranks.pods import Gang
 
 pytestmark = pytest.mark.realtime
@@ -141,7 +141,7 @@ def test_workers_that_die_without_words_get_an_outcome(
     (tmp_path / "plan.json").write_text(
         PLAN.model_copy(update={"execution": execution}).model_dump_json()
     )
-    (tmp_path / "sitecustomize.py").write_text(START.format(act=act))
+    (tmp_path / "sitecustomize.py").write_text(UNCHECKED + START.format(act=act))
     (tmp_path / "memory.events").write_text("oom 0\noom_kill 0\n")
     environment = ISOLATED | {
         PLAN_ENV: str(tmp_path / "plan.json"),

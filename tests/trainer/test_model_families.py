@@ -15,6 +15,7 @@ from grpo_planner.memory.generation import cached_positions
 from grpo_planner.memory.setup import Setup
 from grpo_planner.model.architecture import from_architecture, from_config
 from grpo_planner.model.shapes import ALL_LINEAR, Shape, families
+from grpo_trainer.weights.config_shape import architecture_of_config
 from grpo_trainer.weights.models import architecture_of
 
 SMALL: dict[str, Any] = {
@@ -59,6 +60,8 @@ def test_parameters_are_those_of_transformers(kind: str, widths: dict[str, Any])
     reported = architecture_of(model)
     assert reported is not None
     assert from_architecture(reported) == shape
+    # A preflight reads the same of the file alone.
+    assert architecture_of_config(model.config) == reported
     vectors = sum(count * elements for count, elements in shape.vectors)
     experts = (
         shape.layers

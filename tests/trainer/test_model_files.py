@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from grpo_trainer.hub.repositories import Hub, Repository
 from grpo_trainer.runtime.errors import BadInput
-from grpo_trainer.weights import models
+from grpo_trainer.weights import model_files
 from grpo_trainer.weights.checkpoint_files import INDEX, shards
 from tests.generated import cases
 from tests.trainer.hub import hub_server, use
@@ -62,7 +62,7 @@ def test_one_set_of_weights_is_fetched(
             {name: index.encode() if name == INDEX else b"{}" for name in names},
         )
         folder, _ = Hub().snapshot(
-            Repository("model", "team/model", None, "model"), models._download
+            Repository("model", "team/model", None, "model"), model_files._download
         )
     fetched = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     assert fetched == {*SETTINGS, *weights}

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, dynamic_module_utils
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.checkpoint import ExportSpec
 from grpo_trainer.runtime.errors import BadInput
-from grpo_trainer.weights.models import LoadedModel, Source, load_policy
+from grpo_trainer.weights.model_files import Source
+from grpo_trainer.weights.models import LoadedModel, load_policy
 from tests.support.ranks import demo_model, runs
 from tests.support.ranks.checkpoint_plans import claim_folder, export_model
 

@@ -19,7 +19,7 @@ from grpo_trainer import prefetch
 from grpo_trainer.data.row_sources import read_hub
 from grpo_trainer.hub.repositories import Hub
 from grpo_trainer.runtime.errors import BadInput
-from grpo_trainer.weights.models import locate_model
+from grpo_trainer.weights.model_files import locate_model
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
 from tests.support.ranks import demo_model, runs

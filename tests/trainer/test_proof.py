@@ -22,7 +22,7 @@ from transformers import (
 from grpo_api.spec.rewards import ModelReward
 from grpo_trainer.hub.repositories import Hub, Repository
 from grpo_trainer.runtime.errors import BadInput, WeightsDiffer
-from grpo_trainer.weights import models
+from grpo_trainer.weights import model_files, models
 from grpo_trainer.weights.checkpoint_files import open_weights
 from grpo_trainer.weights.parameters import fingerprint, is_bitwise_equal
 from grpo_trainer.weights.proof import Proof, prove_equal, prove_weights
@@ -40,8 +40,10 @@ def proof(model: torch.nn.Module, folder: Path) -> Proof:
         return prove_weights(model, files, "policy")
 
 
-def located(folder: Path) -> models.Source:
-    return models.locate_model(Repository("model", str(folder), None, "model"), "float32", Hub())
+def located(folder: Path) -> model_files.Source:
+    return model_files.locate_model(
+        Repository("model", str(folder), None, "model"), "float32", Hub()
+    )
 
 
 def flip_last_bit(tensor: torch.Tensor) -> None:
@@ -246,7 +248,7 @@ def test_a_hub_model_that_cannot_be_fetched_names_the_field(
         BadInput,
         match=r"spec\.rewards\[1\]\.model\.name: demo/absent \(revision v1\) can't be fetched",
     ):
-        models.locate_model(absent, "float32", Hub())
+        model_files.locate_model(absent, "float32", Hub())
 
 
 def test_missing_weights_are_rejected_not_random(folder: Path) -> None:

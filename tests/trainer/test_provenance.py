@@ -26,13 +26,12 @@ from grpo_api.report.artifacts import SUMS
 from grpo_api.report.report import DATASET_FINGERPRINT, Outcome, Progress, Result
 from grpo_api.text.contract import IMAGE_ENV, SIGNING_KEY_ENV
 from grpo_cli.__main__ import main
-from grpo_trainer.__main__ import require_signable
 from grpo_trainer.checkpoints.provenance import Finished, write_provenance
-from grpo_trainer.checkpoints.signing_key import __name__
-from grpo_trainer.gang.placement import Placement
+from grpo_trainer.checkpoints.signing_key import __name__, require_key
 from grpo_trainer.process.outcome import keep_outcome
 from grpo_trainer.runtime.errors import BadInput
-from grpo_trainer.weights.models import LoadedModel, Source, load_policy
+from grpo_trainer.weights.model_files import Source
+from grpo_trainer.weights.models import LoadedModel, load_policy
 from grpo_trainer.weights.proof import Proof
 from tests.exported_model import KEYS, private, public
 from tests.support.ranks import demo_model, runs
@@ -42,7 +41,6 @@ pytestmark = pytest.mark.realtime
 
 KEY = KEYS["P-256"]
 COMMIT = "c0" * 20
-MAIN = Placement(0, 0, 1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -305,17 +303,15 @@ def test_a_wrong_key_is_told_before_anything_is_loaded_and_never_shown(
     content: bytes | None,
     problem: str,
 ) -> None:
-    plan = signed(runs.plan(tmp_path / "model", folder=tmp_path / "run"))
-    require_signable(plan.export, MAIN)
+    require_key()
     signing_key.unlink()
     if content is not None:
         signing_key.write_bytes(content)
     with pytest.raises(BadInput) as caught:
-        require_signable(plan.export, MAIN)
+        require_key()
     assert "spec.export.signingKeySecretRef: " in str(caught.value)
     assert problem in str(caught.value)
     assert "c2VjcmV0" not in str(caught.value) + "".join(capfd.readouterr())
-    require_signable(plan.export, Placement(1, 0, 1, 2))  # only rank 0 signs
 
 
 def test_the_key_s_process_leaves_no_core(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result
 from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.weights.adapters import load_adapter
-from grpo_trainer.weights.models import Source
+from grpo_trainer.weights.model_files import Source
 from harness.controlplane import free_port
 from tests.support.facts import adapter_facts
 from tests.support.ranks import demo_model, runs

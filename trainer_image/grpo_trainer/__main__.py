@@ -12,11 +12,10 @@ import traceback
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.termination_message import truncate_to_fit
-from grpo_api.spec.checkpoint import ExportSpec
 from grpo_api.text.contract import THREADS_ENV
 
-from .checkpoints.signing_key import require_key
 from .gang.placement import LOCAL_RANK_ENV, Placement, launch_environment, placement
+from .preflight.rank0 import require_passed
 from .process.compile_cache import CompileCache
 from .process.outcome import announce_outcome, keep_outcome, make_outcome
 from .process.process_setup import hide_unused_libraries, set_defaults, threads_per_process
@@ -26,17 +25,6 @@ from .runtime.clock import unix_time
 from .runtime.durable_files import read_plan
 from .runtime.errors import BadInput, Diverged, classify_error, engine_cause
 from .training.trl_config import require_supported
-
-
-def require_signable(export: ExportSpec | None, place: Placement) -> None:
-    """Try the key that the export will be signed with; nobody should hear of a wrong one after days
-    of training.
-
-    Raises:
-        BadInput: it can't be used.
-    """
-    if place.is_main and export and export.signing_key_secret_ref:
-        require_key()
 
 
 def run_worker(plan: TrainingPlan, place: Placement, started_at: float) -> int:
@@ -74,7 +62,8 @@ def main() -> int:
         plan = read_plan(os.environ)
         require_supported(plan.execution)
         place = placement(plan.execution, os.environ)
-        require_signable(plan.export, place)
+        if place.is_main and LOCAL_RANK_ENV not in os.environ:
+            require_passed(plan, is_supervisor=place.processes_per_node > 1)
     except BadInput as error:
         return announce_outcome(truncate_to_fit(Outcome(result=error.result), str(error)))
     if LOCAL_RANK_ENV not in os.environ:  # once per pod

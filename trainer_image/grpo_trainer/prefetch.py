@@ -60,7 +60,7 @@ def fetch_inputs(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
     """
     hide_unused_libraries(plan.execution)
     from .data.row_sources import read_hub
-    from .weights.models import locate_model
+    from .weights.model_files import locate_model
 
     progress = Progress(clock)
     hub, models = (

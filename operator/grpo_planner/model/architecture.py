@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from grpo_api.plan.plan import ShapeSource
 from grpo_api.spec.model import Architecture, ModelSpec
+from grpo_api.spec.model_config import quantised_message
 from grpo_api.text.quantity import format_parameters, parameter_count
 
 from ..result.result import PlanReason, SpecRejected
@@ -238,7 +239,8 @@ def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedMo
             its weights are quantised; `path` names the field to set.
     """
     if word := catalogue.quantisation_in_name(name):
-        raise config.quantised_rejection(f"{path}.name {name!r} says {word}", path)
+        message = quantised_message(f"{path}.name {name!r} says {word}", path)
+        raise SpecRejected(PlanReason.UNSUPPORTED_MODEL, message)
     catalogued = catalogue.lookup_shape(name)
     count = parameter_count(parameters) if parameters else 0
     is_contradicted = catalogued and count and _is_other_size(catalogued.parameters, count)

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_api.spec.model import Architecture
+from grpo_api.spec.model_config import untrainable_message
 
 from ..result.result import PlanReason, SpecRejected
-from .shapes import ENCODERS, Family, families
+from .shapes import Family, families
 
-GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-"""Endings of the classes in `architectures` that generate text from left to right."""
 WIDTHS = {
     "hidden_size": "hidden_size", "layers": "num_hidden_layers",
     "attention_heads": "num_attention_heads",
@@ -60,54 +59,9 @@ def refuse_untrainable(config: Mapping[str, Any]) -> None:
         SpecRejected: the model is an encoder, or an encoder and a decoder, or its weights are
             quantised.
     """
-    _refuse_encoders(config)
-    _refuse_quantised(config)
-
-
-def _refuse_encoders(config: Mapping[str, Any]) -> None:
-    architectures = config.get("architectures")
-    kind = config.get("model_type")
-    classes: list[str] = []
-    if isinstance(architectures, list):
-        classes = [str(name) for name in architectures]
-    is_decoder = config.get("is_encoder_decoder") is not True
-    if is_decoder and _generates_text(classes, str(kind)):
-        return
-    model = ", ".join(classes) or kind
-    message = (
-        f"config.json is that of {model}, model_type {kind}, which doesn't generate text from "
-        "left to right: set spec.model.name to a causal language model (…ForCausalLM)"
-    )
-    raise SpecRejected(PlanReason.UNSUPPORTED_MODEL, message)
-
-
-def _generates_text(classes: list[str], kind: str) -> bool:
-    """By the names of the model's classes, or by its type where config.json names no class."""
-    if classes:
-        return any(name.endswith(GENERATORS) for name in classes)
-    return kind not in ENCODERS
-
-
-def _refuse_quantised(config: Mapping[str, Any]) -> None:
-    """Refuses weights that are stored in fewer bits than they would be trained in."""
-    quantization = config.get("quantization_config") or config.get("compression_config")
-    if quantization:
-        method = quantization
-        if isinstance(quantization, Mapping):
-            method = quantization.get("quant_method", "unknown")
-        evidence = f"config.json has a quantization_config (quant_method {method})"
-        raise quantised_rejection(evidence, "spec.model")
-
-
-def quantised_rejection(evidence: str, path: str) -> SpecRejected:
-    """The refusal of a quantised model; `evidence` says where it shows, `path` is the field that
-    names the model."""
-    message = (
-        f"{evidence}: its weights are quantised, and these can neither be trained nor proven to be "
-        f"what was loaded. Set {path}.name to the bfloat16 original; adapters on 4-bit bases are "
-        "not supported yet"
-    )
-    return SpecRejected(PlanReason.UNSUPPORTED_MODEL, message)
+    message = untrainable_message(config)
+    if message:
+        raise SpecRejected(PlanReason.UNSUPPORTED_MODEL, message)
 
 
 def _unreadable(why: str) -> SpecRejected:

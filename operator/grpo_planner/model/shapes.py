@@ -279,15 +279,6 @@ def _adapted(shape: Shape, targets: tuple[str, ...]) -> tuple[Linear, ...]:
     return tuple(by_name.values())
 
 
-ENCODERS = frozenset({
-    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie",
-    "eurobert", "modernbert",
-    "mpnet", "nomic_bert", "roberta", "xlm-roberta", "xlm-roberta-xl",
-})  # fmt: skip
-"""Types of encoders, whose config.json reads like a decoder's, for files that don't name their
-`architectures`."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One model type."""

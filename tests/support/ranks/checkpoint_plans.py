@@ -17,7 +17,7 @@ from grpo_trainer.checkpoints.seal import SealCheckpoints
 from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.clock import SYSTEM_CLOCK
-from grpo_trainer.weights.models import Source
+from grpo_trainer.weights.model_files import Source
 
 
 def target_of(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> CheckpointTarget | None:

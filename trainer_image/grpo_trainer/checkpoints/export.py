@@ -23,7 +23,8 @@ from ..runtime.durable_files import disk_errors, retry_disk_errors, sync_folder,
 from ..runtime.errors import DiskFailed
 from ..runtime.paths import attempt_folder_name, run_folder
 from ..weights.checkpoint_files import ADAPTER, ADAPTER_CONFIG
-from ..weights.models import Source, load_causal
+from ..weights.model_files import Source
+from ..weights.models import load_causal
 from .checkpoint_target import CheckpointTarget
 from .hashing import list_files, read_sums, sha256_sums
 

@@ -48,7 +48,7 @@ from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV, IMAGE_ENV
 from ..process.outcome import kept_outcomes
 from ..runtime.clock import unix_time
 from ..runtime.paths import attempt_folder
-from ..weights.models import Source
+from ..weights.model_files import Source
 from ..weights.proof import Proof
 from .environment import environment, packages
 from .hashing import sha256_sums

@@ -59,12 +59,16 @@ def claim(folder: Path, owner: Owner) -> None:
         # again.
         if owner.attempt > 1 or error.errno not in REFUSALS:
             raise
-        groups = sorted({os.getegid(), *os.getgroups()})
-        raise BadInput(
-            f"checkpoint_directory {folder} can't be written by user {os.geteuid()} with the "
-            "groups "
-            f"{groups}: {error.strerror}. Make the volume of spec.checkpoint writable for them"
-        ) from error
+        raise BadInput(f"checkpoint_directory {refusal_message(folder, error)}") from error
+
+
+def refusal_message(folder: Path, error: OSError) -> str:
+    """Who may not write to a folder, and what to do."""
+    groups = sorted({os.getegid(), *os.getgroups()})
+    return (
+        f"{folder} can't be written by user {os.geteuid()} with the groups {groups}: "
+        f"{error.strerror}. Make the volume of spec.checkpoint writable for them"
+    )
 
 
 def _take(folder: Path, owner: Owner) -> None:

@@ -10,13 +10,15 @@ trained on here, so TRL sees these two columns under another name.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import datasets
 
+from grpo_api.report.preflight import PromptLengths
 from grpo_api.report.training_metrics import PROMPTS, PROMPTS_DROPPED, PROMPTS_DUPLICATE
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
@@ -97,6 +99,8 @@ class Prompts:
     """Prompts that occurred before; still in `rows` under dataset.onDuplicatePrompt Keep."""
     fingerprint: str
     """sha256 of the rows, in hexadecimal: equal for the same content under the same mapping."""
+    lengths: PromptLengths
+    """Tokens of the prompts, of those that are too long, too."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -133,37 +137,104 @@ def load_prompts(
         BadInput: the dataset can't be used as declared; with the row and the column.
         Transient: the hub can't be asked now, or there is no room.
     """
+    return make_prompts(read_rows(dataset, root=root, hub=hub), dataset, training, tokenizer)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a dataset, or the first of them, with the columns' names as the spec gives
+    them."""
+
+    table: datasets.Dataset
+    """The rows."""
+    place: Place
+    """Where a row stands."""
+    is_whole: bool = True
+    """False if there may be more rows than were read."""
+
+
+def read_rows(
+    dataset: DatasetSpec,
+    *,
+    root: Path = Path(DATA_MOUNT),
+    hub: Hub | None = None,
+    most_rows: int | None = None,
+) -> Rows:
+    """The rows of a dataset, or the first `most_rows`. A collective for a dataset of the hub.
+
+    Raises:
+        BadInput: they can't be read, or dataset.columns doesn't fit them.
+        Transient: the hub can't be asked now, or there is no room.
+    """
     if dataset.name:
-        rows, where = _read_hub(dataset, hub or Hub())
+        rows, place = _read_hub(dataset, hub or Hub(), most_rows)
     else:
-        rows, where = _read_mounted(dataset, root)
-    rows = _rename(without_decoding(rows), dataset.columns)
-    _check_columns(rows, dataset)
+        rows, place = _read_mounted(dataset, root, most_rows)
+    is_whole = most_rows is None or len(rows) < most_rows
+    return Rows(_rename(without_decoding(rows), dataset.columns), place, is_whole)
 
-    def place(index: int) -> str:
-        return f"{where(index)}, column {dataset.prompt_column!r}"
 
-    cells = enumerate(rows[dataset.prompt_column])
-    prompts = {
-        index: build_prompt(cell, dataset.system_prompt, place(index)) for index, cell in cells
-    }
+def build_prompts(rows: Rows, dataset: DatasetSpec) -> dict[int, Prompt]:
+    """The prompt of each row, by its index.
+
+    Raises:
+        BadInput: the prompt column is missing, a column has a reserved name, or a cell is no
+            prompt.
+    """
+    _check_columns(rows.table, dataset)
+    place = _prompt_place(rows, dataset)
+    cells = enumerate(rows.table[dataset.prompt_column])
+    return {index: build_prompt(cell, dataset.system_prompt, place(index)) for index, cell in cells}
+
+
+def _prompt_place(rows: Rows, dataset: DatasetSpec) -> Place:
+    return lambda index: f"{rows.place(index)}, column {dataset.prompt_column!r}"
+
+
+def make_prompts(
+    rows: Rows, dataset: DatasetSpec, training: TrainingSpec, tokenizer: Any
+) -> Prompts:
+    """The prompts that are trained on.
+
+    Raises:
+        BadInput: as build_prompts; a prompt is too long or a duplicate where that is to fail; or
+            too few are left.
+    """
+    prompts, place = build_prompts(rows, dataset), _prompt_place(rows, dataset)
     kept, duplicates = _without_duplicates(prompts, dataset, place)
     counts = token_counts(kept, tokenizer, place)
     fitting = [index for index in kept if _fits(counts[index], dataset, training, place(index))]
     dropped = len(kept) - len(fitting)
-    _check_enough(len(fitting), dropped, training)
-    rows = _with_prompts(rows, list(prompts.values())).select(fitting)
-    return Prompts(rows, dropped, duplicates, _fingerprint(rows))
+    if rows.is_whole:
+        _check_enough(len(fitting), dropped, training)
+    trained_on = _with_prompts(rows.table, list(prompts.values())).select(fitting)
+    lengths = prompt_lengths(list(counts.values()), dropped)
+    return Prompts(trained_on, dropped, duplicates, _fingerprint(trained_on), lengths)
 
 
-def _read_mounted(dataset: DatasetSpec, root: Path) -> tuple[datasets.Dataset, Place]:
+def prompt_lengths(counts: Sequence[int], dropped: int) -> PromptLengths:
+    """Mean and 95th percentile (nearest rank) of the prompts' tokens."""
+    if not counts:
+        return PromptLengths(rows=0, mean=0.0, p95=0, dropped=dropped)
+    rank = math.ceil(0.95 * len(counts))
+    mean = sum(counts) / len(counts)
+    return PromptLengths(rows=len(counts), mean=mean, p95=sorted(counts)[rank - 1], dropped=dropped)
+
+
+def _read_mounted(
+    dataset: DatasetSpec, root: Path, most_rows: int | None
+) -> tuple[datasets.Dataset, Place]:
     assert dataset.files is not None, "the schema rejects a dataset with neither name nor files"
-    read = read_files(dataset.files, root)
+    read = read_files(dataset.files, root, most_rows)
     return datasets.Dataset(datasets.table.InMemoryTable(read.table)), read.place
 
 
-def _read_hub(dataset: DatasetSpec, hub: Hub) -> tuple[datasets.Dataset, Place]:
-    rows = read_hub(dataset, hub)
+def _read_hub(
+    dataset: DatasetSpec, hub: Hub, most_rows: int | None
+) -> tuple[datasets.Dataset, Place]:
+    rows = read_hub(dataset, hub, most_rows)
+    if most_rows is not None:
+        rows = rows.select(range(min(most_rows, len(rows))))
     return rows, lambda index: f"{dataset.name} {dataset.split} row {index + 1}"
 
 

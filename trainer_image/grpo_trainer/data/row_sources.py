@@ -13,10 +13,13 @@ import csv
 import hashlib
 import json
 import os
+import re
 import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +79,20 @@ class FileRows:
         return self.files[part].place(index - starts[part])
 
 
-def read_files(files: DatasetFiles, root: Path) -> FileRows:
-    """The rows of `spec.dataset.files` below `root`.
+def read_files(files: DatasetFiles, root: Path, most_rows: int | None = None) -> FileRows:
+    """The rows of `spec.dataset.files` below `root`; the first `most_rows` of them, if it is set.
 
     Raises:
         BadInput: a file is missing, empty, not UTF-8 or malformed; with file, row and column.
     """
-    tables = [_read(path, root, files.format) for path in _resolve(files.paths, root)]
+    tables: list[FileTable] = []
+    rows_left = most_rows
+    for path in _resolve(files.paths, root):
+        tables.append(_read(path, root, files.format, rows_left))
+        if rows_left is not None:
+            rows_left -= tables[-1].table.num_rows
+            if rows_left <= 0:
+                break
     try:
         return FileRows(
             pa.concat_tables([file.table for file in tables], promote_options="default"), tables
@@ -111,7 +121,7 @@ def _resolve(paths: list[str], root: Path) -> list[Path]:
     return found
 
 
-def _read(path: Path, root: Path, declared: str) -> FileTable:
+def _read(path: Path, root: Path, declared: str, most_rows: int | None) -> FileTable:
     name = str(path.relative_to(root))
     kind = SUFFIXES.get(path.suffix.lower()) if declared == "Auto" else declared
     if kind is None:
@@ -122,14 +132,14 @@ def _read(path: Path, root: Path, declared: str) -> FileTable:
     if path.stat().st_size == 0:
         raise BadInput(f"{name} is empty; every file must have at least one row")
     if kind == "Parquet":
-        return _read_parquet(path, name)
+        return _read_parquet(path, name, most_rows)
     parse = _json_rows if kind == "JSONL" else _csv_rows
-    return _table(name, parse, path)
+    return _table(name, parse, path, most_rows)
 
 
-def _read_parquet(path: Path, name: str) -> FileTable:
+def _read_parquet(path: Path, name: str, most_rows: int | None) -> FileTable:
     try:
-        file = FileTable(name, pq.read_table(path))
+        file = FileTable(name, _parquet_table(path, most_rows))
     except (pa.ArrowInvalid, OSError) as error:
         raise BadInput(f"{name} can't be read as Parquet: {error}") from error
     for column in file.table.column_names:
@@ -143,6 +153,14 @@ def _read_parquet(path: Path, name: str) -> FileTable:
     return file
 
 
+def _parquet_table(path: Path, most_rows: int | None) -> pa.Table:
+    if most_rows is None:
+        return pq.read_table(path)
+    with pq.ParquetFile(path) as file:
+        first_batch = islice(file.iter_batches(batch_size=most_rows), 1)
+        return pa.Table.from_batches(list(first_batch), file.schema_arrow)
+
+
 def _first_undecodable(column: pa.ChunkedArray) -> int:
     """Index of the first cell that has no Python value; 0 if every cell has one."""
     for index, cell in enumerate(column):
@@ -154,9 +172,12 @@ def _first_undecodable(column: pa.ChunkedArray) -> int:
 
 
 def _table(
-    name: str, parse: Callable[[Path, str], Iterator[tuple[int, Row]]], path: Path
+    name: str,
+    parse: Callable[[Path, str], Iterator[tuple[int, Row]]],
+    path: Path,
+    most_rows: int | None,
 ) -> FileTable:
-    numbered = list(parse(path, name))
+    numbered = list(islice(parse(path, name), most_rows))
     if not numbered:
         raise BadInput(f"{name} has no rows; every file must have at least one")
     lines = [line for line, _ in numbered]
@@ -286,19 +307,32 @@ _REFUSED = (
 )
 
 
-def read_hub(dataset: DatasetSpec, hub: Hub) -> datasets.Dataset:
+def dataset_repository(dataset: DatasetSpec) -> Repository:
+    """The repository that `dataset.name` names."""
+    token = os.environ.get(DATASET_TOKEN_ENV)
+    return Repository("dataset", dataset.name or "", dataset.revision, "dataset", token)
+
+
+def read_hub(dataset: DatasetSpec, hub: Hub, most_rows: int | None = None) -> datasets.Dataset:
     """The rows of a hub dataset, or of a folder that stands in for one. A collective.
+
+    With `most_rows` only the first rows, of which no more is fetched than is needed, unless the
+    cache has all of them.
 
     Raises:
         BadInput: there is no such dataset, configuration or split, or no right to it; or it can't
             be read.
         Transient: the hub can't be asked now, or there is no room.
     """
-    name, token = dataset.name or "", os.environ.get(DATASET_TOKEN_ENV)
-    repository = Repository("dataset", name, dataset.revision, "dataset", token)
-    if Path(name).is_absolute():
+    repository = dataset_repository(dataset)
+    if repository.folder is not None:
+        if most_rows is not None:
+            return _first_rows(dataset, dataset.revision, most_rows)
         return _loaded(dataset, dataset.revision)
     commit = hub.commit(repository)
+    is_cached = _folder(dataset, repository, commit).is_dir()
+    if most_rows is not None and not is_cached and not is_offline_mode():
+        return run_under_lease(repository, lambda: _first_rows(dataset, commit, most_rows), hub)
     if is_offline_mode():
         folder = _folder(dataset, repository, commit)
         return (
@@ -349,15 +383,39 @@ def _convert(dataset: DatasetSpec, commit: str, folder: Path) -> None:
 def _loaded(
     dataset: DatasetSpec, revision: str | None, cache: Path | None = None
 ) -> datasets.Dataset:
-    try:
+    cache_folder = None if cache is None else str(cache)
+    with _refusals(dataset):
         return datasets.load_dataset(
             dataset.name,
             dataset.config,
             split=dataset.split,
             revision=revision,
             token=os.environ.get(DATASET_TOKEN_ENV),
-            cache_dir=None if cache is None else str(cache),
+            cache_dir=cache_folder,
         )
+
+
+def _first_rows(dataset: DatasetSpec, revision: str | None, most_rows: int) -> datasets.Dataset:
+    """The first rows of the split, of which a part such as `train[:10%]` can't be streamed."""
+    whole_split = re.split(r"[\[+]", dataset.split)[0]
+    with _refusals(dataset):
+        stream = datasets.load_dataset(
+            dataset.name,
+            dataset.config,
+            split=whole_split,
+            revision=revision,
+            token=os.environ.get(DATASET_TOKEN_ENV),
+            streaming=True,
+        )
+        first = list(stream.decode(False).take(most_rows))
+        return datasets.Dataset.from_list(first, features=stream.features)
+
+
+@contextmanager
+def _refusals(dataset: DatasetSpec) -> Iterator[None]:
+    """What can't be loaded, now and later, is bad input."""
+    try:
+        yield
     except _REFUSED as error:
         if passing_error(error) and not is_offline_mode():
             raise

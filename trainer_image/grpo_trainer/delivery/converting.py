@@ -43,7 +43,8 @@ from ..hub.repositories import Hub, Repository
 from ..runtime.clock import unix_time
 from ..runtime.errors import BadInput
 from ..weights.checkpoint_files import ADAPTER_CONFIG
-from ..weights.models import Dtype, Source, load_causal, locate_model
+from ..weights.model_files import Dtype, Source, locate_model
+from ..weights.models import load_causal
 
 
 def write_conversion(

@@ -37,7 +37,7 @@ from ..rewards.reward_base import Completion, Scores
 from ..rewards.reward_set import RewardSet, build_rewards
 from ..runtime.errors import BadInput
 from ..training.build_run import device
-from ..weights.models import Source, load_tokenizer
+from ..weights.model_files import Source, load_tokenizer
 from .score import Score, score
 
 Columns = Mapping[str, Sequence[Any]]

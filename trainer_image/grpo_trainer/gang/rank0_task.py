@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
 from ..runtime.errors import TrainingError
 from . import ranks
 from .placement import LOCAL_RANK_ENV
@@ -64,7 +62,7 @@ def run_on_leader(leader: int, work: Callable[[], T], event: Callable[[], None] 
     else:
         ends = _exchange_ends(leaders, lambda: None, event)
     # One process alone has no rank to name.
-    if failure is not None and not dist.is_initialized():
+    if failure is not None and ranks.is_alone():
         raise failure
     failed = {leader: end.error for leader, end in ends.items() if end.error is not None}
     if failed:

@@ -1,44 +1,63 @@
 """Who am I among the ranks, and what do the others say.
 
 With this, code that proves or agrees on something reads the same in one process and in a gang.
+torch is not imported here: a process without it, such as a preflight, is alone.
 """
 
+import sys
 from collections.abc import Callable
-from typing import TypeVar
-
-import torch
-import torch.distributed as dist
+from typing import Any, TypeVar
 
 from ..runtime.errors import TrainingError
 
 T = TypeVar("T")
 
 
+def _process_group() -> Any:
+    """The module torch.distributed in a process that has joined a gang; None in one that is
+    alone."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_initialized() else None
+
+
+def is_alone() -> bool:
+    """Whether this process has joined no process group."""
+    return _process_group() is None
+
+
 def world_size() -> int:
     """Number of training processes; 1 without a process group."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    group = _process_group()
+    size: int = group.get_world_size() if group else 1
+    return size
 
 
 def rank() -> int:
     """Global rank of this process; 0 without a process group."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    group = _process_group()
+    number: int = group.get_rank() if group else 0
+    return number
 
 
 def gather(value: T) -> list[T]:
     """Every rank's value, by rank. A collective: all ranks must call it."""
     values = [value] * world_size()
-    if dist.is_initialized():
-        dist.all_gather_object(values, value)
+    group = _process_group()
+    if group:
+        group.all_gather_object(values, value)
     return values
 
 
 def any_rank(value: bool) -> bool:
     """Whether it holds on any rank. A collective, of one number: cheap enough for every step,
     unlike `gather`."""
-    if not dist.is_initialized():
+    group = _process_group()
+    if not group:
         return value
+    import torch
+
     count = torch.tensor(int(value))
-    dist.all_reduce(count)
+    group.all_reduce(count)
     return bool(count)
 
 

@@ -45,11 +45,17 @@ class _Counted(httpx2.SyncByteStream):
 class Client(httpx2.Client):
     """An HTTP client that raises NotNow instead of returning what says so."""
 
-    def __init__(self, on_sent: Callable[[int], None] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        on_sent: Callable[[int], None] | None = None,
+        answer_seconds: float = ANSWER_SECONDS,
+        **options: Any,
+    ) -> None:
         """`on_sent` is called with the bytes of each part of a body that goes out, in the thread
-        that sends it."""
+        that sends it. `answer_seconds`: longest wait of a request that has no limit."""
         super().__init__(**options)
         self._sent = on_sent
+        self._answer_seconds = answer_seconds
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """One request with its redirects.
@@ -58,7 +64,7 @@ class Client(httpx2.Client):
             NotNow: no answer, one that may pass, or a page where the API's JSON should be.
         """
         timeouts = request.extensions.get("timeout", {})
-        unset = {kind: ANSWER_SECONDS for kind, seconds in timeouts.items() if not seconds}
+        unset = {kind: self._answer_seconds for kind, seconds in timeouts.items() if not seconds}
         request.extensions["timeout"] = {**timeouts, **unset}
         where = f"{request.method} {request.url.copy_with(query=None)}"
         if self._sent and isinstance(request.stream, httpx2.SyncByteStream):
@@ -132,6 +138,7 @@ def use_client(
 def _client(sent: Callable[[int], None] | None, seconds: float) -> Client:
     return Client(
         sent,
+        min(seconds, ANSWER_SECONDS),
         event_hooks={"request": [hf_request_event_hook]},
         follow_redirects=True,
         timeout=seconds,

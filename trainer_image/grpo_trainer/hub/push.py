@@ -32,7 +32,7 @@ from grpo_api.spec.checkpoint import HubExportSpec
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import EXPORT_TOKEN_ENV
 
-from ..runtime.clock import SYSTEM_CLOCK
+from ..runtime.clock import LONGEST_WAIT, SYSTEM_CLOCK
 from ..runtime.errors import BadInput
 from .retry import (
     Arrivals,
@@ -113,14 +113,12 @@ class Sending(Arrivals):
         self,
         report: ReportBytes,
         clock: Clock,
-        longest_wait: float | None = None,
+        longest_wait: float = LONGEST_WAIT,
         on_wait: ReportWait = ignore_wait,
     ) -> None:
-        super().__init__(
-            [Path(constants.HF_HOME)], report, clock, on_wait
-        )  # where hf_xet would keep what it needs room for
+        # hf_xet would keep in this folder what it needs room for.
+        super().__init__([Path(constants.HF_HOME)], report, clock, on_wait, longest_wait)
         self._bytes = 0
-        self._longest_wait = longest_wait
 
     def count_sent(self, count: int) -> None:
         """Add sent bytes. Two threads at once may lose a part of the count, which serves only as a
@@ -130,11 +128,6 @@ class Sending(Arrivals):
     def measure(self) -> int:
         """Bytes that went out."""
         return self._bytes
-
-    @property
-    def longest_wait(self) -> float:
-        """The usual one, unless another was asked for."""
-        return super().longest_wait if self._longest_wait is None else self._longest_wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +180,10 @@ def require_target(
     report: ReportBytes,
     clock: Clock = SYSTEM_CLOCK,
     on_wait: ReportWait = ignore_wait,
+    longest_wait: float = LONGEST_WAIT,
 ) -> None:
     """Make sure, before anything is trained, that the model can be pushed; a repository that is
-    missing is created.
+    missing is created. `longest_wait`: seconds for which a hub without an answer is waited for.
 
     Raises:
         BadInput: the token is refused or may not write, or the repository is public and should be
@@ -199,7 +193,7 @@ def require_target(
     # As in `push_folder`: only a run that pushes needs the hub's client.
     from .hub_client import use_client
 
-    target, sending = Target.from_spec(spec), Sending(report, clock, on_wait=on_wait)
+    target, sending = Target.from_spec(spec), Sending(report, clock, longest_wait, on_wait)
     with use_client(), watch_arrivals(sending):
 
         def prepare() -> None:
@@ -237,7 +231,7 @@ def push_folder(
 
     target, sending = (
         Target.from_spec(spec),
-        Sending(report, clock, ONLY_COPY_SECONDS if is_only_copy else None, on_wait),
+        Sending(report, clock, ONLY_COPY_SECONDS if is_only_copy else LONGEST_WAIT, on_wait),
     )
     files = Files.from_folder(folder, sending.report_again)
     with use_client(sending.count_sent, ANSWER_SECONDS), watch_arrivals(sending):

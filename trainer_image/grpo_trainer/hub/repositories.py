@@ -31,20 +31,28 @@ from huggingface_hub import (
     is_offline_mode,
     snapshot_download,
 )
-from huggingface_hub.errors import CachedRepoTreeNotFoundError, HFValidationError
+from huggingface_hub.errors import (
+    CachedRepoTreeNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # it is in __all__
 
 from grpo_api.text.clock import Clock
 
 from ..gang import rank0_task
-from ..runtime.clock import POLL_SECONDS, SYSTEM_CLOCK
+from ..runtime.clock import LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK
 from ..runtime.durable_files import write_atomically
 from ..runtime.errors import BadInput
 from .retry import (
     Arrivals,
     ReportBytes,
     ReportWait,
+    TryLater,
     ignore_wait,
     retry_passing_errors,
     watch_arrivals,
@@ -165,6 +173,13 @@ class Repository:
         return f"spec.{self.path}.name: {self.name} (revision {self.revision or 'default'})"
 
     @property
+    def folder(self) -> Path | None:
+        """The folder that the name is the path of; None for a repository of the hub."""
+        path = Path(self.name)
+        is_folder = path.is_absolute() or (self.kind == "model" and path.is_dir())
+        return path if is_folder else None
+
+    @property
     def storage(self) -> Path:
         """The repository's folder in the cache."""
         return Path(constants.HF_HUB_CACHE) / repo_folder_name(
@@ -186,6 +201,11 @@ class Hub:
     """The time by which it and other holders of a lease are waited for."""
     on_wait: ReportWait = ignore_wait
     """Called with the reason why the hub is asked again."""
+    longest_wait: float = LONGEST_WAIT
+    """Seconds for which a hub that gives nothing is waited for."""
+    takes_leases: bool = True
+    """False where only small files are fetched, which may be fetched twice: no other process that
+    fetches the repository is waited for."""
 
     def commit(self, repository: Repository) -> str:
         """The commit that the repository's revision means in this run; empty where no hub may be
@@ -229,9 +249,12 @@ def _resolved(repository: Repository, hub: Hub) -> str:
 
     def ask() -> str:
         api = HfApi(token=repository.token)
-        info = api.repo_info(
-            repository.name, repo_type=repository.kind, revision=repository.revision
-        )
+        try:
+            info = api.repo_info(
+                repository.name, repo_type=repository.kind, revision=repository.revision
+            )
+        except RevisionNotFoundError as error:
+            raise BadInput(_unknown_revision(repository, api)) from error
         # for who may ask no hub later; huggingface_hub itself does so only where it is asked for a
         # branch
         known.parent.mkdir(parents=True, exist_ok=True)
@@ -276,6 +299,13 @@ def complete_snapshot(repository: Repository, commit: str, names: list[str]) -> 
     return repository.storage / "snapshots" / commit
 
 
+def listed_files(repository: Repository, commit: str) -> set[str] | None:
+    """Names of all files of a commit, as the hub listed them; None if it never has."""
+    files = _files(repository, commit, ["*"])
+    folder = repository.storage / "snapshots" / commit
+    return None if files is None else {str(path.relative_to(folder)) for path in files}
+
+
 def _files(repository: Repository, commit: str, names: list[str]) -> dict[Path, int] | None:
     """The files that match the names, with their sizes, as the hub once listed them; None if it
     never has."""
@@ -310,20 +340,20 @@ def run_under_lease(repository: Repository, action: Callable[[], T], hub: Hub, *
     """
     if is_offline_mode():
         return _refused(repository, action)
-    storage = repository.storage
+    # Needed here only: a run with a local model has no use for the hub's client.
+    from .hub_client import ANSWER_SECONDS, use_client
 
+    storage = repository.storage
+    folders = [storage, *more]
+    arriving = Arrivals(folders, hub.report, hub.clock, hub.on_wait, hub.longest_wait)
     lease = Lease(storage.parent / f".{storage.name}.lease", hub.clock)
 
-    def under_lease() -> T:
-        # Needed here only: a run with a local model has no use for the hub's client.
-        from .hub_client import use_client
+    def without_lease() -> T:
+        with use_client(answer_seconds=min(ANSWER_SECONDS, hub.longest_wait)):
+            return retry_passing_errors(action, repository.description, arriving)
 
-        with (
-            use_client(),
-            watch_arrivals(
-                Arrivals([storage, *more], hub.report, hub.clock, hub.on_wait), lease.beat
-            ) as arrivals,
-        ):
+    def under_lease() -> T:
+        with use_client(), watch_arrivals(arriving, lease.beat) as arrivals:
             died = retry_passing_errors(
                 lambda: lease.take(arrivals.report_again), repository.description, arrivals
             )
@@ -334,7 +364,7 @@ def run_under_lease(repository: Repository, action: Callable[[], T], hub: Hub, *
             finally:
                 lease.release()
 
-    return _refused(repository, under_lease)
+    return _refused(repository, under_lease if hub.takes_leases else without_lease)
 
 
 def _sweep(storage: Path) -> None:
@@ -359,8 +389,48 @@ def _refused(repository: Repository, action: Callable[[], T]) -> T:
         ) from error
     except (OSError, HFValidationError) as error:
         raise BadInput(
-            f"{repository.description} can't be fetched: {error}. Check the name, the revision, "
-            f"spec.{repository.kind}"
-            ".tokenSecretRef for a gated one, and what the environment says (HF_HUB_OFFLINE, "
-            "HF_ENDPOINT)"
+            f"{repository.description} can't be fetched: {_reason(repository, error)}"
         ) from error
+
+
+def _reason(repository: Repository, error: Exception) -> str:
+    """The hub's refusal in a sentence, with what to write."""
+    secret = f"spec.{repository.kind}.tokenSecretRef"
+    if isinstance(error, GatedRepoError):
+        return (
+            f"it is gated, and the token has no right to it: accept its terms on the hub with the "
+            f"account of the token in {secret}"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return f"it has no such revision; correct spec.{repository.path}.revision"
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            "the hub has no such repository, or it is private and the token may not read it; "
+            f"correct the name, or set {secret} to a token that may read it"
+        )
+    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+        return (
+            f"the hub refuses the token (HTTP {error.response.status_code}); put a valid one that "
+            f"may read it into the Secret of {secret}"
+        )
+    return (
+        f"{error}. Check the name, the revision, {secret} for a gated one, and what the "
+        "environment says (HF_HUB_OFFLINE, HF_ENDPOINT)"
+    )
+
+
+MAX_REVISIONS = 8
+"""Branches and tags that are named where another one was asked for."""
+
+
+def _unknown_revision(repository: Repository, api: HfApi) -> str:
+    """Names the revisions that a repository has."""
+    names: list[str] = []
+    with suppress(HfHubHTTPError, TryLater, KeyError):
+        refs = api.list_repo_refs(repository.name, repo_type=repository.kind)
+        names = [ref.name for ref in (*refs.branches, *refs.tags)]
+    known = f"; it has {', '.join(names[:MAX_REVISIONS])}" if names else ""
+    return (
+        f"spec.{repository.path}.revision: {repository.name} has no revision "
+        f"{repository.revision!r}{known}. Write a branch, a tag or a whole commit hash"
+    )

@@ -54,16 +54,14 @@ class Arrivals:
         report: ReportBytes,
         clock: Clock = SYSTEM_CLOCK,
         on_wait: ReportWait = ignore_wait,
+        longest_wait: float = LONGEST_WAIT,
     ) -> None:
         self.folders, self._tell, self._clock = folders, report, clock
         self.report_wait = on_wait
+        self.longest_wait = longest_wait
+        """Seconds without progress after which the wait is given up."""
         self._last = self._most = 0
         self._grew_at = clock.now()
-
-    @property
-    def longest_wait(self) -> float:
-        """Seconds without progress after which the wait is given up."""
-        return LONGEST_WAIT
 
     def measure(self) -> int:
         """Bytes that have arrived."""

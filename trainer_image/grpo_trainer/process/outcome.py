@@ -78,16 +78,19 @@ def termination_log() -> Path:
 
 
 def announce_outcome(outcome: Outcome) -> int:
-    """Write the termination message and return the exit code.
-
-    The kubelet's file is a bind mount, which can't be renamed over: it is written in place.
-    """
+    """Write the termination message and return the exit code."""
     text = outcome.model_dump_json()
+    write_termination_message(text)
+    print(f"outcome: {text}", flush=True)
+    return EXIT_CODES[outcome.result]
+
+
+def write_termination_message(text: str) -> None:
+    """Write the file that the kubelet reads, a bind mount, which can't be renamed over: it is
+    written in place."""
     path = termination_log()
     if path.parent.is_dir():
         path.write_text(text, encoding="utf-8")
-    print(f"outcome: {text}", flush=True)
-    return EXIT_CODES[outcome.result]
 
 
 def keep_outcome(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None:

@@ -30,7 +30,7 @@ from grpo_api.spec.training import ReferenceSync
 
 from ..runtime.errors import BadInput, TrainingError
 from ..weights import parameters
-from ..weights.models import Source
+from ..weights.model_files import Source
 from ..weights.parameters import unwrap_model
 from ..weights.policy_checks import TrainerModels
 from ..weights.proof import Proof

@@ -21,11 +21,12 @@ import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _TRACE_LINES = 6
+_MAX_NAMES = 8
 
 Arguments = dict[str, Any]
 
@@ -66,12 +67,26 @@ def _ready(parent: Connection) -> Callable[..., Any]:
     sys.path[:] = start["path"]
     module, _, name = start["function"].partition(":")
     try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        function = _find(importlib.import_module(module), name)
         is_async = _is_async(function)
     except Exception as error:
         _send(parent, {"problem": _described(error)})
         raise EOFError from error
     _send(parent, {"async": is_async})
+    return function
+
+
+def _find(module: ModuleType, name: str) -> Callable[..., Any]:
+    """The module's attribute of that name."""
+    if not hasattr(module, name):
+        functions = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
+        ]
+        present = ", ".join(functions[:_MAX_NAMES]) or "no function"
+        raise AttributeError(f"module {module.__name__!r} has no {name!r}; it has {present}")
+    function: Callable[..., Any] = getattr(module, name)
     return function
 
 

@@ -33,6 +33,7 @@ START_SECONDS = 120.0
 LOCATE_SECONDS = 10.0
 """Time to find the completion on which a function failed."""
 _STOP_SECONDS = 5.0
+_MAX_NAMES = 8
 
 
 class FunctionFailed(Exception):
@@ -267,14 +268,23 @@ def python_function(
     try:
         process = FunctionProcess(spec.function, folder if spec.config_map else None)
     except BadInput as error:
-        where = (
-            f"ConfigMap {spec.config_map.name!r} or the image" if spec.config_map else "the image"
-        )
         raise BadInput(
-            f"reward {name!r}: python.function {error}; check that {where} has it"
+            f"reward {name!r}: python.function {error}; {where_message(spec, folder)}"
         ) from error
     return (AsyncPythonFunction if process.is_async else PythonFunction)(
         name, spec, counters, process
+    )
+
+
+def where_message(spec: PythonReward, folder: Path | None) -> str:
+    """Where a function's module should be, and which files are there."""
+    if spec.config_map is None or folder is None:
+        return "check that the image has it, or name a ConfigMap with it in python.configMap"
+    names = sorted(path.name for path in folder.glob("*.py"))[:_MAX_NAMES]
+    present = ", ".join(names) or "no .py file"
+    return (
+        f"ConfigMap {spec.config_map.name!r} has {present}: write MODULE:FUNCTION of a file in it, "
+        "or of a module of the image"
     )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_api.spec.rewards import JUDGED_GENERATIONS, RewardSpec, reward_names
+from grpo_api.spec.rewards import JUDGED_GENERATIONS, AccuracyReward, RewardSpec, reward_names
 from grpo_api.text.contract import REWARD_MOUNT, reward_token_env
 
 from ..gang import ranks
@@ -171,26 +171,10 @@ class RewardSet:
         for spec, name, tokenizer in zip(
             self.specs, self.names, self.processing_classes, strict=True
         ):
-            if (
-                tokenizer
-                and tokenizer.chat_template is None
-                and not isinstance(rows[0]["prompt"], str)
-            ):
-                problem = (
-                    "the prompts are chats but the reward model's tokenizer has no chat template"
-                )
-                raise BadInput(
-                    f"reward {name!r}: {problem}; take another model, or text prompts without a "
-                    "system prompt"
-                )
+            if tokenizer:
+                check_chat_template(name, tokenizer, is_chat=not isinstance(rows[0]["prompt"], str))
             if spec.accuracy:
-                where = f"reward {name!r}: column {spec.accuracy.answer_column!r}"
-                _check_answers(
-                    rows,
-                    spec.accuracy.answer_column,
-                    where,
-                    numeric=spec.accuracy.compare == "Numeric",
-                )
+                check_answers(name, spec.accuracy, rows)
 
     def close(self) -> None:
         """Ends the processes that the rewards started. Harmless when called twice."""
@@ -203,11 +187,32 @@ def _is_async(function: RewardFunction) -> bool:
     return inspect.iscoroutinefunction(type(function).__call__)
 
 
-def _check_answers(rows: datasets.Dataset, column: str, where: str, *, numeric: bool) -> None:
+def check_chat_template(name: str, tokenizer: Any, *, is_chat: bool) -> None:
+    """Whether a reward model can read the prompts.
+
+    Raises:
+        BadInput: the prompts are chats, and its tokenizer has no template for them.
+    """
+    if is_chat and tokenizer.chat_template is None:
+        problem = "the prompts are chats but the reward model's tokenizer has no chat template"
+        raise BadInput(
+            f"reward {name!r}: {problem}; take another model, or text prompts without a system "
+            "prompt"
+        )
+
+
+def check_answers(name: str, accuracy: AccuracyReward, rows: datasets.Dataset) -> None:
+    """Whether every row has an answer that completions can be compared with.
+
+    Raises:
+        BadInput: the column is missing, or a cell has no answer; names the row.
+    """
+    column, numeric = accuracy.answer_column, accuracy.compare == "Numeric"
+    where = f"reward {name!r}: column {column!r}"
     if column not in rows.column_names:
         raise BadInput(
             f"{where} is not in the dataset; set accuracy.answerColumn to one of "
-            f"{rows.column_names}"
+            f"{', '.join(rows.column_names)}"
         )
     for index, cell in enumerate(rows[column]):
         row = f"{where}, row {index + 1} of those that are trained on"

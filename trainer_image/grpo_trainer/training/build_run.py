@@ -65,7 +65,8 @@ from ..runtime.errors import BadInput
 from ..runtime.paths import attempt_folder
 from ..telemetry.observer import KeepSamples, PublishLogs, StepObserver, log_line
 from ..telemetry.step_exchange import StepExchange
-from ..weights.models import LoadedModel, Source, architecture_of, load_policy
+from ..weights.model_files import Source
+from ..weights.models import LoadedModel, architecture_of, load_policy
 from .guard import EngineGuard, KLGuard, LossGuard
 from .reference_trainer import MakeEngine, ReferenceGRPOTrainer, Save
 from .trl_config import config_arguments, uses_deepspeed

@@ -60,7 +60,8 @@ from ..telemetry.observer import StepObserver
 from ..weights import policy_checks
 from ..weights.adapters import load_adapter
 from ..weights.checkpoint_files import open_weights
-from ..weights.models import LoadedModel, Source
+from ..weights.model_files import Source
+from ..weights.models import LoadedModel
 from ..weights.proof import Proof, prove_equal, prove_weights
 from .finite_loss import FiniteLossTrainer
 from .guard import EngineGuard

@@ -17,7 +17,7 @@ from ..gang import ranks
 from ..runtime.errors import BadInput
 from . import parameters
 from .checkpoint_files import ADAPTER, ADAPTER_CONFIG, open_weights
-from .models import Source
+from .model_files import Source
 from .parameters import TRAINED_ADAPTER, adapter_key, base_name, is_bitwise_equal
 
 _SPEC = {"r": "adapter.rank", "lora_alpha": "adapter.alpha"}

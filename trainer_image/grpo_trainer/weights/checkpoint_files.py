@@ -4,22 +4,30 @@ A rank compares its own part of a model with its own copy of the file, and never
 more than that. Only safetensors: a pickle runs code when it is read, and can't be read in slices.
 """
 
+from __future__ import annotations
+
 import json
+import math
 import os
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from ..runtime.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+MAX_NAMES = 4
+"""Files that are named where there are no weights."""
 
 
 @dataclass
@@ -59,7 +67,7 @@ class WeightFiles:
         if not shape:
             scalar: torch.Tensor = self._file(self.paths[key]).get_tensor(key)
             return scalar.reshape(-1)[start:stop]
-        row = torch.Size(shape[1:]).numel()
+        row = math.prod(shape[1:])
         first, last = start // row, -(-stop // row)
         rows: torch.Tensor = part[first:last]
         return rows.reshape(-1)[start - first * row : stop - first * row]
@@ -80,12 +88,20 @@ def open_weights(folder: Path) -> WeightFiles:
     """
     files = _listed(folder)
     if not files:
-        raise BadInput(
-            f"model folder {folder} has neither {WHOLE} nor {INDEX} nor {ADAPTER}; save the model "
-            "with "
-            "save_pretrained (pickled weights are never read: that runs code)"
-        )
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        raise BadInput(f"model folder {folder} {no_weights_message(names)}")
     return WeightFiles({key: path for path in files for key in _keys(path)})
+
+
+def no_weights_message(names: Iterable[str]) -> str:
+    """What a model lacks, and the `names` of the files that it has instead."""
+    # Weights in another format are worth more to the reader than configuration.
+    ordered = sorted(names, key=lambda name: (name.endswith((".json", ".txt")), name))
+    present = ", ".join(ordered[:MAX_NAMES]) or "nothing"
+    return (
+        f"has neither {WHOLE} nor {INDEX} nor {ADAPTER}, but {present}; save the model with "
+        "save_pretrained (pickles are never read)"
+    )
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -113,13 +129,14 @@ def shards(folder: Path) -> list[str]:
         return sorted(set(map(os.fspath, weight_map.values())))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(
-            f"{index} is no index of weights ({error!r}); copy the model again"
+            f"{index} is no index of weights ({type(error).__name__}); copy the model again"
         ) from error
 
 
 def _keys(path: Path) -> list[str]:
     try:
-        with safe_open(path, framework="pt") as file:
+        # The header alone is read, for which a preflight needs no torch.
+        with safe_open(path, framework="np") as file:
             return list(file.keys())
     except FileNotFoundError as error:
         if path.exists():  # safetensors says the same of both

@@ -19,18 +19,15 @@ declared size may be wrong.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from peft import LoraConfig, PeftConfig
-from pydantic import ValidationError
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -42,10 +39,11 @@ from grpo_api.spec.model import Architecture, ModelSpec
 from grpo_api.spec.rewards import ModelReward
 from grpo_api.spec.training import AdapterSpec
 
-from ..gang import ranks
-from ..hub.repositories import Fetch, Hub, Repository
+from ..hub.repositories import Hub, Repository
 from ..runtime.errors import BadInput, TrainingError
-from .checkpoint_files import ADAPTER, WHOLE, open_weights, shards
+from .checkpoint_files import open_weights
+from .config_shape import architecture_of_config
+from .model_files import Source, load_tokenizer, locate_model
 from .proof import prove_weights
 
 ALL_LINEAR = "all-linear"
@@ -111,27 +109,7 @@ def _adaptable(model: PreTrainedModel) -> list[str]:
     return list(dict.fromkeys(path.rpartition(".")[2] for path in paths))
 
 
-MODEL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py", WHOLE, ADAPTER]
-"""What is fetched of a hub repository: configuration, tokenizer, remote code and weights; and the
-shards of an index. No pickles, and none of the copies in other formats that lie beside
-(`consolidated.safetensors`, `onnx/`)."""
-
-Dtype = Literal["bfloat16", "float32"]
 M = TypeVar("M", bound=nn.Module)
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The files that a model was loaded from."""
-
-    name: str
-    """Hub id or folder, as the plan names it."""
-    folder: Path
-    """Where the files lie on this node."""
-    revision: str
-    """Commit on the hub; empty for a folder."""
-    dtype: Dtype
-    """Dtype that the weights were cast to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,26 +187,6 @@ def load_causal(source: Source, remote_code: bool) -> PreTrainedModel:
     return without_dropout(_load(AutoModelForCausalLM, source, remote_code))
 
 
-def load_tokenizer(source: Source, remote_code: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model; a missing pad token becomes the end-of-sequence token.
-
-    Raises:
-        BadInput: the folder has none.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.folder,
-            padding_side="left",
-            truncation_side="left",
-            trust_remote_code=remote_code,
-        )
-    except (OSError, ValueError) as error:
-        raise BadInput(f"model {source.name} has no usable tokenizer: {error}") from error
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return cast(PreTrainedTokenizerBase, tokenizer)
-
-
 def without_dropout(model: M) -> M:
     """The model with every dropout probability at zero, so that policy and reference differ by
     their weights alone.
@@ -250,45 +208,6 @@ def without_dropout(model: M) -> M:
 def freeze(model: M) -> M:
     """The model without gradients and in eval mode, as a reference and a reward model must be."""
     return model.requires_grad_(False).eval()
-
-
-def locate_model(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
-    """The folder of a model, with every weight file checked to be there and whole. A collective.
-
-    Raises:
-        BadInput: not found, or a file is missing, truncated or damaged.
-        Transient: the hub can't be asked now, or there is no room.
-    """
-    folder = Path(repository.name)
-    if folder.is_absolute() or any(ranks.gather(folder.is_dir())):
-        commit = ranks.run_on_all(lambda: _mounted(repository))
-    else:
-        folder, commit = hub.snapshot(repository, _download)
-    return ranks.run_on_all(lambda: _checked(Source(repository.name, folder, commit, dtype)))
-
-
-def _mounted(repository: Repository) -> str:
-    """A folder has no commit; it has to be there."""
-    if not Path(repository.name).is_dir():
-        where = f"spec.{repository.path}"
-        raise BadInput(
-            f"{where}.name: folder {repository.name} does not exist in the pod; mount it with "
-            f"{where}.volume"
-        )
-    return ""
-
-
-def _download(fetch: Fetch) -> Path:
-    """The repository's snapshot with the one set of weights that `open_weights` reads."""
-    folder = fetch(MODEL_FILES)
-    if not (folder / WHOLE).exists() and (listed := shards(folder)):
-        fetch([escape(shard) for shard in listed])
-    return folder
-
-
-def _checked(source: Source) -> Source:
-    open_weights(source.folder)
-    return source
 
 
 def _load(architecture: Any, source: Source, remote_code: bool) -> PreTrainedModel:
@@ -316,62 +235,18 @@ def _load(architecture: Any, source: Source, remote_code: bool) -> PreTrainedMod
 def architecture_of(model: PreTrainedModel) -> Architecture | None:
     """The shape that spec.model.architecture would say; None for what that has no words for.
 
-    Widths are those of the loaded configuration, where transformers has filled in what the file
-    left out; biases are those of the modules, as not every type heeds what its file says of them.
+    Widths are those of the loaded configuration; biases are those of the modules, as not every type
+    heeds what its file says of them.
     """
-    config = model.config
-    if getattr(config, "text_config", None) is not None or not _alike(config):
+    shape = architecture_of_config(model.config)
+    if shape is None:
         return None
-    try:
-        experts = int(_own(config, "num_local_experts") or _own(config, "num_experts") or 0)
-        heads = config.num_attention_heads
-        intermediate_size = _own(config, "moe_intermediate_size") or config.intermediate_size
-        key_value_heads = getattr(config, "num_key_value_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        experts_per_token = config.num_experts_per_tok if experts else 0
-        return Architecture(
-            model_type=config.model_type,
-            layers=config.num_hidden_layers,
-            hidden_size=config.hidden_size,
-            intermediate_size=intermediate_size,
-            attention_heads=heads,
-            key_value_heads=key_value_heads,
-            head_dim=head_dim,
-            vocab_size=config.vocab_size,
-            tie_word_embeddings=bool(config.tie_word_embeddings),
-            attention_bias=_has_bias(model, "o_proj"),
-            mlp_bias=_has_bias(model, "down_proj"),
-            experts=experts,
-            experts_per_token=experts_per_token,
-            **_window(config),
-        )
-    except (AttributeError, TypeError, ValidationError):
-        return None
-
-
-def _alike(config: Any) -> bool:
-    """Whether all layers have the same feed-forward part."""
-    return (
-        not getattr(config, "mlp_only_layers", None)
-        and getattr(config, "decoder_sparse_step", 1) == 1
-    )
-
-
-def _own(config: Any, name: str) -> Any:
-    """A setting that the model's type has; a file may carry others' along. None where it has it
-    not."""
-    return getattr(config, name, None) if hasattr(type(config), name) else None
+    biases = {
+        "attention_bias": _has_bias(model, "o_proj"),
+        "mlp_bias": _has_bias(model, "down_proj"),
+    }
+    return shape.model_copy(update=biases)
 
 
 def _has_bias(model: nn.Module, projection: str) -> bool:
     return any(name.endswith(f".{projection}.bias") for name, _ in model.named_parameters())
-
-
-def _window(config: Any) -> dict[str, int]:
-    """The window of local attention and how many layers have none; empty when all layers attend to
-    everything."""
-    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
-    full = list(kinds).count("full_attention") if kinds else 0
-    if not window or full == config.num_hidden_layers:
-        return {}
-    return {"sliding_window": window, "full_attention_layers": full}

@@ -1,0 +1,73 @@
+"""Checks the first rows of the dataset, by the code that prepares all of them for training."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV
+
+from ..data.dataset import Rows, build_prompts, make_prompts, read_rows
+from ..data.prompts import Prompt
+from ..data.row_sources import dataset_repository
+from ..runtime.errors import BadInput
+from .scope import Preflight
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRows:
+    """Rows of the dataset, and the prompts that they make."""
+
+    rows: Rows
+    prompts: list[Prompt]
+    """Empty where the rows make none."""
+
+    @property
+    def has_chats(self) -> bool:
+        """Whether the prompts are lists of messages."""
+        return bool(self.prompts) and not isinstance(self.prompts[0], str)
+
+
+def check_dataset(preflight: Preflight, tokenizer: Any) -> FirstRows | None:
+    """Check files, columns, prompts and their lengths; None if no rows could be read."""
+    dataset, findings, hub = preflight.plan.dataset, preflight.findings, preflight.hub
+    root = Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
+    rows = None
+    with findings.check("spec.dataset.name" if dataset.name else "spec.dataset.files"):
+        repository = dataset_repository(dataset)
+        folder = root if dataset.files else repository.folder
+        if folder is not None:
+            preflight.require_input(f"folder {folder}", is_there=folder.is_dir())
+        else:
+            findings.require_hub()
+            preflight.require_token("dataset.tokenSecretRef", dataset.token_secret_ref)
+            if not preflight.scope.is_whole:
+                hub.commit(repository)
+                return None
+        rows = read_rows(dataset, root=root, hub=hub, most_rows=preflight.scope.most_rows)
+    if rows is None:
+        return None
+    prompts: list[Prompt] = []
+    with findings.check("spec.dataset.promptColumn"):
+        prompts = list(build_prompts(rows, dataset).values())
+    if prompts and tokenizer is not None:
+        with findings.check("spec.dataset"):
+            _measure(rows, tokenizer, preflight)
+    return FirstRows(rows, prompts)
+
+
+def _measure(rows: Rows, tokenizer: Any, preflight: Preflight) -> None:
+    """Report the prompts' lengths.
+
+    Raises:
+        BadInput: the prompts can't be trained on, or all of them are too long.
+    """
+    plan = preflight.plan
+    lengths = make_prompts(rows, plan.dataset, plan.training, tokenizer).lengths
+    preflight.findings.prompts = lengths
+    if lengths.rows and lengths.dropped == lengths.rows:
+        raise BadInput(
+            f"training.maxPromptLength: {plan.training.max_prompt_length} is less than each of the "
+            f"first {lengths.rows} prompts has, whose mean is {lengths.mean:.0f} tokens; write "
+            f"{lengths.p95} to keep 95 % of them"
+        )

@@ -1,0 +1,142 @@
+"""Collects what the checks find, as sentences for users, and fits them into a termination
+message."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from grpo_api.report.preflight import (
+    MAX_PROBLEMS,
+    MAX_SENTENCE,
+    PreflightProblem,
+    PreflightReport,
+    PromptLengths,
+    SkippedCheck,
+)
+from grpo_api.report.report import Revisions
+from grpo_api.spec.model import Architecture
+from grpo_api.text.contract import TERMINATION_BYTES
+
+from ..runtime.errors import Denied, HubUnavailable, TrainingError, Transient
+
+MAX_PATH = 128
+_PATH = re.compile(
+    r"(?:spec\.)?((?:model|dataset|rewards|training|generation|adapter|checkpoint|export|image)"
+    r"(?:\.[A-Za-z]\w*|\[[^\]\s]{1,64}\])*): "
+)
+"""The path of a field with which most messages of the trainer begin."""
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
+_CUT = " […] "
+
+
+class NotChecked(Exception):
+    """A check that can't be made here; says nothing against the job."""
+
+
+@dataclass
+class Findings:
+    """What is known so far."""
+
+    problems: list[PreflightProblem] = field(default_factory=list)
+    skipped: list[SkippedCheck] = field(default_factory=list)
+    prompts: PromptLengths | None = None
+    architecture: Architecture | None = None
+    has_vllm: bool | None = None
+    revisions: Revisions = field(default_factory=dict)
+    is_hub_away: bool = False
+    """Whether the hub did not answer an earlier check, which need not be waited for twice."""
+
+    @contextmanager
+    def check(self, path: str) -> Iterator[None]:
+        """Surrounds one check. What it raises is a problem of the field at `path`, unless the
+        message names another field."""
+        try:
+            yield
+        except NotChecked as reason:
+            self.skip(path, str(reason))
+        except HubUnavailable as error:
+            self.is_hub_away = True
+            fix = "Check the pods' egress, their proxy and HF_ENDPOINT"
+            self.add(path, f"{error}. {fix}", transient=True)
+        except Transient as error:
+            # A store that refuses a run which has never written there refuses it again.
+            self.add(path, str(error), transient=not isinstance(error, Denied))
+        except TrainingError as error:
+            self.add(path, str(error))
+        except Exception as error:
+            # A check that fails of itself must hold no job back.
+            self.skip(path, f"the check failed: {type(error).__name__}: {error}")
+
+    def require_hub(self) -> None:
+        """Ask a hub that is known not to answer no more.
+
+        Raises:
+            NotChecked: it has not answered an earlier check.
+        """
+        if self.is_hub_away:
+            raise NotChecked("the hub did not answer an earlier check")
+
+    def add(self, path: str, message: str, *, transient: bool = False) -> None:
+        """Add a problem, once."""
+        named = _PATH.match(message)
+        if named:
+            path, message = f"spec.{named[1]}", message[named.end() :]
+        problem = PreflightProblem(
+            path=path[:MAX_PATH], message=sentence(message), transient=transient
+        )
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def skip(self, path: str, message: str) -> None:
+        """Add a check that could not be made."""
+        self.skipped.append(SkippedCheck(path=path[:MAX_PATH], message=sentence(message)))
+
+    def report(self) -> PreflightReport:
+        """The report, what holds the job back for good first, small enough for a termination
+        message."""
+        ordered = sorted(self.problems, key=lambda problem: problem.transient)
+        report = PreflightReport(
+            problems=ordered[:MAX_PROBLEMS],
+            omitted_problems=len(ordered[MAX_PROBLEMS:]),
+            skipped=self.skipped[:MAX_PROBLEMS],
+            prompts=self.prompts,
+            architecture=self.architecture,
+            has_vllm=self.has_vllm,
+            revisions=dict(self.revisions),
+        )
+        while len(report_json(report).encode()) > TERMINATION_BYTES:
+            report = _without_least(report)
+        return report
+
+
+def report_json(report: PreflightReport) -> str:
+    """The report as it is written."""
+    return report.model_dump_json(exclude_defaults=True)
+
+
+def _without_least(report: PreflightReport) -> PreflightReport:
+    """The report without its least important entry."""
+    if report.skipped:
+        return report.model_copy(update={"skipped": report.skipped[:-1]})
+    if report.revisions:
+        revisions = dict(list(report.revisions.items())[:-1])
+        return report.model_copy(update={"revisions": revisions})
+    omitted = report.omitted_problems + 1
+    return report.model_copy(update={"problems": report.problems[:-1], "omitted_problems": omitted})
+
+
+def sentence(text: str) -> str:
+    """The text in one line of at most MAX_SENTENCE characters, without what only a debugger has a
+    use for and without credentials of a URL."""
+    # A lone surrogate has no UTF-8.
+    encodable = text.encode(errors="replace").decode()
+    printable = "".join(letter if letter.isprintable() else " " for letter in encodable)
+    line = " ".join(printable.split())
+    line = _CREDENTIALS.sub("", _ADDRESS.sub("", line)) or "no reason was given"
+    if len(line) <= MAX_SENTENCE:
+        return line
+    # The beginning says what is wrong and the end what to write.
+    kept = (MAX_SENTENCE - len(_CUT)) // 2
+    return f"{line[:kept]}{_CUT}{line[-kept:]}"

@@ -1,0 +1,103 @@
+"""Checks the models of a job by their small files: configuration, tokenizer, and whether the
+weights are there."""
+
+import json
+from typing import Any
+
+from grpo_api.spec.model_config import untrainable_message
+from grpo_api.spec.rewards import ModelReward
+
+from ..hub.repositories import Repository
+from ..runtime.errors import BadInput
+from ..weights.model_files import Dtype, Source, load_tokenizer, locate_config
+from .scope import Preflight
+
+CONFIG = "config.json"
+
+
+def check_policy(preflight: Preflight) -> Any:
+    """Check the trained model; its tokenizer, None where there is none or it was not looked at."""
+    model, findings = preflight.plan.model, preflight.findings
+    path = "spec.model.name"
+    source = None
+    with findings.check(path):
+        repository = Repository("model", model.name, model.revision, "model")
+        located = _locate(repository, preflight.plan.execution.dtype, preflight)
+        message = untrainable_message(_read_config(located))
+        if message:
+            raise BadInput(message)
+        source = located
+    if source is None or not preflight.scope.is_whole:
+        return None
+    with findings.check(path):
+        from ..weights.config_shape import architecture_of_config
+
+        config = _load_config(source, remote_code=model.trust_remote_code)
+        findings.architecture = architecture_of_config(config)
+    with findings.check(path):
+        return load_tokenizer(source, model.trust_remote_code)
+    return None
+
+
+def check_reward_model(reward: ModelReward, path: str, preflight: Preflight) -> Any:
+    """Check a reward model at a path below spec; its tokenizer, as in `check_policy`."""
+    tokenizer = None
+    with preflight.findings.check(f"spec.{path}.name"):
+        repository = Repository("model", reward.name, reward.revision, path)
+        source = _locate(repository, reward.dtype, preflight)
+        _read_config(source)
+        if preflight.scope.is_whole:
+            labels = _load_config(source, remote_code=False).num_labels
+            if labels != 1:
+                raise BadInput(
+                    f"reward model {source.name} has {labels} labels; name a reward model, which "
+                    "has one"
+                )
+            tokenizer = load_tokenizer(source, remote_code=False)
+    return tokenizer
+
+
+def _locate(repository: Repository, dtype: Dtype, preflight: Preflight) -> Source:
+    folder = repository.folder
+    if folder is None:
+        preflight.findings.require_hub()
+        preflight.require_token("model.tokenSecretRef", preflight.plan.model.token_secret_ref)
+    else:
+        preflight.require_input(f"folder {folder}", is_there=folder.is_dir())
+    return locate_config(repository, dtype, preflight.hub)
+
+
+def _read_config(source: Source) -> dict[str, Any]:
+    """The model's config.json.
+
+    Raises:
+        BadInput: it is missing, or no JSON object.
+    """
+    path = source.folder / CONFIG
+    if not path.is_file():
+        names = ", ".join(sorted(file.name for file in source.folder.iterdir())[:8])
+        raise BadInput(
+            f"model {source.name} has no {CONFIG}, but {names}; save it with save_pretrained"
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BadInput(
+            f"{CONFIG} of model {source.name} is no JSON: {error}; copy the model again"
+        ) from error
+    if not isinstance(config, dict):
+        raise BadInput(f"{CONFIG} of model {source.name} is no JSON object; copy the model again")
+    return config
+
+
+def _load_config(source: Source, *, remote_code: bool) -> Any:
+    """The configuration as transformers reads it."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source.folder, trust_remote_code=remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(
+            f"{CONFIG} of model {source.name} can't be used: {error}; name a model that "
+            "transformers knows, or set spec.model.trustRemoteCode"
+        ) from error

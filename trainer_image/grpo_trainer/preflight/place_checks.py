@@ -1,0 +1,116 @@
+"""Checks the places that a run writes to: the checkpoint volume or object store, and the hub
+repository of the export."""
+
+import errno
+import math
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.contract import EXPORT_TOKEN_ENV, SIGNING_KEY, SIGNING_KEY_ENV
+
+from ..checkpoints.signing_key import FIELD, require_key
+from ..checkpoints.volume_checkpoints import REFUSALS, refusal_message
+from ..hub.push import require_target
+from ..runtime.durable_files import write_atomically
+from ..runtime.errors import BadInput, DiskFailed
+from ..runtime.paths import attempt_folder_name
+from ..stores.run_store import require_conditions, run_store
+from .scope import Preflight
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+GIB = 2**30
+
+
+def check_places(preflight: Preflight) -> None:
+    """Check where checkpoints and the export go, and the key that signs them."""
+    plan, findings = preflight.plan, preflight.findings
+    wait_seconds = preflight.scope.wait_seconds
+    if plan.checkpoint.store:
+        with findings.check("spec.checkpoint.store"):
+            _check_store(plan, wait_seconds)
+    elif plan.checkpoint_directory is not None:
+        with findings.check("spec.checkpoint"):
+            run_folder = Path(plan.checkpoint_directory)
+            folder = _nearest_folder(run_folder)
+            preflight.require_input("the checkpoint volume", is_there=folder != Path("/"))
+            require_writable(folder, bytes_needed(plan) - _stored_bytes(run_folder))
+    export = plan.export
+    if export and export.hub:
+        with findings.check("spec.export.hub.repository"):
+            findings.require_hub()
+            has_token = bool(os.environ.get(EXPORT_TOKEN_ENV))
+            preflight.require_input("the Secret of hub.tokenSecretRef", is_there=has_token)
+            require_target(export.hub, lambda _: None, longest_wait=wait_seconds)
+    if export and export.signing_key_secret_ref:
+        with findings.check(FIELD):
+            key = Path(os.environ.get(SIGNING_KEY_ENV, SIGNING_KEY))
+            preflight.require_input("the Secret of signingKeySecretRef", is_there=key.exists())
+            require_key()
+
+
+def bytes_needed(plan: TrainingPlan) -> int:
+    """Disk that the run is predicted to fill: the checkpoints that it keeps, one more while it is
+    written, and the export; 0 where the plan predicts none."""
+    checkpoints = plan.checkpoint.keep + 1
+    if plan.training.max_steps:
+        made = math.ceil(plan.training.max_steps / plan.execution.save_every_steps)
+        checkpoints = min(checkpoints, made)
+    memory = plan.execution.memory
+    checkpoint_bytes = memory.checkpoint_bytes if memory else 0
+    export_bytes = 0
+    if plan.export and plan.export.is_model_kept:
+        export_bytes = plan.execution.export_bytes
+    return checkpoints * checkpoint_bytes + export_bytes
+
+
+def require_writable(folder: Path, needed: int) -> None:
+    """Write a small file and remove it, and compare the free space with what the run needs.
+
+    Raises:
+        BadInput: the folder can't be written.
+        DiskFailed: it is full, or has too little room for the run.
+    """
+    probe = folder / f".preflight-{uuid.uuid4().hex}"
+    try:
+        write_atomically(probe, "a preflight wrote this file")
+        probe.unlink()
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            raise BadInput(
+                f"the volume at {folder} is read-only; use a claim that can be mounted read-write, "
+                "and no snapshot or readOnly volume"
+            ) from error
+        if error.errno in REFUSALS:
+            raise BadInput(refusal_message(folder, error)) from error
+        if error.errno in FULL:
+            raise DiskFailed(
+                f"the volume at {folder} is full: {error.strerror}; remove something there, or "
+                "use a larger one"
+            ) from error
+        raise DiskFailed(f"the volume at {folder} can't be written: {error.strerror}") from error
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise DiskFailed(
+            f"the volume at {folder} has {free / GIB:.1f} GiB free, and the run is predicted to "
+            f"write {needed / GIB:.1f} GiB; use a larger volume, or lower checkpoint.keep"
+        )
+
+
+def _check_store(plan: TrainingPlan, wait_seconds: float) -> None:
+    run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
+    if run is not None:
+        store = run.store.within(wait_seconds)
+        require_conditions(store, attempt_folder_name(plan.job.attempt))
+
+
+def _stored_bytes(folder: Path) -> int:
+    """What earlier attempts of the run have written; later checkpoints replace theirs."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _nearest_folder(folder: Path) -> Path:
+    """The folder, or the nearest above it that exists; the attempt makes those that are missing."""
+    return next(place for place in (folder, *folder.parents) if place.is_dir())

@@ -1,0 +1,181 @@
+"""Imports every reward and calls it on two samples, in the process in which it runs in training.
+
+A reward that needs more than a preflight has is left out, and is no problem: memory, a GPU, a
+library that only the image has, time.
+"""
+
+import asyncio
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from grpo_api.spec.rewards import HTTPReward, PythonReward, reward_names
+from grpo_api.text.contract import REWARD_MOUNT, reward_token_env
+
+from ..rewards.builtin_rewards import FormatFunction
+from ..rewards.http_service import HTTPFunction
+from ..rewards.python_function import (
+    FunctionFailed,
+    FunctionProcess,
+    picklable_arguments,
+    where_message,
+)
+from ..rewards.reward_base import Deadline, RewardCounters, checked_scores
+from ..rewards.reward_set import check_answers, check_chat_template
+from ..runtime.errors import BadInput, Transient
+from .dataset_checks import FirstRows
+from .findings import NotChecked
+from .model_checks import check_reward_model
+from .scope import Preflight
+
+SAMPLES = 2
+SAMPLE_COMPLETION = "The answer is 42."
+NEEDS_MORE = re.compile(
+    r"took more than|ended with status -9\b|No module named '(torch|vllm)'|CUDA|cuda|NVIDIA|"
+    r"MemoryError|out of memory|Cannot allocate memory|libcud|HIP error"
+)
+"""What Python, the kernel and torch say where memory, a GPU, time or a library is missing."""
+_PLACE = re.compile(r'File "(?:[^"]*/)?([^"/<>]+)", line (\d+)')
+"""Where a frame of a traceback is."""
+
+
+def check_rewards(preflight: Preflight, first: FirstRows | None) -> None:
+    """Check every reward of the spec."""
+    rewards, findings = preflight.plan.rewards, preflight.findings
+    samples = sample_arguments(first) if first and first.prompts else None
+    deadline = Deadline(preflight.scope.reward_seconds)
+    for position, (reward, name) in enumerate(zip(rewards, reward_names(rewards), strict=True)):
+        path = f"rewards[{position}]"
+        if reward.accuracy and first:
+            with findings.check(f"spec.{path}.accuracy.answerColumn"):
+                check_answers(name, reward.accuracy, first.rows.table)
+        if reward.format:
+            with findings.check(f"spec.{path}.format.pattern"):
+                FormatFunction(name, reward.format, RewardCounters())
+        if reward.model:
+            tokenizer = check_reward_model(reward.model, f"{path}.model", preflight)
+            if tokenizer is not None and first:
+                with findings.check(f"spec.{path}.model.name"):
+                    check_chat_template(name, tokenizer, is_chat=first.has_chats)
+        if reward.python:
+            with findings.check(f"spec.{path}.python.function"):
+                folder = _function_folder(reward.python, position, preflight)
+                _check_function(reward.python, folder, samples, deadline)
+        if reward.http and samples and preflight.scope.is_whole:
+            with findings.check(f"spec.{path}.http.url"):
+                token = _service_token(reward.http, position, preflight)
+                _check_service(reward.http, token, samples, preflight.scope.wait_seconds)
+
+
+def sample_arguments(first: FirstRows) -> dict[str, Any]:
+    """What TRL gives a reward for one completion of each of the first rows."""
+    prompts = first.prompts[:SAMPLES]
+    text: Any = SAMPLE_COMPLETION
+    if first.has_chats:
+        text = [{"role": "assistant", "content": SAMPLE_COMPLETION}]
+    columns = first.rows.table[: len(prompts)]
+    for name in ("prompt", "completion", "completion_ids"):
+        columns.pop(name, None)
+    return {
+        **columns,
+        "prompts": prompts,
+        "completions": [text] * len(prompts),
+        "completion_ids": [[0]] * len(prompts),
+        "trainer_state": SimpleNamespace(global_step=0, epoch=0.0),
+    }
+
+
+def _function_folder(spec: PythonReward, position: int, preflight: Preflight) -> Path | None:
+    """Where the files of the function's ConfigMap are; None if it is the image's."""
+    if spec.config_map is None:
+        return None
+    folder = Path(REWARD_MOUNT, str(position))
+    preflight.require_input(f"ConfigMap {spec.config_map.name}", is_there=folder.is_dir())
+    return folder
+
+
+def _check_function(
+    spec: PythonReward, folder: Path | None, samples: dict[str, Any] | None, deadline: Deadline
+) -> None:
+    process = _start(spec, folder, deadline)
+    try:
+        if samples is not None:
+            _call(process, spec, samples, deadline)
+    finally:
+        process.close()
+
+
+def _start(spec: PythonReward, folder: Path | None, deadline: Deadline) -> FunctionProcess:
+    """The function in its process, as training starts it."""
+    seconds = max(0.0, deadline.seconds_left())
+    try:
+        return FunctionProcess(spec.function, folder, seconds)
+    except BadInput as error:
+        _require_means(str(error))
+        problem = f"{_last_place(str(error))}; {where_message(spec, folder)}"
+        raise BadInput(problem) from error
+
+
+def _call(
+    process: FunctionProcess, spec: PythonReward, samples: dict[str, Any], deadline: Deadline
+) -> None:
+    seconds = max(0.0, min(deadline.seconds_left(), spec.timeout_seconds))
+    try:
+        answer = process.call(picklable_arguments(samples), seconds)
+    except TimeoutError as error:
+        message = f"{spec.function} did not return within {seconds:.0f} s for {SAMPLES} samples"
+        raise NotChecked(message) from error
+    except FunctionFailed as failure:
+        _require_means(str(failure))
+        raise BadInput(
+            f"{spec.function} failed on a sample: {_last_place(str(failure))}; correct the function"
+        ) from failure
+    expected = len(samples["completions"])
+    checked_scores(answer["scores"], name=spec.function, step=1, expected=expected)
+
+
+def _require_means(problem: str) -> None:
+    """Tell a function that is wrong from a pod that is too small for it."""
+    if NEEDS_MORE.search(problem):
+        raise NotChecked(f"it needs more than the preflight has: {problem.splitlines()[0]}")
+
+
+def _last_place(problem: str) -> str:
+    """The error alone, and the file and line that it came from."""
+    places = _PLACE.findall(problem)
+    where = f" ({places[-1][0]} line {places[-1][1]})" if places else ""
+    return f"{problem.splitlines()[0]}{where}"
+
+
+def _service_token(spec: HTTPReward, position: int, preflight: Preflight) -> str | None:
+    token = os.environ.get(reward_token_env(position))
+    has_token = bool(token) or spec.token_secret_ref is None
+    preflight.require_input("the Secret of http.tokenSecretRef", is_there=has_token)
+    return token
+
+
+def _check_service(
+    spec: HTTPReward, token: str | None, samples: dict[str, Any], wait_seconds: float
+) -> None:
+    """Ask the service for the samples' rewards.
+
+    Raises:
+        BadInput: it refuses them.
+        Transient: it gives no rewards.
+    """
+    seconds = int(wait_seconds)
+    limits = {
+        "timeout_seconds": min(spec.timeout_seconds, seconds),
+        "batch_timeout_seconds": min(spec.batch_timeout_seconds, seconds),
+    }
+    counters = RewardCounters()
+    service = HTTPFunction("preflight", spec.model_copy(update=limits), counters, token)
+    asyncio.run(service(**samples))
+    if counters.timeouts:
+        raise Transient(
+            f"{counters.last_problem}. Check the service and the pods' egress, or correct the URL"
+        )
+    if counters.failures:
+        raise BadInput(f"{counters.last_problem}. Correct the URL, the token or the service")

@@ -1,0 +1,129 @@
+"""Finds a model's files: a folder, or what is fetched of a repository of the hub, and the tokenizer
+among them.
+
+Every rank provably means the same files. Nothing here needs torch, so that a preflight looks at the
+same files in the same way.
+"""
+
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+from ..gang import ranks
+from ..hub.repositories import Fetch, Hub, Repository, listed_files
+from ..runtime.errors import BadInput
+from .checkpoint_files import ADAPTER, INDEX, WHOLE, no_weights_message, open_weights, shards
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CONFIG_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+"""Configuration, tokenizer, remote code and the index of the weights."""
+MODEL_FILES = [*CONFIG_FILES, WHOLE, ADAPTER]
+"""What is fetched of a hub repository: the files above and the weights; and the shards of an index.
+No pickles, and none of the copies in other formats that lie beside (`consolidated.safetensors`,
+`onnx/`)."""
+
+Dtype = Literal["bfloat16", "float32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The files that a model was loaded from."""
+
+    name: str
+    """Hub id or folder, as the plan names it."""
+    folder: Path
+    """Where the files lie on this node."""
+    revision: str
+    """Commit on the hub; empty for a folder."""
+    dtype: Dtype
+    """Dtype that the weights were cast to."""
+
+
+def locate_model(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
+    """The folder of a model, with every weight file checked to be there and whole. A collective.
+
+    Raises:
+        BadInput: not found, or a file is missing, truncated or damaged.
+        Transient: the hub can't be asked now, or there is no room.
+    """
+    folder = Path(repository.name)
+    if folder.is_absolute() or any(ranks.gather(folder.is_dir())):
+        commit = ranks.run_on_all(lambda: _mounted(repository))
+    else:
+        folder, commit = hub.snapshot(repository, _download)
+    return ranks.run_on_all(lambda: _checked(Source(repository.name, folder, commit, dtype)))
+
+
+def locate_config(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
+    """The folder of a model as `locate_model` finds it, but of a repository of the hub only the
+    small files are fetched; its weights are looked up in its list of files.
+
+    Raises:
+        BadInput: not found, or the weights are not there.
+        Transient: the hub can't be asked now, or there is no room.
+    """
+    if repository.folder is not None:
+        return _checked(Source(repository.name, repository.folder, _mounted(repository), dtype))
+    folder, commit = hub.snapshot(repository, lambda fetch: fetch(CONFIG_FILES))
+    names = listed_files(repository, commit)
+    if names is not None and not {WHOLE, ADAPTER} & names:
+        needed = set(shards(folder))
+        missing = sorted(needed - names)
+        if not needed:
+            raise BadInput(f"{repository.description} {no_weights_message(names)}")
+        if missing:
+            raise BadInput(
+                f"{repository.description} lacks {missing[0]}, which its {INDEX} lists; push the "
+                "whole model again"
+            )
+    return Source(repository.name, folder, commit, dtype)
+
+
+def _mounted(repository: Repository) -> str:
+    """A folder has no commit; it has to be there."""
+    if not Path(repository.name).is_dir():
+        where = f"spec.{repository.path}"
+        raise BadInput(
+            f"{where}.name: folder {repository.name} does not exist in the pod; mount it with "
+            f"{where}.volume"
+        )
+    return ""
+
+
+def _download(fetch: Fetch) -> Path:
+    """The repository's snapshot with the one set of weights that `open_weights` reads."""
+    folder = fetch(MODEL_FILES)
+    if not (folder / WHOLE).exists() and (listed := shards(folder)):
+        fetch([escape(shard) for shard in listed])
+    return folder
+
+
+def _checked(source: Source) -> Source:
+    open_weights(source.folder)
+    return source
+
+
+def load_tokenizer(source: Source, remote_code: bool) -> "PreTrainedTokenizerBase":
+    """The tokenizer beside a model; a missing pad token becomes the end-of-sequence token.
+
+    Raises:
+        BadInput: the folder has none.
+    """
+    # A process that only looks for files has no use for transformers.
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.folder,
+            padding_side="left",
+            truncation_side="left",
+            trust_remote_code=remote_code,
+        )
+    except (OSError, ValueError) as error:
+        raise BadInput(f"model {source.name} has no usable tokenizer: {error}") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return cast("PreTrainedTokenizerBase", tokenizer)
