@@ -75,6 +75,8 @@ GOOD_TRAINING: dict[str, Changes] = {
     "unicode-at-the-limit": {"dataset.systemPrompt": "数" * 16384},
     "managed-by-another": {"managedBy": "example.com/dispatcher"},
     "retried": {"retry": 3},
+    "checked-whatever-it-takes": {"preflight": "Required"},
+    "not-checked": {"preflight": "Off"},
     "hub-cache": {"model.cache": {"claimName": "hub", "subPath": "team/a"}},
     "model-from-image": {
         "model.image": {"reference": "registry.example/models/tiny:1", "pullPolicy": "Always"}

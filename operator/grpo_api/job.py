@@ -5,7 +5,7 @@ from them, objects are parsed with them, and the trainer reads the same sections
 """
 
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -264,6 +264,11 @@ class GRPOJobSpec(Model):
     """Raised above status.retry while the job has failed, it starts the job again from its last
     checkpoint, with all restarts before it; it can't be lowered. Raised at any other time it does
     nothing. Unset: 0."""
+    preflight: Literal["Auto", "Required", "Off"] = "Auto"
+    """Whether a pod without GPUs checks a job on GPUs before its first attempt. Auto: yes, unless
+    the operator was installed without preflights or `command` is another program; a check that
+    can't run holds the job for five minutes. Required: the job waits for it. Off, which YAML takes
+    only in quotes: no; rank 0 checks the same. Unset: Auto."""
     image: Image | None = None
     """Training image. Unset: the one that the operator was installed with."""
     image_pull_policy: PullPolicy = "IfNotPresent"

@@ -92,6 +92,7 @@ ANY_TIME: list[tuple[str, object]] = [
     ("suspend", True),
     ("retry", 1),
     ("restarts.limit", 9),
+    ("preflight", "Required"),
     ("activeDeadlineSeconds", 60),
     ("ttlSecondsAfterFinished", 60),
 ]

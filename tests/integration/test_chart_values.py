@@ -58,6 +58,7 @@ CHOICES: dict[str, list[Any]] = {
     ],
     "trainerPods": [{}, {"user": None}, {"user": 2**31 - 1}],
     "watchNamespaces": [[], TEAMS],
+    "preflight": [{"enabled": True}, {"enabled": False}],
     "gpuHourPrices": [{}, {"NVIDIA-H100-80GB-HBM3": 2.49, "A10": 0}],
     "logFormat": ["json", "text"],
     "extraArgs": [[], ["--workers=8", "--scheduling-timeout-seconds=60"]],

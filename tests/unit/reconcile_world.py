@@ -14,11 +14,13 @@ from grpo_operator.loop.attempt_starter import AttemptStarter
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.garbage_collector import GarbageCollector
 from grpo_operator.loop.pod_start_events import PodStartEvents
+from grpo_operator.loop.preflights import Preflights
 from grpo_operator.loop.reconcile import Observer, Reconciler
 from grpo_operator.loop.shared_objects import SharedObjects
 from grpo_operator.loop.status_writer import StatusWriter
 from grpo_operator.loop.tokens import Tokens
 from grpo_operator.loop.workload_sync import Workloads
+from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import GRPOJOBS
 from grpo_operator.report.status import StatusThrottle
 from tests.unit.operator_world import KEY, LIMITS, NOW, PODS, job_object
@@ -46,13 +48,22 @@ def make_observer(
     caches: Caches,
     workloads: Workloads,
     limits: Limits = LIMITS,
+    *,
     rank0: Rank0 | None = None,
+    pods: PodDefaults = PODS,
 ) -> Observer:
     """An observer at NOW; without `rank0` no rank 0 answers."""
     clock = ProcessClock(lambda: NOW, lambda: Observed(NOW))
     events = PodStartEvents(api, limits)
+    shared = SharedObjects(api, caches, lambda: NOW, None)
     return Observer(
-        api, caches, clock, workloads=workloads, rank0=rank0 or Rank0(), pod_start_events=events
+        api,
+        caches,
+        clock,
+        workloads=workloads,
+        rank0=rank0 or Rank0(),
+        pod_start_events=events,
+        preflights=Preflights(api, caches, shared, pods),
     )
 
 
@@ -99,6 +110,7 @@ class Cluster:
             starter=starter,
             workloads=workloads,
             garbage=GarbageCollector(api, self.caches, LIMITS),
+            preflights=Preflights(api, self.caches, shared, PODS),
             limits=LIMITS,
         )
 

@@ -59,7 +59,7 @@ def test_an_attempt_that_starts_over_is_planned_by_what_the_one_before_loaded() 
     assert there.chosen is not None
     assert (there.chosen.shape_source, there.chosen.architecture) == ("FormerAttempt", "Exact")
     assert (
-        "spec.model.parameters says 1.2B, but a former attempt loaded 1.97B (1,965,676,032)"
+        "spec.model.parameters says 1.2B, but the model was found to have 1.97B (1,965,676,032)"
         in there.chosen.warnings[0]
     )
     assert there.chosen.memory != seen.job.status.plan.memory

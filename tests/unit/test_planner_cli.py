@@ -323,7 +323,7 @@ def test_a_cluster_is_seen_through_kubectl(
     monkeypatch.setenv("KUBECTL", f"{sys.executable} {script}")
     assert main(["plan", "-f", manifest(), "--context", "."]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "shape: exact, from a former attempt" in out
+    assert "shape: exact, from the preflight or a former attempt" in out
     assert "learned backward: 40.0 GiB predicted, 84.0 GiB needed or more" in out
     assert "learned attempt 1 ran out at backward: micro-batch 4, needed 84.0 GiB or more" in out
     assert main(["plan", "-f", manifest(), "--context", ".", "--sizes"]) == 0

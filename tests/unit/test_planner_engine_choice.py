@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import PROVEN_FAMILIES
 from grpo_planner.hardware.products import lookup_product, usable_bytes
@@ -77,6 +78,19 @@ def test_why_there_is_no_engine(changes: dict[str, Any], why: str) -> None:
     chosen = auto(QWEN_7B, nodes(4, 8, H100), **changes)
     assert chosen.engine is None
     assert why in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("has_vllm", "sampler"), [(True, "vLLM"), (False, "Transformers"), (None, "Transformers")]
+)
+def test_an_image_of_the_job_s_own_has_an_engine_if_the_preflight_found_vllm(
+    has_vllm: bool | None, sampler: str
+) -> None:
+    spec = job(QWEN_7B, generation__engine="Auto", image="trainer:mine")
+    answer = plan_job(spec, inventory(EIGHT), learned=Learned(has_vllm=has_vllm))
+    assert answer.chosen is not None
+    assert short_sampler_name(answer.chosen) == sampler
+    assert ("spec.image has no vLLM" in answer.chosen.reason) is (has_vllm is False)
 
 
 def test_a_family_that_is_not_proven_gets_an_engine_only_by_asking(

@@ -91,8 +91,10 @@ class Learned(Model):
     engines that failed."""
 
     architecture: Architecture | None = None
-    """The model's shape as the last attempt that loaded it found it; `memory` is held against this
-    shape."""
+    """The model's shape as the last attempt that loaded it found it, before that as the preflight
+    read it in config.json; `memory` is held against this shape."""
+    has_vllm: bool | None = None
+    """True if spec.image can import vLLM, as the preflight found; absent where nobody looked."""
     links: MeasuredLinks | None = None
     """The links of the last attempt on several GPUs; what is declared of nodes comes first."""
     memory: Annotated[dict[str, LearnedMemory], Field(max_length=8)] = Field(default_factory=dict)

@@ -35,8 +35,8 @@ SCHEMA_VERSION: Literal[1] = 1
 
 ShapeSource = Literal["Spec", "FormerAttempt", "ConfigFile", "Catalogue", "Size"]
 """Where a model's shape is found, in the order of trust: spec.model.architecture, what a former
-attempt of the job reported, config.json (the CLI's alone), the built-in catalogue by name, the
-nearest shape of spec.model.parameters."""
+attempt of the job loaded or its preflight read, config.json (the CLI's alone), the built-in
+catalogue by name, the nearest shape of spec.model.parameters."""
 
 
 class MemoryPhases(Model):

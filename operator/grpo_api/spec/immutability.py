@@ -15,7 +15,14 @@ from ..text.base import Model, Rule
 from .model import ModelSpec
 from .rewards import MAX_REWARDS, HTTPReward, RewardSpec
 
-ALWAYS = ("suspend", "retry", "restarts", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
+ALWAYS = (
+    "suspend",
+    "retry",
+    "restarts",
+    "preflight",
+    "activeDeadlineSeconds",
+    "ttlSecondsAfterFinished",
+)
 """Fields of the spec that may change at any time."""
 
 NEVER = ("managedBy",)

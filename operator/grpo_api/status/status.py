@@ -16,6 +16,7 @@ from ..spec.checkpoint import ObjectStoreSpec
 from ..text.base import ATOMIC_LIST, Model, map_list
 from ..text.quantity import Count
 from ..text.timing import Time
+from .preflight_status import PreflightStatus
 from .usage import Usage
 
 
@@ -23,6 +24,7 @@ class ConditionType(StrEnum):
     """The conditions of a GRPOJob; they are the truth that `phase` is derived from."""
 
     ADMITTED = "Admitted"
+    CHECKED = "Checked"
     PLANNED = "Planned"
     SCHEDULED = "Scheduled"
     RUNNING = "Running"
@@ -301,6 +303,8 @@ class GRPOJobStatus(Model):
     """How the current attempt runs, and why."""
     resume_from: ResumeSource | None = None
     """What spec.resumeFrom.grpoJob was found to be, before the first attempt."""
+    preflight: PreflightStatus | None = None
+    """The preflight before the first attempt; absent without one."""
     learned: Learned | None = None
     """What the attempts found of the model's shape, of the links between GPUs, of the memory that
     the job needs by running out of it, and of engines that failed: every later plan of it counts on

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from grpo_api.job import GRPOJob
 from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.report.preflight import PromptLengths
 from grpo_api.report.report import STEP_PHASES
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.status.status import Condition, GRPOJobStatus, PodStatus, ProgressStatus
@@ -59,6 +60,8 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
     yield "model", job.spec.model.name + size
     if status.plan:
         yield from _plan(status.plan)
+    if status.preflight and status.preflight.report and status.preflight.report.prompts:
+        yield "prompts", _prompts(status.preflight.report.prompts)
     yield from _measured(status)
     if status.checkpoint:
         kept = status.checkpoint
@@ -82,6 +85,14 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
                 f"rank {status.outcome.rank} stood in",
                 "\n".join(status.outcome.standstill.frames),
             )
+
+
+def _prompts(lengths: PromptLengths) -> str:
+    """`2,000 measured: mean 120 tokens, 95th percentile 300; 12 are too long`."""
+    return (
+        f"{lengths.rows:,} measured: mean {lengths.mean:.0f} tokens, 95th percentile "
+        f"{lengths.p95:,}; {lengths.dropped:,} are too long"
+    )
 
 
 def _measured(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:

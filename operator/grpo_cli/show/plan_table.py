@@ -32,7 +32,7 @@ HEADINGS = ("method", "sharding", "reference", "sampled by", "GPUs", "nodes", "b
             "phase", "s/step", "verdict")  # fmt: skip
 
 SHAPE_SOURCES = {
-    "Spec": "spec.model.architecture", "FormerAttempt": "a former attempt",
+    "Spec": "spec.model.architecture", "FormerAttempt": "the preflight or a former attempt",
     "ConfigFile": "config.json",
     "Catalogue": "the catalogue", "Size": "spec.model.parameters", None: "an unknown source",
 }  # fmt: skip

@@ -48,7 +48,9 @@ from .scheduler import (
     CycleInput,
     Plans,
     Verdict,
+    check_reason,
     empty_nodes,
+    hold_until_checked,
     plan_without_queue,
     refusal,
     restart,
@@ -76,6 +78,8 @@ class _Mark(NamedTuple):
     active: bool
     attempt: int
     pausing: bool
+    checked: str
+    """Reason of its condition Checked, if that is of its spec."""
 
 
 class AdmissionQueue:
@@ -136,6 +140,7 @@ class AdmissionQueue:
             job.is_active,
             job.status.attempt,
             pause > 0,
+            check_reason(job),
         )
 
     async def run(self) -> None:
@@ -206,6 +211,7 @@ class AdmissionQueue:
             passed_over=dict(self._passed_over),
             denied_recently=denied_recently,
             default_image=self._pods.image,
+            preflight=self._pods.preflight,
         )
 
     def _accept(self, cycle_input: CycleInput, cycle: Cycle) -> None:
@@ -294,6 +300,7 @@ class AdmissionQueue:
             )
         else:
             verdict = await self._anywhere(job)
+        verdict = hold_until_checked(job, verdict, self._pods.preflight)
         ungated = _decision(decision, verdict)
         return gate_by_workload(observation, ungated, self._pods)
 

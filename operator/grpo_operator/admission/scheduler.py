@@ -22,12 +22,14 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.run_policy import PlacementSpec
+from grpo_api.status.status import ConditionType
 from grpo_kube.objects.times import seconds
 from grpo_planner.hardware.inventory import Inventory, declared_inventory
 from grpo_planner.plan import Planner, plan_job
 from grpo_planner.result.result import PlanResult
 
 from ..decide.decisions import Limits
+from ..decide.preflight import is_checked, should_check
 from ..decide.restarts import pausing
 from ..pods.roles import replicas
 from ..records.reasons import Reason
@@ -136,6 +138,8 @@ class CycleInput:
     denied_recently: frozenset[str] = frozenset()
     """uids of jobs whose commit the API server has just denied."""
     default_image: str = ""
+    preflight: bool = False
+    """See pods.pod_spec.PodDefaults."""
 
     def claims(self) -> list[Claim]:
         """Return the claims of admitted attempts. An assumed attempt replaces the one in its job's
@@ -363,9 +367,13 @@ class _CycleRun:
             # its pods take whatever GPU gets free on their nodes, so nobody ahead may be waiting
             # for those
             fits = self._reserved_nodes.isdisjoint(node.name for node in inventory.nodes)
-        if fits:
-            return Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
-        return self._wait(job, plan)
+        if not fits:
+            verdict = self._wait(job, plan)
+        else:
+            verdict = Verdict(
+                generation=job.generation, plan=plan, admitted=True, message=plan.reason
+            )
+        return hold_until_checked(job, verdict, self._input.preflight)
 
     def _wait(self, job: GRPOJobRecord, plan: ExecutionPlan) -> Verdict:
         """It fits but for those ahead, or not even without them."""
@@ -384,6 +392,37 @@ class _CycleRun:
             verdicts[job.uid] = replace(verdict, message=f"{verdict.message}; {place}")
             behind = f", behind {job.key}"
         return verdicts
+
+
+def hold_until_checked(job: GRPOJobRecord, verdict: Verdict, preflight: bool) -> Verdict:
+    """The verdict, without an admission before the preflight has passed.
+
+    While the preflight runs, the job keeps its place: it has its answer in a moment. One that waits
+    for something, or can't be checked, takes none. `preflight`: see CycleInput.
+    """
+    if verdict.plan is None or not should_check(job, preflight) or is_checked(job):
+        return verdict
+    reason = check_reason(job) or Reason.CHECKING
+    is_under_way = reason == Reason.CHECKING
+    if is_under_way and not verdict.admitted:
+        return verdict
+    condition = job.condition(ConditionType.CHECKED)
+    message = condition.message if condition and not is_under_way else "its preflight is under way"
+    return replace(
+        verdict,
+        admitted=False,
+        blocked=not is_under_way,
+        reason=reason,
+        message=message,
+    )
+
+
+def check_reason(job: GRPOJobRecord) -> str:
+    """Return the reason of the condition Checked; empty where it speaks of an earlier spec."""
+    condition = job.condition(ConditionType.CHECKED)
+    if condition is None or condition.observed_generation != job.generation:
+        return ""
+    return condition.reason
 
 
 def refusal(job: GRPOJobRecord, problem: Problem) -> Verdict:

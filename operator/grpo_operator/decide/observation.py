@@ -15,10 +15,11 @@ from grpo_api.status.status import ConditionType
 from grpo_kube.objects.times import Observed, seconds
 
 from ..pods.roles import replicas
-from ..records.names import is_engines_job
+from ..records.names import is_engines_job, preflight_name
 from ..records.records import ENDED_PHASES, GRPOJobRecord, JobRecord, PodRecord
 from ..records.terminations import PodTermination
 from ..records.workloads import WorkloadRecord
+from .preflight import Preflight
 from .sightings import FirstSeen, Sighting, init_key
 
 NO_PODS: tuple[PodRecord, ...] = ()
@@ -77,8 +78,7 @@ class Observation:
     deleted_pods: tuple[PodRecord, ...] = NO_PODS
     """Pods of any attempt that ended and were deleted since, as they were last seen."""
     orphaned: bool = False
-    """True if pods of the current attempt are there without their Job: it was deleted, maybe before
-    it was known."""
+    """True if pods of the current attempt are there without their Job."""
     pull: Pull | None = None
     """Last answer of the current attempt's rank 0."""
     silence: Silence | None = None
@@ -92,10 +92,11 @@ class Observation:
     workload: WorkloadRecord | None = None
     """Kueue's Workload of this GRPOJob, if it is there and this GRPOJob's own."""
     kueue_problem: str = ""
-    """Why the Workload can't be looked up; empty if it can, or if Kueue doesn't admit the job."""
+    """Why the Workload can't be looked up; empty if it can, or if there is none."""
     start_warning: str = ""
-    """What an event says of the Job or pod that is not getting on, such as `FailedMount: …`; empty
-    when unknown."""
+    """What an event says of the Job or pod that does not start, such as `FailedMount: …`."""
+    preflight: Preflight | None = None
+    """The preflight; None where there is none and none is needed."""
 
     @property
     def is_retry_requested(self) -> bool:
@@ -331,8 +332,7 @@ def observe(
     at: Observed,
     first_seen: FirstSeen,
 ) -> Observation:
-    """Sorts a GRPOJob's children into the current attempt and earlier ones; strangers' are left
-    out.
+    """Sort a GRPOJob's children into the current attempt and earlier ones, without strangers'.
 
     Labels are hints that anybody can set. A Job is this GRPOJob's if that is its controller; a pod
     of the current attempt counts only if its controller is the attempt's Job. Pods of attempts that
@@ -340,7 +340,7 @@ def observe(
     them, and the next attempt waits for what they hold.
     """
     attempt = job.status.attempt
-    own_jobs = [child for child in children if child.grpojob_uid == job.uid]
+    own_jobs = [child for child in children if _is_of_attempt(child, job)]
     own_jobs.sort(key=lambda child: child.attempt)
     labelled = [pod for pod in pods if pod.grpojob_uid == job.uid]
     labelled.sort(key=lambda pod: (pod.index, pod.name))
@@ -414,14 +414,15 @@ def _by_role(
     return _PodsByRole(tuple(trainers), tuple(of_engines), tuple(stray))
 
 
+def _is_of_attempt(child: JobRecord, job: GRPOJobRecord) -> bool:
+    return child.grpojob_uid == job.uid and child.name != preflight_name(job.name)
+
+
 def _current_child(gang_jobs: Collection[JobRecord], expected: str | None) -> JobRecord | None:
     """Return the Job of the current attempt's gang: the one that was started, once its uid is
     known."""
-    for child in gang_jobs:
-        is_expected = expected is None or child.uid == expected
-        if is_expected and not child.deleting:
-            return child
-    return None
+    live = (child for child in gang_jobs if not child.deleting)
+    return next((child for child in live if expected in (None, child.uid)), None)
 
 
 def _current_engines(current: Collection[JobRecord]) -> JobRecord | None:

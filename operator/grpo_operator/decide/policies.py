@@ -34,6 +34,7 @@ from .engine_fallback import (
 )
 from .observation import Observation
 from .oom_feedback import record_shortage
+from .preflight import problems_message
 from .restarts import (
     fail_on_second_disk_shortage,
     pausing,
@@ -263,6 +264,18 @@ def deadline_exceeded(observation: Observation, limits: Limits) -> Decision | Du
     return Decision(Action.FAIL, Reason.DEADLINE_EXCEEDED, message)
 
 
+def preflight_failed(observation: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+    """Fail a job whose preflight has found a mistake that no time repairs, before it holds a
+    GPU."""
+    preflight = observation.preflight
+    if preflight is None or not preflight.is_needed:
+        return None
+    check = preflight.check
+    if check.reason is not Reason.PREFLIGHT_FAILED or check.status.report is None:
+        return None
+    return Decision(Action.FAIL, Result.BAD_INPUT, problems_message(check.status.report))
+
+
 def not_admitted(observation: Observation, limits: Limits) -> Decision | None:
     """Ask for an attempt if none is active; after a release, only when the pause is over."""
     if observation.job.is_active:
@@ -451,6 +464,7 @@ CHECKS: tuple[Check, ...] = (
     deadline_exceeded,
     source_unresolved,
     release_evicted,
+    preflight_failed,
     not_admitted,
     attempt_ended,
     job_gone,

@@ -26,6 +26,8 @@ from .restarts import releases_in_a_row
 def asks_about(observation: Observation, limits: Limits) -> str:
     """uid of the Job or pod whose events may say why the attempt doesn't get going; empty while it
     is too early."""
+    if observation.preflight and observation.preflight.is_needed:
+        return observation.preflight.asks_about
     child = observation.child
     created_at = observation.sighting.child
     if child is None or created_at is None or observation.has_gang_started:
@@ -201,7 +203,7 @@ def _kubelets_words(observation: Observation) -> str:
     an event."""
     pods = (*observation.pods, *observation.engine_pods)
     for pod in pods:
-        if _is_stuck(pod.waiting):
+        if pod.is_stuck:
             return f"pod {pod.name} waits: {pod.waiting}"
     if ends := engine_ends(observation):
         return ends
@@ -214,11 +216,6 @@ def _kubelets_words(observation: Observation) -> str:
 def init_container_of(pod: PodRecord) -> str:
     """`init container fetch of pod run-1-0-abcde`."""
     return f"init container {pod.init_container} of pod {pod.name}"
-
-
-def _is_stuck(waiting: str) -> bool:
-    """A container that waits for more than its image's first pull and its sandbox."""
-    return bool(waiting) and not waiting.startswith(("ContainerCreating", "PodInitializing"))
 
 
 def admitted_for(job: GRPOJobRecord, now: float) -> float:

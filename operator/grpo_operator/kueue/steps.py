@@ -12,6 +12,7 @@ from grpo_api.plan.plan import ExecutionPlan
 
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
+from ..decide.preflight import is_checked
 from ..pods.pod_spec import PodDefaults
 from ..records.records import GRPOJobRecord
 from ..records.workloads import EVICTED, FINISHED, PODS_READY, QUOTA_RESERVED, WorkloadRecord
@@ -64,6 +65,9 @@ def _without(observation: Observation, decision: Decision) -> Step | None:
     """No Workload: one is made for a job that waits with a plan."""
     has_plan = decision.action is Action.QUEUE and decision.plan is not None
     if not has_plan or observation.job.is_active or not observation.job.queue_name:
+        return None
+    preflight = observation.preflight
+    if preflight and preflight.is_needed and not is_checked(observation.job):
         return None
     if observation.job.kueue.prebuilt:
         return Step(Write.ADOPT)

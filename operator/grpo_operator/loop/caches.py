@@ -47,8 +47,9 @@ class DeletedPods:
 
     def remember(self, pod: PodRecord) -> None:
         """Remember a deleted pod, if its end was reported."""
-        # Without its end a pod can't be timed any better than by the end of its Job.
-        if pod.end is None:
+        # Without its end a pod can't be timed any better than by the end of its Job. One without a
+        # uid is of no attempt.
+        if pod.end is None or not pod.grpojob_uid:
             return
         self._order.append(pod)
         self._by_job.setdefault(pod.job_key, {})[pod.uid] = pod

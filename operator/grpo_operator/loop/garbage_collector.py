@@ -35,6 +35,9 @@ class GarbageCollector:
         for child in (*observation.earlier_jobs, observation.child, observation.engines):
             if child and child.name in garbage.delete_jobs:
                 await self._delete(self._caches.jobs, child)
+        preflight = observation.preflight
+        if preflight and preflight.child and preflight.is_over:
+            await self._delete(self._caches.jobs, preflight.child)
         uid, namespace = observation.job.uid, observation.job.key.namespace
         selectors = [attempt_selector(uid, attempt) for attempt in garbage.stop_attempts]
         selectors += [engine_selector(uid, attempt) for attempt in garbage.stop_engines]

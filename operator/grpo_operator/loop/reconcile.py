@@ -21,6 +21,7 @@ from ..admission.queue import AdmissionQueue
 from ..decide.decisions import Action, Decision, Limits
 from ..decide.observation import Observation, Pull, Silence, observe
 from ..decide.policies import decide
+from ..decide.preflight import is_checked
 from ..decide.sightings import FirstSeen
 from ..records.packed_job import content_without_status
 from ..records.reasons import Reason
@@ -30,6 +31,7 @@ from .attempt_starter import AttemptStarter
 from .caches import Caches, fetch_missing_pods
 from .garbage_collector import GarbageCollector
 from .pod_start_events import PodStartEvents
+from .preflights import Preflights
 from .status_writer import StatusWriter
 from .workload_sync import Workloads, sync_dispatched
 
@@ -66,6 +68,7 @@ class Observer:
         workloads: Workloads,
         rank0: Rank0,
         pod_start_events: PodStartEvents,
+        preflights: Preflights,
         traces: AttemptTraces | None = None,
     ) -> None:
         """`rank0` gives the last answer of each job's rank 0; `traces` receives the observation of
@@ -76,6 +79,7 @@ class Observer:
         self._workloads = workloads
         self._rank0 = rank0
         self._pod_start_events = pod_start_events
+        self._preflights = preflights
         self._traces = traces
         self.first_seen = FirstSeen()
         """When this process first saw each state of the jobs' children."""
@@ -99,7 +103,7 @@ class Observer:
         if await fetch_missing_pods(self._cluster, self._caches, observation):
             observation = self.read_caches(key) or observation
         warning = await self._pod_start_events.newest_warning(observation)
-        return replace(observation, start_warning=warning) if warning else observation
+        return with_warning(observation, warning) if warning else observation
 
     def read_caches(self, key: ObjectKey) -> Observation | None:
         """Return an observation without any request; None for a job that is gone, or another
@@ -117,7 +121,9 @@ class Observer:
         )
         observation = self._workloads.look(observation)
         observation = replace(
-            observation, deleted_pods=self._caches.deleted_pods.of_job(key, job.uid)
+            observation,
+            deleted_pods=self._caches.deleted_pods.of_job(key, job.uid),
+            preflight=self._preflights.look(job, observation.now, observation.at),
         )
         return self._with_progress(observation) if job.is_active else self._with_source(observation)
 
@@ -152,9 +158,18 @@ class Observer:
         """Drop what is remembered of a job that is gone, or another controller's."""
         self.first_seen.forget(key)
         self._pod_start_events.forget(key)
+        self._preflights.forget(key)
         # A job that can't be read is set aside and may come back: its trace is not over.
         if self._traces and key not in self._caches.grpojobs.quarantined_records:
             self._traces.end_job(key, self._clock.wall())
+
+
+def with_warning(observation: Observation, warning: str) -> Observation:
+    """Return the observation with what is said of a Job or pod that does not start."""
+    preflight = observation.preflight
+    if preflight:
+        preflight = replace(preflight, warning=warning)
+    return replace(observation, start_warning=warning, preflight=preflight)
 
 
 class Reconciler:
@@ -169,6 +184,7 @@ class Reconciler:
         starter: AttemptStarter,
         workloads: Workloads,
         garbage: GarbageCollector,
+        preflights: Preflights,
         limits: Limits,
     ) -> None:
         """Take the parts that a reconcile works with, one for each of its steps."""
@@ -178,6 +194,7 @@ class Reconciler:
         self._starter = starter
         self._workloads = workloads
         self._garbage = garbage
+        self._preflights = preflights
         self._limits = limits
 
     async def __call__(self, key: ObjectKey) -> float | None:
@@ -221,6 +238,9 @@ class Reconciler:
                 await self._collect_garbage(key)
                 return None
             decision = answer
+            if decision.action in (Action.QUEUE, Action.REJECT):
+                refusal = await self._preflights.start(observation, decision.plan)
+                observation = with_warning(observation, refusal) if refusal else observation
         if decision.action is Action.COMMIT:
             await self._commit(observation, decision)
             observation, decision = self._decide_again(observation)
@@ -238,7 +258,9 @@ class Reconciler:
         await self._collect_garbage(key)
         if decision.action in _RECONCILED_AT_ONCE:
             return 0.0
-        return _earliest(decision.look_again, seconds_to_write)
+        return _earliest(
+            decision.look_again, seconds_to_write, _until_next_check(observation, decision)
+        )
 
     def _forget(self, key: ObjectKey) -> None:
         """Drop what is remembered of a job that is gone, or another controller's."""
@@ -298,6 +320,18 @@ class Reconciler:
         observation = self._observer.read_caches(key)
         if observation:
             await self._garbage.collect(observation)
+
+
+def _until_next_check(observation: Observation, decision: Decision) -> float | None:
+    """Return the seconds until a preflight is to be looked at again; 0 once it has passed, since
+    admission follows."""
+    preflight = observation.preflight
+    if preflight is None or not preflight.is_needed or decision.action is Action.COMMIT:
+        return None
+    check = preflight.check
+    if check.has_passed and not is_checked(observation.job):
+        return 0.0
+    return check.look_again
 
 
 def _earliest(*pauses: float | None) -> float | None:

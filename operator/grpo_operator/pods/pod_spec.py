@@ -72,6 +72,8 @@ class PodDefaults:
     the platform gives one, as OpenShift does, or the image."""
     pull_secrets: tuple[str, ...] = ()
     """Names of pull secrets, in each job's namespace, beside those that the job names."""
+    preflight: bool = False
+    """True if a pod checks each job on GPUs whose spec.preflight is Auto."""
 
 
 def add_arguments(parser: ArgumentParser, image: str) -> None:

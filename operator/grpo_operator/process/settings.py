@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -110,7 +110,7 @@ def parse(
         parser.error(str(error))
     return Settings(
         namespaces=tuple(dict.fromkeys(given.namespace)),
-        pods=pod_spec.defaults_from_flags(given),
+        pods=replace(pod_spec.defaults_from_flags(given), preflight=given.preflight),
         watchers=given.network_policy_from,
         token_secret=given.token_secret,
         metrics_address=given.metrics_address,
@@ -141,6 +141,11 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
     )
     pod_spec.add_arguments(parser, default.pods.image)
     _add_tenancy(parser)
+    parser.add_argument(
+        "--preflight",
+        action="store_true",
+        help="check jobs on GPUs whose spec.preflight is Auto before they are admitted",
+    )
     parser.add_argument(
         "--metrics-address", default=default.metrics_address, help="default: every address"
     )

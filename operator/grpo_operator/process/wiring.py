@@ -48,6 +48,7 @@ from ..loop.caches import Caches
 from ..loop.cluster_state import ClusterState, ReservedGangs
 from ..loop.garbage_collector import GarbageCollector
 from ..loop.pod_start_events import PodStartEvents
+from ..loop.preflights import Preflights
 from ..loop.progress import ProgressPuller, http_fetch, targets
 from ..loop.quarantine_reporter import QuarantineReporter
 from ..loop.reconcile import Observer, Reconciler
@@ -156,17 +157,18 @@ class Operator:
             cluster, caches, self.facts, self._kueue_problem, pods=pods, clock=self._wall
         )
         clock = ProcessClock(self._wall, lambda: Observed(self._clock()))
-        start_events = PodStartEvents(cluster, limits)
+        shared = SharedObjects(cluster, caches, self._clock, settings.watchers)
+        preflights = Preflights(cluster, caches, shared, pods)
         observer = Observer(
             cluster,
             caches,
             clock,
             workloads=workloads,
             rank0=self._puller,
-            pod_start_events=start_events,
+            pod_start_events=PodStartEvents(cluster, limits),
+            preflights=preflights,
             traces=self._traces,
         )
-        shared = SharedObjects(cluster, caches, self._clock, settings.watchers)
         starter = AttemptStarter(
             cluster,
             caches,
@@ -178,14 +180,14 @@ class Operator:
         )
         throttle = StatusThrottle(settings.status_interval)
         status_writer = StatusWriter(cluster, caches.grpojobs, throttle, self._wrote)
-        garbage_collector = GarbageCollector(cluster, caches, limits)
         return Reconciler(
             observer=observer,
             queue=self._admission,
             status=status_writer,
             starter=starter,
             workloads=workloads,
-            garbage=garbage_collector,
+            garbage=GarbageCollector(cluster, caches, limits),
+            preflights=preflights,
             limits=limits,
         )
 

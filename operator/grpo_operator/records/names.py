@@ -33,11 +33,15 @@ LABEL_COMPONENT = f"{GROUP}/component"
 the role in their gang: COMPONENT_TRAINER or COMPONENT_ENGINE. Those of former versions have none,
 and train."""
 
+ANNOTATION_DIGEST = f"{GROUP}/preflight"
+"""On the Job of a preflight: what of the spec it checks (pods.preflight_job.preflight_digest)."""
+
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_APP = "app.kubernetes.io/name"
 LABEL_INSTANCE = "app.kubernetes.io/instance"
 COMPONENT_RENDEZVOUS, COMPONENT_ISOLATION = "rendezvous", "isolation"
 COMPONENT_TRAINER, COMPONENT_ENGINE = "trainer", "engine"
+COMPONENT_PREFLIGHT = "preflight"
 
 LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
 """Set by the Job controller on pods of an Indexed Job: the node rank."""
@@ -108,6 +112,11 @@ def engine_job(name: str, attempt: int) -> str:
     """Name of the Indexed Job of an attempt's engines; those of the attempts themselves end with a
     number."""
     return f"{child_job(name, attempt)}{ENGINE_SUFFIX}"
+
+
+def preflight_name(name: str) -> str:
+    """Name of the Job that checks a GRPOJob before its first attempt."""
+    return f"{name}-preflight"
 
 
 def workload_name(name: str, uid: str) -> str:

@@ -14,7 +14,9 @@ from grpo_kube.objects.json_reader import (
 from grpo_kube.objects.resources import ObjectKey
 
 from .names import (
+    ANNOTATION_DIGEST,
     COMPONENT_ENGINE,
+    COMPONENT_PREFLIGHT,
     LABEL_ATTEMPT,
     LABEL_COMPONENT,
     LABEL_INDEX,
@@ -25,7 +27,7 @@ from .names import (
 from .packed_job import has_ended, job_content, pack_job, typed_status, with_queue_name
 from .records import ClaimRecord, GRPOJobRecord, JobRecord, PodRecord, PolicyRecord, ServiceRecord
 from .terminations import pack_termination as pack_end
-from .terminations import pod_termination, trainer_container
+from .terminations import pod_termination, preflight_report, trainer_container
 from .workloads import kueue_metadata
 
 
@@ -128,6 +130,7 @@ def job_record(item: object) -> JobRecord:
         ended=reason,
         ended_at=ended_at,
         spent=status.text("failedIndexes", MAX_SENTENCE),
+        digest=meta.part("annotations").text(ANNOTATION_DIGEST),
     )
 
 
@@ -207,6 +210,7 @@ def pod_record(item: object) -> PodRecord:
     labels = meta.part("labels")
     attempt = labels.digits(LABEL_ATTEMPT)
     is_engine = labels.text(LABEL_COMPONENT) == COMPONENT_ENGINE
+    is_preflight = labels.text(LABEL_COMPONENT) == COMPONENT_PREFLIGHT
     node = sys.intern(whole.part("spec").text("nodeName"))
     status = whole.part("status")
     scheduled = status.condition("PodScheduled")
@@ -236,6 +240,7 @@ def pod_record(item: object) -> PodRecord:
         node_lost="running" in state and _marked_not_ready(status),
         deleting="deletionTimestamp" in meta,
         end=pack_end(end) if end else None,
+        report=preflight_report(state) if is_preflight else None,
     )
 
 

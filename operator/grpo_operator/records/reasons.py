@@ -24,6 +24,11 @@ class Reason(StrEnum):
     EVICTED = "Evicted"
     WORKLOAD_REPLACED = "WorkloadReplaced"
     NO_KUEUE = "NoKueue"
+    CHECKING = "Checking"
+    PASSED = "Passed"
+    NOT_CHECKED = "NotChecked"
+    PREFLIGHT_FAILED = "PreflightFailed"
+    PREFLIGHT_BLOCKED = "PreflightBlocked"
     WAITING_FOR_CHECKPOINT = "WaitingForCheckpoint"
     RESOLVED = "Resolved"
     NAME_TAKEN = "NameTaken"
@@ -70,6 +75,17 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
 
 
+UNCHECKED = frozenset(
+    {
+        Reason.CHECKING,
+        Reason.PREFLIGHT_FAILED,
+        Reason.PREFLIGHT_BLOCKED,
+        Reason.WAITING_FOR_HUB,
+        Reason.WAITING_FOR_STORE,
+        Reason.WAITING_FOR_REWARDS,
+    }
+)
+"""Why a job may not start yet, as its preflight says."""
 RELEASES = frozenset(
     {
         Reason.SCHEDULING_TIMEOUT,

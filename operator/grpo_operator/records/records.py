@@ -12,6 +12,7 @@ from typing import Any
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
+from grpo_api.report.preflight import PreflightReport
 from grpo_api.spec.run_policy import RestartsSpec
 from grpo_api.status.status import Condition, ConditionType, GRPOJobStatus
 from grpo_api.text.contract import MANAGED_BY, MULTIKUEUE
@@ -241,6 +242,8 @@ class JobRecord:
     """When that became so, after all of its pods had ended."""
     spent: str
     """Indices whose retries are used up, as the Job controller says it: `1,3-5`."""
+    digest: str = ""
+    """Of a preflight: names.ANNOTATION_DIGEST."""
 
     @property
     def name(self) -> str:
@@ -282,6 +285,8 @@ class PodRecord:
     """Somebody has asked for its deletion."""
     end: bytes | None
     """Its termination, packed; None while it has not ended."""
+    report: PreflightReport | None = None
+    """What it reported, if it is a preflight's."""
 
     @property
     def termination(self) -> PodTermination | None:
@@ -292,6 +297,12 @@ class PodRecord:
     def name(self) -> str:
         """Name of the pod."""
         return self.key.name
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if its container waits for more than its image's first pull and its sandbox."""
+        is_creating = self.waiting.startswith(("ContainerCreating", "PodInitializing"))
+        return bool(self.waiting) and not is_creating
 
     @property
     def is_live(self) -> bool:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from grpo_api.report.preflight import PreflightReport
 from grpo_api.report.report import EXIT_CODES, MemoryShortage, Outcome, Result
 from grpo_api.report.root_cause import CausePriority, cause_priority
 from grpo_api.report.termination_message import truncate_to_fit
@@ -154,6 +155,20 @@ def _with_shortage(termination: PodTermination, status: JsonObject) -> PodTermin
         return termination
     outcome = eviction.outcome(termination.outcome)
     return replace(termination, outcome=outcome, reported=False, disrupted=False)
+
+
+def preflight_report(state: JsonObject) -> PreflightReport | None:
+    """The report in the state of a preflight's container; None where it left something else.
+
+    Raises:
+        Unreadable: a field has a type that it can't have.
+    """
+    message = state.part("terminated").text("message", MAX_OBJECT)
+    try:
+        # A newer image may report more.
+        return PreflightReport.model_validate_json(message, extra="ignore")
+    except ValidationError:
+        return None
 
 
 def _reasons(*parts: JsonObject) -> tuple[str, ...]:

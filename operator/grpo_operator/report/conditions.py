@@ -40,6 +40,7 @@ def conditions(observation: Observation, decision: Decision) -> list[Condition]:
         *state_decision(observation, decision),
         *_dropped(observation),
         *_readable(observation),
+        *_checked(observation, decision),
     ]
     generation = observation.job.generation
     now = timestamp(observation.now)
@@ -63,6 +64,22 @@ def _readable(observation: Observation) -> Iterator[Statement]:
     """An object that was set aside and can be read again, by a newer operator or after a change."""
     if observation.job.condition(C.READABLE):
         yield C.READABLE, True, Reason.READABLE, "this version of the operator can read the object"
+
+
+def _checked(observation: Observation, decision: Decision) -> Iterator[Statement]:
+    """What the preflight has come to, until an attempt is committed."""
+    preflight = observation.preflight
+    job = observation.job
+    if decision.action is Action.COMMIT or job.is_active or job.is_finished:
+        return
+    if preflight and preflight.is_needed:
+        check = preflight.check
+        if decision.action is Action.SUSPEND and not check.has_passed:
+            return
+        yield C.CHECKED, check.has_passed, check.reason, check.message
+    elif job.condition(C.CHECKED) and not job.is_true(C.CHECKED):
+        message = "the job is not checked any more: spec.preflight or the operator's setting is off"
+        yield C.CHECKED, True, Reason.NOT_CHECKED, message
 
 
 def _dropped(observation: Observation) -> Iterator[Statement]:

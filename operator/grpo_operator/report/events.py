@@ -58,7 +58,10 @@ def telling_change(old: list[Condition], new: list[Condition]) -> Condition | No
 
 
 def _is_unchanged(before: Condition | None, condition: Condition) -> bool:
-    """True if neither status nor reason changed; a new message alone is no change."""
+    """True if neither status nor reason changed; a new message alone is no change, and neither is a
+    preflight that has begun."""
+    if condition.reason == Reason.CHECKING:
+        return True
     if before is None or before.status != condition.status:
         return False
     return before.reason == condition.reason

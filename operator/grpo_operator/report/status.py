@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_api.report.report import Outcome
+from grpo_api.plan.learned import Learned
+from grpo_api.report.report import Outcome, Result
 from grpo_api.status.status import (
     MAX_ENDS,
     AttemptEnd,
@@ -26,7 +27,7 @@ from grpo_kube.objects.times import Observed, timestamp
 
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation
-from ..records.reasons import RELEASES, Reason
+from ..records.reasons import RELEASES, UNCHECKED, Reason
 from ..usage.account import account
 from .conditions import conditions
 from .conventions import ABNORMAL, convention_conditions, first_unwell
@@ -49,23 +50,28 @@ REPORTED = frozenset(
         "usage",
         "checkpoint",
         "export",
+        "preflight",
     }
 )
 """Fields that pods report. The others follow from decisions, and are written even if these are
 denied."""
 
 _ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
-_WAITING = RELEASES | {
-    Reason.WAITING_FOR_GPUS,
-    Reason.WAITING_IN_QUEUE,
-    Reason.WAITING_FOR_QUOTA,
-    Reason.PRIORITY_CLASS_NOT_FOUND,
-    Reason.SERVICE_ACCOUNT_NOT_FOUND,
-    Reason.WAITING_FOR_KUEUE,
-    Reason.EVICTED,
-    Reason.WORKLOAD_REPLACED,
-    Reason.NO_KUEUE,
-}
+_WAITING = (
+    RELEASES
+    | UNCHECKED
+    | {
+        Reason.WAITING_FOR_GPUS,
+        Reason.WAITING_IN_QUEUE,
+        Reason.WAITING_FOR_QUOTA,
+        Reason.PRIORITY_CLASS_NOT_FOUND,
+        Reason.SERVICE_ACCOUNT_NOT_FOUND,
+        Reason.WAITING_FOR_KUEUE,
+        Reason.EVICTED,
+        Reason.WORKLOAD_REPLACED,
+        Reason.NO_KUEUE,
+    }
+)
 _RESTARTING = (Reason.RESTARTING, Reason.RESTART_BACKOFF)
 
 
@@ -79,6 +85,7 @@ def build(observation: Observation, decision: Decision) -> GRPOJobStatus:
     if action in (Action.SUCCEED, Action.FAIL):
         fields["completion_time"] = timestamp(observation.now)
     fields |= report(observation, decision)
+    fields |= _preflight(observation, decision)
     fields |= _retry(observation, decision)
     if action is Action.RESOLVE:
         fields |= {
@@ -135,6 +142,35 @@ def _end(observation: Observation, decision: Decision) -> dict[str, Any]:
     return fields
 
 
+def _preflight(observation: Observation, decision: Decision) -> dict[str, Any]:
+    """What the preflight has found, and what the planner learns of it."""
+    preflight = observation.preflight
+    if preflight is None or not preflight.is_needed or decision.action is Action.COMMIT:
+        return {}
+    job = observation.job
+    check = preflight.check
+    report = check.status.report
+    fields: dict[str, Any] = {"preflight": check.status}
+    if check.reason is Reason.PREFLIGHT_FAILED and decision.action is Action.FAIL:
+        outcome = Outcome(result=Result.BAD_INPUT, message=decision.message)
+        fields["outcome"] = outcome
+    before = job.status.learned
+    if report is None or check.status == job.status.preflight:
+        return fields
+    has_own_image = job.spec is not None and job.spec.image is not None
+    learned = before or Learned()
+    learned = learned.model_copy(
+        update={
+            # what an attempt has loaded is nearer to the truth
+            "architecture": learned.architecture or report.architecture,
+            "has_vllm": report.has_vllm if has_own_image else None,
+        }
+    )
+    if learned != (before or Learned()):
+        fields["learned"] = learned
+    return fields
+
+
 def _retry(observation: Observation, decision: Decision) -> dict[str, Any]:
     """A retried job counts anew; a spec.retry that was raised when there was nothing to retry is
     only taken note of."""
@@ -155,6 +191,9 @@ def _retry(observation: Observation, decision: Decision) -> dict[str, Any]:
             "completion_time": None,
             "passed_over": None,
         }
+        preflight = job.status.preflight
+        if preflight and preflight.report and preflight.report.problems:
+            fields["preflight"] = None
         learned = job.status.learned
         if learned:
             anew: dict[str, list[Any]] = {"shortfalls": [], "engine_failures": []}

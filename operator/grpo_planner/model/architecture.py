@@ -89,7 +89,7 @@ def _reported(model: ModelSpec, found: Architecture) -> ResolvedModel:
     note = ""
     if declared and _is_other_size(loaded, declared):
         note = (
-            f"spec.model.parameters says {model.parameters}, but a former attempt loaded "
+            f"spec.model.parameters says {model.parameters}, but the model was found to have "
             f"{format_parameters(loaded)} ({loaded:,}) parameters, and the plan counts on these"
         )
     return ResolvedModel(shape, "Exact", "FormerAttempt", note, found.model_type or "")

@@ -56,7 +56,9 @@ def why_none(demand: Demand) -> str:
             f"the weights of model type {model.model_type or 'unknown'} in an engine have not "
             "been proven"
         )
-    if spec.image:
+    if spec.image and demand.learned.has_vllm is False:
+        return "spec.image has no vLLM: install the one that the trainer's image has"
+    if spec.image and demand.learned.has_vllm is None:
         return (
             "whether spec.image has vLLM is not known: if it has, set spec.generation.engine to "
             "Colocated"

@@ -1,0 +1,339 @@
+"""Judges the preflight of a GRPOJob: passed, failed, under way, or what keeps it.
+
+A mistake that no time repairs fails the job before it holds a GPU. What may pass by itself is
+checked again after a pause. Obstacles are of two kinds. One that the gang's pods would meet, too,
+such as a missing Secret, keeps the job waiting. One of the preflight alone, such as a quota without
+room for a pod more, keeps a job with spec.preflight Auto for five minutes.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from grpo_api.report.preflight import PreflightProblem, PreflightReport
+from grpo_api.status.preflight_status import PreflightStatus
+from grpo_api.status.status import ConditionType
+from grpo_kube.objects.json_reader import truncate
+from grpo_kube.objects.times import seconds, timestamp
+
+from ..records.reasons import Reason
+from ..records.records import GRPOJobRecord, JobRecord, PodRecord
+from ..records.terminations import PodTermination
+
+BLOCKED_SECONDS = 300.0
+"""How long an obstacle of the preflight alone keeps a job with spec.preflight Auto."""
+FIRST_PAUSE, LONGEST_PAUSE = 30.0, 600.0
+"""Seconds between two preflights; the pause doubles with each."""
+FIRST_QUESTION = 5.0
+"""Seconds after which a preflight that does not run is asked why."""
+LATE_PODS = 60.0
+"""Longest time from the end of the Job until its pod's end must be known."""
+MOST_EVICTIONS = 3
+MAX_CAUSE = 512
+ROOM = 240
+"""Characters of a message's problems; what becomes of the job follows."""
+_SHARED = re.compile(r"service ?account|priority ?class|persistentvolumeclaim", re.IGNORECASE)
+"""In a refusal of the API server or the scheduler: the gang's pods would be refused, too."""
+_WAITS = (
+    ("spec.checkpoint", Reason.WAITING_FOR_STORE),
+    ("spec.resumeFrom", Reason.WAITING_FOR_STORE),
+    ("spec.rewards", Reason.WAITING_FOR_REWARDS),
+)
+"""What a job waits for, by the path of the problem; for all others it is the hub."""
+
+
+def should_check(job: GRPOJobRecord, enabled: bool) -> bool:
+    """True if a job may not start an attempt before its preflight has passed.
+
+    `enabled`: the operator was installed with preflights for jobs with spec.preflight Auto.
+    """
+    # A finished job's spec is packed.
+    if job.is_finished or job.is_active or not job.is_ours:
+        return False
+    spec = job.spec
+    if spec is None or spec.placement.accelerator != "GPU":
+        return False
+    # Another program than the trainer may be in an image without the checks.
+    is_wanted = spec.preflight == "Required" or (
+        spec.preflight == "Auto" and enabled and not spec.command
+    )
+    if not is_wanted:
+        return False
+    # A job whose first attempt an earlier operator started is not checked any more.
+    return job.status.attempt == 0 or job.status.preflight is not None
+
+
+def is_checked(job: GRPOJobRecord) -> bool:
+    """True if the status says that this version of the spec may start."""
+    condition = job.condition(ConditionType.CHECKED)
+    if condition is None or condition.status != "True":
+        return False
+    return condition.observed_generation == job.generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What a preflight has come to."""
+
+    reason: Reason
+    message: str
+    status: PreflightStatus
+    """The new status.preflight."""
+    should_start: bool = False
+    """True if its Job is to be created now."""
+    look_again: float | None = None
+    """Seconds after which time alone may change this."""
+
+    @property
+    def has_passed(self) -> bool:
+        """True if the job may start."""
+        return self.reason in (Reason.PASSED, Reason.NOT_CHECKED)
+
+
+class _Obstacle(NamedTuple):
+    message: str
+    is_shared: bool
+    """True if the gang's pods would meet it, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """The preflight of one GRPOJob at one moment."""
+
+    job: GRPOJobRecord
+    is_needed: bool
+    digest: str = ""
+    """See pods.preflight_job.preflight_digest; empty where no preflight is needed."""
+    child: JobRecord | None = None
+    """Its Job, whatever it was made for."""
+    pods: tuple[PodRecord, ...] = ()
+    """The pods of that Job."""
+    now: float
+    """Unix seconds of the operator's own clock."""
+    waited: float = 0.0
+    """Seconds since the operator first saw the Job."""
+    ended_for: float = 0.0
+    """Seconds since it first saw a sign of the Job's end."""
+    warning: str = ""
+    """Why the API server refuses the Job, or what an event says of the Job or its pod."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if its Job is of no use any more."""
+        if self.child is None or self.child.deleting:
+            return False
+        if not self.is_needed or self.job.is_suspended or self.child.digest != self.digest:
+            return True
+        status = self.job.status.preflight
+        return status is not None and (status.given_up or status.job_uid == self.child.uid)
+
+    @property
+    def asks_about(self) -> str:
+        """uid of the Job or pod whose events may say why the preflight does not run; empty while it
+        is too early."""
+        child = self._open_child
+        if child is None or self.waited < FIRST_QUESTION:
+            return ""
+        if not self.pods:
+            return child.uid
+        pod = self._waiting_pod
+        return pod.uid if pod and pod.node and pod.phase == "Pending" else ""
+
+    @cached_property
+    def check(self) -> Check:
+        """What it has come to."""
+        status = self._status
+        if status.given_up:
+            return Check(reason=Reason.NOT_CHECKED, message=status.cause or "", status=status)
+        obstacle = self._obstacle
+        if obstacle is None and status.cause and not self._is_under_way:
+            obstacle = _Obstacle(status.cause, is_shared=False)
+        if obstacle:
+            return self._blocked(status, obstacle)
+        if status.report is None:
+            return self._open(status, Reason.CHECKING, "a pod without GPUs checks the job")
+        return self._judged(status, status.report)
+
+    @property
+    def _is_auto(self) -> bool:
+        return self.job.spec is not None and self.job.spec.preflight == "Auto"
+
+    @property
+    def _open_child(self) -> JobRecord | None:
+        """The Job that checks this version of the spec, until its end is counted."""
+        child = self.child
+        if child is None or child.deleting or child.digest != self.digest:
+            return None
+        known = self.job.status.preflight
+        is_counted = known is not None and known.job_uid == child.uid
+        return None if is_counted else child
+
+    @property
+    def _is_under_way(self) -> bool:
+        """True if the Job is there, and its end has not been seen."""
+        child = self._open_child
+        return child is not None and child.uid != self._status.job_uid
+
+    @property
+    def _waiting_pod(self) -> PodRecord | None:
+        return next((pod for pod in self.pods if pod.termination is None), None)
+
+    @cached_property
+    def _ends(self) -> list[PodTermination]:
+        return [end for pod in self.pods if (end := pod.termination)]
+
+    @cached_property
+    def _status(self) -> PreflightStatus:
+        """What is known of this version of the spec, with the end of the Job if it is new."""
+        known = self.job.status.preflight
+        if known is None or known.digest != self.digest:
+            known = PreflightStatus(digest=self.digest)
+        child = self._open_child
+        if child is None or known.given_up:
+            return known
+        report = next((pod.report for pod in self.pods if pod.report), None)
+        # A pod's end may be seen after its Job's.
+        is_over = bool(child.ended) and (bool(self._ends) or self.ended_for >= LATE_PODS)
+        if report is None and not is_over:
+            return known
+        now = timestamp(self.now)
+        update: dict[str, object] = {
+            "tries": known.tries + 1,
+            "job_uid": child.uid,
+            "time": now,
+            "report": report,
+            "cause": None,
+            "blocked_since": None,
+        }
+        if report is None:
+            own_ends = [end for end in self._ends if not end.disrupted]
+            last = own_ends[-1].outcome.message if own_ends else child.ended
+            update["cause"] = truncate(f"the preflight ended without a report: {last}", MAX_CAUSE)
+            update["blocked_since"] = known.blocked_since or now
+            # It has run, and would end so again.
+            update["given_up"] = bool(own_ends) and self._is_auto
+        return known.model_copy(update=update)
+
+    @cached_property
+    def _obstacle(self) -> _Obstacle | None:
+        """What keeps the preflight from running."""
+        if self._open_child and not self._is_under_way:
+            return None
+        if self._open_child is None or not self.pods:
+            return self._refusal
+        evictions = [end for end in self._ends if end.disrupted]
+        if len(evictions) >= MOST_EVICTIONS:
+            message = f"its pod was evicted {len(evictions)} times: {evictions[-1].outcome.message}"
+            return _Obstacle(message, is_shared=False)
+        pod = self._waiting_pod
+        if pod is None:
+            return None
+        if pod.unschedulable:
+            return _Obstacle(pod.unschedulable, is_shared=bool(_SHARED.search(pod.unschedulable)))
+        if pod.is_stuck:
+            return _Obstacle(f"pod {pod.name} waits: {pod.waiting}", is_shared=True)
+        if pod.phase == "Pending" and self.warning and not pod.init_container:
+            return _Obstacle(f"pod {pod.name} waits: {self.warning}", is_shared=True)
+        return None
+
+    @property
+    def _refusal(self) -> _Obstacle | None:
+        """Why the Job or its pod is not created."""
+        if not self.warning:
+            return None
+        what = "its pod was not created" if self._open_child else "its Job was not created"
+        is_shared = bool(_SHARED.search(self.warning))
+        return _Obstacle(f"{what}: {self.warning}", is_shared=is_shared)
+
+    def _blocked(self, status: PreflightStatus, obstacle: _Obstacle) -> Check:
+        """The preflight can't run."""
+        what = f"the preflight can't run: {obstacle.message}"
+        if obstacle.is_shared:
+            status = status.model_copy(update={"blocked_since": None})
+            message = f"{what}; the job's own pods would wait for the same"
+            return self._open(status, Reason.PREFLIGHT_BLOCKED, message)
+        since = seconds(status.blocked_since) or self.now
+        status = status.model_copy(update={"blocked_since": timestamp(since)})
+        if not self._is_auto:
+            message = f"{what}; spec.preflight is Required, so the job waits"
+            return self._open(status, Reason.PREFLIGHT_BLOCKED, message)
+        seconds_left = BLOCKED_SECONDS - (self.now - since)
+        if seconds_left <= 0:
+            update = {"given_up": True, "cause": truncate(what, MAX_CAUSE)}
+            status = status.model_copy(update=update)
+            return Check(reason=Reason.NOT_CHECKED, message=status.cause or "", status=status)
+        message = f"{what}; after {BLOCKED_SECONDS / 60:.0f} minutes the job starts unchecked"
+        return self._open(status, Reason.PREFLIGHT_BLOCKED, message, seconds_left)
+
+    def _judged(self, status: PreflightStatus, report: PreflightReport) -> Check:
+        """The answer to a report."""
+        skipped = _listed((one.path, one.message) for one in report.skipped)
+        if not report.problems:
+            message = "no mistakes were found"
+            if skipped:
+                message += f"; not checked: {skipped}"
+            return Check(reason=Reason.PASSED, message=message, status=status)
+        message = problems_message(report)
+        if any(not problem.transient for problem in report.problems):
+            return Check(reason=Reason.PREFLIGHT_FAILED, message=message, status=status)
+        reason = _awaited(report.problems[0])
+        return self._open(status, reason, f"{message}; it is checked again until it passes")
+
+    def _open(
+        self, status: PreflightStatus, reason: Reason, message: str, most: float = LONGEST_PAUSE
+    ) -> Check:
+        """A check that goes on: by the Job that is there, or another after the pause."""
+        if self._is_under_way:
+            until_asked = max(self.waited, FIRST_QUESTION - self.waited)
+            return Check(
+                reason=reason, message=message, status=status, look_again=min(most, until_asked)
+            )
+        ended_at = seconds(status.time) or self.now
+        seconds_left = ended_at + _pause(status.tries) - self.now
+        is_free = self.child is None
+        should_start = is_free and seconds_left <= 0
+        # After a refusal, and while the last Job is being deleted.
+        look_again = seconds_left if seconds_left > 0 else FIRST_QUESTION
+        return Check(
+            reason=reason,
+            message=message,
+            status=status,
+            should_start=should_start,
+            look_again=min(most, look_again),
+        )
+
+
+def _pause(tries: int) -> float:
+    """Seconds from the end of a preflight to the next; none before the first."""
+    if not tries:
+        return 0.0
+    doublings = min(tries - 1, 10)
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**doublings)
+
+
+def _awaited(problem: PreflightProblem) -> Reason:
+    for prefix, reason in _WAITS:
+        if problem.path.startswith(prefix):
+            return reason
+    return Reason.WAITING_FOR_HUB
+
+
+def problems_message(report: PreflightReport) -> str:
+    """The problems of a report, mistakes first: as many as a message has room for, and how many
+    more there are."""
+    problems = sorted(report.problems, key=lambda problem: problem.transient)
+    message = ""
+    for shown in range(len(problems), 0, -1):
+        hidden = len(problems) - shown + report.omitted_problems
+        message = _listed((problem.path, problem.message) for problem in problems[:shown])
+        if hidden:
+            message += f"; status.preflight has {hidden} more"
+        if len(message) <= ROOM:
+            break
+    return message
+
+
+def _listed(sentences: Iterable[tuple[str, str]]) -> str:
+    return "; ".join(f"{path}: {message}" for path, message in sentences)

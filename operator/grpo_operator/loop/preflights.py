@@ -1,0 +1,117 @@
+"""Looks at the preflights of GRPOJobs and creates their Jobs."""
+
+import logging
+
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_kube.client import Cluster
+from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
+from grpo_kube.objects.json_reader import JsonObject
+from grpo_kube.objects.resources import CLAIMS, JOBS, ObjectKey
+from grpo_kube.objects.times import Observed
+
+from ..decide.observation import Observation
+from ..decide.preflight import Preflight, should_check
+from ..decide.sightings import FirstSeen
+from ..pods.pod_spec import PodDefaults
+from ..pods.preflight_job import mounted_claims, preflight_digest, preflight_job
+from ..records.names import checkpoint_claim, preflight_name
+from ..records.records import GRPOJobRecord
+from .caches import Caches
+from .shared_objects import SharedObjects
+
+log = logging.getLogger(__name__)
+
+
+class Preflights:
+    """The preflights of all jobs."""
+
+    def __init__(
+        self, cluster: Cluster, caches: Caches, shared_objects: SharedObjects, pods: PodDefaults
+    ) -> None:
+        """`pods` is what their pods have by default, and whether jobs have preflights."""
+        self._cluster = cluster
+        self._caches = caches
+        self._shared = shared_objects
+        self._pods = pods
+        self._first_seen = FirstSeen()
+
+    def look(self, job: GRPOJobRecord, now: float, at: Observed) -> Preflight | None:
+        """Return a job's preflight as the caches show it; None where there is none and none is
+        needed."""
+        key = job.key
+        name = preflight_name(job.name)
+        children = (child for child in self._caches.jobs.owned_by(key) if child.name == name)
+        child = next((one for one in children if one.grpojob_uid == job.uid), None)
+        image = ""
+        if should_check(job, self._pods.preflight) and job.spec:
+            image = job.spec.image or self._pods.image
+        is_needed = bool(image)
+        if child is None and not is_needed:
+            self.forget(key)
+            return None
+        pods = tuple(
+            pod
+            for pod in self._caches.pods.owned_by(key)
+            if child and pod.controller_uid == child.uid
+        )
+        digest = preflight_digest(job.spec, image) if job.spec and is_needed else ""
+        sighting = self._first_seen.update(key, 0, child, pods, at, expected=False)
+        return Preflight(
+            job=job,
+            is_needed=is_needed,
+            digest=digest,
+            child=child,
+            pods=tuple(sorted(pods, key=lambda pod: pod.version)),
+            now=now,
+            waited=at - (sighting.child or at),
+            ended_for=at - (sighting.over or at),
+        )
+
+    def forget(self, key: ObjectKey) -> None:
+        """Drop what is remembered of a job that has no preflight, or is gone."""
+        self._first_seen.forget(key)
+
+    async def start(self, observation: Observation, plan: ExecutionPlan | None) -> str:
+        """Create the Job of a preflight that is to begin, by this plan of the job. Return why the
+        API server refuses it, else an empty text.
+
+        Raises:
+            ClusterError: the API server did not answer.
+        """
+        job, preflight = observation.job, observation.preflight
+        if preflight is None or job.spec is None or not preflight.is_needed:
+            return ""
+        if not preflight.check.should_start:
+            return ""
+        namespace = job.key.namespace
+        unbound = await self._unbound(job, preflight_job(job, job.spec, plan, self._pods))
+        body = preflight_job(job, job.spec, plan, self._pods, unbound)
+        name = body["metadata"]["name"]
+        try:
+            await self._shared.ensure_policy(namespace)
+            answer = await self._cluster.create(JOBS, namespace, body)
+        except AlreadyExists:
+            answer = await self._cluster.get(JOBS, namespace, name)
+        except (Denied, NotFound) as error:
+            log.warning("%s: its preflight can't be created: %s", job.key, error)
+            return str(error)
+        known = self._caches.jobs.read(answer)
+        if known is None or known.grpojob_uid != job.uid:
+            return f"Job {name} exists and is not this GRPOJob's"
+        self._caches.jobs.put(answer)
+        return ""
+
+    async def _unbound(self, job: GRPOJobRecord, body: dict[str, object]) -> set[str]:
+        """The claims of the pod that have no volume yet. One that is missing is the job's own, or
+        keeps the pod waiting as it would keep the gang."""
+        unbound: set[str] = set()
+        for name in mounted_claims(body):
+            try:
+                item = await self._cluster.get(CLAIMS, job.key.namespace, name)
+            except NotFound:
+                if name == checkpoint_claim(job.name):
+                    unbound.add(name)
+                continue
+            if JsonObject(item).part("status").text("phase") != "Bound":
+                unbound.add(name)
+        return unbound

@@ -1,0 +1,124 @@
+"""Makes the Job whose pod checks a GRPOJob before its first attempt.
+
+Nothing may take its pod for one of an attempt: it has no label with the uid or the attempt, so that
+neither the gang, the account of GPUs nor Kueue's Workload counts it. ResourceQuotas do.
+"""
+
+import hashlib
+from collections.abc import Collection
+
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.pods.containers import ResourceRequirements
+
+from ..records.names import (
+    ANNOTATION_DIGEST,
+    COMPONENT_PREFLIGHT,
+    LABEL_APP,
+    LABEL_COMPONENT,
+    LABEL_INSTANCE,
+    LABEL_JOB,
+    LABEL_MANAGED_BY,
+    MANAGER,
+    checkpoint_volume,
+    preflight_name,
+)
+from ..records.records import GRPOJobRecord
+from .cpu_job import CPU_PLAN, IGNORE_DISRUPTIONS, cpu_job, cpu_spec
+from .manifests import attempt_of, owner_reference, training_plan
+from .pod_spec import PodDefaults
+from .pod_volumes import Manifest
+
+COMMAND = ["python", "-m", "grpo_trainer.preflight"]
+RESOURCES = ResourceRequirements(requests={"cpu": "1", "memory": "2Gi"}, limits={"memory": "4Gi"})
+_POLICY: Manifest = {
+    # It exits with 0 whatever it finds: a failure is one of the node, or a fault of the program.
+    "backoffLimit": 2,
+    "podFailurePolicy": {"rules": [IGNORE_DISRUPTIONS]},
+    # With the pull of an image of 15 GB at 10 MB/s.
+    "activeDeadlineSeconds": 1800,
+    # The operator deletes it as soon as its report is in the status.
+    "ttlSecondsAfterFinished": 3600,
+}
+_UNCHECKED = {
+    "suspend",
+    "retry",
+    "restarts",
+    "preflight",
+    "guard",
+    "active_deadline_seconds",
+    "ttl_seconds_after_finished",
+}
+"""Fields of the spec of which nothing is checked."""
+
+
+def preflight_digest(spec: GRPOJobSpec, image: str) -> str:
+    """Return the sha256 of the image and of all of the spec that a preflight depends on."""
+    checked_spec = cpu_spec(spec, COMMAND)
+    text = checked_spec.model_dump_json(exclude=_UNCHECKED, exclude_defaults=True)
+    return hashlib.sha256(f"{image}\n{text}".encode()).hexdigest()
+
+
+def preflight_job(
+    job: GRPOJobRecord,
+    spec: GRPOJobSpec,
+    plan: ExecutionPlan | None,
+    pods: PodDefaults,
+    unbound: Collection[str] = (),
+) -> Manifest:
+    """The Job that checks a GRPOJob by this plan of it, if there is one.
+
+    `unbound` are claims without a volume yet. The scheduler would choose their volume's node or
+    zone for this pod, where the gang may find no GPUs. So they are not mounted.
+    """
+    attempt = attempt_of(job, spec, plan or CPU_PLAN, job.status.attempt + 1)
+    told = training_plan(attempt)
+    checkpoint_claim = checkpoint_volume(job.name, spec.checkpoint)
+    if checkpoint_claim and checkpoint_claim.claim_name in unbound:
+        told = told.model_copy(update={"checkpoint_directory": None})
+    pod_settings = spec.pod_template.spec
+    # They prepare what is checked, without the GPUs that they may ask for.
+    init_containers = [
+        one.model_copy(update={"resources": ResourceRequirements()})
+        for one in pod_settings.init_containers
+    ]
+    settings = pod_settings.model_copy(update={"init_containers": init_containers})
+    template = spec.pod_template.model_copy(update={"spec": settings})
+    own_spec = cpu_spec(spec.model_copy(update={"pod_template": template}), COMMAND)
+    own_spec = own_spec.model_copy(update={"resources": RESOURCES})
+    own_attempt = attempt_of(job, own_spec, CPU_PLAN, attempt.number)
+    labels = {
+        # as the gang's: policies by which a cluster lets the trainer out select by it
+        LABEL_APP: "grpo-trainer",
+        LABEL_INSTANCE: job.name,
+        LABEL_MANAGED_BY: MANAGER,
+        LABEL_JOB: job.name,
+        LABEL_COMPONENT: COMPONENT_PREFLIGHT,
+    }
+    body = cpu_job(
+        preflight_name(job.name), own_attempt, told, labels=labels, policy=_POLICY, pods=pods
+    )
+    body["metadata"]["ownerReferences"] = [owner_reference(job.name, job.uid)]
+    body["metadata"]["annotations"] = {
+        ANNOTATION_DIGEST: preflight_digest(spec, spec.image or pods.image)
+    }
+    volumes = body["spec"]["template"]["spec"]["volumes"]
+    body["spec"]["template"]["spec"]["volumes"] = [
+        _without_claim(volume, unbound) for volume in volumes
+    ]
+    return body
+
+
+def mounted_claims(body: Manifest) -> list[str]:
+    """Return the names of the claims that the Job's pod mounts."""
+    volumes = body["spec"]["template"]["spec"]["volumes"]
+    claims = (volume.get("persistentVolumeClaim", {}) for volume in volumes)
+    return [claim["claimName"] for claim in claims if claim]
+
+
+def _without_claim(volume: Manifest, unbound: Collection[str]) -> Manifest:
+    """The volume; an empty folder of the same name instead of an unbound claim."""
+    claim = volume.get("persistentVolumeClaim")
+    if claim and claim["claimName"] in unbound:
+        return {"name": volume["name"], "emptyDir": {}}
+    return volume
