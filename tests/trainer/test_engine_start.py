@@ -182,7 +182,7 @@ def test_an_error_after_the_first_completions_is_no_failed_start(
     ("generation", "result"),
     [
         ({}, "EngineFailed"),
-        ({"engine": "Colocated"}, "BadInput"),
+        ({"engine": "Colocated"}, "EngineFailed"),
         ({"fallback": "Never"}, "BadInput"),
     ],
 )

@@ -136,8 +136,8 @@ class GenerationSpec(Model):
     fallback: Literal["Auto", "Never"] = "Auto"
     """What follows when an engine does not start, or when its log-probabilities differ by more than
     guard.maxEngineMismatch. Auto: the next attempt runs vLLM's model runner V1 without CUDA graphs
-    and without sleep. If that fails too, engine Auto becomes Transformers, unless a step then costs
-    more than twice the GPU-seconds. Never: no other engine is tried. Unset: Auto."""
+    and without sleep. If that fails too, Transformers samples, unless a step then costs more than
+    twice the GPU-seconds. Never: no other engine is tried. Unset: Auto."""
 
     def belong_elsewhere(self, *names: str) -> list[str]:
         """Those of these fields that are set, and belong to engines other than this."""

@@ -174,6 +174,8 @@ def _answer_to_engine_failure(
         return _no_fallback(result.message)
     seconds = new_plan.estimated_step_seconds
     cost = None if seconds is None else seconds * new_plan.all_gpus
+    if new_plan.accelerator == "CPU":
+        cost = 0.0
     if new_plan.engine is None and (refusal := costly_message(learned, cost)):
         return _no_fallback(refusal)
     changes = [*new_plan.changes, change_message(learned, before, new_plan)][-16:]

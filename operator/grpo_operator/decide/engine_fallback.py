@@ -25,7 +25,7 @@ _WITH_ANY_ENGINE = ("Missing", "Unprovable")
 def rung_after(observation: Observation, outcome: Outcome) -> Rung | None:
     """The rung that answers the end of the current attempt; None where none does.
 
-    On CPUs vLLM runs as on the first rung anyway, so that the rung would change nothing.
+    On CPUs vLLM runs as on the first rung anyway, so Transformers follows at once.
     """
     spec, plan = observation.job.spec, observation.job.status.plan
     if spec is None or plan is None or plan.engine is None:
@@ -37,8 +37,7 @@ def rung_after(observation: Observation, outcome: Outcome) -> Rung | None:
     is_on_first_rung = plan.engine.model_runner == "V1" or plan.accelerator == "CPU"
     if not is_on_first_rung and outcome.engine_cause not in _WITH_ANY_ENGINE:
         return "ModelRunnerV1"
-    # An engine that the spec names is the user's choice.
-    return "Transformers" if spec.generation.engine == "Auto" else None
+    return "Transformers"
 
 
 def has_failed_for_good(observation: Observation, outcome: Outcome) -> bool:
@@ -83,7 +82,7 @@ def _gpu_seconds(observation: Observation) -> float | None:
         seconds = gpu_seconds(Run(job.status.plan, job.spec, learned_with_progress(observation)))
     except SpecRejected:
         return None
-    return None if seconds is None else round(seconds, 3)
+    return round(seconds, 3)
 
 
 def outcome_of_engines(observation: Observation) -> Outcome | None:

@@ -34,11 +34,11 @@ class NoFallback(ValueError):
         self.fits = fits
 
 
-def gpu_seconds(run: Run) -> float | None:
-    """Predicted GPU-seconds of a step, those of engines in pods of their own among them; None on
+def gpu_seconds(run: Run) -> float:
+    """Predicted GPU-seconds of a step, those of engines in pods of their own among them; 0 on
     CPUs."""
     if run.plan.accelerator == "CPU":
-        return None
+        return 0.0
     return run.step_seconds * run.plan.all_gpus
 
 
@@ -50,10 +50,7 @@ def fallback_plan(run: Run) -> ExecutionPlan:
         NoFallback: no rung fits, or it costs too much.
     """
     with_engine, problem = _fastest_on_model_runner_v1(run)
-    if run.spec.generation.engine != "Auto":
-        if with_engine is None:
-            named = f"spec.generation.engine {run.spec.generation.engine} excludes Transformers"
-            raise NoFallback(f"{problem}{named}", fits=False)
+    if with_engine and run.spec.generation.engine != "Auto":
         return _explained(run, with_engine)
     plain = run.with_engine(None, None)
     misfit = "" if plain.may_fit() else _misfit("Transformers", plain)
@@ -140,12 +137,11 @@ def _explained(before: Run, after: Run) -> ExecutionPlan:
     """The new plan with its reason, and with what changed in words."""
     plan = after.plan
     change = change_message(before.learned, before.plan, plan)
-    numbers = needs_message(
-        after.device_bytes, after.usable_bytes, after.prediction.peak_phase, after.step_seconds
-    )
-    return plan.model_copy(
-        update={
-            "changes": [*plan.changes, change][-16:],
-            "reason": f"{plan_name(plan)}, {change}: {numbers}"[:1024],
-        }
-    )
+    reason = f"{plan_name(plan)}, {change}"
+    if plan.memory:
+        numbers = needs_message(
+            after.device_bytes, after.usable_bytes, after.prediction.peak_phase, after.step_seconds
+        )
+        reason = f"{reason}: {numbers}"
+    changes = [*plan.changes, change]
+    return plan.model_copy(update={"changes": changes[-16:], "reason": reason[:1024]})

@@ -386,6 +386,8 @@ def _with_engine(run: Run) -> ExecutionPlan:
     spec = run.spec
     if _agrees(plan, spec.generation):
         return plan
+    if plan.engine is None and run.demand.has_given_up_engine:
+        return plan
     if plan.accelerator == "CPU":
         engine_on_cpus = cpu_engine(run.demand)
         return run.with_engine(engine_on_cpus, None).plan

@@ -29,6 +29,8 @@ def plan_name(plan: ExecutionPlan) -> str:
     sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
     method = "LoRA" if plan.method == "LoRA" else "full"
     gpus = f"{plan.gpus} x {plan.gpu_product or plan.gpu_resource}"
+    if plan.accelerator == "CPU":
+        gpus = f"{plan.world_size} x CPUs"
     engine = f", vLLM {plan.engine.kind}" if plan.engine else ""
     return f"{method} {sharded}, {plan.strategy} on {gpus}{engine}"
 

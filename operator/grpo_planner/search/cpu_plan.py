@@ -112,7 +112,7 @@ def cpu_setup(spec: GRPOJobSpec, method: Method, world: int, micro_batch: int) -
 def cpu_engine(demand: Demand) -> Engine | None:
     """The engine that the spec asks for; it has no GPUs to share, no sleep and no graphs."""
     wanted = demand.spec.generation
-    if wanted.engine not in ("Colocated", "Servers"):
+    if wanted.engine not in ("Colocated", "Servers") or demand.has_given_up_engine:
         return None
     replicas = 0
     if wanted.engine == "Servers":

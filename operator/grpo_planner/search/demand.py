@@ -123,6 +123,13 @@ class Demand:
         limit = self.spec.resources.limits.get("memory")
         return self.pod_memory if limit is None else quantity_bytes(limit)
 
+    @property
+    def has_given_up_engine(self) -> bool:
+        """True if Transformers samples because the job's engines failed, also one that the spec
+        names."""
+        may_fall_back = self.spec.generation.fallback == "Auto"
+        return may_fall_back and self.learned.rung == "Transformers"
+
     def pod_disk(self, *, reported: bool) -> int:
         """Ephemeral storage that one pod requests, in bytes; 0 for no request."""
         return disk_request(self.spec, reported=reported, policy=self.shape)

@@ -35,11 +35,13 @@ TENSOR_PARALLEL = (1, 2, 4, 8, 16)
 
 
 def why_none(demand: Demand) -> str:
-    """Why engine Auto is Transformers for a job, whatever GPUs there are; empty where it may be
-    another."""
+    """Why Transformers samples for a job, whatever GPUs there are; empty where an engine may."""
     spec, model = demand.spec, demand.model
     if spec.generation.engine == "Transformers":
         return "spec.generation.engine asks for it"
+    if demand.has_given_up_engine:
+        failure = demand.learned.engine_failures[-1]
+        return f"an engine failed in attempt {failure.attempt} ({failure.reason})"
     if spec.generation.engine != "Auto":
         return ""
     if spec.placement.accelerator == "CPU":
@@ -48,9 +50,6 @@ def why_none(demand: Demand) -> str:
         return "the weights of experts in an engine can't be proven yet"
     if model.source == "Estimated":
         return "the model's shape is only estimated"
-    if demand.learned.rung == "Transformers":
-        failure = demand.learned.engine_failures[-1]
-        return f"an engine failed in attempt {failure.attempt} ({failure.reason})"
     if model.model_type not in PROVEN_FAMILIES:
         return (
             f"the weights of model type {model.model_type or 'unknown'} in an engine have not "

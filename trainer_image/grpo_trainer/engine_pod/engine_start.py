@@ -42,5 +42,4 @@ def engine_start() -> Iterator[None]:
 def error_for_choice(error: EngineNotStarted, generation: GenerationSpec) -> TrainingError:
     """The error as it is where Transformers may sample instead; else BadInput, which the user has
     to answer."""
-    may_fall_back = generation.engine == "Auto" and generation.fallback == "Auto"
-    return error if may_fall_back else BadInput(str(error))
+    return error if generation.fallback == "Auto" else BadInput(str(error))

@@ -1,0 +1,1 @@
+"""Engines that do not start, or compute wrong numbers."""
