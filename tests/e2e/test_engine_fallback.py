@@ -12,7 +12,7 @@ import pytest
 
 from harness.fixtures import AnyCluster
 from harness.images import recipes as images
-from harness.images.recipes import CONTAINER_SITE_PACKAGES
+from harness.images.recipes import CONTAINER_ENGINE_PACKAGES, CONTAINER_SITE_PACKAGES
 from harness.jobs import Jobs, Object, attempt, condition, progress
 from tests.support.faults.engine import sitecustomize
 
@@ -51,10 +51,8 @@ def ended_jobs(jobs: Jobs, node_cluster: AnyCluster) -> Iterator[dict[str, Objec
 
 def create(jobs: Jobs, fault: str, image: str) -> None:
     """A job of one pod with this fault; its folder is on the volume of the checkpoints."""
-    env = {
-        "PYTHONPATH": f"/checkpoints/engine-fault:{CONTAINER_SITE_PACKAGES}",
-        sitecustomize.FAULT_ENV: fault,
-    }
+    folders = ("/checkpoints/engine-fault", CONTAINER_SITE_PACKAGES, CONTAINER_ENGINE_PACKAGES)
+    env = {"PYTHONPATH": ":".join(folders), sitecustomize.FAULT_ENV: fault}
     jobs.create(
         *(f"no-{fault}", {"maxSteps": STEPS}),
         image=image,

@@ -94,6 +94,12 @@ _NAME = (
     r"^(cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]*[KMGT]i"
     r"|[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?)$"
 )
+_NETWORK_CARD = re.compile(
+    r"^rdma/|/(.*[-_.])?(rdma|efa|hca|roce|ib|mlnx[a-z]*|hostdev|sriov|nics?)([-_.0-9].*)?$"
+)
+"""Device plugins name their cards as an administrator likes. Known are the names of Mellanox's
+shared plugin (rdma/…), of NVIDIA's network operator (nvidia.com/hostdev, …/mlnxnics), of SR-IOV's,
+of AWS (vpc.amazonaws.com/efa) and of GKE (networking.gke.io.networks/rdma-0)."""
 EPHEMERAL_STORAGE = "ephemeral-storage"
 """The resource that is the disk of a pod's node."""
 _GPU = r"^(nvidia\.com/(gpu|mig-)|amd\.com/gpu|gpu\.intel\.com/)"
@@ -187,10 +193,9 @@ class ResourceRequirements(Model):
         return {**self.limits, **self.requests}
 
     @property
-    def devices(self) -> list[str]:
-        """Extended resources that a pod requests, by name: GPUs are not among them, so they are
-        taken as network cards, such as rdma/hca."""
-        return sorted(name for name in self.completed_requests if "/" in name)
+    def network_cards(self) -> list[str]:
+        """Extended resources of network cards that a pod requests, such as rdma/hca, by name."""
+        return sorted(name for name in self.completed_requests if _NETWORK_CARD.search(name))
 
     def compare_request(self, name: str) -> int:
         """1, 0 or -1 as the request of a resource that has both is above, at or below its limit."""

@@ -145,7 +145,7 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
         resume_store=resume_store,
         revisions=dict(attempt.revisions),
         skipped=list(attempt.skipped),
-        rdma_devices=spec.resources.devices or None,
+        rdma_devices=spec.resources.network_cards or None,
         ends=ends or None,
         grace_period_seconds=grace_seconds,
         execution=attempt.plan,

@@ -48,7 +48,7 @@ def _slow_links_message(observation: Observation) -> str:
 def _advice(observation: Observation) -> str:
     """What to do about a slow network."""
     spec = observation.job.spec
-    if spec and spec.resources.devices:
+    if spec and spec.resources.network_cards:
         return (
             "set NCCL_DEBUG to INFO in spec.env, and look for cards that NCCL leaves out and for "
             "`GDRDMA` in its channels (docs/gpu.md)"

@@ -216,7 +216,7 @@ def _has_unknown_network(demand: Demand, option: Option) -> bool:
     RDMA plugin."""
     if option.place.nodes == 1 or option.place.pool.hardware.node_network:
         return False
-    return not demand.spec.resources.devices
+    return not demand.spec.resources.network_cards
 
 
 def _guesses(pool: Pool) -> str:

@@ -302,16 +302,18 @@ class EngineGeneration(ABC):
 
     def _require_numbers(self, samples: Sequence[Sample]) -> None:
         """TRL leaves out of its comparison what is not a number (trl/trainer/grpo_trainer.py), so
-        that an engine of which nothing is one would pass.
+        that an engine of which nothing is one would pass. A collective: where one rank ends alone,
+        the others report a lost peer.
 
         Raises:
-            EngineMismatch: a log-probability is not finite.
+            EngineMismatch: a log-probability of any rank is not finite.
         """
         wrong = sum(not math.isfinite(one) for sample in samples for one in sample.logprobs)
-        if wrong:
+        wrong_of_all = sum(ranks.gather(wrong))
+        if wrong_of_all:
             raise EngineMismatch(
-                f"{wrong} of the engine's log-probabilities of generation {self._generation} are "
-                "not finite numbers: set generation.engine to Transformers"
+                f"{wrong_of_all} of the engine's log-probabilities of generation "
+                f"{self._generation} are not finite numbers: set generation.engine to Transformers"
             )
 
     @abstractmethod

@@ -39,13 +39,10 @@ class Strike(MetaPathFinder):
         self, name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The module's own spec, with a loader that does more."""
-        if name == "vllm" and os.environ[FAULT_ENV] == "missing":
-            raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
         if name != ENGINES:
             return None
         sys.meta_path.remove(self)
         spec = find_spec(name)
-        sys.meta_path.insert(0, self)
         assert spec is not None, "it is being imported"
         loader: Any = spec.loader
         execute = loader.exec_module
@@ -109,3 +106,6 @@ def wrong(generate: Any, changes: dict[str, float]) -> Any:
 
 if os.environ.get(FAULT_ENV):
     sys.meta_path.insert(0, Strike())
+if os.environ.get(FAULT_ENV) == "missing":
+    # Then find_spec finds none, and an import fails, as in an image without vLLM.
+    sys.modules["vllm"] = None  # type: ignore[assignment]
