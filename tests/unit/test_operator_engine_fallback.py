@@ -448,7 +448,8 @@ def test_on_cpus_transformers_follows_at_once() -> None:
         )
         return judged(make_seen(record, make_child(), dead))
 
-    for result, cause in (("EngineMismatch", None), ("EngineFailed", "NotStarted")):
+    ends: list[tuple[str, Cause]] = [("EngineMismatch", None), ("EngineFailed", "NotStarted")]
+    for result, cause in ends:
         decision = answer(result, cause)
         assert (decision.action, decision.counted) == (Action.ADMIT, False)
         assert decision.learned is not None
