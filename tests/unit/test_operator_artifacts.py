@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.report.artifacts import MAX_WHERE, parse_sums, sums_text, weights_hash
-from grpo_api.status.status import GRPOJobStatus
+from grpo_api.status.status import ConditionType, GRPOJobStatus
 from grpo_api.text.quantity import MAX_COUNT, format_bytes
 from grpo_operator.decide.decisions import Action
 from grpo_operator.decide.observation import Observation
@@ -68,8 +68,13 @@ def done(index: int, **more: Any) -> Any:
     ],
 )
 def test_the_exported_model_is_told_by_claim_and_folder(spec: dict[str, Any], path: str) -> None:
-    told = status(seen(done(0, export=export(), checkpoint=kept(8)), done(1), spec=spec))
+    message = f"trained 9 steps; the model is in {export()['path']}"
+    first = done(0, export=export(), checkpoint=kept(8), message=message)
+    told = status(seen(first, done(1), spec=spec))
     assert told.phase == "Succeeded"
+    succeeded = told.condition(ConditionType.SUCCEEDED)
+    assert succeeded is not None
+    assert succeeded.message == f"trained 9 steps; the model is in {path}"
     assert told.export is not None
     assert (told.export.path, told.export.bytes, told.export.weights_hash) == (path, 9, HASH)
     assert told.checkpoint is not None

@@ -20,6 +20,7 @@ from ..decide.start_checks import count_bound, init_container_of, lost_engines, 
 from ..records.names import child_job
 from ..records.reasons import WAITS, Reason
 from .network_finding import network_finding
+from .pod_reports import lasting_address
 from .wait_finding import advice, message_since, wait_finding
 
 Statement = tuple[ConditionType, bool, str, str]
@@ -224,10 +225,16 @@ def _release(observation: Observation, decision: Decision) -> Iterator[Statement
     yield C.RUNNING, False, decision.reason, f"attempt {number} was released"
 
 
-def _succeed(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+def _succeed(observation: Observation, decision: Decision) -> Iterator[Statement]:
+    export = decision.ended.export if decision.ended else None
+    message = decision.message
+    if export:
+        # The pod's name of the folder means nothing outside of it.
+        address = lasting_address(export.path, observation.job)
+        message = message.replace(export.path, address)
     yield C.RUNNING, False, Reason.FINISHED, "training is done"
     yield C.DEGRADED, False, Reason.AS_EXPECTED, "training is done"
-    yield C.SUCCEEDED, True, decision.reason, decision.message
+    yield C.SUCCEEDED, True, decision.reason, message
 
 
 def _fail(observation: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001

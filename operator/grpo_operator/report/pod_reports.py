@@ -111,7 +111,7 @@ def _checkpoint(observation: Observation) -> dict[str, Any]:
         return {"checkpoint": None} if is_outdated else {}
     newest = max(checkpoints, key=lambda checkpoint: checkpoint.step)
     written_at = timestamp(newest.time)
-    where = _lasting(newest.where, observation.job)
+    where = lasting_address(newest.where, observation.job)
     status = CheckpointStatus(step=newest.step, time=written_at, bytes=newest.bytes, where=where)
     return {"checkpoint": status}
 
@@ -121,13 +121,13 @@ def _export(observation: Observation) -> dict[str, Any]:
     for end in observation.terminations:
         exported = end.outcome.export
         if end.has_succeeded and exported:
-            path = _lasting(exported.path, observation.job)
+            path = lasting_address(exported.path, observation.job)
             export = exported.model_copy(update={"path": path})
             return {"export": export}
     return {}
 
 
-def _lasting(path: str, job: GRPOJobRecord) -> str:
+def lasting_address(path: str, job: GRPOJobRecord) -> str:
     """What a pod calls `/checkpoints/…`, by the claim and the folder there; another address stays
     what it is."""
     volume = checkpoint_volume(job.name, job.spec.checkpoint) if job.spec else None
@@ -303,7 +303,7 @@ def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStat
         "step": step,
         "total_steps": total,
         "percent": percent,
-        "summary": f"{step}/{total}",
+        "summary": f"{step}/{total}" if total else "",
         "eta_seconds": 0 if has_succeeded else None,
         "eta": "",
         **NO_STAGE,
