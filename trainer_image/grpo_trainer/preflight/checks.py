@@ -1,10 +1,11 @@
 """The checks of a preflight, in order: what is quick and sure first, code of users last."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.preflight import PreflightReport
+from grpo_api.spec.rewards import RewardSpec
 
 from ..hub.repositories import Hub
 from .dataset_checks import check_dataset
@@ -29,21 +30,21 @@ def run_checks(
     findings = Findings()
     hub = Hub(plan.revisions, longest_wait=scope.wait_seconds, takes_leases=False)
     findings.revisions = hub.commits
-    if scope.is_whole and scope.is_in_cluster:
-        check_image(plan, findings)
     preflight = Preflight(plan, scope, hub, findings)
+    if scope.is_whole and scope.is_in_cluster:
+        check_image(preflight)
     tokenizer = check_policy(preflight)
     first = check_dataset(preflight, tokenizer)
     check_places(preflight)
-    on_report(_before_rewards(plan, findings))
+    on_report(_before_rewards(plan.rewards, findings))
     check_rewards(preflight, first)
     return findings.report()
 
 
-def _before_rewards(plan: TrainingPlan, findings: Findings) -> PreflightReport:
+def _before_rewards(rewards: Sequence[RewardSpec], findings: Findings) -> PreflightReport:
     """What is left behind by a preflight that a reward ends."""
     known = replace(findings, skipped=list(findings.skipped))
-    for position, reward in enumerate(plan.rewards):
+    for position, reward in enumerate(rewards):
         if reward.python:
             reason = "the pod ended while rewards were called"
             known.skip(f"spec.rewards[{position}].python.function", reason)

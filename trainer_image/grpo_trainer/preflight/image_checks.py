@@ -2,14 +2,13 @@
 
 from importlib.util import find_spec
 
-from grpo_api.plan.plan import TrainingPlan
-
 from ..runtime.errors import BadInput
-from .findings import Findings
+from .scope import Preflight
 
 
-def check_image(plan: TrainingPlan, findings: Findings) -> None:
+def check_image(preflight: Preflight) -> None:
     """Look for vLLM and for libraries of which the plan has a use."""
+    plan, findings = preflight.plan, preflight.findings
     findings.has_vllm = find_spec("vllm") is not None
     if plan.generation.engine == "Colocated" and not findings.has_vllm:
         with findings.check("spec.generation.engine"):

@@ -8,7 +8,9 @@ import shutil
 import uuid
 from pathlib import Path
 
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.spec.checkpoint import CheckpointSpec, ExportSpec
+from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.contract import EXPORT_TOKEN_ENV, SIGNING_KEY, SIGNING_KEY_ENV
 
 from ..checkpoints.signing_key import FIELD, require_key
@@ -30,13 +32,14 @@ def check_places(preflight: Preflight) -> None:
     wait_seconds = preflight.scope.wait_seconds
     if plan.checkpoint.store:
         with findings.check("spec.checkpoint.store"):
-            _check_store(plan, wait_seconds)
+            _check_store(preflight)
     elif plan.checkpoint_directory is not None:
         with findings.check("spec.checkpoint"):
             run_folder = Path(plan.checkpoint_directory)
             folder = _nearest_folder(run_folder)
             preflight.require_input("the checkpoint volume", is_there=folder != Path("/"))
-            require_writable(folder, bytes_needed(plan) - _stored_bytes(run_folder))
+            needed = bytes_needed(plan.checkpoint, plan.training, plan.export, plan.execution)
+            require_writable(folder, needed - _stored_bytes(run_folder))
     export = plan.export
     if export and export.hub:
         with findings.check("spec.export.hub.repository"):
@@ -51,18 +54,23 @@ def check_places(preflight: Preflight) -> None:
             require_key()
 
 
-def bytes_needed(plan: TrainingPlan) -> int:
+def bytes_needed(
+    checkpoint: CheckpointSpec,
+    training: TrainingSpec,
+    export: ExportSpec | None,
+    execution: ExecutionPlan,
+) -> int:
     """Disk that the run is predicted to fill: the checkpoints that it keeps, one more while it is
     written, and the export; 0 where the plan predicts none."""
-    checkpoints = plan.checkpoint.keep + 1
-    if plan.training.max_steps:
-        made = math.ceil(plan.training.max_steps / plan.execution.save_every_steps)
+    checkpoints = checkpoint.keep + 1
+    if training.max_steps:
+        made = math.ceil(training.max_steps / execution.save_every_steps)
         checkpoints = min(checkpoints, made)
-    memory = plan.execution.memory
+    memory = execution.memory
     checkpoint_bytes = memory.checkpoint_bytes if memory else 0
     export_bytes = 0
-    if plan.export and plan.export.is_model_kept:
-        export_bytes = plan.execution.export_bytes
+    if export and export.is_model_kept:
+        export_bytes = execution.export_bytes
     return checkpoints * checkpoint_bytes + export_bytes
 
 
@@ -99,10 +107,11 @@ def require_writable(folder: Path, needed: int) -> None:
         )
 
 
-def _check_store(plan: TrainingPlan, wait_seconds: float) -> None:
+def _check_store(preflight: Preflight) -> None:
+    plan = preflight.plan
     run = run_store(plan.checkpoint, plan.checkpoint_directory, plan.job)
     if run is not None:
-        store = run.store.within(wait_seconds)
+        store = run.store.within(preflight.scope.wait_seconds)
         require_conditions(store, attempt_folder_name(plan.job.attempt))
 
 

@@ -3,10 +3,11 @@ be seen at once end it in seconds."""
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 
 from grpo_api.plan.plan import TrainingPlan
@@ -28,8 +29,9 @@ def require_passed(plan: TrainingPlan, *, is_supervisor: bool) -> None:
     if folder and last_success(folder):
         # An attempt of a run that has ended only says so, and needs no inputs.
         return
+    check = partial(_run_checks, plan)
     with _ended_by_sigterm(plan.job.attempt):
-        report = _forked_checks(plan) if is_supervisor else _run_checks(plan)
+        report = _fork(check) if is_supervisor else check()
     permanent = [problem for problem in report.problems if not problem.transient]
     if permanent:
         raise BadInput("; ".join(f"{problem.path}: {problem.message}" for problem in permanent))
@@ -60,12 +62,12 @@ def _run_checks(plan: TrainingPlan) -> PreflightReport:
     return run_checks(plan, RANK_0)
 
 
-def _forked_checks(plan: TrainingPlan) -> PreflightReport:
+def _fork(check: Callable[[], PreflightReport]) -> PreflightReport:
     """The checks in a process of their own: a supervisor lives as long as the training that it
     starts, and needs none of their libraries."""
     try:
         with ProcessPoolExecutor(1, get_context("fork")) as pool:
-            return pool.submit(_run_checks, plan).result()
+            return pool.submit(check).result()
     except BrokenProcessPool as error:
         print(f"the preflight ended without a report: {error}", flush=True)
         return PreflightReport()
