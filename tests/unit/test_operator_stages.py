@@ -190,7 +190,7 @@ def test_a_gang_that_trains_costs_no_more_writes_than_without_its_stages(
     """What was written before stages existed, for the same answers: one write per step at most."""
 
     def answers(stages: bool) -> Iterable[tuple[float, dict[str, Any]]]:
-        for pulled in range(150):
+        for pulled in range(80):
             later = pulled * INTERVAL
             step, phase = divmod(int(later / seconds_per_phase), 3)
             stage = STEP_STAGES[phase] if stages else "Training"
@@ -203,14 +203,14 @@ def test_a_gang_that_trains_costs_no_more_writes_than_without_its_stages(
 
 
 @pytest.mark.parametrize("accelerator", ["CPU", "GPU"])
-def test_a_download_of_an_hour_is_written_once_a_minute(accelerator: str) -> None:
+def test_a_download_is_written_once_a_minute(accelerator: str) -> None:
     answers = (
         (later, {"stage": "Downloading", "stage_seconds": float(later), "fetched_bytes": later})
-        for later in range(0, 3600, 5)
+        for later in range(0, 900, 5)
     )
     written = writes(answers, accelerator)
-    assert len(written) <= 3600 / FETCH_PAUSE + 1
-    assert written[-1]["progress"] == {"fetchedBytes": 3540}
+    assert len(written) <= 900 / FETCH_PAUSE + 1
+    assert written[-1]["progress"] == {"fetchedBytes": 840}
 
 
 STAGES = st.sampled_from([*get_args(Stage), "Starting", "Finished", "Moon"])
