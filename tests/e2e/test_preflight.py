@@ -30,7 +30,7 @@ def refused(jobs: Jobs, name: str, reason: str, sentence: str, **spec: Any) -> O
     """Creates a job on GPUs and waits for the reason and the sentence of Checked; no GPU was
     held."""
     begin = time.monotonic()
-    jobs.create(name, placement=ON_GPUS, **spec)
+    jobs.create(name, placement=ON_GPUS, resources={}, **spec)
 
     def is_told(job: Object) -> bool:
         checked = condition(job, "Checked")
@@ -59,8 +59,12 @@ def test_a_missing_secret_is_named_and_waited_for(jobs: Jobs) -> None:
         **jobs.template["spec"]["model"],
         "tokenSecretRef": {"name": "no-such-secret", "key": "token"},
     }
-    job = refused(jobs, "secretless", "PreflightBlocked", "no-such-secret", model=model)
-    assert condition(job, "Admitted")["reason"] == "PreflightBlocked"
+    refused(jobs, "secretless", "PreflightBlocked", "no-such-secret", model=model)
+    jobs.wait(
+        "secretless",
+        "out of its place in the queue",
+        lambda job: condition(job, "Admitted").get("reason") == "PreflightBlocked",
+    )
 
 
 @pytest.mark.slow
