@@ -190,6 +190,12 @@ BAD_CONTAINERS: tuple[tuple[str, Changes, str, str], ...] = (
         "must equal",
     ),
     ("half-a-card", {"resources.limits": {"rdma/hca": "500m"}}, "spec.resources", "whole pieces"),
+    (
+        "memory-without-unit",
+        {"resources.limits": {"memory": 2}},
+        "spec.resources",
+        "write 2Gi for 2",
+    ),
     ("unknown-resource", {"resources.limits": {"mem": "1Gi"}}, "spec.resources.limits", "match"),
     (
         "memory-with-a-space",

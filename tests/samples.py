@@ -82,6 +82,8 @@ BAD: tuple[Bad, ...] = (
         "spec.training.learning_rate",
         "unknown field",
     ),
+    Bad("unknown-null", {"training.lr": None}, "spec.training.lr", "unknown field"),
+    Bad("unknown-null-below", {"training": {"lr": None}}, "spec.training.lr", "unknown field"),
     Bad("no-model", {"model": REMOVE}, "spec.model", "Required"),
     Bad("no-dataset", {"dataset": REMOVE}, "spec.dataset", "Required"),
     Bad("no-rewards", {"rewards": REMOVE}, "spec.rewards", "Required"),
@@ -194,9 +196,10 @@ BAD: tuple[Bad, ...] = (
     Bad("wrong-accelerator", {"placement.accelerator": "TPU"}, "spec.placement.accelerator", "CPU"),
     Bad("empty-model-name", {"model.name": ""}, "spec.model.name", "at least 1"),
     Bad("model-name-with-space", {"model.name": "my model"}, "spec.model.name", "match"),
-    Bad("zero-parameters", {"model.parameters": "0B"}, "spec.model.parameters", "match"),
+    Bad("zero-parameters", {"model.parameters": "0B"}, "spec.model.parameters", "write it as 7B"),
+    Bad("small-letter-parameters", {"model.parameters": "7b"}, "spec.model.parameters", "as 7B"),
     Bad(
-        "parameters-in-words", {"model.parameters": "one billion"}, "spec.model.parameters", "match"
+        "parameters-in-words", {"model.parameters": "one billion"}, "spec.model.parameters", "as 7B"
     ),
     Bad(
         "parameters-as-number", {"model.parameters": 1240000000}, "spec.model.parameters", "string"
@@ -230,7 +233,13 @@ BAD: tuple[Bad, ...] = (
         "unicode-function",
         {"rewards.0": {"python": {"function": "módulo:f"}}},
         "spec.rewards[0].python",
-        "match",
+        "module:function",
+    ),
+    Bad(
+        "function-with-a-dot",
+        {"rewards.0": {"python": {"function": "my_reward.digits"}}},
+        "spec.rewards[0].python.function",
+        "such as my_reward:digits",
     ),
     Bad(
         "url-without-scheme",
@@ -346,15 +355,16 @@ BAD: tuple[Bad, ...] = (
         "spec.placement",
         "belongs to accelerator CPU",
     ),
-    Bad("zero-gpu-memory", {"placement.gpuMemory": "0"}, "spec.placement.gpuMemory", "match"),
+    Bad("zero-gpu-memory", {"placement.gpuMemory": "0"}, "spec.placement.gpuMemory", "as 100G"),
     Bad(
         "no-gpu-memory",
         {"placement.gpuMemory": 0},
         "spec.placement.gpuMemory",
-        "match|greater than or equal to 1",
+        "as 100G|greater than or equal to 1",
     ),
-    Bad("memory-in-words", {"placement.gpuMemory": "16 GB"}, "spec.placement.gpuMemory", "match"),
-    Bad("millibytes", {"placement.gpuMemory": "512m"}, "spec.placement.gpuMemory", "match"),
+    Bad("memory-in-words", {"placement.gpuMemory": "16 GB"}, "spec.placement.gpuMemory", "as 100G"),
+    Bad("bytes-in-GB", {"sharedMemory": "100GB"}, "spec.sharedMemory", "as 100G, 100Gi"),
+    Bad("millibytes", {"placement.gpuMemory": "512m"}, "spec.placement.gpuMemory", "as 100G"),
     Bad(
         "half-a-second",
         {"rewards.0.format.timeoutSeconds": 0.5},

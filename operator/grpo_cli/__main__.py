@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from .show.errors import WRONG, CliError
+from .show.errors import CliError
 
 COMMANDS = {
     "plan": "plan a job and say why: strategy, GPUs, memory, time",
@@ -29,15 +29,14 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; 2 if the arguments, the file or the cluster are not what it needs, 130
-    after Ctrl-C."""
+    """Runs one command. Returns its exit code, that of its CliError, or 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)
     except CliError as error:
         for problem in error.problems:
             print(f"grpo: {problem}", file=sys.stderr)
-        return WRONG
+        return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     return code

@@ -18,6 +18,7 @@ from .explain.no_capacity import (
     engine_rejection,
     place_rejection,
     smallest_hardware,
+    without_size,
 )
 from .hardware.inventory import Inventory, declared_inventory
 from .hardware.pools import Pool, build_pools
@@ -237,12 +238,21 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
         engine_pools = server_pools(inventory, spec)
         return _best(footprints, spec, pools, engine_pools)
 
-    hardware = smallest_hardware(footprints.demand.spec, plan)
-    would_do = f"none of up to {MOST_RENTED} GPUs that was looked at"
+    spec = footprints.demand.spec
+    hardware = smallest_hardware(spec, plan)
     if hardware:
-        would_do = hardware.message
-    message = f"{result.message}; the smallest hardware that would do: {would_do}"
-    return result.model_copy(update={"hardware": hardware, "message": message})
+        message = f"{result.message}; the smallest hardware that would do: {hardware.message}"
+        return result.model_copy(update={"hardware": hardware, "message": message})
+    without_demands = smallest_hardware(without_size(spec), plan)
+    if without_demands:
+        would_do = (
+            "without spec.placement.nodes, gpus.min and spec.resources the smallest hardware that "
+            f"would do: {without_demands.message}"
+        )
+    else:
+        would_do = f"no hardware of up to {MOST_RENTED} GPUs that was looked at would do"
+    message = f"{result.message}; {would_do}"
+    return result.model_copy(update={"message": message})
 
 
 def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:

@@ -201,7 +201,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
         yaml.safe_dump({**job("a", SPEC), "apiVersion": "v9"}),
     ),
     "several problems": (
-        ("render", "-f", "-", *EIGHT_H100),
+        ("render", "-f", "-", "-n", "default", *EIGHT_H100),
         yaml.safe_dump(job("mine", changed({"training.beta": -1, "rewards": [], "modell": 1}))),
     ),
     "model's option beside a file": (("plan", "-f", "-", *EIGHT_H100, "--steps", "10"), ""),

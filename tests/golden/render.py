@@ -107,7 +107,7 @@ def job(manifest: str, *flags: str, plans: Sequence[str] = ()) -> Json:
     """Return what `grpo plan` and `grpo render` print for a file of GRPOJobs; `plans` are flags of
     the first alone."""
     found = {"grpo plan": grpo("plan", "-f", "-", *flags, *plans, stdin=manifest)}
-    rendered = grpo("render", "-f", "-", *flags, stdin=manifest)
+    rendered = grpo("render", "-f", "-", "-n", "default", *flags, stdin=manifest)
     if rendered["exit code"]:
         return {**found, "grpo render": rendered}
     objects = yaml.load_all("\n".join(rendered["prints"]), Loader=_LOADER)

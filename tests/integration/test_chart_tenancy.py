@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from grpo_api.text.contract import PROGRESS_PORT
 from grpo_operator.process import settings
+from grpo_operator.records.names import LABEL_JOB
 from tests.integration.test_chart import AS_POD, only, rendered
 
 
@@ -30,6 +32,20 @@ def test_nothing_reaches_the_operator_but_its_pages_and_who_may_is_a_value() -> 
         <= only(documents, "Pod")["metadata"]["labels"].items()
     )
     assert not [d for d in rendered("networkPolicy.enabled=false") if d["kind"] == "NetworkPolicy"]
+
+
+def test_what_the_operator_reaches_can_be_bounded_by_a_value() -> None:
+    collector = "networkPolicy.egress.extra[0].ports[0].port=4318"
+    values = ("networkPolicy.egress.enabled=true", collector)
+    policy = only(rendered(*values), "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    dns, api_server, pods, extra = policy["egress"]
+    assert {port["port"] for port in dns["ports"]} == {53}
+    assert [port["port"] for port in api_server["ports"]] == [443, 6443]
+    assert pods["ports"] == [{"protocol": "TCP", "port": PROGRESS_PORT}]
+    (peer,) = pods["to"]
+    assert peer["podSelector"]["matchExpressions"] == [{"key": LABEL_JOB, "operator": "Exists"}]
+    assert extra == {"ports": [{"port": 4318}]}
 
 
 def watchers(*values: str) -> tuple[Sequence[dict[str, Any]] | None, list[dict[str, Any]]]:

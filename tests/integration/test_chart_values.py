@@ -111,6 +111,14 @@ CHOICES: dict[str, list[Any]] = {
                 {"ipBlock": {"cidr": "10.0.0.0/8"}},
             ]
         },
+        {"egress": {"enabled": True}},
+        {
+            "egress": {
+                "enabled": True,
+                "apiServerPorts": [8443],
+                "extra": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}],
+            }
+        },
     ],
     "tracing": [{}, {"endpoint": "http://collector.observability:4318", "everyNthStep": 1}],
     "podMonitor": [{}, {"enabled": True, "interval": "1m30s"}, {"enabled": True, "labels": LABEL}],

@@ -155,21 +155,21 @@ def test_render_takes_the_committed_plan(
 def test_render_without_a_plan_says_what_is_missing(
     new_job: AnyCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["render", NAME]) == 2
+    assert main(["render", NAME]) == 5
     assert f"grpo: {NAME} has no plan yet: the operator has not seen it" in capsys.readouterr().err
 
 
 def test_an_unknown_job_is_told_in_kubectls_words(
     new_job: AnyCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["status", "nobody"]) == 2
+    assert main(["status", "nobody"]) == 4
     assert 'grpojobs.grpo.dev "nobody" not found' in capsys.readouterr().err
 
 
 def test_logs_ask_for_the_container_of_the_rank(
     running_job: AnyCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["logs", NAME]) == 2
+    assert main(["logs", NAME]) == 5
     assert "no pod of attempt 1 on node 0 of the gang; there are: none" in capfd.readouterr().err
     labels = {
         "grpo.dev/job-name": NAME,

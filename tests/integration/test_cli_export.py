@@ -81,7 +81,7 @@ def test_a_pod_that_does_not_come_is_told_and_taken_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     to = tmp_path / "model"
-    assert main(["export", NAME, "-n", NAMESPACE, "--to", str(to), "--timeout", "0"]) == 2
+    assert main(["export", NAME, "-n", NAMESPACE, "--to", str(to), "--timeout", "0"]) == 4
     assert f"grpo: the pod of {NAME}-export-" in capsys.readouterr().err
     assert not to.exists()
     kubectl.wait("the export's Job and pod", *LEFT, expect="")

@@ -122,6 +122,7 @@ def test_wide_adds_what_explains_it(running: AnyCluster) -> None:
         "NODES",
         "ZERO",
         "TRAINS",
+        "STAGE",
         "ETA",
         "OUTCOME",
     ]

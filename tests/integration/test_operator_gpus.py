@@ -10,7 +10,7 @@ import pytest
 from grpo_operator.decide.decisions import Limits
 from harness.client import ApiStatusError
 from tests.integration.gpu_bench import PRODUCT, GpuBench
-from tests.integration.operator_bench import JOBS, PODS, outcome
+from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, outcome
 from tests.integration.operator_thread import OperatorThread, Swallowed
 
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmission"
@@ -115,6 +115,20 @@ def test_a_gang_whose_job_the_api_server_refuses_gives_its_gpus_back(bench: GpuB
         assert bench.status("refused")["phase"] == "Queued"
     for kind in ("policybindings", "policies"):
         bench.delete(f"{POLICIES}{kind}", policy)
+
+
+def test_a_deleted_job_gives_its_gpus_back_although_a_stranger_s_finalizer_keeps_it(
+    bench: GpuBench, operator: OperatorThread
+) -> None:
+    bench.want("held", 8, nodes=2)
+    bench.wait_running("held")
+    bench.want("next", 8, nodes=2)
+    bench.patch(GRPOJOBS, "held", {"metadata": {"finalizers": ["example.com/archive"]}})
+    bench.delete(GRPOJOBS, "held")
+    bench.wait_running("next")
+    assert bench.job("held")["metadata"]["deletionTimestamp"]
+    bench.patch(GRPOJOBS, "held", {"metadata": {"finalizers": None}})
+    bench.wait("it to be gone", lambda: not bench.exists(GRPOJOBS, "held"))
 
 
 def test_a_restart_keeps_its_place_and_its_plan(bench: GpuBench, operator: OperatorThread) -> None:

@@ -121,7 +121,8 @@ def test_a_new_job_that_would_lose_its_model_is_refused_and_a_stored_one_is_not(
         "a: spec: the trained model would be lost with its pods: set checkpoint.volume"
         in capsys.readouterr().err
     )
-    stored = job("a", LOST) | {"metadata": {"name": "a", "uid": "uid-of-a"}}
+    metadata = {"namespace": "team", "name": "a", "uid": "uid-of-a"}
+    stored = job("a", LOST) | {"metadata": metadata}
     assert main([command, "-f", write(tmp_path, stored)]) == 0
 
 
@@ -182,7 +183,10 @@ def test_labels_and_annotations_are_rendered(
         "labels": {"team": "rl"},
         "annotations": {"note": "n", "grpo.dev/plan": "forged"},
     }
-    assert main(["render", "-f", write(tmp_path, job("a", CPU) | {"metadata": metadata})]) == 0
+    assert (
+        main(["render", "-n", "x", "-f", write(tmp_path, job("a", CPU) | {"metadata": metadata})])
+        == 0
+    )
     gang = list(yaml.safe_load_all(capsys.readouterr().out))[-1]
     template = gang["spec"]["template"]["metadata"]
     assert (gang["metadata"]["labels"]["team"], template["labels"]["team"]) == ("rl", "rl")
@@ -236,6 +240,8 @@ def test_render_shows_where_another_jobs_checkpoints_would_be(
         main(
             [
                 "render",
+                "-n",
+                "team",
                 "-f",
                 write(tmp_path, job("next", changed({"resumeFrom": {"grpoJob": "first"}}, CPU))),
             ]
@@ -258,12 +264,50 @@ def test_render_plans_a_gpu_job_on_the_gpus_that_are_named(
     path = write(tmp_path, job("big", changed({"model.parameters": "8B", "adapter.use": "Never"})))
     assert main(["render", "-f", path]) == 2
     assert "which GPUs?" in capsys.readouterr().err
-    assert main(["render", "-f", path, "--gpus", "1xTesla-T4"]) == 2
+    assert main(["render", "-f", path, "--gpus", "1xTesla-T4"]) == 5
     assert "grpo: big: " in capsys.readouterr().err
-    assert main(["render", "-f", path, "--gpus", "2x8xNVIDIA-H100-80GB-HBM3"]) == 0
+    assert main(["render", "-f", path, "-n", "a", "--gpus", "2x8xNVIDIA-H100-80GB-HBM3"]) == 0
     gang = list(yaml.safe_load_all(capsys.readouterr().out))[-1]
     container = gang["spec"]["template"]["spec"]["containers"][0]
     assert int(container["resources"]["limits"]["nvidia.com/gpu"]) >= 1
+
+
+def test_a_folder_is_read_as_kubectl_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, written in (("a.yaml", "first"), ("b.yml", "second"), ("c.json", "third")):
+        (tmp_path / name).write_text(json.dumps(job(written, CPU)))
+    (tmp_path / "notes.txt").write_text("no: [YAML")
+    assert [found["metadata"]["name"] for found in load_jobs(str(tmp_path))] == [
+        "first",
+        "second",
+        "third",
+    ]
+    (tmp_path / "c.json").write_text("{")
+    assert main(["plan", "-f", str(tmp_path)]) == 2
+    assert f"grpo: {tmp_path / 'c.json'}: " in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", "/nowhere.yaml"]) == 2
+    assert capsys.readouterr().err == "grpo: /nowhere.yaml: No such file or directory\n"
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize(("context", "namespace"), [("team", "team"), ("", "default")])
+def test_render_takes_the_namespace_of_the_context(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    context: str,
+    namespace: str,
+) -> None:
+    (tmp_path / "kubectl.py").write_text(f"print({context!r})")
+    monkeypatch.setenv("KUBECTL", f"{sys.executable} {tmp_path}/kubectl.py")
+    path = write(tmp_path, job("first", CPU))
+    assert main(["render", "-f", path]) == 0
+    objects = yaml.safe_load_all(capsys.readouterr().out)
+    assert {one["metadata"]["namespace"] for one in objects} == {namespace}
 
 
 def test_every_problem_of_a_file_is_told_and_nothing_is_printed(
@@ -289,7 +333,7 @@ def test_without_kubectl_the_command_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KUBECTL", "no-such-kubectl")
-    assert main(["status", "a"]) == 2
+    assert main(["status", "a"]) == 4
     assert "install kubectl or set KUBECTL" in capsys.readouterr().err
 
 
@@ -320,7 +364,7 @@ def test_an_answer_that_is_none_is_a_sentence(
 ) -> None:
     (tmp_path / "kubectl.py").write_text(f"print({prints!r})")
     monkeypatch.setenv("KUBECTL", f"{sys.executable} {tmp_path}/kubectl.py")
-    assert main(["status", "a"]) == 2
+    assert main(["status", "a"]) == 4
     assert says in capsys.readouterr().err
 
 

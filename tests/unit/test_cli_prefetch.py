@@ -299,9 +299,9 @@ def test_a_failure_is_told_with_the_last_pods_words(
         (
             {},
             [made(dataset={"name": "team/others"})],
-            (2, "is fetching what an earlier version of the spec"),
+            (5, "is fetching what an earlier version of the spec"),
         ),
-        ({}, [None, None], (2, "job run-prefetch was deleted")),
+        ({}, [None, None], (5, "job run-prefetch was deleted")),
         (
             {
                 "model": {**SPEC["model"], "name": "/models/m"},

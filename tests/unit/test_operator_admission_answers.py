@@ -1,5 +1,9 @@
 """What a job is answered that asks for an attempt: a place, a wait or a refusal."""
 
+from typing import Any
+
+import pytest
+
 from grpo_operator.decide.decisions import Action, Decision
 from tests.unit.operator_world import active_status, make_job, make_seen
 from tests.unit.queue_world import (
@@ -112,3 +116,30 @@ async def test_a_place_is_nobody_elses_between_the_verdict_and_its_commit() -> N
         "first": Action.COMMIT,
         "urgent": Action.QUEUE,
     }
+
+
+@pytest.mark.parametrize(
+    ("spec", "facts", "reason"),
+    [
+        (
+            {"placement": {"priorityClassName": "urgent"}},
+            {"priorities": {"high": 10}},
+            "PriorityClassNotFound",
+        ),
+        (
+            {"podTemplate": {"spec": {"serviceAccountName": "trainer"}}},
+            {"service_accounts": {"team-a": frozenset({"default"})}},
+            "ServiceAccountNotFound",
+        ),
+    ],
+)
+async def test_a_job_on_cpus_waits_for_what_it_names_and_is_looked_at_again(
+    spec: dict[str, Any], facts: dict[str, Any], reason: str
+) -> None:
+    one = make_job(spec)
+    answer = await queue([one], cluster(**facts)).answer(make_seen(one), ASKED)
+    assert answer is not None
+    assert (answer.action, answer.reason, answer.look_again) == (Action.QUEUE, reason, 10.0)
+    answer = await queue([one], cluster()).answer(make_seen(one), ASKED)
+    assert answer is not None
+    assert answer.action is Action.COMMIT, "what can't be seen refuses nobody"

@@ -186,6 +186,14 @@ def test_a_job_without_its_queue_name_gives_its_workload_up() -> None:
         )
 
 
+def test_a_deleted_job_gives_its_quota_back_once_its_pods_are_gone() -> None:
+    for things, wanted in ((TRAINERS, None), ((), Write.DELETE)):
+        seen = make_queued(make_workload(admitted()), *things, status=active_status())
+        deleted = replace(seen, job=replace(seen.job, deleting=True))
+        assert written(deleted, Decision(Action.WAIT)) is wanted
+        assert written(replace(deleted, workload=None), QUEUES) is None
+
+
 @pytest.mark.parametrize(
     "decision", [Decision(Action.REJECT, "InvalidSpec"), Decision(Action.QUEUE, "NoGPUs")]
 )

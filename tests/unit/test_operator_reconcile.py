@@ -5,6 +5,7 @@ import pytest
 
 from grpo_kube.objects.errors import Conflict
 from grpo_kube.objects.resources import JOBS, PODS
+from grpo_operator.records.names import GRPOJOBS
 from tests.unit.operator_world import (
     SERVED_GPU_PLAN,
     active_status,
@@ -119,3 +120,28 @@ async def test_a_job_that_ends_before_its_pods_are_watched_is_judged_by_their_en
     assert cluster.job["status"]["restarts"] == 1
     (end,) = cluster.job["status"]["ends"]
     assert (end["reason"], end["counted"]) == ("Error", True)
+
+
+def held_and_deleted(*finalizers: str) -> Cluster:
+    """A running job that was deleted, and that finalizers keep."""
+    cluster = Cluster(status=active_status())
+    cluster.store(JOBS, child_object())
+    for index in range(2):
+        cluster.store(PODS, pod_object(index))
+    deleted = {"deletionTimestamp": at(0), "finalizers": list(finalizers)}
+    cluster.store(GRPOJOBS, {**cluster.job, "metadata": {**cluster.job["metadata"], **deleted}})
+    cluster.requests.clear()
+    return cluster
+
+
+async def test_a_deleted_job_that_a_finalizer_keeps_ends_its_gang_and_writes_nothing_else() -> None:
+    cluster = held_and_deleted("example.com/archive")
+    assert await cluster.reconcile() is None
+    assert cluster.requests[0] == "DELETE jobs run-1"
+    assert all(request.startswith("DELETE") for request in cluster.requests)
+
+
+async def test_a_job_that_is_deleted_with_cascade_orphan_keeps_its_pods() -> None:
+    cluster = held_and_deleted("orphan")
+    await cluster.reconcile()
+    assert cluster.requests == []

@@ -153,6 +153,7 @@ def test_an_engine_that_there_is_not_is_still_refused(
             ["--what-if", "numGenerations=2.5"],
             "--what-if numGenerations=2.5: spec.training.numGenerations: ",
         ),
+        (["--what-if", "learnigRate=1e-6"], "did you mean learningRate?"),
         (["--what-if", "spec.rewards.0.weight=2"], "rewards is [{"),
         (["--what-if", "spec.model.name.first=2"], "which has no fields to set"),
     ],
@@ -161,7 +162,8 @@ def test_a_wrong_what_if_is_2(
     flags: list[str], sentence: str, manifest: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     assert main(["plan", "-f", manifest(), *EIGHT, *flags]) == 2
-    assert sentence in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert (shown.out, sentence in shown.err) == ("", True)
 
 
 def test_svg_is_a_picture_of_every_phase(
@@ -213,7 +215,7 @@ def test_a_cpu_job_needs_no_inventory_and_has_no_picture(
 
 
 def test_no_plan_has_no_picture(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "-f", manifest("unknown/model"), *EIGHT, "-o", "svg"]) == 2
+    assert main(["plan", "-f", manifest("unknown/model"), *EIGHT, "-o", "svg"]) == 5
     assert "spec.model.parameters" in capsys.readouterr().err
 
 
@@ -239,7 +241,6 @@ def test_an_inventory_file_is_read_strictly(
     assert "No such file" in capsys.readouterr().err
 
 
-@pytest.mark.realtime
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -249,15 +250,22 @@ def test_an_inventory_file_is_read_strictly(
         ([*EIGHT, "--host-memory", "much"], "--host-memory much: "),
         ([*EIGHT, "--completion-length", "9"], "to compare, add --what-if maxCompletionLength=9"),
         ([*EIGHT, "--config", "/nowhere"], "No such file"),
-        (["--context", "x"], "no cluster x"),
     ],
 )
-@pytest.mark.usefixtures("no_cluster")
 def test_missing_sources_are_2(
     flags: list[str], sentence: str, manifest: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     assert main(["plan", "-f", manifest(), *flags]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.realtime
+@pytest.mark.usefixtures("no_cluster")
+def test_a_cluster_that_does_not_answer_is_4(
+    manifest: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "-f", manifest(), "--context", "x"]) == 4
+    assert "no cluster x" in capsys.readouterr().err
 
 
 def test_a_given_config_is_exact(

@@ -165,7 +165,10 @@ def test_a_lower_bound_stays_and_what_nothing_can_run_says_so() -> None:
     assert answer.hardware.nodes * answer.hardware.gpus_per_node == 16
     never = result(spec(LLAMA_70B, training__maxCompletionLength=1048576), nodes(1, 8, H100))
     assert never.hardware is None
-    assert "none of up to 64 GPUs that was looked at" in never.message
+    assert "no hardware of up to 64 GPUs that was looked at would do" in never.message
+    large = result(spec(LLAMA_1B, placement__nodes=16), nodes(1, 8, H100))
+    assert large.hardware is None
+    assert "without spec.placement.nodes, gpus.min and spec.resources the smallest" in large.message
     assert plan_job(spec(LLAMA_1B), Inventory()).hardware is not None
 
 

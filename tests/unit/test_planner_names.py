@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from grpo_api.text.quantity import GIB
 from grpo_cli.__main__ import main
-from grpo_planner.hardware.inventory_file import (
-    InventoryInvalid,
+from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
+from grpo_planner.hardware.product_names import (
+    is_of_product,
     label_of,
-    parse_gpus,
-    parse_inventory,
     short_names,
     unknown_product,
 )
@@ -61,6 +60,39 @@ def test_a_slip_in_a_models_name_is_answered_too() -> None:
     answer = plan_job(spec("Qwen/Qwen2.5-7BB"), parse_gpus("8xH100"))
     assert "or did you mean qwen2.5-7b" in answer.message
     assert "did you mean" not in plan_job(spec("zzz/zzz"), parse_gpus("8xH100")).message
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken", "left"),
+    [
+        (
+            "H100",
+            ["NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe"],
+            ["NVIDIA-H200", "NVIDIA-GH200-480GB"],
+        ),
+        ("h100", ["NVIDIA-H100-80GB-HBM3"], ["NVIDIA-H200"]),
+        ("A100-80GB", ["NVIDIA-A100-SXM4-80GB"], ["NVIDIA-A100-SXM4-40GB"]),
+        ("A100", ["NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-SXM4-40GB"], ["NVIDIA-A10", "NVIDIA-A10G"]),
+        ("L4", ["NVIDIA-L4"], ["NVIDIA-L40S", "NVIDIA-L40"]),
+        ("NVIDIA-H", ["NVIDIA-H100-80GB-HBM3", "NVIDIA-H200"], ["Tesla-T4"]),
+        ("", ["anything"], []),
+        ("ours", ["ours-2"], ["theirs"]),
+    ],
+)
+def test_a_spec_may_name_a_product_shortly(wanted: str, taken: list[str], left: list[str]) -> None:
+    assert [label for label in (*taken, *left) if is_of_product(label, wanted)] == taken
+
+
+def test_a_job_is_planned_on_the_product_that_its_short_name_means() -> None:
+    chosen = plan_job(spec(LLAMA_1B, placement={"gpuProduct": "H100"}), parse_gpus("8xH100")).chosen
+    assert chosen is not None
+    assert chosen.gpu_product == H100
+
+
+def test_a_refusal_lists_the_products_that_there_are() -> None:
+    refused = plan_job(spec(LLAMA_1B, placement={"gpuProduct": "B200"}), parse_gpus("8xH100"))
+    assert refused.message.startswith("no node has GPUs of product B200 that this job may use: ")
+    assert f"the cluster has {H100}" in refused.message
 
 
 def test_inventories_take_short_names() -> None:

@@ -52,7 +52,7 @@ def written(path: Path, model: dict[str, Any]) -> dict[str, Any]:
 
 def rendered(path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     """What `grpo render` prints for the file."""
-    assert main(["render", "-f", str(path), "--gpus", GPUS, *flags]) == 0
+    assert main(["render", "-f", str(path), "-n", "default", "--gpus", GPUS, *flags]) == 0
     return capsys.readouterr().out
 
 

@@ -83,6 +83,46 @@ def test_nulls_and_whole_floats_change_nothing(name: str, random: Any) -> None:
     assert parse_spec(spec) == plain
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"model": "Qwen/Qwen3-0.6B"},
+            "spec.model: must be an object, with fields such as `name: …` below it "
+            "(got 'Qwen/Qwen3-0.6B')",
+        ),
+        (
+            {"placement.nodeSelector": "gpu"},
+            "spec.placement.nodeSelector: must be an object of keys and values (got 'gpu')",
+        ),
+        ({"rewards": None}, "spec.rewards: Field required"),
+    ],
+)
+def test_a_wrong_value_is_answered_in_the_words_of_the_spec(
+    changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(SpecInvalid) as caught:
+        parse_spec(changed(changes))
+    assert says in caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("pattern", "part"),
+    [
+        ("<answer>(", "'('"),
+        ("a[b", "'[b'"),
+        ("(?<=a+)b", "'(?<=a+)b'"),
+        ("x{99999999999}", "'{99999999999}'"),
+        (r"(a)\2", "'2'"),
+        ("a**", "'*'"),
+    ],
+)
+def test_the_part_of_a_pattern_that_is_not_understood_is_quoted(pattern: str, part: str) -> None:
+    with pytest.raises(SpecInvalid) as caught:
+        parse_spec(changed({"rewards.0.format.pattern": pattern}))
+    assert f"not a regular expression at {part}: " in str(caught.value)
+
+
 @pytest.mark.parametrize("name", NORMALISED)
 def test_other_spellings_are_accepted(name: str) -> None:
     parse_spec(changed(NORMALISED[name]))
@@ -103,6 +143,15 @@ def test_a_required_field_that_is_null_is_missing() -> None:
         (
             {"training.learningrate": 1e-6},
             "spec.training.learningrate: unknown field; did you mean learningRate?",
+        ),
+        (
+            {"placement.resources": {"limits": {}}},
+            "spec.placement.resources: unknown field; did you mean spec.resources?",
+        ),
+        ({"gpus": {"min": 1}}, "spec.gpus: unknown field; did you mean spec.placement.gpus?"),
+        (
+            {"tracking": {}},
+            "spec.tracking: unknown field; `kubectl explain grpojob.spec` lists what there is",
         ),
         ({"rewards.0.formatt": {}}, "spec.rewards[0].formatt: unknown field; did you mean format?"),
         ({"guard.max_kl": 1}, "spec.guard.max_kl: unknown field; did you mean maxKL?"),

@@ -5,6 +5,8 @@ Rules over several fields are left out: how the API server ratchets is tried in
 tests/integration/test_api_versions.py.
 """
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +19,6 @@ Schema = dict[str, Any]
 SAME = (
     "type",
     "format",
-    "pattern",
     "x-kubernetes-int-or-string",
     "x-kubernetes-preserve-unknown-fields",
 )
@@ -26,9 +27,20 @@ LEAST = ("minLength", "minItems", "minProperties", "minimum")
 INSIDE = ("items", "additionalProperties")
 
 
+def pattern(schema: Schema) -> str | None:
+    """What a text must match, which a rule may say in the place of a pattern."""
+    for rule in schema.get("x-kubernetes-validations", ()):
+        said = re.fullmatch(r'(?:type\(self\) == int \|\| )?self\.matches\((".*")\)', rule["rule"])
+        if said:
+            return str(json.loads(said[1]))
+    return schema.get("pattern")
+
+
 def narrowed(path: str, before: Schema, now: Schema) -> Iterator[str]:
     """Where a schema refuses what an earlier one took."""
     yield from (f"{path}: another {word}" for word in SAME if before.get(word) != now.get(word))
+    if pattern(before) != pattern(now):
+        yield f"{path}: another pattern"
     yield from (
         f"{path}: {word}"
         for word in MOST
@@ -69,6 +81,8 @@ def test_what_the_version_before_stored_is_still_taken() -> None:
     ("before", "now", "found"),
     [
         ({"type": "string"}, {"type": "integer"}, ["x: another type"]),
+        ({"pattern": "a"}, {"pattern": "b"}, ["x: another pattern"]),
+        ({"pattern": "a"}, {"x-kubernetes-validations": [{"rule": 'self.matches("a")'}]}, []),
         ({}, {"maximum": 5}, ["x: maximum"]),
         ({"maxLength": 6}, {"maxLength": 5}, ["x: maxLength"]),
         ({"minimum": 0}, {"minimum": 1}, ["x: minimum"]),

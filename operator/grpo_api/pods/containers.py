@@ -26,7 +26,7 @@ from ..text.names import (
     SubPath,
     is_inside,
 )
-from ..text.quantity import Quantity, parse_quantity
+from ..text.quantity import MIB, Quantity, parse_quantity
 from .environment import Environment, EnvironmentSources
 
 _SLASH = r"/(\.?/)*"
@@ -109,6 +109,7 @@ _CEL_REQUEST, _CEL_LIMIT = (
     "quantity(string(self.requests[name]))",
     "quantity(string(self.limits[name]))",
 )
+_CEL_AT_LEAST_MIB = "compareTo(quantity('1Mi')) >= 0"
 _CEL_INDIVISIBLE = "(name.contains('/') || name.startsWith('hugepages-'))"
 
 ResourceName = Annotated[str, Field(min_length=1, max_length=317, pattern=_NAME)]
@@ -139,6 +140,13 @@ def _indivisible_requests_equal_limits(resources: "ResourceRequirements") -> boo
         if name not in resources.limits or resources.compare_request(name) != 0:
             return False
     return True
+
+
+def _memory_has_a_unit(resources: "ResourceRequirements") -> bool:
+    amounts = (
+        kind["memory"] for kind in (resources.requests, resources.limits) if "memory" in kind
+    )
+    return all(parse_quantity(amount) >= MIB for amount in amounts)
 
 
 def _extended_resources_are_whole(resources: "ResourceRequirements") -> bool:
@@ -178,6 +186,12 @@ class ResourceRequirements(Model):
             ),
             "extended resources are counted in whole pieces, such as 1",
             _extended_resources_are_whole,
+        ),
+        Rule(
+            f"self.requests.all(name, name != 'memory' || {_CEL_REQUEST}.{_CEL_AT_LEAST_MIB}) && "
+            f"self.limits.all(name, name != 'memory' || {_CEL_LIMIT}.{_CEL_AT_LEAST_MIB})",
+            "memory below 1Mi lacks its unit: a plain number counts bytes, so write 2Gi for 2",
+            _memory_has_a_unit,
         ),
     )
 

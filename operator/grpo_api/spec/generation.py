@@ -76,8 +76,8 @@ class EngineServersSpec(Model):
     gpu_product: (
         Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[-._a-zA-Z0-9]+$")] | None
     ) = None
-    """Only GPUs with this `nvidia.com/gpu.product` label (a prefix will do). Unset: as
-    placement.gpuProduct."""
+    """Only GPUs with this `nvidia.com/gpu.product` label. A prefix or a short name will do. Unset:
+    as placement.gpuProduct."""
     resources: ResourceRequirements = Field(default_factory=ResourceRequirements)
     """Requests and limits of an engine's container, GPUs left out. Unset: requests as the plan
     predicts."""

@@ -15,7 +15,7 @@ from ..text.names import (
     SecretKeySelector,
     VolumeClaim,
 )
-from ..text.quantity import ParameterCount
+from ..text.quantity import PATTERN_HINT, ParameterCount
 from .dataset import Column
 
 Score = Annotated[float, Field(ge=-1e6, le=1e6)]
@@ -24,6 +24,8 @@ MAX_REWARDS = 32
 JUDGED_GENERATIONS = 10
 """Generations, the last ones, that maxFailureShare is a share of: one that is lost whole, as by a
 restart of a service, is within the default."""
+MAX_QUOTED = 24
+"""Characters of a wrong pattern that an error quotes."""
 REWARD_KINDS = ("format", "accuracy", "python", "http", "model")
 
 
@@ -33,8 +35,23 @@ def _compiled(pattern: str) -> str:
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"not a regular expression: {error}") from error
+        part = _part_not_understood(pattern, error)
+        raise ValueError(f"not a regular expression at {part!r}: {error}") from error
     return pattern
+
+
+_SUSPECTS = r"\(\?<[=!][^)]*\)?|\{[0-9,]{9,}\}"
+"""A look-behind, or a huge count: of these Python's error names no position."""
+
+
+def _part_not_understood(pattern: str, error: Exception) -> str:
+    """The part of a pattern that an error is about."""
+    position = getattr(error, "pos", None)
+    if position is None:
+        suspect = re.search(_SUSPECTS, pattern)
+        position = suspect.start() if suspect else 0
+    end = position + MAX_QUOTED
+    return pattern[position:end] or pattern[-MAX_QUOTED:]
 
 
 class FormatReward(Model):
@@ -78,7 +95,14 @@ class PythonReward(Model):
     """Calls a Python function with TRL's reward signature."""
 
     function: Annotated[
-        str, Field(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$")
+        str,
+        Field(
+            max_length=256,
+            pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$",
+            json_schema_extra={
+                PATTERN_HINT: "write it as module:function, such as my_reward:digits"
+            },
+        ),
     ]
     """`module:function`, found in `configMap` or in the image; sync or async. It runs in a process
     of its own."""

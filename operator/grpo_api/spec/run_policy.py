@@ -197,8 +197,8 @@ class PlacementSpec(Model):
     gpu_product: (
         Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[-._a-zA-Z0-9]+$")] | None
     ) = None
-    """Only GPUs with this `nvidia.com/gpu.product` label (a prefix will do). Unset: any one
-    product."""
+    """Only GPUs with this `nvidia.com/gpu.product` label. A prefix or a short name such as `H100`
+    will do. Unset: any one product."""
     gpu_memory: ByteQuantity | None = None
     """Memory of one GPU, for nodes without GPU-feature-discovery labels. Unset: from the labels."""
     node_selector: Labels = Field(default_factory=dict)

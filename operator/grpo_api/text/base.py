@@ -11,7 +11,7 @@ start. Only schemas show descriptions, so they are read when a schema is made.
 
 import ast
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from textwrap import dedent
 from types import NoneType
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_args, get_origin
@@ -81,18 +81,28 @@ class Model(BaseModel):
         json_schema_extra=_complete,
     )
 
+    _names: ClassVar[frozenset[str]] = frozenset()
+    """Names and aliases of all fields."""
     _integers: ClassVar[frozenset[str]] = frozenset()
-    """Names and aliases of the fields that are integers."""
+    """Those of the fields that are integers."""
+    _maps: ClassVar[frozenset[str]] = frozenset()
+    """Those of the fields whose keys are the user's."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Note which fields are integers, once per class."""
-        fields = {
-            name: field for name, field in cls.model_fields.items() if _is_integer(field.annotation)
-        }
-        cls._integers = frozenset(fields) | {
-            field.alias for field in fields.values() if field.alias
-        }
+        """Note which fields there are, and which are integers and maps, once per class."""
+        cls._names = cls._spellings(lambda _: True)
+        cls._integers = cls._spellings(lambda kind: kind is int)
+        cls._maps = cls._spellings(lambda kind: get_origin(kind) is dict)
+
+    @classmethod
+    def _spellings(cls, is_wanted: Callable[[Any], bool]) -> frozenset[str]:
+        """Names and aliases of the fields whose type, or the type beside None, is wanted."""
+        found: set[str] = set()
+        for name, field in cls.model_fields.items():
+            if any(map(is_wanted, _kinds(field.annotation))):
+                found |= {name, field.alias or name}
+        return frozenset(found)
 
     @model_validator(mode="before")
     @classmethod
@@ -102,7 +112,12 @@ class Model(BaseModel):
         # look in C
         if not isinstance(data, dict) or _SOFT.isdisjoint(map(type, data.values())):
             return data
-        fields = _without_nulls(data)
+        fields = {}
+        for name, value in data.items():
+            # A field that is not there is an error with a null, too; what is in a record is its own
+            # to read.
+            if value is not None or name not in cls._names:
+                fields[name] = _set_values(value) if name in cls._maps else value
         for name in cls._integers & fields.keys():
             value = fields[name]
             if isinstance(value, float) and value.is_integer():
@@ -127,26 +142,15 @@ _SOFT = frozenset({NoneType, float, dict})
 """Types of values that the API server may read as something else, or as nothing."""
 
 
-def _is_integer(annotation: Any) -> bool:
-    """Whether a field's type is int, or int or None."""
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """A field's type, and those of a union or of what it holds."""
     for kind in (annotation, *get_args(annotation)):
-        bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-        if bare is int:
-            return True
-    return False
+        yield get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
-def _without_nulls(data: dict[Any, Any]) -> dict[Any, Any]:
-    """The fields that are set, and of each map the values that are."""
-    fields = {}
-    for name, value in data.items():
-        if value is not None:
-            fields[name] = _set_values(value) if isinstance(value, dict) else value
-    return fields
-
-
-def _set_values(value: dict[Any, Any]) -> dict[Any, Any]:
-    if None not in value.values():
+def _set_values(value: Any) -> Any:
+    """Of a map the values that are set."""
+    if not isinstance(value, dict) or None not in value.values():
         return value
     return {key: item for key, item in value.items() if item is not None}
 

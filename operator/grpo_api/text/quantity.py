@@ -41,13 +41,19 @@ def _text(value: Any) -> Any:
     return str(int(value)) if whole else value
 
 
-def _int_or_string(pattern: str, least: int) -> Any:
+PATTERN_HINT = "x-pattern-hint"
+"""Key of a JSON schema: what to write where the pattern is not met. The CRD has it as the message
+of a rule in the pattern's place, since the message of a pattern is the pattern."""
+
+
+def _int_or_string(pattern: str, least: int, **more: str) -> Any:
     """The limits of a field in the shape that controller-gen gives a resource.Quantity."""
     schema: dict[str, Any] = {
         "x-kubernetes-int-or-string": True,
         "pattern": pattern,
         "anyOf": [{"type": "integer"}, {"type": "string"}],
         "minimum": least,
+        **more,
     }
     return Field(min_length=1, max_length=32, pattern=pattern, json_schema_extra=schema)
 
@@ -57,10 +63,11 @@ Quantity = Annotated[
 ]
 """A Kubernetes quantity from 0 on, such as `500m`, `4` or `16Gi`."""
 
+_BYTES = rf"^\+?{_POSITIVE}([kMGTPE]|[KMGTPE]i|[eE]\+?[0-9]{{1,2}})?$"
 ByteQuantity = Annotated[
     str,
     BeforeValidator(_text),
-    _int_or_string(rf"^\+?{_POSITIVE}([kMGTPE]|[KMGTPE]i|[eE]\+?[0-9]{{1,2}})?$", 1),
+    _int_or_string(_BYTES, 1, **{PATTERN_HINT: "write it as 100G, 100Gi or a number of bytes"}),
 ]
 """A positive number of bytes such as `16Gi` or `80G`; thousandths of a byte are a slip of the
 pen."""
@@ -71,6 +78,7 @@ ParameterCount = Annotated[
         min_length=1,
         max_length=16,
         pattern=r"^(([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]*[1-9][0-9]*)[KMBT]|[1-9][0-9]*)$",
+        json_schema_extra={PATTERN_HINT: "write it as 7B, 1.24B, 494M or 1240000000"},
     ),
 ]
 """A number of parameters such as `77K`, `494M`, `1.24B` or `1240000000`."""

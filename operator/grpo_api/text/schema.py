@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 
 from .base import dotted_path
 from .contract import KIND
+from .quantity import PATTERN_HINT
 
 Schema = dict[str, Any]
 
@@ -129,6 +130,9 @@ class _Converter:
                 schema[bound], schema[flag] = schema[flag], True
         if schema.get("type") == "integer":
             schema["format"] = "int64"
+        hint = schema.pop(PATTERN_HINT, None)
+        if hint:
+            _replace_pattern(schema, hint)
         if "description" in schema:
             schema["description"] = " ".join(schema["description"].split())
         if not self._defaults or schema.get("default", 0) is None:
@@ -186,6 +190,14 @@ def _map_keywords(schema: Schema) -> None:
     ]
 
 
+def _replace_pattern(schema: Schema, hint: str) -> None:
+    """Turn a pattern into a CEL rule whose message says what to write."""
+    rule = f"self.matches({json.dumps(schema.pop('pattern'))})"
+    if "x-kubernetes-int-or-string" in schema:
+        rule = f"type(self) == int || {rule}"
+    schema["x-kubernetes-validations"] = [{"rule": rule, "message": hint}]
+
+
 def _require_bound(schema: Schema, path: str) -> None:
     """Reject what has no upper size: the API server would reject its CEL rules as too dear."""
     kind = _kind(schema)
@@ -198,7 +210,9 @@ def _require_bound(schema: Schema, path: str) -> None:
         )
 
 
-_LIKENESS = 0.7
+_LIKENESS = 0.8
+_MAX_PLACES = 5
+"""A name that the spec has at more places, such as `path`, doesn't say which one is meant."""
 
 
 def problem_message(problem: ErrorDetails, schema: Schema) -> str:
@@ -207,9 +221,24 @@ def problem_message(problem: ErrorDetails, schema: Schema) -> str:
     path = ["spec", *problem["loc"]]
     if problem["type"] == "extra_forbidden":
         return f"{dotted_path(path)}: {_unknown(problem['loc'], schema)}"
-    # a broken rule over several fields has no single value
-    got = "" if problem["type"] == "rule" else f" (got {problem['input']!r:.80})"
-    return f"{dotted_path(path)}: {problem['msg'].removeprefix('Value error, ')}{got}"
+    # a broken rule over several fields has no single value, and what is missing has none
+    got = "" if problem["type"] in ("rule", "missing") else f" (got {problem['input']!r:.80})"
+    return f"{dotted_path(path)}: {_requirement(problem, schema)}{got}"
+
+
+def _requirement(problem: ErrorDetails, schema: Schema) -> str:
+    """What is allowed at the place of an error."""
+    kind = problem["type"]
+    place = _below(schema, problem["loc"])
+    if kind == "string_pattern_mismatch" and "pattern" not in place:
+        rules = place.get("x-kubernetes-validations", ())
+        return next((str(rule["message"]) for rule in rules), problem["msg"])
+    if kind == "model_type":
+        fields = place.get("required") or list(place.get("properties", ()))
+        return f"must be an object, with fields such as `{fields[0]}: …` below it"
+    if kind == "dict_type":
+        return "must be an object of keys and values"
+    return problem["msg"].removeprefix("Value error, ")
 
 
 def _unknown(location: Sequence[int | str], schema: Schema) -> str:
@@ -217,11 +246,23 @@ def _unknown(location: Sequence[int | str], schema: Schema) -> str:
     *parents, name = location
     known = _below(schema, parents).get("properties", {})
     spelled = {field.lower(): field for field in known}
-    close = get_close_matches(to_camel(str(name)).lower(), spelled, n=1, cutoff=_LIKENESS)
+    wanted = to_camel(str(name)).lower()
+    if wanted not in spelled:
+        places = [path for path, _ in schema_fields(schema, "spec") if _last(path) == wanted]
+        if 0 < len(places) <= _MAX_PLACES:
+            # Deeper ones belong to containers and volumes: a setting of the job is meant.
+            nearest = min(places, key=lambda path: path.count("."))
+            return f"unknown field; did you mean {nearest}?"
+    close = get_close_matches(wanted, spelled, n=1, cutoff=_LIKENESS)
     if close:
         return f"unknown field; did you mean {spelled[close[0]]}?"
     section = ".".join(["spec", *(str(part) for part in parents if isinstance(part, str))])
     return f"unknown field; `kubectl explain {KIND.lower()}.{section}` lists what there is"
+
+
+def _last(path: str) -> str:
+    """The name of a field, in small letters, of its path."""
+    return path.rpartition(".")[2].lower()
 
 
 def _below(schema: Schema, parents: Sequence[int | str]) -> dict[str, Any]:

@@ -99,6 +99,17 @@ def run_kubectl(options: Namespace, *arguments: str) -> str:
     return _run(command(options, *arguments))
 
 
+def context_namespace(options: Namespace) -> str:
+    """The namespace of the context; `default` where it names none, or there is no kubectl."""
+    try:
+        found = run_kubectl(
+            options, "config", "view", "--minify", "--output=jsonpath={..namespace}"
+        )
+    except KubectlError:
+        found = ""
+    return found.strip() or "default"
+
+
 def stream_output(options: Namespace, *arguments: str) -> Iterator[bytes]:
     """What kubectl prints, as it comes.
 

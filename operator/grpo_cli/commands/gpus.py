@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from rich.markup import escape
 from rich.text import Text
 
-from grpo_planner.hardware.inventory_file import short_names
+from grpo_planner.hardware.product_names import short_names
 from grpo_planner.hardware.products import Product, obstacle_message
 from grpo_planner.hardware.products import table as products
 

@@ -13,6 +13,7 @@ instead of a path.
 
 import sys
 from argparse import ArgumentParser, Namespace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,6 +162,8 @@ def run(options: Namespace) -> int:
 def _one(options: Namespace, job: JobRequest) -> int:
     """Plans and prints one job."""
     name, spec = job.name, job.spec
+    # A slip in an option is answered before anything is printed.
+    changed_specs = _changed_specs(options, spec)
     learned = None if options.model else sources.fetch_learned(options, name, job.namespace)
     result = sources.make_plan(options, spec, learned)
     if options.output in ("svg", "png"):
@@ -178,26 +181,24 @@ def _one(options: Namespace, job: JobRequest) -> int:
     if options.sizes:
         _sizes(options, spec, learned, result)
     code = exit_code(result)
-    for change in options.what_if:
-        code = max(code, _what_if(options, job, learned, result, change))
+    for change, changed_spec in changed_specs.items():
+        changed = sources.make_plan(options, changed_spec, learned)
+        left_out = unused_changes(spec, changed_spec)
+        plan_table.show_difference(console(), change, result, changed, left_out)
+        code = max(code, exit_code(changed))
     return code
 
 
-def _what_if(
-    options: Namespace, job: JobRequest, learned: Learned | None, result: PlanResult, change: str
-) -> int:
-    """Plans the changed job and prints the difference.
+def _changed_specs(options: Namespace, spec: GRPOJobSpec) -> dict[str, GRPOJobSpec]:
+    """The spec with each change of --what-if.
 
     Raises:
-        OptionError: the output is not the table, the only format that shows a difference.
+        OptionError: a change means nothing, or the output is not the table, the only format that
+            shows a difference.
     """
-    if options.output != "table":
+    if options.what_if and options.output != "table":
         raise OptionError("--what-if is shown as a table; leave out -o")
-    changed_spec = with_change(job.spec, change)
-    changed = sources.make_plan(options, changed_spec, learned)
-    left_out = unused_changes(job.spec, changed_spec)
-    plan_table.show_difference(console(), change, result, changed, left_out)
-    return exit_code(changed)
+    return {change: with_change(spec, change) for change in options.what_if}
 
 
 def _sizes(
@@ -319,13 +320,16 @@ def path_of(key: str) -> str:
     if "." in key and key.split(".", maxsplit=1)[0] in SECTIONS:
         return f"spec.{key}"
     name = to_camel(key)
+    known: dict[str, str] = {}
     for section in SECTIONS:
         kind = GRPOJobSpec.model_fields[section].annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and name in _names(kind):
-            return f"spec.{section}.{name}"
-    raise OptionError(
-        f"--what-if: {key!r} is no field of {', '.join(SECTIONS)}; write the path, spec.training.…"
-    )
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            known = {field: f"spec.{section}.{field}" for field in _names(kind)} | known
+    if name in known:
+        return known[name]
+    close = get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else "write the path, spec.training.…"
+    raise OptionError(f"--what-if: {key!r} is no field of {', '.join(SECTIONS)}; {hint}")
 
 
 def _names(kind: type[BaseModel]) -> set[str]:

@@ -56,7 +56,8 @@ def _planned(options: Namespace) -> list[Attempt]:
         result = sources.make_plan(options, spec)
         if result.chosen is None:
             raise NotYet(f"{metadata['name']}: {result.message}")
-        namespace = options.namespace or metadata.get("namespace") or "default"
+        namespace = options.namespace or metadata.get("namespace")
+        namespace = namespace or kubectl.context_namespace(options)
         uid = metadata.get("uid") or UNKNOWN_UID
         named = {**metadata, "namespace": namespace, "uid": uid}
         attempts.append(build_attempt(named, spec, result.chosen, 1, _unresolved(spec)))

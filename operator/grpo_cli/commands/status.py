@@ -4,6 +4,7 @@ where its pods are.
 `kubectl describe` prints everything, in the order of the alphabet.
 """
 
+import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 
@@ -19,7 +20,7 @@ from grpo_api.report.report import STEP_PHASES
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.status.status import Condition, GRPOJobStatus, PodStatus, ProgressStatus
 from grpo_api.text.quantity import format_bytes
-from grpo_planner.result.formatting import sharding
+from grpo_planner.result.formatting import plural, sharding
 
 from ..cluster import kubectl
 from ..show.terminal import console, gib, make_table, show_table
@@ -30,13 +31,25 @@ _COLOURS = {"Succeeded": "green", "Running": "green", "Failed": "red", "Restarti
 def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("name", help="name of the GRPOJob")
+    parser.add_argument(
+        "-o", "--output", choices=["screen", "json"], default="screen", help="unset: screen"
+    )
     kubectl.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:
-    """Prints the screen; exit code 0 whatever the job's state."""
+    """Prints the screen, or the status as JSON; exit code 0 whatever the job's state."""
     metadata, job = kubectl.get_job(options, options.name)
+    if options.output == "json":
+        named = {key: metadata[key] for key in ("namespace", "name")}
+        print(
+            json.dumps(
+                named | job.status.model_dump(mode="json", by_alias=True, exclude_none=True),
+                indent=2,
+            )
+        )
+        return 0
     show_status(console(), f"{metadata['namespace']}/{metadata['name']}", job)
     return 0
 
@@ -149,11 +162,14 @@ def _attempts(job: GRPOJob) -> str:
 
 
 def _plan(plan: ExecutionPlan) -> Iterator[tuple[str, str]]:
-    size = f"{plan.gpus} GPUs" if plan.accelerator == "GPU" else f"{plan.world_size} CPU processes"
+    size = plural(plan.gpus, "GPU")
+    if plan.accelerator == "CPU":
+        size = plural(plan.world_size, "CPU process")
+    nodes = plural(plan.nodes, "node")
     sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
     yield (
         "plan",
-        f"{plan.method}, reference {plan.strategy}, {sharded}, {size} on {plan.nodes} nodes",
+        f"{plan.method}, reference {plan.strategy}, {sharded}, {size} on {nodes}",
     )
     if plan.engine:
         yield "engine", _engine(plan.engine)
@@ -172,7 +188,7 @@ def _engine(engine: EnginePlan) -> str:
         if engine.gpus_per_replica
         else ""
     )
-    return f"vLLM in {engine.replicas} pods of their own{each}"
+    return f"vLLM in {plural(engine.replicas, 'pod')} of their own{each}"
 
 
 def _conditions(out: Console, conditions: list[Condition]) -> None:

@@ -56,19 +56,19 @@ class Job(NamedTuple):
 
 
 def load_specs(source: str) -> list[Job]:
-    """The GRPOJobs of a file, typed.
+    """The GRPOJobs of a file, or of the YAML and JSON files of a folder, typed.
 
     Raises:
         ManifestError: what load_jobs raises, or every wrong field of every job, with file, job and
             path.
     """
     read, problems = [], []
-    for job in load_jobs(source):
+    for file, job in _jobs_of_files(source):
         try:
             read.append(Job(job["metadata"], parse_spec(job["spec"], creating=_is_new(job))))
         except SpecInvalid as error:
             problems += [
-                f"{source}: {job['metadata']['name']}: {problem}" for problem in error.problems
+                f"{file}: {job['metadata']['name']}: {problem}" for problem in error.problems
             ]
     if problems:
         raise ManifestError(*problems)
@@ -82,7 +82,8 @@ def _is_new(job: dict[str, Any]) -> bool:
 
 
 def load_jobs(source: str) -> list[dict[str, Any]]:
-    """The GRPOJobs of a YAML or JSON file with any number of documents; `-` is standard input.
+    """The GRPOJobs of a YAML or JSON file with any number of documents, or of the files of a
+    folder; `-` is standard input.
 
     Each has a valid `metadata.name` and a `spec`, whose content is not looked at. Objects of other
     kinds are left out, so that a file may also hold the job's volumes.
@@ -90,21 +91,40 @@ def load_jobs(source: str) -> list[dict[str, Any]]:
     Raises:
         ManifestError: no such file, no YAML, or no GRPOJob in it that can be read.
     """
-    try:
-        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
-        documents = load_documents(text)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ManifestError(f"{source}: {error}") from error
-    jobs = [document for document in documents if document.get("kind") == KIND]
+    return [job for _, job in _jobs_of_files(source)]
+
+
+def _jobs_of_files(source: str) -> list[tuple[str, dict[str, Any]]]:
+    """Each GRPOJob with the file that holds it."""
+    files = [source]
+    if source != "-" and Path(source).is_dir():
+        # those that `kubectl apply -f` takes of a folder
+        files = [str(path) for path in sorted(Path(source).iterdir()) if path.suffix in _SUFFIXES]
+    jobs = [(file, job) for file in files for job in _documents_of(file) if job["kind"] == KIND]
     if not jobs:
         raise ManifestError(
             f"{source} holds no {KIND}; one begins with `apiVersion: {API_VERSION}` and `kind: "
             f"{KIND}`"
         )
-    for job in jobs:
+    for file, job in jobs:
         if problem := _problem(job):
-            raise ManifestError(f"{source}: {problem}")
+            raise ManifestError(f"{file}: {problem}")
     return jobs
+
+
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def _documents_of(file: str) -> list[dict[str, Any]]:
+    """The objects of a file that name their kind."""
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        documents = load_documents(text)
+    except OSError as error:
+        raise ManifestError(f"{file}: {error.strerror}") from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ManifestError(f"{file}: {error}") from error
+    return [document for document in documents if "kind" in document]
 
 
 def load_documents(text: str) -> list[dict[str, Any]]:

@@ -120,7 +120,9 @@ def read_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
             return parse_inventory(
                 yaml.safe_load(Path(options.inventory).read_text(encoding="utf-8"))
             )
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, InventoryInvalid) as error:
+    except OSError as error:
+        raise InventoryError(f"{options.inventory}: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError, InventoryInvalid) as error:
         where = f"{options.inventory}: " if options.inventory else ""
         raise InventoryError(f"{where}{error}") from error
     if options.context:

@@ -1,19 +1,26 @@
-"""What ends a command with exit code 2 and a sentence on stderr.
+"""What ends a command with a sentence on stderr, and with which exit code.
 
 CliError
-├── ManifestError     a file that is no YAML, or holds no GRPOJob that can be read
-├── InventoryError    an inventory or a config.json that can't be read, or none where one is needed
-├── OptionError       an option whose value means nothing, or asks for what can't be done here
-├── KubectlError      kubectl is missing, ended with an error, or printed what is no answer
-└── NotYet            what the command shows is not there: no plan, no pod
+├── ManifestError   2 a file that is no YAML, or holds no GRPOJob that can be read
+├── InventoryError  2 an inventory or a config.json that can't be read, or none where one is needed
+├── OptionError     2 an option whose value means nothing, or asks for what can't be done here
+├── KubectlError    4 kubectl is missing, ended with an error, or printed what is no answer
+└── NotYet          5 what the command shows is not there: no plan, no pod
+
+`grpo plan` has 3 for a job that fits nowhere.
 """
 
-WRONG = 2
-"""Exit code when the arguments, the file or the cluster are not what a command needs."""
+from typing import ClassVar
+
+WRONG, CLUSTER, MISSING = 2, 4, 5
+"""Exit codes: wrong arguments or files; a cluster that does not answer, or not as asked; an object
+that has not come so far."""
 
 
 class CliError(Exception):
     """Every error that a user can cause; its arguments are sentences, one per problem."""
+
+    exit_code: ClassVar[int] = WRONG
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -33,9 +40,13 @@ class KubectlError(CliError):
     """kubectl is missing, ended with an error, or printed what is no answer; the message quotes
     it."""
 
+    exit_code = CLUSTER
+
 
 class NotYet(CliError):
     """What the command shows is not there; the message says what is."""
+
+    exit_code = MISSING
 
 
 class InventoryError(CliError):

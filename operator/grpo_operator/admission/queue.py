@@ -27,6 +27,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+from grpo_api.job import GRPOJobSpec
 from grpo_api.report.report import Result
 from grpo_kube.objects.errors import ClusterError
 from grpo_kube.objects.resources import ObjectKey
@@ -42,6 +43,7 @@ from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from .checks import Problem, plan_problem, queue_problem, spec_problem
 from .node_fit import has_disk_report
+from .quota_gate import missing_object
 from .resume_plan import NO_BETTER_PLAN, learning
 from .scheduler import (
     Cycle,
@@ -65,6 +67,8 @@ log = logging.getLogger(__name__)
 GATHER = 0.02
 """Seconds that a cycle waits for company after the first thing that calls for it, or as long as the
 last cycle took: however much changes, cycles take at most half of a core."""
+MISSING_OBJECT_PAUSE = 10.0
+"""Seconds until it is looked again whether what a job without GPUs names has come."""
 NOT_KNOWN_PAUSE = 2.0
 """Seconds until the next try while no snapshot of the cluster can be made."""
 
@@ -257,8 +261,7 @@ class AdmissionQueue:
         if job.queue_name:
             return await self._queued(observation, decision, job)
         if not job.is_competing:
-            verdict_on_cpus = plan_without_queue(self._cpus(), job, job.spec)
-            return _decision(decision, verdict_on_cpus)
+            return self._on_cpus(decision, job, job.spec)
         # A gang that restarts is answered at once, ahead of the queue: its GPUs stand still until
         # then.
         if job.is_active:
@@ -270,6 +273,26 @@ class AdmissionQueue:
             self.wake()
             return None
         return _decision(decision, verdict)
+
+    def _on_cpus(self, request: Decision, job: GRPOJobRecord, spec: GRPOJobSpec) -> Decision:
+        """A job without GPUs waits for nobody, but it needs the objects that it names."""
+        decision = _decision(request, plan_without_queue(self._cpus(), job, spec))
+        if decision.action is not Action.COMMIT:
+            return decision
+        try:
+            missing = missing_object(self._facts.take(), job)
+        except ClusterError:
+            missing = None
+        if missing is None:
+            return decision
+        reason, message = missing
+        return replace(
+            decision,
+            action=Action.QUEUE,
+            reason=reason,
+            message=message,
+            look_again=MISSING_OBJECT_PAUSE,
+        )
 
     def _storage_problem(self, job: GRPOJobRecord) -> Problem | None:
         """Why the claim of a new job can't be mounted.

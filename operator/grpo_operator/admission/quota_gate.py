@@ -44,6 +44,33 @@ def _needs(spec: GRPOJobSpec, plan: ExecutionPlan, wanted: str) -> float:
     return pods * amounts.get(resource, 0.0)
 
 
+def missing_object(snapshot: Snapshot, job: GRPOJobRecord) -> Problem | None:
+    """The PriorityClass or ServiceAccount that the job names and the cluster lacks, so that its
+    pods would not be created."""
+    spec = job.spec
+    if spec is None:
+        return None
+    priority_class = spec.placement.priority_class_name
+    priorities = snapshot.priorities
+    # Nothing known means that the kind can't be listed: what can't be seen refuses nobody.
+    if priority_class and priorities and priority_class not in priorities:
+        message = (
+            f"spec.placement.priorityClassName: no PriorityClass {priority_class} exists; the "
+            "pods wait until somebody creates it"
+        )
+        return Reason.PRIORITY_CLASS_NOT_FOUND, message
+    namespace = job.key.namespace
+    account = spec.pod_template.spec.service_account_name or DEFAULT_ACCOUNT
+    accounts = snapshot.service_accounts.get(namespace)
+    if accounts and account not in accounts:
+        message = (
+            f"spec.podTemplate.spec.serviceAccountName: namespace {namespace} has no "
+            f"ServiceAccount {account}; the pods wait until somebody creates it"
+        )
+        return Reason.SERVICE_ACCOUNT_NOT_FOUND, message
+    return None
+
+
 class Allowance:
     """What quotas leave, while a cycle gives places out."""
 
@@ -57,8 +84,8 @@ class Allowance:
         """Why the gang's pods would not be created."""
         if job.spec is None:
             return None
-        missing_object = self._missing(job, job.spec)
-        return missing_object or self._exceeded(job, job.spec, plan)
+        missing = missing_object(self._snapshot, job)
+        return missing or self._exceeded(job, job.spec, plan)
 
     def take(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
         """Counts a gang that has been admitted and whose pods no quota counts yet."""
@@ -71,27 +98,6 @@ class Allowance:
             for name in quota.hard:
                 before = use.get(name, 0.0)
                 use[name] = before + needs(job.spec, plan, name)
-
-    def _missing(self, job: GRPOJobRecord, spec: GRPOJobSpec) -> Problem | None:
-        priority_class = spec.placement.priority_class_name
-        priorities = self._snapshot.priorities
-        # Nothing known means that the kind can't be listed: what can't be seen refuses nobody.
-        if priority_class and priorities and priority_class not in priorities:
-            message = (
-                f"spec.placement.priorityClassName: no PriorityClass {priority_class} exists; the "
-                "pods wait until somebody creates it"
-            )
-            return Reason.PRIORITY_CLASS_NOT_FOUND, message
-        namespace = job.key.namespace
-        account = spec.pod_template.spec.service_account_name or DEFAULT_ACCOUNT
-        accounts = self._snapshot.service_accounts.get(namespace)
-        if accounts and account not in accounts:
-            message = (
-                f"spec.podTemplate.spec.serviceAccountName: namespace {namespace} has no "
-                f"ServiceAccount {account}; the pods wait until somebody creates it"
-            )
-            return Reason.SERVICE_ACCOUNT_NOT_FOUND, message
-        return None
 
     def _exceeded(
         self, job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan

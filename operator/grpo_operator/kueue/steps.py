@@ -49,12 +49,14 @@ class Step:
 def step(observation: Observation, decision: Decision, pods: PodDefaults) -> Step | None:
     """The next write; None where there is nothing to do, or only to wait."""
     workload = observation.workload
-    if observation.kueue_problem or observation.job.deleting:
+    if observation.kueue_problem:
         return None
     if workload is None:
-        return _without(observation, decision)
+        return None if observation.job.deleting else _without(observation, decision)
     if workload.deleting:
         return None
+    if observation.job.deleting:
+        return _once_idle(observation, Write.DELETE)
     if observation.job.is_finished:
         may_finish = not workload.is_true(FINISHED) and not observation.pods_left
         return Step(Write.FINISH) if may_finish else None

@@ -223,6 +223,7 @@ class Reconciler:
 
         observation = await self._observer.observe(key)
         if observation is None:
+            await self._end_deleted(key)
             self._forget(key)
             return None
         decision = decide(observation, self._limits)
@@ -261,6 +262,14 @@ class Reconciler:
         return _earliest(
             decision.look_again, seconds_to_write, _until_next_check(observation, decision)
         )
+
+    async def _end_deleted(self, key: ObjectKey) -> None:
+        """End the gang of a job that is being deleted, and give back its quota. Somebody's
+        finalizer may keep the object, and with it what it owns, for long."""
+        observation = self._observer.read_caches(key)
+        if observation and observation.job.deleting and not observation.job.orphans_pods:
+            await self._garbage.collect(observation)
+            await self._workloads.step(observation, Decision(Action.WAIT))
 
     def _forget(self, key: ObjectKey) -> None:
         """Drop what is remembered of a job that is gone, or another controller's."""

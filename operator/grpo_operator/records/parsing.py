@@ -74,6 +74,7 @@ def grpojob_record(item: object) -> GRPOJobRecord:
         generation=meta.integer("generation"),
         created=meta.time("creationTimestamp") or 0.0,
         deleting="deletionTimestamp" in meta,
+        orphans_pods="orphan" in meta.strings("finalizers"),
         labels=inheritable_metadata(meta.string_map("labels")),
         annotations=inheritable_metadata(meta.string_map("annotations")),
         managed_by=whole.part("spec").text("managedBy"),

@@ -40,6 +40,8 @@ class GRPOJobRecord:
     generation: int
     created: float
     deleting: bool
+    orphans_pods: bool
+    """True if it is deleted with `--cascade=orphan`: its Jobs and pods are to stay."""
     labels: Mapping[str, str]
     """Those that its Job and pods get too, as `annotations`."""
     annotations: Mapping[str, str]
@@ -199,7 +201,9 @@ class GRPOJobRecord:
     @property
     def is_active(self) -> bool:
         """True if the attempt that status.attempt counts was admitted and has not ended."""
-        return not self.is_finished and self.is_ours and is_under_way(self.status)
+        if self.is_finished or self.deleting or not self.is_ours:
+            return False
+        return is_under_way(self.status)
 
     @property
     def is_released(self) -> bool:

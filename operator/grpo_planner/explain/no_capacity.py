@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.pods.containers import EPHEMERAL_STORAGE
+from grpo_api.pods.containers import EPHEMERAL_STORAGE, ResourceRequirements
 from grpo_api.spec.run_policy import GPURange, PlacementSpec
 from grpo_api.text.quantity import GIB
 
@@ -167,6 +167,13 @@ def smallest_hardware(spec: GRPOJobSpec, plan: Planner) -> Hardware | None:
     options = (plan(loose_spec, rented.inventory) for rented in smallest_first)
     smallest = next(filter(None, options))
     return _hardware(smallest)
+
+
+def without_size(spec: GRPOJobSpec) -> GRPOJobSpec:
+    """The spec without what it demands of the number and the size of nodes."""
+    return spec.model_copy(
+        update={"placement": PlacementSpec(), "resources": ResourceRequirements()}
+    )
 
 
 def _rented() -> Iterator[_Rented]:

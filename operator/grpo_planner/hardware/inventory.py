@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_api.spec.run_policy import PlacementSpec
 
+from .product_names import label_of
 from .products import resource_of
 
 
@@ -139,7 +140,7 @@ def declared_inventory(placement: PlacementSpec) -> Inventory:
     """The declared nodes, empty. Their product's label is no selector: a node has it only once it
     is up."""
     gpus = placement.gpus_per_node or 0
-    product = placement.gpu_product or ""
+    product = label_of(placement.gpu_product or "") or placement.gpu_product or ""
     cores = float(ENDLESS)
     group = Node(
         gpu_product=product,

@@ -1,17 +1,13 @@
-"""Reads the inventory that users write, and the short names of GPU products in it.
+"""Reads the inventory that users write.
 
 Its format is `nodes: [{count, gpuProduct, gpuMemoryMiB?, gpusPerNode, hostMemoryGiB, cpu}]`.
 Optional are `interconnect: {nodeGBps, gpuGBps}` and `gpuHourPrice`. With such a file a job is
 planned without a cluster. It is parsed as strictly as a job: an unknown field is an error.
 
-Users write `8xH100`, while a node's label, and so a plan, names one product, such as
-`NVIDIA-H100-80GB-HBM3`. So short names are expanded. For a misspelled name the nearest ones are
-suggested.
+GPU products may have their short names in it.
 """
 
 import re
-from difflib import get_close_matches
-from functools import cache
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -20,7 +16,8 @@ from grpo_api.text.base import Model, dotted_path
 from grpo_api.text.quantity import GIB
 
 from .inventory import Inventory, Node
-from .products import is_slice, lookup_product, resource_of, table
+from .product_names import label_of, unknown_product
+from .products import is_slice, resource_of
 
 DEFAULT_HOST_GIB = 128
 """Host memory per GPU that is assumed where the inventory gives none; a note then states the
@@ -158,80 +155,3 @@ def _node(group: NodeGroup) -> Node:
         node_gbps=links.node_gbps,
         gpu_gbps=links.gpu_gbps,
     )
-
-
-USUAL = {
-    "T4": "Tesla-T4",
-    "P100": "Tesla-P100",
-    "V100": "Tesla-V100-SXM2-16GB",
-    "V100-32GB": "Tesla-V100-SXM2-32GB",
-    "A100": "NVIDIA-A100-SXM4-80GB",
-    "A100-40GB": "NVIDIA-A100-SXM4-40GB",
-    "A100-80GB": "NVIDIA-A100-SXM4-80GB",
-    "A100-PCIe": "NVIDIA-A100-80GB-PCIe",
-    "A800": "NVIDIA-A800-SXM4-80GB",
-    "A800-80GB": "NVIDIA-A800-SXM4-80GB",
-    "A800-PCIe": "NVIDIA-A800-80GB-PCIe",
-    "H100": "NVIDIA-H100-80GB-HBM3",
-    "H100-80GB": "NVIDIA-H100-80GB-HBM3",
-    "H100-SXM": "NVIDIA-H100-80GB-HBM3",
-    "H200-SXM": "NVIDIA-H200",
-    "GH200": "NVIDIA-GH200-480GB",
-    "A6000": "NVIDIA-RTX-A6000",
-    "A5000": "NVIDIA-RTX-A5000",
-    "RTX-6000": "NVIDIA-RTX-6000-Ada-Generation",
-    "RTX-6000-Ada": "NVIDIA-RTX-6000-Ada-Generation",
-    "RTX-PRO-6000": "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
-    "RTX3090": "NVIDIA-GeForce-RTX-3090",
-    "RTX4090": "NVIDIA-GeForce-RTX-4090",
-    "RTX5090": "NVIDIA-GeForce-RTX-5090",
-}
-"""What a name without form or memory means: the one that is rented most, the larger where both
-are."""
-
-_MAKERS = re.compile("^(NVIDIA-|AMD-|Tesla-|GeForce-|Instinct-)+", re.IGNORECASE)
-_LIKENESS = 0.5
-
-
-@cache
-def short_names() -> dict[str, str]:
-    """Labels by their short name: every label without its maker, and the usual names."""
-    without_maker = {_MAKERS.sub("", label): label for label in table()}
-    return without_maker | USUAL
-
-
-def label_of(name: str) -> str | None:
-    """The label that a name means: itself where a known product begins it; None where no product is
-    called so.
-
-    Capitals, and whether its words are parted by hyphens, underscores or spaces, make no difference
-    to a short name.
-    """
-    if lookup_product(name).is_known:
-        return name
-    return _by_key().get(_key(name))
-
-
-def unknown_product(name: str) -> str:
-    """The sentence on a name that no product has, with those that are like it."""
-    names_by_key = {_key(short_name): short_name for short_name in short_names()}
-    close_keys = get_close_matches(_key(name), names_by_key, n=3, cutoff=_LIKENESS)
-    suggestion = ""
-    if close_keys:
-        similar = " or ".join(names_by_key[key] for key in close_keys)
-        suggestion = f"did you mean {similar}? "
-    return (
-        f"{name} is no GPU product that the planner knows; {suggestion}`grpo gpus` lists them, and "
-        "an inventory file can say gpuMemoryMiB of others"
-    )
-
-
-@cache
-def _by_key() -> dict[str, str]:
-    return {_key(short): label for short, label in short_names().items()}
-
-
-def _key(name: str) -> str:
-    hyphenated = re.sub("[-_ ]+", "-", name.strip())
-    without_maker = _MAKERS.sub("", hyphenated)
-    return without_maker.upper()

@@ -19,6 +19,7 @@ from grpo_api.text.quantity import MIB, quantity_bytes
 
 from ..result.formatting import plural
 from .inventory import Inventory, Node
+from .product_names import is_of_product
 from .products import OWN_IMAGE, Capability, Product, lookup_product, obstacle_message, usable_bytes
 
 Kind = tuple[str, int, Capability | None, str, tuple[tuple[str, str], ...]]
@@ -200,6 +201,10 @@ class Place(NamedTuple):
         return f"{self.world} x {self.pool.gpu_name} on {nodes}"
 
 
+MOST_LISTED = 8
+"""Products of the cluster that a refusal names."""
+
+
 def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], list[str]]:
     """Return the pools that a job may use, largest GPUs first, and sentences about nodes that it
     can't use."""
@@ -209,8 +214,12 @@ def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], li
     links_by_kind: dict[Kind, set[Links]] = {}
     cores_per_gpu: dict[Kind, float] = {}
     problems: set[str] = set()
+    products: set[str] = set()
     for node in inventory.nodes:
-        if not node.gpus_total or not node.gpu_product.startswith(wanted_product):
+        if not node.gpus_total:
+            continue
+        products.add(node.gpu_product or node.gpu_resource)
+        if not is_of_product(node.gpu_product, wanted_product):
             continue
         kind, problem = _kind_of_gpu(node, spec)
         if kind is None:
@@ -223,6 +232,8 @@ def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], li
         rooms[room] = rooms.get(room, 0) + node.count
         cores = _cores_for_gpu_pods(node) / node.gpus_total
         cores_per_gpu[kind] = min(cores_per_gpu.get(kind, inf), cores)
+    if products and not (rooms_by_kind or problems):
+        problems.add(f"the cluster has {_first_names(products)}")
     pools = [
         _pool(kind, rooms, links_by_kind[kind], cores_per_gpu[kind])
         for kind, rooms in rooms_by_kind.items()
@@ -233,6 +244,13 @@ def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], li
     pools.sort(key=lambda pool: (-pool.usable_bytes, pool.label, pool.resource, pool.selector))
     usable_pools = [pool for pool in pools if pool.most_gpus_per_node]
     return usable_pools, sorted(problems)
+
+
+def _first_names(products: set[str]) -> str:
+    """The products by name, the first of many."""
+    names = sorted(products)
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return f"{', '.join(names[:MOST_LISTED])}{more}"
 
 
 def _cores_for_gpu_pods(node: Node) -> float:

@@ -23,6 +23,7 @@ from grpo_api.text.quantity import quantity_bytes
 
 from ..hardware.inventory import ENDLESS, Inventory
 from ..hardware.pools import Place, Pool, build_pools
+from ..hardware.product_names import is_of_product
 from ..hardware.products import Product, lookup_product
 from ..memory.device import whole_mib
 from ..memory.disk import disk_request
@@ -343,7 +344,7 @@ def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) ->
     """The plan on the first GPUs of the wanted product that can run it; it stays where the spec
     lets it."""
     wanted = spec.placement.gpu_product
-    if plan.accelerator == "CPU" or plan.gpu_product.startswith(wanted or ""):
+    if plan.accelerator == "CPU" or is_of_product(plan.gpu_product, wanted or ""):
         return plan
     pools, left_out = build_pools(inventory.without_usage, spec)
     problems: set[str] = set()
@@ -352,7 +353,8 @@ def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) ->
         if not problem:
             return _on_pool(plan, pool)
         problems.add(f"{pool.gpu_name} {problem}")
-    why = "; ".join([*sorted(problems), *left_out]) or "no node has such GPUs"
+    reasons = sorted(problems) or ["no node has such GPUs"]
+    why = "; ".join([*reasons, *left_out])
     gpus = f"{plan.gpus} x {plan.gpu_product}"
     nodes = plural(plan.nodes, "node")
     raise PlanExcluded(
@@ -433,7 +435,7 @@ def _agrees(plan: ExecutionPlan, wanted: GenerationSpec) -> bool:
         return same_share and same_sleep
     servers = wanted.servers or EngineServersSpec()
     wanted_product = servers.gpu_product or plan.gpu_product
-    same_product = engine.gpu_product.startswith(wanted_product)
+    same_product = is_of_product(engine.gpu_product, wanted_product)
     same_gpus = on_cpus or servers.gpus_per_replica == engine.gpus_per_replica
     same_replicas = servers.replicas == engine.replicas
     return same_product and same_gpus and same_replicas
