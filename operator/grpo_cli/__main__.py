@@ -17,6 +17,7 @@ COMMANDS = {
     "plan": "plan a job and say why: strategy, GPUs, memory, time",
     "gpus": "list the GPU products that the planner knows, and their short names",
     "render": "print the objects that the operator would create",
+    "preflight": "find a job's mistakes before it is applied",
     "prefetch": "fill a job's cache of the hub before the job runs",
     "status": "show one job on one screen",
     "usage": "tell what became of the GPUs' time, and what it cost",

@@ -2,9 +2,12 @@
 torch is imported."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +32,7 @@ from grpo_trainer.runtime.errors import BadInput
 from harness.programs.object_stores import BUCKET, CREDENTIALS
 from tests.support.facts.disk_facts import small_disk
 from tests.support.ranks import demo_model, runs
+from tests.support.ranks.launch import launch
 from tests.trainer.hub import Files, HubServer, environment, files_of, hub_server, use
 from tests.trainer.store_world import served_world
 
@@ -392,8 +396,6 @@ def written(job: Job, plan: TrainingPlan) -> dict[str, str]:
 
 def run_module(code: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """A new process, as a pod starts it."""
-    import os
-
     return subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | variables,
@@ -423,6 +425,26 @@ def test_a_whole_preflight_imports_no_torch(job: Job, hub: HubServer) -> None:
     )
     assert report.prompts is not None
     assert report.architecture is not None, report
+
+
+@pytest.mark.parametrize("module", ["grpo_trainer.preflight", "grpo_trainer"])
+def test_sigterm_ends_the_checks_although_nobody_answers(
+    job: Job, hub: HubServer, module: str
+) -> None:
+    hub.held = "/api/"
+    variables = written(job, hub_plan(job)) | environment(hub.url, job.folder / "other cache")
+    process = launch(module, [], variables, job.folder / "log", fresh=True)
+    try:
+        while not hub.asked:
+            assert process.poll() is None, (job.folder / "log").read_text()
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == EXIT_CODES[Result.PREEMPTED], (job.folder / "log").read_text()
+    finally:
+        hub.release()
+        process.kill()
+        process.wait(60)
+    assert (job.folder / "termination").exists() == (module == "grpo_trainer")
 
 
 def test_a_wrong_plan_is_reported_too(tmp_path: Path) -> None:

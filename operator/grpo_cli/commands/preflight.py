@@ -1,0 +1,206 @@
+"""`grpo preflight`: says what is wrong with a job before it is applied.
+
+The checks are the trainer's own, in a process on this machine. What only the cluster has, such as
+volumes, ConfigMaps and Secrets, is listed as not checked. With --in-cluster they run in the pod
+that the operator would start, which has all of it.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from argparse import ArgumentParser, Namespace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.preflight import PreflightReport
+from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
+from grpo_kube.objects.resources import ObjectKey
+from grpo_operator.pods import pod_spec as pod_defaults
+from grpo_operator.pods.cpu_job import CPU_PLAN
+from grpo_operator.pods.manifests import Attempt, plan_json, training_plan
+from grpo_operator.pods.pod_spec import PodDefaults
+from grpo_operator.pods.preflight_job import preflight_job
+from grpo_operator.records.names import LABEL_JOB, LABEL_MANAGED_BY
+from grpo_operator.records.parsing import grpojob_record
+
+from ..cluster import kubectl
+from ..cluster.attempt import TRAINER_IMAGE
+from ..cluster.clock import SYSTEM_CLOCK
+from ..inputs.manifest import load_specs
+from ..show.errors import NotYet, OptionError
+from ..show.preflight_report import print_report
+from ..show.terminal import console
+
+FOUND_PROBLEMS = 1
+"""Exit code where a job has a problem."""
+POLL_SECONDS = 2.0
+NEEDED = ("grpo_trainer", "transformers", "datasets")
+"""Packages of the trainer without which nothing can be checked here."""
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument(
+        "-f", "--filename", required=True, help="file with GRPOJobs; - is standard input"
+    )
+    parser.add_argument(
+        "--in-cluster",
+        action="store_true",
+        help="check in a pod with the job's volumes and secrets",
+    )
+    pod_defaults.add_arguments(parser, TRAINER_IMAGE)
+    kubectl.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Checks one job after the other; 0 if all pass, 1 if one has a problem."""
+    jobs = load_specs(options.filename)
+    if not options.in_cluster:
+        _require_trainer()
+    out = console()
+    code = 0
+    for job in jobs:
+        name = job.metadata["name"]
+        namespace = options.namespace or job.metadata.get("namespace")
+        if options.in_cluster:
+            job_options = Namespace(**{**vars(options), "namespace": namespace})
+            report = _check_in_cluster(job_options, name, job.spec)
+        else:
+            report = _check_here(_plan(name, namespace or "default", job.spec))
+        print_report(out, name, report)
+        if report.problems:
+            code = FOUND_PROBLEMS
+    return code
+
+
+def _require_trainer() -> None:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise OptionError(
+            f"not installed here: {', '.join(missing)}; install the trainer's packages by "
+            "`pip install 'grpo-operator[trainer]'`, or check by --in-cluster"
+        )
+
+
+def _plan(name: str, namespace: str, spec: GRPOJobSpec) -> TrainingPlan:
+    """What a pod of the job's first attempt would be given, but for what only the planner says."""
+    key = ObjectKey(namespace, name)
+    return training_plan(Attempt(key=key, uid="preflight", spec=spec, plan=CPU_PLAN, number=1))
+
+
+def _check_here(plan: TrainingPlan) -> PreflightReport:
+    """The report of the trainer's checks, in a process of their own: the command line loads no
+    training library.
+
+    Raises:
+        NotYet: the process left no report; what it printed is on stderr.
+    """
+    with tempfile.TemporaryDirectory(prefix="grpo-") as folder:
+        plan_file, report_file = Path(folder, "plan.json"), Path(folder, "report.json")
+        plan_file.write_text(plan_json(plan), encoding="utf-8")
+        environment = os.environ | {
+            PLAN_ENV: str(plan_file),
+            TERMINATION_LOG_ENV: str(report_file),
+        }
+        command = [sys.executable, "-m", "grpo_trainer.preflight", "--local"]
+        # Its progress and its log are no part of what this command prints.
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        try:
+            return PreflightReport.model_validate_json(report_file.read_bytes())
+        except (OSError, ValidationError) as error:
+            sys.stderr.write(done.stdout.decode(errors="replace"))
+            raise NotYet(
+                f"the checks ended with exit code {done.returncode} and no report"
+            ) from error
+
+
+def check_job(name: str, namespace: str, spec: GRPOJobSpec, pods: PodDefaults) -> dict[str, Any]:
+    """The Job that the operator would create, under another name and for nobody: there may be no
+    GRPOJob yet, and an operator must not take it for its own."""
+    metadata = {"name": name, "namespace": namespace, "uid": "preflight", "resourceVersion": "1"}
+    item = {"metadata": metadata, "spec": spec.model_dump(mode="json", exclude_none=True)}
+    body = preflight_job(grpojob_record(item), spec, None, pods)
+    body["metadata"]["name"] = check_name(name)
+    del body["metadata"]["namespace"]  # it may be the context's
+    del body["metadata"]["ownerReferences"]
+    for labelled in (body["metadata"], body["spec"]["template"]["metadata"]):
+        for label in (LABEL_JOB, LABEL_MANAGED_BY):
+            labelled["labels"].pop(label, None)
+    return body
+
+
+def check_name(job: str) -> str:
+    """Name of the Job."""
+    return f"{job}-check"
+
+
+def _check_in_cluster(options: Namespace, name: str, spec: GRPOJobSpec) -> PreflightReport:
+    """The report of a pod; its Job is deleted afterwards.
+
+    Raises:
+        KubectlError: kubectl fails.
+        NotYet: the pod left no report.
+    """
+    pods = pod_defaults.defaults_from_flags(options)
+    kubectl.create_object(options, check_job(name, options.namespace or "default", spec, pods))
+    try:
+        return _awaited_report(options, check_name(name))
+    finally:
+        kubectl.run_kubectl(options, "delete", "job", check_name(name), "--wait=false")
+
+
+def _awaited_report(options: Namespace, job: str) -> PreflightReport:
+    shown = ""
+    while True:
+        found = kubectl.get_json(options, "jobs", f"--field-selector=metadata.name={job}")["items"]
+        pods = kubectl.get_json(options, "pods", f"--selector=batch.kubernetes.io/job-name={job}")
+        for pod in pods["items"]:
+            report = _pod_report(pod)
+            if report is not None:
+                return report
+        if not found or _has_ended(found[0]):
+            raise NotYet(f"job {job} ended without a report; see its pod's log")
+        waiting = "; ".join(filter(None, map(_waiting_message, pods["items"])))
+        if waiting not in ("", shown):
+            print(f"job {job}: {waiting}", file=sys.stderr, flush=True)
+        shown = waiting
+        SYSTEM_CLOCK.sleep(POLL_SECONDS)
+
+
+def _has_ended(job: dict[str, Any]) -> bool:
+    conditions = job.get("status", {}).get("conditions") or []
+    ends = ("Complete", "Failed")
+    return any(one["type"] in ends and one["status"] == "True" for one in conditions)
+
+
+def _pod_report(pod: dict[str, Any]) -> PreflightReport | None:
+    """What a pod that has ended left behind."""
+    for container in pod.get("status", {}).get("containerStatuses") or []:
+        ended = container.get("state", {}).get("terminated") or {}
+        try:
+            return PreflightReport.model_validate_json(ended.get("message") or "")
+        except ValidationError:
+            continue
+    return None
+
+
+def _waiting_message(pod: dict[str, Any]) -> str:
+    """Why a pod does not run yet; empty if nobody says so."""
+    status = pod.get("status", {})
+    states = [one.get("state", {}) for one in status.get("containerStatuses") or []]
+    reasons = [state.get("waiting", {}).get("message", "") for state in states]
+    reasons += [
+        condition.get("message", "")
+        for condition in status.get("conditions") or []
+        if condition.get("reason") == "Unschedulable"
+    ]
+    return next(filter(None, reasons), "")
