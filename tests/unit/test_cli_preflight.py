@@ -25,6 +25,7 @@ from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_cli.__main__ import main
 from grpo_cli.commands import preflight
 from grpo_cli.commands.preflight import check_job
+from grpo_cli.show.errors import MISSING, WRONG
 from grpo_cli.show.preflight_report import print_report
 from tests.stepped_clock import SteppedClock
 from tests.unit.operator_world import PODS
@@ -128,7 +129,7 @@ def test_checks_that_end_without_a_report_show_what_they_printed(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.replace_python("import sys\nprint('why')\nsys.exit(9)\n")
-    assert main(["preflight", "-f", world.job_file]) == 2
+    assert main(["preflight", "-f", world.job_file]) == MISSING
     err = capsys.readouterr().err
     assert "why" in err
     assert "the checks ended with exit code 9 and no report" in err
@@ -138,7 +139,7 @@ def test_a_laptop_without_the_trainer_is_told_what_to_install(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.patch.setattr(preflight, "find_spec", lambda _: None)
-    assert main(["preflight", "-f", world.job_file]) == 2
+    assert main(["preflight", "-f", world.job_file]) == WRONG
     assert "pip install 'grpo-operator[trainer]'" in capsys.readouterr().err
 
 
@@ -178,7 +179,10 @@ def ended_pod(message: str) -> dict[str, Any]:
 @pytest.mark.realtime
 @pytest.mark.parametrize(
     ("last", "code", "told"),
-    [(REPORT.model_dump_json(), 1, "spec.dataset.promptColumn"), ("Killed", 2, "without a report")],
+    [
+        (REPORT.model_dump_json(), 1, "spec.dataset.promptColumn"),
+        ("Killed", MISSING, "without a report"),
+    ],
 )
 def test_the_pod_s_report_is_printed_and_its_job_deleted(
     world: World, capsys: pytest.CaptureFixture[str], last: str, code: int, told: str
