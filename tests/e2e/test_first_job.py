@@ -201,11 +201,12 @@ def test_its_conditions_and_metrics_tell_the_story(finished: Object) -> None:
 
 
 def test_kubectl_waits_and_prints_as_its_users_expect(jobs: Jobs, finished: Object) -> None:
-    jobs.kubectl("wait", "--for=condition=Succeeded", f"grpojob/{NAME}", "--timeout", "5s")
+    jobs.kubectl("wait", "--for=condition=Finished", f"grpojob/{NAME}", "--timeout", "5s")
     header, line = jobs.kubectl("get", "grpo", NAME).splitlines()
     columns = [
         "NAME",
         "PHASE",
+        "REASON",
         "MODEL",
         "SIZE",
         "REFERENCE",
@@ -218,6 +219,7 @@ def test_kubectl_waits_and_prints_as_its_users_expect(jobs: Jobs, finished: Obje
     ]
     assert header.split() == columns
     model = finished["spec"]["model"]["name"]
+    # A job that is well has no reason.
     assert line.split()[:7] == [NAME, "Succeeded", model, "77K", "Clone", "0", f"{STEPS}/{STEPS}"]
     assert f"GRPOJob {finished['metadata']['namespace']}/{NAME}".split("/")[1] in jobs.kubectl(
         "describe", "grpo", NAME
