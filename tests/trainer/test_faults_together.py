@@ -106,6 +106,7 @@ def exact(steps: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
     return {step: {key: values.get(key) for key in EXACT} for step, values in steps.items()}
 
 
+@pytest.mark.realtime
 @pytest.mark.soak
 def test_a_run_with_every_fault_that_passes_is_the_undisturbed_one(
     disk: Path, hub: HubServer, tmp_path: Path
