@@ -9,11 +9,15 @@ import http.client
 import json
 import ssl
 import threading
+import time
 from typing import Any
 
 from .pki import Authority
 
 STRATEGIC_MERGE = "application/strategic-merge-patch+json"
+IDLE_SECONDS = 60.0
+"""After so long without a request a new connection is opened. The API server closes one that is
+idle for 90 s (k8s.io/apiserver, pkg/server/secure_serving.go), and a request on it would fail."""
 
 
 class ApiStatusError(OSError):
@@ -33,6 +37,7 @@ class ApiClient:
         self._context.load_cert_chain(authority.crt(name), authority.key(name))
         self._address = (address, port)
         self._connection = self.connection()
+        self._used_at = time.monotonic()
         self._turn = threading.Lock()
 
     def connection(self, timeout: float = 10) -> http.client.HTTPSConnection:
@@ -56,13 +61,17 @@ class ApiClient:
     def _answer(
         self, method: str, path: str, data: str | None, headers: dict[str, str]
     ) -> tuple[int, str]:
+        if time.monotonic() - self._used_at > IDLE_SECONDS:
+            self._connection.close()  # the next request opens a new one
         try:
             self._connection.request(method, path, data, headers)
             answer = self._connection.getresponse()
             return answer.status, answer.read().decode()
         except (OSError, http.client.HTTPException) as error:
-            self._connection.close()  # the next request opens a new one
+            self._connection.close()
             raise ConnectionError(f"{method} {path}: {error!r}") from error
+        finally:
+            self._used_at = time.monotonic()
 
     def get(self, path: str) -> Any:
         """GET a path."""
