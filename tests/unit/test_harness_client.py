@@ -39,11 +39,8 @@ def test_a_request_after_a_pause_meets_an_open_connection(
 ) -> None:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(
-        module.ssl,
-        "create_default_context",
-        lambda **_: SimpleNamespace(load_cert_chain=lambda *_: None),
-    )
+    context = SimpleNamespace(load_cert_chain=lambda *_: None)
+    monkeypatch.setattr("ssl.create_default_context", lambda **_: context)
     connection = Connection(clock)
     monkeypatch.setattr(ApiClient, "connection", lambda _: connection)
     authority: Any = SimpleNamespace(crt=str, key=str)
