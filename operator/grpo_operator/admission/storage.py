@@ -74,8 +74,8 @@ def storage_class(item: object) -> StorageClass:
 def provisioners(classes: list[StorageClass]) -> dict[str, tuple[str, str]]:
     """Name and provisioner by the name that a claim gives; the cluster's default has the name ``.
 
-    Of several defaults the API server takes the newest; which that is, is not known here, so then
-    there is none.
+    Of several defaults the API server takes the newest, which is not known here: then no class
+    counts as the default.
     """
     by_name = {one.name: (one.name, one.provisioner) for one in classes}
     defaults = [one for one in classes if one.is_default]
