@@ -59,7 +59,7 @@ from .scheduler import (
     schedule,
 )
 from .snapshot import Snapshot, SnapshotSource
-from .storage import should_have_shared_claim, storage_problem
+from .storage import shared_claim, storage_problem
 from .verdicts import Assumptions, JobSource, Notify, VerdictPublisher
 
 log = logging.getLogger(__name__)
@@ -300,7 +300,7 @@ class AdmissionQueue:
         Raises:
             ClusterError: the StorageClasses are not known, and the job wants a claim of one.
         """
-        if not should_have_shared_claim(job):
+        if shared_claim(job) is None:
             return None
         return storage_problem(job, self._facts.take().storage_classes)
 

@@ -7,6 +7,7 @@ provisioner says so in an event of the claim alone, minutes later. Pure.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from grpo_api.spec.checkpoint import VolumeClaimTemplate
 from grpo_kube.objects.json_reader import JsonObject
 
 from ..records.reasons import Reason
@@ -84,22 +85,22 @@ def provisioners(classes: list[StorageClass]) -> dict[str, tuple[str, str]]:
     return by_name
 
 
-def should_have_shared_claim(job: GRPOJobRecord) -> bool:
-    """True if the operator is to create a claim that several nodes mount.
+def shared_claim(job: GRPOJobRecord) -> VolumeClaimTemplate | None:
+    """The claim for several nodes that the operator is to create; None for no such claim.
 
     After the first attempt the claim is there, whatever has become of its class.
     """
     template = job.spec.checkpoint.volume_claim_template if job.spec else None
     if template is None or job.status.attempt:
-        return False
-    return template.access_mode == "ReadWriteMany"
+        return None
+    return template if template.access_mode == "ReadWriteMany" else None
 
 
 def storage_problem(job: GRPOJobRecord, classes: Mapping[str, tuple[str, str]]) -> Problem | None:
     """Why the claim that the operator would create can't be mounted; None where it can, as far as
     is known."""
-    template = job.spec.checkpoint.volume_claim_template if job.spec else None
-    if template is None or not should_have_shared_claim(job):
+    template = shared_claim(job)
+    if template is None:
         return None
     name, provisioner = classes.get(template.storage_class_name or "", ("", ""))
     disk = DISKS.get(provisioner)

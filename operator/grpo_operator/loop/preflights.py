@@ -36,8 +36,8 @@ class Preflights:
         self._first_seen = FirstSeen()
 
     def look(self, job: GRPOJobRecord, now: float, at: Observed) -> Preflight | None:
-        """Return a job's preflight as the caches show it; None where there is none and none is
-        needed."""
+        """Return a job's preflight as the caches show it; None for a job without one that needs
+        no check."""
         key = job.key
         name = preflight_name(job.name)
         children = (child for child in self._caches.jobs.owned_by(key) if child.name == name)

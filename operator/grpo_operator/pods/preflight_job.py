@@ -72,10 +72,10 @@ def preflight_job(
     zone for this pod, where the gang may find no GPUs. So they are not mounted.
     """
     attempt = attempt_of(job, spec, plan or CPU_PLAN, job.status.attempt + 1)
-    told = training_plan(attempt)
+    checked_plan = training_plan(attempt)
     checkpoint_claim = checkpoint_volume(job.name, spec.checkpoint)
     if checkpoint_claim and checkpoint_claim.claim_name in unbound:
-        told = told.model_copy(update={"checkpoint_directory": None})
+        checked_plan = checked_plan.model_copy(update={"checkpoint_directory": None})
     pod_settings = spec.pod_template.spec
     # They prepare what is checked, without the GPUs that they may ask for.
     init_containers = [
@@ -96,7 +96,12 @@ def preflight_job(
         LABEL_COMPONENT: COMPONENT_PREFLIGHT,
     }
     body = cpu_job(
-        preflight_name(job.name), own_attempt, told, labels=labels, policy=_POLICY, pods=pods
+        preflight_name(job.name),
+        own_attempt,
+        checked_plan,
+        labels=labels,
+        policy=_POLICY,
+        pods=pods,
     )
     body["metadata"]["ownerReferences"] = [owner_reference(job.name, job.uid)]
     body["metadata"]["annotations"] = {

@@ -55,8 +55,8 @@ class Eviction:
 def eviction_of(status: JsonObject) -> Eviction | None:
     """The shortage for which a pod was evicted; None for every other end.
 
-    A pod that a node with pressure refused is none: it never ran, and its scheduler finds it
-    another node.
+    A pod that a node with pressure refused was not evicted: it never ran, and its scheduler finds
+    it another node.
     """
     if status.text("reason") != EVICTED:
         return None

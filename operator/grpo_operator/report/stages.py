@@ -79,10 +79,10 @@ def _stage(observation: Observation) -> tuple[str | None, float | None]:
 def _since(
     before: ProgressStatus | None, stage: str, now: float, seconds_so_far: float | None
 ) -> str:
-    """When the stage began, by the operator's clock: as stated before, unless it began anew."""
+    """When the stage began, by the operator's clock: as stated before, unless it began again."""
     begin = max(0.0, now - (seconds_so_far or 0.0))
     if before is None or before.stage != stage or before.stage_since is None:
         return timestamp(begin)
     stated = seconds(before.stage_since) or begin
-    has_begun_anew = seconds_so_far is not None and abs(stated - begin) > JITTER_SECONDS
-    return timestamp(begin) if has_begun_anew else before.stage_since
+    has_begun_again = seconds_so_far is not None and abs(stated - begin) > JITTER_SECONDS
+    return timestamp(begin) if has_begun_again else before.stage_since
