@@ -11,7 +11,18 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from . import acceptance, alert_page, alerts, chart_page, crd, documents, planner, readme, recording
+from . import (
+    acceptance,
+    alert_page,
+    alerts,
+    chart_page,
+    crd,
+    documents,
+    planner,
+    readme,
+    recording,
+    trl_fields,
+)
 from .dashboards import DASHBOARDS, grafana, page
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 OUTPUTS: dict[str, Callable[[], str]] = {
     "README.md": readme.readme,
     "docs/api.md": readme.api_page,
+    "operator/grpo_api/spec/trl_fields.json": trl_fields.render,
     "crds/grpojob.yaml": crd.render,
     "charts/grpo-operator/files/grpojob.yaml": crd.render,
     "crds/operatorleader.yaml": crd.render_leader,
