@@ -35,6 +35,7 @@ from tests.trainer.engine_runs import FACTS
 PROMPTS = [[7, 30, 12], [3, 9, 27, 81, 5, 40], [60], [11] * 20]
 GREEDY = 48
 """Tokens of a greedy completion."""
+MEAN_RATIO = "sampling/importance_sampling_ratio/mean"
 NAME = "model.layers.1.self_attn.k_proj.weight"
 ENGINE = EnginePlan(
     kind="Colocated", memory_share=0.1, cache_bytes=2**25, max_model_length=128, max_sequences=8
@@ -189,16 +190,37 @@ def changed_buffer(world: World) -> dict[str, Any]:
 
 
 def canary(folder: Path) -> dict[str, Any]:
-    """The differences that a run logs whose completions can't be compared, step by step, and that
-    of an engine which samples at another temperature."""
-    world = World(folder, topP=0.5, temperature=0.7, maxSteps=2)
-    world.trainer.train()
-    steps = [row.get(ENGINE_MISMATCH.trl) for row in world.logs.rows.values()]
-    world.engine.sync_weights()
-    with world.fault("hotter", 1):
-        world.trainer._compare_canary(world.engine.sample_canary(PROMPTS))
-    hotter = world.trainer._metrics["train"][ENGINE_MISMATCH.trl][-1]
-    return {"steps": steps, "hotter": hotter}
+    """The differences that a run logs whose completions TRL does not compare, step by step, and
+    that of an engine which samples at another temperature; with and without a cut."""
+    answers = {}
+    for name, cut in {"cut": {"topP": 0.5}, "uncut": {}}.items():
+        without = {"importanceSampling": {"mode": "none"}, **cut}
+        world = World(folder, temperature=0.7, maxSteps=2, **without)
+        world.trainer.train()
+        steps = [row.get(ENGINE_MISMATCH.trl) for row in world.logs.rows.values()]
+        world.engine.sync_weights()
+        with world.fault("hotter", 1):
+            world.trainer._compare_canary(world.engine.sample_canary(PROMPTS))
+        hotter = world.trainer._metrics["train"][ENGINE_MISMATCH.trl][-1]
+        answers[name] = {"steps": steps, "hotter": hotter}
+    return answers
+
+
+def ratios(folder: Path) -> dict[str, list[float]]:
+    """TRL's mean importance ratio of three steps, by how the distribution is truncated."""
+    cuts = {
+        "topP": {"topP": 0.8},
+        "topP and topK": {"topP": 0.8, "topK": 20},
+        "minP at 0.7": {"minP": 0.2, "temperature": 0.7},
+        "all at 1.3": {"topP": 0.8, "topK": 20, "repetitionPenalty": 1.2, "temperature": 1.3},
+    }
+    answers = {}
+    for name, cut in cuts.items():
+        world = World(folder, maxSteps=3, **cut)
+        world.trainer.train()
+        rows = world.logs.rows.values()
+        answers[name] = [row[MEAN_RATIO] for row in rows if MEAN_RATIO in row]
+    return answers
 
 
 def told(world: World, fault: str, times: int) -> dict[str, Any]:
@@ -271,7 +293,10 @@ def main(folder: Path) -> None:
     found["after"] = told(world, "", 0)
     found["canary"] = canary(folder)
     found["acceptance"] = find_damage(world.engine)
-    for name, training in {"cut": {"topP": 0.5}, "hot": {"temperature": 0.7}}.items():
+    found["ratios"] = ratios(folder)
+    settings = {"cut": {"topP": 0.5}, "hot": {"temperature": 0.7}}
+    settings["hot cut"] = {"topP": 0.5, "temperature": 0.7}
+    for name, training in settings.items():
         found[name] = told(World(folder, **training), "", 0)
     (folder / FACTS).write_text(json.dumps(found))
 

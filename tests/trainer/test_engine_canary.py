@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_api.spec.training import TrainingSpec
-from grpo_trainer.engine_pod.vllm_arguments import completion_seed, sampling_arguments
+from grpo_trainer.engine_pod.vllm_arguments import (
+    LOGITS_TEMPERATURE,
+    completion_seed,
+    logits_temperature,
+    sampling_arguments,
+)
 from grpo_trainer.generation import canary
 
 PROMPTS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), min_size=1, max_size=8)
@@ -26,20 +31,36 @@ SETTINGS = st.fixed_dictionaries(
 @given(settings=SETTINGS)
 def test_the_engine_is_compared_by_all_completions_or_by_a_canary(settings: dict[str, Any]) -> None:
     training = TrainingSpec.model_validate(settings)
-    due = [generation for generation in range(17) if canary.is_due(training, generation)]
-    assert due == ([] if training.has_engine_comparison else [0, 8, 16])
+    due = {
+        shows_sampler: [
+            generation
+            for generation in range(17)
+            if canary.is_due(training, generation, shows_sampler=shows_sampler)
+        ]
+        for shows_sampler in (False, True)
+    }
     cut = settings["top_p"] < 1 or settings["top_k"] or settings["min_p"]
-    shifted = bool(cut or settings["repetition_penalty"] != 1) and settings["temperature"] != 1
+    is_truncated = bool(cut or settings["repetition_penalty"] != 1)
     without_correction = settings["importance_sampling"] == {"mode": "none"}
-    assert bool(due) == (shifted or without_correction)
+    assert due[False] == ([0, 8, 16] if without_correction else [])
+    assert due[True] == ([0, 8, 16] if without_correction or is_truncated else [])
 
 
 @given(settings=SETTINGS)
 def test_it_is_drawn_at_the_temperature_alone(settings: dict[str, Any]) -> None:
     training = TrainingSpec.model_validate(settings)
     arguments = canary.arguments_for(training)
-    plain = TrainingSpec(temperature=training.temperature, max_completion_length=canary.TOKENS)
+    # The live model has the temperature of a truncated distribution in its logits.
+    temperature = 1.0 if training.truncation else training.temperature
+    plain = TrainingSpec(temperature=temperature, max_completion_length=canary.TOKENS)
     assert arguments == sampling_arguments(plain, []) | {"ignore_eos": True}
+
+
+@given(settings=SETTINGS)
+def test_the_temperature_is_applied_once(settings: dict[str, Any]) -> None:
+    training = TrainingSpec.model_validate(settings)
+    in_logits = logits_temperature(training).get(LOGITS_TEMPERATURE, 1.0)
+    assert in_logits * sampling_arguments(training, [])["temperature"] == training.temperature
 
 
 @given(prompts=PROMPTS, count=st.integers(1, 12))

@@ -58,12 +58,21 @@ def test_a_buffer_that_changes_ends_the_attempt_as_long_as_it_is_another(facts: 
     assert buffer["restored"]["apart"] < CLOSE
 
 
-def test_where_completions_can_t_be_compared_a_canary_is(facts: Facts) -> None:
+@pytest.mark.parametrize("truncation", ["cut", "uncut"])
+def test_where_trl_compares_no_completions_a_canary_is(facts: Facts, truncation: str) -> None:
     """One every eight generations: of two steps the first has one."""
-    first, second = facts["canary"]["steps"]
+    canary = facts["canary"][truncation]
+    first, second = canary["steps"]
     assert 0 < first < CLOSE
     assert second is None
-    assert facts["canary"]["hotter"] > 0.1
+    assert canary["hotter"] > 0.1
+
+
+def test_the_importance_ratio_is_unbiased_where_sampling_is_truncated(facts: Facts) -> None:
+    """TRL issue 6789: the mass of the kept tokens must not be in it."""
+    for truncation, means in facts["ratios"].items():
+        assert len(means) == 3, truncation
+        assert means == pytest.approx([1.0] * 3, abs=1e-3), truncation
 
 
 def test_the_acceptance_finds_damage_of_live_weights(facts: Facts) -> None:
@@ -90,7 +99,7 @@ def test_greedy_completions_are_those_of_transformers(facts: Facts) -> None:
     assert max(len(set(tokens)) for tokens in greedy["engine"]) > 3
 
 
-@pytest.mark.parametrize("settings", ["cut", "hot"])
+@pytest.mark.parametrize("settings", ["cut", "hot", "hot cut"])
 def test_log_probabilities_are_of_the_trainers_distribution(facts: Facts, settings: str) -> None:
-    """With top-p at temperature 1, and at another temperature."""
+    """With top-p at temperature 1, at another temperature, and with both."""
     assert facts[settings]["apart"] < CLOSE

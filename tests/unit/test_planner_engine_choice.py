@@ -281,18 +281,6 @@ def test_sleep_is_obeyed() -> None:
         assert chosen.engine.sleep == sleep
 
 
-def test_what_cannot_be_compared_or_proven_is_warned_of() -> None:
-    cut = auto(training__temperature=0.7, training__topP=0.9)
-    assert any(
-        "temperature 0.7 with topP" in text and "correction is off" in text for text in cut.warnings
-    )
-    alone: list[dict[str, Any]] = [{"training__temperature": 0.7}, {"training__topP": 0.9}]
-    for changes in alone:
-        assert not any("correction is off" in text for text in auto(**changes).warnings)
-    plain = auto(training__temperature=0.7, training__topP=0.9, generation__engine="Transformers")
-    assert not any("correction" in text for text in plain.warnings)
-
-
 def test_an_engine_in_words() -> None:
     assert sampler_name(auto(QWEN_32B)) == "vLLM Colocated over 2 GPUs, asleep while training"
     servers = auto(generation={"engine": "Servers", "servers": {"replicas": 2}})

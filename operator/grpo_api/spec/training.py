@@ -190,17 +190,10 @@ class TrainingSpec(Model):
         return [name for name, on in shifts.items() if on]
 
     @property
-    def may_correct_engine(self) -> bool:
-        """Whether an engine's log-probabilities can be compared with the trainer's, as TRL's
-        correction does: an engine tells them before both temperature and truncation or after both,
-        the trainer computes them between the two."""
-        return not self.truncation or self.temperature == 1
-
-    @property
     def has_engine_comparison(self) -> bool:
         """Whether TRL compares an engine's log-probabilities of all completions with the
         trainer's, which it does in order to correct for the difference."""
-        return self.may_correct_engine and self.importance_sampling.mode != "none"
+        return self.importance_sampling.mode != "none"
 
 
 class ReferenceSync(Model):

@@ -92,21 +92,12 @@ def engine_warnings(demand: Demand, setup: Setup) -> list[str]:
     """What a user of the setup's engine should know; nothing without one."""
     if setup.engine is None:
         return []
-    sentences, training, kind = [], demand.spec.training, demand.model.model_type
+    sentences, kind = [], demand.model.model_type
     if kind not in PROVEN_FAMILIES:
         sentences.append(
             f"whether the weights of {f'model type {kind}' if kind else 'this model'} in an "
             "engine can be proven shows "
             f"only at the start; shown for {', '.join(PROVEN_FAMILIES)}"
-        )
-    if not training.may_correct_engine:
-        sentences.append(
-            f"spec.training.temperature {training.temperature:g} with "
-            f"{', '.join(training.truncation)}: no "
-            "log-probabilities of the engine's are of the distribution that the trainer computes, "
-            "so TRL's importance "
-            "correction is off, and guard.maxEngineMismatch is checked on a few tokens of every "
-            "eighth generation; set temperature to 1, or remove the others"
         )
     return sentences
 

@@ -43,7 +43,8 @@ def sampling_arguments(training: TrainingSpec, stop_tokens: list[int]) -> dict[s
     log-probabilities."""
     return {
         "n": 1,
-        "temperature": training.temperature,
+        # A truncated distribution has its temperature in the logits (see logits_temperature).
+        "temperature": 1.0 if training.truncation else training.temperature,
         "top_p": training.top_p,
         "top_k": training.top_k,
         "min_p": training.min_p or 0.0,
@@ -66,16 +67,32 @@ def tokens_and_logprobs(output: Any) -> tuple[list[int], list[float]]:
 
 
 def logprobs_mode(training: TrainingSpec) -> Literal["processed_logprobs", "raw_logprobs"]:
-    """Which log-probabilities the engine tells, such that they are of the distribution that the
+    """Which log-probabilities the engine returns, such that they are of the distribution that the
     trainer computes.
 
     Processed ones are taken after the temperature, as the trainer's, but also after top-p and its
-    kin, which the trainer knows nothing of: the importance ratio would be biased by the cut (TRL
-    issue 6789). Raw ones are taken before all of it, and so are the trainer's at temperature 1.
+    kin, which the trainer does not apply: each token's importance ratio would be the probability
+    mass of the kept tokens, 0.896 in the mean at top-p 0.8 (TRL issue 6789). Raw ones are taken
+    before all of it.
     """
-    if training.truncation and training.temperature == 1:
-        return "raw_logprobs"
-    return "processed_logprobs"
+    return "raw_logprobs" if training.truncation else "processed_logprobs"
+
+
+LOGITS_TEMPERATURE = "grpo_logits_temperature"
+"""Key of vLLM's additional_config: WeightsWorker divides all logits by this temperature."""
+
+
+def logits_temperature(training: TrainingSpec) -> dict[str, float]:
+    """vLLM's additional_config: the temperature of a truncated distribution.
+
+    vLLM takes raw log-probabilities before the temperature, and the trainer computes its own after
+    it. So the engine's model divides its logits, and requests are sampled at temperature 1. Top-k,
+    top-p and min-p follow the temperature in vLLM. A repetition penalty multiplies or divides a
+    logit by its sign, so that it commutes with the temperature.
+    """
+    if not training.truncation or training.temperature == 1:
+        return {}
+    return {LOGITS_TEMPERATURE: training.temperature}
 
 
 BATCHED_TOKENS = 4096
@@ -196,6 +213,7 @@ def vllm_arguments(
         "enforce_eager": not on_gpu,
         "enable_sleep_mode": may_sleep,
         "logprobs_mode": logprobs_mode(plan.training),
+        "additional_config": logits_temperature(plan.training),
         "seed": 0,
         "worker_extension_cls": EXTENSION,
     }

@@ -11,6 +11,7 @@ the same. The worker hashes them when it learns the layout, and every later proo
 have changed since: also after vLLM's sleep, which saves and restores them.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -19,12 +20,15 @@ import torch
 from .hash_check import new_seed, tensor_hash
 from .layout import Layout, Strided, learn_layout, live_part
 from .transfer import Meeting, WeightGroup, join_group
+from .vllm_arguments import LOGITS_TEMPERATURE
 
 
 class WeightsWorker:
     """Methods for loading and proving the weights of this worker's part of the model."""
 
     model_runner: Any
+    vllm_config: Any
+    _compute_logits: Callable[..., torch.Tensor | None] | None = None
     _weights_layout: Layout
     _buffers_seed: int
     _buffers_prints: dict[str, int]
@@ -39,6 +43,7 @@ class WeightsWorker:
             By name, the parts of the sent tensor that are written, None for zeros; and why there is
             no proof, if so.
         """
+        self._divide_logits()
         model = self.model_runner.model
         sizes = {name: tuple(shape) for name, shape in shapes.items()}
         # The model's own loader fuses and splits the tensors. What it writes is what a proof has to
@@ -52,6 +57,32 @@ class WeightsWorker:
         for name, group in layout.writes.items():
             sources[name] = [write.source for write in group]
         return sources, layout.problems
+
+    def logprobs_switch(self, mode: str) -> None:
+        """Return log-probabilities of this kind (vLLM's logprobs_mode) from the next token on."""
+        sampler = self.model_runner.sampler
+        sampler.logprobs_mode = mode
+        # Model runner V1 cuts, and takes processed log-probabilities, in a module of its own.
+        if hasattr(sampler, "topk_topp_sampler"):
+            sampler.topk_topp_sampler.logprobs_mode = mode
+
+    def _divide_logits(self) -> None:
+        """Let the live model return its logits at the run's temperature (see
+        logits_temperature)."""
+        temperature = self.vllm_config.additional_config.get(LOGITS_TEMPERATURE)
+        if temperature is None:
+            return
+        model = self.model_runner.model
+        # The model's own method, also where this is called again.
+        compute_logits = self._compute_logits = self._compute_logits or model.compute_logits
+
+        def compute_divided_logits(*arguments: Any, **named: Any) -> torch.Tensor | None:
+            logits = compute_logits(*arguments, **named)
+            # With tensor parallelism only one rank may have them. The trainer, too, divides in
+            # float32: in bfloat16 a logit of 20 is rounded by up to 0.06.
+            return None if logits is None else logits.float().div_(temperature)
+
+        model.compute_logits = compute_divided_logits
 
     def weights_load(self, name: str, tensor: torch.Tensor) -> None:
         """Load one tensor into the live model, by the model's own code.

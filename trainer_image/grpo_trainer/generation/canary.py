@@ -1,10 +1,10 @@
 """A few tokens per engine whose log-probabilities can be compared where the completions' can't.
 
 Equal weights don't show that an engine computes rightly with them. For that its log-probabilities
-are held against the trainer's. Where tokens are drawn from a distribution that the trainer doesn't
-compute (top-p and its kin at another temperature than 1), or TRL's correction is off, TRL compares
-nothing. Then every engine continues a prompt of every eighth generation by a few tokens, drawn at
-the run's temperature without a cut, and these are compared.
+are held against the trainer's. Two cases leave something out. Where TRL's correction is off, TRL
+compares nothing. And log-probabilities of a truncated distribution are taken before the sampler, so
+they don't show what the sampler does. In both cases every engine continues a prompt of every eighth
+generation by a few tokens, drawn at the run's temperature without a cut, and these are compared.
 """
 
 import math
@@ -23,9 +23,15 @@ FIRST_PLACE = SEEDS - (1 << 32)
 """Places of its completions in a generation, beyond those of any other."""
 
 
-def is_due(training: TrainingSpec, generation: int) -> bool:
-    """Return True if this generation (from 0) has a canary."""
-    return not training.has_engine_comparison and generation % GENERATIONS_PER_CANARY == 0
+def is_due(training: TrainingSpec, generation: int, *, shows_sampler: bool) -> bool:
+    """Return True if this generation (from 0) has a canary.
+
+    Args:
+        shows_sampler: whether a canary of this engine is taken after the sampler.
+    """
+    has_hidden_sampler = shows_sampler and bool(training.truncation)
+    is_needed = has_hidden_sampler or not training.has_engine_comparison
+    return is_needed and generation % GENERATIONS_PER_CANARY == 0
 
 
 def count_per_rank(replicas: int, world_size: int) -> int:
@@ -68,4 +74,6 @@ def arguments_for(training: TrainingSpec) -> dict[str, Any]:
             "max_completion_length": length(training),
         }
     )
-    return sampling_arguments(uncut, []) | {"ignore_eos": True}
+    # The engine may have the run's temperature in its logits.
+    temperature = sampling_arguments(training, [])["temperature"]
+    return sampling_arguments(uncut, []) | {"temperature": temperature, "ignore_eos": True}

@@ -28,6 +28,7 @@ from ..engine_pod.vllm_arguments import (
     engine_dtype,
     engine_environment,
     gpu_capability,
+    logprobs_mode,
     require_visible_segments,
     tokens_and_logprobs,
     vllm_arguments,
@@ -40,6 +41,8 @@ from .generation_base import EngineGeneration, EngineSetup, Sample, weight_shape
 
 class ColocatedGeneration(EngineGeneration):
     """The engine of this process, or of this process and its neighbours."""
+
+    canary_shows_sampler = True
 
     def __init__(self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int]) -> None:
         """Start the engine. A collective.
@@ -110,6 +113,14 @@ class ColocatedGeneration(EngineGeneration):
             Sample(*tokens_and_logprobs(answer.outputs[0]), self.proven_version)
             for answer in answers[own]
         ]
+
+    def sample_canary(self, prompts: list[list[int]]) -> list[tuple[list[int], Sample]]:
+        """As for every engine, with log-probabilities that are taken after the sampler."""
+        self.call_worker("logprobs_switch", "processed_logprobs")
+        try:
+            return super().sample_canary(prompts)
+        finally:
+            self.call_worker("logprobs_switch", logprobs_mode(self.setup.plan.training))
 
     def release_memory(self) -> None:
         """Give the memory back, where the plan says so; the weights are lost with it."""

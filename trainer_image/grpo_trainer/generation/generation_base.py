@@ -189,6 +189,10 @@ class EngineSetup:
 class EngineGeneration(ABC):
     """The interface that TRL calls, over what kinds of engines differ in."""
 
+    canary_shows_sampler = False
+    """Whether the log-probabilities of canaries are taken after the sampler, whatever those of
+    completions are."""
+
     def __init__(self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int]) -> None:
         """`model` is the policy before it is wrapped for several ranks; `stop_tokens` end a
         completion.

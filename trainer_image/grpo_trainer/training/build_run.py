@@ -250,25 +250,22 @@ def build(
             seal.save,
             generation_sub_batch=plan.execution.generation_sub_batch,
         )
-    trainer.engine_guard = _engine_guard(plan)
+    if plan.execution.engine is not None:
+        trainer.engine_guard, trainer.canary_guard = _engine_guards(plan)
     recorder.record_startup("proof", sum(proof.seconds for proof in trainer.proofs))
     return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence, target, source)
 
 
-def _engine_guard(plan: TrainingPlan) -> EngineGuard:
-    """The guard over the plan's engine."""
+def _engine_guards(plan: TrainingPlan) -> tuple[EngineGuard | None, EngineGuard]:
+    """The guards over the completions and over the canaries of the plan's engine."""
     execution, training, engine = plan.execution, plan.training, plan.execution.engine
+    assert engine is not None
     world_size = execution.world_size
-    canary_tokens = 0
-    if engine and not training.has_engine_comparison:
-        canaries = world_size * canary.count_per_rank(engine.replicas, world_size)
-        canary_tokens = canaries * canary.length(training)
-    return EngineGuard(
-        engine,
-        execution.compute_dtype,
-        completions=world_size * execution.micro_batch * execution.steps_per_generation,
-        canary_tokens=canary_tokens,
-    )
+    completions = world_size * execution.micro_batch * execution.steps_per_generation
+    canaries = world_size * canary.count_per_rank(engine.replicas, world_size)
+    make_guard = partial(EngineGuard, engine, execution.compute_dtype, completions=completions)
+    of_canaries = make_guard(canary_tokens=canaries * canary.length(training))
+    return make_guard() if training.has_engine_comparison else None, of_canaries
 
 
 def _open_places(

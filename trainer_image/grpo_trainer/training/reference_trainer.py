@@ -99,7 +99,10 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         """Every proof made so far, in order; telemetry reads their times."""
         self.resumed_from: Path | None = None
         self.engine_guard: EngineGuard | None = None
-        """Judges each generation of an engine before the policy is trained on it."""
+        """Judges each generation of an engine before the policy is trained on it; None where TRL
+        compares no log-probabilities."""
+        self.canary_guard: EngineGuard | None = None
+        """Judges the engine's canaries."""
         adapter = loaded.peft_config is not None
         strategy.check(zero_stage(args), adapter, args.beta)
         if not adapter:
@@ -235,14 +238,22 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
                 versions += self.engine.versions if self.engine else []
             self.observer.weights_versions = versions
             if self.engine:
-                if canary.is_due(self.engine.setup.plan.training, generation):
+                training = self.engine.setup.plan.training
+                shows_sampler = self.engine.canary_shows_sampler
+                if canary.is_due(training, generation, shows_sampler=shows_sampler):
                     self._compare_canary(self.engine.sample_canary(prompt_ids))
                 self.engine.release_memory()
         return completions, logprobs or None
 
     def _compare_canary(self, continued: list[tuple[list[int], Sample]]) -> None:
-        """Log how far the engine's log-probabilities of these tokens are from the policy's, under
-        the names of TRL's comparison of all completions. A collective."""
+        """Judge how far the engine's log-probabilities of these tokens are from the policy's. A
+        collective.
+
+        Where TRL compares no completions, this is logged under the names of its comparison.
+
+        Raises:
+            EngineMismatch: they are too far apart.
+        """
         device = self.accelerator.device
         differences = []
         for prompt, sample in continued:
@@ -255,9 +266,14 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         difference = torch.cat(differences)
         means = self.accelerator.gather(difference.mean())
         largest = self.accelerator.gather(difference.max())
-        metrics = self._metrics["train"]
-        metrics[ENGINE_MISMATCH.trl].append(means.mean().item())
-        metrics[ENGINE_MISMATCH_MAX.trl].append(largest.max().item())
+        mean = means.mean().item()
+        if self.engine_guard is None:
+            metrics = self._metrics["train"]
+            metrics[ENGINE_MISMATCH.trl].append(mean)
+            metrics[ENGINE_MISMATCH_MAX.trl].append(largest.max().item())
+        if self.canary_guard is not None:
+            step = self.state.global_step + 1
+            self.canary_guard.judge(self._generation(), step, {ENGINE_MISMATCH.trl: [mean]})
 
     def _calculate_rewards(
         self, inputs: Any, prompts: list[Any], completions: list[Any], *args: Any
