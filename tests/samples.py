@@ -321,6 +321,12 @@ BAD: tuple[Bad, ...] = (
         "spec",
         "Auto, Adapter or None",
     ),
+    Bad(
+        "rate-of-no-adapter",
+        {"adapter": {"use": "Never", "learningRate": 1e-5}},
+        "spec.adapter",
+        "remove it or change use",
+    ),
     Bad("adapter-sync", {"adapter.use": "Always", "reference.sync": {}}, "spec", "frozen base"),
     Bad(
         "offload-of-clone",

@@ -46,7 +46,12 @@ GOOD_TRAINING: dict[str, Changes] = {
     },
     "offloaded": {"reference": {"strategy": "Offload", "offload": {"target": "CPU"}}},
     "adapter": {
-        "adapter": {"use": "Always", "rank": 8, "targetModules": ["q_proj"]},
+        "adapter": {
+            "use": "Always",
+            "rank": 8,
+            "targetModules": ["q_proj"],
+            "learningRate": 1e-5,
+        },
         "reference.strategy": "Adapter",
     },
     "cpu": {

@@ -1,9 +1,12 @@
 """What the planner chooses: strategies, pins, consent, objectives, busy nodes, rejections and
 fixes."""
 
+from typing import Any
+
 import pytest
 
 from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.text.messages import MAX_MESSAGE
 from grpo_api.text.quantity import GIB
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
@@ -49,6 +52,13 @@ def test_little_memory_means_an_adapter_and_says_so() -> None:
     assert "LoRA adapter of rank 16" in answer.changes[0]
     assert "0.53%" in answer.changes[0]
     assert answer.changes == answer.chosen.changes
+    assert "learningRate 1e-06 is usually ten times too small" in answer.changes[0]
+    assert "write adapter.learningRate: 1e-05;" in answer.changes[0]
+    assert len(answer.changes[0]) <= MAX_MESSAGE, "it is the message of a condition"
+    answered = spec(QWEN_7B, adapter__learningRate=2e-5)
+    change = result(answered, nodes(1, 1, L4, host_gib=60)).changes[0]
+    assert "trains a LoRA adapter" in change
+    assert "earningRate" not in change
 
 
 def test_7b_on_four_24_gb_cards_trains_all_parameters_offloaded() -> None:
@@ -96,6 +106,26 @@ def test_an_explicit_strategy_that_cannot_fit_is_rejected_with_numbers_and_never
 def test_an_adapter_strategy_trains_an_adapter_without_a_warning() -> None:
     chosen = plan(spec(LLAMA_1B, reference__strategy="Adapter"), nodes(1, 1, H100))
     assert (chosen.method, chosen.strategy, chosen.changes) == ("LoRA", "Adapter", [])
+
+
+@pytest.mark.parametrize("accelerator", ["GPU", "CPU"])
+@pytest.mark.parametrize(
+    ("asked", "warns"),
+    [
+        ({"adapter__use": "Always"}, True),
+        ({"reference__strategy": "Adapter"}, True),
+        ({"adapter__use": "Always", "adapter__learningRate": 1e-6}, False),
+        ({"adapter__use": "Always", "training__learningRate": 5e-6}, False),
+        ({"adapter__use": "IfNeeded"}, False),
+    ],
+)
+def test_an_adapter_with_the_default_rate_of_full_training_is_warned_about(
+    accelerator: str, asked: dict[str, Any], warns: bool
+) -> None:
+    chosen = plan(spec(LLAMA_1B, placement__accelerator=accelerator, **asked), nodes(1, 1, H100))
+    warned = [text for text in chosen.warnings if "too small for LoRA" in text]
+    assert len(warned) == warns
+    assert all("write adapter.learningRate: 1e-05" in text for text in warned)
 
 
 def test_never_means_no_adapter_and_a_fix_that_names_the_field() -> None:

@@ -284,3 +284,11 @@ class TrainingPlan(Model):
     """Time between SIGTERM and SIGKILL."""
     execution: ExecutionPlan
     """The planner's choice."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Peak learning rate of what the planner chose to train."""
+        is_adapter = self.execution.method == "LoRA"
+        if is_adapter and self.adapter.learning_rate is not None:
+            return self.adapter.learning_rate
+        return self.training.learning_rate

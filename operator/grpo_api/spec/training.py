@@ -257,12 +257,27 @@ class ReferenceSpec(Model):
     Sharded."""
 
 
+def _rate_has_an_adapter(adapter: "AdapterSpec") -> bool:
+    return adapter.use != "Never" or adapter.learning_rate is None
+
+
 class AdapterSpec(Model):
     """LoRA: the user's consent, and its shape."""
+
+    RULES = (
+        Rule(
+            "self.use != 'Never' || !has(self.learningRate)",
+            "learningRate belongs to use IfNeeded or Always; remove it or change use",
+            _rate_has_an_adapter,
+        ),
+    )
 
     use: Literal["Never", "IfNeeded", "Always"] = "IfNeeded"
     """IfNeeded: only when no plan with all parameters fits, and then condition TrainsAdapterOnly
     says so. Unset: IfNeeded."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Peak learning rate while an adapter is trained; LoRA usually needs ten times that of full
+    training. Unset: training.learningRate."""
     rank: Annotated[int, Field(ge=1, le=4096)] = 16
     """Rank of the adapter. Unset: 16."""
     alpha: Annotated[float, Field(gt=0, le=65536)] = 32.0

@@ -8,6 +8,7 @@ other. A table of candidates holds that answer, too, but not on its first line.
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
+from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.hang_timeouts import STEP_ESTIMATES
 from grpo_api.plan.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
 from grpo_api.spec.generation import EnginePlan
@@ -21,6 +22,7 @@ from ..result.result import Candidate, PlanResult, Rejection
 from ..search.batch import generation_share
 from ..search.demand import Demand
 from ..search.engine_plan import engine_plan, engine_warnings
+from ..search.notes import low_rate_message
 from ..search.option import Option
 from ..time.step_time import assumed_link
 
@@ -148,18 +150,22 @@ def changes(demand: Demand, option: Option) -> list[str]:
         module_names = ", ".join(modules)
         adapter_parameters = demand.shape.adapter_parameters(rank, tuple(modules))
         share = adapter_parameters / demand.shape.parameters
-        learning_rate = spec.training.learning_rate
         sentences.append(
             f"trains a LoRA adapter of rank {rank} on {module_names} only ({share:.2%} of the "
-            "parameters), because no plan with all parameters fits; learningRate "
-            f"{learning_rate:g} is not rescaled (adapters usually want about ten times more); set "
-            "spec.adapter.use to Never to refuse this, or to Always to ask for it"
+            f"parameters), because no plan with all parameters fits; {_rate_message(spec)}"
+            "adapter.use Never refuses an adapter, Always asks for one"
         )
     if method.eight_bit and spec.training.optimizer == "Auto":
         sentences.append(
             "keeps AdamW's moments in 8 bits, because no plan with 32-bit moments fits"
         )
     return sentences
+
+
+def _rate_message(spec: GRPOJobSpec) -> str:
+    """What is wrong with an adapter's learning rate, as a part of a sentence; empty where the user
+    set one for it."""
+    return f"{low_rate_message(spec)}; " if spec.adapter.learning_rate is None else ""
 
 
 def warnings(demand: Demand, option: Option) -> list[str]:

@@ -23,6 +23,7 @@ from ..model.architecture import ResolvedModel, by_name_and_size
 from ..model.shapes import Shape
 from . import batch
 from .methods import Method
+from .notes import spec_notes
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,8 @@ class Demand:
             for model in (self.model, *(model for _, model in self.scorers))
             if model.note
         ]
-        training = self.spec.training
-        if training.importance_sampling_level == "sequence" and training.loss_type != "grpo":
-            told.append(
-                f"importanceSamplingLevel sequence with lossType {training.loss_type} is not "
-                "GSPO, whose loss is the "
-                "mean over sequences; set spec.training.lossType to grpo for that, and epsilon to "
-                "about 3e-4"
-            )
-        return [*told, *filter(None, [disk_note(self.spec, self.shape)])]
+        settings = spec_notes(self.spec)
+        return [*told, *settings, *filter(None, [disk_note(self.spec, self.shape)])]
 
     @property
     def length(self) -> int:

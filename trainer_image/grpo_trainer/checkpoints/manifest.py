@@ -143,7 +143,8 @@ def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
     parts |= {f"plan.{name}": getattr(plan.execution, name) for name in EXECUTION + SPLIT}
     # Without LoRA the adapter's settings change no number of the run.
     if plan.execution.method == "LoRA":
-        parts["adapter"] = dump["adapter"]
+        # An unset learning rate is left out: checkpoints of earlier versions don't have it.
+        parts["adapter"] = plan.adapter.model_dump(mode="json", exclude_none=True)
     return {path: identity_text(value) for path, value in parts.items()}
 
 

@@ -17,7 +17,6 @@ from ..runtime.errors import BadInput
 from ..runtime.paths import attempt_folder
 
 SAME_NAME = (
-    "learning_rate",
     "num_generations",
     "max_completion_length",
     "temperature",
@@ -64,6 +63,7 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
         | _saving(execution, folder)
         | _telling()
     )
+    arguments["learning_rate"] = plan.learning_rate
     arguments["beta"] = 0.0 if execution.strategy == "None" else training.beta
     arguments["max_steps"] = training.max_steps or -1
     arguments["warmup_steps"] = min(training.warmup_ratio, ALL_STEPS)

@@ -1,0 +1,39 @@
+"""Warnings that follow from the spec alone: settings that do half of what is meant."""
+
+from collections.abc import Iterator
+
+from grpo_api.job import GRPOJobSpec
+from grpo_api.spec.training import TrainingSpec
+
+LORA_RATE_FACTOR = 10
+"""LoRA learns best at about ten times the rate of full training, in supervised training and in
+policy gradients alike (Schulman et al., "LoRA Without Regret", 2025)."""
+FULL_TRAINING_RATE = TrainingSpec.model_fields["learning_rate"].default
+"""TRL's default, which GRPOConfig has for training all parameters."""
+
+
+def spec_notes(spec: GRPOJobSpec) -> Iterator[str]:
+    """Yield a sentence for each of these settings."""
+    training = spec.training
+    if training.importance_sampling_level == "sequence" and training.loss_type != "grpo":
+        yield (
+            f"importanceSamplingLevel sequence with lossType {training.loss_type} is not "
+            "GSPO, whose loss is the "
+            "mean over sequences; set spec.training.lossType to grpo for that, and epsilon to "
+            "about 3e-4"
+        )
+    # A user who chose a rate and an adapter chose them for each other.
+    has_own_rate = spec.adapter.learning_rate is not None
+    is_default = training.learning_rate == FULL_TRAINING_RATE
+    if spec.is_adapter_requested and is_default and not has_own_rate:
+        yield f"an adapter is trained, and {low_rate_message(spec)}"
+
+
+def low_rate_message(spec: GRPOJobSpec) -> str:
+    """Why training.learningRate does not suit an adapter, and what to write."""
+    rate = spec.training.learning_rate
+    better = min(1.0, LORA_RATE_FACTOR * rate)
+    return (
+        f"training.learningRate {rate:g} is usually ten times too small for LoRA: write "
+        f"adapter.learningRate: {better:g}"
+    )
