@@ -22,6 +22,7 @@ COMMANDS = {
     "status": "show one job on one screen",
     "usage": "tell what became of the GPUs' time, and what it cost",
     "logs": "print the log of a rank",
+    "diagnose": "say what is wrong with a run, by its logged steps",
     "export": "bring a job's trained model to this machine",
     "verify": "check an exported model against its provenance, and say what it was made of",
 }

@@ -46,6 +46,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "docs/dashboards.md": partial(page.render, DASHBOARDS),
     "docs/metrics.md": documents.metrics,
     "docs/traces.md": documents.traces,
+    "docs/findings.md": documents.findings,
     "docs/planner-table.md": planner.table,
     "docs/gpu-products.md": planner.products,
     "docs/plan-schema.json": planner.schema,

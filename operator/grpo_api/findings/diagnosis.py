@@ -1,0 +1,239 @@
+"""The findings of a run: every rule, judged step by step.
+
+A finding begins when its rule has been beyond the limit for some steps in a row, and ends when it
+has been clearly within it for as long. The trainer adds each step as it happens; after a restart it
+adds the history again, so that the beginning of a run stays the measure. `grpo diagnose` does the
+same with anybody's file.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
+
+from ..text.base import Model
+from . import learning_rules, running_rules
+from .run_numbers import RunNumbers
+from .step_row import StepRow, rows_in_order
+from .verdict import RunLimits, Verdict
+
+FindingName = Literal[
+    "EntropyCollapsed",
+    "EntropyExploding",
+    "NoSignal",
+    "Truncating",
+    "LengthExploding",
+    "RewardFalling",
+    "RewardHacking",
+    "KLRising",
+    "StepsTooLarge",
+    "WaitingForRewards",
+    "EngineDrift",
+    "Straggler",
+    "CheckpointSlow",
+    "CheckpointFailing",
+    "NoReward",
+]
+Rule = Callable[[RunNumbers, RunLimits], Verdict | None]
+HOLD = 5
+"""Steps in a row after which a finding begins, or ends."""
+WITHIN = 0.8
+"""Share of the limit below which a run counts as within it again."""
+
+
+class Finding(Model):
+    """What is wrong with a run."""
+
+    finding: FindingName
+    """Its name."""
+    since: Annotated[int, Field(ge=0)]
+    """Step from which on the run was beyond the limit."""
+    confidence: Annotated[float, Field(ge=0, le=1)]
+    """0.5 at the limit, towards 1 far beyond it."""
+    evidence: dict[str, float]
+    """The numbers that show it."""
+    advice: str
+    """What people change then."""
+
+
+class RuleSet(NamedTuple):
+    """A rule under its name."""
+
+    judge: Rule
+    advice: str
+    hold: int = HOLD
+
+
+RULES: dict[FindingName, RuleSet] = {
+    "NoReward": RuleSet(
+        running_rules.no_reward,
+        "No completion has a reward: check the columns and the service that the rewards read.",
+        hold=1,
+    ),
+    "EntropyCollapsed": RuleSet(
+        learning_rules.entropy_collapsed,
+        "The policy repeats itself: raise training.epsilonHigh (0.28), add an entropy bonus, raise "
+        "training.temperature, lower training.learningRate, or go back to an earlier checkpoint.",
+    ),
+    "EntropyExploding": RuleSet(
+        learning_rules.entropy_exploding,
+        "The policy forgets: lower training.learningRate or the entropy bonus, raise "
+        "training.beta, or go back to an earlier checkpoint.",
+    ),
+    "NoSignal": RuleSet(
+        learning_rules.no_signal,
+        "Groups have equal rewards, so that nothing is learned: where the task is solved, stop or "
+        "take harder prompts; where it is too hard, take easier ones or a finer reward.",
+    ),
+    "Truncating": RuleSet(
+        learning_rules.truncating,
+        "Answers are cut before their end: raise training.maxCompletionLength, set "
+        "training.maskTruncatedCompletions, or reward shorter answers.",
+    ),
+    "LengthExploding": RuleSet(
+        learning_rules.length_exploding,
+        "Answers get longer and not better: use lossType dapo or dr_grpo, penalise length, or look "
+        "for a reward that counts words.",
+    ),
+    "RewardFalling": RuleSet(
+        learning_rules.reward_falling,
+        "The reward has been higher: go back to the checkpoint of the best step with a lower "
+        "training.learningRate or a higher training.beta.",
+    ),
+    "RewardHacking": RuleSet(
+        learning_rules.reward_hacking,
+        "One reward rises at the cost of another: read samples of both, change the reward that is "
+        "gamed or its weight, and raise training.beta.",
+    ),
+    "KLRising": RuleSet(
+        learning_rules.kl_rising,
+        "The policy leaves its reference without a better reward: raise training.beta, lower "
+        "training.learningRate, or stop at the best checkpoint.",
+    ),
+    "StepsTooLarge": RuleSet(
+        learning_rules.steps_too_large,
+        "Steps are too large: lower training.learningRate, training.maxGradNorm or "
+        "training.numIterations.",
+    ),
+    "WaitingForRewards": RuleSet(
+        running_rules.waiting_for_rewards,
+        "GPUs wait for the rewards: give the reward service more replicas, or send more of a batch "
+        "at a time.",
+    ),
+    "EngineDrift": RuleSet(
+        running_rules.engine_drift,
+        "The engine computes otherwise than the trainer: set kvCacheDtype auto, training.dtype "
+        "float32, or generation.engine Transformers.",
+    ),
+    "Straggler": RuleSet(
+        running_rules.straggler,
+        "One rank is slower than the others: look at the temperature and clocks of its GPU, and at "
+        "what else runs on its node.",
+    ),
+    "CheckpointSlow": RuleSet(
+        running_rules.checkpoint_slow,
+        "Training stands still for checkpoints: raise checkpoint.everySteps, or take a faster "
+        "volume.",
+    ),
+    "CheckpointFailing": RuleSet(
+        running_rules.checkpoint_failing,
+        "A checkpoint could not be written: look for a full volume or changed credentials; a "
+        "restart loses all steps since the last one.",
+        hold=1,
+    ),
+}
+"""Every rule, the most urgent first."""
+
+
+NO_VERDICT = Verdict(0.0, {})
+
+
+@dataclass(slots=True)
+class _State:
+    """Where one rule stands."""
+
+    streak: int = 0
+    """Steps in a row that call for a change."""
+    beyond_since: int | None = None
+    """Step since which the run has been beyond the limit; None where it is not."""
+    is_active: bool = False
+    verdict: Verdict = NO_VERDICT
+
+
+class Diagnosis:
+    """The findings of a run whose steps are added in order."""
+
+    def __init__(self, limits: RunLimits | None = None) -> None:
+        self._limits = limits or RunLimits()
+        self._run = RunNumbers()
+        self._states = {name: _State() for name in RULES}
+
+    def add(self, row: StepRow) -> None:
+        """Judge one more step."""
+        self._run.add(row)
+        for name, rule in RULES.items():
+            verdict = rule.judge(self._run, self._limits)
+            if verdict is not None and math.isfinite(verdict.score):
+                _update(self._states[name], verdict, row.step, rule.hold)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong at the last step, the most urgent first."""
+        return [_finding(name, state) for name, state in self._states.items() if state.is_active]
+
+
+def _update(state: _State, verdict: Verdict, step: int, hold: int) -> None:
+    is_beyond, is_within = verdict.score >= 1.0, verdict.score < WITHIN
+    if is_beyond and state.beyond_since is None:
+        state.beyond_since = step
+    if state.is_active:
+        state.streak = state.streak + 1 if is_within else 0
+        if not is_within:
+            state.verdict = verdict
+    else:
+        state.streak = state.streak + 1 if is_beyond else 0
+        state.verdict = verdict
+        if not is_beyond:
+            state.beyond_since = None
+    if state.streak >= hold:
+        state.is_active, state.streak = not state.is_active, 0
+        if not state.is_active:
+            state.beyond_since = None
+
+
+def _finding(name: FindingName, state: _State) -> Finding:
+    assert state.beyond_since is not None
+    score = max(1.0, state.verdict.score)
+    confidence = 1.0 - 0.5 / score
+    evidence = {
+        key: float(f"{value:.4g}")
+        for key, value in state.verdict.evidence.items()
+        if math.isfinite(value)
+    }
+    return Finding(
+        finding=name,
+        since=state.beyond_since,
+        confidence=round(min(confidence, 0.99), 2),
+        evidence=evidence,
+        advice=RULES[name].advice,
+    )
+
+
+def diagnose(rows: Iterable[StepRow], limits: RunLimits | None = None) -> list[Finding]:
+    """The findings at the last of these steps, which may come in any order."""
+    diagnosis = Diagnosis(limits)
+    for row in rows_in_order(rows):
+        diagnosis.add(row)
+    return diagnosis.findings
+
+
+def finding_message(finding: Finding) -> str:
+    """One line for a person: what, since when, by which numbers."""
+    shown = ", ".join(f"{key} {value:g}" for key, value in _first(finding.evidence, 4))
+    return f"{finding.finding} since step {finding.since} ({shown})"
+
+
+def _first(evidence: dict[str, float], count: int) -> Sequence[tuple[str, float]]:
+    return list(evidence.items())[:count]

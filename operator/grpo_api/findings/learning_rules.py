@@ -1,0 +1,260 @@
+"""Rules on what the policy learns: entropy, groups, length, reward, KL, size of steps.
+
+Each returns how far the run is beyond the limit (1 is the limit) with the numbers that show it, or
+None where too little is known.
+"""
+
+import math
+from itertools import pairwise
+
+from . import thresholds as limits
+from .run_numbers import DEAD_GROUPS, REWARD, RunNumbers
+from .series import SMOOTH, Peak
+from .verdict import RunLimits, Verdict
+
+GROUPS_WINDOW = 20
+"""Generations over which the share of dead groups is taken: a batch has few groups."""
+DEAD_WINDOW = 8
+"""Generations without any live group that need no longer look."""
+NEARLY_ALL = 0.99
+LONG = 50
+"""Steps over which a reward must gain for a change to count as paid for."""
+KL_WINDOW = 20
+"""Steps without a better reward after which the KL is held against it."""
+EVALUATIONS = 4
+"""Evaluations that a trend needs."""
+
+
+def entropy_collapsed(run: RunNumbers, _: RunLimits) -> Verdict | None:
+    """The policy no longer samples anything else."""
+    if not run.has_values("entropy"):
+        return None
+    series = run.series["entropy"]
+    now = series.level()
+    limit = min(limits.ENTROPY_SHARE.value * series.highest, limits.ENTROPY_LOW.value)
+    return Verdict(_ratio(limit, now), {"entropy": now, "highestEntropy": series.highest})
+
+
+def entropy_exploding(run: RunNumbers, _: RunLimits) -> Verdict | None:
+    """The policy loses what it knows and samples anything."""
+    if not run.has_values("entropy", 2 * SMOOTH):
+        return None
+    series = run.series["entropy"]
+    limit = max(
+        limits.ENTROPY_GROWTH.value * series.first, series.first + limits.ENTROPY_RISE.value
+    )
+    evidence = {"entropy": series.level(), "firstEntropy": series.first}
+    return Verdict(_ratio(series.level(), limit), evidence)
+
+
+def no_signal(run: RunNumbers, _: RunLimits) -> Verdict | None:
+    """All completions of nearly every group have the same reward, so that no advantage is left."""
+    if not run.has_values(DEAD_GROUPS, DEAD_WINDOW):
+        return None
+    series = run.series[DEAD_GROUPS]
+    window = series.newest(GROUPS_WINDOW)
+    share = sum(window) / len(window)
+    is_enough = len(window) == GROUPS_WINDOW or min(window) >= NEARLY_ALL
+    if not is_enough:
+        share = min(window[-DEAD_WINDOW:])
+        share = share if share >= NEARLY_ALL else 0.0
+    evidence = {"deadGroups": share, "isSolved": float(_is_solved(run))}
+    return Verdict(share / limits.DEAD_GROUPS.value, evidence | _reward_evidence(run))
+
+
+def _is_solved(run: RunNumbers) -> bool:
+    """Whether the rewards that are all equal are high ones, of those that the run has seen."""
+    if not run.has_values(REWARD, 1):
+        return False
+    reward = run.series[REWARD]
+    now, peak = reward.level(), run.reward_peak
+    if peak.count and peak.height > reward.error:
+        return now >= peak.lowest + 0.75 * peak.height
+    # Nothing has ever changed: all groups were alike from the first step on.
+    return now > 0
+
+
+def truncating(run: RunNumbers, _: RunLimits) -> Verdict | None:
+    """Completions are cut before they end."""
+    key = "completion_clipped_ratio"
+    if not run.has_values(key, 2 * SMOOTH) or _has_fixed_length(run):
+        return None
+    series = run.series[key]
+    now, before = series.level(), series.level(ago=SMOOTH)
+    has_risen = now >= series.first + limits.TRUNCATED_RISE.value
+    is_falling = now < before - max(0.05, limits.NOTICEABLE.value * series.error)
+    is_harmless = is_falling or not (has_risen or not run.has_learned_since(LONG))
+    evidence = {"truncated": now, "firstTruncated": series.first}
+    return Verdict(0.0 if is_harmless else now / limits.TRUNCATED.value, evidence)
+
+
+def _has_fixed_length(run: RunNumbers) -> bool:
+    """Whether all completions have always had one length, as where none is meant to end."""
+    shortest, longest = (run.series.get(f"completion_length_{end}") for end in ("min", "max"))
+    if shortest is None or longest is None or not shortest.count or not longest.count:
+        return False
+    return shortest.first == longest.first and shortest.level() == longest.level()
+
+
+def length_exploding(run: RunNumbers, _: RunLimits) -> Verdict | None:
+    """Completions get longer and not better."""
+    if not run.has_values("completion_length", 2 * SMOOTH):
+        return None
+    series = run.series["completion_length"]
+    now = series.level()
+    has_grown = now - series.first >= limits.LENGTH_RISE.value
+    is_growing = now >= limits.LENGTH_RATE.value * run.level_before("completion_length", LONG)
+    # A run that has learned to think keeps its length when its reward stands still.
+    has_paid = run.has_new_best(LONG) if is_growing else run.has_learned()
+    is_harmless = not has_grown or has_paid
+    evidence = {"meanLength": now, "firstMeanLength": series.first} | _reward_evidence(run)
+    score = _ratio(now, limits.LENGTH_GROWTH.value * series.first)
+    return Verdict(0.0 if is_harmless else score, evidence)
+
+
+def reward_falling(run: RunNumbers, _: RunLimits) -> Verdict | None:
+    """The reward has been higher."""
+    if not run.has_values(REWARD, 2 * SMOOTH) or not run.reward_peak.count:
+        return None
+    reward, peak = run.series[REWARD], run.reward_peak
+    spread = run.level("reward_std")
+    gain = max(peak.height, 0.0 if math.isnan(spread) else spread)
+    limit = max(limits.REWARD_LOSS.value * gain, limits.SIGNIFICANT.value * reward.error)
+    evidence = {"reward": reward.level(), "bestReward": peak.value}
+    return Verdict(_ratio(peak.value - reward.level(), limit), evidence)
+
+
+def reward_hacking(run: RunNumbers, _: RunLimits) -> Verdict | None:
+    """One reward rises at the cost of another, or of the evaluation."""
+    verdicts = [_hacked_evaluation(run)]
+    verdicts += [_hacked_reward(run, name) for name in run.rewards if len(run.rewards) > 1]
+    known = [verdict for verdict in verdicts if verdict is not None]
+    return max(known, key=lambda verdict: verdict.score) if known else None
+
+
+def _hacked_reward(run: RunNumbers, name: str) -> Verdict | None:
+    """The reward function `name` against the one that has gained most since its best level."""
+    fallen, peak = run.rewards[name], run.peaks.get(name)
+    if peak is None or not peak.count or fallen.count < 2 * SMOOTH:
+        return None
+    loss = peak.value - fallen.level()
+    limit = max(
+        limits.HACKED_LOSS.value * max(peak.height, 0.25 * abs(peak.value)),
+        limits.SIGNIFICANT.value * fallen.error,
+    )
+    rival = _gained_most(run, name, peak)
+    if rival is None:
+        return Verdict(0.0, {})
+    other, before = rival
+    evidence = {
+        name: fallen.level(),
+        f"{name} at its best": peak.value,
+        other: run.rewards[other].level(),
+        f"{other} then": before,
+    }
+    score = _ratio(loss, limit) * (1.0 if _has_side_effect(run, peak) else 0.6)
+    return Verdict(score, evidence)
+
+
+def _gained_most(run: RunNumbers, fallen: str, peak: Peak) -> tuple[str, float] | None:
+    """The reward function with the largest gain, in its own scale, since another's best level; and
+    what it was then."""
+    best: tuple[float, str, float] | None = None
+    for name, series in run.rewards.items():
+        before = peak.beside.get(f"rewards/{name}")
+        if name == fallen or before is None or series.count < SMOOTH:
+            continue
+        gain, own_peak = series.level() - before, run.peaks[name]
+        least = max(
+            limits.HACKED_GAIN.value * own_peak.height, limits.NOTICEABLE.value * series.error
+        )
+        if gain > 0 and gain >= least and (best is None or gain / max(least, 1e-9) > best[0]):
+            best = (gain / max(least, 1e-9), name, before)
+    return None if best is None else best[1:]
+
+
+def _has_side_effect(run: RunNumbers, peak: Peak) -> bool:
+    """Whether answers have become of another length, or the policy another one, since then."""
+    length, kl = (peak.beside.get(key) for key in ("completion_length", "kl"))
+    is_longer = length is not None and abs(run.level("completion_length") / length - 1) >= 0.2
+    is_further = kl is not None and run.level("kl") >= 1.5 * kl + 0.01
+    return is_longer or is_further
+
+
+def _hacked_evaluation(run: RunNumbers) -> Verdict | None:
+    if len(run.evaluations) < EVALUATIONS or not run.has_values(REWARD):
+        return None
+    scores = [score for score, _ in run.evaluations]
+    best = max(range(len(scores)), key=lambda at: scores[at])
+    later = scores[best + 1 :]
+    reward = run.series[REWARD]
+    reward_then = run.evaluations[best][1]
+    has_gained = reward.level() > reward_then + limits.NOTICEABLE.value * reward.error
+    if len(later) < 2 or not has_gained:
+        return Verdict(0.0, {})
+    loss = scores[best] - max(later[-2:])
+    noise = sum(abs(after - before) for before, after in pairwise(scores)) / (len(scores) - 1)
+    gain = max(scores[best] - min(scores[: best + 1]), abs(scores[best]) / 4)
+    limit = max(limits.HACKED_LOSS.value * gain, noise)
+    evidence = {
+        "evaluation": scores[-1],
+        "bestEvaluation": scores[best],
+        "reward": reward.level(),
+        "rewardThen": reward_then,
+    }
+    return Verdict(_ratio(loss, limit), evidence)
+
+
+def kl_rising(run: RunNumbers, run_limits: RunLimits) -> Verdict | None:
+    """The policy moves away from its reference and gets nothing for it."""
+    if not run.has_values("kl", 2 * SMOOTH):
+        return None
+    now, peak = run.level("kl"), run.reward_peak
+    evidence = {"kl": now}
+    guarded = 0.0
+    if run_limits.max_kl is not None:
+        evidence["maxKL"] = run_limits.max_kl
+        guarded = _ratio(now, limits.KL_GUARD_SHARE.value * run_limits.max_kl)
+    then = peak.beside.get("kl")
+    unpaid = 0.0
+    if then is not None and run.series[REWARD].count - peak.count >= KL_WINDOW:
+        evidence |= {"klAtBestReward": then, "bestReward": peak.value}
+        needed = max(limits.KL_GROWTH.value * then, then + limits.KL_RISE.value)
+        unpaid = _ratio(now, needed)
+    return Verdict(max(guarded, unpaid), evidence | _reward_evidence(run))
+
+
+def steps_too_large(run: RunNumbers, _: RunLimits) -> Verdict | None:
+    """Gradients grow, or most of a step is clipped."""
+    scores: list[float] = []
+    evidence: dict[str, float] = {}
+    if run.has_values("grad_norm", 2 * SMOOTH):
+        series = run.series["grad_norm"]
+        limit = max(limits.GRADIENT_GROWTH.value * series.first, limits.GRADIENT_LEAST.value)
+        scores.append(_ratio(series.level(), limit))
+        evidence |= {"gradNorm": series.level(), "firstGradNorm": series.first}
+    clipped = _clipped_share(run)
+    if clipped is not None:
+        scores.append(clipped / limits.CLIPPED.value)
+        evidence["clippedTokens"] = clipped
+    return Verdict(max(scores), evidence) if scores else None
+
+
+def _clipped_share(run: RunNumbers) -> float | None:
+    if run.has_values("clip_ratio"):
+        return run.level("clip_ratio")
+    sides = [f"clip_ratio_{side}" for side in ("low", "high")]
+    if not all(run.has_values(side) for side in sides):
+        return None
+    return sum(run.level(side) for side in sides)
+
+
+def _reward_evidence(run: RunNumbers) -> dict[str, float]:
+    return {"reward": run.level(REWARD)} if run.has_values(REWARD, 1) else {}
+
+
+def _ratio(value: float, limit: float) -> float:
+    """`value / limit`, where the limit may be zero or negative and the value as well."""
+    if limit <= 0:
+        return 1.0 if value > limit else 0.0
+    return value / limit

@@ -1,0 +1,148 @@
+"""What is remembered of a run's steps: a bounded amount, from which every rule judges."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+
+from .series import SMOOTH, Peak, Series
+from .step_row import StepRow
+from .thresholds import NOTICEABLE
+
+REWARD = "reward"
+DEAD_GROUPS = "zero_variance_groups"
+SAMPLED = ("completion_length", "completion_clipped_ratio", DEAD_GROUPS)
+"""TRL logs these of every generation, as it does the reward."""
+EQUAL_REWARDS = 1e-4
+"""Spread of the rewards within groups, over 1 + |reward|, that counts as none."""
+KEPT_EVALUATIONS = 64
+SAVES = 3
+"""Checkpoints over which their time is taken."""
+
+
+class RunNumbers:
+    """The run so far."""
+
+    def __init__(self) -> None:
+        self.series: dict[str, Series] = {}
+        self.rewards: dict[str, Series] = {}
+        self.reward_peak = Peak()
+        self.peaks: dict[str, Peak] = {}
+        """Best level of each reward function, with the levels of the others then."""
+        self.evaluations: deque[tuple[float, float]] = deque(maxlen=KEPT_EVALUATIONS)
+        """Each with the level of the training reward then."""
+        self.steps_without_reward = 0
+        """Generations in a row of which no completion had a reward."""
+        self.saves: deque[float] = deque(maxlen=SAVES)
+        """Seconds of the newest checkpoints."""
+        self.seconds_since_saves: deque[float] = deque(maxlen=SAVES)
+        """Seconds of the steps before each of them."""
+        self.failed_saves = 0
+        """Checkpoints in a row that could not be written."""
+        self.rank_seconds: deque[tuple[float, ...]] = deque(maxlen=2 * SMOOTH)
+        self._last_values: dict[str, float] = {}
+        self._seconds_since_save = 0.0
+
+    def add(self, row: StepRow) -> None:
+        """Take one more step."""
+        values = dict(row.values)
+        if DEAD_GROUPS not in values and "reward_std" in values:
+            is_dead = values["reward_std"] <= EQUAL_REWARDS * (1 + abs(values.get(REWARD, 0.0)))
+            values[DEAD_GROUPS] = float(is_dead)
+        for phase, seconds in row.phases.items():
+            values[f"seconds/{phase}"] = seconds
+        for key, value in values.items():
+            self.series.setdefault(key, Series()).add(value)
+        for name, value in row.rewards.items():
+            self.rewards.setdefault(name, Series()).add(value)
+        if row.rank_seconds:
+            self.rank_seconds.append(row.rank_seconds)
+        self._count_missing_rewards(row)
+        self._count_saves(values)
+        self._move_peaks(row)
+        if row.evaluation is not None and math.isfinite(row.evaluation):
+            self.evaluations.append((row.evaluation, self.level(REWARD)))
+        self._last_values |= values
+
+    def has_values(self, key: str, count: int = SMOOTH) -> bool:
+        """Return True if so many steps have logged this number."""
+        series = self.series.get(key)
+        return series is not None and series.count >= count
+
+    def level(self, key: str, *, first: bool = False) -> float:
+        """Level of a number now, or at the run's beginning; NaN where it was never logged."""
+        series = self.series.get(key)
+        if series is None or not series.count:
+            return math.nan
+        return series.first if first else series.level()
+
+    def level_before(self, key: str, count: int) -> float:
+        """Level of a number `count` steps ago, or of its first steps where there are no more."""
+        series = self.series[key]
+        has_earlier = len(series.newest(SMOOTH, count)) == SMOOTH
+        return series.level(ago=count) if has_earlier else series.first
+
+    def has_learned_since(self, count: int) -> bool:
+        """Return True if the reward stands noticeably above its level of `count` steps ago."""
+        return self._has_gained(count)
+
+    def has_new_best(self, count: int) -> bool:
+        """Return True if the reward reached its best level within the last `count` steps."""
+        series = self.series.get(REWARD)
+        return series is not None and series.count - self.reward_peak.count < count
+
+    def has_learned(self) -> bool:
+        """Return True if the reward stands noticeably above that of the first steps."""
+        return self._has_gained(None)
+
+    def _has_gained(self, count: int | None) -> bool:
+        series = self.series.get(REWARD)
+        if series is None or series.count < 2 * SMOOTH:
+            return False
+        before = series.first if count is None else self.level_before(REWARD, count)
+        return series.level() > before + NOTICEABLE.value * series.error
+
+    def _count_missing_rewards(self, row: StepRow) -> None:
+        """A generation without any reward is logged as NaN, or without the key."""
+        has_generated = any(key in row.values for key in (REWARD, *SAMPLED))
+        if not has_generated:
+            return
+        is_missing = math.isnan(row.values.get(REWARD, math.nan))
+        self.steps_without_reward = self.steps_without_reward + 1 if is_missing else 0
+
+    def _count_saves(self, values: Mapping[str, float]) -> None:
+        self._seconds_since_save += max(0.0, values.get("step_seconds", 0.0))
+        if self._has_grown("checkpoint_failures", values):
+            self.failed_saves += 1
+        sealed = self._has_grown("checkpoint_step", values) or self._has_grown(
+            "checkpoints", values
+        )
+        if sealed:
+            self.failed_saves = 0
+            self.saves.append(values.get("checkpoint_seconds", 0.0))
+            self.seconds_since_saves.append(self._seconds_since_save)
+            self._seconds_since_save = 0.0
+
+    def _has_grown(self, key: str, values: Mapping[str, float]) -> bool:
+        return values.get(key, 0.0) > self._last_values.get(key, 0.0)
+
+    def _move_peaks(self, row: StepRow) -> None:
+        reward = self.series.get(REWARD)
+        if REWARD in row.values and reward is not None and self.reward_peak.is_reached(reward):
+            self.reward_peak.move(reward, self._levels())
+        elif reward is not None and reward.count >= SMOOTH and not self.reward_peak.count:
+            self.reward_peak.lowest = min(self.reward_peak.lowest, reward.level())
+        for name in row.rewards:
+            series = self.rewards[name]
+            peak = self.peaks.setdefault(name, Peak())
+            if peak.is_reached(series):
+                peak.move(series, self._levels())
+
+    def _levels(self) -> dict[str, float]:
+        """Levels of the numbers that are compared with those at a best one; a reward function's is
+        under `rewards/NAME`."""
+        watched = ("kl", "completion_length", REWARD)
+        levels = {key: self.level(key) for key in watched if self.has_values(key)}
+        for name, series in self.rewards.items():
+            if series.count >= SMOOTH:
+                levels[f"rewards/{name}"] = series.level()
+        return levels

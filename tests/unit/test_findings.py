@@ -1,0 +1,248 @@
+"""What is found in runs: every sick story within the half of what is lost, nothing in healthy ones,
+and the same whatever file the steps come from."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_api.findings.diagnosis import RULES, Diagnosis, diagnose, finding_message
+from grpo_api.findings.step_row import StepRow, step_row
+from grpo_api.findings.verdict import RunLimits
+from grpo_cli.__main__ import main
+from tests.generated import cases
+from tests.unit.run_stories import CHANGE, HEALTHY, SICK, STEPS, WELL, Noisy, always, logged, ramp
+
+SEEDS = range(cases(20, gate=2))
+
+
+def rows(steps: list[dict[str, Any]]) -> list[StepRow]:
+    """The rows of logged steps."""
+    parsed = map(step_row, steps)
+    return [row for row in parsed if row is not None]
+
+
+def first_found(steps: list[dict[str, Any]]) -> dict[str, int]:
+    """By finding, the step at which it was first there."""
+    diagnosis = Diagnosis()
+    found: dict[str, int] = {}
+    for row in rows(steps):
+        diagnosis.add(row)
+        for finding in diagnosis.findings:
+            found.setdefault(finding.finding, row.step)
+    return found
+
+
+@pytest.mark.parametrize("story", SICK)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sick_run_is_named_and_stays_named(story: str, seed: int) -> None:
+    name, lines = SICK[story]
+    found = diagnose(rows(logged(lines, seed)))
+    assert name in [finding.finding for finding in found]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_falling_reward_is_named_before_half_of_it_is_lost(seed: int) -> None:
+    steps = logged({"reward": Noisy(ramp(1.5, 0.1), 0.06)}, seed)
+    half_lost = CHANGE + (200 - CHANGE) // 2
+    assert first_found(steps)["RewardFalling"] < half_lost
+
+
+@pytest.mark.parametrize("story", WELL)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_ever_found_in_a_healthy_run(story: str, seed: int) -> None:
+    assert first_found(logged(WELL[story], seed)) == {}
+
+
+def test_nothing_is_found_in_a_long_healthy_run() -> None:
+    assert first_found(logged(steps=2000)) == {}
+
+
+def test_a_finding_ends_when_the_run_is_well_again() -> None:
+    def entropy(step: int) -> float:
+        return 0.02 if 100 <= step < 150 else 0.6
+
+    diagnosis = Diagnosis()
+    active = []
+    for row in rows(logged({"entropy": Noisy(entropy)})):
+        diagnosis.add(row)
+        active.append(bool(diagnosis.findings))
+    changes = [at for at in range(1, STEPS) if active[at] != active[at - 1]]
+    assert len(changes) == 2, "it begins once and ends once"
+    assert not active[-1]
+
+
+def test_since_is_the_step_at_which_it_began() -> None:
+    found = diagnose(rows(logged({"entropy": Noisy(ramp(0.5, 0.02, CHANGE + 1))})))
+    assert [finding.finding for finding in found] == ["EntropyCollapsed"]
+    assert CHANGE <= found[0].since <= CHANGE + 10
+
+
+def test_a_reward_without_any_value_is_found_at_once() -> None:
+    silent = {"reward": math.nan, "rewards/accuracy/mean": math.nan}
+    steps = logged(steps=30)
+    steps.append(steps[-1] | {"step": 31} | silent)
+    found = diagnose(rows(steps))
+    assert [(finding.finding, finding.since) for finding in found] == [("NoReward", 31)]
+    without_key = {key: value for key, value in steps[0].items() if key != "reward"}
+    assert diagnose(rows([without_key]))[0].finding == "NoReward"
+
+
+def test_a_step_that_reuses_a_generation_has_rewards() -> None:
+    """TRL logs rewards and lengths of a generation once, with the first step that uses it."""
+    steps = logged(steps=60)
+    reused = [
+        {"step": row["step"], "loss": row["loss"], "kl": row["kl"]} if row["step"] % 2 else row
+        for row in steps
+    ]
+    assert first_found(reused) == {}
+
+
+def test_a_slow_rank_is_named_and_ranks_that_take_turns_are_not() -> None:
+    slow = [row | {"rank_seconds": [1.0, 1.0 + row["step"] % 3 / 50, 1.6]} for row in logged()]
+    (finding,) = diagnose(rows(slow))
+    assert (finding.finding, finding.evidence["rank"]) == ("Straggler", 2.0)
+    of_two = [row | {"rank_seconds": [1.6, 1.0]} for row in logged()]
+    assert diagnose(rows(of_two))[0].evidence["rank"] == 0.0
+    turns = [
+        row | {"rank_seconds": [2.0 if rank == row["step"] % 4 else 1.0 for rank in range(4)]}
+        for row in logged()
+    ]
+    assert diagnose(rows(turns)) == []
+
+
+def test_checkpoints_that_take_long_or_fail_are_found() -> None:
+    def saving(seconds: float, failures: int) -> list[StepRow]:
+        return rows(
+            [
+                row
+                | {"checkpoint_step": min(row["step"], 290 if failures else STEPS) // 20 * 20}
+                | {"checkpoint_seconds": seconds}
+                | {"checkpoint_failures": failures * (row["step"] > 290)}
+                for row in logged()
+            ]
+        )
+
+    assert [one.finding for one in diagnose(saving(900, 0))] == ["CheckpointSlow"]
+    assert diagnose(saving(20, 0)) == []
+    assert [one.finding for one in diagnose(saving(20, 1))] == ["CheckpointFailing"]
+
+
+def test_an_evaluation_that_falls_while_the_reward_rises_is_hacking() -> None:
+    steps: list[dict[str, Any]] = []
+    for row in logged():
+        steps.append(row)
+        if row["step"] % 25 == 0:
+            steps.append({"step": row["step"], "eval_reward": ramp(1.0, 0.3)(row["step"])})
+    assert [one.finding for one in diagnose(rows(steps))] == ["RewardHacking"]
+    well = [row for row in steps if "eval_reward" not in row or row["step"] <= CHANGE]
+    assert diagnose(rows(well)) == []
+
+
+def test_an_absolute_kl_counts_only_with_a_guard() -> None:
+    steps = rows(logged({"kl": Noisy(always(0.9))}))
+    assert diagnose(steps) == []
+    (finding,) = diagnose(steps, RunLimits(max_kl=1.0))
+    assert finding.finding == "KLRising"
+
+
+def test_steps_that_were_rolled_back_do_not_count() -> None:
+    bad = logged({"entropy": Noisy(ramp(0.5, 0.01, 70))}, steps=120)
+    good = [row for row in logged(steps=200) if row["step"] > 60]
+    assert diagnose(rows(bad))
+    assert diagnose(rows(bad + good)) == []
+
+
+@pytest.mark.parametrize("story", ["the reward falls", "answers reach the limit"])
+def test_a_tracker_s_keys_and_the_operator_s_are_judged_as_trl_s(story: str) -> None:
+    steps = logged(SICK[story][1])
+    wanted = diagnose(rows(steps))
+    tracked = [{f"train/{key}": value for key, value in row.items()} for row in steps]
+    text = [{key: str(value) for key, value in row.items()} for row in steps]
+    ours = {"completions/clipped_ratio": "completion_clipped_ratio", "step_time": "step_seconds"}
+    ours |= {"rewards/format/mean": "reward_by_function/format"}
+    own = [{ours.get(key, key): value for key, value in row.items()} for row in steps]
+    for same in (tracked, text, own):
+        assert diagnose(rows(same)) == wanted
+
+
+NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.integers(-(10**400), 10**400)
+VALUES = NUMBERS | st.text() | st.none() | st.booleans() | st.lists(NUMBERS, max_size=4)
+KEYS = st.sampled_from([*HEALTHY, "eval_reward", "rank_seconds", "checkpoint_step", "step"])
+DIRT = st.lists(st.dictionaries(KEYS | st.text(max_size=12), VALUES, max_size=12), max_size=60)
+
+
+@given(steps=DIRT)
+def test_whatever_is_logged_the_answer_is_readable(steps: list[dict[str, Any]]) -> None:
+    numbered = [{"step": at, **row} for at, row in enumerate(steps)]
+    for finding in diagnose(rows(numbered)):
+        assert 0.5 <= finding.confidence <= 1
+        assert all(math.isfinite(value) for value in finding.evidence.values())
+        assert json.loads(finding.model_dump_json())["advice"]
+
+
+def test_every_message_is_short() -> None:
+    for name, rule in RULES.items():
+        assert rule.judge.__doc__, name
+        assert len(rule.advice) <= 300
+    for _, lines in SICK.values():
+        for finding in diagnose(rows(logged(lines))):
+            assert len(finding_message(finding)) <= 300
+
+
+def written(path: Path, steps: list[dict[str, Any]]) -> str:
+    """The steps in a file of the kind that its name says."""
+    if path.name == "trainer_state.json":
+        path.write_text(json.dumps({"log_history": steps, "global_step": len(steps)}))
+    elif path.suffix == ".csv":
+        keys = list(steps[0])
+        lines = [",".join(keys)] + [",".join(str(row[key]) for key in keys) for row in steps]
+        path.write_text("\n".join(lines))
+    else:
+        path.write_text("a line of a log\n" + "\n".join(map(json.dumps, steps)))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["trainer_state.json", "run.csv", "run.jsonl"])
+def test_diagnose_reads_every_kind_of_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    sick = written(tmp_path / name, logged(SICK["the reward falls"][1]))
+    assert main(["diagnose", sick, "-o", "json"]) == 3
+    (item,) = json.loads(capsys.readouterr().out)
+    assert item.keys() == {"finding", "since", "confidence", "evidence", "advice"}
+    assert item["finding"] == "RewardFalling"
+    well = written(tmp_path / name, logged())
+    assert main(["diagnose", well]) == 0
+    assert capsys.readouterr().out == f"{well}: no findings in {STEPS} steps\n"
+
+
+def test_diagnose_names_the_file_where_there_are_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sick = written(tmp_path / "sick.jsonl", logged(SICK["entropy rises"][1]))
+    well = written(tmp_path / "well.jsonl", logged(steps=10))
+    assert main(["diagnose", well, sick]) == 3
+    out = capsys.readouterr().out
+    assert f"{well}: no findings in 10 steps; most rules need 20 steps" in out
+    assert f"{sick}: EntropyExploding since step" in out
+    main(["diagnose", well, sick, "-o", "json"])
+    assert [item["file"] for item in json.loads(capsys.readouterr().out)] == [sick]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\xfe", b"nothing", b"[1, 2]", b'{"step": 1}', b"[" * 100_000, b"a,b\n1,2"],
+)
+def test_a_file_without_steps_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    for name in ("run.json", "run.csv"):
+        (tmp_path / name).write_bytes(content)
+        assert main(["diagnose", str(tmp_path / name)]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    assert main(["diagnose", str(tmp_path / "absent")]) == 2
