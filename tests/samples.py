@@ -13,7 +13,7 @@ from tests.container_samples import BAD_CONTAINERS, GOOD_CONTAINERS
 from tests.generation_samples import BAD_GENERATION, GOOD_GENERATION
 from tests.pod_samples import BAD_PODS, GOOD_PODS
 from tests.running_samples import BAD_RUNNING, GOOD_RUNNING
-from tests.training_samples import CPU, GOOD_TRAINING
+from tests.training_samples import BAD_TRAINING, CPU, GOOD_TRAINING
 
 REMOVE = object()
 """As the value of a change: the field is taken out."""
@@ -472,6 +472,15 @@ BAD: tuple[Bad, ...] = (
         "spec.rewards[0].format.pattern",
         "4096",
     ),
-    *(Bad(*sample) for sample in (*BAD_CONTAINERS, *BAD_PODS, *BAD_RUNNING, *BAD_GENERATION)),
+    *(
+        Bad(*sample)
+        for sample in (
+            *BAD_CONTAINERS,
+            *BAD_PODS,
+            *BAD_RUNNING,
+            *BAD_GENERATION,
+            *BAD_TRAINING,
+        )
+    ),
 )
 """Specs that must be rejected."""

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from .plan.plan import ExecutionPlan
 from .pods.containers import (
@@ -22,6 +23,7 @@ from .spec.checkpoint import CheckpointSpec, ExportSpec
 from .spec.dataset import DatasetSpec
 from .spec.generation import MAX_SERVER_JOB_NAME, GenerationSpec
 from .spec.immutability import STARTED, immutability
+from .spec.keyword_arguments import override_refusal
 from .spec.model import ModelSpec
 from .spec.rewards import MAX_REWARDS, RewardSpec
 from .spec.run_policy import GuardSpec, PlacementSpec, RestartsSpec, ResumeFromSpec
@@ -431,9 +433,15 @@ def parse_spec(spec: dict[str, Any], *, creating: bool = False) -> GRPOJobSpec:
             spec, strict=True, by_alias=True, by_name=False, context=context
         )
     except ValidationError as error:
-        raise SpecInvalid(
-            [problem_message(problem, _spec_schema()) for problem in error.errors()]
-        ) from error
+        raise SpecInvalid([_problem_message(problem) for problem in error.errors()]) from error
+
+
+def _problem_message(problem: ErrorDetails) -> str:
+    """One wrong field; of an override that is none, the field to use instead."""
+    match problem:
+        case {"type": "extra_forbidden", "loc": ("training", "overrides", str(name))}:
+            return override_refusal(name, problem["input"])
+    return problem_message(problem, _spec_schema())
 
 
 @cache

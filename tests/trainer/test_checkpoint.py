@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from grpo_api.plan.plan import TrainingPlan
+from grpo_api.spec.keyword_arguments import Overrides
 from grpo_api.spec.rewards import RewardSpec
 from grpo_api.spec.training import ImportanceSamplingSpec
 from grpo_trainer.checkpoints import volume_checkpoints
@@ -231,6 +232,21 @@ def test_a_checkpoint_of_an_image_without_a_setting_had_its_default(tmp_path: Pa
     )
     other = plan.model_copy(update={"training": changed})
     with pytest.raises(BadInput, match=r"training.importanceSampling: checkpoint .*mask"):
+        require_same_run(folder, read_manifest(folder), identity(other, "rows"))
+
+
+def test_an_override_is_part_of_what_is_trained(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    claim(plan)
+    older = identity(plan, "rows")
+    assert not any("overrides" in path or "Kwargs" in path for path in older)
+    folder = save(plan, 10, older)
+    overrides = Overrides(router_aux_loss_coef=0.1)
+    changed = plan.training.model_copy(update={"overrides": overrides})
+    other = plan.model_copy(update={"training": changed})
+    with pytest.raises(
+        BadInput, match=r"training.overrides.router_aux_loss_coef: checkpoint unset, now 0.1"
+    ):
         require_same_run(folder, read_manifest(folder), identity(other, "rows"))
 
 

@@ -34,6 +34,8 @@ PRIVATE = {
     "_run_epoch",
     "_step",
     "_buffered_inputs",
+    "_last_world_entropy",
+    "_entropy_window_stats",
 }
 
 
@@ -88,6 +90,13 @@ def test_the_loss_reads_the_reference_from_its_inputs_and_logs_the_kl_over_all_r
         'self.accelerator.reduce(torch.stack([local_sum, local_count]), reduction="sum")' in source
     )
     assert calls("self._compute_loss") == ["return self._compute_loss(model, inputs)"]
+
+
+def test_a_loss_changes_three_attributes_besides_its_metrics() -> None:
+    """Those of the adaptive entropy bonus, which a loss that is computed again takes back."""
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    changed = set(re.findall(r"self\.(\w+) = ", source))
+    assert changed == set(finite_loss.ENTROPY_CONTROL)
 
 
 def test_metrics_are_lists_by_mode() -> None:

@@ -57,6 +57,16 @@ def test_the_total_peak_is_within_one_percent(case: Case) -> None:
         )
 
 
+@pytest.mark.slow
+def test_an_entropy_bonus_takes_no_more_than_its_entropies() -> None:
+    small = replace(GATE[0], shape=replace(GATE[0].shape, layers=2))
+    plain, bonus = account(small), account(replace(small, entropy_bonus=True))
+    per_token = 16 * small.micro_batch * small.completion
+    for accumulation in (1, 2):
+        extra = counted(bonus, accumulation) - counted(plain, accumulation)
+        assert 0 <= extra <= per_token
+
+
 def test_the_gate_has_cases_of_the_lists() -> None:
     assert set(GATE) < {*CASES, *UNFUSED}
 

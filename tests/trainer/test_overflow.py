@@ -37,6 +37,21 @@ def test_an_overflow_is_limited_counted_and_does_not_spread(tmp_path: Path) -> N
     assert "step 2" in facts["ended"]
 
 
+def test_a_loss_that_is_computed_again_moves_the_entropy_coefficient_once(tmp_path: Path) -> None:
+    training = {"maxSteps": 3, "useAdaptiveEntropy": True, "entropyTarget": 100.0}
+    logs = runs.Logs()
+    trainer = runs.build(
+        runs.plan(saved_model(tmp_path), training=training),
+        logs,
+        output_dir=str(tmp_path / "output"),
+    )
+    poison(trainer, 120.0)
+    trainer.train()
+    assert logs.rows[2][finite_loss.KL_OVERFLOW_METRIC] == 1.0
+    coefficients = [logs.rows[step]["entropy_coef"] for step in (1, 2, 3)]
+    assert coefficients == pytest.approx([0.005, 0.01, 0.015])
+
+
 @pytest.mark.slow
 def test_without_the_guard_trl_makes_every_parameter_nan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

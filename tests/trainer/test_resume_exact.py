@@ -11,18 +11,49 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo_api.text.contract import DATA_MOUNT_ENV
-from tests.generated import cases
-from tests.support.facts.resume_cases import Case, Story, bare, differences, train, write_data
+from tests.generated import cases, gated
+from tests.support.facts.resume_cases import (
+    Case,
+    Story,
+    bare,
+    differences,
+    killed,
+    train,
+    write_data,
+)
 from tests.support.ranks import demo_model
 
 MOST_STEPS = 9
 SYNCED = ("Clone", "Offload")
+ADAPTIVE = {
+    "useAdaptiveEntropy": True,
+    "entropyCoef": 0.02,
+    "entropyTarget": 3.0,
+    "topEntropyQuantile": 0.6,
+}
+"""An entropy bonus whose coefficient changes at each step, so that it is state of the run."""
+LOSSES: list[dict[str, Any]] = [
+    {"lossType": "luspo", "importanceSamplingLevel": "sequence", "delta": 1.5, **ADAPTIVE},
+    {"lossType": "vespo", "importanceSampling": {"level": "token"}, "vespoKPos": 1.5},
+    {"lossType": "cispo", "epsilonHigh": 5.0, "multiObjectiveAggregation": "normalize_then_sum"},
+    {"lossType": "sapo", "sapoTemperatureNeg": 1.2, "offPolicyMaskThreshold": 1e-4},
+    {"lossType": "grpo", "entropyCoef": 0.1, "useBiasCorrectionKl": False},
+    {"lossType": "bnpo", "topEntropyQuantile": 0.3},
+    {"lossType": "dr_grpo", "scaleRewards": "none", "delta": 1.01},
+    {
+        "lossType": "dapo",
+        "lrSchedulerType": "warmup_stable_decay",
+        "lrSchedulerKwargs": {"num_decay_steps": 4},
+    },
+]
+"""Each loss of TRL, with the fields that it uses."""
 
 
 @st.composite
@@ -81,6 +112,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     case=Case(rows=8, steps=9, save=5, kill=6, ahead=4, iterations=2, sync=2)
 )  # amid a generation
 @example(case=Case(rows=8, steps=6, save=3, kill=4, sync=2, strategy="Offload"))
+@example(case=Case(rows=8, steps=6, save=2, kill=4, accumulation=2, training=ADAPTIVE))
 def test_a_resumed_run_is_the_undisturbed_one(folder: Path, case: Case) -> None:
     assert differences(case, folder) == []
 
@@ -92,6 +124,28 @@ def test_three_passes_are_bare_trls_to_the_last_digit(folder: Path) -> None:
     assert len(theirs) == 24
     for step, values in theirs.items():
         assert ours[step].items() >= values.items(), step
+
+
+@pytest.mark.parametrize("training", gated(LOSSES, 3), ids=lambda training: training["lossType"])
+def test_ten_steps_of_each_loss_are_bare_trls_to_the_last_digit(
+    folder: Path, training: dict[str, Any]
+) -> None:
+    case = Case(
+        rows=8, steps=10, save=100, kill=1, accumulation=2, ahead=4, iterations=2, training=training
+    )
+    ours = fresh(case, folder).logged
+    theirs = bare(case, folder)
+    assert sorted(theirs) == list(range(1, 11))
+    for step, values in theirs.items():
+        assert ours[step].items() >= values.items(), step
+
+
+def test_an_adaptive_entropy_coefficient_goes_on_from_its_checkpoint(folder: Path) -> None:
+    case = Case(rows=8, steps=4, save=2, kill=2, training=ADAPTIVE)
+    undisturbed, resumed = killed(case, folder, case)
+    coefficients = [undisturbed.logged[step]["entropy_coef"] for step in (1, 2, 3, 4)]
+    assert coefficients[1] != ADAPTIVE["entropyCoef"], "it is state by now"
+    assert [resumed.logged[step]["entropy_coef"] for step in (3, 4)] == coefficients[2:]
 
 
 def test_a_run_that_goes_further_has_its_own_interval_and_schedule(folder: Path) -> None:

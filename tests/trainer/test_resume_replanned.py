@@ -60,7 +60,7 @@ def compare(undisturbed: Story, resumed: Story, step: int) -> None:
     ("loss", "split"),
     [
         pytest.param(loss, split, marks=() if (loss, split) == GATE else pytest.mark.slow)
-        for loss in ("dapo", "grpo", "dr_grpo")
+        for loss in ("dapo", "grpo", "dr_grpo", "cispo", "sapo", "luspo")
         for split in SPLITS
     ],
 )
@@ -98,12 +98,21 @@ def test_another_batch_is_another_run(folder: Path) -> None:
         train(replace(BEGUN, micro_batch=2, ahead=4), folder, 3)
 
 
+SPLITTABLE = [{"lossType": loss} for loss in ("dapo", "grpo", "dr_grpo", "cispo", "sapo", "luspo")]
+PER_MICRO_BATCH: list[dict[str, Any]] = [
+    {"lossType": "bnpo"},
+    {"topEntropyQuantile": 0.5},
+    {"entropyCoef": 0.01},
+    {"useAdaptiveEntropy": True},
+]
+
+
 @given(
     micro=st.integers(1, 8), accumulation=st.integers(1, 8), ahead=st.integers(1, 4),
-    loss=st.sampled_from(["dapo", "grpo", "dr_grpo", "bnpo"]), factor=st.integers(1, 4),
+    training=st.sampled_from([*SPLITTABLE, *PER_MICRO_BATCH]), factor=st.integers(1, 4),
 )  # fmt: skip
 def test_what_is_trained_knows_the_products_only(
-    micro: int, accumulation: int, ahead: int, loss: str, factor: int
+    micro: int, accumulation: int, ahead: int, training: dict[str, Any], factor: int
 ) -> None:
     def of(micro: int, accumulation: int, per_generation: int) -> dict[str, str]:
         execution = {
@@ -111,13 +120,13 @@ def test_what_is_trained_knows_the_products_only(
             "gradientAccumulation": accumulation,
             "stepsPerGeneration": per_generation,
         }
-        plan = runs.plan(Path("/models/demo"), training={"lossType": loss}, execution=execution)
+        plan = runs.plan(Path("/models/demo"), training=training, execution=execution)
         return what_is_trained(identity(plan, "rows"))
 
     per_generation = accumulation * ahead
     whole = of(micro * factor, accumulation, per_generation)
     cut = of(micro, accumulation * factor, per_generation * factor)
-    assert (whole == cut) == (loss != "bnpo" or factor == 1)
+    assert (whole == cut) == (training in SPLITTABLE or factor == 1)
     assert of(micro, accumulation + 1, per_generation) != of(micro, accumulation, per_generation)
     assert of(micro, accumulation, per_generation + 1) != of(micro, accumulation, per_generation)
 

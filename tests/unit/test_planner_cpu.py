@@ -42,6 +42,22 @@ def test_a_pinned_micro_batch_that_does_not_divide_is_rejected() -> None:
     assert "with perDeviceTrainBatchSize 32" in answer.message
 
 
+def test_the_entropies_of_a_micro_batch_are_no_more_than_torch_ranks() -> None:
+    """torch.quantile takes 2^24 numbers: here 4 completions of 2^20 tokens on each of 4 ranks."""
+    long = {"training__maxCompletionLength": 1 << 20, "training__topEntropyQuantile": 0.2}
+    ranks = {"placement__nodes": 2, "placement__processesPerNode": 2}
+    chosen = cpu(**long, **ranks).chosen
+    assert chosen is not None
+    assert (chosen.world_size, chosen.micro_batch, chosen.gradient_accumulation) == (4, 4, 4)
+    refused = cpu(**long, **ranks, training__perDeviceTrainBatchSize=8)
+    assert refused.reason == PlanReason.INVALID_BATCH_SPLIT
+    assert "spec.training.topEntropyQuantile 0.2" in refused.message
+    assert "at most 16,777,216" in refused.message
+    unlimited = cpu(**(long | ranks | {"training__topEntropyQuantile": 1}))
+    assert unlimited.chosen is not None
+    assert unlimited.chosen.micro_batch == 16
+
+
 @pytest.mark.parametrize(
     ("changes", "strategy", "stage", "method"),
     [

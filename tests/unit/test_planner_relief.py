@@ -163,8 +163,13 @@ def test_the_whole_search_counts_on_it_too() -> None:
     assert not Planner(run.spec, learned=hopeless.learned).plan(there).feasible
 
 
-def test_pins_and_bnpo_keep_their_micro_batch() -> None:
-    for run in (begun(training__perDeviceTrainBatchSize=2), begun(training__lossType="bnpo")):
+def test_pins_and_losses_of_a_micro_batch_keep_its_size() -> None:
+    for run in (
+        begun(training__perDeviceTrainBatchSize=2),
+        begun(training__lossType="bnpo"),
+        begun(training__entropyCoef=0.01),
+        begun(training__topEntropyQuantile=0.2),
+    ):
         assert {split["micro_batch"] for split in leaner_splits(run)} == {run.plan.micro_batch}
     off = begun(training__gradientCheckpointing="Disabled")
     assert not any(split["gradient_checkpointing"] for split in leaner_splits(off))

@@ -10,9 +10,25 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..text.base import ATOMIC_LIST, Model, Rule
+from .keyword_arguments import (
+    ARGUMENTS_BELONG,
+    ARGUMENTS_SUFFICE,
+    NEEDED_ARGUMENTS,
+    POLYNOMIAL_END,
+    SCHEDULE_ARGUMENTS,
+    Overrides,
+    ScheduleArguments,
+    ScheduleType,
+)
 
+Coefficient = Annotated[float, Field(ge=-100, le=100)]
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Shape = Annotated[float, Field(ge=0, le=100)]
+Temperature = Annotated[float, Field(gt=0, le=100)]
+
+CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+"""Values of lossType that clip the probability ratio on both sides."""
 
 
 def _completions_of_a_step(training: "TrainingSpec") -> int:
@@ -31,6 +47,35 @@ def _generation_batch_has_whole_steps(training: "TrainingSpec") -> bool:
 
 def _upper_clip_is_not_below_the_lower(training: "TrainingSpec") -> bool:
     return training.epsilon_high is None or training.epsilon_high >= training.epsilon
+
+
+def _delta_has_a_clip(training: "TrainingSpec") -> bool:
+    return training.delta is None or training.loss_type in CLIPPED_LOSSES
+
+
+def _vespo_corrects_tokens(training: "TrainingSpec") -> bool:
+    correction = training.importance_sampling
+    return training.loss_type != "vespo" or correction.mode == "none" or correction.level == "token"
+
+
+def _entropy_bounds_are_in_order(training: "TrainingSpec") -> bool:
+    return training.entropy_coef_min <= training.entropy_coef_max
+
+
+def _schedule_takes_its_arguments(training: "TrainingSpec") -> bool:
+    taken = SCHEDULE_ARGUMENTS[training.lr_scheduler_type]
+    return training.lr_scheduler_kwargs.given.keys() <= set(taken)
+
+
+def _schedule_has_what_it_needs(training: "TrainingSpec") -> bool:
+    needed = NEEDED_ARGUMENTS.get(training.lr_scheduler_type)
+    return needed is None or not training.lr_scheduler_kwargs.given.keys().isdisjoint(needed)
+
+
+def _polynomial_falls(training: "TrainingSpec") -> bool:
+    end = training.lr_scheduler_kwargs.lr_end
+    lowest = POLYNOMIAL_END if end is None else end
+    return training.lr_scheduler_type != "polynomial" or lowest < training.learning_rate
 
 
 class ImportanceSamplingClip(Model):
@@ -95,6 +140,41 @@ class TrainingSpec(Model):
             "epsilonHigh must be at least epsilon",
             _upper_clip_is_not_below_the_lower,
         ),
+        Rule(
+            f"!has(self.delta) || self.lossType in {list(CLIPPED_LOSSES)}",
+            f"delta belongs to lossType {', '.join(CLIPPED_LOSSES)}; remove it or change lossType",
+            _delta_has_a_clip,
+        ),
+        Rule(
+            "self.lossType != 'vespo' || self.importanceSampling.mode == 'none' || "
+            "self.importanceSampling.level == 'token'",
+            "lossType vespo weighs tokens by an engine's ratio: set importanceSampling.level to "
+            "token, or importanceSampling.mode to none",
+            _vespo_corrects_tokens,
+        ),
+        Rule(
+            "self.entropyCoefMin <= self.entropyCoefMax",
+            "entropyCoefMin must be at most entropyCoefMax",
+            _entropy_bounds_are_in_order,
+        ),
+        Rule(
+            ARGUMENTS_BELONG,
+            "lrSchedulerType does not take one of lrSchedulerKwargs: see docs/api.md",
+            _schedule_takes_its_arguments,
+        ),
+        Rule(
+            ARGUMENTS_SUFFICE,
+            "lrSchedulerType needs min_lr, min_lr_rate or num_decay_steps in lrSchedulerKwargs",
+            _schedule_has_what_it_needs,
+        ),
+        Rule(
+            "self.lrSchedulerType != 'polynomial' || self.learningRate > "
+            "(has(self.lrSchedulerKwargs.lr_end) ? self.lrSchedulerKwargs.lr_end : "
+            f"{POLYNOMIAL_END:.7f})",
+            "lrSchedulerType polynomial needs a learningRate above lrSchedulerKwargs.lr_end, "
+            "which is 1e-7 unless set",
+            _polynomial_falls,
+        ),
     )
 
     beta: Annotated[float, Field(ge=0, le=100)] = 0.04
@@ -127,20 +207,61 @@ class TrainingSpec(Model):
     """Least probability relative to the likeliest token. Unset: off."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Penalty on repeated tokens. Unset: 1 (off)."""
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
-    """How token losses are averaged. Unset: dapo."""
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"] = (
+        "dapo"
+    )
+    """How token losses follow from ratios and are averaged. Unset: dapo."""
     num_iterations: Annotated[int, Field(ge=1, le=64)] = 1
     """Optimizer passes over each generation batch. Unset: 1."""
     epsilon: Annotated[float, Field(gt=0, le=10)] = 0.2
     """Clip range of the probability ratio. Unset: 0.2."""
     epsilon_high: Annotated[float, Field(gt=0, le=10)] | None = None
-    """Upper clip range. Unset: epsilon."""
+    """Upper clip range; of lossType cispo the largest ratio. Unset: epsilon."""
+    delta: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Largest ratio of two-sided clipping, above 1 + epsilonHigh. Unset: none."""
+    sapo_temperature_neg: Temperature = 1.05
+    """Of lossType sapo, for advantages up to 0. Unset: 1.05."""
+    sapo_temperature_pos: Temperature = 1.0
+    """Above 0. Unset: 1."""
+    vespo_k_pos: Shape = 2.0
+    """Exponent of lossType vespo. Unset: 2."""
+    vespo_lambda_pos: Shape = 3.0
+    """Its decay. Unset: 3."""
+    vespo_k_neg: Shape = 3.0
+    """For negative advantages. Unset: 3."""
+    vespo_lambda_neg: Shape = 2.0
+    """Its decay. Unset: 2."""
+    use_bias_correction_kl: bool = True
+    """Multiply the KL term by the probability ratio. Unset: true."""
+    off_policy_mask_threshold: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Completions with negative advantage and a higher KL to their sampler are left out. Unset:
+    none."""
+    top_entropy_quantile: Share = 1.0
+    """Share of tokens, those of highest entropy in a micro-batch of all GPUs, that count. Unset: 1
+    (all)."""
+    entropy_coef: Coefficient = 0.0
+    """Weight of the tokens' mean entropy as a bonus. Unset: 0 (off)."""
+    use_adaptive_entropy: bool = False
+    """Raise entropyCoef after a step with an entropy up to entropyTarget, else lower it. Unset:
+    false."""
+    entropy_coef_min: Coefficient = 0.0
+    """Its lower bound. Unset: 0."""
+    entropy_coef_max: Coefficient = 1.0
+    """Its upper bound. Unset: 1."""
+    entropy_coef_delta: Annotated[float, Field(ge=0, le=100)] = 0.005
+    """Its change per step. Unset: 0.005."""
+    entropy_target: Annotated[float, Field(ge=0, le=100)] = 0.2
+    """In nats; above it there is no adaptive bonus. Unset: 0.2."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
     """Ratio per token, or per sequence; GSPO is sequence with lossType grpo. Unset: token."""
     importance_sampling: ImportanceSamplingSpec = Field(default_factory=ImportanceSamplingSpec)
     """Correction for an engine (vLLM); without one it means nothing. Unset: as in TRL."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """By whose standard deviation advantages are divided. Unset: group."""
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = (
+        "sum_then_normalize"
+    )
+    """Whether the sum of rewards is normalised, or each reward. Unset: sum_then_normalize."""
     mask_truncated_completions: bool = False
     """Leave completions that hit the length limit out of the loss. Unset: false."""
     num_train_epochs: Positive = 1.0
@@ -148,10 +269,10 @@ class TrainingSpec(Model):
     dear)."""
     max_steps: Annotated[int, Field(ge=1, le=100000000)] | None = None
     """Optimizer steps; takes precedence over numTrainEpochs. Unset: by epochs."""
-    lr_scheduler_type: Literal[
-        "linear", "cosine", "constant", "constant_with_warmup", "polynomial"
-    ] = "linear"
+    lr_scheduler_type: ScheduleType = "linear"
     """Learning-rate schedule. Unset: linear."""
+    lr_scheduler_kwargs: ScheduleArguments = Field(default_factory=ScheduleArguments)
+    """Arguments of the schedule in transformers. Unset: its defaults."""
     warmup_ratio: Share = 0.0
     """Share of the steps that warm up. Unset: 0."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
@@ -176,6 +297,15 @@ class TrainingSpec(Model):
     it is needed."""
     ds3_gather_for_generation: Literal["Auto", "Enabled", "Disabled"] = "Auto"
     """Under ZeRO-3, gather the whole policy on every GPU to generate. Auto: where it fits."""
+    overrides: Overrides = Field(default_factory=Overrides)
+    """Further fields of TRL's GRPOConfig, under its names. Unset: TRL's defaults."""
+
+    @property
+    def depends_on_micro_batch(self) -> bool:
+        """Whether the loss is normalised, or its tokens are chosen, within a micro-batch, so that
+        another size of it trains something else: bnpo, the entropy bonus and the quantile."""
+        has_entropy_bonus = self.entropy_coef != 0 or self.use_adaptive_entropy
+        return self.loss_type == "bnpo" or has_entropy_bonus or self.top_entropy_quantile < 1
 
     @property
     def truncation(self) -> list[str]:

@@ -226,12 +226,11 @@ def _micro_batch_sizes(run: Run, step_share: int) -> list[int]:
     """Micro-batches that divide a process's share of a step, from the plan's down; only the plan's
     where it is fixed.
 
-    The bnpo loss averages over the tokens of a micro-batch, so another size would train something
-    else.
+    A loss that depends on the micro-batch would be another loss with another size.
     """
     largest = run.plan.micro_batch
     training = run.spec.training
-    if training.per_device_train_batch_size is not None or training.loss_type == "bnpo":
+    if training.per_device_train_batch_size is not None or training.depends_on_micro_batch:
         return [largest]
     return [size for size in range(largest, 0, -1) if step_share % size == 0]
 

@@ -4,7 +4,7 @@ TRL wants world * per_device_train_batch_size * gradient_accumulation_steps to b
 completions: arithmetic on whole numbers, done here.
 """
 
-from math import ceil
+from math import ceil, inf
 
 from grpo_api.job import GRPOJobSpec
 
@@ -12,6 +12,10 @@ from ..result.result import PlanReason, SpecRejected
 
 MOST_SEQUENCES = 16
 """Largest micro-batch that is tried: beyond it nothing gets faster."""
+
+MOST_QUANTILE_TOKENS = 1 << 24
+"""torch.quantile refuses more numbers (torch 2.13). With topEntropyQuantile TRL asks it for a
+quantile of the completion tokens of one micro-batch of all processes."""
 
 
 def step_completions(spec: GRPOJobSpec) -> int:
@@ -65,9 +69,18 @@ def micro_batches(spec: GRPOJobSpec, world: int) -> list[int]:
     if rest:
         return []
     pinned = spec.training.per_device_train_batch_size
-    if pinned is not None:
-        return [pinned] if share % pinned == 0 else []
-    return [size for size in range(1, min(share, MOST_SEQUENCES) + 1) if share % size == 0]
+    sizes = range(1, min(share, MOST_SEQUENCES) + 1) if pinned is None else [pinned]
+    most = most_ranked_sequences(spec, world)
+    return [size for size in sizes if share % size == 0 and size <= most]
+
+
+def most_ranked_sequences(spec: GRPOJobSpec, world: int) -> float:
+    """Largest micro-batch whose tokens' entropies TRL can rank; infinite without
+    topEntropyQuantile."""
+    training = spec.training
+    if training.top_entropy_quantile == 1:
+        return inf
+    return MOST_QUANTILE_TOKENS // (world * training.max_completion_length)
 
 
 def indivisible(spec: GRPOJobSpec, world: int, where: str) -> SpecRejected:
@@ -75,6 +88,14 @@ def indivisible(spec: GRPOJobSpec, world: int, where: str) -> SpecRejected:
     the processes."""
     training, step = spec.training, step_completions(spec)
     unit = world * (training.per_device_train_batch_size or 1)
+    if step % unit == 0:
+        return SpecRejected(
+            PlanReason.INVALID_BATCH_SPLIT,
+            f"spec.training.topEntropyQuantile {training.top_entropy_quantile:g} ranks all "
+            f"completion tokens of one micro-batch of {where}, at most {MOST_QUANTILE_TOKENS:,}: "
+            f"{unit} * maxCompletionLength {training.max_completion_length} are more; lower "
+            "maxCompletionLength or perDeviceTrainBatchSize, or set topEntropyQuantile to 1",
+        )
     pinned = f" with perDeviceTrainBatchSize {unit // world}" if unit != world else ""
     prompts = next(
         n

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import time
 from typing import Any
@@ -74,6 +74,8 @@ class Case:
     """Completions of a micro-batch on each process."""
     checkpointing: bool = False
     loss: str = "dapo"
+    training: dict[str, Any] = field(default_factory=dict)
+    """Further fields of spec.training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,8 @@ def plan(case: Case, folder: Path, attempt: int) -> TrainingPlan:
             "beta": 0.0 if case.strategy == "None" else 0.04,
             "lrSchedulerType": "cosine",
         }
-        | {"numIterations": case.iterations, "numTrainEpochs": case.epochs, "maxSteps": case.steps},
+        | {"numIterations": case.iterations, "numTrainEpochs": case.epochs, "maxSteps": case.steps}
+        | case.training,
         execution={"microBatch": case.micro_batch, "gradientAccumulation": case.accumulation}
         | {"stepsPerGeneration": case.ahead, "saveEverySteps": case.save}
         | {"gradientCheckpointing": case.checkpointing},

@@ -167,12 +167,14 @@ class Run:
     def update(self) -> None:
         """One micro-batch, forward and backward, with GRPO's clipped ratio and k3 penalty."""
         with self.phase("forward"):
-            log_probs, _ = self.log_probs()
+            log_probs, entropies = self.log_probs()
             ratio = torch.exp(log_probs - log_probs.detach())
             reference = torch.zeros_like(log_probs)
             penalty = torch.exp(reference - log_probs) - (reference - log_probs) - 1
             loss = (-torch.min(ratio, torch.clamp(ratio, 0.8, 1.2)) + 0.04 * penalty).mean()
-            del ratio, penalty, reference, log_probs
+            if self.case.entropy_bonus:
+                loss = loss - 0.1 * entropies.mean()
+            del ratio, penalty, reference, log_probs, entropies
         with self.phase("backward"), self.ledger.backward():
             loss.backward()  # type: ignore[no-untyped-call]
             del loss

@@ -31,6 +31,7 @@ class Case:
     lora_targets: tuple[str, ...] = ALL_LINEAR
     eight_bit: bool = False
     generation_batch: int = 4
+    entropy_bonus: bool = False
 
     @property
     def name(self) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Generations
@@ -124,9 +125,9 @@ completions per step and per generation on each process. Another generation_sub_
 samples of the same distribution; with the others, what is sampled stays and the loss moves by
 rounding (measured in float32: 2e-7)."""
 
-PER_MICRO_BATCH = ("bnpo",)
-"""Values of training.lossType that are normalised within a micro-batch, whose size is part of what
-is trained."""
+PER_MICRO_BATCH = ("loss_type", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy")
+"""Fields of spec.training that decide whether the size of a micro-batch is part of what is trained
+(TrainingSpec.depends_on_micro_batch)."""
 
 
 def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
@@ -139,13 +140,30 @@ def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
         "rewards": [_meaning(reward) for reward in dump["rewards"]],
         "reference.sync": dump["reference"]["sync"],
     }
-    parts |= {f"training.{key}": value for key, value in dump["training"].items()}
+    parts |= _training_parts(plan.training)
     parts |= {f"plan.{name}": getattr(plan.execution, name) for name in EXECUTION + SPLIT}
     # Without LoRA the adapter's settings change no number of the run.
     if plan.execution.method == "LoRA":
         # An unset learning rate is left out: checkpoints of earlier versions don't have it.
         parts["adapter"] = plan.adapter.model_dump(mode="json", exclude_none=True)
     return {path: identity_text(value) for path, value in parts.items()}
+
+
+def _training_parts(training: TrainingSpec) -> dict[str, Any]:
+    """spec.training by field path.
+
+    Of arguments that TRL and transformers name only those that are set: a later version of them
+    has others.
+    """
+    dump = training.model_dump(mode="json")
+    arguments = {
+        "overrides": training.overrides.given,
+        "lrSchedulerKwargs": training.lr_scheduler_kwargs.given,
+    }
+    parts = {f"training.{key}": value for key, value in dump.items() if key not in arguments}
+    for name, given in arguments.items():
+        parts |= {f"training.{name}.{key}": value for key, value in given.items()}
+    return parts
 
 
 def _meaning(reward: dict[str, Any]) -> dict[str, Any]:
@@ -206,19 +224,22 @@ def what_is_trained(identity: dict[str, str]) -> dict[str, str]:
     if micro and per_step and per_generation:
         kept["plan.completions_per_step"] = str(int(micro) * int(per_step))
         kept["plan.completions_per_generation"] = str(int(micro) * int(per_generation))
-    # Such a loss is normalised within a micro-batch, so another size of it is another loss.
-    if micro and identity.get("training.lossType") in [
-        identity_text(name) for name in PER_MICRO_BATCH
-    ]:
+    if micro and _depends_on_micro_batch(identity):
         kept["plan.micro_batch"] = micro
     return kept
+
+
+def _depends_on_micro_batch(identity: dict[str, str]) -> bool:
+    texts = {name: identity.get(f"training.{to_camel(name)}") for name in PER_MICRO_BATCH}
+    settings = {name: json.loads(text) for name, text in texts.items() if text}
+    return TrainingSpec().model_copy(update=settings).depends_on_micro_batch
 
 
 def _differences(saved: dict[str, str], current: dict[str, str]) -> list[str]:
     # A setting that is newer than the checkpoint had its default, which trains as before: otherwise
     # no job could be resumed after an upgrade of the image.
-    defaults = TrainingSpec().model_dump(mode="json")
-    by_path = {f"training.{key}": identity_text(value) for key, value in defaults.items()}
+    defaults = _training_parts(TrainingSpec())
+    by_path = {path: identity_text(value) for path, value in defaults.items()}
     known = {path: value for path, value in by_path.items() if path in current}
     saved, current = what_is_trained(known | saved), what_is_trained(current)
     paths = sorted(saved.keys() | current.keys())

@@ -34,6 +34,7 @@ from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.report import DATASET_FINGERPRINT, Generations
 from grpo_api.spec.dataset import DatasetSpec
+from grpo_api.spec.keyword_arguments import Overrides
 from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.clock import Clock
@@ -116,13 +117,32 @@ class FollowPlan(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         lr_scheduler: Any,
         **_: Any,
     ) -> None:
-        """The checkpoint is loaded, and no step is taken yet."""
+        """The checkpoint is loaded, and no step is taken yet.
+
+        Raises:
+            BadInput: the schedule has no step to decay in.
+        """
+        require_decay(args, state.max_steps)
         # transformers has restored the intervals of the checkpoint, and the plan's may differ.
         state.compute_steps(args, state.max_steps)
         # Under ZeRO the scheduler is inside accelerate's wrapper.
         while not isinstance(lr_scheduler, LambdaLR):
             lr_scheduler = lr_scheduler.scheduler
         set_scheduled_rate(lr_scheduler)
+
+
+def require_decay(args: TrainingArguments, steps: int) -> None:
+    """Check a schedule that can't be all warm-up: transformers (5.23) divides by the steps of the
+    decay, after the last step.
+
+    Raises:
+        BadInput: the warm-up of lrSchedulerType polynomial takes all steps.
+    """
+    if args.lr_scheduler_type == "polynomial" and args.get_warmup_steps(steps) >= steps:
+        raise BadInput(
+            f"spec.training.warmupRatio takes all {steps} steps to warm up, and lrSchedulerType "
+            "polynomial needs one to decay; lower warmupRatio, or set lrSchedulerType to linear"
+        )
 
 
 def set_scheduled_rate(scheduler: LambdaLR) -> None:
@@ -205,10 +225,11 @@ def build(
     require_patience(plan.guard, plan.execution, rewards.longest_seconds)
     if uses_deepspeed(plan.execution):
         rendezvous.prepare_deepspeed(plan.execution)
-    config = GRPOConfig(**config_arguments(plan), reward_weights=rewards.weights)
+    config = make_config(plan, rewards.weights)
     with recorder.measure_part("load"):
         loaded = load_policy(plan.model, plan.execution, plan.adapter, hub)
     recorder.record_architecture(architecture_of(loaded.model))
+    require_router(plan.training.overrides, loaded.model)
     with recorder.measure_part("data"):
         prompts = _load_data(plan.dataset, plan.training, loaded.tokenizer, hub)
         rewards.check_dataset(prompts.rows)
@@ -254,6 +275,41 @@ def build(
         trainer.engine_guard, trainer.canary_guard = _engine_guards(plan)
     recorder.record_startup("proof", sum(proof.seconds for proof in trainer.proofs))
     return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence, target, source)
+
+
+def make_config(plan: TrainingPlan, reward_weights: list[float]) -> GRPOConfig:
+    """The plan's GRPOConfig.
+
+    Only TRL, with torch and the GPU at hand, can judge some overrides. Rank 0's preflight imports
+    no torch, so that they are judged here, before the policy loads.
+
+    Raises:
+        BadInput: GRPOConfig refuses an override.
+    """
+    overrides = plan.training.overrides.given
+    try:
+        return GRPOConfig(**config_arguments(plan), reward_weights=reward_weights)
+    except (TypeError, ValueError) as error:
+        if not overrides:
+            raise
+        named = [name for name in overrides if name in str(error)] or list(overrides)
+        paths = ", ".join(f"spec.training.overrides.{name}" for name in named)
+        raise BadInput(f"{paths}: GRPOConfig refuses the value: {error}; remove it") from error
+
+
+def require_router(overrides: Overrides, model: Any) -> None:
+    """Check what TRL's trainer would refuse once the policy is loaded.
+
+    Raises:
+        BadInput: a weight for the routers of a model that has none.
+    """
+    coefficient = overrides.router_aux_loss_coef
+    has_router = hasattr(model.config.get_text_config(), "output_router_logits")
+    if coefficient and not has_router:
+        raise BadInput(
+            f"spec.training.overrides.router_aux_loss_coef is {coefficient:g}, but the model is no "
+            "mixture of experts that returns its routers' logits; remove it"
+        )
 
 
 def _engine_guards(plan: TrainingPlan) -> tuple[EngineGuard | None, EngineGuard]:

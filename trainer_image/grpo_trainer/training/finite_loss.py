@@ -32,6 +32,8 @@ LOG_RATIO_LIMIT = 20.0
 KL_OVERFLOW_METRIC = "kl_overflow_tokens"
 """Key in TRL's logs: tokens limited per micro-batch, mean over the micro-batches of a log
 interval."""
+ENTROPY_CONTROL = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")
+"""State of TRL's trainer that a pass changes with useAdaptiveEntropy."""
 
 
 def limited_reference(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -86,9 +88,10 @@ class FiniteLossTrainer(WritingTrainer):
 
     def _finite_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         metrics = self._metrics["train" if self.model.training else "eval"]
-        # TRL appends to its metrics within the pass: where the pass is done again, the first one's
-        # are taken back.
+        # TRL appends to its metrics, and moves its adaptive entropy coefficient, within the pass:
+        # where the pass is done again, what the first one did is taken back.
         before = {key: len(values) for key, values in metrics.items()}
+        entropy_control = {name: getattr(self, name) for name in ENTROPY_CONTROL}
         loss: torch.Tensor = super()._compute_loss(model, inputs)
         if self.beta == 0.0:
             return loss
@@ -97,6 +100,8 @@ class FiniteLossTrainer(WritingTrainer):
             del loss  # and with it the activations of the pass that is done again
             for key, values in metrics.items():
                 del values[before.get(key, 0) :]
+            for name, value in entropy_control.items():
+                setattr(self, name, value)
             inputs, limited_tokens = self._limited(model, inputs)
             loss = super()._compute_loss(model, inputs)
             require_finite_kl(metrics["kl"][-1], self.state.global_step + 1)

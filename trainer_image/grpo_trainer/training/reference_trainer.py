@@ -2,7 +2,7 @@
 checkpoint.
 
 TRL 1.16 has no hook for any of these, so this file and finite_loss.py use TRL's private names, and
-no other does. There are fourteen, TRL is pinned, and tests/trainer/test_engine_contract.py fails
+no other does. There are sixteen, TRL is pinned, and tests/trainer/test_engine_contract.py fails
 when one of them changes:
 
 - `grpo_trainer.create_model_from_path` and `grpo_trainer.prepare_deepspeed` load and wrap TRL's own
@@ -11,7 +11,7 @@ when one of them changes:
 - `_get_per_token_logps_and_entropies` is every forward pass for log-probabilities, the reference's
   too;
 - `_compute_loss` is where a KL overflows, and `_metrics` where it is seen before the optimizer acts
-  on it;
+  on it; `_last_world_entropy` and `_entropy_window_stats` are what such a pass changes besides;
 - `_get_grad_norm` is transformers', the last moment before the optimizer acts on a gradient that
   may not be finite (this and the line above: finite_loss.py);
 - `_save_checkpoint` is the moment at which ranks must agree and a moved reference must be saved

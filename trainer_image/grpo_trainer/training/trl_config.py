@@ -28,8 +28,25 @@ SAME_NAME = (
     "num_iterations",
     "epsilon",
     "epsilon_high",
+    "delta",
+    "sapo_temperature_neg",
+    "sapo_temperature_pos",
+    "vespo_k_pos",
+    "vespo_lambda_pos",
+    "vespo_k_neg",
+    "vespo_lambda_neg",
+    "use_bias_correction_kl",
+    "off_policy_mask_threshold",
+    "top_entropy_quantile",
+    "entropy_coef",
+    "use_adaptive_entropy",
+    "entropy_coef_min",
+    "entropy_coef_max",
+    "entropy_coef_delta",
+    "entropy_target",
     "importance_sampling_level",
     "scale_rewards",
+    "multi_objective_aggregation",
     "mask_truncated_completions",
     "num_train_epochs",
     "lr_scheduler_type",
@@ -64,6 +81,7 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
         | _telling()
     )
     arguments["learning_rate"] = plan.learning_rate
+    arguments["lr_scheduler_kwargs"] = training.lr_scheduler_kwargs.given or None
     arguments["beta"] = 0.0 if execution.strategy == "None" else training.beta
     arguments["max_steps"] = training.max_steps or -1
     arguments["warmup_steps"] = min(training.warmup_ratio, ALL_STEPS)
@@ -73,7 +91,7 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
         arguments |= engine_arguments(training)
     if uses_deepspeed(execution):
         arguments["deepspeed"] = deepspeed_config(execution)
-    return arguments
+    return arguments | training.overrides.given
 
 
 def engine_arguments(training: TrainingSpec) -> dict[str, Any]:

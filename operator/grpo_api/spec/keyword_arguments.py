@@ -1,0 +1,193 @@
+"""Fields of `spec.training` whose names are those of Python arguments: `overrides` of TRL's
+GRPOConfig and `lrSchedulerKwargs` of transformers' schedules.
+
+They are typed as the rest of the spec is, so that the API server checks names and values. A test
+holds the overrides to trl_fields.json, another calls each schedule with its arguments.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_snake
+
+from ..text.base import Model, Rule
+from .trl_places import PLACES
+
+LogLevel = Literal["detail", "debug", "info", "warning", "error", "critical", "passive"]
+Rate = Annotated[float, Field(ge=0, le=1)]
+_MOST_LETTERS = 64
+"""Longer names of fields are nobody's slip: no other name is looked for, and they are cut."""
+
+
+class KeywordArguments(Model):
+    """Arguments under the names that they have in Python."""
+
+    model_config = ConfigDict(alias_generator=None)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments that are set."""
+        return self.model_dump(exclude_none=True)
+
+
+class Overrides(KeywordArguments):
+    """Fields of TRL's GRPOConfig that no other field of the spec says, and that leave memory and
+    time as they are planned."""
+
+    tf32: bool | None = None
+    """As TRL has it. Unset: torch's."""
+    torch_empty_cache_steps: Annotated[int, Field(ge=1, le=1000000)] | None = None
+    """As TRL has it. Unset: never."""
+    log_level: LogLevel | None = None
+    """Of transformers. Unset: passive."""
+    log_level_replica: LogLevel | None = None
+    """Of other ranks. Unset: warning."""
+    log_on_each_node: bool | None = None
+    """As TRL has it. Unset: true."""
+    ddp_bucket_cap_mb: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """MiB of gradients under DDP. Unset: torch's."""
+    ddp_broadcast_buffers: bool | None = None
+    """As torch has it. Unset: torch's."""
+    router_aux_loss_coef: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """Weight of the experts' balance. Unset: the model's."""
+
+
+def override_refusal(name: str, value: object) -> str:
+    """Why `training.overrides` has no field of that name, and what to write instead."""
+    path = f"spec.training.overrides.{name[:_MOST_LETTERS]}"
+    given = f"(got {value!r:.40})"
+    place = PLACES.get(name)
+    if place is None:
+        return f"{path}: GRPOConfig of the pinned TRL has no such field{_suggestion(name)} {given}"
+    if place.kind == "Spec":
+        return f"{path}: is no override; set spec.{place.path} instead {given}"
+    instead = f"; see spec.{place.path}" if place.path else ""
+    return f"{path}: can't be set: {place.reason}{instead} {given}"
+
+
+def _suggestion(name: str) -> str:
+    if len(name) > _MOST_LETTERS:
+        return ""
+    close = get_close_matches(to_snake(name), PLACES, n=1, cutoff=0.8)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _has_one_least_rate(arguments: "ScheduleArguments") -> bool:
+    return arguments.min_lr is None or arguments.min_lr_rate is None
+
+
+class ScheduleArguments(KeywordArguments):
+    """Arguments of transformers' learning-rate schedules."""
+
+    RULES = (
+        Rule(
+            "!has(self.min_lr) || !has(self.min_lr_rate)",
+            "set min_lr or min_lr_rate, not both",
+            _has_one_least_rate,
+        ),
+    )
+
+    num_cycles: Annotated[float, Field(gt=0, le=10000)] | None = None
+    """Waves. Unset: 0.5, with restarts 1."""
+    lr_end: Rate | None = None
+    """Last rate. Unset: 1e-7."""
+    power: Annotated[float, Field(gt=0, le=100)] | None = None
+    """Exponent. Unset: 1."""
+    timescale: Annotated[int, Field(ge=1, le=100000000)] | None = None
+    """Steps. Unset: the warm-up, or 10,000."""
+    min_lr: Rate | None = None
+    """Least rate. Unset: by min_lr_rate."""
+    min_lr_rate: Rate | None = None
+    """Its share of the peak. Unset: by min_lr."""
+    warmup_lr_rate: Rate | None = None
+    """First rate's share of the peak. Unset: a step's."""
+    num_decay_steps: Annotated[int, Field(ge=1, le=100000000)] | None = None
+    """Steps of the decay. Unset: none."""
+    num_stable_steps: Annotated[int, Field(ge=0, le=100000000)] | None = None
+    """Steps at the peak. Unset: all others."""
+    warmup_type: Literal["linear", "cosine", "1-sqrt"] | None = None
+    """Shape of the warm-up. Unset: linear."""
+    decay_type: Literal["linear", "cosine", "1-sqrt"] | None = None
+    """Shape of the decay. Unset: cosine."""
+    min_lr_ratio: Rate | None = None
+    """Least rate's share of the peak. Unset: 0."""
+
+
+ScheduleType = Literal[
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+    "warmup_stable_decay",
+]
+"""The schedules of transformers that are a LambdaLR, which a resumed run can set to any step; the
+others, reduce_lr_on_plateau and greedy, follow a metric of an evaluation."""
+
+_COSINE = ("num_cycles",)
+_LEAST = ("num_cycles", "min_lr", "min_lr_rate")
+SCHEDULE_ARGUMENTS: Mapping[ScheduleType, tuple[str, ...]] = {
+    "linear": (),
+    "cosine": _COSINE,
+    "cosine_with_restarts": _COSINE,
+    "polynomial": ("lr_end", "power"),
+    "constant": (),
+    "constant_with_warmup": (),
+    "inverse_sqrt": ("timescale",),
+    "cosine_with_min_lr": _LEAST,
+    "cosine_warmup_with_min_lr": (*_LEAST, "warmup_lr_rate"),
+    "warmup_stable_decay": (
+        "num_cycles",
+        "num_decay_steps",
+        "num_stable_steps",
+        "warmup_type",
+        "decay_type",
+        "min_lr_ratio",
+    ),
+}
+"""The arguments that each schedule takes."""
+
+NEEDED_ARGUMENTS: Mapping[ScheduleType, tuple[str, ...]] = {
+    "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
+    "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
+    "warmup_stable_decay": ("num_decay_steps",),
+}
+"""Of which one must be set."""
+
+POLYNOMIAL_END = 1e-7
+"""transformers' lr_end."""
+
+
+def _of_arguments(conditions: Iterable[str]) -> str:
+    """CEL of a TrainingSpec: all conditions hold of its lrSchedulerKwargs, `k`."""
+    return f"[self.lrSchedulerKwargs].all(k, {' && '.join(conditions)})"
+
+
+def _belong() -> Iterator[str]:
+    """CEL: arguments are unset, or the schedule is one of those that take them."""
+    names_by_kinds: dict[tuple[str, ...], list[str]] = {}
+    for name in ScheduleArguments.model_fields:
+        kinds = tuple(str(kind) for kind, taken in SCHEDULE_ARGUMENTS.items() if name in taken)
+        names_by_kinds.setdefault(kinds, []).append(name)
+    for kinds, names in names_by_kinds.items():
+        given = " || ".join(f"has(k.{name})" for name in names)
+        yield f"(!({given}) || self.lrSchedulerType in {list(kinds)})"
+
+
+def _suffice() -> Iterator[str]:
+    """CEL: the schedule is one that needs nothing, or what it needs is there."""
+    for kind, needed in NEEDED_ARGUMENTS.items():
+        given = " || ".join(f"has(k.{name})" for name in needed)
+        yield f"(self.lrSchedulerType != '{kind}' || {given})"
+
+
+ARGUMENTS_BELONG = _of_arguments(_belong())
+"""The schedule takes all of its arguments."""
+ARGUMENTS_SUFFICE = _of_arguments(_suffice())
+"""The schedule has what it needs."""
