@@ -104,4 +104,4 @@ def test_whatever_is_written_is_accepted_or_refused_by_its_path(overrides: Any) 
 
 def test_an_override_is_passed_on_only_where_it_is_set() -> None:
     spec = parse_spec(changed({"training.overrides": {"tf32": False, "log_level": None}}))
-    assert spec.training.overrides.given == {"tf32": False}
+    assert spec.training.overrides.arguments == {"tf32": False}

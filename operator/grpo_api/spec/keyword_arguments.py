@@ -27,7 +27,7 @@ class KeywordArguments(Model):
     model_config = ConfigDict(alias_generator=None)
 
     @property
-    def given(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """The arguments that are set."""
         return self.model_dump(exclude_none=True)
 

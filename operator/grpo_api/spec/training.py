@@ -64,12 +64,12 @@ def _entropy_bounds_are_in_order(training: "TrainingSpec") -> bool:
 
 def _schedule_takes_its_arguments(training: "TrainingSpec") -> bool:
     taken = SCHEDULE_ARGUMENTS[training.lr_scheduler_type]
-    return training.lr_scheduler_kwargs.given.keys() <= set(taken)
+    return training.lr_scheduler_kwargs.arguments.keys() <= set(taken)
 
 
 def _schedule_has_what_it_needs(training: "TrainingSpec") -> bool:
     needed = NEEDED_ARGUMENTS.get(training.lr_scheduler_type)
-    return needed is None or not training.lr_scheduler_kwargs.given.keys().isdisjoint(needed)
+    return needed is None or not training.lr_scheduler_kwargs.arguments.keys().isdisjoint(needed)
 
 
 def _polynomial_falls(training: "TrainingSpec") -> bool:
@@ -301,7 +301,7 @@ class TrainingSpec(Model):
     """Further fields of TRL's GRPOConfig, under its names. Unset: TRL's defaults."""
 
     @property
-    def depends_on_micro_batch(self) -> bool:
+    def is_micro_batch_dependent(self) -> bool:
         """Whether the loss is normalised, or its tokens are chosen, within a micro-batch, so that
         another size of it trains something else: bnpo, the entropy bonus and the quantile."""
         has_entropy_bonus = self.entropy_coef != 0 or self.use_adaptive_entropy

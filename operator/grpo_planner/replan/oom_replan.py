@@ -230,7 +230,7 @@ def _micro_batch_sizes(run: Run, step_share: int) -> list[int]:
     """
     largest = run.plan.micro_batch
     training = run.spec.training
-    if training.per_device_train_batch_size is not None or training.depends_on_micro_batch:
+    if training.per_device_train_batch_size is not None or training.is_micro_batch_dependent:
         return [largest]
     return [size for size in range(largest, 0, -1) if step_share % size == 0]
 

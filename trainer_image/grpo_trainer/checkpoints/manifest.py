@@ -127,7 +127,7 @@ rounding (measured in float32: 2e-7)."""
 
 PER_MICRO_BATCH = ("loss_type", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy")
 """Fields of spec.training that decide whether the size of a micro-batch is part of what is trained
-(TrainingSpec.depends_on_micro_batch)."""
+(TrainingSpec.is_micro_batch_dependent)."""
 
 
 def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
@@ -157,8 +157,8 @@ def _training_parts(training: TrainingSpec) -> dict[str, Any]:
     """
     dump = training.model_dump(mode="json")
     arguments = {
-        "overrides": training.overrides.given,
-        "lrSchedulerKwargs": training.lr_scheduler_kwargs.given,
+        "overrides": training.overrides.arguments,
+        "lrSchedulerKwargs": training.lr_scheduler_kwargs.arguments,
     }
     parts = {f"training.{key}": value for key, value in dump.items() if key not in arguments}
     for name, given in arguments.items():
@@ -232,7 +232,7 @@ def what_is_trained(identity: dict[str, str]) -> dict[str, str]:
 def _depends_on_micro_batch(identity: dict[str, str]) -> bool:
     texts = {name: identity.get(f"training.{to_camel(name)}") for name in PER_MICRO_BATCH}
     settings = {name: json.loads(text) for name, text in texts.items() if text}
-    return TrainingSpec().model_copy(update=settings).depends_on_micro_batch
+    return TrainingSpec().model_copy(update=settings).is_micro_batch_dependent
 
 
 def _differences(saved: dict[str, str], current: dict[str, str]) -> list[str]:

@@ -286,7 +286,7 @@ def make_config(plan: TrainingPlan, reward_weights: list[float]) -> GRPOConfig:
     Raises:
         BadInput: GRPOConfig refuses an override.
     """
-    overrides = plan.training.overrides.given
+    overrides = plan.training.overrides.arguments
     try:
         return GRPOConfig(**config_arguments(plan), reward_weights=reward_weights)
     except (TypeError, ValueError) as error:

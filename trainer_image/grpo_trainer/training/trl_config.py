@@ -81,7 +81,7 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
         | _telling()
     )
     arguments["learning_rate"] = plan.learning_rate
-    arguments["lr_scheduler_kwargs"] = training.lr_scheduler_kwargs.given or None
+    arguments["lr_scheduler_kwargs"] = training.lr_scheduler_kwargs.arguments or None
     arguments["beta"] = 0.0 if execution.strategy == "None" else training.beta
     arguments["max_steps"] = training.max_steps or -1
     arguments["warmup_steps"] = min(training.warmup_ratio, ALL_STEPS)
@@ -91,7 +91,7 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
         arguments |= engine_arguments(training)
     if uses_deepspeed(execution):
         arguments["deepspeed"] = deepspeed_config(execution)
-    return arguments | training.overrides.given
+    return arguments | training.overrides.arguments
 
 
 def engine_arguments(training: TrainingSpec) -> dict[str, Any]:
