@@ -122,14 +122,22 @@ def test_a_bigger_model_needs_more_memory() -> None:
     assert big.host_memory_bytes - small.host_memory_bytes > 20 * 0.49e9
 
 
-@pytest.mark.parametrize("kind", ["grpo", "bnpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize(
+    "kind", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
+)
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_sequence_level_ratios_without_gspo_s_loss_are_warned_of(level: str, kind: str) -> None:
-    settings = {"training__importanceSamplingLevel": level, "training__lossType": kind}
+def test_ratios_that_are_not_of_the_losss_level_are_warned_of(level: str, kind: str) -> None:
+    settings = {
+        "training__importanceSamplingLevel": level,
+        "training__lossType": kind,
+        "training__importanceSampling": {"level": "token"},
+    }
     chosen = cpu(**settings).chosen
     on_gpu = plan(spec(LLAMA_1B, **settings), nodes(1, 1, H100))
     assert chosen is not None
     for warnings in (chosen.warnings, on_gpu.warnings):
         assert any(f"lossType {kind} is not GSPO" in text for text in warnings) == (
-            level == "sequence" and kind != "grpo"
+            level == "sequence" and kind in ("bnpo", "dr_grpo", "dapo", "cispo")
         )
+        made_for = {"luspo": "sequence", "vespo": "token"}.get(kind, level)
+        assert any("is made for ratios" in text for text in warnings) == (level != made_for)

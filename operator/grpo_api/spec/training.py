@@ -73,9 +73,7 @@ def _schedule_has_what_it_needs(training: "TrainingSpec") -> bool:
 
 
 def _polynomial_falls(training: "TrainingSpec") -> bool:
-    end = training.lr_scheduler_kwargs.lr_end
-    lowest = POLYNOMIAL_END if end is None else end
-    return training.lr_scheduler_type != "polynomial" or lowest < training.learning_rate
+    return training.has_polynomial_end_below(training.learning_rate)
 
 
 class ImportanceSamplingClip(Model):
@@ -299,6 +297,13 @@ class TrainingSpec(Model):
     """Under ZeRO-3, gather the whole policy on every GPU to generate. Auto: where it fits."""
     overrides: Overrides = Field(default_factory=Overrides)
     """Further fields of TRL's GRPOConfig, under its names. Unset: TRL's defaults."""
+
+    def has_polynomial_end_below(self, learning_rate: float) -> bool:
+        """Whether the schedule falls from that rate, if it is polynomial: transformers refuses
+        another one."""
+        end = self.lr_scheduler_kwargs.lr_end
+        lowest = POLYNOMIAL_END if end is None else end
+        return self.lr_scheduler_type != "polynomial" or lowest < learning_rate
 
     @property
     def is_micro_batch_dependent(self) -> bool:

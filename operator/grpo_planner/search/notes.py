@@ -10,23 +10,39 @@ LORA_RATE_FACTOR = 10
 policy gradients alike (Schulman et al., "LoRA Without Regret", 2025)."""
 FULL_TRAINING_RATE = TrainingSpec.model_fields["learning_rate"].default
 """TRL's default, which GRPOConfig has for training all parameters."""
+TOKEN_SUMS = ("bnpo", "dr_grpo", "dapo", "cispo")
+"""Values of lossType that weigh a completion by its length."""
+LEVELS = {"luspo": "sequence", "vespo": "token"}
+"""The importanceSamplingLevel that a lossType is made for."""
 
 
 def spec_notes(spec: GRPOJobSpec) -> Iterator[str]:
     """Yield a sentence for each of these settings."""
     training = spec.training
-    if training.importance_sampling_level == "sequence" and training.loss_type != "grpo":
-        yield (
-            f"importanceSamplingLevel sequence with lossType {training.loss_type} is not "
-            "GSPO, whose loss is the "
-            "mean over sequences; set spec.training.lossType to grpo for that, and epsilon to "
-            "about 3e-4"
-        )
+    yield from _level_notes(training)
     # A user who chose a rate and an adapter chose them for each other.
     has_own_rate = spec.adapter.learning_rate is not None
     is_default = training.learning_rate == FULL_TRAINING_RATE
     if spec.is_adapter_requested and is_default and not has_own_rate:
         yield f"an adapter is trained, and {low_rate_message(spec)}"
+
+
+def _level_notes(training: TrainingSpec) -> Iterator[str]:
+    """Yield what TRL warns of: a level of the ratio that the loss is not made for."""
+    level, loss = training.importance_sampling_level, training.loss_type
+    if level == "sequence" and loss in TOKEN_SUMS:
+        yield (
+            f"importanceSamplingLevel sequence with lossType {loss} is not "
+            "GSPO, whose loss is the "
+            "mean over sequences; set spec.training.lossType to grpo for that, and epsilon to "
+            "about 3e-4"
+        )
+    better = LEVELS.get(loss, level)
+    if level != better:
+        yield (
+            f"lossType {loss} is made for ratios of a {better}: set "
+            f"spec.training.importanceSamplingLevel to {better}"
+        )
 
 
 def low_rate_message(spec: GRPOJobSpec) -> str:

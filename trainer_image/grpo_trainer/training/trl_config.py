@@ -211,12 +211,19 @@ def deepspeed_config(execution: ExecutionPlan) -> dict[str, Any]:
     }
 
 
-def require_supported(execution: ExecutionPlan) -> None:
+def require_supported(plan: TrainingPlan) -> None:
     """Check what the schema can't.
 
     Raises:
-        BadInput: an optimizer that does not work under the plan's ZeRO stage.
+        BadInput: an optimizer that does not work under the plan's ZeRO stage, or a rate below the
+            end of its schedule.
     """
+    execution, training = plan.execution, plan.training
+    if not training.has_polynomial_end_below(plan.learning_rate):
+        raise BadInput(
+            f"spec.adapter.learningRate {plan.learning_rate:g} is not above "
+            "spec.training.lrSchedulerKwargs.lr_end, which is 1e-7 unless set: lower lr_end"
+        )
     if execution.optimizer == "AdamW8bit" and execution.zero_stage > 0:
         raise BadInput(
             f"plan.execution.optimizer is AdamW8bit under ZeRO-{execution.zero_stage}: "
