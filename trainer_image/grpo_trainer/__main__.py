@@ -60,7 +60,7 @@ def main() -> int:
     started = unix_time()
     try:
         plan = read_plan(os.environ)
-        require_supported(plan)
+        require_supported(plan.execution, plan.training, plan.learning_rate)
         place = placement(plan.execution, os.environ)
         if place.is_main and LOCAL_RANK_ENV not in os.environ:
             require_passed(plan, is_supervisor=place.processes_per_node > 1)

@@ -225,7 +225,8 @@ def build(
     require_patience(plan.guard, plan.execution, rewards.longest_seconds)
     if uses_deepspeed(plan.execution):
         rendezvous.prepare_deepspeed(plan.execution)
-    config = make_config(plan, rewards.weights)
+    arguments = config_arguments(plan) | {"reward_weights": rewards.weights}
+    config = make_config(arguments, plan.training.overrides)
     with recorder.measure_part("load"):
         loaded = load_policy(plan.model, plan.execution, plan.adapter, hub)
     recorder.record_architecture(architecture_of(loaded.model))
@@ -277,8 +278,8 @@ def build(
     return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence, target, source)
 
 
-def make_config(plan: TrainingPlan, reward_weights: list[float]) -> GRPOConfig:
-    """The plan's GRPOConfig.
+def make_config(arguments: dict[str, Any], overrides: Overrides) -> GRPOConfig:
+    """GRPOConfig of arguments that contain the overrides.
 
     Only TRL, with torch and the GPU at hand, can judge some overrides. Rank 0's preflight imports
     no torch, so that they are judged here, before the policy loads.
@@ -286,13 +287,13 @@ def make_config(plan: TrainingPlan, reward_weights: list[float]) -> GRPOConfig:
     Raises:
         BadInput: GRPOConfig refuses an override.
     """
-    overrides = plan.training.overrides.arguments
     try:
-        return GRPOConfig(**config_arguments(plan), reward_weights=reward_weights)
+        return GRPOConfig(**arguments)
     except (TypeError, ValueError) as error:
-        if not overrides:
+        given = overrides.arguments
+        if not given:
             raise
-        named = [name for name in overrides if name in str(error)] or list(overrides)
+        named = [name for name in given if name in str(error)] or list(given)
         paths = ", ".join(f"spec.training.overrides.{name}" for name in named)
         raise BadInput(f"{paths}: GRPOConfig refuses the value: {error}; remove it") from error
 

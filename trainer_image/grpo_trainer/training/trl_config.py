@@ -211,17 +211,18 @@ def deepspeed_config(execution: ExecutionPlan) -> dict[str, Any]:
     }
 
 
-def require_supported(plan: TrainingPlan) -> None:
+def require_supported(
+    execution: ExecutionPlan, training: TrainingSpec, learning_rate: float
+) -> None:
     """Check what the schema can't.
 
     Raises:
         BadInput: an optimizer that does not work under the plan's ZeRO stage, or a rate below the
             end of its schedule.
     """
-    execution, training = plan.execution, plan.training
-    if not training.has_polynomial_end_below(plan.learning_rate):
+    if not training.has_polynomial_end_below(learning_rate):
         raise BadInput(
-            f"spec.adapter.learningRate {plan.learning_rate:g} is not above "
+            f"spec.adapter.learningRate {learning_rate:g} is not above "
             "spec.training.lrSchedulerKwargs.lr_end, which is 1e-7 unless set: lower lr_end"
         )
     if execution.optimizer == "AdamW8bit" and execution.zero_stage > 0:
