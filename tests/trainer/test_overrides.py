@@ -32,7 +32,7 @@ from grpo_trainer.training.build_run import (
     require_router,
     set_scheduled_rate,
 )
-from grpo_trainer.training.trl_config import ALL_STEPS, SAME_NAME
+from grpo_trainer.training.trl_config import ALL_STEPS, SAME_NAME, config_arguments
 from tests.generated import cases
 from tests.support.ranks import runs
 
@@ -46,6 +46,11 @@ def planned(**training: Any) -> TrainingPlan:
     changed = PLAN.model_dump(by_alias=True)
     changed["training"] |= training
     return TrainingPlan.model_validate(changed)
+
+
+def configuration(plan: TrainingPlan) -> GRPOConfig:
+    """The plan's GRPOConfig, as the worker makes it."""
+    return make_config(config_arguments(plan), plan.training.overrides)
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -123,7 +128,7 @@ def test_a_value_of_each_field_is_in_trls_live_configuration(data: st.DataObject
             drawn[head] = value
             expected[name] = value
     training = TrainingSpec.model_construct(**_by_name(drawn))
-    config = make_config(PLAN.model_copy(update={"training": training}), [1.0])
+    config = configuration(PLAN.model_copy(update={"training": training}))
     for name, value in expected.items():
         assert getattr(config, name) == value, name
 
@@ -159,7 +164,7 @@ def test_the_spec_names_each_loss_of_trl() -> None:
 
 def test_grpo_config_judges_what_only_it_can_and_the_field_is_named() -> None:
     with pytest.raises(BadInput, match=r"spec\.training\.overrides\.tf32: GRPOConfig refuses"):
-        make_config(planned(overrides={"tf32": True, "log_level": "info"}), [1.0])
+        configuration(planned(overrides={"tf32": True, "log_level": "info"}))
 
 
 def test_a_weight_for_routers_needs_a_mixture_of_experts() -> None:
