@@ -123,6 +123,35 @@ def test_a_bigger_model_needs_more_memory() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        ({"training__delta": 1.2}, "training.delta 1.2 cuts ratios off"),
+        ({"training__delta": 1.5}, ""),
+        ({"training__delta": 1.5, "training__epsilonHigh": 0.5}, "1 + epsilonHigh (1.5)"),
+        (
+            {"training__multiObjectiveAggregation": "normalize_then_sum"},
+            "whatever scaleRewards says (group)",
+        ),
+        (
+            {
+                "training__multiObjectiveAggregation": "normalize_then_sum",
+                "training__scaleRewards": "batch",
+            },
+            "",
+        ),
+    ],
+)
+def test_settings_that_trl_passes_over_are_warned_of(
+    settings: dict[str, Any], warning: str
+) -> None:
+    chosen = cpu(**settings).chosen
+    assert chosen is not None
+    about = [text for text in chosen.warnings if "delta" in text or "scaleRewards" in text]
+    assert len(about) == bool(warning)
+    assert not warning or warning in about[0]
+
+
+@pytest.mark.parametrize(
     "kind", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
 )
 @pytest.mark.parametrize("level", ["token", "sequence"])

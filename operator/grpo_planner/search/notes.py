@@ -20,6 +20,7 @@ def spec_notes(spec: GRPOJobSpec) -> Iterator[str]:
     """Yield a sentence for each of these settings."""
     training = spec.training
     yield from _level_notes(training)
+    yield from _unused_notes(training)
     # A user who chose a rate and an adapter chose them for each other.
     has_own_rate = spec.adapter.learning_rate is not None
     is_default = training.learning_rate == FULL_TRAINING_RATE
@@ -42,6 +43,24 @@ def _level_notes(training: TrainingSpec) -> Iterator[str]:
         yield (
             f"lossType {loss} is made for ratios of a {better}: set "
             f"spec.training.importanceSamplingLevel to {better}"
+        )
+
+
+def _unused_notes(training: TrainingSpec) -> Iterator[str]:
+    """Yield a sentence for each setting that TRL's trainer passes over in silence."""
+    normalises_each = training.multi_objective_aggregation == "normalize_then_sum"
+    if normalises_each and training.scale_rewards != "batch":
+        yield (
+            "multiObjectiveAggregation normalize_then_sum divides advantages by the batch's "
+            f"standard deviation, whatever scaleRewards says ({training.scale_rewards})"
+        )
+    highest_clip = 1 + (
+        training.epsilon if training.epsilon_high is None else training.epsilon_high
+    )
+    if training.delta is not None and training.delta <= highest_clip:
+        yield (
+            f"training.delta {training.delta:g} cuts ratios off before 1 + epsilonHigh "
+            f"({highest_clip:g}) does; TRL recommends a larger one"
         )
 
 
