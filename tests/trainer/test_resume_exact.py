@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from grpo_api.text.contract import DATA_MOUNT_ENV
 from tests.generated import cases, gated
 from tests.support.facts.resume_cases import (
+    ADAPTIVE,
     Case,
     Story,
     bare,
@@ -32,13 +33,6 @@ from tests.support.ranks import demo_model
 
 MOST_STEPS = 9
 SYNCED = ("Clone", "Offload")
-ADAPTIVE = {
-    "useAdaptiveEntropy": True,
-    "entropyCoef": 0.02,
-    "entropyTarget": 3.0,
-    "topEntropyQuantile": 0.6,
-}
-"""An entropy bonus whose coefficient changes at each step, so that it is state of the run."""
 LOSSES: list[dict[str, Any]] = [
     {"lossType": "luspo", "importanceSamplingLevel": "sequence", "delta": 1.5, **ADAPTIVE},
     {"lossType": "vespo", "importanceSampling": {"level": "token"}, "vespoKPos": 1.5},

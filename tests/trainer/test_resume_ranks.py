@@ -17,7 +17,7 @@ from grpo_api.text.contract import DATA_MOUNT_ENV
 from grpo_trainer.telemetry.observer import translate_logs
 from harness.controlplane import free_port
 from tests.generated import cases
-from tests.support.facts.resume_cases import Case, plan, train, write_data
+from tests.support.facts.resume_cases import ADAPTIVE, Case, plan, train, write_data
 from tests.support.ranks import demo_model
 from tests.support.ranks.gang import run_gang
 from tests.support.ranks.pods import Gang
@@ -57,6 +57,7 @@ def drawn(chance: random.Random, strategy: str, zero: int) -> Case:
         sync=chance.randint(1, 3) if strategy in ("Clone", "Sharded") else 0,
         strategy=strategy,
         zero=zero,
+        training=chance.choice([{}, ADAPTIVE]),
     )
 
 

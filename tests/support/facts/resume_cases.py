@@ -41,6 +41,13 @@ from .reference_facts import whole
 MIXUP = 0.3
 GROUP = 2
 """Completions of one prompt, and of a micro-batch where a case says nothing else."""
+ADAPTIVE = {
+    "useAdaptiveEntropy": True,
+    "entropyCoef": 0.02,
+    "entropyTarget": 3.0,
+    "topEntropyQuantile": 0.6,
+}
+"""An entropy bonus whose coefficient changes at each step, so that it is state of the run."""
 REWARDS = [
     {"format": {"pattern": "[^0-9]*[0-9].*"}},
     {"name": "tall", "format": {"pattern": ".*[bdfhkl].*"}},
