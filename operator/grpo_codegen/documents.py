@@ -146,6 +146,10 @@ beyond it. Levels are medians of ten steps; "its beginning" is the level of the 
 from the jumps between neighbouring steps.
 
 A rule stays silent where a change is paid for: a KL that grows with the reward, longer answers that are better ones.
+
+A running GRPOJob is judged by the same rules: rank 0 adds every step, and after a restart the steps that the checkpoint
+brings. Its findings are `status.findings`, the first lines of `grpo status`, the condition `Healthy`
+([conditions](conditions.md)) with an event when it changes, and `grpo_training_finding` ([metrics](metrics.md)).
 """
 
 

@@ -38,6 +38,7 @@ from grpo_trainer.telemetry.progress_server import ProgressCollector, limits_of,
 from grpo_trainer.training.guard import LossGuard
 from harness.controlplane import free_port
 from tests.support.ranks import runs
+from tests.unit.run_stories import Noisy, logged, ramp
 
 pytestmark = pytest.mark.realtime
 
@@ -196,6 +197,29 @@ def test_a_step_that_is_not_finite_counts_once_whoever_finds_it() -> None:
     assert recorder.progress.metrics["kl_overflow_tokens"] == 3.0, (
         "one token a step, over four micro-batches"
     )
+
+
+def test_a_finding_is_published_and_survives_a_restart() -> None:
+    args: Any = SimpleNamespace(gradient_accumulation_steps=1)
+    steps = logged({"entropy": Noisy(ramp(0.9, 0.01, 120))}, steps=150)
+
+    def trained(first: int, history: list[dict[str, Any]]) -> Recorder:
+        """An attempt from this step on, with what its checkpoint says of those before."""
+        recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
+        publish = PublishLogs(recorder, StepObserver())
+        publish.on_train_begin(args, TrainerState(log_history=history), cast(Any, None))
+        for logs in steps[first:]:
+            state = TrainerState(global_step=logs["step"])
+            publish.on_log(args, state, cast(Any, None), logs=logs)
+        return recorder
+
+    whole = trained(0, [])
+    assert [one.finding for one in whole.progress.findings] == ["EntropyCollapsed"]
+    assert whole.progress.metrics["finding/EntropyCollapsed"] == 1.0
+    assert whole.progress.metrics["finding/NoReward"] == 0.0
+    resumed = trained(130, [*steps[:130], {"step": 130, "train_runtime": 9.0}])
+    assert resumed.progress.findings == whole.progress.findings
+    assert trained(130, []).progress.findings == [], "its own steps have always been like that"
 
 
 def test_checkpoints_count_from_zero_and_the_newest_has_its_time() -> None:

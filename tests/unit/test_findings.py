@@ -172,7 +172,10 @@ def test_a_tracker_s_keys_and_the_operator_s_are_judged_as_trl_s(story: str) -> 
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.integers(-(10**400), 10**400)
 VALUES = NUMBERS | st.text() | st.none() | st.booleans() | st.lists(NUMBERS, max_size=4)
-KEYS = st.sampled_from([*HEALTHY, "eval_reward", "rank_seconds", "checkpoint_step", "step"])
+KEYS = st.sampled_from(
+    [*HEALTHY, "eval_reward", "rank_seconds", "checkpoint_step", "step", "rewards//mean"]
+    + [f"rewards/{'long' * 60}{at}/mean" for at in range(2)]
+)
 DIRT = st.lists(st.dictionaries(KEYS | st.text(max_size=12), VALUES, max_size=12), max_size=60)
 
 

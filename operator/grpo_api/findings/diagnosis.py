@@ -9,11 +9,9 @@ same with anybody's file.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import Field
-
-from ..text.base import Model
+from ..report.report import Finding
 from . import learning_rules, running_rules
 from .run_numbers import RunNumbers
 from .step_row import StepRow, rows_in_order
@@ -41,21 +39,6 @@ HOLD = 5
 """Steps in a row after which a finding begins, or ends."""
 WITHIN = 0.8
 """Share of the limit below which a run counts as within it again."""
-
-
-class Finding(Model):
-    """What is wrong with a run."""
-
-    finding: FindingName
-    """Its name."""
-    since: Annotated[int, Field(ge=0)]
-    """Step from which on the run was beyond the limit."""
-    confidence: Annotated[float, Field(ge=0, le=1)]
-    """0.5 at the limit, towards 1 far beyond it."""
-    evidence: dict[str, float]
-    """The numbers that show it."""
-    advice: str
-    """What people change then."""
 
 
 class RuleSet(NamedTuple):

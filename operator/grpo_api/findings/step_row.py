@@ -23,6 +23,8 @@ TRL_PHASES = {
 }
 """Durations that TRL logs to trackers, in seconds, by the phase that they belong to."""
 EVALUATION_KEYS = ("eval_reward", "eval/reward", "evaluation")
+MAX_NAME = 100
+"""Characters of a reward function's name that are kept."""
 RANK_SECONDS = "rank_seconds"
 """A list: each rank's own seconds of the step."""
 EXTRA_KEYS = {
@@ -118,11 +120,12 @@ def _without_prefix(name: str) -> str:
 
 def _reward_name(key: str) -> str | None:
     """Name of the reward function whose mean stands under this key."""
+    name = ""
     if key.startswith(REWARD_PREFIX):
-        return key.removeprefix(REWARD_PREFIX)
-    if key.startswith("rewards/") and key.endswith("/mean"):
-        return key.removeprefix("rewards/").removesuffix("/mean")
-    return None
+        name = key.removeprefix(REWARD_PREFIX)
+    elif key.startswith("rewards/") and key.endswith("/mean"):
+        name = key[len("rewards/") : -len("/mean")]
+    return name[:MAX_NAME] or None
 
 
 def _rank_seconds(value: object) -> tuple[float, ...]:

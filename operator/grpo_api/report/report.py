@@ -47,6 +47,7 @@ STEP_STAGES = ("Training", "Generating", "Scoring")
 WaitTarget = Literal["Hub", "Rewards", "Store", "Engines"]
 """What a run may have to wait for."""
 
+MAX_FINDINGS = 32
 MetricKey = Annotated[str, Field(min_length=1, max_length=128)]
 MetricValue = Annotated[float, Field(allow_inf_nan=True)]
 """What was logged: NaN and infinity are values, too."""
@@ -254,6 +255,21 @@ class Wait(Model):
     """Who does not answer, and how the last try failed."""
 
 
+class Finding(Model):
+    """What is wrong with a run, by the numbers of its steps (grpo_api/findings/)."""
+
+    finding: Annotated[str, Field(max_length=64, pattern="^[A-Z][A-Za-z]*$")]
+    """Its name, such as EntropyCollapsed; docs/findings.md lists them."""
+    since: Count
+    """Step from which on the run was beyond the limit."""
+    confidence: Annotated[float, Field(ge=0, le=1)]
+    """0.5 at the limit, towards 1 far beyond it."""
+    evidence: Annotated[dict[MetricKey, float], Field(max_length=16)] = Field(default_factory=dict)
+    """The numbers that show it."""
+    advice: Annotated[str, Field(max_length=MAX_PROBLEM)] = ""
+    """What people change then."""
+
+
 class Progress(Model):
     """`GET /progress` of rank 0. Keys that the step did not log are absent, never zero."""
 
@@ -295,6 +311,8 @@ class Progress(Model):
     rdma_problem: Annotated[str, Field(max_length=MAX_PROBLEM)] = ""
     """Why the ranks' data does not go by RDMA although the job asks for it; empty where nothing
     shows that."""
+    findings: Annotated[list[Finding], Field(max_length=MAX_FINDINGS)] = []
+    """What is wrong with the run at the last step, the most urgent first."""
     last_step_time: Seconds | None = None
     """Unix time of the last finished step, in seconds."""
     seconds_per_step: Seconds | None = None

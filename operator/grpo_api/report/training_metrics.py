@@ -325,6 +325,14 @@ REWARD_TIMEOUTS = _by_reward(
     "Completions of this attempt that got no reward because its time was up.",
     "counter",
 )
+FINDING = Metric(
+    "grpo_training_finding",
+    "gauge",
+    "1",
+    "1 while the run has this finding (docs/findings.md), 0 otherwise.",
+    ("finding",),
+    key="finding",
+)
 UNSCORED = _by_reward(
     "reward_unscored_ratio",
     "Share of the last ten generations' completions that got no reward for failures and time-outs.",
@@ -352,7 +360,9 @@ ENGINE_LOSSES = _by_engine(
 BY_ENGINE = (ENGINE_UP, ENGINE_VERSION, ENGINE_WAITING, ENGINE_CACHE, ENGINE_TOKENS, ENGINE_LOSSES)
 """Of engines in pods of their own, by their pods' index; absent for engines that share the training
 processes."""
-LABELLED = (REWARD, PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS, UNSCORED, *BY_ENGINE)
+LABELLED = (
+    REWARD, PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS, UNSCORED, FINDING, *BY_ENGINE
+)  # fmt: skip
 """Families whose values stand in Progress.metrics as `key/label`."""
 BUILD_INFO = Metric(
     "grpo_trainer_build_info",

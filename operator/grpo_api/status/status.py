@@ -11,7 +11,7 @@ from pydantic import Field
 from ..plan.learned import Learned
 from ..plan.plan import ExecutionPlan
 from ..report.artifacts import Export, Where
-from ..report.report import Generations, Outcome, Revisions
+from ..report.report import MAX_FINDINGS, Finding, Generations, Outcome, Revisions
 from ..spec.checkpoint import ObjectStoreSpec
 from ..text.base import ATOMIC_LIST, Model, map_list
 from ..text.quantity import Count
@@ -34,6 +34,7 @@ class ConditionType(StrEnum):
     FAILED = "Failed"
     READABLE = "Readable"
     RECOVERABLE = "Recoverable"
+    HEALTHY = "Healthy"
     TRAINS_ADAPTER_ONLY = "TrainsAdapterOnly"
     ENGINE_FALLBACK = "EngineFallback"
     PROMPTS_DROPPED = "PromptsDropped"
@@ -316,6 +317,11 @@ class GRPOJobStatus(Model):
     """How far the run is."""
     metrics: MetricsStatus | None = None
     """The last metrics."""
+    findings: (
+        Annotated[list[Finding], Field(max_length=MAX_FINDINGS, json_schema_extra=ATOMIC_LIST)]
+        | None
+    ) = None
+    """What is wrong with the run at its last reported step; absent where nothing is."""
     memory: MemoryMeasurement | None = None
     """Predicted against measured memory."""
     checkpoint: CheckpointStatus | None = None

@@ -6,8 +6,9 @@ The run may be anybody's: a file of TRL's logs is enough. The rules are those of
 import json
 from argparse import ArgumentParser, Namespace
 
-from grpo_api.findings.diagnosis import Finding, diagnose, finding_message
+from grpo_api.findings.diagnosis import diagnose, finding_message
 from grpo_api.findings.verdict import RunLimits
+from grpo_api.report.report import Finding
 
 from ..inputs.step_file import load_steps
 from ..show.errors import OptionError

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
+from grpo_api.findings.diagnosis import finding_message
 from grpo_api.job import GRPOJob
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.preflight import PromptLengths
@@ -59,6 +60,9 @@ def show_status(out: Console, name: str, job: GRPOJob) -> None:
     phase = str(job.status.phase or "Pending")
     reason = f"  {escape(job.status.reason)}" if job.status.reason else ""
     out.print(f"[bold]{name}[/bold]  [{_COLOURS.get(phase, 'cyan')}]{phase}[/]{reason}")
+    for finding in job.status.findings or []:
+        out.print(f"[bold yellow]{escape(finding_message(finding))}[/]")
+        out.print(escape(f"  {finding.advice}"))
     facts = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for label, text in _facts(job):
         facts.add_row(f"[dim]{label}[/dim]", escape(text))

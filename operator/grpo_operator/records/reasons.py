@@ -58,6 +58,7 @@ class Reason(StrEnum):
     FINISHED = "Finished"
     NOT_FINISHED = "NotFinished"
     AS_EXPECTED = "AsExpected"
+    NO_FINDINGS = "NoFindings"
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
     NOT_SUSPENDED = "NotSuspended"

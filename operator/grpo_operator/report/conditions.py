@@ -27,6 +27,8 @@ Statement = tuple[ConditionType, bool, str, str]
 """Type, whether it is true, reason, message."""
 
 C = ConditionType
+LEAST_STEPS = 20
+"""Steps that most rules on a run's numbers need."""
 WORTH_TELLING = 0.01
 """Share of the prompts that may be dropped without a condition."""
 _TYPES = frozenset(ConditionType)
@@ -42,6 +44,7 @@ def conditions(observation: Observation, decision: Decision) -> list[Condition]:
         *_dropped(observation),
         *_readable(observation),
         *_checked(observation, decision),
+        *_healthy(observation, decision),
     ]
     generation = observation.job.generation
     now = timestamp(observation.now)
@@ -81,6 +84,27 @@ def _checked(observation: Observation, decision: Decision) -> Iterator[Statement
     elif job.condition(C.CHECKED) and not job.is_true(C.CHECKED):
         message = "the job is not checked any more: spec.preflight or the operator's setting is off"
         yield C.CHECKED, True, Reason.NOT_CHECKED, message
+
+
+def _healthy(observation: Observation, decision: Decision) -> Iterator[Statement]:
+    """What is wrong with the run's numbers, as rank 0 judges them at every step.
+
+    The numbers themselves are in status.findings: here every step would be a write.
+    """
+    progress = observation.pull.progress if observation.pull else None
+    is_over = decision.action is Action.COMMIT or not observation.job.is_active
+    if progress is None or is_over:
+        return
+    if not progress.findings:
+        if progress.step < LEAST_STEPS:
+            return
+        yield C.HEALTHY, True, Reason.NO_FINDINGS, "the numbers of the last steps look well"
+        return
+    first, *others = progress.findings
+    also = ", ".join(f"{other.finding} since step {other.since}" for other in others)
+    more = f" Also {also}." if also else ""
+    message = f"{first.finding} since step {first.since}. {first.advice}{more}"
+    yield C.HEALTHY, False, first.finding, message
 
 
 def _dropped(observation: Observation) -> Iterator[Statement]:

@@ -23,6 +23,7 @@ _STEPS = (
     (C.ADMITTED, "False"),
     (C.SCHEDULED, "False"),
     (C.DEGRADED, "True"),
+    (C.HEALTHY, "False"),
 )
 """Conditions in the order of a job's life, each with the status that is not well."""
 

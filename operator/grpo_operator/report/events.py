@@ -20,6 +20,7 @@ _TOLD = (
     ConditionType.TRAINS_ADAPTER_ONLY,
     ConditionType.ENGINE_FALLBACK,
     ConditionType.DEGRADED,
+    ConditionType.HEALTHY,
     ConditionType.PROMPTS_DROPPED,
     ConditionType.RUNNING,
     ConditionType.ADMITTED,
@@ -50,8 +51,9 @@ def telling_change(old: list[Condition], new: list[Condition]) -> Condition | No
         before = old_by_type.get(kind)
         if condition is None or _is_unchanged(before, condition):
             continue
-        # conditions that start out False tell nothing: only Admitted=False is news by itself
-        is_news = condition.status == "True" or kind == ConditionType.ADMITTED
+        # conditions that start out False tell nothing, but for two
+        is_news = (condition.status == "True") == (kind != ConditionType.HEALTHY)
+        is_news = is_news or kind == ConditionType.ADMITTED
         if before or is_news:
             return condition
     return None
@@ -76,7 +78,8 @@ def event(
     if is_true:
         warns = condition.type in _WARN_WHEN_TRUE
     else:
-        warns = condition.type == ConditionType.ADMITTED and condition.status == "False"
+        has_trouble = condition.type in (ConditionType.ADMITTED, ConditionType.HEALTHY)
+        warns = has_trouble and condition.status == "False"
     kind = "Warning" if warns else "Normal"
     involved_object = {"namespace": job.key.namespace, "name": job.name, "uid": job.uid}
     message = f"{condition.type}={condition.status}: {condition.message}"

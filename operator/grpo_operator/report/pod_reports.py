@@ -184,6 +184,7 @@ def progress_fields(progress: Progress, observation: Observation) -> dict[str, A
     fields: dict[str, Any] = {"progress": _progress(progress)}
     if metrics := _metrics(progress.metrics):
         fields["metrics"] = metrics
+    fields["findings"] = progress.findings or None
     plan = observation.job.status.plan
     if plan and plan.memory:
         memory = memory_measurement(plan.memory, progress.memory)

@@ -43,6 +43,7 @@ REPORTED = frozenset(
     {
         "progress",
         "metrics",
+        "findings",
         "memory",
         "pods",
         "outcome",

@@ -21,6 +21,7 @@ from grpo_api.report.artifacts import Checkpoint, Export
 from grpo_api.report.report import (
     MAX_PROBLEM,
     MAX_STEPS,
+    Finding,
     MemoryShortage,
     Outcome,
     Progress,
@@ -392,6 +393,10 @@ class Recorder:
     def record_rdma_problem(self, problem: str) -> None:
         """The gang's data goes by RDMA as the job asks (empty), or does not, for this reason."""
         self._update(rdma_problem=problem[:MAX_PROBLEM])
+
+    def record_findings(self, findings: list[Finding]) -> None:
+        """These findings hold at the last step."""
+        self._update(findings=findings)
 
     def record_revisions(self, revisions: dict[str, str]) -> None:
         """These commits and this data are what is trained."""

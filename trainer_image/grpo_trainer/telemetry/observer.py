@@ -23,12 +23,17 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from grpo_api.findings.diagnosis import RULES, Diagnosis
+from grpo_api.findings.step_row import step_row
+from grpo_api.findings.verdict import RunLimits
 from grpo_api.report import training_metrics as catalogue
 from grpo_api.report.training_metrics import WEIGHTS_VERSION
 
 from ..process.recorder import Recorder
 from .phases import PhaseClock
 
+_TIMED = (f"{catalogue.PHASE_SECONDS.key}/", "checkpoint")
+"""Metrics that this pod measures itself, at each step or save."""
 SAMPLES = 3
 """Completions kept of a generation."""
 SAMPLE_CHARACTERS = 600
@@ -181,10 +186,24 @@ def _plain(value: Any) -> Any:
 class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
     """Publishes the logs of every step: in the recorder, and on rank 0 as one JSON line."""
 
-    def __init__(self, recorder: Recorder, observer: StepObserver) -> None:
+    def __init__(
+        self, recorder: Recorder, observer: StepObserver, limits: RunLimits | None = None
+    ) -> None:
         self._recorder = recorder
         self._observer = observer
         self._tokens: float | None = None
+        self._diagnosis = Diagnosis(limits)
+
+    def on_train_begin(
+        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
+    ) -> None:
+        """Judge the steps of earlier attempts again, which the checkpoint brings: the beginning of
+        a run stays the measure after a restart."""
+        if state.is_world_process_zero:
+            for logged in state.log_history:
+                row = step_row(logged)
+                if row is not None and "loss" in logged:
+                    self._diagnosis.add(row)
 
     def on_log(
         self,
@@ -208,6 +227,23 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
             version = catalogue.WEIGHTS_VERSION.key  # of an engine, which TRL knows nothing of
             sampled = {version: self._recorder.progress.metrics.get(version)}
             log_line(step=state.global_step, totalSteps=state.max_steps, **values, **sampled)
+            self._judge(state.global_step, values)
+
+    def _judge(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a step to the diagnosis, and publish what is wrong with the run."""
+        metrics = self._recorder.progress.metrics
+        # Others that this step did not log are old.
+        timed = {key: value for key, value in metrics.items() if key.startswith(_TIMED)}
+        row = step_row({**timed, **values, "step": step})
+        if row is None:
+            return
+        self._diagnosis.add(row)
+        findings = self._diagnosis.findings
+        names = {finding.finding for finding in findings}
+        self._recorder.record_findings(findings)
+        self._recorder.record_metrics(
+            {f"{catalogue.FINDING.key}/{name}": float(name in names) for name in RULES}
+        )
 
     def on_save(
         self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any

@@ -30,6 +30,7 @@ from transformers import (
 )
 from trl import GRPOConfig
 
+from grpo_api.findings.verdict import RunLimits
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.report import DATASET_FINGERPRINT, Generations
@@ -253,7 +254,8 @@ def build(
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(target, source, run_identity, recorder, preemption, skipped=skipped)
     samples = KeepSamples(attempt_folder(plan.checkpoint_directory, plan.job.attempt), observer)
-    callbacks = [step_exchange, seal, PublishLogs(recorder, observer), samples]
+    publish = PublishLogs(recorder, observer, RunLimits(max_kl=plan.guard.max_kl))
+    callbacks = [step_exchange, seal, publish, samples]
     callbacks += [LossGuard(), KLGuard(plan.guard), FollowPlan()]
     make_engine = engine_maker(plan, loaded.source, observer, recorder)
     parts = TrainerParts(
