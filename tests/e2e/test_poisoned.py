@@ -35,7 +35,6 @@ METRICS_PORT = 8081
 EVALUATION_SECONDS = 2
 UNTOLD = {
     "KL, of what the guard allows",
-    "Reward's trend",
     *(f"Memory: {phase}" for phase in MemoryPhases.model_fields),
     "Memory beside tensors",
     "Effective training time",

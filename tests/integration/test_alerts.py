@@ -61,7 +61,9 @@ def test_promtool_accepts_the_rules(folder: Path) -> None:
 
 def firing(alert: Alert, minute: int, fires: bool) -> dict[str, Any]:
     """A look at one alert at one minute."""
-    expression = f'count(ALERTS{{alertname="{alert.name}",alertstate="firing"}}) or vector(0)'
+    alerts = f'ALERTS{{alertname="{alert.name}",alertstate="firing"}}'
+    # One, however many labels it fires with.
+    expression = f"count(count by (alertname) ({alerts})) or vector(0)"
     return {
         "expr": expression,
         "eval_time": f"{minute}m",

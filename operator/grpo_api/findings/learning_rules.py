@@ -211,10 +211,10 @@ def kl_rising(run: RunNumbers, run_limits: RunLimits) -> Verdict | None:
         return None
     now, peak = run.level("kl"), run.reward_peak
     evidence = {"kl": now}
-    guarded = 0.0
+    guarded = now / limits.KL_ABSURD.value
     if run_limits.max_kl is not None:
         evidence["maxKL"] = run_limits.max_kl
-        guarded = _ratio(now, limits.KL_GUARD_SHARE.value * run_limits.max_kl)
+        guarded = max(guarded, _ratio(now, limits.KL_GUARD_SHARE.value * run_limits.max_kl))
     then = peak.beside.get("kl")
     unpaid = 0.0
     if then is not None and run.series[REWARD].count - peak.count >= KL_WINDOW:

@@ -50,7 +50,7 @@ def straggler(run: RunNumbers, _: RunLimits) -> Verdict | None:
     """One rank is slower than the others, step after step."""
     steps = [seconds for seconds in run.rank_seconds if len(seconds) > 1]
     if len(steps) < SMOOTH or len({len(seconds) for seconds in steps}) > 1:
-        return None
+        return _slowest_rank(run)
     ranks = range(len(steps[0]))
     usual = [median(seconds[rank] for seconds in steps) for rank in ranks]
     slowest = max(ranks, key=lambda rank: usual[rank])
@@ -63,6 +63,14 @@ def straggler(run: RunNumbers, _: RunLimits) -> Verdict | None:
     if middle <= 0 or share < limits.SAME_RANK.value:
         return Verdict(0.0, evidence)
     return Verdict(usual[slowest] / middle / limits.SLOW_RANK.value, evidence)
+
+
+def _slowest_rank(run: RunNumbers) -> Verdict | None:
+    """By the number that the trainer exports, where nobody knows the ranks' own seconds."""
+    if not run.has_values("straggler_ratio"):
+        return None
+    ratio = run.level("straggler_ratio")
+    return Verdict(ratio / limits.SLOWEST_OVER_MEAN.value, {"slowestOverMean": ratio})
 
 
 def _is_slow(seconds: float, middle: float) -> bool:

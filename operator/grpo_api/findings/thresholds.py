@@ -62,6 +62,9 @@ NOTICEABLE = Threshold(
 KL_GUARD_SHARE = Threshold(
     0.8, "KL over guard.maxKL", "leaves time to act before the guard ends the attempt"
 )
+KL_ABSURD = Threshold(
+    5.0, "KL in nats per token", "a usual token is then e^5 times as likely as it was"
+)
 KL_GROWTH = Threshold(
     3.0, "KL over that at the best reward", "with a small beta the KL grows as long as a run learns"
 )
@@ -91,6 +94,9 @@ DRIFT_WEIGHT = Threshold(
 )
 SLOW_RANK = Threshold(
     1.3, "a rank's own seconds over the median rank's", "GPUs of one product differ by 5 %"
+)
+SLOWEST_OVER_MEAN = Threshold(
+    1.5, "slowest rank's work over the mean of all", "of two ranks one is then three times slower"
 )
 SAME_RANK = Threshold(
     0.8, "share of steps in which the same rank is slowest", "by chance it is one of the ranks"

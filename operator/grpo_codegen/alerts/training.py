@@ -5,7 +5,13 @@ Nobody else looks at a run for hours, and GPUs work as hard for a model that nob
 
 from grpo_api.report.metrics import JOB_CONDITION
 from grpo_api.report.report import Result
-from grpo_api.report.training_metrics import MAX_KL, NONFINITE_STEPS, TRAINING, UNSCORED
+from grpo_api.report.training_metrics import (
+    FINDING,
+    MAX_KL,
+    NONFINITE_STEPS,
+    TRAINING,
+    UNSCORED,
+)
 
 from .alert import JOB, PER_JOB, Alert
 
@@ -15,6 +21,28 @@ _MEAN_KL = f"{PER_JOB} (avg_over_time({_BY_KEY['kl']}[30m]))"
 _EARLIER_KL = f"{PER_JOB} (avg_over_time({_BY_KEY['kl']}[30m] offset 2h))"
 
 ALERTS = (
+    Alert(
+        name="GRPORunFinding",
+        expression=f"max by (namespace, grpojob, finding) ({FINDING.name}) > 0",
+        for_="10m",
+        severity="warning",
+        summary=f"{{{{ $labels.finding }}}} in {JOB}",
+        description=(
+            "The numbers of the run's steps show that it does not learn as it should, or that it "
+            "waits. `grpo status` has the numbers and what people change."
+        ),
+        runbook=(
+            "`grpo status JOB` names the step since when, the evidence and what people change.",
+            "[findings.md](findings.md) has the rule and its limits.",
+        ),
+        fires_in=(
+            "collapsed reward",
+            "diverging fast",
+            "diverging slowly",
+            "straggler",
+            "engine computes otherwise",
+        ),
+    ),
     Alert(
         name="GRPOKLHigh",
         expression=f"{_KL} > <maxKL>",

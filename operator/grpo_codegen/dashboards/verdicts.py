@@ -5,7 +5,7 @@ from grpo_api.report import training_metrics as trainer
 from grpo_api.status.status import Phase
 
 from .panels import Color, Panel, Query
-from .promql import JOB, of_job, select, trend
+from .promql import JOB, of_job, select
 
 _STEP = f"({of_job(trainer.STEP)} or {of_job(operator.JOB_STEP)})"
 PHASE_COLORS: dict[str, Color] = {
@@ -119,27 +119,18 @@ _VERDICTS = (
     ),
     Panel(
         kind="stat",
-        title="Reward's trend",
+        title="Findings",
         description=(
-            "Mean reward of the last half hour less that of the half hour before, in standard "
-            "deviations within a "
-            "group. Near 0 the run has learned what it can, or can't learn; below, it unlearns."
+            "How much is wrong with the run, by the numbers of its steps. `grpo status` names it, "
+            "with evidence and what people change; docs/findings.md has the rules."
         ),
         unit="none",
-        queries=(
-            Query(
-                (
-                    f"({trend(of_job('reward'))}) / "
-                    f"clamp_min(avg_over_time({of_job('reward_std')}[1h:1m]), 1e-6)"
-                ),
-                "trend",
-            ),
-        ),
+        queries=(Query(f"sum({of_job(trainer.FINDING)})", "findings"),),
         width=4,
         height=3,
-        base="red",
-        bounds=((-0.5, "orange"), (-0.1, "green")),
-        empty="Needs an hour of training",
+        base="green",
+        bounds=((1, "red"),),
+        empty="Not training",
     ),
     Panel(
         kind="stat",

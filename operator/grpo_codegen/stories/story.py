@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from .cluster import OPERATOR, OTHER_RUNS, UTILISATION
 from .run import JOB, RANK0
+from .run_findings import with_findings
 from .world import World
 
 WELL: World = {**RANK0, **JOB, **OPERATOR, **OTHER_RUNS, **UTILISATION}
@@ -30,7 +31,7 @@ class Story:
     @property
     def world(self) -> World:
         """All series."""
-        return {**WELL, **self.changes}
+        return with_findings({**WELL, **self.changes}, self.minutes)
 
     @property
     def drawn_at(self) -> int:

@@ -32,7 +32,7 @@ from grpo_api.report.training_metrics import WEIGHTS_VERSION
 from ..process.recorder import Recorder
 from .phases import PhaseClock
 
-_TIMED = (f"{catalogue.PHASE_SECONDS.key}/", "checkpoint")
+_TIMED = (f"{catalogue.PHASE_SECONDS.key}/", "checkpoint", "straggler_ratio")
 """Metrics that this pod measures itself, at each step or save."""
 SAMPLES = 3
 """Completions kept of a generation."""

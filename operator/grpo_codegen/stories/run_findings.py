@@ -1,0 +1,83 @@
+"""The findings that rank 0 exports in a story: what the trainer's own rules say of its other series.
+
+So the alert on findings and the board can't tell a story otherwise than the trainer would.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from grpo_api.findings.diagnosis import RULES, Diagnosis
+from grpo_api.findings.step_row import step_row
+from grpo_api.findings.verdict import RunLimits
+from grpo_api.report import training_metrics as trainer
+
+from ..timelines import Timeline
+from .world import World, rank0
+
+_SERIES = re.compile(
+    r'(\w+)\{.*grpojob="run",attempt="(\d+)"[^,]*,pod="[^"]*"(?:,\w+="([^"]*)")?\}'
+)
+_KEYS = {metric.name: metric.key for metric in (*trainer.TRAINING, *trainer.LABELLED)}
+_STEP, _MAX_KL = "step", "max_kl"
+_KEYS |= {trainer.STEP.name: _STEP, trainer.MAX_KL.name: _MAX_KL}
+Exported = dict[int, dict[str, Timeline]]
+"""Timelines by attempt and key of the catalogue."""
+
+
+def with_findings(world: World, minutes: int) -> World:
+    """The series, with those of the findings that the job `run` has in these minutes."""
+    exported = _exported(world)
+    max_kl = exported.get(1, {}).get(_MAX_KL)
+    diagnosis = Diagnosis(RunLimits(max_kl=max_kl(0) if max_kl else None))
+    active: dict[str, dict[int, int]] = {name: {} for name in RULES}
+    last_step = 0.0
+    for minute in range(minutes + 1):
+        for logged in _logged_at(exported, minute):
+            if logged[_STEP] <= last_step:
+                continue
+            last_step = logged[_STEP]
+            row = step_row(logged)
+            if row is not None:
+                diagnosis.add(row)
+        for finding in diagnosis.findings:
+            active[finding.finding][minute] = attempt_at(exported, minute)
+    series: dict[str, Timeline] = {}
+    for name, attempts in active.items():
+        for attempt in exported:
+            line = _line(exported[attempt][_STEP], attempts, attempt)
+            series[rank0(trainer.FINDING, attempt, finding=name)] = line
+    return {**world, **series}
+
+
+def attempt_at(exported: Exported, minute: int) -> int:
+    """The newest attempt that exports a step in this minute; 0 for none."""
+    return max((number for number, lines in exported.items() if lines[_STEP](minute)), default=0)
+
+
+def _line(step: Timeline, attempts: Mapping[int, int], attempt: int) -> Timeline:
+    """1 while the finding holds in this attempt, 0 while it trains otherwise."""
+
+    def line(minute: int) -> float | None:
+        return None if step(minute) is None else float(attempts.get(minute) == attempt)
+
+    return line
+
+
+def _exported(world: World) -> Exported:
+    exported: Exported = {}
+    for name, line in world.items():
+        found = _SERIES.fullmatch(name)
+        if found is None or found[1] not in _KEYS:
+            continue
+        key = _KEYS[found[1]] + (f"/{found[3]}" if found[3] else "")
+        exported.setdefault(int(found[2]), {})[key] = line
+    return {number: lines for number, lines in exported.items() if _STEP in lines}
+
+
+def _logged_at(exported: Exported, minute: int) -> Iterator[dict[str, Any]]:
+    """What the attempt that trains in this minute logs."""
+    attempt = attempt_at(exported, minute)
+    if attempt:
+        values = {key: line(minute) for key, line in exported[attempt].items()}
+        yield {key: value for key, value in values.items() if value is not None}
