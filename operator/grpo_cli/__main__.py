@@ -14,6 +14,7 @@ from typing import Any
 from .show.errors import CliError
 
 COMMANDS = {
+    "init": "write a job to begin with, or the one that trains what a TRL script trains",
     "plan": "plan a job and say why: strategy, GPUs, memory, time",
     "gpus": "list the GPU products that the planner knows, and their short names",
     "render": "print the objects that the operator would create",

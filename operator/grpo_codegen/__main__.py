@@ -22,6 +22,7 @@ from . import (
     readme,
     recording,
     trl_fields,
+    trl_page,
 )
 from .dashboards import DASHBOARDS, grafana, page
 
@@ -47,6 +48,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "docs/metrics.md": documents.metrics,
     "docs/traces.md": documents.traces,
     "docs/findings.md": documents.findings,
+    "docs/from-trl.md": trl_page.render,
     "docs/planner-table.md": planner.table,
     "docs/gpu-products.md": planner.products,
     "docs/plan-schema.json": planner.schema,

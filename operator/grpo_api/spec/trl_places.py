@@ -1,4 +1,5 @@
-"""Where each field of GRPOConfig is set in a GRPOJob: one decision per field.
+"""Where each field of GRPOConfig, and each other setting of `trl grpo`, is set in a GRPOJob: one
+decision per field.
 
 A field whose value changes memory or time is a field of the spec that the planner reads, or it is
 refused. What is left may be overridden, and its entry says why the plan stays right.
@@ -297,3 +298,61 @@ PLACES: Mapping[str, Place] = (
     }
 )
 """Every field of GRPOConfig with its place."""
+
+_QUANTISED = "quantised base models are not trained: their gradients are not those of the weights"
+
+MODEL_PLACES: Mapping[str, Place] = {
+    "model_name_or_path": Place("Spec", "model.name", ""),
+    "model_revision": Place("Spec", "model.revision", ""),
+    "dtype": Place("Spec", "training.dtype", ""),
+    "attn_implementation": Place(
+        "Refused", "", "the memory model knows the attention that transformers chooses"
+    ),
+    "use_peft": Place("Spec", "adapter.use", ""),
+    "lora_r": Place("Spec", "adapter.rank", ""),
+    "lora_alpha": Place("Spec", "adapter.alpha", ""),
+    "lora_dropout": Place("Spec", "adapter.dropout", ""),
+    "lora_target_modules": Place("Spec", "adapter.targetModules", ""),
+    "lora_target_parameters": Place(
+        "Refused", "adapter.targetModules", "an adapter is made of modules"
+    ),
+    "lora_modules_to_save": Place(
+        "Refused", "adapter.targetModules", "modules that are trained whole take other memory"
+    ),
+    "lora_task_type": Place("Refused", "", "a job trains a causal language model"),
+    "use_rslora": Place(
+        "Refused", "adapter.alpha", "alpha times the square root of the rank is the same scale"
+    ),
+    "use_dora": Place("Refused", "adapter", "its magnitudes take other memory and time"),
+    "load_in_8bit": Place("Refused", "model.name", _QUANTISED),
+    "load_in_4bit": Place("Refused", "model.name", _QUANTISED),
+    "bnb_4bit_quant_type": Place("Refused", "model.name", _QUANTISED),
+    "use_bnb_nested_quant": Place("Refused", "model.name", _QUANTISED),
+    "bnb_4bit_quant_storage": Place("Refused", "model.name", _QUANTISED),
+}
+"""Every field of trl.ModelConfig with its place."""
+
+SCRIPT_PLACES: Mapping[str, Place] = {
+    "dataset_name": Place("Spec", "dataset.name", ""),
+    "dataset_config": Place("Spec", "dataset.config", ""),
+    "dataset_train_split": Place("Spec", "dataset.split", ""),
+    "dataset_test_split": Place(
+        "Refused",
+        "command",
+        "a run has no evaluation dataset; a second GRPOJob with command "
+        "[python, -m, grpo_trainer.evaluation] scores its model",
+    ),
+    "dataset_streaming": Place("Refused", "dataset", "the prompts are in memory"),
+    "ignore_bias_buffers": Place(
+        "Refused", "placement", "the plan decides how ranks work together"
+    ),
+    "reward_model_name_or_path": Place("Spec", "rewards[].model.name", ""),
+    "reward_funcs": Place("Spec", "rewards[].python.function", ""),
+    "datasets": Place("Spec", "dataset", ""),
+    "streaming": Place("Refused", "dataset", "the prompts are in memory"),
+    "test_split_size": Place("Refused", "dataset.split", "a run has no evaluation dataset"),
+}
+"""Every field of GRPOScriptArguments and DatasetMixtureConfig with its place."""
+
+CLI_PLACES: Mapping[str, Place] = {**MODEL_PLACES, **SCRIPT_PLACES}
+"""Every setting of `trl grpo` that is none of GRPOConfig's."""

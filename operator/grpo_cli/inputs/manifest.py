@@ -107,7 +107,7 @@ def _jobs_of_files(source: str) -> list[tuple[str, dict[str, Any]]]:
             f"{KIND}`"
         )
     for file, job in jobs:
-        if problem := _problem(job):
+        if problem := reading_problem(job):
             raise ManifestError(f"{file}: {problem}")
     return jobs
 
@@ -150,7 +150,25 @@ def load_value(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
-def _problem(job: dict[str, Any]) -> str:
+def load_lines(text: str) -> dict[str, tuple[Any, int]]:
+    """The entries of one YAML mapping, each with its line.
+
+    Raises:
+        yaml.YAMLError: the text is no YAML.
+        ValueError: it is no mapping, or a number in it has no digits, such as `0b_`.
+        RecursionError: it is nested deeper than Python's stack.
+    """
+    node = yaml.compose(text, Loader=_Loader)
+    values = yaml.load(text, Loader=_Loader)
+    if not isinstance(node, yaml.MappingNode):
+        raise ValueError(  # noqa: TRY004  # of the text, not of a type
+            "the file holds no settings; write them as key: value"
+        )
+    lines = {key.value: key.start_mark.line + 1 for key, _ in node.value}
+    return {str(key): (value, lines.get(str(key), 0)) for key, value in values.items()}
+
+
+def reading_problem(job: dict[str, Any]) -> str:
     """What keeps a GRPOJob from being read at all; empty when nothing does."""
     metadata = job.get("metadata")
     if job.get("apiVersion") != API_VERSION:

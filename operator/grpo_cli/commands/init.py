@@ -1,0 +1,110 @@
+"""`grpo init`: writes a GRPOJob to begin with, or the one that trains what a TRL script trains.
+
+The script is read and never run: it may be anybody's. What it computes, and what a job does not
+have, is on stderr and at the top of the file, with its line and what to do. Exit codes: 0 written,
+2 the file can't be read or makes no single trainer.
+"""
+
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+
+import yaml
+
+from ..from_trl.cli_config import read_config
+from ..from_trl.job_file import render, small_job
+from ..from_trl.job_spec import job_documents, job_name
+from ..from_trl.script_reader import read_script
+from ..from_trl.trl_run import Given, TrlError, TrlRun
+from ..inputs.manifest import load_lines, reading_problem
+from ..show.errors import ManifestError, OptionError
+
+WRITTEN = 0
+YAML_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument(
+        "--from-trl",
+        metavar="FILE",
+        help="a Python script that makes a GRPOTrainer, or the YAML file of `trl grpo --config`",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write here; unset: to stdout")
+    parser.add_argument("--name", help="metadata.name of the job; unset: by the file's name")
+    parser.add_argument(
+        "--processes",
+        type=_count,
+        metavar="N",
+        help="processes that the script is launched on, one a GPU. Unset: 1, and a note says so",
+    )
+    parser.add_argument("--model", metavar="ID", help="the model, where the script computes it")
+    parser.add_argument(
+        "--parameters", metavar="SIZE", help="size of a model that the planner doesn't know"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Writes the job."""
+    if options.from_trl is None:
+        for option in ("processes", "model", "parameters"):
+            if getattr(options, option) is not None:
+                raise OptionError(f"--{option} goes with --from-trl")
+        _write(options, small_job(options.name or "first-grpo"))
+        return WRITTEN
+    source = Path(options.from_trl)
+    try:
+        trl_run = _read(source)
+        name = options.name or job_name(source.name)
+        documents = job_documents(
+            trl_run, name, options.processes, options.model, options.parameters
+        )
+        text = render(source.name, documents, trl_run.notes)
+    except TrlError as error:
+        raise ManifestError(str(error)) from error
+    if problem := reading_problem(documents[-1]):
+        raise OptionError(f"--name: {problem}")
+    _write(options, text)
+    for note in trl_run.notes:
+        print(f"grpo: {source.name}: {note}", file=sys.stderr)
+    return WRITTEN
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65536:
+        raise ArgumentTypeError(f"{text!r} is no number of processes; write 1 to 65536")
+    return int(text)
+
+
+def _read(source: Path) -> TrlRun:
+    try:
+        text = source.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise ManifestError(f"{source}: {error}") from error
+
+    def read_module(name: str) -> str | None:
+        path = source.parent / f"{name}.py"
+        try:
+            return path.read_text(encoding="utf-8") if path.is_file() else None
+        except (OSError, ValueError):
+            return None
+
+    if source.suffix.lower() not in YAML_SUFFIXES:
+        return read_script(text, source.name, read_module)
+    try:
+        lines = load_lines(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ManifestError(f"{source}: {' '.join(str(error).split())}") from error
+    values = {name: Given(value, line) for name, (value, line) in lines.items()}
+    return read_config(values, source.name, read_module)
+
+
+def _write(options: Namespace, text: str) -> None:
+    if options.output is None:
+        print(text, end="")
+        return
+    try:
+        Path(options.output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"-o {options.output}: {error.strerror}") from error

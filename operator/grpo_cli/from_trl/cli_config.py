@@ -1,0 +1,160 @@
+"""Reads the YAML file of `trl grpo --config`: the fields of GRPOConfig, ModelConfig and
+GRPOScriptArguments, and a mixture of datasets, all at the top level."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_api.spec.trl_fields import FIELDS
+from grpo_api.spec.trl_places import CLI_PLACES
+
+from .reward_reader import metric_name
+from .trl_run import Given, ReadModule, RewardUse, TrlError, TrlRun
+
+BUILT_IN = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+"""Reward functions that TRL's command has under these names."""
+OVERLONG = "get_soft_overlong_punishment"
+_OVERLONG_FILE = '''"""Reward functions of `trl grpo`."""
+
+from trl.rewards import get_soft_overlong_punishment
+
+soft_overlong_punishment_reward = get_soft_overlong_punishment(
+    max_completion_len=1280, soft_punish_cache=256
+)
+'''
+_LORA = {
+    "lora_r": "r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "lora_target_modules": "target_modules",
+    "lora_target_parameters": "target_parameters",
+    "lora_modules_to_save": "modules_to_save",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+}
+"""ModelConfig's fields, by LoraConfig's."""
+LORA_DEFAULTS = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
+"""ModelConfig's defaults, which are not PEFT's."""
+
+
+def read_config(values: Mapping[str, Given], source: str, read_module: ReadModule) -> TrlRun:
+    """The run that a configuration describes, by the values of its keys.
+
+    Raises:
+        TrlError: none of the keys is one of `trl grpo`.
+    """
+    known = {*FIELDS, *CLI_PLACES}
+    if not known & set(values):
+        raise TrlError(
+            f"{source} has no setting of `trl grpo`: its keys are fields of GRPOConfig, "
+            "ModelConfig and GRPOScriptArguments, such as model_name_or_path"
+        )
+    run = TrlRun(source)
+    typed = {name: _typed(name, given) for name, given in values.items()}
+    for name, given in typed.items():
+        if name == "env":
+            run.note(given.line, name, "", "set spec.env; secrets go there by valueFrom")
+        elif name in FIELDS or name not in CLI_PLACES:
+            run.config[name] = given
+        elif CLI_PLACES[name].kind == "Refused" and given.value not in (None, False):
+            place = CLI_PLACES[name]
+            fix = f"; use spec.{place.path}" if place.path else ""
+            run.note(given.line, name, given.value, f"{place.reason}{fix}")
+    _read_model(run, typed)
+    _read_dataset(run, typed)
+    _read_rewards(run, typed, read_module)
+    return run
+
+
+def _typed(name: str, given: Given) -> Given:
+    """A text that TRL's parser would read as a number, as one: YAML takes `5e-6` for a text."""
+    field = FIELDS.get(name)
+    is_number = field is not None and re.match("(int|float)", field.type)
+    if not is_number or not isinstance(given.value, str):
+        return given
+    try:
+        number = float(given.value)
+    except ValueError:
+        return given
+    return Given(int(number) if number.is_integer() else number, given.line)
+
+
+def _read_model(run: TrlRun, values: Mapping[str, Given]) -> None:
+    run.model = values.get("model_name_or_path")
+    for name, argument in {"model_revision": "revision", "dtype": "dtype"}.items():
+        if name in values:
+            run.model_arguments[argument] = values[name]
+    if values.get("attn_implementation"):
+        run.model_arguments["attn_implementation"] = values["attn_implementation"]
+    use_peft = values.get("use_peft")
+    if use_peft is None or use_peft.value is not True:
+        for name in _LORA:
+            if name in values:
+                run.note(values[name].line, name, values[name].value, "no effect without use_peft")
+        return
+    run.lora = {_LORA[name]: Given(value, 0) for name, value in LORA_DEFAULTS.items()}
+    run.lora |= {_LORA[name]: values[name] for name in _LORA if name in values}
+
+
+def _read_dataset(run: TrlRun, values: Mapping[str, Given]) -> None:
+    mixture = values.get("datasets")
+    use = run.dataset
+    if mixture is not None and mixture.value:
+        parts = mixture.value if isinstance(mixture.value, list) else []
+        part = parts[0] if len(parts) == 1 and isinstance(parts[0], dict) else None
+        extra = set(part or {}) - {"path", "name", "split", "columns"}
+        if part is None or extra or not isinstance(part.get("path"), str):
+            use.is_made_by_script = True
+            advice = (
+                "a job has one dataset: write the mixture's rows to a file "
+                '(`trl.get_dataset(…)["train"].to_json`) on the claim of dataset.files'
+            )
+            run.note(mixture.line, "datasets", mixture.value, advice)
+            return
+        use.name, use.config, use.split = part["path"], part.get("name"), part.get("split")
+        return
+    texts = {
+        field: values[key].value
+        for field, key in (
+            ("name", "dataset_name"),
+            ("config", "dataset_config"),
+            ("split", "dataset_train_split"),
+        )
+        if key in values
+    }
+    use.name, use.config, use.split = (texts.get(key) for key in ("name", "config", "split"))
+    if use.name is None:
+        use.is_made_by_script = True
+        run.note(0, "dataset_name", "", "not given: put the rows on the claim of dataset.files")
+
+
+def _read_rewards(run: TrlRun, values: Mapping[str, Given], read_module: ReadModule) -> None:
+    model = values.get("reward_model_name_or_path")
+    if model is not None and isinstance(model.value, str):
+        run.rewards.append(RewardUse(model.line, model.value))
+    functions = values.get("reward_funcs")
+    if functions is None:
+        return
+    names: Any = functions.value if isinstance(functions.value, list) else [functions.value]
+    for name in names:
+        if name == OVERLONG:
+            run.reward_files["rewards.py"] = _OVERLONG_FILE
+            attribute = "soft_overlong_punishment_reward"
+            reward = RewardUse(functions.line, attribute, f"rewards:{attribute}", True)
+            run.rewards.append(reward)
+        elif name in BUILT_IN:
+            run.rewards.append(RewardUse(functions.line, name, f"trl.rewards:{name}"))
+        elif isinstance(name, str) and "." in name:
+            run.rewards.append(_imported(run, functions.line, name, read_module))
+        else:
+            run.note(functions.line, "reward_funcs", name, "no reward function of `trl grpo`")
+
+
+def _imported(run: TrlRun, line: int, path: str, read_module: ReadModule) -> RewardUse:
+    module, _, name = path.rpartition(".")
+    text = read_module(module) if "." not in module else None
+    if text is None:
+        run.note(line, "reward_funcs", path, f"the training image must have the module {module!r}")
+        return RewardUse(line, metric_name(name), f"{module}:{name}")
+    run.reward_files[f"{module}.py"] = text
+    return RewardUse(line, metric_name(name), f"{module}:{name}", is_in_config_map=True)

@@ -1,0 +1,366 @@
+"""Puts GRPOConfig's fields where the spec has them, by the decisions of `trl_places.py`.
+
+A job must train what the script trains. So TRL's defaults are written where a job has others, and a
+field that has no place becomes a note. A few fields have the same meaning in other units: batches,
+warm-up, precision and the engine.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from grpo_api.spec.trl_fields import FIELDS
+from grpo_api.spec.trl_places import PLACES
+
+from .spec_builder import SpecBuilder
+from .trackers import put_trackers
+from .trl_run import Given, TrlRun
+
+OPTIMIZERS = {
+    "adamw_torch": "AdamW",
+    "adamw_torch_fused": "AdamW",
+    "adamw_8bit": "AdamW8bit",
+    "adamw_bnb_8bit": "AdamW8bit",
+}
+"""transformers' names of the optimizers that a job has."""
+SWITCHES = {True: "Enabled", False: "Disabled"}
+FORMER = {
+    "max_prompt_length": "training.maxPromptLength",
+    "warmup_ratio": "training.warmupRatio",
+}
+"""Fields of earlier TRL versions that a job has."""
+SWITCHED_BY = {
+    "hub_model_id": "push_to_hub",
+    "hub_private_repo": "push_to_hub",
+    "project": "report_to",
+    "run_name": "report_to",
+    "trackio_space_id": "report_to",
+    "vllm_mode": "use_vllm",
+}
+"""Fields that only count where another one is set."""
+PLAIN = ("training.", "generation.", "checkpoint.", "model.", "dataset.shuffle")
+"""Beginnings of the paths whose fields take TRL's value, unless the spec has words of its own."""
+BATCHING = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "generation_batch_size",
+    "steps_per_generation",
+    "num_generations",
+)
+
+
+class ConfigFields:
+    """Translates the fields of one run's GRPOConfig."""
+
+    def __init__(self, run: TrlRun, builder: SpecBuilder, processes: int | None) -> None:
+        self.run = run
+        self.builder = builder
+        self.processes = processes
+        self._special: dict[str, Callable[[str, Given], None]] = {
+            "activation_checkpointing": self._put_switch,
+            "bf16": self._put_precision,
+            "ds3_gather_for_generation": self._put_switch,
+            "generation_kwargs": self._put_sampling,
+            "gradient_checkpointing": self._put_switch,
+            "hub_model_id": self._read_with,
+            "hub_private_repo": self._read_with,
+            "learning_rate": self._put_rate,
+            "max_steps": self._put_steps,
+            "model_init_kwargs": self._skip,
+            "optim": self._put_optimizer,
+            "project": self._read_with,
+            "push_to_hub": self._put_hub,
+            "ref_model_mixup_alpha": self._put_sync,
+            "ref_model_sync_steps": self._put_sync,
+            "report_to": lambda name, given: put_trackers(self.run, self.builder, name, given),
+            "reward_weights": self._skip,
+            "run_name": self._read_with,
+            "scale_rewards": self._put_scale,
+            "sync_ref_model": self._put_sync,
+            "top_k": self._put_top_k,
+            "trackio_space_id": self._read_with,
+            "use_cpu": self._put_accelerator,
+            "use_vllm": self._put_engine,
+            "vllm_importance_sampling_correction": self._put_correction,
+            "vllm_importance_sampling_mode": self._put_correction_mode,
+            "vllm_mode": self._read_with,
+            "vllm_tensor_parallel_size": self._put_tensor_parallel,
+            "warmup_steps": self._put_warmup,
+        }
+        """Fields whose value the spec has in other words."""
+
+    def value(self, name: str) -> Any:
+        """A field as the script has it: given, or TRL's default."""
+        given = self.run.config.get(name)
+        return given.value if given else FIELDS[name].default
+
+    def translate(self) -> None:
+        """Put every field of the run into the spec, or note it."""
+        self._put_defaults()
+        self._put_batches()
+        for name, given in self.run.config.items():
+            if name in FORMER:
+                self.builder.put(FORMER[name], given.value, name, given)
+            elif name not in FIELDS:
+                self._note(name, given, "TRL 1.16 has no such field")
+            elif name in self._special:
+                self._special[name](name, given)
+            elif name not in BATCHING:
+                self._put_by_place(name, given)
+
+    def _put_defaults(self) -> None:
+        """TRL's defaults where a job's own differ."""
+        self.builder.put("training.beta", FIELDS["beta"].default)
+        if not self._has_steps():
+            self.builder.put("training.numTrainEpochs", FIELDS["num_train_epochs"].default)
+        # TRL drops no prompt, however long; a job would, so it is told to stop at one.
+        self.builder.put("dataset.onLongPrompt", "Fail")
+        longest = self.value("vllm_max_model_length")
+        completion = self.value("max_completion_length")
+        if isinstance(longest, int) and isinstance(completion, int) and longest > completion:
+            self.builder.put("training.maxPromptLength", longest - completion)
+
+    def _put_by_place(self, name: str, given: Given) -> None:
+        place = PLACES[name]
+        if given.value == FIELDS[name].default and place.kind == "Refused":
+            return
+        if place.kind == "Refused":
+            fix = f"; use spec.{place.path}" if place.path else ""
+            self._note(name, given, f"{place.reason}{fix}")
+        elif name.startswith("vllm_") and not self.value("use_vllm") and "clip" not in name:
+            self._note(name, given, "it has no effect without use_vllm")
+        elif given.value is None and FIELDS[name].default is None:
+            return
+        elif given.value is not None and place.path.startswith(PLAIN):
+            self.builder.put(place.path, given.value, name, given)
+        else:
+            self._note(name, given, f"set spec.{place.path}")
+
+    def _note(self, name: str, given: Given, advice: str) -> None:
+        self.run.note(given.line, name, given.value, advice)
+
+    def _skip(self, name: str, given: Given) -> None:
+        """Read with the model or the rewards."""
+
+    def _read_with(self, name: str, given: Given) -> None:
+        """Read with another field; without that one it has no effect."""
+        switch = SWITCHED_BY[name]
+        if self.value(switch) in (None, False, "none", []) and given.value is not None:
+            self._note(name, given, f"it has no effect without {switch}")
+
+    def _put_batches(self) -> None:
+        """Prompts of a step; TRL counts completions of one process and one micro-batch."""
+        numbers = [self.value(name) for name in (BATCHING[0], BATCHING[1], "num_generations")]
+        if not all(isinstance(number, int) and number > 0 for number in numbers):
+            self._note_batches("a step has no whole number of completions; set promptsPerStep")
+            return
+        device_batch, accumulation, group = numbers
+        completions = device_batch * accumulation * (self.processes or 1)
+        prompts = max(1, math.ceil(completions / group))
+        whole = prompts * group == completions
+        given = self.run.config.get("num_generations")
+        self.builder.put("training.numGenerations", group, "num_generations", given)
+        self.builder.put("training.promptsPerStep", prompts, BATCHING[0], self._given_batch())
+        if self.processes is None:
+            advice = (
+                f"one process was assumed, so that a step has {completions} completions; "
+                "give --processes N for a script that runs on N GPUs"
+            )
+            self.run.note(0, "training.promptsPerStep", str(prompts), advice)
+        if not whole:
+            advice = (
+                f"a step of {completions} completions has no whole groups of {group}; a job's has "
+                f"{prompts * group}"
+            )
+            self._note_batches(advice)
+        device_given = self.run.config.get(BATCHING[0])
+        if whole and (device_given or self._depends_on_micro_batch()):
+            path = "training.perDeviceTrainBatchSize"
+            self.builder.put(path, device_batch, BATCHING[0], device_given)
+        self._put_generation_batch(device_batch, prompts * group)
+
+    def _depends_on_micro_batch(self) -> bool:
+        """True if another split of a step trains something else."""
+        has_bonus = self.value("entropy_coef") != 0 or self.value("use_adaptive_entropy")
+        quantile = self.value("top_entropy_quantile")
+        return bool(self.value("loss_type") == "bnpo" or has_bonus or quantile != 1)
+
+    def _given_batch(self) -> Given | None:
+        return self.run.config.get(BATCHING[0]) or self.run.config.get(BATCHING[1])
+
+    def _note_batches(self, advice: str) -> None:
+        for name in BATCHING:
+            if name in self.run.config:
+                self._note(name, self.run.config[name], advice)
+
+    def _put_generation_batch(self, device_batch: int, step: int) -> None:
+        """What is generated at a time, where it is not one step's worth."""
+        for name in ("generation_batch_size", "steps_per_generation"):
+            given = self.run.config.get(name)
+            if given is None or given.value is None:
+                continue
+            size = given.value
+            if name == "steps_per_generation" and isinstance(size, int):
+                size *= device_batch * (self.processes or 1)
+            if not isinstance(size, int) or size < step or size % step:
+                advice = f"a job generates whole steps of {step} completions; one was taken"
+                self._note(name, given, advice)
+            elif size != step:
+                self.builder.put("training.generationBatchSize", size, name, given)
+
+    def _has_steps(self) -> bool:
+        steps = self.value("max_steps")
+        return isinstance(steps, int) and steps > 0
+
+    def _put_steps(self, name: str, given: Given) -> None:
+        if self._has_steps():
+            self.builder.put("training.maxSteps", given.value, name, given)
+        elif not isinstance(given.value, int):
+            self._note(name, given, "set training.maxSteps")
+
+    def _put_rate(self, name: str, given: Given) -> None:
+        """An adapter's rate is a field of its own, without which the plan warns."""
+        path = "training.learningRate" if self.run.lora is None else "adapter.learningRate"
+        self.builder.put(path, given.value, name, given)
+
+    def _put_warmup(self, name: str, given: Given) -> None:
+        """transformers takes a number below 1 as a share of the steps, and rounds it up."""
+        steps = given.value
+        if not isinstance(steps, int | float) or isinstance(steps, bool):
+            self._note(name, given, "set training.warmupRatio")
+        elif steps < 1:
+            self.builder.put("training.warmupRatio", steps, name, given)
+        elif self._has_steps():
+            ratio = _share(int(steps), self.value("max_steps"))
+            self.builder.put("training.warmupRatio", ratio, name, given)
+        else:
+            advice = "set training.warmupRatio to this share of all steps, or training.maxSteps"
+            self._note(name, given, advice)
+
+    def _put_precision(self, name: str, given: Given) -> None:
+        """TRL's bf16 is autocast over float32 weights, which is a job's dtype Auto."""
+        if given.value is False:
+            self.builder.put("training.dtype", "float32", name, given)
+            if not self.value("use_cpu"):
+                advice = "float32 weights; on GPUs that have bfloat16 they compute under autocast"
+                self._note(name, given, advice)
+        elif given.value and self.value("use_cpu"):
+            self._note(name, given, "on CPUs a job computes in float32")
+
+    def _put_switch(self, name: str, given: Given) -> None:
+        if given.value in (True, False):
+            self.builder.put(PLACES[name].path, SWITCHES[given.value], name, given)
+        elif given.value is not None:
+            self._note(name, given, f"set spec.{PLACES[name].path}")
+
+    def _put_optimizer(self, name: str, given: Given) -> None:
+        optimizer = OPTIMIZERS.get(given.value) if isinstance(given.value, str) else None
+        if optimizer is None:
+            self._note(name, given, f"a job has {' and '.join(sorted(set(OPTIMIZERS.values())))}")
+            return
+        self.builder.put("training.optimizer", optimizer, name, given)
+        if given.value == "adamw_torch":
+            self._note(name, given, "taken as AdamW by fused kernels, equal up to rounding")
+
+    def _put_scale(self, name: str, given: Given) -> None:
+        # A bool is an int: 1 would pass for True.
+        words = {True: "group", False: "none"} if isinstance(given.value, bool) else {}
+        value = words.get(given.value, given.value)
+        self.builder.put("training.scaleRewards", value, name, given)
+
+    def _put_top_k(self, name: str, given: Given) -> None:
+        is_off = given.value is None or given.value == -1
+        self.builder.put("training.topK", 0 if is_off else given.value, name, given)
+
+    def _put_accelerator(self, name: str, given: Given) -> None:
+        if given.value is not True:
+            return
+        self.builder.put("placement.accelerator", "CPU", name, given)
+        if "bf16" not in self.run.config and not self.value("fp16"):
+            advice = (
+                "TRL computes under bfloat16 autocast unless bf16=False; a job on CPUs in float32"
+            )
+            self._note(name, given, advice)
+
+    def _put_engine(self, name: str, given: Given) -> None:
+        if given.value is not True:
+            self.builder.put("generation.engine", "Transformers", name, given)
+            return
+        kinds = {"colocate": "Colocated", "server": "Servers"}
+        mode = self.run.config.get("vllm_mode", Given(FIELDS["vllm_mode"].default, given.line))
+        kind = kinds.get(mode.value) if isinstance(mode.value, str) else None
+        if kind is None:
+            self._note("vllm_mode", mode, "set spec.generation.engine")
+            return
+        self.builder.put("generation.engine", kind, name, given)
+
+    def _put_sampling(self, name: str, given: Given) -> None:
+        """Further arguments of sampling, which belong to the engine that the script has."""
+        if not isinstance(given.value, dict):
+            if given.value is not None:
+                self._note(name, given, "set spec.generation.kwargs")
+            return
+        arguments = dict(given.value)
+        is_engine = bool(self.value("use_vllm"))
+        stop = arguments.pop("stop" if is_engine else "stop_strings", None)
+        if stop is not None:
+            stops = [stop] if isinstance(stop, str) else stop
+            self.builder.put("generation.stop", stops, name, given)
+        if arguments:
+            self.builder.put("generation.kwargs", arguments, name, given)
+            if is_engine:
+                self.builder.put("generation.fallback", "Never")
+            else:
+                self.builder.put("generation.engine", "Transformers")
+
+    def _put_tensor_parallel(self, name: str, given: Given) -> None:
+        if self.value("use_vllm") and self.value("vllm_mode") == "server":
+            self.builder.put("generation.servers.gpusPerReplica", given.value, name, given)
+        elif given.value != FIELDS[name].default:
+            self._note(name, given, "only engines in pods of their own span GPUs: engine Servers")
+
+    def _put_correction(self, name: str, given: Given) -> None:
+        if given.value is False:
+            self.builder.put("training.importanceSampling.mode", "none", name, given)
+
+    def _put_correction_mode(self, name: str, given: Given) -> None:
+        level, _, mode = str(given.value).partition("_")
+        self.builder.put("training.importanceSampling.level", level, name, given)
+        if self.value("vllm_importance_sampling_correction") is not False:
+            self.builder.put("training.importanceSampling.mode", mode, name, given)
+
+    def _put_sync(self, name: str, given: Given) -> None:
+        if not self.value("sync_ref_model") or not self.value("beta"):
+            if given.value != FIELDS[name].default:
+                advice = "it has no effect without sync_ref_model and a beta above 0"
+                self._note(name, given, advice)
+        elif name == "sync_ref_model":
+            if self.builder.get("reference.sync") is None:
+                self.builder.put("reference.sync", {})
+        else:
+            self.builder.put(PLACES[name].path, given.value, name, given)
+
+    def _put_hub(self, name: str, given: Given) -> None:
+        repository = self.run.config.get("hub_model_id")
+        if given.value is not True:
+            return
+        if repository is None or "/" not in str(repository.value):
+            self._note(name, given, "set export.hub.repository, with its namespace")
+            return
+        private = self.run.config.get("hub_private_repo")
+        self.builder.put("export.to", "Hub")
+        self.builder.put("export.hub.repository", repository.value, "hub_model_id", repository)
+        self.builder.put("export.hub.private", bool(private and private.value))
+        self.builder.put("export.hub.tokenSecretRef", {"name": "hub-token", "key": "token"})
+        advice = "put a token that may write into the Secret hub-token, key token"
+        self._note("hub_model_id", repository, advice)
+
+
+def _share(steps: int, of: int) -> float:
+    """The share of `of` steps that transformers rounds up to so many."""
+    if steps >= of:
+        return 1.0
+    share = steps / of
+    while math.ceil(of * share) > steps:
+        share = math.nextafter(share, 0.0)
+    return share

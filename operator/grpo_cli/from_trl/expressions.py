@@ -1,0 +1,391 @@
+"""Finds out what an expression of a script is, without running it.
+
+Names are followed to what they are bound to: constants, arithmetic of constants, literal dicts,
+defaults of argparse and of dataclasses that TrlParser fills. Everything else is `Computed`. A name
+that a branch or a loop binds again is computed, too: which binding counts is known only at run
+time.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from textwrap import dedent
+from typing import Any
+
+from .syntax import (
+    Function,
+    bound_names,
+    called_name,
+    dotted_name,
+    field_default,
+    function_named,
+    function_result,
+    last_line,
+    option_name,
+    parameters_of,
+    parser_options,
+    statements,
+)
+from .trl_run import Note
+
+DTYPES = ("bfloat16", "float16", "float32")
+MAX_EXPONENT = 64
+MAX_CALLS = 8
+"""Functions that are followed one after the other."""
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_PARSING = (
+    "parse_args",
+    "parse_known_args",
+    "parse_args_and_config",
+    "parse_args_into_dataclasses",
+)
+
+
+class Computed(Exception):
+    """The expression is known only when the script runs."""
+
+    def __init__(self, node: ast.AST, why: str = "it is computed when the script runs") -> None:
+        super().__init__(why)
+        self.line: int = getattr(node, "lineno", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What binds a name."""
+
+    line: int
+    end: int
+    """Last line of the statement; a name below it reads what it binds."""
+    value: ast.expr | ast.stmt | None
+    """The expression, or the definition or import; None where a loop or a caller binds it."""
+    index: int | None = None
+    """Position in a tuple that is unpacked."""
+    is_conditional: bool = False
+    scope: "Scope | None" = None
+    """Where the value is to be read; None where the name is bound."""
+
+
+@dataclass(slots=True)
+class Scope:
+    """Names of a module or a function, and of what is around it."""
+
+    module: ast.Module
+    body: Sequence[ast.stmt]
+    outer: "Scope | None" = None
+    bindings: dict[str, list[Binding]] = field(default_factory=dict)
+    assumptions: list[Note] = field(default_factory=list)
+    """Defaults that the command line or the environment can replace; one list for all scopes."""
+    _evaluating: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for statement, is_conditional in statements(self.body):
+            end = last_line(statement)
+            for name, value, index in bound_names(statement):
+                binding = Binding(statement.lineno, end, value, index, is_conditional)
+                self.bindings.setdefault(name, []).append(binding)
+
+    def inside(
+        self, function: Function, call: ast.Call | None = None, caller: "Scope | None" = None
+    ) -> "Scope":
+        """The scope of a function of this scope; a call gives its parameters values, which are read
+        in the caller's scope."""
+        scope = Scope(self.module, function.body, self, assumptions=self.assumptions)
+        for name, value, is_default in parameters_of(function, call or self._only_call(function)):
+            read_in = None if is_default else caller or self
+            binding = Binding(function.lineno, function.lineno, value, scope=read_in)
+            scope.bindings.setdefault(name, []).insert(0, binding)
+        return scope
+
+    def _only_call(self, function: Function) -> ast.Call | None:
+        """The script's call of a function, if there is one only."""
+        calls = [
+            node
+            for node in ast.walk(self.module)
+            if isinstance(node, ast.Call) and called_name(node) == function.name
+        ]
+        return calls[0] if len(calls) == 1 else None
+
+    def lookup(self, name: ast.Name, *, is_outer: bool = False) -> tuple[Binding, "Scope"] | None:
+        """What a name is bound to where it stands, and the scope to read that in.
+
+        Raises:
+            Computed: a branch or a loop binds it again.
+        """
+        found = self.bindings.get(name.id)
+        if not found:
+            return self.outer.lookup(name, is_outer=True) if self.outer else None
+        if len(found) > 1 and any(binding.is_conditional for binding in found):
+            lines = ", ".join(str(binding.line) for binding in found)
+            raise Computed(name, f"{name.id} is assigned at lines {lines}, depending on conditions")
+        before = [binding for binding in found if binding.end < name.lineno]
+        if not before and not is_outer:
+            raise Computed(name)
+        # A function may be called below all that the script binds.
+        binding = (before or found)[-1]
+        return binding, binding.scope or self
+
+    def first_binding(self, name: ast.Name) -> tuple[Binding, "Scope"] | None:
+        """What binds a name first, whatever changes it later."""
+        found = self.bindings.get(name.id)
+        if found:
+            return found[0], found[0].scope or self
+        return self.outer.first_binding(name) if self.outer else None
+
+    def resolve(self, node: ast.expr) -> tuple[ast.expr | ast.stmt, "Scope", int | None]:
+        """Follow names to the expression or statement behind them, its scope, and its position in
+        a tuple that is unpacked.
+
+        Raises:
+            Computed: a name leads to no expression.
+        """
+        scope, index = self, None
+        visited: set[int] = set()
+        current: ast.expr | ast.stmt = node
+        while isinstance(current, ast.Name):
+            found = scope.lookup(current)
+            if found is None:
+                break
+            binding, scope = found
+            if binding.value is None or id(binding.value) in visited:
+                raise Computed(node)
+            visited.add(id(binding.value))
+            index = binding.index
+            current = binding.value
+        return current, scope, index
+
+    def follow(self, node: ast.expr) -> tuple[ast.expr | ast.stmt, "Scope", int | None]:
+        """As resolve, and on through functions of the script to what they return.
+
+        Raises:
+            Computed: a name leads to no expression.
+        """
+        target, scope, index = self.resolve(node)
+        for _ in range(MAX_CALLS):
+            if not isinstance(target, ast.Call) or not isinstance(target.func, ast.Name):
+                break
+            name = target.func.id
+            function, result = function_named(self.module, name), function_result(self.module, name)
+            if function is None or result is None:
+                break
+            inner = scope.root.inside(function, target, scope)
+            if index is not None and isinstance(result, ast.Tuple) and index < len(result.elts):
+                result, index = result.elts[index], None
+            if index is not None:
+                break
+            target, scope, index = inner.resolve(result)
+        return target, scope, index
+
+    @property
+    def root(self) -> "Scope":
+        """The module's scope."""
+        return self.outer.root if self.outer else self
+
+    def evaluate(self, node: ast.expr) -> Any:
+        """The constant that an expression is.
+
+        Raises:
+            Computed: it is none.
+        """
+        if id(node) in self._evaluating:
+            raise Computed(node)
+        self._evaluating.add(id(node))
+        try:
+            return self._evaluate(node)
+        except (ArithmeticError, ValueError, TypeError) as error:
+            raise Computed(node) from error
+        finally:
+            self._evaluating.discard(id(node))
+
+    def _evaluate(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return self._evaluate_name(node)
+            case ast.List() | ast.Tuple():
+                return [self.evaluate(element) for element in node.elts]
+            case ast.Dict():
+                return self._evaluate_dict(node)
+            case ast.UnaryOp(op=ast.USub()):
+                return -self.evaluate(node.operand)
+            case ast.UnaryOp(op=ast.Not()):
+                return not self.evaluate(node.operand)
+            case ast.BinOp():
+                return self._evaluate_operation(node)
+            case ast.JoinedStr():
+                return "".join(self._evaluate_part(part) for part in node.values)
+            case ast.Attribute():
+                return self._evaluate_attribute(node)
+            case ast.Call():
+                return self._evaluate_call(node)
+            case ast.Subscript():
+                return self._evaluate_item(node)
+        raise Computed(node)
+
+    def _evaluate_name(self, node: ast.Name) -> Any:
+        target, scope, index = self.resolve(node)
+        if index is not None and isinstance(target, ast.Tuple | ast.List):
+            return scope.evaluate(target.elts[index])
+        if index is not None or not isinstance(target, ast.expr) or isinstance(target, ast.Name):
+            raise Computed(node)
+        return scope.evaluate(target)
+
+    def _evaluate_dict(self, node: ast.Dict) -> dict[Any, Any]:
+        result: dict[Any, Any] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            if key is None:
+                result |= self._mapping(value)
+            else:
+                result[self.evaluate(key)] = self.evaluate(value)
+        return result
+
+    def _mapping(self, node: ast.expr) -> dict[Any, Any]:
+        value = self.evaluate(node)
+        if not isinstance(value, dict):
+            raise Computed(node)
+        return value
+
+    def _evaluate_operation(self, node: ast.BinOp) -> Any:
+        left, right = self.evaluate(node.left), self.evaluate(node.right)
+        is_number = isinstance(left, int | float) and isinstance(right, int | float)
+        is_joined = type(left) is type(right) and isinstance(left, str | list)
+        function = _OPERATORS.get(type(node.op))
+        if function is None or not (is_number or (is_joined and isinstance(node.op, ast.Add))):
+            raise Computed(node)
+        # `9**9**9` would take the memory of the machine.
+        if isinstance(node.op, ast.Pow) and max(abs(left), abs(right)) > MAX_EXPONENT:
+            raise Computed(node)
+        return function(left, right)
+
+    def _evaluate_part(self, part: ast.expr) -> str:
+        if isinstance(part, ast.FormattedValue):
+            if part.format_spec is not None or part.conversion != -1:
+                raise Computed(part)
+            return str(self.evaluate(part.value))
+        return str(self.evaluate(part))
+
+    def _evaluate_item(self, node: ast.Subscript) -> Any:
+        container, key = self.evaluate(node.value), self.evaluate(node.slice)
+        if isinstance(container, dict | list):
+            try:
+                return container[key]
+            except LookupError as error:
+                raise Computed(node) from error
+        raise Computed(node)
+
+    def _evaluate_attribute(self, node: ast.Attribute) -> Any:
+        if dotted_name(node) in {f"torch.{dtype}" for dtype in DTYPES}:
+            return node.attr
+        target, scope, index = self.resolve(node.value)
+        if isinstance(target, ast.Call):
+            return scope.parsed_argument(target, index, node)
+        raise Computed(node)
+
+    def _evaluate_call(self, node: ast.Call) -> Any:
+        name = called_name(node)
+        if name == "dict" and not node.args:
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            extra = self._mapping(given.pop(None)) if None in given else {}
+            return {key: self.evaluate(value) for key, value in given.items()} | extra
+        if name == "dedent" and len(node.args) == 1:
+            return dedent(self._text(node.args[0]))
+        if name == "strip" and isinstance(node.func, ast.Attribute) and not node.args:
+            return self._text(node.func.value).strip()
+        is_environment = name == "getenv" or dotted_name(node.func).endswith("environ.get")
+        if is_environment and len(node.args) == 2:
+            value = self.evaluate(node.args[1])
+            variable = str(self.evaluate(node.args[0]))
+            self._assume(node, variable, value, "the script's default of this variable was taken")
+            return value
+        raise Computed(node)
+
+    def _text(self, node: ast.expr) -> str:
+        value = self.evaluate(node)
+        if not isinstance(value, str):
+            raise Computed(node)
+        return value
+
+    def parsed_argument(self, call: ast.Call, index: int | None, node: ast.Attribute) -> Any:
+        """The default of an argument that a parser of the command line fills.
+
+        Raises:
+            Computed: the call parses no arguments, or this one has no default.
+        """
+        classes = self.parsed_classes(call)
+        if classes is not None:
+            return self._field_default(classes, index, node)
+        if not self._is_parsing(call):
+            raise Computed(node)
+        for option in parser_options(self.module):
+            if option_name(option) == node.attr:
+                value = self._option_default(option, node)
+                advice = "the option's default was taken; change the job if you pass another value"
+                self._assume(option, f"--{node.attr}", value, advice)
+                return value
+        raise Computed(node)
+
+    def _is_parsing(self, call: ast.Call) -> bool:
+        """True for `parser.parse_args()`, and for a function of the script that returns it."""
+        name = called_name(call)
+        if name in _PARSING:
+            return True
+        returned = function_result(self.module, name)
+        return isinstance(returned, ast.Call) and called_name(returned) in _PARSING
+
+    def parsed_classes(self, call: ast.Call) -> list[ast.expr] | None:
+        """The dataclasses that a call of TrlParser or HfArgumentParser fills; None for others."""
+        if called_name(call) not in _PARSING or not isinstance(call.func, ast.Attribute):
+            return None
+        maker, scope, _ = self.resolve(call.func.value)
+        if not isinstance(maker, ast.Call) or not called_name(maker).endswith("Parser"):
+            return None
+        given = [*maker.args, *(keyword.value for keyword in maker.keywords)]
+        if not given or called_name(maker) == "ArgumentParser":
+            return None
+        classes = scope.resolve(given[0])[0]
+        return list(classes.elts) if isinstance(classes, ast.Tuple | ast.List) else [given[0]]
+
+    def _field_default(
+        self, classes: list[ast.expr], index: int | None, node: ast.Attribute
+    ) -> Any:
+        if index is None or index >= len(classes):
+            raise Computed(node)
+        definition, scope, _ = self.resolve(classes[index])
+        if isinstance(definition, ast.ClassDef):
+            for statement in definition.body:
+                default = field_default(statement, node.attr)
+                if default is not None:
+                    value = scope.evaluate(default)
+                    advice = "the default was taken; change the job if you pass another value"
+                    self._assume(statement, f"--{node.attr}", value, advice)
+                    return value
+        raise Computed(node)
+
+    def _option_default(self, option: ast.Call, node: ast.Attribute) -> Any:
+        given = {keyword.arg: keyword.value for keyword in option.keywords}
+        if "default" in given:
+            default = self.evaluate(given["default"])
+            kind = dotted_name(given["type"]) if "type" in given else ""
+            # argparse reads a default that is a text as it reads the command line.
+            if isinstance(default, str) and kind in ("int", "float"):
+                return float(default) if kind == "float" else int(default)
+            return default
+        action = self.evaluate(given["action"]) if "action" in given else ""
+        flags = {"store_true": False, "store_false": True}
+        if action in flags:
+            return flags[action]
+        raise Computed(node, f"--{node.attr} has no default")
+
+    def _assume(self, node: ast.AST, name: str, value: object, advice: str) -> None:
+        note = Note(getattr(node, "lineno", 0), name, repr(value), advice)
+        if note not in self.assumptions:
+            self.assumptions.append(note)

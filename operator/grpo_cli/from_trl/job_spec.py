@@ -1,0 +1,271 @@
+"""Makes the GRPOJob of a TRL run: model, data, rewards and adapter beside GRPOConfig's fields."""
+
+import re
+from typing import Any
+
+from grpo_api.text.contract import API_VERSION, KIND, MAX_JOB_NAME
+from grpo_api.text.quantity import parameter_count
+from grpo_planner.model.catalogue import lookup_shape
+
+from .config_fields import ConfigFields
+from .dataset_reader import ROWS_FILE
+from .reward_reader import metric_name
+from .spec_builder import SpecBuilder
+from .trl_run import Given, RewardUse, TrlError, TrlRun
+
+GIB_PER_BILLION = 60
+"""Size of the claim: two checkpoints of weights and optimizer, and the model, with room."""
+LEAST_GIB = 30
+LORA_FIELDS = {
+    "r": "adapter.rank",
+    "lora_alpha": "adapter.alpha",
+    "lora_dropout": "adapter.dropout",
+}
+PEFT_DEFAULTS = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "bias": "none"}
+"""LoraConfig's own defaults, which differ from a job's."""
+PEFT_MODULES = ["q_proj", "v_proj"]
+"""What PEFT adapts of Llama, Qwen, Mistral and Gemma models where a script names no modules."""
+QUANTISING = ("load_in_4bit", "load_in_8bit", "quantization_config")
+WITHOUT_EFFECT = ("use_cache", "low_cpu_mem_usage", "device_map", "cache_dir")
+
+
+def job_documents(
+    run: TrlRun, name: str, processes: int | None, model: str | None, parameters: str | None
+) -> list[dict[str, Any]]:
+    """The objects of a run: a ConfigMap where rewards are Python files, and the GRPOJob. The run's
+    notes then say what was not taken.
+
+    Raises:
+        TrlError: nothing says which model is trained.
+    """
+    builder = SpecBuilder(run)
+    _put_model(run, builder, name, model, parameters)
+    _put_dataset(run, builder, name)
+    fields = ConfigFields(run, builder, processes)
+    _put_rewards(run, builder, fields, name)
+    fields.translate()
+    _put_adapter(run, builder)
+    _put_checkpoint(builder)
+    spec = builder.finish()
+    job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
+    if not run.reward_files:
+        return [job]
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": f"{name}-rewards"},
+            "data": dict(sorted(run.reward_files.items())),
+        },
+        job,
+    ]
+
+
+def job_name(source: str) -> str:
+    """A name for the job of a file's name."""
+    stem = source.rpartition("/")[2].partition(".")[0].lower()
+    cleaned = re.sub("[^a-z0-9]+", "-", stem)[: MAX_JOB_NAME - len("-rewards")].strip("-")
+    return cleaned or "grpo"
+
+
+def _put_model(
+    run: TrlRun, builder: SpecBuilder, name: str, model: str | None, parameters: str | None
+) -> None:
+    given = Given(model, 0) if model else run.model
+    if given is None or not isinstance(given.value, str):
+        raise TrlError(
+            f"{run.source} does not say which model is trained, or computes it: add --model ID"
+        )
+    if given.value.startswith((".", "/", "~")):
+        folder = given.value.rstrip("/").rpartition("/")[2]
+        builder.put("model.name", f"/models/{folder}")
+        builder.put("model.volume", {"claimName": f"{name}-model"})
+        run.note(given.line, "model", given.value, "put the folder on the claim of model.volume")
+    else:
+        builder.put("model.name", given.value)
+    if parameters:
+        builder.put("model.parameters", parameters)
+    elif lookup_shape(given.value) is None:
+        advice = "its size is not known: set model.parameters, or give --parameters SIZE"
+        run.note(given.line, "model", given.value, advice)
+    if run.chat_template is not None:
+        template = run.chat_template
+        builder.put("model.chatTemplate", template.value, "chat_template", template)
+    for key, argument in run.model_arguments.items():
+        _put_loading(run, builder, key, key, argument)
+    initial = run.config.get("model_init_kwargs")
+    if initial is None or initial.value is None:
+        return
+    if not isinstance(initial.value, dict):
+        advice = "write its entries into the job"
+        run.note(initial.line, "model_init_kwargs", initial.value, advice)
+        return
+    for key, value in initial.value.items():
+        name = f"model_init_kwargs[{key}]"
+        _put_loading(run, builder, str(key), name, Given(value, initial.line))
+
+
+def _put_loading(run: TrlRun, builder: SpecBuilder, key: str, name: str, given: Given) -> None:
+    """One argument of from_pretrained; `name` is that of messages."""
+    value = given.value
+    if key in ("dtype", "torch_dtype"):
+        # float32 weights under autocast, which are TRL's default, are dtype Auto.
+        if value == "bfloat16":
+            builder.put("training.dtype", value, name, given)
+        elif value not in ("float32", None):
+            advice = "the weights are loaded as training.dtype says: Auto, bfloat16 or float32"
+            run.note(given.line, name, value, advice)
+    elif key == "revision":
+        if value not in (None, "main"):
+            builder.put("model.revision", value, name, given)
+    elif key == "trust_remote_code":
+        builder.put("model.trustRemoteCode", value, name, given)
+    elif key in ("token", "use_auth_token"):
+        run.note(given.line, name, "", "set model.tokenSecretRef")
+    elif key in QUANTISING and value not in (None, False):
+        run.note(
+            given.line, name, value, "the base is trained in its full precision, not quantised"
+        )
+    elif value not in (None, False) and key not in WITHOUT_EFFECT:
+        run.note(given.line, name, value, "the trainer loads the model with its own settings")
+
+
+def _put_dataset(run: TrlRun, builder: SpecBuilder, name: str) -> None:
+    use = run.dataset
+    if use.is_made_by_script or not (use.name or use.files):
+        paths = [ROWS_FILE]
+        builder.put("dataset.files", {"volume": {"claimName": f"{name}-data"}, "paths": paths})
+        return
+    if use.files:
+        files = {"volume": {"claimName": f"{name}-data"}, "paths": list(use.files)}
+        builder.put("dataset.files", files)
+    else:
+        for field in ("name", "config", "split", "revision"):
+            value = getattr(use, field)
+            if value is not None:
+                builder.put(f"dataset.{field}", value, f"dataset {field}", Given(value, 0))
+    if use.columns:
+        builder.put("dataset.columns", dict(use.columns))
+    if use.prompt_column != "prompt":
+        builder.put("dataset.promptColumn", use.prompt_column)
+    if use.system_prompt is not None:
+        builder.put("dataset.systemPrompt", use.system_prompt)
+
+
+def _put_rewards(run: TrlRun, builder: SpecBuilder, fields: ConfigFields, name: str) -> None:
+    weights = _weights(run)
+    entries: list[dict[str, Any]] = []
+    names: set[str] = set()
+    for position, use in enumerate(run.rewards):
+        entry: dict[str, Any] = {}
+        shown = metric_name(use.name)
+        if shown not in names:
+            entry["name"] = shown
+        names.add(shown)
+        if position < len(weights) and weights[position] != 1:
+            entry["weight"] = weights[position]
+        if use.function:
+            entry["python"] = {"function": use.function}
+            if use.is_in_config_map:
+                entry["python"]["configMap"] = {"name": f"{name}-rewards"}
+        else:
+            entry["model"] = _reward_model(run, fields, use, f"{name}-reward-{position}", position)
+        entries.append(entry)
+    if not entries:
+        entries = [{"python": {"function": "rewards:reward"}}]
+        advice = "no reward was found: rewards names a function that you have to write"
+        run.note(0, "rewards", "", advice)
+    builder.put("rewards", entries)
+
+
+def _weights(run: TrlRun) -> list[float]:
+    given = run.config.get("reward_weights")
+    if given is None or given.value is None:
+        return []
+    numbers = given.value if isinstance(given.value, list) else []
+    is_valid = len(numbers) == len(run.rewards) and all(
+        isinstance(number, int | float) and abs(number) <= 1e6 for number in numbers
+    )
+    if not is_valid:
+        advice = f"set the weight of each of the job's {len(run.rewards)} rewards"
+        run.note(given.line, "reward_weights", given.value, advice)
+        return []
+    return numbers
+
+
+def _reward_model(
+    run: TrlRun, fields: ConfigFields, use: RewardUse, claim: str, position: int
+) -> dict[str, Any]:
+    """A reward model as TRL loads and calls it: all completions of a generation in one pass."""
+    name, line = use.name, use.line
+    entry: dict[str, Any] = {"name": name}
+    if name.startswith((".", "/", "~")):
+        entry["name"] = f"/rewards/{position}/{name.rstrip('/').rpartition('/')[2]}"
+        entry["volume"] = {"claimName": claim}
+        advice = "put the folder on the claim of rewards[].model.volume"
+        run.note(line, "reward model", name, advice)
+    initial = run.config.get("model_init_kwargs")
+    loading = initial.value if initial and isinstance(initial.value, dict) else {}
+    dtype = loading.get("dtype")
+    if dtype == "float32":
+        entry["dtype"] = dtype
+    elif dtype != "bfloat16":
+        advice = "TRL takes the dtype of its file, a job bfloat16: set rewards[].model.dtype"
+        run.note(line, "reward model", name, advice)
+    batch = fields.value("per_device_train_batch_size")
+    accumulation = fields.value("gradient_accumulation_steps")
+    if isinstance(batch, int) and isinstance(accumulation, int):
+        entry["batchSize"] = min(max(1, batch * accumulation), 4096)
+    if lookup_shape(name) is None:
+        advice = "its size is not known: set rewards[].model.parameters"
+        run.note(line, "reward model", name, advice)
+    return entry
+
+
+def _put_adapter(run: TrlRun, builder: SpecBuilder) -> None:
+    """An adapter only where the script has one: a job's own default may take one."""
+    if run.lora is None:
+        builder.put("adapter.use", "Never")
+        return
+    builder.put("adapter.use", "Always")
+    for field, path in LORA_FIELDS.items():
+        given = run.lora.get(field, Given(PEFT_DEFAULTS[field], 0))
+        builder.put(path, given.value, field, given)
+    modules = run.lora.get("target_modules")
+    if modules is None or modules.value is None:
+        builder.put("adapter.targetModules", PEFT_MODULES)
+        advice = "not given: PEFT's choice for Llama, Qwen, Mistral and Gemma models was taken"
+        run.note(0, "adapter.targetModules", ", ".join(PEFT_MODULES), advice)
+    else:
+        is_text = isinstance(modules.value, str)
+        names = [modules.value] if is_text else modules.value
+        builder.put("adapter.targetModules", names, "target_modules", modules)
+        if is_text and modules.value != "all-linear":
+            advice = "PEFT takes a text as a pattern, a job as a module's name: list the names"
+            run.note(modules.line, "target_modules", modules.value, advice)
+    for field, given in run.lora.items():
+        is_known = field in LORA_FIELDS or field == "target_modules"
+        if is_known or given.value in (None, False, PEFT_DEFAULTS.get(field)):
+            continue
+        advice = "a job's adapter has rank, alpha, dropout and targetModules"
+        if field == "use_rslora":
+            advice = "set adapter.alpha to lora_alpha times the square root of the rank"
+        run.note(given.line, field, given.value, advice)
+
+
+def _put_checkpoint(builder: SpecBuilder) -> None:
+    """A claim of the job's own, by the model's size, where the trained model is kept."""
+    declared = builder.get("model.parameters")
+    shape = lookup_shape(builder.get("model.name"))
+    count = shape.parameters if shape else 0
+    if declared:
+        try:
+            count = parameter_count(declared)
+        except ValueError:
+            count = 0
+    size = LEAST_GIB
+    if builder.get("adapter.use") == "Never":
+        size = max(size, round(GIB_PER_BILLION * count / 1e9 / 10) * 10)
+    builder.put(
+        "checkpoint.volumeClaimTemplate", {"size": f"{size}Gi", "accessMode": "ReadWriteOnce"}
+    )

@@ -1,0 +1,175 @@
+"""Facts of Python's syntax tree: which names a statement binds, what is called, what a parser of
+the command line is told."""
+
+import ast
+from collections.abc import Iterator, Sequence
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+MUTATORS = frozenset({
+    "append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault",
+    "sort", "update",
+})  # fmt: skip
+"""Methods by which a list or a dict becomes another value than its literal."""
+
+
+def statements(
+    body: Sequence[ast.stmt], *, is_conditional: bool = False
+) -> Iterator[tuple[ast.stmt, bool]]:
+    """Each statement that runs with a body, and whether a condition or a loop decides on it.
+    `if __name__ == "__main__"` is none."""
+    for statement in body:
+        yield statement, is_conditional
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        plain = isinstance(statement, ast.With) or is_main_guard(statement)
+        for name in ("body", "orelse", "finalbody"):
+            inner = getattr(statement, name, [])
+            yield from statements(inner, is_conditional=is_conditional or not plain)
+        for handler in getattr(statement, "handlers", []):
+            yield from statements(handler.body, is_conditional=True)
+
+
+def is_main_guard(statement: ast.stmt) -> bool:
+    """True for `if __name__ == "__main__":`."""
+    if not isinstance(statement, ast.If) or not isinstance(statement.test, ast.Compare):
+        return False
+    return isinstance(statement.test.left, ast.Name) and statement.test.left.id == "__name__"
+
+
+def dotted_name(node: ast.expr) -> str:
+    """`a.b.c` of an expression of names; empty for others."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def called_name(call: ast.Call) -> str:
+    """Last name of what is called: `from_pretrained` of `AutoModel.from_pretrained(…)`."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def function_named(module: ast.Module, name: str) -> Function | None:
+    """The script's own function of a name."""
+    for statement in module.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == name:
+            return statement
+    return None
+
+
+def function_result(module: ast.Module, name: str) -> ast.expr | None:
+    """What the only `return` of a script's function returns."""
+    function = function_named(module, name)
+    if function is None:
+        return None
+    returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+    return returns[0].value if len(returns) == 1 else None
+
+
+def last_line(statement: ast.stmt) -> int:
+    """Last line of a simple statement; the first one of what contains others."""
+    return statement.lineno if hasattr(statement, "body") else statement.end_lineno or 0
+
+
+Bound = tuple[str, ast.expr | ast.stmt | None, int | None]
+"""A name, its value (None where that is computed), and its position in a tuple."""
+
+
+def bound_names(statement: ast.stmt) -> Iterator[Bound]:
+    """What a statement binds, or changes."""
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            yield statement.name, statement, None
+        case ast.Import() | ast.ImportFrom():
+            for alias in statement.names:
+                yield (alias.asname or alias.name).partition(".")[0], statement, None
+        case ast.For() | ast.AsyncFor():
+            yield from _targets(statement.target, None)
+        case ast.With() | ast.AsyncWith():
+            for item in statement.items:
+                yield from _targets(item.optional_vars, None)
+        case _:
+            yield from _assigned_names(statement)
+
+
+def _assigned_names(statement: ast.stmt) -> Iterator[Bound]:
+    match statement:
+        case ast.Assign():
+            for target in statement.targets:
+                yield from _targets(target, statement.value)
+        case ast.AnnAssign(target=ast.Name(id=name)) if statement.value is not None:
+            yield name, statement.value, None
+        case ast.AugAssign(target=ast.Name(id=name)):
+            yield name, None, None
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method))):
+            if method in MUTATORS:
+                yield name, None, None
+
+
+def _targets(target: ast.expr | None, value: ast.expr | None) -> Iterator[Bound]:
+    if isinstance(target, ast.Name):
+        yield target.id, value, None
+    elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+        yield target.value.id, None, None  # an entry of it changes
+    elif isinstance(target, ast.Tuple | ast.List):
+        # Behind `*rest` nobody knows the positions.
+        is_plain = all(isinstance(element, ast.Name) for element in target.elts)
+        for index, element in enumerate(target.elts):
+            inner = element.value if isinstance(element, ast.Starred) else element
+            if isinstance(inner, ast.Name):
+                yield inner.id, value if is_plain else None, index
+
+
+def parameters_of(
+    function: Function, call: ast.Call | None
+) -> Iterator[tuple[str, ast.expr | None, bool]]:
+    """Parameters with what a call gives them, or with their defaults (then True)."""
+    arguments = [*function.args.posonlyargs, *function.args.args]
+    num_required = len(arguments) - len(function.args.defaults)
+    defaults: list[ast.expr | None] = [None] * num_required
+    defaults += function.args.defaults
+    named = [*arguments, *function.args.kwonlyargs]
+    defaults += function.args.kw_defaults
+    values: dict[str, tuple[ast.expr | None, bool]] = {
+        argument.arg: (default, True) for argument, default in zip(named, defaults, strict=True)
+    }
+    if call is not None:
+        for argument, given in zip(arguments, call.args, strict=False):
+            values[argument.arg] = (given, False)
+        for keyword in call.keywords:
+            if keyword.arg in values:
+                values[keyword.arg] = (keyword.value, False)
+    for name, (value, is_default) in values.items():
+        yield name, value, is_default
+
+
+def parser_options(module: ast.Module) -> list[ast.Call]:
+    """Every `add_argument` of the script."""
+    calls = (node for node in ast.walk(module) if isinstance(node, ast.Call))
+    return [call for call in calls if called_name(call) == "add_argument"]
+
+
+def option_name(option: ast.Call) -> str:
+    """The name by which an option's value is read."""
+    for keyword in option.keywords:
+        if keyword.arg == "dest" and isinstance(keyword.value, ast.Constant):
+            return str(keyword.value.value)
+    names = [str(arg.value) for arg in option.args if isinstance(arg, ast.Constant)]
+    long = [name for name in names if name.startswith("--")] or names
+    return long[0].lstrip("-").replace("-", "_") if long else ""
+
+
+def field_default(statement: ast.stmt, name: str) -> ast.expr | None:
+    """The default of a dataclass's field, `field(default=…)` included."""
+    if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+        return None
+    value = statement.value
+    if statement.target.id != name or value is None:
+        return None
+    if isinstance(value, ast.Call) and called_name(value) == "field":
+        defaults = [keyword.value for keyword in value.keywords if keyword.arg == "default"]
+        return defaults[0] if defaults else None
+    return value
