@@ -33,6 +33,26 @@ GOOD_GENERATION: dict[str, Changes] = {
         },
         "guard.weightSyncTimeoutSeconds": 60,
     },
+    "stop-strings": {"generation.stop": ["</answer>", "\n\nQuestion:"]},
+    "arguments-of-transformers": {
+        "generation": {
+            "engine": "Transformers",
+            "kwargs": {
+                "typical_p": 0.9,
+                "min_new_tokens": 8,
+                "suppress_tokens": [7, 9],
+                "sequence_bias": [[[3, 4], -1.5]],
+                "renormalize_logits": True,
+            },
+        }
+    },
+    "arguments-of-vllm": {
+        "generation": {
+            "engine": "Colocated",
+            "fallback": "Never",
+            "kwargs": {"presence_penalty": 0.5, "bad_words": ["sorry"], "min_tokens": 8},
+        }
+    },
     "any-engine": {
         "generation": {"memoryShare": 0.5, "servers": {"replicas": 4}, "maxModelLength": 16}
     },
@@ -40,6 +60,22 @@ GOOD_GENERATION: dict[str, Changes] = {
 """Changes that must be accepted."""
 
 BAD_GENERATION: tuple[tuple[str, Changes, str, str], ...] = (
+    (
+        "arguments-of-no-engine",
+        {"generation.kwargs": {"typical_p": 0.9}},
+        "spec.generation",
+        "kwargs are arguments of one engine",
+    ),
+    (
+        "arguments-that-a-fallback-lacks",
+        {"generation": {"engine": "Colocated", "kwargs": {"min_tokens": 8}}},
+        "spec.generation",
+        "fallback to Never",
+    ),
+    ("empty-stop", {"generation.stop": [""]}, "spec.generation.stop", "at least 1"),
+    ("no-stop", {"generation.stop": []}, "spec.generation.stop", "at least 1"),
+    ("many-stops", {"generation.stop": ["a"] * 17}, "spec.generation.stop", "at most 16"),
+    ("text-for-kwargs", {"generation.kwargs": "a=1"}, "spec.generation.kwargs", "object"),
     ("wrong-engine", {"generation.engine": "vLLM"}, "spec.generation.engine", "Colocated"),
     (
         "servers-without-servers",

@@ -14,6 +14,10 @@ GOOD_TRAINING: dict[str, Changes] = {
     "smallest": {},
     "no-reference": {"training.beta": 0, "reference.strategy": "None"},
     "whole-numbers": {"training.beta": 1, "training.learningRate": 1},
+    "chat-template": {
+        "model.chatTemplate": "{% for m in messages %}{{ m.content }}{% endfor %} é ü 你好",
+        "model.chatTemplateKwargs": {"enable_thinking": False, "tags": ["a", {"b": [1, 2.5]}]},
+    },
     "pinned-batch": {"training.perDeviceTrainBatchSize": 16, "training.generationBatchSize": 128},
     "vespo": {
         "training.lossType": "vespo",

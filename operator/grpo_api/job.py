@@ -5,10 +5,10 @@ from them, objects are parsed with them, and the trainer reads the same sections
 """
 
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from .plan.plan import ExecutionPlan
 from .pods.containers import (
@@ -23,7 +23,7 @@ from .spec.checkpoint import CheckpointSpec, ExportSpec
 from .spec.dataset import DatasetSpec
 from .spec.generation import MAX_SERVER_JOB_NAME, GenerationSpec
 from .spec.immutability import STARTED, immutability
-from .spec.keyword_arguments import override_refusal
+from .spec.keyword_arguments import override_refusal, vllm_refusal
 from .spec.model import ModelSpec
 from .spec.rewards import MAX_REWARDS, RewardSpec
 from .spec.run_policy import GuardSpec, PlacementSpec, RestartsSpec, ResumeFromSpec
@@ -305,6 +305,17 @@ class GRPOJobSpec(Model):
     """Controller that runs the job, as a domain-prefixed path such as `example.com/dispatcher`; it
     can't change. This operator leaves alone what it does not manage. Unset: grpo.dev/operator,
     which is this operator."""
+
+    @model_validator(mode="after")
+    def _check_vllm_kwargs(self) -> Self:
+        """Reject what vLLM refuses of generation.kwargs, which CEL can't look into."""
+        kwargs, training = self.generation.kwargs, self.training
+        if not kwargs or self.generation.engine == "Transformers":
+            return self
+        refusal = vllm_refusal(kwargs, training.temperature, training.max_completion_length)
+        if refusal:
+            raise PydanticCustomError("rule", "{refusal}", {"refusal": refusal})
+        return self
 
     @property
     def nodes(self) -> int | None:

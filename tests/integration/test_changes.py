@@ -29,6 +29,7 @@ BASE = changed(
     {
         "rewards": [{"accuracy": {"score": 2.0}}, HTTP, {"python": {"function": "a:b"}}],
         "image": "trainer:1",
+        "model.chatTemplateKwargs": {"enable_thinking": False, "tags": [1]},
     }
 )
 """The job that is changed."""
@@ -37,10 +38,16 @@ TRAINED: list[tuple[str, object]] = [
     ("model.name", "other/model"),
     ("model.revision", "v2"),
     ("model.tokenSecretRef", {"name": "hub", "key": "token"}),
+    ("model.chatTemplate", "{{ messages[0].content }}"),
+    ("model.chatTemplateKwargs", {"enable_thinking": True, "tags": [1]}),
+    ("model.chatTemplateKwargs", {"enable_thinking": False, "tags": [2]}),
+    ("model.chatTemplateKwargs", REMOVE),
+    ("generation.stop", ["</answer>"]),
     ("dataset.config", "socratic"),
     ("training.beta", 0.5),
     ("reference.strategy", "Clone"),
     ("adapter.use", "Never"),
+    ("adapter.learningRate", 1e-5),
     ("checkpoint.volume", {"claimName": "c"}),
     ("checkpoint.keep", 7),
     ("resumeFrom", {"grpoJob": "earlier"}),

@@ -6,6 +6,7 @@ The server is asked as kubectl asks it: kubectl writes a number without a fracti
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -46,12 +47,22 @@ def on_server(api: ApiClient, document: dict[str, Any]) -> dict[str, Any] | str:
     return stored
 
 
-def in_cli(document: dict[str, Any]) -> GRPOJobSpec | str:
-    """The spec as `grpo plan -f` reads it, or why it refuses it."""
+JUDGED_IN_PYTHON = re.compile(
+    r"spec\.model\.chatTemplateKwargs: |spec\.generation\.kwargs: |spec\.generation: kwargs\."
+    r"|spec: generation\.kwargs\."
+)
+"""Problems of maps with any JSON, which the API server keeps as they are."""
+
+
+def in_cli(document: dict[str, Any]) -> GRPOJobSpec | str | None:
+    """The spec as `grpo plan -f` reads it, or why it refuses it; None where the API server can't
+    see why."""
     (read,) = load_documents(json.dumps(document))
     try:
         return parse_spec(read["spec"], creating=True)
     except SpecInvalid as error:
+        if all(map(JUDGED_IN_PYTHON.match, error.problems)):
+            return None
         return str(error)
 
 
@@ -59,6 +70,8 @@ def disagreement(api: ApiClient, spec: dict[str, Any]) -> str:
     """How the two differ about a spec; empty where they agree."""
     document = job("fuzz", spec)
     served, read = on_server(api, document), in_cli(document)
+    if read is None:
+        return ""
     if isinstance(served, dict) and isinstance(read, GRPOJobSpec):
         return "" if parse_spec(served) == read else "both accept it, and read it differently"
     if isinstance(served, str) and isinstance(read, str):

@@ -20,9 +20,15 @@ from grpo_acceptance.engine_checks import find_damage
 from grpo_acceptance.tiny_model import save_tiny, tiny_config
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.training_metrics import ENGINE_MISMATCH
-from grpo_api.spec.generation import EnginePlan
+from grpo_api.spec.generation import EnginePlan, GenerationSpec
+from grpo_api.spec.keyword_arguments import VLLM
 from grpo_trainer.generation.colocated import ColocatedGeneration
 from grpo_trainer.generation.generation_base import EngineSetup, Sample
+from grpo_trainer.generation.stop_strings import (
+    StoppedCompletion,
+    StopStringMatcher,
+    mark_stopped,
+)
 from grpo_trainer.runtime.errors import EngineWeightsDiffer
 from grpo_trainer.telemetry.phases import PhaseClock
 from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
@@ -106,21 +112,24 @@ class Faulty(ColocatedGeneration):
         ] ^= 1 << 9
 
 
-def plan(folder: Path, **training: Any) -> TrainingPlan:
+def plan(folder: Path, generation: dict[str, Any], **training: Any) -> TrainingPlan:
     """A plan with an engine."""
     execution = {"engine": ENGINE.model_dump(by_alias=True)}
-    return runs.plan(
+    made = runs.plan(
         folder / "model", "None", training={"beta": 0.0, **training}, execution=execution
     )
+    return made.model_copy(update={"generation": GenerationSpec.model_validate(generation)})
 
 
 class World:
     """A policy and its engine; the fields say what telemetry was told."""
 
-    def __init__(self, folder: Path, **training: Any) -> None:
+    def __init__(
+        self, folder: Path, generation: dict[str, Any] | None = None, **training: Any
+    ) -> None:
         self.logged: dict[str, float] = {}
         self.logs = runs.Logs()
-        job = plan(folder, **training)
+        job = plan(folder, generation or {}, **training)
         self.setup = EngineSetup(
             job,
             folder / "model",
@@ -194,7 +203,7 @@ def canary(folder: Path) -> dict[str, Any]:
     that of an engine which samples at another temperature; with and without a cut."""
     answers = {}
     for name, cut in {"cut": {"topP": 0.5}, "uncut": {}}.items():
-        without = {"importanceSampling": {"mode": "none"}, **cut}
+        without: dict[str, Any] = {"importanceSampling": {"mode": "none"}, **cut}
         world = World(folder, temperature=0.7, maxSteps=2, **without)
         world.trainer.train()
         steps = [row.get(ENGINE_MISMATCH.trl) for row in world.logs.rows.values()]
@@ -208,7 +217,7 @@ def canary(folder: Path) -> dict[str, Any]:
 
 def ratios(folder: Path) -> dict[str, list[float]]:
     """TRL's mean importance ratio of three steps, by how the distribution is truncated."""
-    cuts = {
+    cuts: dict[str, dict[str, Any]] = {
         "topP": {"topP": 0.8},
         "topP and topK": {"topP": 0.8, "topK": 20},
         "minP at 0.7": {"minP": 0.2, "temperature": 0.7},
@@ -221,6 +230,53 @@ def ratios(folder: Path) -> dict[str, list[float]]:
         rows = world.logs.rows.values()
         answers[name] = [row[MEAN_RATIO] for row in rows if MEAN_RATIO in row]
     return answers
+
+
+def stopped(folder: Path) -> dict[str, Any]:
+    """Completions of an engine with and without stop strings, under the same seeds; what the
+    matcher of Transformers makes of the second; and what TRL logs of the first."""
+    whole = World(folder, maxCompletionLength=GREEDY)
+    whole.engine.sync_weights()
+    tokens, _ = whole.completions()
+    tokenizer = whole.trainer.processing_class
+    text = tokenizer.decode(tokens[0])
+    stop = [text[9:11], tokenizer.decode(tokens[1][20:22]), "no such text"]
+    ends = World(folder, {"stop": stop}, maxCompletionLength=GREEDY, maxSteps=1)
+    ends.engine.sync_weights()
+    by_engine, apart = ends.completions()
+    matched = []
+    for prompt, ids in zip(PROMPTS, tokens, strict=True):
+        matcher = StopStringMatcher(stop, tokenizer, prompt)
+        found = [matcher.is_complete(token) for token in ids]
+        matched.append(ids[: found.index(True) + 1] if True in found else ids)
+    ends.trainer.train()
+    marked = mark_stopped(by_engine, stop, tokenizer, 1)
+    return {
+        "whole": tokens,
+        "stopped": by_engine,
+        "matched": matched,
+        "apart": apart,
+        "marked": [isinstance(ids, StoppedCompletion) for ids in marked],
+        "row": ends.logs.rows[1],
+    }
+
+
+def with_arguments(folder: Path) -> dict[str, Any]:
+    """Completions with further arguments of vLLM, and how far log-probabilities are apart."""
+    kwargs = {
+        "presence_penalty": 1.0,
+        "frequency_penalty": 0.5,
+        "min_tokens": GREEDY,
+        "bad_words": ["a"],
+        "allowed_token_ids": list(range(6, 80)),
+    }
+    generation = {"engine": "Colocated", "fallback": "Never", "kwargs": kwargs}
+    world = World(folder, generation, maxCompletionLength=GREEDY, temperature=0.7)
+    world.engine.sync_weights()
+    tokens, apart = world.completions()
+    words = world.trainer.processing_class.batch_decode(tokens)
+    known = [name for name in VLLM if name in SamplingParams.__struct_fields__]
+    return {"tokens": tokens, "apart": apart, "words": words, "known": known}
 
 
 def told(world: World, fault: str, times: int) -> dict[str, Any]:
@@ -294,7 +350,9 @@ def main(folder: Path) -> None:
     found["canary"] = canary(folder)
     found["acceptance"] = find_damage(world.engine)
     found["ratios"] = ratios(folder)
-    settings = {"cut": {"topP": 0.5}, "hot": {"temperature": 0.7}}
+    found["stop"] = stopped(folder)
+    found["arguments"] = with_arguments(folder)
+    settings: dict[str, dict[str, Any]] = {"cut": {"topP": 0.5}, "hot": {"temperature": 0.7}}
     settings["hot cut"] = {"topP": 0.5, "temperature": 0.7}
     for name, training in settings.items():
         found[name] = told(World(folder, **training), "", 0)

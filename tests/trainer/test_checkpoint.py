@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -260,6 +261,28 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "told"),
+    [
+        ("model", "chat_template", "{{ messages }}", "model.chatTemplate: checkpoint unset, now"),
+        ("model", "chat_template_kwargs", {"a": 1}, r'model.chatTemplateKwargs: .*now {"a":1}'),
+        ("generation", "stop", ["</a>"], r'generation.stop: checkpoint unset, now \["</a>"\]'),
+        ("generation", "kwargs", {"min_tokens": 2}, "generation.kwargs: checkpoint unset"),
+    ],
+)
+def test_what_makes_prompts_and_ends_completions_is_part_of_the_run_where_it_is_set(
+    tmp_path: Path, section: str, field: str, value: Any, told: str
+) -> None:
+    plan = make_plan(tmp_path)
+    claim(plan)
+    folder = save(plan, 10, identity(plan, "rows"))
+    assert not {"model.chatTemplate", "generation.stop"} & identity(plan, "rows").keys()
+    part = getattr(plan, section).model_copy(update={field: value})
+    other = plan.model_copy(update={section: part})
+    with pytest.raises(BadInput, match=told):
+        require_same_run(folder, read_manifest(folder), identity(other, "rows"))
 
 
 def test_a_full_disk_at_any_write_leaves_the_last_checkpoint(tmp_path: Path) -> None:

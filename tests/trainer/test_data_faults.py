@@ -167,7 +167,7 @@ def test_a_chat_needs_a_chat_template(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(GOOD)
     load(tmp_path, "a.jsonl", template=False)
     with pytest.raises(
-        BadInput, match=r"the model's tokenizer has no chat template; remove dataset.systemPrompt"
+        BadInput, match=r"the model's tokenizer has no chat template; set model.chatTemplate"
     ):
         load(tmp_path, "a.jsonl", template=False, systemPrompt="Be brief.")
 

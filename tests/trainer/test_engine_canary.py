@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_trainer.engine_pod.vllm_arguments import (
     LOGITS_TEMPERATURE,
@@ -27,40 +28,63 @@ SETTINGS = st.fixed_dictionaries(
     }
 )
 
+GENERATION = st.sampled_from(
+    [
+        GenerationSpec(),
+        GenerationSpec(stop=["</answer>"]),
+        GenerationSpec(
+            engine="Colocated", fallback="Never", kwargs={"presence_penalty": 0.5, "min_tokens": 2}
+        ),
+    ]
+)
 
-@given(settings=SETTINGS)
-def test_the_engine_is_compared_by_all_completions_or_by_a_canary(settings: dict[str, Any]) -> None:
+
+@given(settings=SETTINGS, generation=GENERATION)
+def test_the_engine_is_compared_by_all_completions_or_by_a_canary(
+    settings: dict[str, Any], generation: GenerationSpec
+) -> None:
     training = TrainingSpec.model_validate(settings)
     due = {
         shows_sampler: [
-            generation
-            for generation in range(17)
-            if canary.is_due(training, generation, shows_sampler=shows_sampler)
+            number
+            for number in range(17)
+            if canary.is_due(training, generation, number, shows_sampler=shows_sampler)
         ]
         for shows_sampler in (False, True)
     }
     cut = settings["top_p"] < 1 or settings["top_k"] or settings["min_p"]
-    is_truncated = bool(cut or settings["repetition_penalty"] != 1)
+    is_truncated = bool(cut or settings["repetition_penalty"] != 1 or generation.kwargs)
     without_correction = settings["importance_sampling"] == {"mode": "none"}
     assert due[False] == ([0, 8, 16] if without_correction else [])
     assert due[True] == ([0, 8, 16] if without_correction or is_truncated else [])
 
 
-@given(settings=SETTINGS)
-def test_it_is_drawn_at_the_temperature_alone(settings: dict[str, Any]) -> None:
+@given(settings=SETTINGS, generation=GENERATION)
+def test_it_is_drawn_at_the_temperature_alone(
+    settings: dict[str, Any], generation: GenerationSpec
+) -> None:
     training = TrainingSpec.model_validate(settings)
-    arguments = canary.arguments_for(training)
+    arguments = canary.arguments_for(training, generation)
     # The live model has the temperature of a truncated distribution in its logits.
-    temperature = 1.0 if training.truncation else training.temperature
+    is_in_logits = bool(training.truncation or generation.kwargs)
+    temperature = 1.0 if is_in_logits else training.temperature
     plain = TrainingSpec(temperature=temperature, max_completion_length=canary.TOKENS)
-    assert arguments == sampling_arguments(plain, []) | {"ignore_eos": True}
+    assert arguments == sampling_arguments(plain, GenerationSpec(), []) | {"ignore_eos": True}
 
 
-@given(settings=SETTINGS)
-def test_the_temperature_is_applied_once(settings: dict[str, Any]) -> None:
+@given(settings=SETTINGS, generation=GENERATION)
+def test_the_temperature_is_applied_once(
+    settings: dict[str, Any], generation: GenerationSpec
+) -> None:
+    """vLLM subtracts a penalty from a logit before it divides by the temperature: (l - p) / t is
+    l / t - p / t."""
     training = TrainingSpec.model_validate(settings)
-    in_logits = logits_temperature(training).get(LOGITS_TEMPERATURE, 1.0)
-    assert in_logits * sampling_arguments(training, [])["temperature"] == training.temperature
+    in_logits = logits_temperature(training, generation).get(LOGITS_TEMPERATURE, 1.0)
+    arguments = sampling_arguments(training, generation, [])
+    assert in_logits * arguments["temperature"] == training.temperature
+    for name, value in (generation.kwargs or {}).items():
+        scale = training.temperature if name == "presence_penalty" else 1
+        assert arguments[name] * scale == value
 
 
 @given(prompts=PROMPTS, count=st.integers(1, 12))

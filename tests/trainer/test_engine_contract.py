@@ -15,6 +15,7 @@ import trl
 from deepspeed.runtime.engine import DeepSpeedEngine
 from transformers import Trainer
 from trl import GRPOTrainer
+from trl.models import utils
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler
 
@@ -243,3 +244,19 @@ def test_engine_and_the_finite_loss_are_the_only_files_with_trls_private_names()
     imported = [path.name for path in files if "from trl.trainer" in path.read_text()]
     assert imported == ["reference_trainer.py"]
     assert vars(reference_trainer)["grpo_trainer"] is grpo_trainer
+
+
+def test_whether_a_completion_is_truncated_is_read_of_its_last_token_alone() -> None:
+    """StoppedCompletion answers this question, and nothing else asks for the last token."""
+    assert SOURCE.count("ids[-1] not in eos_and_pad for ids in completion_ids") == 2
+    assert SOURCE.count("ids[-1]") == 2
+    assert SOURCE.count("[*self.eos_token_ids, self._tokenizer.pad_token_id]") == 2
+
+
+def test_generate_gets_no_criterion_of_trl() -> None:
+    """stopping_generation passes its own."""
+    assert "stopping_criteria" not in SOURCE
+    assert len(re.findall(r"unwrapped_model\.generate\(", SOURCE)) == 1
+    unwrapping = inspect.getsource(utils)
+    assert unwrapping.count("unwrapped_model = accelerator.unwrap_model(model)") == 1
+    assert unwrapping.count("yield accelerator.unwrap_model(model)") == 2, "under ZeRO-3"

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from grpo_api.spec.keyword_arguments import VLLM
 from tests.trainer.engine_names import FAULTS
 from tests.trainer.engine_runs import engine_run
 
 pytestmark = pytest.mark.realtime
 
 Facts = dict[str, Any]
+GREEDY = 48
 CLOSE = 1e-4
 """How far log-probabilities of float32 may lie apart, in nats."""
 
@@ -103,3 +105,29 @@ def test_greedy_completions_are_those_of_transformers(facts: Facts) -> None:
 def test_log_probabilities_are_of_the_trainers_distribution(facts: Facts, settings: str) -> None:
     """With top-p at temperature 1, at another temperature, and with both."""
     assert facts[settings]["apart"] < CLOSE
+
+
+def test_a_stop_string_ends_an_engine_s_completion_as_it_ends_one_of_transformers(
+    facts: Facts,
+) -> None:
+    stop = facts["stop"]
+    assert stop["stopped"] == stop["matched"] != stop["whole"]
+    assert stop["apart"] < CLOSE, "of as many tokens as there are log-probabilities"
+    is_shorter = [
+        len(ids) < len(all_ids) for ids, all_ids in zip(stop["stopped"], stop["whole"], strict=True)
+    ]
+    assert stop["marked"] == is_shorter
+    assert is_shorter[:2] == [True, True]
+    row = stop["row"]
+    assert row["completions/clipped_ratio"] < 1
+
+
+def test_further_arguments_of_vllm_are_obeyed_and_log_probabilities_stay_the_trainers(
+    facts: Facts,
+) -> None:
+    arguments = facts["arguments"]
+    assert sorted(arguments["known"]) == sorted(VLLM)
+    assert all(len(tokens) == GREEDY for tokens in arguments["tokens"]), "min_tokens"
+    assert all(6 <= token < 80 for tokens in arguments["tokens"] for token in tokens)
+    assert not any("a" in words for words in arguments["words"])
+    assert arguments["apart"] < CLOSE

@@ -8,6 +8,7 @@ import random
 import threading
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.spec.checkpoint import ObjectStoreSpec
+from grpo_api.spec.generation import GenerationSpec
+from grpo_api.spec.rewards import RewardSpec
 from grpo_api.text.contract import (
     ATTEMPT_PREFIX,
     DATA_MOUNT_ENV,
@@ -38,6 +41,7 @@ from grpo_trainer.evaluation.score import (
     score_message,
 )
 from grpo_trainer.runtime.durable_files import write_atomically
+from grpo_trainer.runtime.errors import BadInput
 from grpo_trainer.stores.run_store import RunStore
 from grpo_trainer.stores.store_client import open_store
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
@@ -253,3 +257,41 @@ def test_ranks_other_than_the_first_have_nothing_to_do(
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
     assert program.main([]) == 0
     assert Outcome.model_validate_json((tmp_path / "termination-log").read_text()).rank == 1
+
+
+def with_settings(plan: TrainingPlan, generation: dict[str, Any]) -> TrainingPlan:
+    """The plan with chats, a template of its own and these settings of spec.generation."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ end }}"
+    changes = {"chat_template": template, "chat_template_kwargs": {"end": "!"}}
+    return plan.model_copy(
+        update={
+            "model": plan.model.model_copy(update=changes),
+            "dataset": plan.dataset.model_copy(update={"system_prompt": "x"}),
+            "generation": GenerationSpec.model_validate(generation),
+        }
+    )
+
+
+def test_an_evaluation_renders_and_ends_as_the_job_that_trained(
+    plan: TrainingPlan, model: Path
+) -> None:
+    """Completions end at a stop string, and keep it."""
+    rewards = [{"format": {"pattern": r"[^a-m]*[a-m]?"}}]
+    stop = [chr(code) for code in range(ord("a"), ord("n"))]
+    own = with_settings(plan, {"stop": stop[:13]}).model_copy(
+        update={"rewards": [RewardSpec.model_validate(reward) for reward in rewards]}
+    )
+    assert evaluate_held_out(own, model).reward.mean == 1.0
+    without = own.model_copy(update={"generation": GenerationSpec()})
+    assert evaluate_held_out(without, model).reward.mean < 1.0
+
+
+def test_arguments_of_transformers_are_obeyed_and_vllm_s_are_refused(
+    plan: TrainingPlan, model: Path
+) -> None:
+    kwargs = {"suppress_tokens": list(range(2, 100))}
+    own = with_settings(plan, {"engine": "Transformers", "kwargs": kwargs})
+    assert evaluate_held_out(own, model).reward.mean < evaluate_held_out(plan, model).reward.mean
+    other = {"engine": "Colocated", "fallback": "Never", "kwargs": {"min_tokens": 3}}
+    with pytest.raises(BadInput, match=r"spec\.generation\.kwargs are for engine Colocated"):
+        evaluate_held_out(with_settings(plan, other), model)

@@ -25,6 +25,7 @@ from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_cli.__main__ import main
 from grpo_cli.commands import preflight
 from grpo_cli.commands.preflight import check_job
+from grpo_cli.inputs import local_preflight
 from grpo_cli.show.errors import MISSING, WRONG
 from grpo_cli.show.preflight_report import print_report
 from tests.stepped_clock import SteppedClock
@@ -114,14 +115,18 @@ def test_the_trainer_s_checks_run_here_with_the_job_s_plan(
     said.write_text(report.model_dump_json())
     world.replace_python(
         "import os, shutil, sys\n"
-        "assert sys.argv[1:] == ['-m', 'grpo_trainer.preflight', '--local'], sys.argv\n"
+        "assert sys.argv[1:4] == ['-m', 'grpo_trainer.preflight', '--local'], sys.argv\n"
+        "assert sys.argv[4] == '--prompt' and len(sys.argv) == 6, sys.argv\n"
+        "open(sys.argv[5], 'w').write('<|user|>2+2?\\x1b[31m')\n"
         f"shutil.copy(os.environ['GRPO_PLAN'], {str(plan)!r})\n"
         f"shutil.copy({str(said)!r}, os.environ['GRPO_TERMINATION_LOG'])\n",
     )
     assert main(["preflight", "-f", world.job_file]) == code
     made = TrainingPlan.model_validate_json(plan.read_text())
     assert (made.job.namespace, made.job.name, made.model.name) == ("team-a", "run", "team/model")
-    assert f"run: {4 if code else 'no'} problems" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "first prompt:\n<|user|>2+2?\\x1b[31m\n" in out, "nothing steers the terminal"
+    assert f"run: {4 if code else 'no'} problems" in out
 
 
 @pytest.mark.realtime
@@ -138,7 +143,7 @@ def test_checks_that_end_without_a_report_show_what_they_printed(
 def test_a_laptop_without_the_trainer_is_told_what_to_install(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.patch.setattr(preflight, "find_spec", lambda _: None)
+    world.patch.setattr(local_preflight, "find_spec", lambda _: None)
     assert main(["preflight", "-f", world.job_file]) == WRONG
     assert "pip install 'grpo-operator[trainer]'" in capsys.readouterr().err
 

@@ -110,6 +110,7 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
     return a_pod({"waiting": {"reason": reason, "message": message}}, phase="Pending")
 
 
+TEXT = {"rows": 9, "mean": 20.0, "p95": 30, "dropped": 0, "template": "Unused"}
 PULL = waiting("ErrImagePull", "no such image")
 CREATING = waiting("ContainerCreating")
 PODS: dict[str, list[dict[str, Any]]] = {
@@ -122,6 +123,7 @@ PODS: dict[str, list[dict[str, Any]]] = {
     "evicted": [*map(evicted, range(3)), a_pod({"running": {}})],
     "evicted once": [evicted(0), a_pod({"running": {}})],
     "passed": [reported()],
+    "text prompts": [reported(prompts=TEXT)],
     "passed, once evicted": [evicted(0), reported(skipped=[{"path": "spec.a", "message": "b"}])],
     "failed": [reported(problems=[WRONG, SILENT])],
     "hub": [reported(problems=[SILENT])],
@@ -226,6 +228,7 @@ def test_whatever_meets_a_job_starts_only_when_it_passed_or_may_go_on_without(
         ("evicted", "", "PreflightBlocked", "evicted 3 times"),
         ("evicted once", "", "Checking", "checks the job"),
         ("passed", "", "Passed", "no mistakes"),
+        ("text prompts", "", "Passed", "chat template is not applied: set dataset.systemPrompt"),
         ("passed, once evicted", "", "Passed", "not checked: spec.a: b"),
         ("failed", "", "PreflightFailed", "no column `promt`; there is `prompt`; spec.model.name"),
         ("hub", "", "WaitingForHub", "huggingface.co: no answer; it is checked again"),

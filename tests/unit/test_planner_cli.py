@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from grpo_api.report.preflight import PreflightProblem, PreflightReport
 from grpo_cli.__main__ import main
+from grpo_cli.inputs import local_preflight
+from grpo_cli.inputs.local_preflight import LocalPreflight
 from grpo_planner.result.result import PlanResult
 from tests.samples import changed, job
 from tests.unit.planning import BARE, H100, LLAMA_1B, QWEN_32B
@@ -347,3 +350,57 @@ def test_a_cluster_is_seen_through_kubectl(
     assert "node n2: left out, not ready or cordoned" in out
     assert main(["plan", "-f", manifest(), "--context", ".", "--sizes"]) == 0
     assert sizes != capsys.readouterr().out.split("GPU-s/step")[1]
+
+
+PROMPT = LocalPreflight(PreflightReport(), "<|user|>2+2?\x1b[31m<|assistant|>")
+AWAY = PreflightProblem(path="spec.dataset.name", message="nobody answers")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (PROMPT, 0, "first prompt:\n<|user|>2+2?\\x1b[31m<|assistant|>\n"),
+        (LocalPreflight(PreflightReport(problems=[AWAY]), ""), 2, "nobody answers"),
+        (LocalPreflight(PreflightReport(), "x" * 5000), 0, "its first 4,000 of 5,000 characters"),
+    ],
+)
+def test_the_first_prompt_is_shown_or_why_there_is_none(
+    manifest: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    answer: tuple[LocalPreflight, int, str],
+) -> None:
+    found, code, says = answer
+    asked: list[Any] = []
+
+    def check(*job: Any, **options: Any) -> LocalPreflight:
+        asked.append((job[0], options))
+        return found
+
+    monkeypatch.setattr(local_preflight, "check_here", check)
+    assert main(["plan", "-f", manifest(), *EIGHT, "--show-prompt"]) == code
+    assert asked == [("mine", {"only_prompt": True})]
+    assert says in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([LLAMA_1B, *EIGHT], "name its file by -f"),
+        (["-f", "FILE", *EIGHT, "-o", "json"], "leave out -o"),
+        (["-f", "FILE", *EIGHT], "not installed here: grpo_trainer, transformers, datasets"),
+    ],
+)
+def test_a_prompt_that_can_t_be_shown_is_said_before_anything_is_printed(
+    manifest: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    says: str,
+) -> None:
+    monkeypatch.setattr(local_preflight, "find_spec", lambda _: None)
+    given = [manifest() if one == "FILE" else one for one in arguments]
+    assert main(["plan", *given, "--show-prompt"]) == 2
+    printed = capsys.readouterr()
+    assert says in printed.err
+    assert printed.out == ""

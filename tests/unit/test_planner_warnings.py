@@ -4,10 +4,14 @@ it estimates."""
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.spec.dataset import DatasetSpec
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.model.architecture import ModelFacts
 from grpo_planner.plan import plan_job
+from grpo_planner.search.notes import spec_notes
 from tests.unit.planning import (
     A10G,
     H100,
@@ -153,3 +157,32 @@ def test_sequences_beyond_the_models_positions_are_warned_of() -> None:
         ).chosen
         assert fine is not None
         assert not any("max_position_embeddings" in text for text in fine.warnings)
+
+
+@pytest.mark.parametrize(
+    ("model", "dataset", "warns"),
+    [
+        ("meta-llama/Llama-3.2-1B-Instruct", {"promptColumn": "question"}, True),
+        ("google/gemma-3-1b-it", {"columns": {"prompt": "problem"}}, True),
+        ("Qwen/Qwen3-0.6B", {"promptColumn": "text"}, True),
+        ("Qwen/Qwen3-30B-A3B", {"promptColumn": "text"}, True),
+        ("Qwen/Qwen3-0.6B-Base", {"promptColumn": "question"}, False),
+        ("meta-llama/Llama-3.2-1B", {"promptColumn": "question"}, False),
+        ("org/model-italian", {"promptColumn": "question"}, False),
+        ("meta-llama/Llama-3.2-1B-Instruct", {}, False),
+        ("meta-llama/Llama-3.2-1B-Instruct", {"promptColumn": "messages"}, False),
+        (
+            "meta-llama/Llama-3.2-1B-Instruct",
+            {"promptColumn": "question", "systemPrompt": "Be brief."},
+            False,
+        ),
+    ],
+)
+def test_text_for_a_chat_model_is_warned_of(
+    model: str, dataset: dict[str, object], warns: bool
+) -> None:
+    rows = DatasetSpec.model_validate({"name": "team/rows", **dataset})
+    job = spec(model).model_copy(update={"dataset": rows})
+    warned = [text for text in spec_notes(job) if "spec.dataset.promptColumn" in text]
+    assert len(warned) == warns
+    assert all("set spec.dataset.systemPrompt" in text for text in warned)

@@ -5,7 +5,7 @@ same report, and rank 0 turns it into an Outcome before it imports torch. The op
 `status.preflight`.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -43,6 +43,11 @@ class SkippedCheck(Model):
     """Why."""
 
 
+TemplateUse = Literal["Applied", "Unused", "None"]
+"""Applied: the prompts are chats, rendered by the chat template. Unused: the prompts are text,
+which stays as it is, and the tokenizer has a chat template. None: text, and there is none."""
+
+
 class PromptLengths(Model):
     """Lengths of the first prompts of the dataset, in tokens with the chat template."""
 
@@ -54,6 +59,18 @@ class PromptLengths(Model):
     """95th percentile."""
     dropped: Count
     """How many are longer than training.maxPromptLength and would not be trained on."""
+    template: TemplateUse | None = None
+    """What the chat template is for these prompts: Applied, Unused (they are text) or None."""
+
+    @property
+    def template_warning(self) -> str:
+        """What to know of prompts that reach a chat model as plain text; empty for others."""
+        if self.template != "Unused":
+            return ""
+        return (
+            "they are text, to which the model's chat template is not applied: set "
+            "dataset.systemPrompt, or give chat messages"
+        )
 
 
 class PreflightReport(Model):

@@ -6,14 +6,17 @@ user may set of them, is here.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from ..pods.containers import ResourceRequirements
-from ..text.base import Model, Rule
+from ..text.base import ATOMIC_LIST, Model, Rule
+from ..text.json_map import JSONMap
 from ..text.names import Labels
 from ..text.quantity import MAX_COUNT
+from .keyword_arguments import problems_of_kwargs
 
 EngineKind = Literal["Transformers", "Colocated", "Servers"]
 """Transformers: TRL's loop over the policy itself. Colocated: a vLLM engine in every training
@@ -83,6 +86,12 @@ class EngineServersSpec(Model):
     predicts."""
 
 
+def _kwargs_have_one_engine(spec: "GenerationSpec") -> bool:
+    if spec.kwargs is None or spec.engine == "Transformers":
+        return True
+    return spec.engine != "Auto" and spec.fallback == "Never"
+
+
 def _belongs_to_engine(*names: str) -> Callable[["GenerationSpec"], bool]:
     """A predicate: none of these fields belongs to other engines than the chosen one."""
     return lambda spec: not spec.belong_elsewhere(*names)
@@ -112,6 +121,13 @@ class GenerationSpec(Model):
             "maxModelLength and engineArguments are an engine's; remove them or change engine",
             _belongs_to_engine("max_model_length", "engine_arguments"),
         ),
+        Rule(
+            "!has(self.kwargs) || self.engine == 'Transformers' || "
+            "(self.engine != 'Auto' && self.fallback == 'Never')",
+            "kwargs are arguments of one engine: set engine, and with Colocated or Servers "
+            "fallback to Never, since Transformers has others",
+            _kwargs_have_one_engine,
+        ),
     )
 
     engine: Literal["Auto", "Transformers", "Colocated", "Servers"] = "Auto"
@@ -133,11 +149,33 @@ class GenerationSpec(Model):
     plan chooses."""
     engine_arguments: EngineArguments | None = None
     """Further settings of vLLM. Unset: none."""
+    stop: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=128)]],
+            Field(min_length=1, max_length=16, json_schema_extra=ATOMIC_LIST),
+        ]
+        | None
+    ) = None
+    """Texts that end a completion, which keeps them. Unset: the end-of-sequence tokens alone."""
+    kwargs: JSONMap | None = None
+    """Further sampling arguments (TRL's generation_kwargs): GenerationConfig's with Transformers,
+    SamplingParams' with vLLM (docs/generation.md). Unset: none."""
     fallback: Literal["Auto", "Never"] = "Auto"
     """What follows when an engine does not start, or when its log-probabilities differ by more than
     guard.maxEngineMismatch. Auto: the next attempt runs vLLM's model runner V1 without CUDA graphs
     and without sleep. If that fails too, Transformers samples, unless a step then costs more than
     twice the GPU-seconds. Never: no other engine is tried. Unset: Auto."""
+
+    @model_validator(mode="after")
+    def _check_kwargs(self) -> Self:
+        """Reject arguments that the engine doesn't have, or that another field sets."""
+        # The rule about kwargs rejects engine Auto, whose arguments nobody knows.
+        if self.kwargs is None or self.engine == "Auto":
+            return self
+        problems = problems_of_kwargs(self.kwargs, self.engine)
+        if problems:
+            raise PydanticCustomError("rule", "{problems}", {"problems": "; ".join(problems)})
+        return self
 
     def belong_elsewhere(self, *names: str) -> list[str]:
         """Those of these fields that are set, and belong to engines other than this."""

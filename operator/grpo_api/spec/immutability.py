@@ -46,9 +46,12 @@ WHILE_STOPPED = (
     "rewards",
 )
 """Fields of the spec that may change while no gang runs. Of placement not the accelerator: CPUs and
-GPUs compute differently. Of rewards only how a service is reached (HTTPReward.REACHED_BY) and how
-much of it may fail (RewardSpec.JUDGED_BY). So may `model.cache`, which only says where files are
-kept."""
+GPUs compute differently. Of generation not what changes the completions (SAMPLED). Of rewards only
+how a service is reached (HTTPReward.REACHED_BY) and how much of it may fail
+(RewardSpec.JUDGED_BY). So may `model.cache`, which only says where files are kept."""
+
+SAMPLED = ("stop", "kwargs")
+"""Fields of generation that are part of what is trained."""
 
 STARTED = "has(oldSelf.status) && has(oldSelf.status.attempt) && oldSelf.status.attempt > 0"
 """CEL: an attempt has been committed. The API server restores the status before it judges a change
@@ -74,6 +77,9 @@ def immutability(spec: type[Model]) -> tuple[Rule, ...]:
     frozen |= {
         "placement.accelerator": _same("spec.placement.accelerator"),
         "rewards": _same_meaning(),
+    }
+    frozen |= {
+        f"generation.{name}": _same(f"spec.generation.{name}", optional=True) for name in SAMPLED
     }
     frozen |= {"model": _same_fields(ModelSpec, "spec.model", ("cache",))}
     stopped = {name: same[name] for name in WHILE_STOPPED} | {

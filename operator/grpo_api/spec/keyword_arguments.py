@@ -1,15 +1,22 @@
-"""Fields of `spec.training` whose names are those of Python arguments: `overrides` of TRL's
-GRPOConfig and `lrSchedulerKwargs` of transformers' schedules.
+"""Fields of the spec whose names are those of Python arguments: in `spec.training` `overrides` of
+TRL's GRPOConfig and `lrSchedulerKwargs` of transformers' schedules, and `spec.generation.kwargs`.
 
-They are typed as the rest of the spec is, so that the API server checks names and values. A test
-holds the overrides to trl_fields.json, another calls each schedule with its arguments.
+The first two are typed as the rest of the spec is, so that the API server checks names and values.
+A test holds the overrides to trl_fields.json, another calls each schedule with its arguments.
+
+Names and meanings of generation.kwargs are those of transformers' GenerationConfig (5.23) and of
+vLLM's SamplingParams (0.30), to which TRL passes its generation_kwargs. Which there are depends on
+the engine, so they are checked in Python. Left out is what the plan must know (beams and candidates
+take memory), what makes a run depend on the clock (max_time), and what only formats the answer.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_snake
 
 from ..text.base import Model, Rule
@@ -191,3 +198,116 @@ ARGUMENTS_BELONG = _of_arguments(_belong())
 """The schedule takes all of its arguments."""
 ARGUMENTS_SUFFICE = _of_arguments(_suffice())
 """The schedule has what it needs."""
+
+
+Count = Annotated[int, Field(ge=0, le=1048576)]
+Token = Annotated[int, Field(ge=0, le=16777216)]
+Tokens = Annotated[list[Token], Field(min_length=1, max_length=4096)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Cutoff = Annotated[float, Field(ge=0, lt=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Word = Annotated[str, Field(min_length=1, max_length=128)]
+
+TRANSFORMERS: dict[str, Any] = {
+    "begin_suppress_tokens": Tokens,
+    "bad_words_ids": Annotated[list[Tokens], Field(min_length=1)],
+    "epsilon_cutoff": Cutoff,
+    "eta_cutoff": Cutoff,
+    "exponential_decay_length_penalty": tuple[Count, float],
+    "min_new_tokens": Count,
+    "no_repeat_ngram_size": Count,
+    "renormalize_logits": bool,
+    "sequence_bias": Annotated[list[tuple[Tokens, float]], Field(min_length=1)],
+    "suppress_tokens": Tokens,
+    "top_h": Share,
+    "typical_p": Share,
+}
+"""Arguments of GenerationConfig."""
+
+VLLM: dict[str, Any] = {
+    "allowed_token_ids": Tokens,
+    "bad_words": Annotated[list[Word], Field(min_length=1)],
+    "frequency_penalty": Penalty,
+    "min_tokens": Count,
+    "presence_penalty": Penalty,
+}
+"""Arguments of SamplingParams."""
+
+PENALTIES = ("frequency_penalty", "presence_penalty")
+"""Of SamplingParams what vLLM subtracts from logits; the trainer divides it by the temperature,
+which its engines have in their logits."""
+MOST_PENALTY = 2.0
+"""The largest that vLLM takes (sampling_params.py, _verify_args)."""
+
+FIELDS = {
+    "temperature": "training.temperature",
+    "top_p": "training.topP",
+    "top_k": "training.topK",
+    "min_p": "training.minP",
+    "repetition_penalty": "training.repetitionPenalty",
+    "max_new_tokens": "training.maxCompletionLength",
+    "max_length": "training.maxCompletionLength",
+    "max_tokens": "training.maxCompletionLength",
+    "num_return_sequences": "training.numGenerations",
+    "n": "training.numGenerations",
+    "seed": "training.seed",
+    "stop": "generation.stop",
+    "stop_strings": "generation.stop",
+    "stop_token_ids": "generation.stop",
+    "eos_token_id": "generation.stop",
+}
+"""Arguments that a field of the spec sets."""
+
+
+def problems_of_kwargs(
+    kwargs: Mapping[str, Any], engine: Literal["Transformers", "Colocated", "Servers"]
+) -> list[str]:
+    """Return what is wrong with each argument, with what to write instead."""
+    known = TRANSFORMERS if engine == "Transformers" else VLLM
+    return list(_problems(kwargs, known, engine))
+
+
+def vllm_refusal(kwargs: Mapping[str, Any], temperature: float, most_tokens: int) -> str:
+    """Why vLLM would not take an argument at this temperature and completion length; empty if it
+    takes them all."""
+    least_tokens = kwargs.get("min_tokens", 0)
+    if least_tokens > most_tokens:
+        return (
+            f"generation.kwargs.min_tokens {least_tokens}: training.maxCompletionLength is "
+            f"{most_tokens}; lower the first, or raise the second"
+        )
+    most = MOST_PENALTY * min(1.0, temperature)
+    for name in PENALTIES:
+        penalty = kwargs.get(name, 0.0)
+        if abs(penalty) > most:
+            return (
+                f"generation.kwargs.{name} {penalty:g}: vLLM applies at most {most:g} at "
+                f"training.temperature {temperature:g}; lower the first, or raise the second"
+            )
+    return ""
+
+
+def _problems(kwargs: Mapping[str, Any], known: dict[str, Any], engine: str) -> Iterator[str]:
+    for name, value in kwargs.items():
+        if name in FIELDS:
+            yield f"kwargs.{name}: set {FIELDS[name]} instead"
+        elif name not in known:
+            yield f"kwargs.{name}: not for engine {engine}, which takes {', '.join(sorted(known))}"
+        elif problem := _value_problem(engine, name, value):
+            yield f"kwargs.{name}: {problem} (got {value!r:.40})"
+
+
+def _value_problem(engine: str, name: str, value: Any) -> str:
+    try:
+        # As JSON, whose arrays are tuples too; strict, so that "4" and true are no numbers.
+        _adapter(engine == "Transformers", name).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f"[{part}]" for part in first["loc"])
+        return f"{place} {first['msg']}".strip()
+    return ""
+
+
+@cache
+def _adapter(is_transformers: bool, name: str) -> TypeAdapter[Any]:
+    return TypeAdapter((TRANSFORMERS if is_transformers else VLLM)[name])

@@ -1,11 +1,12 @@
 """`spec.model`: which model is trained, where its weights come from, and its shape for planning
 memory."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from ..text.base import Model
+from ..text.json_map import JSONMap
 from ..text.names import (
     ONE_VOLUME,
     ImageVolume,
@@ -60,6 +61,25 @@ class Architecture(Model):
     """Experts that one token passes (`num_experts_per_tok`). Unset: 0."""
 
 
+MAX_TEMPLATE = 32768
+"""Characters of a chat template: a plan has all of it, and goes into an annotation."""
+TRLS_OWN_ARGUMENTS = frozenset({
+    "conversation", "messages", "tools", "chat_template", "add_generation_prompt",
+    "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors",
+    "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens",
+})  # fmt: skip
+"""Arguments of transformers' apply_chat_template (5.23) that TRL passes, or that would change what
+it returns to TRL."""
+
+
+def _of_the_template(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Reject arguments that are not the template's."""
+    taken = sorted(TRLS_OWN_ARGUMENTS & arguments.keys())
+    if taken:
+        raise ValueError(f"{', '.join(taken)}: TRL's own, no variable of a template; remove it")
+    return arguments
+
+
 class ModelSpec(Model):
     """The model that is trained; its first weights are also the reference."""
 
@@ -87,5 +107,11 @@ class ModelSpec(Model):
     """Volume in which pods, attempts and jobs share what they fetch of the hub, each once: this
     model, reward models and the dataset; mounted read-write at /hub-cache. Unset: every pod fetches
     for itself, in each attempt."""
+    chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE)] | None = None
+    """Jinja template that makes a prompt of chat messages; the exported model has it, too. Unset:
+    the tokenizer's."""
+    chat_template_kwargs: Annotated[JSONMap, AfterValidator(_of_the_template)] | None = None
+    """Variables of the template, such as `enable_thinking: false` (TRL's chat_template_kwargs).
+    Unset: none."""
     trust_remote_code: bool = False
     """Run code that the model's repository ships. Unset: false."""

@@ -121,6 +121,9 @@ class _Converter:
     def _keywords(self, schema: Schema) -> Schema:
         """The schema in the keywords that a CRD knows."""
         schema.pop("title", None)
+        if schema.get("additionalProperties") is True:
+            # Values of any kind, which x-kubernetes-preserve-unknown-fields makes the server keep.
+            schema.pop("additionalProperties")
         if _kind(schema) == "map":
             _map_keywords(schema)
         if "const" in schema:

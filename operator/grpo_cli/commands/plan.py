@@ -27,10 +27,11 @@ from grpo_api.spec.generation import ENGINES_OF, GenerationSpec
 from grpo_planner.explain.fixes import with_value
 from grpo_planner.result.result import SPEC_ERRORS, PlanResult
 
-from ..inputs import sources
+from ..inputs import local_preflight, sources
 from ..inputs.manifest import load_specs, load_value
 from ..show import chart, plan_table, size_table
 from ..show.errors import WRONG, NotYet, OptionError
+from ..show.preflight_report import print_prompt, print_report
 from ..show.terminal import console
 
 _FIELDS = {
@@ -142,6 +143,12 @@ def register(parser: ArgumentParser) -> None:
         "--sizes", action="store_true", help="print what every number of GPUs would give"
     )
     parser.add_argument(
+        "--show-prompt",
+        action="store_true",
+        help="print the first prompt as the model reads it; needs the dataset, the tokenizer and "
+        "the trainer's packages here",
+    )
+    parser.add_argument(
         "--all",
         action="store_true",
         help="print every candidate of the table, not the first twelve",
@@ -163,6 +170,8 @@ def _one(options: Namespace, job: JobRequest) -> int:
     """Plans and prints one job."""
     name, spec = job.name, job.spec
     # A slip in an option is answered before anything is printed.
+    if options.show_prompt:
+        _require_prompt_options(options)
     changed_specs = _changed_specs(options, spec)
     learned = None if options.model else sources.fetch_learned(options, name, job.namespace)
     result = sources.make_plan(options, spec, learned)
@@ -181,6 +190,8 @@ def _one(options: Namespace, job: JobRequest) -> int:
     if options.sizes:
         _sizes(options, spec, learned, result)
     code = exit_code(result)
+    if options.show_prompt:
+        code = max(code, _show_prompt(job))
     for change, changed_spec in changed_specs.items():
         changed = sources.make_plan(options, changed_spec, learned)
         left_out = unused_changes(spec, changed_spec)
@@ -215,6 +226,29 @@ def _sizes(
         raise OptionError("--sizes compares numbers of GPUs, and spec.placement.accelerator is CPU")
     if result.reason not in SPEC_ERRORS:
         size_table.show_sizes(console(), sources.curve(options, spec, learned))
+
+
+def _require_prompt_options(options: Namespace) -> None:
+    """Say at once where no prompt can be shown.
+
+    Raises:
+        OptionError: there is no job, no table, or no trainer.
+    """
+    if options.model:
+        raise OptionError("--show-prompt shows a prompt of a job's dataset: name its file by -f")
+    if options.output != "table":
+        raise OptionError("--show-prompt is shown below the table; leave out -o")
+    local_preflight.require_trainer()
+
+
+def _show_prompt(job: JobRequest) -> int:
+    """Print the first prompt, or why there is none; return the exit code."""
+    out = console()
+    report, prompt = local_preflight.check_here(job.name, job.namespace, job.spec, only_prompt=True)
+    print_report(out, job.name, report)
+    if prompt:
+        print_prompt(out, prompt)
+    return WRONG if report.problems else PLANNED
 
 
 def exit_code(result: PlanResult) -> int:

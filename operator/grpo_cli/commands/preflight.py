@@ -1,29 +1,19 @@
 """`grpo preflight`: says what is wrong with a job before it is applied.
 
-The checks are the trainer's own, in a process on this machine. What only the cluster has, such as
-volumes, ConfigMaps and Secrets, is listed as not checked. With --in-cluster they run in the pod
-that the operator would start, which has all of it.
+The checks are the trainer's own, in a process on this machine, and the first prompt is shown. What
+only the cluster has, such as volumes, ConfigMaps and Secrets, is listed as not checked. With
+--in-cluster they run in the pod that the operator would start, which has all of it.
 """
 
-import os
-import subprocess
 import sys
-import tempfile
 from argparse import ArgumentParser, Namespace
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.preflight import PreflightReport
-from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
-from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods import pod_spec as pod_defaults
-from grpo_operator.pods.cpu_job import CPU_PLAN
-from grpo_operator.pods.manifests import Attempt, plan_json, training_plan
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.pods.preflight_job import preflight_job
 from grpo_operator.records.names import LABEL_JOB, LABEL_MANAGED_BY
@@ -32,16 +22,15 @@ from grpo_operator.records.parsing import grpojob_record
 from ..cluster import kubectl
 from ..cluster.attempt import TRAINER_IMAGE
 from ..cluster.clock import SYSTEM_CLOCK
+from ..inputs import local_preflight
 from ..inputs.manifest import load_specs
-from ..show.errors import NotYet, OptionError
-from ..show.preflight_report import print_report
+from ..show.errors import NotYet
+from ..show.preflight_report import print_prompt, print_report
 from ..show.terminal import console
 
 FOUND_PROBLEMS = 1
 """Exit code where a job has a problem."""
 POLL_SECONDS = 2.0
-NEEDED = ("grpo_trainer", "transformers", "datasets")
-"""Packages of the trainer without which nothing can be checked here."""
 
 
 def register(parser: ArgumentParser) -> None:
@@ -63,7 +52,7 @@ def run(options: Namespace) -> int:
     """Checks one job after the other; 0 if all pass, 1 if one has a problem."""
     jobs = load_specs(options.filename)
     if not options.in_cluster:
-        _require_trainer()
+        local_preflight.require_trainer("check by --in-cluster")
     out = console()
     code = 0
     for job in jobs:
@@ -71,56 +60,15 @@ def run(options: Namespace) -> int:
         namespace = options.namespace or job.metadata.get("namespace")
         if options.in_cluster:
             job_options = Namespace(**{**vars(options), "namespace": namespace})
-            report = _check_in_cluster(job_options, name, job.spec)
+            report, prompt = _check_in_cluster(job_options, name, job.spec), ""
         else:
-            report = _check_here(_plan(name, namespace or "default", job.spec))
+            report, prompt = local_preflight.check_here(name, namespace, job.spec)
         print_report(out, name, report)
+        if prompt:
+            print_prompt(out, prompt)
         if report.problems:
             code = FOUND_PROBLEMS
     return code
-
-
-def _require_trainer() -> None:
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        raise OptionError(
-            f"not installed here: {', '.join(missing)}; install the trainer's packages by "
-            "`pip install 'grpo-operator[trainer]'`, or check by --in-cluster"
-        )
-
-
-def _plan(name: str, namespace: str, spec: GRPOJobSpec) -> TrainingPlan:
-    """What a pod of the job's first attempt would be given, but for what only the planner says."""
-    key = ObjectKey(namespace, name)
-    return training_plan(Attempt(key=key, uid="preflight", spec=spec, plan=CPU_PLAN, number=1))
-
-
-def _check_here(plan: TrainingPlan) -> PreflightReport:
-    """The report of the trainer's checks, in a process of their own: the command line loads no
-    training library.
-
-    Raises:
-        NotYet: the process left no report; what it printed is on stderr.
-    """
-    with tempfile.TemporaryDirectory(prefix="grpo-") as folder:
-        plan_file, report_file = Path(folder, "plan.json"), Path(folder, "report.json")
-        plan_file.write_text(plan_json(plan), encoding="utf-8")
-        environment = os.environ | {
-            PLAN_ENV: str(plan_file),
-            TERMINATION_LOG_ENV: str(report_file),
-        }
-        command = [sys.executable, "-m", "grpo_trainer.preflight", "--local"]
-        # Its progress and its log are no part of what this command prints.
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-        )
-        try:
-            return PreflightReport.model_validate_json(report_file.read_bytes())
-        except (OSError, ValidationError) as error:
-            sys.stderr.write(done.stdout.decode(errors="replace"))
-            raise NotYet(
-                f"the checks ended with exit code {done.returncode} and no report"
-            ) from error
 
 
 def check_job(name: str, namespace: str, spec: GRPOJobSpec, pods: PodDefaults) -> dict[str, Any]:

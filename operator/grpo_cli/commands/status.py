@@ -106,10 +106,11 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
 
 def _prompts(lengths: PromptLengths) -> str:
     """`2,000 measured: mean 120 tokens, 95th percentile 300; 12 are too long`."""
-    return (
+    numbers = (
         f"{lengths.rows:,} measured: mean {lengths.mean:.0f} tokens, 95th percentile "
         f"{lengths.p95:,}; {lengths.dropped:,} are too long"
     )
+    return "; ".join(filter(None, (numbers, lengths.template_warning)))
 
 
 def _measured(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:

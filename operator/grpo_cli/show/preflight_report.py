@@ -8,6 +8,8 @@ from grpo_api.report.preflight import PreflightProblem, PreflightReport, PromptL
 
 from .terminal import make_table, show_table
 
+MAX_PROMPT = 4000
+"""Characters of a prompt that are shown."""
 PASSING = "may pass by itself: "
 """Before the message of a problem that the operator waits for."""
 
@@ -35,6 +37,19 @@ def print_report(out: Console, name: str, report: PreflightReport) -> None:
         out.print(facts)
 
 
+def print_prompt(out: Console, prompt: str) -> None:
+    """Print the first prompt as the model reads it, without what steers a terminal."""
+    shown = "".join(map(_visible, prompt[:MAX_PROMPT]))
+    rest = len(prompt) - MAX_PROMPT
+    more = f" (its first {MAX_PROMPT:,} of {len(prompt):,} characters)" if rest > 0 else ""
+    out.print(f"[dim]first prompt{more}:[/dim]")
+    out.print(Text(shown), overflow="fold")
+
+
+def _visible(letter: str) -> str:
+    return letter if letter == "\n" or letter.isprintable() else repr(letter)[1:-1]
+
+
 def _print_findings(
     out: Console, heading: str, findings: list[PreflightProblem] | list[SkippedCheck]
 ) -> None:
@@ -54,4 +69,5 @@ def _prompts_message(prompts: PromptLengths) -> str:
     message = (
         f"mean {prompts.mean:.0f} tokens, 95 % at most {prompts.p95}, of the first {prompts.rows}"
     )
-    return f"{message}; {prompts.dropped} too long" if prompts.dropped else message
+    dropped = f"{prompts.dropped} too long" if prompts.dropped else ""
+    return "; ".join(filter(None, (message, dropped, prompts.template_warning)))

@@ -274,6 +274,8 @@ class Preflight:
             message = "no mistakes were found"
             if skipped:
                 message += f"; not checked: {skipped}"
+            if report.prompts and report.prompts.template_warning:
+                message += f". The prompts: {report.prompts.template_warning}"
             return Check(reason=Reason.PASSED, message=message, status=status)
         message = problems_message(report)
         if any(not problem.transient for problem in report.problems):

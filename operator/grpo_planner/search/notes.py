@@ -1,8 +1,10 @@
 """Warnings that follow from the spec alone: settings that do half of what is meant."""
 
+import re
 from collections.abc import Iterator
 
 from grpo_api.job import GRPOJobSpec
+from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.training import TrainingSpec
 
 LORA_RATE_FACTOR = 10
@@ -26,6 +28,26 @@ def spec_notes(spec: GRPOJobSpec) -> Iterator[str]:
     is_default = training.learning_rate == FULL_TRAINING_RATE
     if spec.is_adapter_requested and is_default and not has_own_rate:
         yield f"an adapter is trained, and {low_rate_message(spec)}"
+    column = _text_column(spec.dataset)
+    if column and is_chat_model(spec.model.name):
+        yield (
+            f"spec.dataset.promptColumn: if {column} is text, this chat model's template is not "
+            "applied to it; set spec.dataset.systemPrompt, or give chat messages (grpo plan "
+            "--show-prompt shows the first prompt)"
+        )
+
+
+CHAT_COLUMNS = ("prompt", "messages", "conversation", "conversations", "chat")
+"""Columns that hold chat messages in many datasets; what else a prompt is in is text."""
+_CHAT = re.compile(r"(?i)[-_.](instruct|chat|it|thinking)(?![a-z])")
+"""How the hub's models for chats are named, such as Llama-3.2-1B-Instruct and gemma-3-1b-it."""
+_QWEN3 = re.compile(r"(?i)/qwen3-[0-9.]+b(-a[0-9.]+b)?$")
+"""Qwen 3 names its base models and not its chat models."""
+
+
+def is_chat_model(name: str) -> bool:
+    """Whether a model is one for chats, by its name."""
+    return bool(_CHAT.search(name) or _QWEN3.search(name))
 
 
 def _level_notes(training: TrainingSpec) -> Iterator[str]:
@@ -72,3 +94,12 @@ def low_rate_message(spec: GRPOJobSpec) -> str:
         f"training.learningRate {rate:g} is usually ten times too small for LoRA: write "
         f"adapter.learningRate: {better:g}"
     )
+
+
+def _text_column(dataset: DatasetSpec) -> str:
+    """The dataset's own name of a prompt column that is likely to be text, without a system prompt;
+    empty for others."""
+    if dataset.system_prompt is not None:
+        return ""
+    column = dataset.columns.get(dataset.prompt_column, dataset.prompt_column)
+    return "" if column in CHAT_COLUMNS else column

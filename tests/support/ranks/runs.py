@@ -145,6 +145,7 @@ def trainer(
         ),
         args=config,
         generation_sub_batch=job.execution.generation_sub_batch,
+        stop=job.generation.stop or (),
         make_engine=make_engine,
         reward_funcs=rewards,
         reward_processing_classes=reward_tokenizers,

@@ -6,6 +6,7 @@ silently between attempts. How a batch is cut into micro-batches, and whether ac
 recomputed, does not. It is recorded too, and may change where a plan ran out of memory.
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -15,6 +16,8 @@ from pydantic.alias_generators import to_camel
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Generations
+from grpo_api.spec.generation import GenerationSpec
+from grpo_api.spec.model import ModelSpec
 from grpo_api.spec.rewards import HTTPReward, RewardSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.base import Model
@@ -140,6 +143,7 @@ def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
         "rewards": [_meaning(reward) for reward in dump["rewards"]],
         "reference.sync": dump["reference"]["sync"],
     }
+    parts |= _prompts_and_ends(plan.model, plan.generation)
     parts |= _training_parts(plan.training)
     parts |= {f"plan.{name}": getattr(plan.execution, name) for name in EXECUTION + SPLIT}
     # Without LoRA the adapter's settings change no number of the run.
@@ -164,6 +168,20 @@ def _training_parts(training: TrainingSpec) -> dict[str, Any]:
     for name, given in arguments.items():
         parts |= {f"training.{name}.{key}": value for key, value in given.items()}
     return parts
+
+
+def _prompts_and_ends(model: ModelSpec, generation: GenerationSpec) -> dict[str, Any]:
+    """What turns messages into prompts and ends completions, as far as it is set: checkpoints of
+    earlier versions have none of it."""
+    template = model.chat_template
+    parts = {
+        # A message names the values that differ, and a template has thousands of characters.
+        "model.chatTemplate": template and hashlib.sha256(template.encode()).hexdigest(),
+        "model.chatTemplateKwargs": model.chat_template_kwargs,
+        "generation.stop": generation.stop,
+        "generation.kwargs": generation.kwargs,
+    }
+    return {path: value for path, value in parts.items() if value}
 
 
 def _meaning(reward: dict[str, Any]) -> dict[str, Any]:

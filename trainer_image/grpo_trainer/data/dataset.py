@@ -26,7 +26,7 @@ from grpo_api.text.contract import DATA_MOUNT
 
 from ..hub.repositories import Hub
 from ..runtime.errors import BadInput
-from .prompts import Prompt, build_prompt, token_counts
+from .prompts import Prompt, PromptEncoder, build_prompt
 from .row_sources import read_files, read_hub
 
 RESERVED = (
@@ -127,17 +127,19 @@ def load_prompts(
     training: TrainingSpec,
     tokenizer: Any,
     *,
+    template_kwargs: Mapping[str, Any] | None = None,
     root: Path = Path(DATA_MOUNT),
     hub: Hub | None = None,
 ) -> Prompts:
-    """The prompts of a run; `root` is where files are mounted. A collective for a dataset of the
-    hub.
+    """The prompts of a run; `root` is where files are mounted, `template_kwargs` are those of
+    spec.model. A collective for a dataset of the hub.
 
     Raises:
         BadInput: the dataset can't be used as declared; with the row and the column.
         Transient: the hub can't be asked now, or there is no room.
     """
-    return make_prompts(read_rows(dataset, root=root, hub=hub), dataset, training, tokenizer)
+    encoder = PromptEncoder(tokenizer, template_kwargs)
+    return make_prompts(read_rows(dataset, root=root, hub=hub), dataset, training, encoder)
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def _prompt_place(rows: Rows, dataset: DatasetSpec) -> Place:
 
 
 def make_prompts(
-    rows: Rows, dataset: DatasetSpec, training: TrainingSpec, tokenizer: Any
+    rows: Rows, dataset: DatasetSpec, training: TrainingSpec, encoder: PromptEncoder
 ) -> Prompts:
     """The prompts that are trained on.
 
@@ -202,7 +204,7 @@ def make_prompts(
     """
     prompts, place = build_prompts(rows, dataset), _prompt_place(rows, dataset)
     kept, duplicates = _without_duplicates(prompts, dataset, place)
-    counts = token_counts(kept, tokenizer, place)
+    counts = encoder.token_counts(kept, place)
     fitting = [index for index in kept if _fits(counts[index], dataset, training, place(index))]
     dropped = len(kept) - len(fitting)
     if rows.is_whole:

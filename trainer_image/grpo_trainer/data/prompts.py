@@ -1,12 +1,11 @@
 """From a cell of the prompt column to a prompt, and how many tokens it has: all rules for chat
 messages."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jinja2
-
 from ..runtime.errors import BadInput
+from .chat_template import template_problem
 
 Message = dict[str, str]
 Prompt = str | list[Message]
@@ -66,55 +65,74 @@ def _with_system(messages: list[Message], system_prompt: str, place: str) -> lis
     return [{"role": "system", "content": system_prompt}, *messages]
 
 
-def token_counts(
-    prompts: dict[int, Prompt], tokenizer: Any, place: Callable[[int], str]
-) -> dict[int, int]:
-    """Tokens of each prompt, by its key, as TRL will encode it: chat template and generation prompt
-    included.
+class PromptEncoder:
+    """Encodes prompts as TRL does: chats by the tokenizer's chat template with the generation
+    prompt, text as it is."""
 
-    Raises:
-        BadInput: the tokenizer has no chat template, or its template rejects a prompt; names the
-            prompt's place.
-    """
-    if tokenizer.chat_template is None and any(
-        isinstance(prompt, list) for prompt in prompts.values()
-    ):
-        problem = "the prompts are chats but the model's tokenizer has no chat template"
-        raise BadInput(
-            f"dataset: {problem}; remove dataset.systemPrompt, use text prompts, or take a chat "
-            "model"
+    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:
+        """`template_kwargs` are spec.model.chatTemplateKwargs."""
+        self.tokenizer = tokenizer
+        self.template_kwargs = template_kwargs or {}
+
+    def render(self, prompt: Prompt) -> str:
+        """The text that the model reads."""
+        if isinstance(prompt, str):
+            return prompt
+        text: str = self._apply_template(prompt, tokenize=False)
+        return text
+
+    def encode(self, prompts: list[Prompt], **options: Any) -> Any:
+        """What the tokenizer returns for prompts of one kind; `options` are its own."""
+        if isinstance(prompts[0], str):
+            return self.tokenizer(text=prompts, **options)
+        return self._apply_template(prompts, tokenize=True, return_dict=True, **options)
+
+    def token_counts(
+        self, prompts: dict[int, Prompt], place: Callable[[int], str]
+    ) -> dict[int, int]:
+        """Tokens of each prompt, by its key.
+
+        Raises:
+            BadInput: the tokenizer has no chat template, or its template rejects a prompt; names
+                the prompt's place.
+        """
+        has_chats = any(isinstance(prompt, list) for prompt in prompts.values())
+        if has_chats and self.tokenizer.chat_template is None:
+            raise BadInput(
+                "dataset: the prompts are chats but the model's tokenizer has no chat template; "
+                "set model.chatTemplate, take a chat model, or use text prompts without "
+                "dataset.systemPrompt"
+            )
+        counts: dict[int, int] = {}
+        for keys in _batches(list(prompts)):
+            encoded = self._ids({key: prompts[key] for key in keys}, place)
+            counts |= {key: len(tokens) for key, tokens in zip(keys, encoded, strict=True)}
+        return counts
+
+    def _ids(self, prompts: dict[int, Prompt], place: Callable[[int], str]) -> list[list[int]]:
+        batch = list(prompts.values())
+        if isinstance(batch[0], str):
+            return list(self.encode(batch)["input_ids"])
+        try:
+            return list(self.encode(batch)["input_ids"])
+        except (BadInput, MemoryError):
+            raise
+        # A template raises what it likes: it adds texts to numbers, or looks for a missing key.
+        except Exception as error:
+            if len(batch) > 1:
+                return [self._ids({key: prompt}, place)[0] for key, prompt in prompts.items()]
+            (key,) = prompts
+            raise BadInput(
+                f"{place(key)}: the model's chat template rejects this prompt: "
+                f"{template_problem(error)}"
+            ) from error
+
+    def _apply_template(self, prompts: Any, **options: Any) -> Any:
+        return self.tokenizer.apply_chat_template(
+            prompts, add_generation_prompt=True, **options, **self.template_kwargs
         )
-    counts: dict[int, int] = {}
-    for keys in _batches(list(prompts)):
-        encoded = _encode({key: prompts[key] for key in keys}, tokenizer, place)
-        counts |= {key: len(tokens) for key, tokens in zip(keys, encoded, strict=True)}
-    return counts
 
 
 def _batches(keys: list[int]) -> Iterator[list[int]]:
     for start in range(0, len(keys), _BATCH):
         yield keys[start : start + _BATCH]
-
-
-def _encode(
-    prompts: dict[int, Prompt], tokenizer: Any, place: Callable[[int], str]
-) -> list[list[int]]:
-    batch = list(prompts.values())
-    if isinstance(batch[0], str):
-        return list(tokenizer(text=batch)["input_ids"])
-    try:
-        return list(_encode_chats(batch, tokenizer))
-    except jinja2.TemplateError as error:
-        if len(batch) > 1:
-            return [_encode({key: prompt}, tokenizer, place)[0] for key, prompt in prompts.items()]
-        (key,) = prompts
-        raise BadInput(
-            f"{place(key)}: the model's chat template rejects this prompt: {error}"
-        ) from error
-
-
-def _encode_chats(batch: list[Prompt], tokenizer: Any) -> Any:
-    encoded = tokenizer.apply_chat_template(
-        batch, add_generation_prompt=True, tokenize=True, return_dict=True
-    )
-    return encoded["input_ids"]

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
-from grpo_api.spec.generation import EnginePlan
+from grpo_api.spec.generation import EnginePlan, GenerationSpec
+from grpo_api.spec.keyword_arguments import PENALTIES
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, has_hidden_segments
 
@@ -38,13 +39,20 @@ def completion_seed(seed: int, generation: int, place: int) -> int:
     return mix_bits(mix_bits(mix_bits(seed) ^ generation) ^ place) % SEEDS
 
 
-def sampling_arguments(training: TrainingSpec, stop_tokens: list[int]) -> dict[str, Any]:
+def is_truncated(training: TrainingSpec, generation: GenerationSpec) -> bool:
+    """Whether completions are sampled from another distribution than the policy's at the
+    temperature; each argument of vLLM in generation.kwargs makes it another one."""
+    return bool(training.truncation or generation.kwargs)
+
+
+def sampling_arguments(
+    training: TrainingSpec, generation: GenerationSpec, stop_tokens: list[int]
+) -> dict[str, Any]:
     """Keyword arguments of vllm.SamplingParams, beside the seed: one completion with its tokens'
     log-probabilities."""
-    return {
+    arguments = {
         "n": 1,
-        # A truncated distribution has its temperature in the logits (see logits_temperature).
-        "temperature": 1.0 if training.truncation else training.temperature,
+        "temperature": training.temperature,
         "top_p": training.top_p,
         "top_k": training.top_k,
         "min_p": training.min_p or 0.0,
@@ -55,6 +63,26 @@ def sampling_arguments(training: TrainingSpec, stop_tokens: list[int]) -> dict[s
         "logprobs": 0,
         "detokenize": False,
     }
+    if generation.stop:
+        # Special tokens are text: one such as <|im_end|> may be a stop string.
+        arguments |= {"stop": generation.stop, "detokenize": True, "skip_special_tokens": False}
+    if is_truncated(training, generation):
+        # The temperature is in the logits (see logits_temperature).
+        arguments |= {"temperature": 1.0, **_scaled(generation.kwargs or {}, training.temperature)}
+    return arguments
+
+
+def _scaled(kwargs: Mapping[str, Any], temperature: float) -> dict[str, Any]:
+    """Arguments as they act on logits that are divided by the temperature: vLLM subtracts these
+    penalties from logits that are not."""
+    return {
+        name: value / temperature if name in PENALTIES else value for name, value in kwargs.items()
+    }
+
+
+def is_tokenizer_needed(generation: GenerationSpec) -> bool:
+    """Whether the engine itself has to turn tokens into text, or text into tokens."""
+    return bool(generation.stop) or "bad_words" in (generation.kwargs or {})
 
 
 def tokens_and_logprobs(output: Any) -> tuple[list[int], list[float]]:
@@ -66,7 +94,9 @@ def tokens_and_logprobs(output: Any) -> tuple[list[int], list[float]]:
     ]
 
 
-def logprobs_mode(training: TrainingSpec) -> Literal["processed_logprobs", "raw_logprobs"]:
+def logprobs_mode(
+    training: TrainingSpec, generation: GenerationSpec
+) -> Literal["processed_logprobs", "raw_logprobs"]:
     """Which log-probabilities the engine returns, such that they are of the distribution that the
     trainer computes.
 
@@ -75,14 +105,14 @@ def logprobs_mode(training: TrainingSpec) -> Literal["processed_logprobs", "raw_
     mass of the kept tokens, 0.896 in the mean at top-p 0.8 (TRL issue 6789). Raw ones are taken
     before all of it.
     """
-    return "raw_logprobs" if training.truncation else "processed_logprobs"
+    return "raw_logprobs" if is_truncated(training, generation) else "processed_logprobs"
 
 
 LOGITS_TEMPERATURE = "grpo_logits_temperature"
 """Key of vLLM's additional_config: WeightsWorker divides all logits by this temperature."""
 
 
-def logits_temperature(training: TrainingSpec) -> dict[str, float]:
+def logits_temperature(training: TrainingSpec, generation: GenerationSpec) -> dict[str, float]:
     """vLLM's additional_config: the temperature of a truncated distribution.
 
     vLLM takes raw log-probabilities before the temperature, and the trainer computes its own after
@@ -90,7 +120,7 @@ def logits_temperature(training: TrainingSpec) -> dict[str, float]:
     top-p and min-p follow the temperature in vLLM. A repetition penalty multiplies or divides a
     logit by its sign, so that it commutes with the temperature.
     """
-    if not training.truncation or training.temperature == 1:
+    if not is_truncated(training, generation) or training.temperature == 1:
         return {}
     return {LOGITS_TEMPERATURE: training.temperature}
 
@@ -200,7 +230,7 @@ def vllm_arguments(
         "dtype": dtype,
         "attention_backend": attention_backend(dtype, capability),
         "load_format": "dummy",
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not is_tokenizer_needed(plan.generation),
         "generation_config": "vllm",
         "trust_remote_code": plan.model.trust_remote_code,
         "tensor_parallel_size": engine.tensor_parallel,
@@ -212,8 +242,8 @@ def vllm_arguments(
         # CPUs have no CUDA graphs.
         "enforce_eager": not on_gpu,
         "enable_sleep_mode": may_sleep,
-        "logprobs_mode": logprobs_mode(plan.training),
-        "additional_config": logits_temperature(plan.training),
+        "logprobs_mode": logprobs_mode(plan.training, plan.generation),
+        "additional_config": logits_temperature(plan.training, plan.generation),
         "seed": 0,
         "worker_extension_cls": EXTENSION,
     }

@@ -21,23 +21,26 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    StoppingCriteriaList,
     set_seed,
 )
 from trl.data_utils import apply_chat_template
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.dataset import DatasetSpec
+from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV
 
 from ..data.dataset import load_prompts
-from ..data.prompts import Prompt
+from ..data.prompts import Prompt, PromptEncoder
+from ..generation.stop_strings import StopStrings
 from ..hub.repositories import Hub
 from ..rewards.reward_base import Completion, Scores
 from ..rewards.reward_set import RewardSet, build_rewards
 from ..runtime.errors import BadInput
 from ..training.build_run import device
-from ..weights.model_files import Source, load_tokenizer
+from ..weights.model_files import Source, load_tokenizer, require_decoder
 from .score import Score, score
 
 Columns = Mapping[str, Sequence[Any]]
@@ -49,12 +52,14 @@ def score_completions(
     prompts: Sequence[Prompt],
     completions: Sequence[tuple[Completion, list[int]]],
     columns: Columns,
+    *,
     size: int,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> dict[str, Scores]:
     """The scores of each reward by its name: one per completion, before weighting.
 
     Each call of a reward scores at most `size` completions, as in a step: its time budget is meant
-    for that number.
+    for that number. TRL gives the template of a reward model spec.model.chatTemplateKwargs, too.
 
     Raises:
         RewardError: a reward failed.
@@ -72,7 +77,7 @@ def score_completions(
         for name, function, tokenizer in named:
             by_model = isinstance(function, nn.Module)
             found[name] += (
-                _by_model(function, tokenizer, arguments)
+                _by_model(function, tokenizer, arguments, template_kwargs or {})
                 if by_model
                 else _by_function(function, arguments)
             )
@@ -88,9 +93,13 @@ async def _awaited(found: Any) -> Any:
     return await found
 
 
-def _by_model(model: Any, tokenizer: Any, arguments: Mapping[str, Any]) -> Scores:
+def _by_model(
+    model: Any, tokenizer: Any, arguments: Mapping[str, Any], template_kwargs: Mapping[str, Any]
+) -> Scores:
     pairs = zip(arguments["prompts"], arguments["completions"], strict=True)
-    texts = [_judged_text(prompt, completion, tokenizer) for prompt, completion in pairs]
+    texts = [
+        _judged_text(prompt, completion, tokenizer, template_kwargs) for prompt, completion in pairs
+    ]
     encoded = tokenizer(
         text=texts,
         return_tensors="pt",
@@ -103,12 +112,15 @@ def _by_model(model: Any, tokenizer: Any, arguments: Mapping[str, Any]) -> Score
     return [_number_or_none(logit) for logit in logits.tolist()]
 
 
-def _judged_text(prompt: Any, completion: Any, tokenizer: Any) -> str:
+def _judged_text(
+    prompt: Any, completion: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]
+) -> str:
     """What a reward model reads of one completion: plain text, or the rendered conversation."""
     if isinstance(prompt, str):
         text: str = prompt + completion
     else:
-        text = apply_chat_template({"messages": prompt + completion}, tokenizer)["text"]
+        messages = {"messages": prompt + completion}
+        text = apply_chat_template(messages, tokenizer, **template_kwargs)["text"]
     return text
 
 
@@ -154,72 +166,81 @@ def load_exported_model(
 
 def sample_completions(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    encoder: PromptEncoder,
     prompts: Sequence[Prompt],
     training: TrainingSpec,
     *,
+    generation: GenerationSpec,
     batch: int,
     seed: int,
     on_batch: Callable[[], None] = lambda: None,
 ) -> list[tuple[Completion, list[int]]]:
     """One completion per prompt, `batch` at a time, and its tokens; the same for the same seed on
-    the same machine. `on_batch` is called after each."""
+    the same machine. `on_batch` is called after each.
+
+    Raises:
+        BadInput: spec.generation.kwargs are vLLM's, or the tokenizer knows no stop strings.
+    """
+    stop = generation.stop or ()
+    if stop:
+        require_decoder(encoder.tokenizer)
+    config = _generation_settings(encoder.tokenizer, training, generation)
     set_seed(seed)
-    config = _generation_settings(tokenizer, training)
     found: list[tuple[Completion, list[int]]] = []
     for start in range(0, len(prompts), batch):
-        found += _complete(model, tokenizer, prompts[start : start + batch], config)
+        found += _complete(model, encoder, list(prompts[start : start + batch]), config, stop)
         on_batch()
     return found
 
 
 def _generation_settings(
-    tokenizer: PreTrainedTokenizerBase, training: TrainingSpec
+    tokenizer: PreTrainedTokenizerBase, training: TrainingSpec, generation: GenerationSpec
 ) -> GenerationConfig:
-    """The sampling of spec.training."""
-    return GenerationConfig(
-        max_new_tokens=training.max_completion_length,
-        do_sample=True,
-        temperature=training.temperature,
-        top_p=training.top_p,
-        top_k=training.top_k,
-        min_p=training.min_p,
-        repetition_penalty=training.repetition_penalty,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        disable_compile=True,
-    )
+    """The sampling of spec.training and spec.generation."""
+    kwargs = generation.kwargs or {}
+    if kwargs and generation.engine != "Transformers":
+        raise BadInput(
+            f"spec.generation.kwargs are for engine {generation.engine}, and an evaluation samples "
+            "with Transformers: set spec.generation.engine to it, or remove kwargs"
+        )
+    settings = {
+        "max_new_tokens": training.max_completion_length,
+        "do_sample": True,
+        "temperature": training.temperature,
+        "top_p": training.top_p,
+        "top_k": training.top_k,
+        "min_p": training.min_p,
+        "repetition_penalty": training.repetition_penalty,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    return GenerationConfig(**settings, **kwargs, disable_compile=True)
 
 
 @torch.no_grad()
 def _complete(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
+    encoder: PromptEncoder,
+    prompts: list[Prompt],
     config: GenerationConfig,
+    stop: Sequence[str],
 ) -> Iterator[tuple[Completion, list[int]]]:
-    encoded = _encoded(tokenizer, prompts).to(model.device)
-    tokens: Any = model.generate(**encoded, generation_config=config)
-    for prompt, row in zip(
-        prompts, tokens[:, encoded["input_ids"].size(1) :].tolist(), strict=True
-    ):
+    encoded = encoder.encode(prompts, padding=True, return_tensors="pt").to(model.device)
+    given = [
+        ids[mask.bool()].tolist()
+        for ids, mask in zip(encoded["input_ids"], encoded["attention_mask"], strict=True)
+    ]
+    criterion = StopStrings(stop, encoder.tokenizer, [config.eos_token_id], given) if stop else None
+    criteria = StoppingCriteriaList([criterion] if criterion else [])
+    tokens: Any = model.generate(**encoded, generation_config=config, stopping_criteria=criteria)
+    rows = tokens[:, encoded["input_ids"].size(1) :].tolist()
+    if criterion:
+        rows = criterion.remove_padding(rows)
+    for prompt, row in zip(prompts, rows, strict=True):
         own = _until_end(row, config.eos_token_id)
-        text = str(tokenizer.decode(own, skip_special_tokens=True))
+        text = str(encoder.tokenizer.decode(own, skip_special_tokens=True))
         yield (text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]), own
-
-
-def _encoded(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> Any:
-    if isinstance(prompts[0], str):
-        return tokenizer(text=list(prompts), padding=True, return_tensors="pt")
-    return tokenizer.apply_chat_template(
-        list(prompts),
-        add_generation_prompt=True,
-        tokenize=True,
-        padding=True,
-        return_dict=True,
-        return_tensors="pt",
-    )
 
 
 def _until_end(tokens: list[int], end: int | None) -> list[int]:
@@ -277,24 +298,42 @@ def _scores(
     on_batch: Callable[[], None],
 ) -> dict[str, Scores]:
     """What each reward says of each completion; those of one row follow each other."""
-    execution, remote_code = plan.execution, plan.model.trust_remote_code
-    tokenizer = load_tokenizer(Source(str(folder), folder, "", execution.dtype), remote_code)
-    prompts, columns = _rows(plan.dataset, plan.training, tokenizer, rewards, hub, each=each)
+    execution, model_spec = plan.execution, plan.model
+    remote_code = model_spec.trust_remote_code
+    # The export has the template that it was trained with; this job's own goes before it.
+    source = Source(str(folder), folder, "", execution.dtype)
+    tokenizer = load_tokenizer(source, remote_code, model_spec.chat_template)
+    encoder = PromptEncoder(tokenizer, model_spec.chat_template_kwargs)
+    prompts, columns = _rows(plan.dataset, plan.training, encoder, rewards, hub, each=each)
     model = load_exported_model(
         folder, execution.dtype, device(plan.execution), remote_code=remote_code
     )
     batch = execution.generation_sub_batch or execution.micro_batch
     completions = sample_completions(
-        model, tokenizer, prompts, plan.training, batch=batch, seed=seed, on_batch=on_batch
+        model,
+        encoder,
+        prompts,
+        plan.training,
+        generation=plan.generation,
+        batch=batch,
+        seed=seed,
+        on_batch=on_batch,
     )
     size = plan.training.prompts_per_step * plan.training.num_generations
-    return score_completions(rewards, prompts, completions, columns, size)
+    return score_completions(
+        rewards,
+        prompts,
+        completions,
+        columns,
+        size=size,
+        template_kwargs=model_spec.chat_template_kwargs,
+    )
 
 
 def _rows(
     dataset: DatasetSpec,
     training: TrainingSpec,
-    tokenizer: PreTrainedTokenizerBase,
+    encoder: PromptEncoder,
     rewards: RewardSet,
     hub: Hub,
     *,
@@ -305,7 +344,14 @@ def _rows(
     few = training.model_copy(
         update={"prompts_per_step": 1, "generation_batch_size": None}
     )  # no step to fill
-    rows = load_prompts(dataset, few, tokenizer, root=root, hub=hub).rows
+    rows = load_prompts(
+        dataset,
+        few,
+        encoder.tokenizer,
+        template_kwargs=encoder.template_kwargs,
+        root=root,
+        hub=hub,
+    ).rows
     rewards.check_dataset(rows)
     repeated = rows.select([index for index in range(len(rows)) for _ in range(each)])
     columns = {name: list(repeated[name]) for name in repeated.column_names if name != "prompt"}

@@ -10,10 +10,11 @@ generation by a few tokens, drawn at the run's temperature without a cut, and th
 import math
 from typing import Any
 
+from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.training import TrainingSpec
 
 from ..engine_pod.hash_check import SEEDS
-from ..engine_pod.vllm_arguments import completion_seed, sampling_arguments
+from ..engine_pod.vllm_arguments import completion_seed, is_truncated, sampling_arguments
 
 GENERATIONS_PER_CANARY = 8
 """A canary costs two short passes; an engine that computes wrongly does so in every generation."""
@@ -23,15 +24,20 @@ FIRST_PLACE = SEEDS - (1 << 32)
 """Places of its completions in a generation, beyond those of any other."""
 
 
-def is_due(training: TrainingSpec, generation: int, *, shows_sampler: bool) -> bool:
-    """Return True if this generation (from 0) has a canary.
+def is_due(
+    training: TrainingSpec, generation: GenerationSpec, number: int, *, shows_sampler: bool
+) -> bool:
+    """Return True if a generation has a canary.
 
     Args:
+        training: the plan's.
+        generation: the plan's.
+        number: of the generation, from 0.
         shows_sampler: whether a canary of this engine is taken after the sampler.
     """
-    has_hidden_sampler = shows_sampler and bool(training.truncation)
+    has_hidden_sampler = shows_sampler and is_truncated(training, generation)
     is_needed = has_hidden_sampler or not training.has_engine_comparison
-    return is_needed and generation % GENERATIONS_PER_CANARY == 0
+    return is_needed and number % GENERATIONS_PER_CANARY == 0
 
 
 def count_per_rank(replicas: int, world_size: int) -> int:
@@ -63,7 +69,7 @@ def seeds_for(training: TrainingSpec, generation: int, rank: int, count: int) ->
     return [completion_seed(training.seed, generation, first + at) for at in range(count)]
 
 
-def arguments_for(training: TrainingSpec) -> dict[str, Any]:
+def arguments_for(training: TrainingSpec, generation: GenerationSpec) -> dict[str, Any]:
     """Keyword arguments of vllm.SamplingParams: the run's temperature alone, and no end."""
     uncut = training.model_copy(
         update={
@@ -75,5 +81,6 @@ def arguments_for(training: TrainingSpec) -> dict[str, Any]:
         }
     )
     # The engine may have the run's temperature in its logits.
-    temperature = sampling_arguments(training, [])["temperature"]
-    return sampling_arguments(uncut, []) | {"temperature": temperature, "ignore_eos": True}
+    temperature = sampling_arguments(training, generation, [])["temperature"]
+    plain = sampling_arguments(uncut, GenerationSpec(), [])
+    return plain | {"temperature": temperature, "ignore_eos": True}

@@ -120,7 +120,8 @@ class ColocatedGeneration(EngineGeneration):
         try:
             return super().sample_canary(prompts)
         finally:
-            self.call_worker("logprobs_switch", logprobs_mode(self.setup.plan.training))
+            plan = self.setup.plan
+            self.call_worker("logprobs_switch", logprobs_mode(plan.training, plan.generation))
 
     def release_memory(self) -> None:
         """Give the memory back, where the plan says so; the weights are lost with it."""

@@ -276,7 +276,8 @@ class EngineGeneration(ABC):
             completion_seed(self.setup.plan.training.seed, self._generation, place)
             for place in places
         ]
-        arguments = sampling_arguments(self.setup.plan.training, self.stop_tokens)
+        plan = self.setup.plan
+        arguments = sampling_arguments(plan.training, plan.generation, self.stop_tokens)
         for _ in range(TRIES):
             if self.proven_version is None:
                 self.sync_weights()
@@ -332,7 +333,7 @@ class EngineGeneration(ABC):
         count = canary.count_per_rank(self.setup.engine.replicas, ranks.world_size())
         canary_prompts = canary.prompts_for(prompts, count)
         seeds = canary.seeds_for(training, self._generation, rank, count)
-        arguments = canary.arguments_for(training)
+        arguments = canary.arguments_for(training, self.setup.plan.generation)
         samples = self.sample(canary_prompts, seeds, arguments)
         return list(zip(canary_prompts, samples, strict=True))
 

@@ -38,8 +38,9 @@ CHOICES = {
 business."""
 SECTIONS = ("model", "dataset", "training", "reference", "adapter")
 """Of the spec, what is shown; rewards by name only, since they may hold addresses."""
-SECRETS = {"token_secret_ref", "volume", "cache", "files"}
-"""Fields of these sections that describe the cluster and not the model."""
+LEFT_OUT = {"token_secret_ref", "volume", "cache", "files", "chat_template"}
+"""Fields of these sections that describe the cluster and not the model; and the template, a file of
+the export."""
 HASH = f"- hash of the weights (`sha256sum *{WEIGHTS} | sha256sum`):"
 LOADERS = {
     True: ("peft", "AutoPeftModelForCausalLM"),
@@ -181,7 +182,7 @@ def _number(value: float) -> str:
 
 
 def _settings(plan: TrainingPlan) -> str:
-    hidden: dict[str, Any] = dict.fromkeys(("model", "dataset"), SECRETS)
+    hidden: dict[str, Any] = dict.fromkeys(("model", "dataset"), LEFT_OUT)
     return _json(
         plan.model_dump(
             mode="json", include=set(SECTIONS), exclude=hidden, exclude_none=True, by_alias=True

@@ -8,6 +8,9 @@ pod of the job has is left out.
 import os
 import signal
 import sys
+from argparse import ArgumentParser, Namespace
+from dataclasses import replace
+from pathlib import Path
 
 from grpo_api.report.preflight import PreflightReport
 from grpo_api.report.report import EXIT_CODES, Result
@@ -45,9 +48,31 @@ def main(arguments: list[str]) -> int:
     from .checks import run_checks
     from .scope import LAPTOP, POD
 
-    scope = LAPTOP if "--local" in arguments else POD
-    write_report(run_checks(plan, scope, write_report))
+    options = _options(arguments)
+    scope = LAPTOP if options.local else POD
+
+    def keep_prompt(prompt: str) -> None:
+        if options.prompt:
+            options.prompt.write_text(prompt, encoding="utf-8", errors="backslashreplace")
+
+    if options.only_prompt:
+        scope = replace(scope, most_rows=1)
+    write_report(
+        run_checks(plan, scope, write_report, keep_prompt, only_prompts=options.only_prompt)
+    )
     return 0
+
+
+def _options(arguments: list[str]) -> Namespace:
+    parser = ArgumentParser(prog="python -m grpo_trainer.preflight", description=__doc__)
+    parser.add_argument("--local", action="store_true", help="leave out what only a pod has")
+    parser.add_argument(
+        "--prompt", type=Path, help="file for what the model reads of the first row"
+    )
+    parser.add_argument(
+        "--only-prompt", action="store_true", help="check model and first row, and nothing else"
+    )
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -21,20 +21,28 @@ def run_checks(
     plan: TrainingPlan,
     scope: Scope,
     on_report: Callable[[PreflightReport], None] = lambda _: None,
+    on_prompt: Callable[[str], None] = lambda _: None,
+    *,
+    only_prompts: bool = False,
 ) -> PreflightReport:
     """All that is wrong with the job of a plan.
 
     `on_report` is given what is known before code of users runs: that may take the memory of the
-    whole pod, which ends without another word.
+    whole pod, which ends without another word. `on_prompt` is given what the model reads of the
+    first row, which no report has: it is the user's data. `only_prompts` checks model and dataset
+    alone.
     """
     findings = Findings()
     hub = Hub(plan.revisions, longest_wait=scope.wait_seconds, takes_leases=False)
     findings.revisions = hub.commits
     preflight = Preflight(plan, scope, hub, findings)
-    if scope.is_whole and scope.is_in_cluster:
+    if scope.is_whole and scope.is_in_cluster and not only_prompts:
         check_image(preflight)
     tokenizer = check_policy(preflight)
     first = check_dataset(preflight, tokenizer)
+    on_prompt(findings.first_prompt)
+    if only_prompts:
+        return findings.report()
     check_places(preflight)
     on_report(_before_rewards(plan.rewards, findings))
     check_rewards(preflight, first)

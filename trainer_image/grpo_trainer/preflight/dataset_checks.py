@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_api.report.preflight import TemplateUse
 from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV
 
+from ..data.chat_template import render_limit
 from ..data.dataset import Rows, build_prompts, make_prompts, read_rows
-from ..data.prompts import Prompt
+from ..data.prompts import Prompt, PromptEncoder
 from ..data.row_sources import dataset_repository
 from ..runtime.errors import BadInput
+from ..weights.model_files import require_decoder
 from .scope import Preflight
 
 
@@ -51,23 +54,37 @@ def check_dataset(preflight: Preflight, tokenizer: Any) -> FirstRows | None:
     with findings.check("spec.dataset.promptColumn"):
         prompts = list(build_prompts(rows, dataset).values())
     if prompts and tokenizer is not None:
-        with findings.check("spec.dataset"):
-            _measure(rows, tokenizer, preflight)
+        if preflight.plan.generation.stop:
+            with findings.check("spec.generation.stop"):
+                require_decoder(tokenizer)
+        encoder = PromptEncoder(tokenizer, preflight.plan.model.chat_template_kwargs)
+        with findings.check("spec.dataset"), render_limit(preflight.scope.render_seconds):
+            _measure(rows, prompts[0], encoder, preflight)
     return FirstRows(rows, prompts)
 
 
-def _measure(rows: Rows, tokenizer: Any, preflight: Preflight) -> None:
-    """Report the prompts' lengths.
+def _measure(rows: Rows, first: Prompt, encoder: PromptEncoder, preflight: Preflight) -> None:
+    """Report the prompts' lengths, and what the chat template makes of the first.
 
     Raises:
         BadInput: the prompts can't be trained on, or all of them are too long.
     """
-    plan = preflight.plan
-    lengths = make_prompts(rows, plan.dataset, plan.training, tokenizer).lengths
-    preflight.findings.prompts = lengths
+    plan, findings = preflight.plan, preflight.findings
+    lengths = make_prompts(rows, plan.dataset, plan.training, encoder).lengths
+    findings.first_prompt = encoder.render(first)
+    template = _template_use(first, encoder)
+    findings.prompts = lengths.model_copy(update={"template": template})
     if lengths.rows and lengths.dropped == lengths.rows:
         raise BadInput(
             f"training.maxPromptLength: {plan.training.max_prompt_length} is less than each of the "
             f"first {lengths.rows} prompts has, whose mean is {lengths.mean:.0f} tokens; write "
             f"{lengths.p95} to keep 95 % of them"
         )
+
+
+def _template_use(prompt: Prompt, encoder: PromptEncoder) -> TemplateUse:
+    """What becomes of the tokenizer's chat template."""
+    if not isinstance(prompt, str):
+        return "Applied"
+    has_template = encoder.tokenizer.chat_template is not None
+    return "Unused" if has_template else "None"

@@ -42,6 +42,8 @@ class Findings:
     problems: list[PreflightProblem] = field(default_factory=list)
     skipped: list[SkippedCheck] = field(default_factory=list)
     prompts: PromptLengths | None = None
+    first_prompt: str = ""
+    """What the model reads of the first row; shown on the user's own machine and nowhere else."""
     architecture: Architecture | None = None
     has_vllm: bool | None = None
     revisions: Revisions = field(default_factory=dict)

@@ -7,6 +7,7 @@ from typing import Any
 from grpo_api.spec.model_config import untrainable_message
 from grpo_api.spec.rewards import ModelReward
 
+from ..data.chat_template import FIELD, render_limit, require_template
 from ..hub.repositories import Repository
 from ..runtime.errors import BadInput
 from ..weights.model_files import Dtype, Source, load_tokenizer, locate_config
@@ -20,6 +21,9 @@ def check_policy(preflight: Preflight) -> Any:
     model, findings = preflight.plan.model, preflight.findings
     path = "spec.model.name"
     source = None
+    with findings.check(FIELD), render_limit(preflight.scope.render_seconds):
+        if model.chat_template is not None:
+            require_template(model.chat_template)
     with findings.check(path):
         repository = Repository("model", model.name, model.revision, "model")
         located = _locate(repository, preflight.plan.execution.dtype, preflight)
@@ -35,7 +39,7 @@ def check_policy(preflight: Preflight) -> Any:
         config = _load_config(source, remote_code=model.trust_remote_code)
         findings.architecture = architecture_of_config(config)
     with findings.check(path):
-        return load_tokenizer(source, model.trust_remote_code)
+        return load_tokenizer(source, model.trust_remote_code, model.chat_template)
     return None
 
 

@@ -22,6 +22,8 @@ class Scope:
     """Longest wait for a hub or a store that does not answer."""
     reward_seconds: float
     """Time for all rewards together."""
+    render_seconds: float = 60.0
+    """Time for the chat template on all prompts; two thousand take less than a second."""
     is_whole: bool = True
     """False leaves out what is slow or needs transformers, which imports torch wherever that is not
     hidden: tokenizer, shape of the model, reward services, first rows of a hub's dataset."""

@@ -35,7 +35,9 @@ from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.report import DATASET_FINGERPRINT, Generations
 from grpo_api.spec.dataset import DatasetSpec
+from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.keyword_arguments import Overrides
+from grpo_api.spec.model import ModelSpec
 from grpo_api.spec.run_policy import GuardSpec
 from grpo_api.spec.training import TrainingSpec
 from grpo_api.text.clock import Clock
@@ -67,7 +69,7 @@ from ..runtime.errors import BadInput
 from ..runtime.paths import attempt_folder
 from ..telemetry.observer import KeepSamples, PublishLogs, StepObserver, log_line
 from ..telemetry.step_exchange import StepExchange
-from ..weights.model_files import Source
+from ..weights.model_files import Source, require_decoder
 from ..weights.models import LoadedModel, architecture_of, load_policy
 from .guard import EngineGuard, KLGuard, LossGuard
 from .reference_trainer import MakeEngine, ReferenceGRPOTrainer, Save
@@ -196,6 +198,8 @@ class TrainerParts:
     """What is left out of the order of the data."""
     make_engine: MakeEngine | None
     """Makes what samples the completions; None where the policy does."""
+    stop: Sequence[str] = ()
+    """Texts that end a completion."""
 
 
 def build(
@@ -233,7 +237,7 @@ def build(
     recorder.record_architecture(architecture_of(loaded.model))
     require_router(plan.training.overrides, loaded.model)
     with recorder.measure_part("data"):
-        prompts = _load_data(plan.dataset, plan.training, loaded.tokenizer, hub)
+        prompts = _load_data(plan.model, plan.dataset, plan.training, loaded.tokenizer, hub)
         rewards.check_dataset(prompts.rows)
     recorder.record_revisions({**hub.commits, DATASET_FINGERPRINT: prompts.fingerprint})
     _tell_prompts(prompts, recorder)
@@ -258,9 +262,9 @@ def build(
     callbacks = [step_exchange, seal, publish, samples]
     callbacks += [LossGuard(), KLGuard(plan.guard), FollowPlan()]
     make_engine = engine_maker(plan, loaded.source, observer, recorder)
-    parts = TrainerParts(
-        replace(loaded, adapter=beginning.adapter), config, prompts, rewards, skipped, make_engine
-    )
+    stop = _stop_strings(plan.generation, loaded.tokenizer)
+    loaded = replace(loaded, adapter=beginning.adapter)
+    parts = TrainerParts(loaded, config, prompts, rewards, skipped, make_engine, stop)
     recorder.enter_stage("Proving")
     with recorder.measure_part("trainer"):
         strategy = strategy_for(
@@ -383,11 +387,29 @@ def _tell_prompts(prompts: Prompts, recorder: Recorder) -> None:
         log_line(**prompts.counts)
 
 
+def _stop_strings(generation: GenerationSpec, tokenizer: PreTrainedTokenizerBase) -> Sequence[str]:
+    """Texts that end a completion, which the tokenizer can find."""
+    if not generation.stop:
+        return ()
+    require_decoder(tokenizer)
+    return generation.stop
+
+
 def _load_data(
-    dataset: DatasetSpec, training: TrainingSpec, tokenizer: PreTrainedTokenizerBase, hub: Hub
+    model: ModelSpec,
+    dataset: DatasetSpec,
+    training: TrainingSpec,
+    tokenizer: PreTrainedTokenizerBase,
+    hub: Hub,
 ) -> Prompts:
-    root = Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
-    return load_prompts(dataset, training, tokenizer, root=root, hub=hub)
+    return load_prompts(
+        dataset,
+        training,
+        tokenizer,
+        template_kwargs=model.chat_template_kwargs,
+        root=Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT)),
+        hub=hub,
+    )
 
 
 def make_trainer(
@@ -410,6 +432,7 @@ def make_trainer(
         generation_sub_batch=generation_sub_batch,
         make_engine=parts.make_engine,
         skipped=parts.skipped,
+        stop=parts.stop,
         reward_funcs=list(parts.rewards.functions),
         reward_processing_classes=parts.rewards.processing_classes,
         train_dataset=hide_columns(parts.prompts.rows),

@@ -52,6 +52,7 @@ from ..data.dataset import restore_columns
 from ..data.order import PromptOrder
 from ..generation import canary
 from ..generation.generation_base import EngineGeneration, Sample
+from ..generation.stop_strings import StopStrings, mark_stopped, stopping_generation
 from ..reference.strategies import ReferenceCallback
 from ..reference.strategy_base import ReferenceStrategy
 from ..runtime.errors import Diverged
@@ -87,6 +88,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         generation_sub_batch: int = 0,
         make_engine: MakeEngine | None = None,
         skipped: Sequence[Generations] = (),
+        stop: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         self.source: Source = loaded.source
@@ -95,6 +97,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         self.save = save
         self.generation_sub_batch = generation_sub_batch
         self.skipped = skipped  # of the order of the data
+        self.stop = stop  # texts that end a completion
         self.proofs: list[Proof] = []
         """Every proof made so far, in order; telemetry reads their times."""
         self.resumed_from: Path | None = None
@@ -232,18 +235,35 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
                 if self.engine:
                     self.engine.set_position(generation, first + start)
                 part = prompt_ids[start : start + size]
-                done, scored = super()._generate_single_turn(part, *args, **kwargs)
+                done, scored = self._generate_part(part, *args, **kwargs)
                 completions += done
                 logprobs += scored or []
                 versions += self.engine.versions if self.engine else []
             self.observer.weights_versions = versions
             if self.engine:
-                training = self.engine.setup.plan.training
-                shows_sampler = self.engine.canary_shows_sampler
-                if canary.is_due(training, generation, shows_sampler=shows_sampler):
+                plan, shows_sampler = self.engine.setup.plan, self.engine.canary_shows_sampler
+                if canary.is_due(
+                    plan.training, plan.generation, generation, shows_sampler=shows_sampler
+                ):
                     self._compare_canary(self.engine.sample_canary(prompt_ids))
                 self.engine.release_memory()
         return completions, logprobs or None
+
+    def _generate_part(self, prompts: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+        """TRL's generation, where completions end at stop strings, too. An engine ends them
+        itself."""
+        if not self.stop:
+            return super()._generate_single_turn(prompts, *args, **kwargs)
+        tokenizer, end_tokens = self.processing_class, self.eos_token_ids
+        if self.engine:
+            done, scored = super()._generate_single_turn(prompts, *args, **kwargs)
+        else:
+            criterion = StopStrings(self.stop, tokenizer, end_tokens, prompts)
+            policy = self.accelerator.unwrap_model(self.model_wrapped)
+            with stopping_generation(policy, criterion):
+                done, scored = super()._generate_single_turn(prompts, *args, **kwargs)
+            done = criterion.remove_padding(done)
+        return mark_stopped(done, self.stop, tokenizer, end_tokens[0]), scored
 
     def _compare_canary(self, continued: list[tuple[list[int], Sample]]) -> None:
         """Judge how far the engine's log-probabilities of these tokens are from the policy's. A
@@ -276,11 +296,13 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             self.canary_guard.judge(self._generation(), step, {ENGINE_MISMATCH.trl: [mean]})
 
     def _calculate_rewards(
-        self, inputs: Any, prompts: list[Any], completions: list[Any], *args: Any
+        self, inputs: Any, prompts: list[Any], completions: list[Any], tokens: list[list[int]]
     ) -> torch.Tensor:
+        # A reward function gets the tokens as they are: StoppedCompletion is for TRL alone.
+        plain_tokens = [list(ids) for ids in tokens]
         with self.observer.clock.phase("reward"):
             rewards: torch.Tensor = super()._calculate_rewards(
-                [*map(restore_columns, inputs)], prompts, completions, *args
+                [*map(restore_columns, inputs)], prompts, completions, plain_tokens
             )
         first = self.accelerator.process_index * len(prompts)
         own = rewards[first : first + len(prompts)]

@@ -82,6 +82,8 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
     )
     arguments["learning_rate"] = plan.learning_rate
     arguments["lr_scheduler_kwargs"] = training.lr_scheduler_kwargs.arguments or None
+    arguments["chat_template_kwargs"] = plan.model.chat_template_kwargs
+    arguments["generation_kwargs"] = plan.generation.kwargs
     arguments["beta"] = 0.0 if execution.strategy == "None" else training.beta
     arguments["max_steps"] = training.max_steps or -1
     arguments["warmup_steps"] = min(training.warmup_ratio, ALL_STEPS)

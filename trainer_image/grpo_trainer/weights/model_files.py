@@ -106,8 +106,11 @@ def _checked(source: Source) -> Source:
     return source
 
 
-def load_tokenizer(source: Source, remote_code: bool) -> "PreTrainedTokenizerBase":
-    """The tokenizer beside a model; a missing pad token becomes the end-of-sequence token.
+def load_tokenizer(
+    source: Source, remote_code: bool, chat_template: str | None = None
+) -> "PreTrainedTokenizerBase":
+    """The tokenizer beside a model, with a chat template in the place of its own where one is
+    given; a missing pad token becomes the end-of-sequence token.
 
     Raises:
         BadInput: the folder has none.
@@ -126,4 +129,20 @@ def load_tokenizer(source: Source, remote_code: bool) -> "PreTrainedTokenizerBas
         raise BadInput(f"model {source.name} has no usable tokenizer: {error}") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
     return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def require_decoder(tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Make sure that a tokenizer decodes token by token, as stop strings need it.
+
+    Raises:
+        BadInput: it is none of the tokenizers library.
+    """
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        kind = type(tokenizer).__name__
+        raise BadInput(
+            f"spec.generation.stop: {kind} has no tokenizer.json, which decodes token by token; "
+            "convert it with transformers, or remove stop"
+        )

@@ -147,7 +147,8 @@ def load_policy(
     source = locate_model(repository, execution.dtype, hub or Hub())
     policy = load_causal(source, model.trust_remote_code)
     peft_config = lora_config(adapter, policy) if execution.method == "LoRA" else None
-    return LoadedModel(policy, load_tokenizer(source, model.trust_remote_code), source, peft_config)
+    tokenizer = load_tokenizer(source, model.trust_remote_code, model.chat_template)
+    return LoadedModel(policy, tokenizer, source, peft_config)
 
 
 def load_reward_model(
