@@ -19,6 +19,7 @@ from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPP
 from trl import DatasetMixtureConfig, GRPOTrainer, ModelConfig
 from trl.scripts.grpo import GRPOScriptArguments
 
+from grpo_acceptance.tiny_model import CHAT_TEMPLATE, tiny_tokenizer
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.trl_places import MODEL_PLACES, SCRIPT_PLACES
@@ -48,8 +49,12 @@ pytestmark = pytest.mark.realtime
 
 SCRIPTS = Path(__file__).parent / "data" / "trl"
 STEPS = 10
+THINKING_TEMPLATE = CHAT_TEMPLATE + (
+    "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}"
+    "<think></think>{% endif %}"
+)
 SIZE = "84K"
-IN_GATE = ("lora", "several_rewards", "text_prompts")
+IN_GATE = ("lora", "several_rewards", "thinking")
 EQUAL = [
     pytest.param(path, id=path.stem, marks=[] if path.stem in IN_GATE else pytest.mark.slow)
     for path in sorted(SCRIPTS.glob("*.py"))
@@ -62,6 +67,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What the scripts find in their folder: models and rows."""
     folder = tmp_path_factory.mktemp("from-trl")
     demo_model.save_policy(folder / "model")
+    demo_model.save_policy(folder / "thinking-model")
+    tiny_tokenizer(THINKING_TEMPLATE).save_pretrained(folder / "thinking-model")
     demo_model.save_reward_model(folder / "reward-model")
     with (folder / "chats.jsonl").open("w") as chats, (folder / "texts.jsonl").open("w") as texts:
         for number in range(24):
