@@ -19,7 +19,7 @@ from .base import Model, Rule
 from .quantity import Quantity
 
 _DNS_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_LABEL_KEY = (
+LABEL_KEY = (
     r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?$"
 )
 
@@ -31,7 +31,7 @@ Name = Annotated[
 DNSLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=rf"^{_DNS_LABEL}$")]
 """The name of a container or of a pod's volume."""
 
-LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=_LABEL_KEY)]
+LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY)]
 LabelValue = Annotated[
     str, Field(max_length=63, pattern=r"^([a-zA-Z0-9]([-._a-zA-Z0-9]*[a-zA-Z0-9])?)?$")
 ]

@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 
 from .base import dotted_path
 from .contract import KIND
+from .names import LABEL_KEY
 from .quantity import PATTERN_HINT
 
 Schema = dict[str, Any]
@@ -76,6 +77,7 @@ class _Converter:
     def __init__(self, definitions: dict[str, Schema], defaults: bool) -> None:
         self._definitions = definitions
         self._defaults = defaults
+        self._described: set[str] = set()
 
     def convert(self, schema: Schema, path: str) -> Schema:
         """The structural form of a schema and of everything below it."""
@@ -105,10 +107,8 @@ class _Converter:
             schema.pop("type", None)
             return schema
         if "$ref" in schema:
-            # a copy each time, as below: shared parts would become anchors in YAML
-            return self._flat(
-                deepcopy(self._definitions[schema.pop("$ref").rsplit("/", 1)[1]]) | schema, path
-            )
+            name = schema.pop("$ref").rsplit("/", 1)[1]
+            return self._flat(self._definition(name) | schema, path)
         if "anyOf" not in schema:
             return schema
         options = [option for option in schema.pop("anyOf") if option.get("type") != "null"]
@@ -117,6 +117,19 @@ class _Converter:
                 f"{path}: a union; write it as optional fields and a rule that exactly one is set"
             )
         return self._flat(options[0] | schema, path)
+
+    def _definition(self, name: str) -> Schema:
+        """A copy of a definition, since shared parts would become anchors in YAML.
+
+        A status, which nobody writes by hand, describes the fields of a repeated part once:
+        `kubectl apply` and Argo CD refuse a CRD of 262,144 bytes.
+        """
+        definition = deepcopy(self._definitions[name])
+        if not self._defaults and name in self._described:
+            for field in definition.get("properties", {}).values():
+                field.pop("description", None)
+        self._described.add(name)
+        return definition
 
     def _keywords(self, schema: Schema) -> Schema:
         """The schema in the keywords that a CRD knows."""
@@ -172,6 +185,9 @@ def _kind(schema: Schema) -> str:
     return kind
 
 
+_LABEL_KEYS = "every key must be a label's key, such as team or example.com/team"
+
+
 def _map_keywords(schema: Schema) -> None:
     """Turn the bounds of a map's keys, which a CRD can't say, into CEL rules."""
     bounds = schema.pop("propertyNames", {})
@@ -181,7 +197,7 @@ def _map_keywords(schema: Schema) -> None:
         rules.append(
             (
                 f"self.all(key, key.matches({json.dumps(pattern)}))",
-                f"every key must match {pattern}",
+                _LABEL_KEYS if pattern == LABEL_KEY else f"every key must match {pattern}",
             )
         )
     if "maxLength" in bounds:
