@@ -14,6 +14,7 @@ from functools import partial
 
 from .images import recipes
 from .images.engines import engine_packages
+from .images.trackers import tracker_packages, tracker_servers
 from .nodes import cgroups
 from .programs import object_stores, prerequisites, prometheus
 from .programs.build import (
@@ -72,7 +73,11 @@ TEST = Tools(
 TEST_ALL = Tools(
     (*TEST.programs, "kueue", "krew"),
     # The image that ships, with vLLM, takes 30 GB while it is built.
-    (*TEST.content, recipes.slim_trainer_image, recipes.trainer_image),
+    (
+        *TEST.content,
+        *(tracker_packages, tracker_servers),
+        *(recipes.slim_trainer_image, recipes.trainer_image),
+    ),
     apt=tuple(prerequisites.PICTURE_TOOLS.items()),
     disk=56,
     memory=8,

@@ -13,6 +13,25 @@ HUB: Changes = {"repository": "team/out", "tokenSecretRef": {"name": "hub", "key
 """A repository that the model may be pushed to."""
 
 GOOD_RUNNING: dict[str, Changes] = {
+    "all-trackers": {
+        "checkpoint.volume": {"claimName": "c"},
+        "tracking": {
+            "runName": "a run",
+            "wandb": {
+                "project": "grpo",
+                "entity": "team",
+                "tokenSecretRef": {"name": "wandb", "key": "token"},
+            },
+            "mlflow": {"url": "https://mlflow.example:5000/base", "experiment": "GRPO"},
+            "trackio": {
+                "project": "grpo",
+                "space": "team/training",
+                "tokenSecretRef": {"name": "hub", "key": "token"},
+            },
+            "tensorboard": {},
+        },
+    },
+    "event-files-on-a-volume-of-their-own": {"tracking.tensorboard": {"directory": "/logs"}},
     "model-on-the-hub": {"export": {"to": "Hub", "hub": HUB | {"private": False}}},
     "object-store": {
         "checkpoint": {
@@ -51,6 +70,30 @@ GOOD_RUNNING: dict[str, Changes] = {
 """Changes that must be accepted."""
 
 BAD_RUNNING: tuple[tuple[str, Changes, str, str], ...] = (
+    (
+        "event-files-without-a-volume",
+        {"tracking.tensorboard": {}},
+        "spec",
+        "set checkpoint.volume or volumeClaimTemplate, or tracking.tensorboard.directory",
+    ),
+    (
+        "trackio-nowhere",
+        {"tracking.trackio": {"project": "p", "tokenSecretRef": {"name": "s", "key": "k"}}},
+        "spec.tracking.trackio",
+        "exactly one of space and url",
+    ),
+    (
+        "credentials-in-a-tracker-url",
+        {"tracking.mlflow": {"url": "https://user:word@mlflow.example"}},
+        "spec.tracking.mlflow.url",
+        "match",
+    ),
+    (
+        "wandb-without-a-key",
+        {"tracking.wandb": {"project": "p"}},
+        "spec.tracking.wandb.tokenSecretRef",
+        "Required",
+    ),
     (
         "export-to-no-repository",
         {"export.to": "Hub"},

@@ -49,6 +49,7 @@ TRAINER_SOURCES = (
     "operator/grpo_api",
     "trainer_image/grpo_trainer",
     "trainer_image/grpo_acceptance",
+    "trainer_image/trackers",
 )
 
 

@@ -27,6 +27,7 @@ from .spec.keyword_arguments import override_refusal, vllm_refusal
 from .spec.model import ModelSpec
 from .spec.rewards import MAX_REWARDS, RewardSpec
 from .spec.run_policy import GuardSpec, PlacementSpec, RestartsSpec, ResumeFromSpec
+from .spec.tracking import TrackingSpec
 from .spec.training import AdapterSpec, ReferenceSpec, TrainingSpec
 from .status.status import GRPOJobStatus
 from .text.base import ATOMIC_LIST, CREATING, Model, Rule, map_list, unique_by
@@ -99,6 +100,13 @@ def _export_spares_the_trained_model(spec: "GRPOJobSpec") -> bool:
     if spec.export is None or spec.export.hub is None:
         return True
     return spec.export.hub.repository != spec.model.name
+
+
+def _event_files_have_a_folder(spec: "GRPOJobSpec") -> bool:
+    tensorboard = spec.tracking.tensorboard if spec.tracking else None
+    if tensorboard is None or tensorboard.directory is not None:
+        return True
+    return spec.checkpoint.is_on_volume
 
 
 def _mounts_have_volumes(spec: "GRPOJobSpec") -> bool:
@@ -206,6 +214,13 @@ class GRPOJobSpec(Model):
             _export_spares_the_trained_model,
         ),
         Rule(
+            "!has(self.tracking) || !has(self.tracking.tensorboard) || "
+            f"has(self.tracking.tensorboard.directory) || {_ON_VOLUME}",
+            "tracking.tensorboard writes beside the checkpoints: set checkpoint.volume or "
+            "volumeClaimTemplate, or tracking.tensorboard.directory",
+            _event_files_have_a_folder,
+        ),
+        Rule(
             (
                 "self.volumeMounts.all(mount, self.podTemplate.spec.volumes.exists(volume, "
                 "volume.name == mount.name))"
@@ -247,6 +262,9 @@ class GRPOJobSpec(Model):
     export: ExportSpec | None = None
     """Where the trained model is put. Unset: where the checkpoints are; a new job that keeps none
     is refused."""
+    tracking: TrackingSpec | None = None
+    """Experiment trackers, which the run never waits for; a change takes effect with the next
+    attempt. Unset: none."""
     resume_from: ResumeFromSpec | None = None
     """Another run whose newest checkpoint this one begins with, exactly as that would have gone on.
     Unset: step 0."""

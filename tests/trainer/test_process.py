@@ -218,10 +218,15 @@ def test_a_success_is_told_by_the_first_rank_whoever_ends_first() -> None:
 
 def test_libraries_without_use_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unused_libraries(changed(zero_stage=0, optimizer="AdamW").execution) == [
+        "trackio",
+        "wandb",
         "bitsandbytes",
         "deepspeed",
     ]
-    assert unused_libraries(changed(zero_stage=2, optimizer="AdamW8bit").execution) == []
+    assert unused_libraries(changed(zero_stage=2, optimizer="AdamW8bit").execution) == [
+        "trackio",
+        "wandb",
+    ]
     monkeypatch.setitem(sys.modules, "bitsandbytes", math)
     monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
     hide_unused_libraries(PLAN.execution)

@@ -279,7 +279,7 @@ def test_a_function_that_spins_dies_with_its_training_process(folder: Path) -> N
     trainer = os.fork()
     if trainer == 0:
         process = FunctionProcess("mine:spins", folder)
-        process._connection.send({"completions": ["a"], "trainer_state": {}})
+        process._process.connection.send({"completions": ["a"], "trainer_state": {}})
         os.write(writer, str(process._process.pid).encode())
         os._exit(0)
     os.close(writer)

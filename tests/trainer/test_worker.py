@@ -20,7 +20,7 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.provenance.provenance import STATEMENT_FILE, Statement
 from grpo_api.report.report import MAX_STEPS, STEP_STAGES, Outcome, Progress, Result, Samples
 from grpo_api.report.training_metrics import OUTCOME_KEYS
-from grpo_api.text.contract import SIGNING_KEY_ENV, TRACE_QUERY
+from grpo_api.text.contract import SIGNING_KEY_ENV, TRACE_QUERY, TRACKERS_ENV
 from grpo_cli.__main__ import main
 from harness.controlplane import free_port
 from tests.exported_model import KEYS, private, public
@@ -50,8 +50,11 @@ class Story:
     folder: Path
 
 
-def make_plan(folder: Path, model: Path, attempt: int = 1, nodes: int = 2) -> TrainingPlan:
-    """Two processes in `nodes` pods, rewards that a random model sometimes earns."""
+def make_plan(
+    folder: Path, model: Path, attempt: int = 1, nodes: int = 2, *, is_tracked: bool = True
+) -> TrainingPlan:
+    """Two processes in `nodes` pods, rewards that a random model sometimes earns, and event files
+    by the writer of tensorboardX.py."""
     return TrainingPlan.model_validate(
         {
             "job": {"namespace": "default", "name": "story", "uid": "1234", "attempt": attempt},
@@ -77,6 +80,7 @@ def make_plan(folder: Path, model: Path, attempt: int = 1, nodes: int = 2) -> Tr
                 "to": "Volume",
                 "signingKeySecretRef": {"name": "signing", "key": "key.pem"},
             },
+            "tracking": {"tensorboard": {}} if is_tracked else {},
             "checkpointDirectory": str(folder),
             "execution": {
                 "strategy": "Clone",
@@ -105,10 +109,12 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     rows = [{"prompt": f"say {number % 10}"} for number in range(64)] + [{"prompt": "x" * 600}]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     outcomes, codes, resumed = {}, {}, {}
-    signing = {SIGNING_KEY_ENV: str(private(folder / "signing.pem", KEYS["Ed25519"]))}
-    with Gang(
-        make_plan(folder / "calm", model), folder, folder / "pods-calm", environment=signing
-    ) as gang:
+    signing = {
+        SIGNING_KEY_ENV: str(private(folder / "signing.pem", KEYS["Ed25519"])),
+        TRACKERS_ENV: str(Path(__file__).parent),
+    }
+    calm_plan = make_plan(folder / "calm", model, is_tracked=False)
+    with Gang(calm_plan, folder, folder / "pods-calm", environment=signing) as gang:
         gang.until(lambda: STEPS - 2 in gang.steps())
         progress, metrics = gang.progress(f"?{TRACE_QUERY}=1"), gang.get("/metrics")
         samples = Samples.model_validate_json(gang.get("/samples"))
@@ -185,6 +191,18 @@ def test_sigterm_on_one_rank_stops_all_after_the_same_step(story: Story) -> None
     assert (first.result, second.result) == (Result.PREEMPTED, Result.PREEMPTED)
     assert first.step == second.step
     assert "a checkpoint was saved" in first.message
+
+
+def test_every_attempt_goes_on_in_the_same_run_of_its_tracker_and_ends_it(story: Story) -> None:
+    rows = [
+        json.loads(line)
+        for line in (story.folder / "runs/tensorboard/rows").read_text().splitlines()
+    ]
+    stopped = story.outcomes["stopped"][0].step
+    assert [row["purge"] for row in rows if "purge" in row] == [1, SAVE + 1, stopped + 1]
+    assert [row for row in rows if "closed" in row] == [{"closed": True}] * 3
+    losses = {row["step"]: row["value"] for row in rows if row.get("name") == "train/loss"}
+    assert losses == {step: row["loss"] for step, row in story.calm.items()}
 
 
 def test_every_step_of_every_attempt_has_the_undisturbed_numbers(story: Story) -> None:

@@ -77,6 +77,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         copy = tmp_path / package.relative_to(REPOSITORY)
         copy.mkdir(parents=True)
         (copy / "__init__.py").touch()
+    shutil.copytree(REPOSITORY / "trainer_image/trackers", tmp_path / "trainer_image/trackers")
     for recipe in recipes.SHIPPED.values():
         shutil.copy(REPOSITORY / recipe.dockerfile, tmp_path / recipe.dockerfile)
     return tmp_path
@@ -95,6 +96,7 @@ OPERATOR, TRAINER = "grpo-operator", "grpo-trainer"
         ("operator/Dockerfile", {OPERATOR}),
         ("trainer_image/grpo_trainer/__init__.py", {TRAINER}),
         ("trainer_image/grpo_acceptance/__init__.py", {TRAINER}),
+        ("trainer_image/trackers/wandb.txt", {TRAINER}),
         ("operator/grpo_api/__init__.py", {OPERATOR, TRAINER}),
         ("constraints.txt", {OPERATOR, TRAINER}),
     ],

@@ -150,8 +150,8 @@ def test_a_required_field_that_is_null_is_missing() -> None:
         ),
         ({"gpus": {"min": 1}}, "spec.gpus: unknown field; did you mean spec.placement.gpus?"),
         (
-            {"tracking": {}},
-            "spec.tracking: unknown field; `kubectl explain grpojob.spec` lists what there is",
+            {"monitoring": {}},
+            "spec.monitoring: unknown field; `kubectl explain grpojob.spec` lists what there is",
         ),
         ({"rewards.0.formatt": {}}, "spec.rewards[0].formatt: unknown field; did you mean format?"),
         ({"guard.max_kl": 1}, "spec.guard.max_kl: unknown field; did you mean maxKL?"),

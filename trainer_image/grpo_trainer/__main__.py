@@ -24,17 +24,20 @@ from .process.supervisor import supervise
 from .runtime.clock import unix_time
 from .runtime.durable_files import read_plan
 from .runtime.errors import BadInput, Diverged, classify_error, engine_cause
+from .tracking.tracking import TOLD, tracking_of
 from .training.trl_config import require_supported
 
 
 def run_worker(plan: TrainingPlan, place: Placement, started_at: float) -> int:
     """Run this process's worker to its end; returns the exit code of its Outcome."""
     recorder = Recorder(plan.job.attempt, place, started_at)
+    config = plan.model_dump(mode="json", by_alias=True, exclude_none=True, include=TOLD)
+    tracking = tracking_of(plan.tracking, plan.job, plan.checkpoint_directory, config, recorder)
     try:
         hide_unused_libraries(plan.execution)
         from .training.worker import train
 
-        message = train(plan, place, recorder)
+        message = train(plan, place, recorder, tracking)
         outcome = make_outcome(
             place.rank, Result.SUCCEEDED, message, recorder.progress, export=recorder.export
         )
@@ -52,6 +55,7 @@ def run_worker(plan: TrainingPlan, place: Placement, started_at: float) -> int:
         outcome
     )  # first: it is a local file, while the volume may be what failed
     keep_outcome(plan, outcome)
+    tracking.end(outcome.result)
     return code
 
 

@@ -16,6 +16,7 @@ from ..spec.generation import EnginePlan, GenerationSpec
 from ..spec.model import ModelSpec
 from ..spec.rewards import RewardSpec
 from ..spec.run_policy import GuardSpec
+from ..spec.tracking import TrackingSpec
 from ..spec.training import AdapterSpec, ReferenceSpec, TrainingSpec
 from ..text.base import ATOMIC_LIST, Model
 from ..text.contract import ENGINE_PORT, RENDEZVOUS_PORT, WEIGHTS_PORT
@@ -260,6 +261,8 @@ class TrainingPlan(Model):
     """spec.guard."""
     export: ExportSpec | None = None
     """spec.export."""
+    tracking: TrackingSpec | None = None
+    """spec.tracking."""
     checkpoint_directory: str | None = None
     """Folder of all attempts' checkpoints; absent without a volume that all nodes share."""
     resume_from: str | None = None

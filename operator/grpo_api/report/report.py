@@ -15,6 +15,7 @@ from ..text.base import ATOMIC_LIST, Model
 from ..text.quantity import MAX_COUNT, Count
 from ..text.timing import Account, Clock, Seconds
 from .artifacts import Checkpoint, Export
+from .tracker_report import TrackerReport
 
 MESSAGE_CHARACTERS = 3072
 """Longest message of an Outcome; the rest of a termination message is for its other fields."""
@@ -332,6 +333,8 @@ class Progress(Model):
     """Time from container start to first step, by part."""
     account: Account | None = None
     """What rank 0 did with its time so far."""
+    trackers: Annotated[list[TrackerReport], Field(max_length=8)] = Field(default_factory=list)
+    """How the trackers of spec.tracking follow the run."""
     steps: Annotated[list[StepTime], Field(max_length=MAX_STEPS + 1)] = Field(default_factory=list)
     """Steps that are over, oldest first: the attempt's first and the newest of every Nth; empty
     unless asked for."""

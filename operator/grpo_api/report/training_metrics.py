@@ -337,6 +337,13 @@ UNSCORED = _by_reward(
     "reward_unscored_ratio",
     "Share of the last ten generations' completions that got no reward for failures and time-outs.",
 )
+TRACKING_LOST = Metric(
+    "grpo_training_tracking_lost_rows_total",
+    "counter",
+    "1",
+    "Logged steps of this attempt that a tracker of spec.tracking did not get.",
+    ("tracker",),
+)
 ENGINE_UP = _by_engine(
     "engine_up", "1", "1 while an engine has the newest weights, proven; 0 while it has not."
 )
@@ -375,6 +382,7 @@ TRAINER = (
     *TRAINING,
     *(STEP, TOTAL_STEPS, ATTEMPT, STAGE, LAST_STEP_TIME, ETA),
     *LABELLED,
+    TRACKING_LOST,
     MEMORY,
     *MEMORY_BESIDE.values(),
     *LIMITS,

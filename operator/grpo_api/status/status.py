@@ -12,6 +12,7 @@ from ..plan.learned import Learned
 from ..plan.plan import ExecutionPlan
 from ..report.artifacts import Export, Where
 from ..report.report import MAX_FINDINGS, Finding, Generations, Outcome, Revisions
+from ..report.tracker_report import TrackerReport
 from ..spec.checkpoint import ObjectStoreSpec
 from ..text.base import ATOMIC_LIST, Model, map_list
 from ..text.quantity import Count
@@ -328,6 +329,11 @@ class GRPOJobStatus(Model):
     """The newest complete checkpoint."""
     export: Export | None = None
     """The trained model, once it is exported."""
+    tracking: (
+        Annotated[list[TrackerReport], Field(max_length=8, json_schema_extra=map_list("name"))]
+        | None
+    ) = None
+    """The run in the trackers of spec.tracking."""
     outcome: Outcome | None = None
     """How the last attempt ended."""
     usage: Usage | None = None

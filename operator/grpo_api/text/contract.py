@@ -255,6 +255,17 @@ def reward_token_env(position: int) -> str:
     return f"GRPO_REWARD_TOKEN_{position}"
 
 
+def tracking_token_env(tracker: str) -> str:
+    """Environment variable with the token of a tracker of spec.tracking. Only the tracker's own
+    process gets it by the name that the tracker's library reads."""
+    return f"GRPO_TRACKING_TOKEN_{tracker.upper()}"
+
+
+TRACKERS_ENV = "GRPO_TRACKERS"
+TRACKERS_FOLDER = "/opt/trackers"
+"""Folder of the image with the trackers' packages, which the training processes never see; TRL
+imports some where it finds them. Elsewhere where TRACKERS_ENV says so."""
+
 MAX_JOB_NAME = 52
 """Longest name of a GRPOJob: its Jobs add `-<attempt>`, their pods `-<index>-<5 random>`, within 63
 characters."""

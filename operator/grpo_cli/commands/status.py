@@ -18,6 +18,7 @@ from grpo_api.job import GRPOJob
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.preflight import PromptLengths
 from grpo_api.report.report import STEP_PHASES
+from grpo_api.report.tracker_report import TrackerReport
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.status.status import Condition, GRPOJobStatus, PodStatus, ProgressStatus
 from grpo_api.text.quantity import format_bytes
@@ -88,6 +89,8 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
         )
     if status.export:
         yield "exported", f"{status.export.description}, weights {status.export.weights_hash}"
+    for report in status.tracking or ():
+        yield "tracking", _tracker(report)
     yield "attempts", _attempts(job)
     if status.usage and status.usage.effective:
         yield "GPU time", status.usage.description
@@ -102,6 +105,14 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
                 f"rank {status.outcome.rank} stood in",
                 "\n".join(status.outcome.standstill.frames),
             )
+
+
+def _tracker(report: TrackerReport) -> str:
+    """`wandb https://wandb.ai/team/grpo/runs/…; 3 rows lost: HTTP 503`."""
+    place = report.url or report.run_id or "has not answered yet"
+    lost = f"; {report.lost_rows:,} rows lost" if report.lost_rows else ""
+    problem = f": {report.problem}" if report.problem else ""
+    return f"{report.name} {place}{lost}{problem}"
 
 
 def _prompts(lengths: PromptLengths) -> str:

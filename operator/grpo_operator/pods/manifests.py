@@ -140,6 +140,7 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
         checkpoint=spec.checkpoint,
         guard=spec.guard,
         export=spec.export,
+        tracking=spec.tracking,
         checkpoint_directory=checkpoint_directory,
         resume_from=resume_folder,
         resume_store=resume_store,

@@ -19,6 +19,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.pods.affinity import Affinity
 from grpo_api.pods.containers import InitContainer
 from grpo_api.spec.checkpoint import ObjectStoreSpec
+from grpo_api.spec.tracking import token_of
 from grpo_api.status.status import ResumeSource
 from grpo_api.text.contract import (
     ALLOCATOR_ENV,
@@ -38,6 +39,7 @@ from grpo_api.text.contract import (
     THREADS_ENV,
     TOKEN_DIGEST_ENV,
     reward_token_env,
+    tracking_token_env,
 )
 from grpo_api.text.names import SecretKeySelector
 from grpo_api.text.quantity import parse_quantity
@@ -364,6 +366,7 @@ def _environment(
         if reward.http:
             name = reward_token_env(position)
             env += _secret(name, reward.http.token_secret_ref)
+    env += _tracking_tokens(spec)
     if plan.accelerator == "GPU" and user_names.isdisjoint(ALLOCATOR_ENV):
         env.append({"name": ALLOCATOR_ENV[0], "value": EXPANDABLE_SEGMENTS})
     if cores := spec.resources.completed_requests.get("cpu"):
@@ -371,6 +374,20 @@ def _environment(
         threads = max(1, int(cores_per_process))
         env.append({"name": THREADS_ENV, "value": str(threads)})
     return [variable for variable in env if variable["name"] not in user_names] + user_env
+
+
+def _tracking_tokens(spec: GRPOJobSpec) -> list[Manifest]:
+    """The trackers' tokens. A Secret that is not there must not hold the pods back: a run goes on
+    without its tracker."""
+    env: list[Manifest] = []
+    trackers = spec.tracking.trackers if spec.tracking else ()
+    for name, tracker in trackers:
+        secret = token_of(tracker)
+        if secret:
+            optional = _given(secret) | {"optional": True}
+            source = {"secretKeyRef": optional}
+            env.append({"name": tracking_token_env(name), "valueFrom": source})
+    return env
 
 
 def _store_settings(prefix: str, store: ObjectStoreSpec | None) -> list[Manifest]:

@@ -71,6 +71,7 @@ def _as_engine(spec: GRPOJobSpec) -> GRPOJobSpec:
         "checkpoint": CheckpointSpec(),
         "resume_from": None,
         "export": None,
+        "tracking": None,
     }
     return spec.model_copy(update=changes)
 

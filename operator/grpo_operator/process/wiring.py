@@ -66,7 +66,7 @@ from ..records.names import (
     WORKLOADS,
 )
 from ..records.records import GRPOJobRecord
-from ..report.events import event, merge_start_event, telling_change
+from ..report.events import merge_start_event, status_events
 from ..report.status import StatusThrottle
 from ..tracing.attempt_trace import AttemptTraces
 from . import handlers, metrics_server, settings
@@ -235,9 +235,8 @@ class Operator:
 
     def _wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
         """The API server has taken a status: events, metrics and traces follow."""
-        change = telling_change(job.status.conditions, new.conditions)
-        if change:
-            self._recorder.record(job.key, event(job, change, now, new))
+        for event in status_events(job, new, now):
+            self._recorder.record(job.key, event)
         self._metrics.record_status_write(job, new, now)
         if self._traces:
             self._traces.record_status(job, new, now)

@@ -52,6 +52,7 @@ class Reason(StrEnum):
     ENGINES_LOST = "EnginesLost"
     RDMA_UNUSED = "RDMAUnused"
     NETWORK_SLOW = "NetworkSlow"
+    TRACKER_LOSES_ROWS = "TrackerLosesRows"
     RESTARTING = "Restarting"
     RETRYING = "Retrying"
     RESTART_BACKOFF = "RestartBackoff"

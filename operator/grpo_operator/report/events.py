@@ -1,7 +1,7 @@
 """What events on GRPOJobs say, for `kubectl describe`: one per change of the conditions, fewer
-under load."""
+under load; and one when a tracker begins to lose rows."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from grpo_api.status.status import Condition, ConditionType, GRPOJobStatus
@@ -89,6 +89,34 @@ def event(
         summary = truncate(descriptions, MAX_MESSAGE - MIN_REASON)
         message = truncate(message, MAX_MESSAGE - len(summary)) + summary
     return _event(involved_object, kind, condition.reason, message, now)
+
+
+def status_events(
+    job: GRPOJobRecord, status: GRPOJobStatus, now: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the core/v1 Events on a status that replaces the job's: of the most telling condition,
+    and of trackers."""
+    change = telling_change(job.status.conditions, status.conditions)
+    if change:
+        yield event(job, change, now, status)
+    loss = tracking_event(job, status, now)
+    if loss:
+        yield loss
+
+
+def tracking_event(job: GRPOJobRecord, status: GRPOJobStatus, now: float) -> dict[str, Any] | None:
+    """A core/v1 Event on the trackers that have begun to lose rows; None while there is none."""
+    before = {report.name: report.lost_rows for report in job.status.tracking or ()}
+    losses = [
+        f"{report.name}: {report.problem or 'no reason was given'}"
+        for report in status.tracking or ()
+        if report.lost_rows and not before.get(report.name)
+    ]
+    if not losses:
+        return None
+    involved_object = {"namespace": job.key.namespace, "name": job.name, "uid": job.uid}
+    message = f"training goes on, but its tracker misses rows of it: {'; '.join(losses)}"
+    return _event(involved_object, "Warning", Reason.TRACKER_LOSES_ROWS, message, now)
 
 
 def merge_start_event(

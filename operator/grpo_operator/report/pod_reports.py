@@ -190,6 +190,8 @@ def progress_fields(progress: Progress, observation: Observation) -> dict[str, A
         memory = memory_measurement(plan.memory, progress.memory)
         if memory:
             fields["memory"] = memory
+    if progress.trackers:
+        fields["tracking"] = progress.trackers
     return fields
 
 

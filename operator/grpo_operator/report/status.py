@@ -51,6 +51,7 @@ REPORTED = frozenset(
         "usage",
         "checkpoint",
         "export",
+        "tracking",
         "preflight",
     }
 )

@@ -29,6 +29,7 @@ from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.rewards.reward_set import build_rewards
 from grpo_trainer.runtime.paths import number_in_name
 from grpo_trainer.telemetry.observer import StepObserver
+from grpo_trainer.tracking.tracking import NO_TRACKING, Tracking
 from grpo_trainer.training.build_run import build
 from grpo_trainer.training.trl_config import config_arguments
 from grpo_trainer.weights.models import load_policy
@@ -147,7 +148,13 @@ def write_data(case: Case, folder: Path) -> None:
     (folder / data(case)).write_text("".join(lines))
 
 
-def train(case: Case, folder: Path, attempt: int, start: Path | None = None) -> Story:
+def train(
+    case: Case,
+    folder: Path,
+    attempt: int,
+    start: Path | None = None,
+    tracking: Tracking = NO_TRACKING,
+) -> Story:
     """One attempt of the case to its end, from the newest checkpoint that there is, or of `start`.
     A collective."""
     runs.reset()
@@ -159,7 +166,7 @@ def train(case: Case, folder: Path, attempt: int, start: Path | None = None) -> 
     watchdog = Watchdog(
         job.guard, job.execution, job.grace_period_seconds, recorder, lambda *_: None
     )
-    run = build(job, recorder, watchdog, StepObserver())
+    run = build(job, recorder, watchdog, StepObserver(), tracking=tracking)
     checkpoint = run.beginning.checkpoint
     run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     run.rewards.close()

@@ -19,8 +19,8 @@ from ..process.outcome import write_termination_message
 from ..process.process_setup import hide_unused_libraries
 from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput
+from ..runtime.hidden_library import hide_library
 from .findings import Findings, report_json
-from .hidden_library import hide_library
 
 
 def write_report(report: PreflightReport) -> None:

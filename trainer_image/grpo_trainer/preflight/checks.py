@@ -15,6 +15,7 @@ from .model_checks import check_policy
 from .place_checks import check_places
 from .reward_checks import check_rewards
 from .scope import Preflight, Scope
+from .tracking_checks import check_tracking
 
 
 def run_checks(
@@ -44,6 +45,7 @@ def run_checks(
     if only_prompts:
         return findings.report()
     check_places(preflight)
+    check_tracking(preflight)
     on_report(_before_rewards(plan.rewards, findings))
     check_rewards(preflight, first)
     return findings.report()

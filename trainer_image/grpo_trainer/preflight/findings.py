@@ -22,7 +22,7 @@ from ..runtime.errors import Denied, HubUnavailable, TrainingError, Transient
 
 MAX_PATH = 128
 _PATH = re.compile(
-    r"(?:spec\.)?((?:model|dataset|rewards|training|generation|adapter|checkpoint|export|image)"
+    r"(?:spec\.)?((?:model|dataset|rewards|training|generation|adapter|checkpoint|export|tracking|image)"
     r"(?:\.[A-Za-z]\w*|\[[^\]\s]{1,64}\])*): "
 )
 """The path of a field with which most messages of the trainer begin."""

@@ -128,11 +128,14 @@ def write_in_time(write: Callable[[], None]) -> None:
     writing.join(KEEP_SECONDS)
 
 
-def end_process(plan: TrainingPlan, outcome: Outcome, stacks: str) -> None:
+def end_process(
+    plan: TrainingPlan, end_tracking: Callable[[Result], None], outcome: Outcome, stacks: str
+) -> None:
     """The watchdog's way out, past a main thread that may be stuck for good; the kubelet's file
     comes first."""
     code = announce_outcome(outcome)
     write_in_time(lambda: keep_outcome(plan, outcome, stacks))
+    write_in_time(lambda: end_tracking(outcome.result))
     os._exit(code)
 
 

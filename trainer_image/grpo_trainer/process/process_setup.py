@@ -54,8 +54,11 @@ def hide_unused_libraries(execution: ExecutionPlan) -> None:
 
 
 def unused_libraries(execution: ExecutionPlan) -> list[str]:
-    """Optional libraries that this plan never calls."""
+    """Optional libraries that this plan never calls in a training process. TRL imports wandb and
+    trackio wherever it finds them; spec.tracking runs them in processes of their own."""
     needed = {
+        "trackio": False,
+        "wandb": False,
         "bitsandbytes": execution.optimizer == "AdamW8bit",
         "deepspeed": execution.zero_stage > 0,
     }

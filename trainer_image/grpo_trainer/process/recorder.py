@@ -5,9 +5,7 @@ The trainer's callbacks write it; the HTTP server, the watchdog and the outcome 
 them knows the others. There is one per process, made before torch is imported.
 
 RunClock divides the time of the process among the parts of its run. It only switches between parts,
-so that their sum is always the time since it began. StepTimes keeps the times of the newest steps
-for traces. A step ends when the next one begins to work, so that the checkpoint written after it
-belongs to it.
+so that their sum is always the time since it began. StepTimes keeps the times of the newest steps.
 """
 
 import threading
@@ -31,6 +29,7 @@ from grpo_api.report.report import (
     Wait,
     WaitTarget,
 )
+from grpo_api.report.tracker_report import TrackerReport
 from grpo_api.report.training_metrics import (
     CHECKPOINT_FAILURES,
     CHECKPOINT_SECONDS,
@@ -192,7 +191,8 @@ class Recorder:
         """Step of the run's newest complete checkpoint, 0 for none; None before that is known."""
         self.export: Export | None = None
         """The exported model, once it is there."""
-
+        self.trackers: dict[str, TrackerReport] = {}
+        """By name. No events: a tracker that works must not hide that training hangs."""
         self._samples: list[dict[str, str | float]] = []
 
     def _update(self, stage: Stage | None = None, **changes: object) -> None:
@@ -243,11 +243,11 @@ class Recorder:
     def progress(self) -> Progress:
         """The latest state, whole and frozen, with the time until now."""
         with self._lock:
-            account = self._account.model_copy(update={"clock": self._clock.read()})
             stage, since = self._shown_stage()
             shown = {
-                "account": account,
+                "account": self._account.model_copy(update={"clock": self._clock.read()}),
                 "stage": stage,
+                "trackers": list(self.trackers.values()),
                 "stage_seconds": self._now() - since,
                 "waiting": self._waiting(),
                 "fetched_bytes_per_second": self._fetch_speed() if stage == "Downloading" else 0,

@@ -5,25 +5,19 @@ and never hangs the gang: a time-out ends the process. An async function runs be
 rewards.
 
 FunctionProcess runs math-verify too, whose run time nobody knows. The program at the other end is
-child.py. It does not use `multiprocessing`: fork copies the locks of torch's threads, spawn imports
-the trainer again.
+child.py.
 """
 
 import asyncio
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from grpo_api.spec.rewards import PythonReward
 
+from ..runtime.child_process import ChildProcess
 from ..runtime.errors import BadInput
 from . import child as reward_child
 from .reward_base import RewardCounters, Scores, checked_scores, current_step, reward_error
@@ -32,7 +26,6 @@ START_SECONDS = 120.0
 """Time for a function's module to be imported."""
 LOCATE_SECONDS = 10.0
 """Time to find the completion on which a function failed."""
-_STOP_SECONDS = 5.0
 _MAX_NAMES = 8
 
 
@@ -73,7 +66,7 @@ class FunctionProcess:
         if self._starting:
             self._start_again()
         try:
-            self._connection.send(arguments)
+            self._process.connection.send(arguments)
             answer = self._receive(seconds)
             if "problem" in answer:
                 raise FunctionFailed(answer["problem"], self._sample())
@@ -82,39 +75,17 @@ class FunctionProcess:
             raise
         except (EOFError, ConnectionError) as error:
             raise FunctionFailed(
-                f"the function's process ended with status {self._status()}"
+                f"the function's process ended with status {self._process.status()}"
             ) from error
         return answer
 
     def close(self) -> None:
         """End the process and everything that it started. Harmless when called twice."""
-        if self._connection.closed:
-            return
-        self._connection.close()
-        with suppress(ProcessLookupError):  # it ended by itself and left no children
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._process.close()
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # a session of its own: one kill ends the function's own children too; prints go to the
-            # log, on fd 2
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    reward_child.__file__,
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                start_new_session=True,
-            )
-        self._connection = Connection(ours.detach())
-        self._connection.send({"path": self._path, "function": self._function})
+        self._process = ChildProcess([sys.executable, "-P", reward_child.__file__])
+        self._process.connection.send({"path": self._path, "function": self._function})
         self._starting = True
 
     def _finish_start(self) -> bool:
@@ -125,7 +96,7 @@ class FunctionProcess:
         except TimeoutError:
             problem = f"the import took more than {self._start_seconds:.0f} s"
         except (EOFError, ConnectionError):
-            problem = f"the process ended with status {self._status()} during the import"
+            problem = f"the process ended with status {self._process.status()} during the import"
         if problem is not None:
             self.close()
             raise BadInput(f"{self._function} can't be imported: {problem}")
@@ -140,13 +111,6 @@ class FunctionProcess:
         except BadInput as error:
             raise FunctionFailed(f"its process could not be started again: {error}") from error
 
-    def _status(self) -> int:
-        """How the process ended, after its end of the socket closed."""
-        with suppress(subprocess.TimeoutExpired):  # user code closed the socket and lives on
-            self._process.wait(_STOP_SECONDS)
-        self.close()
-        return int(self._process.returncode)
-
     def _restart(self) -> None:
         self.close()
         self._start()
@@ -158,9 +122,9 @@ class FunctionProcess:
             TimeoutError: none came.
             EOFError, ConnectionError: the process ended.
         """
-        if not self._connection.poll(seconds):
+        if not self._process.connection.poll(seconds):
             raise TimeoutError
-        answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        answer: dict[str, Any] = json.loads(self._process.connection.recv_bytes())
         return answer
 
     def _sample(self) -> int | None:

@@ -30,6 +30,7 @@ from grpo_api.report import training_metrics as catalogue
 from grpo_api.report.training_metrics import WEIGHTS_VERSION
 
 from ..process.recorder import Recorder
+from ..tracking.tracking import Tracking
 from .phases import PhaseClock
 
 _TIMED = (f"{catalogue.PHASE_SECONDS.key}/", "checkpoint", "straggler_ratio")
@@ -273,3 +274,28 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         if tokens is None or before is None or not seconds or tokens <= before:
             return {}
         return {"tokens_per_second": (tokens - before) / seconds}
+
+
+class SendLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Passes the logs of every step on to the trackers of spec.tracking; TRL's own `report_to` is
+    none."""
+
+    def __init__(self, tracking: Tracking) -> None:
+        self._tracking = tracking
+
+    def on_train_begin(
+        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
+    ) -> None:
+        """Open the trackers' runs."""
+        self._tracking.begin(state.global_step)
+
+    def on_log(
+        self,
+        _args: TrainingArguments,
+        state: TrainerState,
+        _control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Pass a row on."""
+        self._tracking.log(state.global_step, logs or {})

@@ -68,6 +68,8 @@ class ProgressCollector:
         for metric in catalogue.LABELLED:
             by_name = with_prefix(progress.metrics, metric.key)
             yield _family(metric, {(name,): value for name, value in by_name.items()})
+        lost: Values = {(tracker.name,): float(tracker.lost_rows) for tracker in progress.trackers}
+        yield _family(catalogue.TRACKING_LOST, lost)
         yield _family(catalogue.STAGE, {(progress.stage,): progress.stage_seconds})
         yield _family(catalogue.BUILD_INFO, {tuple(self._versions): 1.0})
 

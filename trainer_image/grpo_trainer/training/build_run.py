@@ -67,8 +67,9 @@ from ..rewards.reward_set import RewardSet, build_rewards
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput
 from ..runtime.paths import attempt_folder
-from ..telemetry.observer import KeepSamples, PublishLogs, StepObserver, log_line
+from ..telemetry.observer import KeepSamples, PublishLogs, SendLogs, StepObserver, log_line
 from ..telemetry.step_exchange import StepExchange
+from ..tracking.tracking import NO_TRACKING, Tracking
 from ..weights.model_files import Source, require_decoder
 from ..weights.models import LoadedModel, architecture_of, load_policy
 from .guard import EngineGuard, KLGuard, LossGuard
@@ -208,10 +209,12 @@ def build(
     watchdog: Watchdog,
     observer: StepObserver,
     clock: Clock = SYSTEM_CLOCK,
+    *,
+    tracking: Tracking = NO_TRACKING,
 ) -> Run:
     """Everything up to the first step. A collective.
 
-    `observer` is new, `clock` the time by which the hub is waited for.
+    `observer` is new, `clock` the time by which the hub is waited for, `tracking` follows the logs.
 
     Raises:
         TrainingError: the plan, the model, the data, a reward or the checkpoint can't be used.
@@ -251,16 +254,13 @@ def build(
     with recorder.measure_part("verify"):
         beginning = begin(target, source, run_identity, plan.execution.method, outdated)
     skipped = _skipped(plan.skipped, beginning.checkpoint)
-    preemption = Preemption(
-        plan.grace_period_seconds, can_save=plan.checkpoint_directory is not None
-    )
+    folder = attempt_folder(plan.checkpoint_directory, plan.job.attempt)
+    preemption = Preemption(plan.grace_period_seconds, can_save=folder is not None)
     observer.clock.on_phase_change = recorder.enter_phase
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(target, source, run_identity, recorder, preemption, skipped=skipped)
-    samples = KeepSamples(attempt_folder(plan.checkpoint_directory, plan.job.attempt), observer)
-    publish = PublishLogs(recorder, observer, RunLimits(max_kl=plan.guard.max_kl))
-    callbacks = [step_exchange, seal, publish, samples]
-    callbacks += [LossGuard(), KLGuard(plan.guard), FollowPlan()]
+    callbacks = [step_exchange, seal]
+    callbacks += log_callbacks(plan.guard, folder, recorder, observer, tracking)
     make_engine = engine_maker(plan, loaded.source, observer, recorder)
     stop = _stop_strings(plan.generation, loaded.tokenizer)
     loaded = replace(loaded, adapter=beginning.adapter)
@@ -282,6 +282,19 @@ def build(
         trainer.engine_guard, trainer.canary_guard = _engine_guards(plan)
     recorder.record_startup("proof", sum(proof.seconds for proof in trainer.proofs))
     return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence, target, source)
+
+
+def log_callbacks(
+    guard: GuardSpec,
+    folder: Path | None,
+    recorder: Recorder,
+    observer: StepObserver,
+    tracking: Tracking,
+) -> list[TrainerCallback]:
+    """What follows the logs of each step: telemetry and guards, and the trackers at the end."""
+    publish = PublishLogs(recorder, observer, RunLimits(max_kl=guard.max_kl))
+    samples = KeepSamples(folder, observer)
+    return [publish, samples, LossGuard(), KLGuard(guard), FollowPlan(), SendLogs(tracking)]
 
 
 def make_config(arguments: dict[str, Any], overrides: Overrides) -> GRPOConfig:

@@ -44,6 +44,7 @@ from ..runtime.paths import number_in_name
 from ..telemetry.observer import StepObserver, log_line, translate_logs
 from ..telemetry.phases import PhaseClock
 from ..telemetry.step_exchange import resident_bytes
+from ..tracking.tracking import NO_TRACKING, Tracking
 from .build_run import Run, build
 
 _ASKED = re.compile(r"ried to allocate ([0-9]{1,20}(?:\.[0-9]{1,9})?) (bytes|KiB|MiB|GiB)")
@@ -70,25 +71,35 @@ def requested_bytes(text: str) -> int:
 
 
 def run(
-    plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, clock: Clock = SYSTEM_CLOCK
+    plan: TrainingPlan,
+    recorder: Recorder,
+    watchdog: Watchdog,
+    clock: Clock = SYSTEM_CLOCK,
+    tracking: Tracking = NO_TRACKING,
 ) -> str:
     """Train and export; returns the sentence for the Outcome. A collective.
 
-    `clock`: the time by which the hub is waited for.
+    `clock`: the time by which the hub is waited for. `tracking`: the caller ends it.
 
     Raises:
         TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
     """
     observer = StepObserver()
     try:
-        return _run(plan, recorder, watchdog, observer, clock)
+        return _run(plan, recorder, watchdog, observer, clock, tracking=tracking)
     except Exception as error:
         recorder.shortage = shortage_of(error, observer.clock)
         raise
 
 
 def _run(
-    plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: StepObserver, clock: Clock
+    plan: TrainingPlan,
+    recorder: Recorder,
+    watchdog: Watchdog,
+    observer: StepObserver,
+    clock: Clock,
+    *,
+    tracking: Tracking,
 ) -> str:
     """Build, train and export."""
     hub = plan.export.hub if plan.export else None
@@ -99,7 +110,7 @@ def _run(
             recorder.record_event()
 
         rank0_task.run_on_rank0(lambda: require_target(hub, has_arrived, clock, on_wait))
-    built = build(plan, recorder, watchdog, observer, clock)
+    built = build(plan, recorder, watchdog, observer, clock, tracking=tracking)
     _announce_start(plan.job.attempt, recorder, built)
     checkpoint = built.beginning.checkpoint
     try:

@@ -21,17 +21,21 @@ from ..process.outcome import end_process
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
 from ..telemetry.progress_server import limits_of, serve
+from ..tracking.tracking import NO_TRACKING, Tracking
 
 
-def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
-    """Run the plan to its end; returns the sentence for the Outcome.
+def train(
+    plan: TrainingPlan, place: Placement, recorder: Recorder, tracking: Tracking = NO_TRACKING
+) -> str:
+    """Run the plan to its end; returns the sentence for the Outcome. The caller ends `tracking`,
+    unless the watchdog ends the process.
 
     Raises:
         TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
     """
     if place.is_main:
         serve(limits_of(plan), recorder)
-    end = partial(end_process, plan)
+    end = partial(end_process, plan, tracking.end)
     watchdog = Watchdog(plan.guard, plan.execution, plan.grace_period_seconds, recorder, end)
     watchdog.start()
     _join_and_import(plan, place, recorder)
@@ -44,7 +48,7 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
         return f"attempt {earlier.attempt} had finished already: {earlier.message}"
     from .training_run import run
 
-    return run(plan, recorder, watchdog)
+    return run(plan, recorder, watchdog, tracking=tracking)
 
 
 def _open_target(plan: TrainingPlan, recorder: Recorder) -> CheckpointTarget | None:
