@@ -7,6 +7,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "checkpoint_store": ("--hidden", "64", "--layers", "2", "--rounds", "1"),
     "cli_start": ("--runs", "1"),
     "engine_overhead": ("--processes", "1", "--steps", "2"),
+    "finding_runs": ("--steps", "2", "--healthy", "1", "--each", "0", "--processes", "1"),
     "many_jobs": ("--live", "2", "--ended", "2"),
     "memory_ranks": ("--quick",),
     "memory_truth": ("--quick",),
