@@ -406,7 +406,7 @@ BAD: tuple[Bad, ...] = (
         "bad-label-key",
         {"placement.nodeSelector": {"-pool": "a"}},
         "spec.placement.nodeSelector",
-        "match",
+        "label's key|match",
     ),
     Bad(
         "sync-of-adapter",

@@ -100,6 +100,7 @@ ANY_TIME: list[tuple[str, object]] = [
     ("retry", 1),
     ("restarts.limit", 9),
     ("preflight", "Required"),
+    ("tracking", {"mlflow": {"url": "https://mlflow.example"}}),
     ("activeDeadlineSeconds", 60),
     ("ttlSecondsAfterFinished", 60),
 ]
