@@ -31,7 +31,9 @@ def entropy_collapsed(run: RunNumbers, _: RunLimits) -> Verdict | None:
         return None
     series = run.series["entropy"]
     now = series.level()
-    limit = min(limits.ENTROPY_SHARE.value * series.highest, limits.ENTROPY_LOW.value)
+    was_open = series.highest >= limits.ENTROPY_LOW.value
+    share = limits.ENTROPY_SHARE if was_open else limits.ENTROPY_SURE_SHARE
+    limit = min(share.value * series.highest, limits.ENTROPY_LOW.value)
     return Verdict(_ratio(limit, now), {"entropy": now, "highestEntropy": series.highest})
 
 

@@ -22,6 +22,11 @@ ENTROPY_SHARE = Threshold(
 ENTROPY_LOW = Threshold(
     0.15, "entropy in nats per token", "above it sampling still differs between completions"
 )
+ENTROPY_SURE_SHARE = Threshold(
+    0.05,
+    "the same where the highest was below that",
+    "most tokens of such a run are sure from the beginning, and the rest as the task is learned",
+)
 ENTROPY_GROWTH = Threshold(
     2.5, "entropy over its beginning", "an entropy bonus at most doubles it in runs that learn"
 )
