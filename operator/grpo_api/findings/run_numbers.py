@@ -64,7 +64,7 @@ class RunNumbers:
         self._last_values |= values
 
     def has_values(self, key: str, count: int = SMOOTH) -> bool:
-        """Return True if so many steps have logged this number."""
+        """Return True if at least `count` steps have logged this number."""
         series = self.series.get(key)
         return series is not None and series.count >= count
 

@@ -1,4 +1,4 @@
-"""One logged step, whoever logged it: TRL's keys and ours become the keys of one catalogue.
+"""One logged step of any origin: TRL's keys and ours become the keys of one catalogue.
 
 TRL logs to trackers, files and the terminal under its own keys, and trackers put a prefix before
 them. The trainer's history and /progress carry ours. Rules read one kind of row.

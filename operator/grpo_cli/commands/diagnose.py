@@ -17,7 +17,7 @@ from ..show.terminal import console
 HAS_FINDINGS = 3
 """Exit code where something is wrong with a run."""
 FEW_STEPS = 20
-"""Below so many steps most rules judge nothing."""
+"""With fewer steps most rules judge nothing."""
 
 
 def register(parser: ArgumentParser) -> None:

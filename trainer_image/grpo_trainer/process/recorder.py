@@ -487,8 +487,7 @@ class Recorder:
             self.record_metrics({key: self._progress.metrics.get(key, 0.0) + amount})
 
     def record_nonfinite_step(self, step: int) -> None:
-        """Count the step as one with a number that is not finite. A second call for the same step
-        counts nothing."""
+        """Count a step with a number that is not finite, once however often it is called."""
         with self._lock:
             if step != self._not_finite_step:
                 self._not_finite_step = step
