@@ -222,6 +222,17 @@ def test_a_finding_is_published_and_survives_a_restart() -> None:
     assert trained(130, []).progress.findings == [], "its own steps have always been like that"
 
 
+def test_what_trl_logs_and_nobody_exports_is_judged_after_a_restart_too() -> None:
+    args: Any = SimpleNamespace(gradient_accumulation_steps=1)
+    steps = logged({"clip_ratio/region_mean": Noisy(ramp(0.01, 0.5, 100))}, steps=120)
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
+    publish = PublishLogs(recorder, StepObserver())
+    publish.on_train_begin(args, TrainerState(log_history=steps[:50]), cast(Any, None))
+    for logs in steps[50:]:
+        publish.on_log(args, TrainerState(global_step=logs["step"]), cast(Any, None), logs=logs)
+    assert [one.finding for one in recorder.progress.findings] == ["StepsTooLarge"]
+
+
 def test_checkpoints_count_from_zero_and_the_newest_has_its_time() -> None:
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
     recorder.record_resume(3, 1.7e9, Beginning())

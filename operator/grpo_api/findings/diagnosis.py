@@ -7,13 +7,14 @@ same with anybody's file.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..report.report import Finding
 from . import learning_rules, running_rules
 from .run_numbers import RunNumbers
+from .series import SMOOTH
 from .step_row import StepRow, rows_in_order
 from .verdict import RunLimits, Verdict
 
@@ -37,6 +38,8 @@ FindingName = Literal[
 Rule = Callable[[RunNumbers, RunLimits], Verdict | None]
 HOLD = 5
 """Steps in a row after which a finding begins, or ends."""
+LEAST_STEPS = 2 * SMOOTH
+"""Steps that most rules need: a beginning, and a level to compare with it."""
 WITHIN = 0.8
 """Share of the limit below which a run counts as within it again."""
 
@@ -214,9 +217,6 @@ def diagnose(rows: Iterable[StepRow], limits: RunLimits | None = None) -> list[F
 
 def finding_message(finding: Finding) -> str:
     """One line for a person: what, since when, by which numbers."""
-    shown = ", ".join(f"{key} {value:g}" for key, value in _first(finding.evidence, 4))
+    most_telling = list(finding.evidence.items())[:4]
+    shown = ", ".join(f"{key} {value:g}" for key, value in most_telling)
     return f"{finding.finding} since step {finding.since} ({shown})"
-
-
-def _first(evidence: dict[str, float], count: int) -> Sequence[tuple[str, float]]:
-    return list(evidence.items())[:count]

@@ -29,7 +29,6 @@ RANK_SECONDS = "rank_seconds"
 """A list: each rank's own seconds of the step."""
 EXTRA_KEYS = {
     "clip_ratio/region_mean": "clip_ratio",
-    "completions/mean_terminated_length": "completion_length_terminated",
     "sampling/importance_sampling_ratio/mean": "importance_ratio",
 }
 """TRL's keys that are judged and not exported."""

@@ -6,7 +6,7 @@ The run may be anybody's: a file of TRL's logs is enough. The rules are those of
 import json
 from argparse import ArgumentParser, Namespace
 
-from grpo_api.findings.diagnosis import diagnose, finding_message
+from grpo_api.findings.diagnosis import LEAST_STEPS, diagnose, finding_message
 from grpo_api.findings.verdict import RunLimits
 from grpo_api.report.report import Finding
 
@@ -16,8 +16,6 @@ from ..show.terminal import console
 
 HAS_FINDINGS = 3
 """Exit code where something is wrong with a run."""
-FEW_STEPS = 20
-"""With fewer steps most rules judge nothing."""
 
 
 def register(parser: ArgumentParser) -> None:
@@ -64,7 +62,7 @@ def _items(findings_by_file: dict[str, list[Finding]]) -> list[dict[str, object]
 def _print_findings(path: str, steps: int, findings: list[Finding]) -> None:
     out = console()
     if not findings:
-        doubt = "; most rules need 20 steps" if steps < FEW_STEPS else ""
+        doubt = f"; most rules need {LEAST_STEPS} steps" if steps < LEAST_STEPS else ""
         out.print(f"{path}: no findings in {steps} steps{doubt}", markup=False)
     for finding in findings:
         line = f"{path}: {finding_message(finding)}, confidence {finding.confidence:.2f}"

@@ -7,6 +7,7 @@ whatever a decision doesn't speak of.
 from collections.abc import Callable, Iterator
 from typing import Literal
 
+from grpo_api.findings.diagnosis import LEAST_STEPS
 from grpo_api.report.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
 from grpo_api.status.status import Condition, ConditionType
 from grpo_api.text.messages import MAX_MESSAGE, plain_text, shorten
@@ -27,8 +28,6 @@ Statement = tuple[ConditionType, bool, str, str]
 """Type, whether it is true, reason, message."""
 
 C = ConditionType
-LEAST_STEPS = 20
-"""Steps that most rules on a run's numbers need."""
 WORTH_TELLING = 0.01
 """Share of the prompts that may be dropped without a condition."""
 _TYPES = frozenset(ConditionType)

@@ -228,14 +228,18 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
             version = catalogue.WEIGHTS_VERSION.key  # of an engine, which TRL knows nothing of
             sampled = {version: self._recorder.progress.metrics.get(version)}
             log_line(step=state.global_step, totalSteps=state.max_steps, **values, **sampled)
-            self._judge(state.global_step, values)
+            self._judge(state.global_step, logs)
 
-    def _judge(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a step to the diagnosis, and publish what is wrong with the run."""
+    def _judge(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Add a step to the diagnosis, and publish what is wrong with the run.
+
+        `logs` are TRL's own, as a checkpoint has them: the rules read more of them than is
+        exported, and a number that only the steps before a restart had would stand still.
+        """
         metrics = self._recorder.progress.metrics
         # Others that this step did not log are old.
         timed = {key: value for key, value in metrics.items() if key.startswith(_TIMED)}
-        row = step_row({**timed, **values, "step": step})
+        row = step_row({**timed, **logs, "step": step})
         if row is None:
             return
         self._diagnosis.add(row)
