@@ -31,6 +31,19 @@ def counter(*minutes: int, first: float = 0.0) -> Timeline:
     return lambda minute: first + sum(minute >= one for one in minutes)
 
 
+def running_total(line: Timeline) -> Timeline:
+    """A counter that grows in each minute by the line's value there."""
+    totals: list[float] = []
+
+    def total(minute: int) -> float:
+        while len(totals) <= minute:
+            before = totals[-1] if totals else 0.0
+            totals.append(before + (line(len(totals)) or 0.0))
+        return totals[minute]
+
+    return total
+
+
 def only_during(line: Timeline, first: int, end: int) -> Timeline:
     """The line from minute `first` to before minute `end`, and nothing else."""
     return lambda minute: line(minute) if first <= minute < end else None

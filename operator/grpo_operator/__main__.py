@@ -89,7 +89,7 @@ async def run(
         metrics.read(
             {LEADER: operator.leads, TAKEOVER: lambda: operator.failover_seconds(free_since())}
         )
-        jobs = JobMetrics(operator.own_jobs, wall, operator.progress_samples)
+        jobs = JobMetrics(operator.own_jobs, wall, operator.live_samples)
         pages = application(
             metrics.registry, jobs.text, operator.unhealthy, operator.unready, operator.not_served
         )

@@ -13,6 +13,7 @@ from grpo_api.plan.plan import MemoryPhases
 from grpo_api.report import metrics as operator
 from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import CONTROLLER, Metric
+from grpo_api.report.vllm_metrics import VLLM
 from grpo_api.status.usage import GPUSeconds
 from grpo_codegen import recording
 
@@ -55,7 +56,7 @@ class World:
 
     def _series(self) -> Iterator[tuple[str, Labels, int, int]]:
         """Names and labels, with the first minute and the last."""
-        for metric in trainer.TRAINER:
+        for metric in (*trainer.TRAINER, *VLLM):
             for attempt, first, last in (("1", 0, RESTART - 2), ("2", RESTART, MINUTES)):
                 pod = {
                     "namespace": "team",
@@ -89,7 +90,7 @@ class World:
         of_gpus = "memory" in metric.name and "host" not in metric.name
         unpriced = metric in (operator.JOB_GPU_SECONDS, operator.JOB_COST)
         of_reference = metric.key == "kl" or metric in (trainer.MAX_KL, trainer.REFERENCE_EVERY)
-        of_engines = any(part in metric.name for part in ("engine", "weight", "importance"))
+        of_engines = any(part in metric.name for part in ("engine", "weight", "importance", "vllm"))
         absent = (
             (self.gpus, of_gpus or unpriced),
             (self.reference, of_reference),
@@ -118,6 +119,7 @@ def _special() -> dict[Metric, list[tuple[str, Labels]]]:
 def _parts(metric: Metric, labels: Labels) -> Iterator[tuple[str, Labels]]:
     if metric.kind == "histogram":
         yield from ((f"{metric.name}_bucket", {**labels, "le": bound}) for bound in _BOUNDS)
+        yield f"{metric.name}_count", labels
     else:
         yield metric.name, labels
 

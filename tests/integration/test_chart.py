@@ -244,14 +244,40 @@ def test_no_monitor_scrapes_what_another_one_does() -> None:
     assert monitors(*on) == [training, f"ServiceMonitor {own}"]
 
 
+@pytest.mark.parametrize(
+    ("component", "index", "engine"),
+    [
+        (names.COMPONENT_TRAINER, "0", ""),
+        ("", "0", ""),  # of an earlier version of the operator
+        (names.COMPONENT_ENGINE, "0", "0"),
+        (names.COMPONENT_ENGINE, "12", "12"),
+        (names.COMPONENT_TRAINER, "1", None),
+        ("", "10", None),
+    ],
+)
+def test_rank_0_and_every_engine_are_scraped_and_nobody_else(
+    component: str, index: str, engine: str | None
+) -> None:
+    (endpoint,) = only(rendered(*EVERYTHING), "PodMonitor", "-training")["spec"][
+        "podMetricsEndpoints"
+    ]
+    keep, name_engine = endpoint["relabelings"][:2]
+    value = f"{component};{index}"
+    is_kept = re.fullmatch(keep["regex"], value) is not None
+    found = re.fullmatch(name_engine["regex"], value)
+    assert (keep["action"], keep["sourceLabels"]) == ("keep", name_engine["sourceLabels"])
+    assert is_kept == (engine is not None)
+    if is_kept:
+        assert (found[1] if found else "") == engine
+
+
 def test_monitors_select_what_the_operator_labels() -> None:
     documents = rendered(*EVERYTHING)
     training = only(documents, "PodMonitor", "-training")["spec"]
     assert training["selector"]["matchLabels"] == {names.LABEL_MANAGED_BY: names.MANAGER}
-    sources = {
-        relabel["sourceLabels"][0] for relabel in training["podMetricsEndpoints"][0]["relabelings"]
-    }
-    labels = (names.LABEL_INDEX, names.LABEL_JOB, names.LABEL_ATTEMPT)
+    (endpoint,) = training["podMetricsEndpoints"]
+    sources = {source for relabel in endpoint["relabelings"] for source in relabel["sourceLabels"]}
+    labels = (names.LABEL_COMPONENT, names.LABEL_INDEX, names.LABEL_JOB, names.LABEL_ATTEMPT)
     assert sources == {
         f"__meta_kubernetes_pod_label_{re.sub('[^a-z]', '_', label)}" for label in labels
     }

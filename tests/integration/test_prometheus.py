@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from grpo_api.report import training_metrics
 from grpo_api.report.metrics import TIMES_TO
-from grpo_api.report.report import Progress
+from grpo_api.report.report import STEP_PHASES, Progress
+from grpo_trainer.process.step_counters import StepCounters
 from grpo_trainer.telemetry.progress_server import ProgressCollector
 from harness.cluster import Cluster
 from harness.controlplane import free_port
@@ -44,6 +45,10 @@ def rank_zero() -> Iterator[str]:
     """The address of a trainer's metrics in the middle of a run."""
     registry, port = CollectorRegistry(), free_port()
     registry.register(ProgressCollector(lambda: PROGRESS, LIMITS))
+    counters = StepCounters()
+    counters.add_step(2.0, dict.fromkeys(STEP_PHASES, 0.25))
+    counters.add_rewards([[1.0], [-0.5]], ["accuracy"], [1.0], group_size=2)
+    registry.register(counters)
     server, thread = start_http_server(port, "127.0.0.1", registry)
     yield f"127.0.0.1:{port}"
     server.shutdown()
@@ -107,6 +112,8 @@ def test_prometheus_scrapes_operator_and_trainer(
                 "the trainer's KL", lambda: values(address, "grpo_training_kl") == [0.0132], SECONDS
             )
             assert values(address, "grpo_training_reward_by_function") == [0.5]
+            assert values(address, "sum(grpo_training_phase_seconds_total)") == [1.75]
+            assert values(address, 'grpo_training_reward_sum_total{sign="negative"}') == [0.5]
             assert values(address, 'grpo_training_memory_bytes{step_phase="generate"}') == [1e9]
             assert values(address, "min(up)") == [1.0]
 

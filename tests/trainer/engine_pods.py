@@ -16,7 +16,13 @@ import psutil
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Outcome
-from grpo_api.text.contract import ENGINE_BIND_ENV, INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV
+from grpo_api.text.contract import (
+    ENGINE_BIND_ENV,
+    INDEX_ENV,
+    PLAN_ENV,
+    PROGRESS_BIND_ENV,
+    TERMINATION_LOG_ENV,
+)
 from tests.support.ranks.launch import Launched, launch
 from tests.trainer.faulty_engine import FOLDER
 
@@ -59,6 +65,7 @@ class EnginePods:
             PLAN_ENV: str(self.folder / "engine-plan.json"),
             INDEX_ENV: str(index),
             ENGINE_BIND_ENV: f"{self._addresses.hosts[index]}:{self._addresses.port}",
+            PROGRESS_BIND_ENV: f"{self._addresses.hosts[index]}:0",
             TERMINATION_LOG_ENV: str(self.folder / f"termination-{index}"),
             FOLDER: str(self.faults(index)),
         }

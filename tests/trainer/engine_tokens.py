@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from vllm import LLM, SamplingParams
 from vllm.model_executor.layers import utils
 
+from grpo_trainer.engine_pod.engine_metrics import EngineMetrics
 from grpo_trainer.engine_pod.vllm_arguments import EXTENSION
 from tests.trainer.engine_names import GREEDY_LENGTH, GREEDY_PROMPTS
 from tests.trainer.engine_runs import FACTS
@@ -34,6 +35,7 @@ def engine(folder: Path) -> LLM:
         model=str(folder), skip_tokenizer_init=True, max_num_seqs=4, dtype="float32",
         enforce_eager=True,
         max_model_len=64, kv_cache_memory_bytes=1 << 26, worker_extension_cls=EXTENSION,
+        disable_log_stats=False,
     )  # fmt: skip
 
 
@@ -46,6 +48,14 @@ def tokens(llm: LLM) -> list[list[int]]:
         [{"prompt_token_ids": ids} for ids in GREEDY_PROMPTS], greedy, use_tqdm=False
     )
     return [list(each.outputs[0].token_ids) for each in outputs]
+
+
+def metrics() -> dict[str, list[Any]]:
+    """Kind, labels and number of series of what a page shows of the engine, by name."""
+    return {
+        family.name: [family.type, sorted(family.samples[0].labels), len(family.samples)]
+        for family in EngineMetrics().collect()
+    }
 
 
 def live(llm: LLM) -> Any:
@@ -107,7 +117,7 @@ def main(folder: Path) -> None:
     """Plain, then packed: the plugin, which vLLM calls before its first model, is called once in a
     process."""
     plain = engine(folder / "model")
-    found = {"tokens": tokens(plain), "shapes": shapes(plain)}
+    found = {"tokens": tokens(plain), "shapes": shapes(plain), "metrics": metrics()}
     (folder / FACTS).write_text(json.dumps({"plain": found, "packed": packed(folder)}))
 
 

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from grpo_api.report.vllm_metrics import VLLM
 from harness.images.engines import engine_packages
 from harness.images.wheels import site_packages
 from tests.trainer.engine_names import GREEDY_LENGTH, GREEDY_PROMPTS
@@ -91,6 +92,18 @@ def test_an_engine_on_cpus_samples_as_transformers_does(
     made: tuple[LlamaForCausalLM, Path], facts: Facts, kind: str
 ) -> None:
     assert facts[kind]["tokens"] == [greedy(made[0], ids) for ids in GREEDY_PROMPTS]
+
+
+@pytest.mark.slow
+def test_vllm_has_all_metrics_that_are_declared_of_it(facts: Facts) -> None:
+    found = {name: (kind, labels) for name, (kind, labels, _) in facts["plain"]["metrics"].items()}
+    assert found == {
+        metric.name.removesuffix("_total"): (
+            metric.kind,
+            sorted([*metric.labels, *(["le"] if metric.kind == "histogram" else [])]),
+        )
+        for metric in VLLM
+    }
 
 
 @pytest.mark.slow

@@ -19,7 +19,12 @@ from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import EngineAddresses, TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.spec.generation import EngineArguments, EnginePlan, GenerationSpec
-from grpo_api.text.contract import ENGINE_BIND_ENV, PLAN_ENV, TERMINATION_LOG_ENV
+from grpo_api.text.contract import (
+    ENGINE_BIND_ENV,
+    PLAN_ENV,
+    PROGRESS_BIND_ENV,
+    TERMINATION_LOG_ENV,
+)
 from grpo_trainer.engine_pod import __main__ as program
 from grpo_trainer.engine_pod.__main__ import SMALL_FILES, engine_plan, engine_settings, model_folder
 from grpo_trainer.engine_pod.vllm_arguments import (
@@ -242,6 +247,7 @@ def served(
 ) -> tuple[Exception, float]:
     """Why an engine ends that nobody talks to, and after how many seconds of its event loop."""
     monkeypatch.setenv(ENGINE_BIND_ENV, f"127.0.0.1:{free_port()}")
+    monkeypatch.setenv(PROGRESS_BIND_ENV, "127.0.0.1:0")
 
     async def until_the_end() -> tuple[Exception, float]:
         end = await program.serve(plan(tmp_path), sampler)  # type: ignore[arg-type]

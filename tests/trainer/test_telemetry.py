@@ -62,7 +62,12 @@ def test_logs_are_translated_and_absent_stays_absent() -> None:
         "rewards/tall/std": 0.1,
         "x": 2,
     }
-    assert translate_logs(logs) == {"kl": 0.5, "loss": math.inf, "reward_by_function/tall": 1.0}
+    assert translate_logs(logs) == {
+        "kl": 0.5,
+        "loss": math.inf,
+        "reward_by_function/tall": 1.0,
+        "reward_std_by_function/tall": 0.1,
+    }
 
 
 def test_all_that_several_threads_publish_at_once_is_kept() -> None:

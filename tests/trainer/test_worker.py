@@ -334,9 +334,12 @@ def test_progress_shows_the_live_run(story: Story) -> None:
 
 def test_metrics_are_prometheus_text_without_what_was_not_logged(story: Story) -> None:
     assert f"grpo_training_total_steps {float(STEPS)}" in story.metrics
-    assert 'grpo_training_phase_seconds{step_phase="generate"}' in story.metrics
+    assert 'grpo_training_phase_seconds_total{step_phase="generate"}' in story.metrics
+    assert f"grpo_training_step_seconds_count {float(story.progress.step)}" in story.metrics
+    assert 'grpo_training_rewards_total{reward="tall"}' in story.metrics
+    assert "grpo_training_groups_total{signal=" in story.metrics
     assert 'grpo_training_reward_failures_total{reward="tall"} 0.0' in story.metrics
-    assert "grpo_training_tokens_per_second " in story.metrics
+    assert "grpo_training_tokens_total " in story.metrics
     assert "grpo_training_nonfinite_steps_total 0.0" in story.metrics
     assert 'grpo_training_reward_unscored_ratio{reward="tall"} 0.0' in story.metrics
     assert "grpo_training_checkpoint_timestamp_seconds " in story.metrics

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from grpo_api.report import metrics, training_metrics
+from grpo_api.report import metrics, training_metrics, vllm_metrics
 from grpo_codegen.dashboards import DASHBOARDS, grafana
 from grpo_codegen.dashboards.panels import Dashboard, Panel
 from grpo_codegen.recording import RULES
 
-DECLARED = {metric.name: metric.kind for metric in (*training_metrics.TRAINER, *metrics.OPERATOR)}
+EXPORTED = (*training_metrics.TRAINER, *vllm_metrics.VLLM, *metrics.OPERATOR)
+DECLARED = {metric.name: metric.kind for metric in EXPORTED}
 FOREIGN = {
     "process_resident_memory_bytes",
     "process_cpu_seconds_total",
@@ -63,7 +64,7 @@ def test_every_panel_is_titled_explained_and_has_a_unit(board: Dashboard) -> Non
 def test_every_query_asks_for_metrics_that_something_exports(board: Dashboard) -> None:
     for expression in expressions(board):
         for name in metrics_in(expression):
-            family = re.sub(r"_bucket$", "", name)
+            family = re.sub(r"_(bucket|count|sum)$", "", name)
             known = DECLARED.get(family)
             assert (
                 name in FOREIGN or known == ("histogram" if family != name else known) is not None

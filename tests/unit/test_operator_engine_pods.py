@@ -6,7 +6,7 @@ import pytest
 
 from grpo_api.job import parse_spec
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
-from grpo_api.text.contract import ENGINE_PORT, PLAN_ANNOTATION
+from grpo_api.text.contract import ENGINE_PORT, PLAN_ANNOTATION, PROGRESS_PORT
 from grpo_operator.admission.checks import plan_problem
 from grpo_operator.pods.manifests import Attempt, engines_job, indexed_job, training_plan
 from grpo_operator.pods.namespace_objects import engine_service
@@ -108,7 +108,10 @@ def test_an_engine_has_its_own_command_port_gpus_and_requests() -> None:
         SERVED_GPU_PLAN, placement={"accelerator": "GPU"}, command=["python", "-m", "mine"]
     )
     assert own["command"] == ["python", "-m", "grpo_trainer.engine_pod"]
-    assert own["ports"] == [{"name": "engine", "containerPort": ENGINE_PORT}]
+    assert own["ports"] == [
+        {"name": "engine", "containerPort": ENGINE_PORT},
+        {"name": "progress", "containerPort": PROGRESS_PORT},
+    ]
     assert own["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": ENGINE_PORT}
     assert own["resources"]["limits"] == {"nvidia.com/gpu": "2"}
     assert own["resources"]["requests"]["memory"] == str(2**30)

@@ -17,12 +17,21 @@ from grpo_api.status.usage import GPUSeconds
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.observation import Pull, Silence
 from grpo_operator.process import job_metrics
-from grpo_operator.process.job_metrics import JobMetrics, progress_samples
+from grpo_operator.process.job_metrics import JobMetrics, pod_samples, progress_samples
+from grpo_operator.records.names import COMPONENT_ENGINE
 from grpo_operator.records.parsing import grpojob_record
 from grpo_operator.records.records import GRPOJobRecord
 from tests.generated import cases
 from tests.unit.dirty_objects import GRPOJOB, dirty
-from tests.unit.operator_world import GPU_PLAN, NOW, active_status, at, condition, make_job
+from tests.unit.operator_world import (
+    GPU_PLAN,
+    NOW,
+    active_status,
+    at,
+    condition,
+    make_job,
+    make_pod,
+)
 from tests.virtual_time import virtually
 
 PEAK = {"predictedBytes": 5, "measuredBytes": 4, "ratio": "1.250"}
@@ -97,6 +106,24 @@ def test_a_running_job_tells_since_when_it_has_not_got_on_and_how_long_its_stage
     ]
     assert told(make_pull(attempt=2, ago=1)) == [], "another attempt's"
     assert told(make_pull(ago=1), of_job=live(conditions=[condition("Admitted")])) == []
+
+
+def test_pods_of_the_running_attempt_are_told_with_their_nodes() -> None:
+    job = make_job(status=active_status(plan=GPU_PLAN, phase="Running"))
+    pods = [
+        make_pod(0, name="first", node="gpu-1"),
+        make_pod(1, name="deleted", node="gpu-2", deleted=True),
+        make_pod(0, name="engine", node="gpu-3", component=COMPONENT_ENGINE),
+        make_pod(2, name="not bound", node=None),
+        make_pod(3, name="ended", node="gpu-4", phase="Failed"),
+        make_pod(0, attempt=2, name="of another attempt", node="gpu-5"),
+        make_pod(0, name="of another job", node="gpu-6", owner="another"),
+    ]
+    assert [labels for _, labels, _ in pod_samples(job, pods)] == [
+        ("1", "first", "gpu-1", "trainer"),
+        ("1", "deleted", "gpu-2", "trainer"),
+        ("1", "engine", "gpu-3", "engine"),
+    ]
 
 
 def make_pull(stage: str = "Training", *, ago: float, attempt: int = 1) -> Pull:

@@ -28,7 +28,6 @@ MAX_NAME = 100
 RANK_SECONDS = "rank_seconds"
 """A list: each rank's own seconds of the step."""
 EXTRA_KEYS = {
-    "clip_ratio/region_mean": "clip_ratio",
     "sampling/importance_sampling_ratio/mean": "importance_ratio",
 }
 """TRL's keys that are judged and not exported."""

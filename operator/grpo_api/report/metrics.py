@@ -50,6 +50,13 @@ JOB_GPUS = Metric(
     "GPUs of the job's plan, by product; 0 on CPUs, absent after its end.",
     (*_JOB, "product"),
 )
+JOB_POD_INFO = Metric(
+    "grpo_job_pod_info",
+    "gauge",
+    "1",
+    "One per pod of the job's running attempt, bound to a node; component is trainer or engine.",
+    (*_JOB, "attempt", "pod", "node", "component"),
+)
 JOB_CONDITION = Metric(
     "grpo_job_condition",
     "gauge",
@@ -303,6 +310,7 @@ JOB = (
     JOB_PROGRESS_TIME,
     JOB_PATIENCE,
     JOB_STAGE_TIME,
+    JOB_POD_INFO,
 )
 """What the operator exports of each GRPOJob that has not ended."""
 ENDED_SECONDS, ENDED_JOBS = 3600.0, 300

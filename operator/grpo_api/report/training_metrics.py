@@ -5,6 +5,8 @@ What the trainer logs, what /progress carries by `key` and what Prometheus scrap
 disagree that way.
 """
 
+from typing import Literal
+
 from .metrics import STEP_PHASE, Kind, Metric
 from .report import MAX_METRICS
 
@@ -88,6 +90,20 @@ NONFINITE_STEPS = _counter(
 COMPLETIONS = _counter(
     "completions", "", "completions", "Completions of this attempt that were put to the rewards."
 )
+TOKENS = _counter(
+    "tokens",
+    "num_tokens",
+    "tokens",
+    "Tokens of prompts and completions that all ranks have processed in this attempt.",
+)
+STEP_SECONDS = _training(
+    "step_seconds",
+    "step_time",
+    "seconds",
+    "Durations of the steps of this attempt, of the slowest rank, without their checkpoints.",
+    kind="histogram",
+)
+STEP_SECONDS_BUCKETS = (1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 WEIGHTS_VERSION = _training(
     "weights_version",
     "",
@@ -176,20 +192,17 @@ TRAINING = (
         name="zero_variance_group_ratio",
     ),
     KL_OVERFLOW,
-    _counter("tokens", "num_tokens", "tokens", ("Tokens that all ranks have processed since the "
-                                               "run's first step.")),
+    TOKENS,
     _training(
         "completion_length_min", "completions/min_length", "tokens", "Shortest completion.",
         name="completion_min_tokens",
     ),
-    _training("tokens_per_second", "", "tokens per second", ("Tokens of the last step by all ranks "
-                                                            "per second.")),
     _training("straggler_ratio", "", "1", ("Slowest rank's own work in the last step over the mean "
                                           "of all ranks.")),
     PROMPTS,
     PROMPTS_DROPPED,
     PROMPTS_DUPLICATE,
-    _training("step_seconds", "step_time", "seconds", "Duration of the last step."),
+    STEP_SECONDS,
     ALLREDUCE,
     NONFINITE_STEPS,
     COMPLETIONS,
@@ -212,6 +225,13 @@ TRAINING = (
     CHECKPOINT_SECONDS,
     CHECKPOINTS,
     CHECKPOINT_FAILURES,
+    _training(
+        "completion_terminated_length", "completions/mean_terminated_length", "tokens",
+        "Mean length of the completions that ended before the limit; 0 where none did.",
+        name="completion_terminated_mean_tokens",
+    ),
+    _training("clip_ratio", "clip_ratio/region_mean", "1", ("Share of tokens clipped on either "
+                                                           "side."), name="clipped_ratio"),
 )  # fmt: skip
 """Metrics with one value each, reported at most once per step and absent until known; the most
 informative first."""
@@ -307,14 +327,45 @@ LIMITS = (
 )
 """What the plan sets, beside what is measured against it."""
 REWARD = _by_reward("reward_by_function", "Mean of one reward function before weighting.")
+REWARD_STD = _by_reward(
+    "reward_std_by_function", "Standard deviation of one reward function over a generation."
+)
 PHASE_SECONDS = Metric(
-    "grpo_training_phase_seconds",
-    "gauge",
+    "grpo_training_phase_seconds_total",
+    "counter",
     "seconds",
-    "Time of the last step by part of it, slowest rank.",
+    "Time of this attempt's steps by part of the step, the slowest rank's of each step.",
     (STEP_PHASE,),
     key="phase_seconds",
 )
+REWARDS = Metric(
+    "grpo_training_rewards_total",
+    "counter",
+    "1",
+    "Finite rewards that a function has given in this attempt.",
+    ("reward",),
+)
+REWARD_SUM = Metric(
+    "grpo_training_reward_sum_total",
+    "counter",
+    "1",
+    "Sum of these rewards' absolute values before weighting, by their sign: a sum that may fall is "
+    "no counter.",
+    ("reward", "sign"),
+)
+GroupSignal = Literal["mixed", "solved", "too_hard", "unscored"]
+"""Whether the rewards of a group differ; if not, whether they are high or low ones of those that
+the attempt has seen."""
+GROUPS = Metric(
+    "grpo_training_groups_total",
+    "counter",
+    "1",
+    "Groups of this attempt by what they teach: mixed, or nothing since all rewards are high "
+    "(solved), low (too_hard) or missing (unscored).",
+    ("signal",),
+)
+COUNTED = (STEP_SECONDS, PHASE_SECONDS, TOKENS, REWARDS, REWARD_SUM, GROUPS)
+"""Families that rank 0 adds up for Prometheus alone: /progress has the last step's numbers."""
 REWARD_FAILURES = _by_reward(
     "reward_failures",
     "Completions of this attempt that got no reward because its function or service failed.",
@@ -368,7 +419,7 @@ BY_ENGINE = (ENGINE_UP, ENGINE_VERSION, ENGINE_WAITING, ENGINE_CACHE, ENGINE_TOK
 """Of engines in pods of their own, by their pods' index; absent for engines that share the training
 processes."""
 LABELLED = (
-    REWARD, PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS, UNSCORED, FINDING, *BY_ENGINE
+    REWARD, REWARD_STD, REWARD_FAILURES, REWARD_TIMEOUTS, UNSCORED, FINDING, *BY_ENGINE
 )  # fmt: skip
 """Families whose values stand in Progress.metrics as `key/label`."""
 BUILD_INFO = Metric(
@@ -379,7 +430,8 @@ BUILD_INFO = Metric(
     ("version", "torch", "trl"),
 )
 TRAINER = (
-    *TRAINING,
+    *(metric for metric in TRAINING if metric not in COUNTED),
+    *COUNTED,
     *(STEP, TOTAL_STEPS, ATTEMPT, STAGE, LAST_STEP_TIME, ETA),
     *LABELLED,
     TRACKING_LOST,

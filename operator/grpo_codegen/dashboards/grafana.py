@@ -3,7 +3,7 @@ links."""
 
 import json
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -97,18 +97,28 @@ def _laid_out(rows: tuple[Row, ...]) -> list[JSON]:
     ids, y = count(1), 0
     for row in rows:
         place = {"x": 0, "y": y, "w": _WIDTH, "h": 1}
-        panels.append(
-            {"id": next(ids), "type": "row", "title": row.title, "gridPos": place, "panels": []}
-        )
-        x, y, height = 0, y + 1, 0
-        for panel in row.panels:
-            if x + panel.width > _WIDTH:
-                x, y, height = 0, y + height, 0
-            place = {"x": x, "y": y, "w": panel.width, "h": panel.height}
-            panels.append({"id": next(ids), "gridPos": place, **_panel(panel)})
-            x, height = x + panel.width, max(height, panel.height)
-        y += height
+        heading: JSON = {"id": next(ids), "type": "row", "title": row.title, "gridPos": place}
+        placed, end = _placed(row, ids, y + 1)
+        if row.collapsed:
+            panels.append({**heading, "collapsed": True, "panels": placed})
+            y += 1
+        else:
+            panels += [{**heading, "panels": []}, *placed]
+            y = end
     return panels
+
+
+def _placed(row: Row, ids: Iterator[int], y: int) -> tuple[list[JSON], int]:
+    """A row's panels from this height on, and the height at which they end."""
+    placed: list[JSON] = []
+    x, height = 0, 0
+    for panel in row.panels:
+        if x + panel.width > _WIDTH:
+            x, y, height = 0, y + height, 0
+        place = {"x": x, "y": y, "w": panel.width, "h": panel.height}
+        placed.append({"id": next(ids), "gridPos": place, **_panel(panel)})
+        x, height = x + panel.width, max(height, panel.height)
+    return placed, y + height
 
 
 def _panel(panel: Panel) -> JSON:

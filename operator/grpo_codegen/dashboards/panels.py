@@ -68,6 +68,8 @@ class Row:
 
     title: str
     panels: tuple[Panel, ...]
+    collapsed: bool = False
+    """Only the heading is shown until somebody opens it; Grafana asks for nothing until then."""
 
 
 @dataclass(frozen=True, slots=True)

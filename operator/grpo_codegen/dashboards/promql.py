@@ -5,7 +5,7 @@ legend.
 """
 
 from grpo_api.report.metrics import BUILD_INFO, Metric
-from grpo_api.report.training_metrics import TRAINING
+from grpo_api.report.training_metrics import STEP_SECONDS, TRAINING
 
 from .panels import Query
 
@@ -64,6 +64,22 @@ def of_jobs(metric: Metric | str, where: str = "") -> str:
 def rates(label: str, metric: Metric, where: str = CLUSTER) -> str:
     """A counter's rate per second by label."""
     return f"sum by ({label}) (rate({select(metric, where)}{WINDOW}))"
+
+
+MEAN_WINDOW = "[15m]"
+"""A step may take minutes, and a mean needs one that has ended."""
+
+
+def per_second(metric: Metric) -> str:
+    """How fast a counter of the chosen job grows, over all of its attempts."""
+    return f"sum(rate({select(metric, JOB)}{MEAN_WINDOW}))"
+
+
+def per_step(label: str, metric: Metric) -> str:
+    """What a step adds to a counter of the chosen job, by label: the mean of the last steps."""
+    added = f"sum by ({label}) (increase({select(metric, JOB)}{MEAN_WINDOW}))"
+    steps = f"sum(increase({select(STEP_SECONDS, JOB, '_count')}{MEAN_WINDOW}))"
+    return f"{added} / on () group_left () ({steps} > 0)"
 
 
 def quantiles(metric: Metric, where: str) -> tuple[Query, ...]:

@@ -6,12 +6,13 @@ from grpo_api.report import training_metrics as trainer
 from grpo_api.report.report import Result
 from grpo_api.status.status import ConditionType
 
-from . import engines, usage, verdicts
+from . import engines, usage, verdicts, vllm
 from .grafana import TRAINING_UID
 from .panels import Annotation, Dashboard, Panel, Query, Row, Variable
-from .promql import CLUSTER, highest, largest, new_maximum, of_job, of_job_by
+from .promql import CLUSTER, highest, largest, new_maximum, of_job, per_second, per_step
 
 _KL, _REWARD, _STD = of_job("kl"), of_job("reward"), of_job("reward_std")
+_TOKENS = per_second(trainer.TOKENS)
 _NO_KL = "No KL: training.beta is 0, so there is no reference"
 _CPU = "No GPU: this run is on CPUs"
 _LEARNING = (
@@ -134,20 +135,22 @@ _SPEED = (
     Panel(
         title="Time of a step by its parts",
         description=(
-            "Slowest rank's time. What is high costs most: generate is memory's speed, "
-            "reward is your service."
+            "Slowest rank's time, mean of the last 15 minutes' steps. What is high costs most: "
+            "generate is memory's speed, reward is your service."
         ),
         unit="s",
-        queries=(Query(of_job_by(operator.STEP_PHASE, trainer.PHASE_SECONDS), "{{step_phase}}"),),
+        queries=(Query(per_step(operator.STEP_PHASE, trainer.PHASE_SECONDS), "{{step_phase}}"),),
         stacked=True,
     ),
     Panel(
         title="Tokens per second",
-        description="Prompt and completion tokens of the last step, by all ranks, and by each GPU.",
+        description=(
+            "Prompt and completion tokens of 15 minutes per second, by all ranks, and by each GPU."
+        ),
         unit="short",
         queries=(
-            Query(of_job("tokens_per_second"), "all ranks"),
-            Query(f"{of_job('tokens_per_second')} / ({of_job(operator.JOB_GPUS)} > 0)", "per GPU"),
+            Query(_TOKENS, "all ranks"),
+            Query(f"{_TOKENS} / ({of_job(operator.JOB_GPUS)} > 0)", "per GPU"),
         ),
     ),
     Panel(
@@ -259,6 +262,7 @@ DASHBOARD = Dashboard(
         Row("What does it write?", _COMPLETIONS),
         Row("Where does the time go?", _SPEED),
         Row("How do its engines do?", engines.PANELS),
+        Row("Engine (vLLM)", vllm.PANELS, collapsed=True),
         Row("Does it fit?", _MEMORY),
         Row("What did its GPUs do?", usage.OF_JOB),
     ),

@@ -5,13 +5,14 @@ from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import Metric
 
 from ..timelines import Timeline, constant, noisy
+from .run import counted_series
 from .world import World, rank0
 
 ENGINES = ("0", "1")
 _FIRST = 1e9
 """Number of the first attempt's first weights."""
-_SAMPLING = {"sync": 0.8, "generate": 9.0}
-"""Seconds of a step's parts, where the policy by itself takes 29."""
+SAMPLED = noisy(constant(9.0), 0.08, 40)
+"""Seconds of a step's generation, where the policy by itself takes 29."""
 
 
 def version(minute: int) -> float:
@@ -30,6 +31,11 @@ _OF_ALL: dict[Metric, Timeline] = {
 }
 
 
+def sampling(generate: Timeline = SAMPLED) -> dict[str, Timeline]:
+    """Seconds of the parts of a step that engines change."""
+    return {"sync": noisy(constant(0.8), 0.08, 40), "generate": generate}
+
+
 def _of_each(seed: int) -> dict[Metric, Timeline]:
     return {
         trainer.ENGINE_UP: constant(1.0),
@@ -45,8 +51,7 @@ def _with_engines() -> World:
     world: dict[str, Timeline] = {rank0(metric): line for metric, line in _OF_ALL.items()}
     world[rank0("importance_ratio_min")] = noisy(constant(0.91), 0.05, 38)
     world[rank0("importance_ratio_max")] = noisy(constant(1.1), 0.05, 39)
-    for phase, seconds in _SAMPLING.items():
-        world[rank0(trainer.PHASE_SECONDS, step_phase=phase)] = noisy(constant(seconds), 0.08, 40)
+    world |= counted_series(sampling())
     for engine in ENGINES:
         world |= {
             rank0(metric, engine=engine): line

@@ -2,14 +2,14 @@
 
 from grpo_api.report import training_metrics as trainer
 
-from ..timelines import changed_between, counter, frozen_during
-from .engines import WITH_ENGINES, version
+from ..timelines import changed_between, constant, counter, frozen_during, replaced_during
+from .engines import SAMPLED, WITH_ENGINES, sampling, version
+from .run import counted_series
 from .story import Story
 from .world import World, changed_during, rank0
 
 _UP = rank0(trainer.ENGINE_UP, engine="1")
 _OTHER_TOKENS = rank0(trainer.ENGINE_TOKENS, engine="0")
-_GENERATE = rank0(trainer.PHASE_SECONDS, step_phase="generate")
 
 
 def _without_one(first: int, end: int) -> World:
@@ -24,8 +24,9 @@ def _without_one(first: int, end: int) -> World:
             WITH_ENGINES,
             first,
             end,
-            {waiting: 80.0, _GENERATE: 17.0, _OTHER_TOKENS: 6800.0, **idle},
+            {waiting: 80.0, _OTHER_TOKENS: 6800.0, **idle},
         ),
+        **counted_series(sampling(replaced_during(SAMPLED, first, end, constant(17.0)))),
         _UP: changed_between(first, end, 0.0, 1.0),
         rank0(trainer.ENGINE_VERSION, engine="1"): frozen_during(version, first, end),
         rank0(trainer.ENGINE_LOSSES, engine="1"): counter(first),

@@ -5,6 +5,7 @@ It finishes a step a minute on eight GPUs, and its reward grows as in successful
 """
 
 import math
+from collections.abc import Mapping
 
 from grpo_api.plan.plan import MemoryPhases
 from grpo_api.report import metrics as operator
@@ -12,7 +13,7 @@ from grpo_api.report import training_metrics as trainer
 from grpo_api.report.report import STEP_PHASES
 from grpo_api.status.usage import GPUSeconds
 
-from ..timelines import Timeline, clock, constant, noise, noisy, only_during
+from ..timelines import Timeline, clock, constant, noise, noisy, only_during, running_total
 from .world import NEVER, World, constant_series, of_job, rank0
 
 GIB = 2.0**30
@@ -68,9 +69,7 @@ def attempt_series(number: int = 1, first: int = 0, end: int = NEVER, resumed: i
             noisy(line, 0.05, int(weight))
         )
         world[rank0(trainer.UNSCORED, number, reward=reward)] = by_step(constant(0.0))
-    for place, (phase, seconds) in enumerate(_STEP.items()):
-        name = rank0(trainer.PHASE_SECONDS, number, step_phase=phase)
-        world[name] = by_step(noisy(constant(seconds), 0.08, place))
+    world |= counted_series({}, number, first, end)
     for phase, planned in _PLANNED.items():
         world[rank0(trainer.PREDICTED_MEMORY, number, step_phase=phase)] = by_step(
             constant(planned * GIB)
@@ -79,6 +78,31 @@ def attempt_series(number: int = 1, first: int = 0, end: int = NEVER, resumed: i
             constant(planned * 0.97 * GIB)
         )
     return world
+
+
+def counted_series(
+    changes: Mapping[str, Timeline], number: int = 1, first: int = 0, end: int = NEVER
+) -> World:
+    """Counters of an attempt that begins in minute `first`, with what they grow by in each minute.
+
+    `changes` are those of the tokens, and of phases by name.
+    """
+    increments = {"tokens": noisy(constant(312_000.0), 0.06, 16)}
+    for place, (phase, seconds) in enumerate(_STEP.items()):
+        increments[phase] = noisy(constant(seconds), 0.08, place)
+    increments |= changes
+    totals = {
+        name: only_during(running_total(only_during(line, first, end)), first, end)
+        for name, line in increments.items()
+    }
+    tokens = totals.pop("tokens")
+    phases = {
+        rank0(trainer.PHASE_SECONDS, number, step_phase=phase): total
+        for phase, total in totals.items()
+    }
+    steps = rank0(trainer.STEP_SECONDS, number).replace("{", "_count{", 1)
+    num_steps = only_during(running_total(only_during(constant(1.0), first, end)), first, end)
+    return {steps: num_steps, rank0(trainer.TOKENS, number): tokens, **phases}
 
 
 _REWARDS = {
@@ -104,7 +128,6 @@ _WRITTEN: dict[str, Timeline] = {
     "completion_clipped_ratio": noisy(constant(0.04), 0.6, 15),
 }
 _MEASURED: dict[str, Timeline] = {
-    "tokens_per_second": noisy(constant(5200.0), 0.06, 16),
     "straggler_ratio": noisy(constant(1.05), 0.02, 17),
     "nonfinite_steps": constant(0.0),
 }

@@ -19,6 +19,7 @@ _SERIES = re.compile(
     r'(\w+)\{.*grpojob="run",attempt="(\d+)"[^,]*,pod="[^"]*"(?:,\w+="([^"]*)")?\}'
 )
 _KEYS = {metric.name: metric.key for metric in (*trainer.TRAINING, *trainer.LABELLED)}
+_KEYS[trainer.PHASE_SECONDS.name] = trainer.PHASE_SECONDS.key
 _STEP, _MAX_KL = "step", "max_kl"
 _KEYS |= {trainer.STEP.name: _STEP, trainer.MAX_KL.name: _MAX_KL}
 Exported = dict[int, dict[str, Timeline]]
@@ -71,8 +72,20 @@ def _exported(world: World) -> Exported:
         if found is None or found[1] not in _KEYS:
             continue
         key = _KEYS[found[1]] + (f"/{found[3]}" if found[3] else "")
-        exported.setdefault(int(found[2]), {})[key] = line
+        is_total = found[1] == trainer.PHASE_SECONDS.name
+        exported.setdefault(int(found[2]), {})[key] = _last_increase(line) if is_total else line
     return {number: lines for number, lines in exported.items() if _STEP in lines}
+
+
+def _last_increase(total: Timeline) -> Timeline:
+    """What a counter has grown by in the last minute, which is one step's."""
+
+    def increase(minute: int) -> float | None:
+        now = total(minute)
+        before = total(minute - 1) if minute else None
+        return None if now is None else now - (before or 0.0)
+
+    return increase
 
 
 def _logged_at(exported: Exported, minute: int) -> Iterator[dict[str, Any]]:

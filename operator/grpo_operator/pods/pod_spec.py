@@ -275,7 +275,7 @@ def _container(
         "imagePullPolicy": spec.image_pull_policy,
         "command": spec.command or ["python", "-m", "grpo_trainer"],
         "env": _environment(spec, plan, image, token_digest),
-        "ports": [_port(role)],
+        "ports": _ports(role),
         "resources": _resources(spec, plan),
         "securityContext": _container_security(),
         # without an outcome the end of the log says more than nothing
@@ -298,10 +298,11 @@ def _container(
     return container
 
 
-def _port(role: Role) -> Manifest:
+def _ports(role: Role) -> list[Manifest]:
+    progress = {"name": "progress", "containerPort": PROGRESS_PORT}
     if role.is_engines:
-        return {"name": "engine", "containerPort": ENGINE_PORT}
-    return {"name": "progress", "containerPort": PROGRESS_PORT}
+        return [{"name": "engine", "containerPort": ENGINE_PORT}, progress]
+    return [progress]
 
 
 def init_container(one: InitContainer, image: str) -> Manifest:

@@ -29,6 +29,7 @@ from grpo_api.report.metrics import (
     JOB_INFO,
     JOB_PATIENCE,
     JOB_PHASE,
+    JOB_POD_INFO,
     JOB_PROGRESS_TIME,
     JOB_QUEUED_SECONDS,
     JOB_RESTARTS,
@@ -45,8 +46,9 @@ from grpo_kube.objects.times import Observed, seconds
 from grpo_kube.pacing import LOOP_BUDGET, yield_every
 
 from ..decide.observation import Pull, Silence
+from ..records.names import COMPONENT_ENGINE, COMPONENT_TRAINER
 from ..records.packed_job import typed_status
-from ..records.records import GRPOJobRecord
+from ..records.records import ENDED_PHASES, GRPOJobRecord, PodRecord
 
 SAID_BY_PHASE = {
     ConditionType.ADMITTED,
@@ -164,6 +166,19 @@ def progress_samples(
         stage = "Training"
     yield JOB_PROGRESS_TIME, (), unix(since)
     yield JOB_PATIENCE, (stage,), hang_timeout_seconds(stage, spec.guard, plan)
+
+
+def pod_samples(job: GRPOJobRecord, pods: Iterable[PodRecord]) -> Iterator[Sample]:
+    """The pods of the job's attempt, so that what names a pod can be asked by job.
+
+    Pods that have no node or have ended hold no GPU. Without them, and without earlier attempts,
+    a job has as many series as its gang has pods.
+    """
+    for pod in pods:
+        is_placed = bool(pod.node) and pod.phase not in ENDED_PHASES
+        if is_placed and pod.grpojob_uid == job.uid and pod.attempt == job.status.attempt:
+            component = COMPONENT_ENGINE if pod.engine else COMPONENT_TRAINER
+            yield JOB_POD_INFO, (str(pod.attempt), pod.name, pod.node, component), 1
 
 
 def _known_stage(stage: str) -> str:

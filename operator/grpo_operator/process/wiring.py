@@ -70,7 +70,7 @@ from ..report.events import merge_start_event, status_events
 from ..report.status import StatusThrottle
 from ..tracing.attempt_trace import AttemptTraces
 from . import handlers, metrics_server, settings
-from .job_metrics import Sample, progress_samples
+from .job_metrics import Sample, pod_samples, progress_samples
 from .metrics_server import VERSION, Metrics
 from .span_exporter import SpanExporter
 
@@ -411,8 +411,8 @@ class Operator:
         all."""
         return self._caches.grpojobs if self.working.is_set() else ()
 
-    def progress_samples(self, job: GRPOJobRecord) -> Iterable[Sample]:
-        """See job_metrics.progress_samples."""
+    def live_samples(self, job: GRPOJobRecord) -> Iterable[Sample]:
+        """See job_metrics.progress_samples and pod_samples."""
         pull = self._puller.pull(job.key)
         silence = self._puller.silence(job.key)
 
@@ -420,7 +420,8 @@ class Operator:
             seconds_since = self._clock() - at.at
             return self._wall() - seconds_since
 
-        return progress_samples(job, pull, silence, unix_time)
+        yield from progress_samples(job, pull, silence, unix_time)
+        yield from pod_samples(job, self._caches.pods.owned_by(job.key))
 
 
 async def tell_fence(cluster: HttpCluster, election: Election) -> None:

@@ -23,7 +23,7 @@ from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.spec.generation import EnginePlan, GenerationSpec
 from grpo_api.spec.model import ModelSpec
-from grpo_api.text.contract import ENGINE_BIND_ENV
+from grpo_api.text.contract import ENGINE_BIND_ENV, PROGRESS_BIND_ENV, PROGRESS_PORT
 
 from ..gang.interfaces import split_address
 from ..hub.repositories import Hub, Repository
@@ -150,12 +150,18 @@ def start_sampler(plan: TrainingPlan) -> "Sampler":
 
 async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
     """Answer until there is a reason not to; returns it."""
-    from .engine_http import EngineServer, serve_application
+    from .engine_http import EngineServer, metrics_application, serve_application
 
     assert plan.engines is not None  # engine_plan has looked
     server = EngineServer(sampler, attempt_of(plan.job))
     host, port = split_address(os.environ.get(ENGINE_BIND_ENV, f":{plan.engines.port}"))
     await serve_application(server.application(), host or None, port)
+    address = os.environ.get(PROGRESS_BIND_ENV, f":{PROGRESS_PORT}")
+    try:
+        metrics_host, metrics_port = split_address(address)
+        await serve_application(metrics_application(), metrics_host or None, metrics_port)
+    except OSError as error:  # an engine without metrics is still of use
+        print(f"no metrics: {address} can't be bound: {error}", flush=True)
     # Rank 0 polls its engines also during long steps, so twice a step's patience of silence means
     # that it is gone.
     limit = 2 * hang_timeout_seconds("Training", plan.guard, plan.execution)

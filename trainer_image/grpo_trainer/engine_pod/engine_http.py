@@ -2,7 +2,6 @@
 proven version.
 
     GET  /healthz    it runs
-    GET  /metrics    vLLM's own, for Prometheus
     GET  /state      EngineState
     POST /learn      where each tensor goes, by worker
     POST /sync       receive a version of the weights over a weight group
@@ -11,7 +10,8 @@ proven version.
     POST /generate   complete one prompt under a version
     POST /end        the trainer has given this process up
 
-All but the first two answer their own attempt alone.
+All but the first answer their own attempt alone. Prometheus asks another port, which answers
+nothing else: the NetworkPolicy lets it in there alone.
 """
 
 import asyncio
@@ -20,10 +20,16 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
-from prometheus_client import generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 
+from .engine_metrics import EngineMetrics
 from .messages import (
     ATTEMPT_HEADER,
     MAX_BODY,
@@ -66,7 +72,6 @@ class EngineServer:
         """The routes."""
         application = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
         application.router.add_get("/healthz", self._healthz)
-        application.router.add_get("/metrics", self._scraped)
         application.router.add_get("/state", self._state)
         for name in ("learn", "sync", "prove", "confirm", "generate", "end"):
             application.router.add_post(f"/{name}", getattr(self, f"_{name}"))
@@ -75,8 +80,8 @@ class EngineServer:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Lets in what comes from the own attempt, and puts what goes wrong into an answer."""
-        # Only the trainer's own requests show that it lives: probes and scrapes go on without it.
-        if request.path not in ("/healthz", "/metrics"):
+        # Only the trainer's own requests show that it lives: probes go on without it.
+        if request.path != "/healthz":
             if request.headers.get(ATTEMPT_HEADER) != self._attempt:
                 raise web.HTTPForbidden(text=f"this engine belongs to attempt {self._attempt}")
             self._heard_at = asyncio.get_running_loop().time()
@@ -115,9 +120,6 @@ class EngineServer:
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
-
-    async def _scraped(self, _: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _state(self, _: web.Request) -> web.Response:
         return _json(self.state())
@@ -183,6 +185,22 @@ class EngineServer:
         if not self.end_reason.done():
             self.end_reason.set_result(reason)
         return web.Response(text="ok\n")
+
+
+def metrics_application() -> web.Application:
+    """The page that Prometheus reads: vLLM's metrics and this process's own."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    registry.register(EngineMetrics())
+    ProcessCollector(registry=registry)
+
+    async def scraped(_: web.Request) -> web.Response:
+        page = generate_latest(registry)
+        return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    application = web.Application()
+    application.router.add_get("/metrics", scraped)
+    return application
 
 
 async def _body(request: web.Request, model: type[M]) -> M:

@@ -135,6 +135,8 @@ ENGINE_ENVIRONMENT = {
     # has no nvcc on PATH. vLLM never samples with it where a request has a seed
     # (v1/worker/gpu/sample/sampler.py), and each of ours has one.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    # LLM logs every 10 s of sampling what its metrics say, too.
+    "VLLM_LOG_STATS_INTERVAL": "1e9",
 }
 """Variables of every process with an engine, which the job may override."""
 MODEL_RUNNER_V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}

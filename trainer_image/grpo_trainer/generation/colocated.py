@@ -190,6 +190,7 @@ def _started(setup: EngineSetup) -> Any:
         return LLM(
             **vllm_arguments(setup.plan, setup.folder, gpu_capability()),
             distributed_executor_backend="external_launcher",
+            disable_log_stats=False,  # LLM's default is to have no metrics
         )
 
 

@@ -45,6 +45,7 @@ from grpo_api.text.timing import Account, Beginning, Clock, RunPart
 
 from ..gang.placement import Placement
 from ..runtime.clock import SYSTEM_CLOCK, unix_time
+from .step_counters import StepCounters
 
 _OF_STAGE: dict[Stage, RunPart] = {
     "Proving": "proving",
@@ -98,8 +99,7 @@ class RunClock:
 
 
 KEPT_STEP_TIMES = 512
-"""Newest steps that are kept: more than a run makes between two requests. A report has only some of
-them."""
+"""Newest steps that are kept: more than a run makes between two requests."""
 
 
 class StepTimes:
@@ -173,7 +173,7 @@ class Recorder:
         self._waits: dict[WaitTarget, tuple[float, str]] = {}
         """Since when, by the clock, and for what reason there has been no answer."""
         self._arrivals: deque[tuple[float, int]] = deque(maxlen=FETCH_SAMPLES)
-        """When bytes of a download arrived, and how many there were."""
+        """Times and sizes of a download."""
         self._account = Account()
         """Its `clock` is read when it is asked for."""
         self.started_at = started_at
@@ -184,7 +184,7 @@ class Recorder:
         self._last_sign = self._last_event
         self._own_events = 0
         self._not_finite_step: int | None = None
-        self.place = place
+        self.place, self.counters = place, StepCounters()
         self.shortage: MemoryShortage | None = None
         """What there was no memory for, once there was none."""
         self.checkpoint_step: int | None = None

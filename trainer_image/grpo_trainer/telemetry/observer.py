@@ -30,6 +30,7 @@ from grpo_api.report import training_metrics as catalogue
 from grpo_api.report.training_metrics import WEIGHTS_VERSION
 
 from ..process.recorder import Recorder
+from ..process.step_counters import StepCounters
 from ..tracking.tracking import Tracking
 from .phases import PhaseClock
 
@@ -44,8 +45,10 @@ SAMPLE_CHARACTERS = 600
 class StepObserver:
     """The live view of a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: StepCounters | None = None) -> None:
+        """`counters` are rank 0's; without them nothing is counted."""
         self.clock = PhaseClock(time.perf_counter)
+        self.counters = counters
         self.samples: list[dict[str, str | float]] = []
         """The last generation's samples: prompt, completion and one number per reward function."""
         self.weights_versions: Sequence[int] = ()
@@ -151,6 +154,7 @@ def append_sample(folder: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
+_REWARD_METRICS = {"mean": catalogue.REWARD, "std": catalogue.REWARD_STD}
 _BY_TRL_KEY = {metric.trl: metric.key for metric in catalogue.TRAINING if metric.trl}
 
 
@@ -166,8 +170,8 @@ def translate_logs(logs: Mapping[str, Any]) -> dict[str, float]:
 
 def _reward_key(name: str) -> str | None:
     parts = name.split("/")
-    if len(parts) == 3 and parts[0] == "rewards" and parts[2] == "mean":
-        return f"{catalogue.REWARD.key}/{parts[1]}"
+    if len(parts) == 3 and parts[0] == "rewards" and parts[2] in _REWARD_METRICS:
+        return f"{_REWARD_METRICS[parts[2]].key}/{parts[1]}"
     return None
 
 
@@ -192,7 +196,6 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
     ) -> None:
         self._recorder = recorder
         self._observer = observer
-        self._tokens: float | None = None
         self._diagnosis = Diagnosis(limits)
 
     def on_train_begin(
@@ -200,6 +203,7 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
     ) -> None:
         """Judge the steps of earlier attempts again, which the checkpoint brings: the beginning of
         a run stays the measure after a restart."""
+        self._recorder.counters.begin_tokens(float(state.num_input_tokens_seen))
         if state.is_world_process_zero:
             for logged in state.log_history:
                 row = step_row(logged)
@@ -216,7 +220,9 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
     ) -> None:
         """Merge the step's numbers."""
         logs = logs or {}
-        values = translate_logs(logs) | self._tokens_per_second(logs)
+        values = translate_logs(logs)
+        if catalogue.TOKENS.key in values:
+            self._recorder.counters.record_tokens(values[catalogue.TOKENS.key])
         if not all(math.isfinite(values.get(key, 0.0)) for key in catalogue.MUST_BE_FINITE):
             self._recorder.record_nonfinite_step(state.global_step)
         overflow = catalogue.KL_OVERFLOW.key
@@ -269,15 +275,6 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
                 checkpoint=state.global_step,
                 seconds=progress.metrics.get(catalogue.CHECKPOINT_SECONDS.key),
             )
-
-    def _tokens_per_second(self, logs: Mapping[str, Any]) -> dict[str, float]:
-        """From TRL's running total; absent on the first step and where the step generated
-        nothing."""
-        tokens, seconds = logs.get("num_tokens"), logs.get("step_time")
-        before, self._tokens = self._tokens, tokens if tokens is not None else self._tokens
-        if tokens is None or before is None or not seconds or tokens <= before:
-            return {}
-        return {"tokens_per_second": (tokens - before) / seconds}
 
 
 class SendLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker

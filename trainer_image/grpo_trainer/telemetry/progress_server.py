@@ -35,6 +35,7 @@ from grpo_api.text.contract import (
     is_shown,
 )
 
+from ..engine_pod.engine_metrics import EngineMetrics
 from ..gang.interfaces import open_listening_socket, split_address
 from ..process.recorder import Recorder
 
@@ -82,7 +83,8 @@ def _single(progress: Progress) -> Iterator[tuple[Metric, Value]]:
     yield catalogue.LAST_STEP_TIME, progress.last_step_time
     yield catalogue.ETA, progress.eta_seconds
     for metric in catalogue.TRAINING:
-        yield metric, progress.metrics.get(metric.key)
+        if metric not in catalogue.COUNTED:
+            yield metric, progress.metrics.get(metric.key)
     for key, metric in catalogue.MEMORY_BESIDE.items():
         yield metric, progress.memory.get(key)
 
@@ -153,6 +155,8 @@ def serve(limits: Mapping[Metric, Values], recorder: Recorder) -> None:
     address = os.environ.get(PROGRESS_BIND_ENV, f":{PROGRESS_PORT}")
     registry = CollectorRegistry()
     registry.register(ProgressCollector(lambda: recorder.progress, limits))
+    registry.register(recorder.counters)
+    registry.register(EngineMetrics())
     ProcessCollector(registry=registry)
     wanted = os.environ.get(TOKEN_DIGEST_ENV, "")
     pages: dict[str, Page] = {

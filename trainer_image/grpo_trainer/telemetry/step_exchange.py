@@ -151,7 +151,9 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
     def _publish(
         self, rows: torch.Tensor, worst: dict[str, float], counted: dict[str, list[float]]
     ) -> None:
-        values = {f"{PHASE_SECONDS.key}/{name}": worst[f"seconds/{name}"] for name in STEP_PHASES}
+        phase_seconds = {name: worst[f"seconds/{name}"] for name in STEP_PHASES}
+        self._recorder.counters.add_step(worst["step_seconds"], phase_seconds)
+        values = {f"{PHASE_SECONDS.key}/{name}": spent for name, spent in phase_seconds.items()}
         own = rows[:, OWN_WORK].sum(dim=1)
         values["straggler_ratio"] = (own.max() / own.mean().clamp_min(1e-9)).item()
         for name, (failures, timeouts) in counted.items():

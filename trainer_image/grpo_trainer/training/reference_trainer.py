@@ -306,7 +306,12 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             )
         first = self.accelerator.process_index * len(prompts)
         own = rewards[first : first + len(prompts)]
-        self.observer.record_completions(prompts, completions, own, self.reward_func_names)
+        names = self.reward_func_names
+        self.observer.record_completions(prompts, completions, own, names)
+        if self.observer.counters:
+            weights = self.reward_weights.tolist()
+            group_size = self.num_generations
+            self.observer.counters.add_rewards(rewards.tolist(), names, weights, group_size)
         return rewards
 
     def _get_per_token_logps_and_entropies(

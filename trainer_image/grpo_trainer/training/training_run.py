@@ -84,7 +84,7 @@ def run(
     Raises:
         TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
     """
-    observer = StepObserver()
+    observer = StepObserver(recorder.counters if recorder.place.is_main else None)
     try:
         return _run(plan, recorder, watchdog, observer, clock, tracking=tracking)
     except Exception as error:

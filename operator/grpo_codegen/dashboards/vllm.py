@@ -1,0 +1,103 @@
+"""Panels on what vLLM says of itself: load, cache and speed of each engine of a job."""
+
+from grpo_api.report import vllm_metrics as vllm
+from grpo_api.report.metrics import Metric
+
+from .panels import Panel, Query
+from .promql import JOB, WINDOW, quantiles, select
+
+_NO_DATA = "No vLLM engine is scraped"
+_LEGEND = "engine {{engine}}"
+
+
+def _of_engine(metric: Metric) -> str:
+    return f"max by (engine) ({select(metric, JOB)})"
+
+
+def _rate(metric: Metric) -> str:
+    return f"sum by (engine) (rate({select(metric, JOB)}{WINDOW}))"
+
+
+PANELS = (
+    Panel(
+        title="Requests in engines",
+        description=(
+            "Prompts that an engine samples at once. One that falls to 0 long before the others "
+            "has had too little to do."
+        ),
+        unit="short",
+        queries=(Query(_of_engine(vllm.RUNNING), _LEGEND),),
+        empty=_NO_DATA,
+    ),
+    Panel(
+        title="Requests that wait",
+        description="Prompts that an engine has no room for yet. More engines would take them.",
+        unit="short",
+        queries=(Query(_of_engine(vllm.WAITING), _LEGEND),),
+        empty=_NO_DATA,
+    ),
+    Panel(
+        title="KV cache usage",
+        description="Share of the blocks for keys and values in use. At 1 requests are preempted.",
+        unit="percentunit",
+        queries=(Query(_of_engine(vllm.CACHE_USAGE), _LEGEND),),
+        base="green",
+        bounds=((0.95, "orange"),),
+        reach=1,
+        empty=_NO_DATA,
+    ),
+    Panel(
+        title="Preemptions per second",
+        description=(
+            "Requests that lost their place in the KV cache and began again. Fewer sequences at a "
+            "time, or a larger cache, would end them."
+        ),
+        unit="short",
+        queries=(Query(_rate(vllm.PREEMPTIONS), _LEGEND),),
+        base="green",
+        bounds=((0.1, "orange"),),
+        reach=0.2,
+        empty=_NO_DATA,
+    ),
+    Panel(
+        title="Sampled tokens per second",
+        description="Of each engine; a slow one holds up the step.",
+        unit="short",
+        queries=(Query(_rate(vllm.GENERATION_TOKENS), _LEGEND),),
+        empty=_NO_DATA,
+    ),
+    Panel(
+        title="Prompt tokens per second",
+        description="Of each engine, those that the prefix cache knew among them.",
+        unit="short",
+        queries=(Query(_rate(vllm.PROMPT_TOKENS), _LEGEND),),
+        empty=_NO_DATA,
+    ),
+    Panel(
+        title="Prefix cache hits",
+        description=(
+            "Share of prompt tokens whose keys and values were known. The completions of a group "
+            "share their prompt."
+        ),
+        unit="percentunit",
+        queries=(
+            Query(f"{_rate(vllm.PREFIX_HITS)} / ({_rate(vllm.PREFIX_QUERIES)} > 0)", _LEGEND),
+        ),
+        reach=1,
+        empty=_NO_DATA,
+    ),
+    Panel(
+        title="Time to the first token",
+        description="Of all engines' requests. It grows with the queue and the prompts' length.",
+        unit="s",
+        queries=quantiles(vllm.TIME_TO_FIRST_TOKEN, JOB),
+        empty=_NO_DATA,
+    ),
+    Panel(
+        title="Duration of requests",
+        description="Of all engines' requests. The slowest one ends the generation.",
+        unit="s",
+        queries=quantiles(vllm.REQUEST_SECONDS, JOB),
+        empty=_NO_DATA,
+    ),
+)
