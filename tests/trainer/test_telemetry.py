@@ -165,7 +165,6 @@ def test_a_scrape_has_limits_eta_process_and_build_beside_the_run() -> None:
     }
     assert found["grpo_training_eta_seconds",] == 140.0
     assert found["grpo_training_guard_max_kl",] == 0.5
-    assert found["grpo_training_guard_hang_timeout_seconds",] == 1800.0
     assert found["grpo_training_allreduce_assumed_bytes_per_second",] == 280.0
     assert found["grpo_training_checkpoint_every_steps",] == 3.0
     assert found["grpo_training_reference_sync_every_steps",] == 64.0

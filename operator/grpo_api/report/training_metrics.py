@@ -243,16 +243,12 @@ may be no number."""
 
 STEP = _plain("step", "steps", "Finished optimizer steps.")
 TOTAL_STEPS = _plain("total_steps", "steps", "Optimizer steps of the whole run.")
-ATTEMPT = _plain("attempt", "1", "The attempt that this process belongs to.")
 STAGE = Metric(
     "grpo_training_stage_seconds",
     "gauge",
     "seconds",
     "For how long rank 0 has been in its stage.",
     ("stage",),
-)
-LAST_STEP_TIME = _plain(
-    "last_step_timestamp_seconds", "unix seconds", "When the last optimizer step finished."
 )
 ETA = _plain(
     "eta_seconds",
@@ -281,7 +277,6 @@ MEMORY_BESIDE = {
 }
 """What Progress.memory has beside the phases, by its key."""
 MAX_KL = _plain("guard_max_kl", "nats per token", "guard.maxKL; absent when unset.")
-HANG_TIMEOUT = _plain("guard_hang_timeout_seconds", "seconds", "guard.hangTimeoutSeconds.")
 ALLREDUCE_ASSUMED = _plain(
     "allreduce_assumed_bytes_per_second",
     "bytes per second",
@@ -317,7 +312,6 @@ MAX_ENGINE_MISMATCH = _plain(
 LIMITS = (
     MAX_KL,
     MAX_ENGINE_MISMATCH,
-    HANG_TIMEOUT,
     ALLREDUCE_ASSUMED,
     MAX_COMPLETION,
     SAVE_EVERY,
@@ -432,7 +426,7 @@ BUILD_INFO = Metric(
 TRAINER = (
     *(metric for metric in TRAINING if metric not in COUNTED),
     *COUNTED,
-    *(STEP, TOTAL_STEPS, ATTEMPT, STAGE, LAST_STEP_TIME, ETA),
+    *(STEP, TOTAL_STEPS, STAGE, ETA),
     *LABELLED,
     TRACKING_LOST,
     MEMORY,

@@ -2,11 +2,12 @@
 completions."""
 
 from grpo_api.report import training_metrics as trainer
+from grpo_api.report import vllm_metrics as vllm
 from grpo_api.report.metrics import Metric
 
-from ..timelines import Timeline, constant, noisy
+from ..timelines import Timeline, constant, noisy, running_total, series
 from .run import counted_series
-from .world import World, rank0
+from .world import World, histogram, rank0
 
 ENGINES = ("0", "1")
 _FIRST = 1e9
@@ -47,6 +48,37 @@ def _of_each(seed: int) -> dict[Metric, Timeline]:
     }
 
 
+def vllm_series(engine: str) -> World:
+    """What an engine pod exports of vLLM."""
+    seed = 70 + 10 * int(engine)
+    labels = {
+        "namespace": "team",
+        "grpojob": "run",
+        "attempt": "1",
+        "pod": f"run-1-engine-{engine}",
+        "engine": engine,
+    }
+    tokens = running_total(noisy(constant(384_000.0 / 2), 0.05, seed))
+    prompts = running_total(noisy(constant(96_000.0), 0.05, seed + 1))
+    lines: dict[Metric, Timeline] = {
+        vllm.RUNNING: noisy(constant(96.0), 0.4, seed + 2),
+        vllm.WAITING: noisy(constant(12.0), 0.8, seed + 3),
+        vllm.CACHE_USAGE: noisy(constant(0.55), 0.2, seed + 4),
+        vllm.PREEMPTIONS: constant(0.0),
+        vllm.GENERATION_TOKENS: tokens,
+        vllm.PROMPT_TOKENS: prompts,
+        vllm.PREFIX_QUERIES: prompts,
+        vllm.PREFIX_HITS: lambda minute: 0.8 * (prompts(minute) or 0.0),
+    }
+    world: World = {series(metric.name, labels): line for metric, line in lines.items()}
+    requests = running_total(constant(64.0))
+    return {
+        **world,
+        **histogram(vllm.TIME_TO_FIRST_TOKEN, requests, {0.1: 0.4, 0.5: 0.9, 2.5: 1.0}, **labels),
+        **histogram(vllm.REQUEST_SECONDS, requests, {2.5: 0.3, 10.0: 0.97, 30.0: 1.0}, **labels),
+    }
+
+
 def _with_engines() -> World:
     world: dict[str, Timeline] = {rank0(metric): line for metric, line in _OF_ALL.items()}
     world[rank0("importance_ratio_min")] = noisy(constant(0.91), 0.05, 38)
@@ -57,6 +89,7 @@ def _with_engines() -> World:
             rank0(metric, engine=engine): line
             for metric, line in _of_each(50 + int(engine)).items()
         }
+        world |= vllm_series(engine)
     return world
 
 

@@ -3,10 +3,10 @@
 from grpo_api.report import training_metrics as trainer
 
 from ..timelines import changed_between, constant, counter, frozen_during, replaced_during
-from .engines import SAMPLED, WITH_ENGINES, sampling, version
+from .engines import SAMPLED, WITH_ENGINES, sampling, version, vllm_series
 from .run import counted_series
 from .story import Story
-from .world import World, changed_during, rank0
+from .world import World, absent_during, changed_during, rank0
 
 _UP = rank0(trainer.ENGINE_UP, engine="1")
 _OTHER_TOKENS = rank0(trainer.ENGINE_TOKENS, engine="0")
@@ -26,6 +26,7 @@ def _without_one(first: int, end: int) -> World:
             end,
             {waiting: 80.0, _OTHER_TOKENS: 6800.0, **idle},
         ),
+        **absent_during(vllm_series("1"), first, end),
         **counted_series(sampling(replaced_during(SAMPLED, first, end, constant(17.0)))),
         _UP: changed_between(first, end, 0.0, 1.0),
         rank0(trainer.ENGINE_VERSION, engine="1"): frozen_during(version, first, end),

@@ -79,8 +79,6 @@ def _single(progress: Progress) -> Iterator[tuple[Metric, Value]]:
     """The families of one value each."""
     yield catalogue.STEP, progress.step
     yield catalogue.TOTAL_STEPS, progress.total_steps
-    yield catalogue.ATTEMPT, progress.attempt
-    yield catalogue.LAST_STEP_TIME, progress.last_step_time
     yield catalogue.ETA, progress.eta_seconds
     for metric in catalogue.TRAINING:
         if metric not in catalogue.COUNTED:
@@ -99,7 +97,6 @@ def limits_of(plan: TrainingPlan) -> dict[Metric, Values]:
     single = {
         catalogue.MAX_KL: plan.guard.max_kl,
         catalogue.MAX_ENGINE_MISMATCH: engine.max_mismatch if engine else None,
-        catalogue.HANG_TIMEOUT: plan.guard.hang_timeout_seconds,
         catalogue.ALLREDUCE_ASSUMED: execution.link_bytes_per_second,
         catalogue.MAX_COMPLETION: plan.training.max_completion_length,
         catalogue.SAVE_EVERY: save_every,
