@@ -321,6 +321,7 @@ BAD: tuple[Bad, ...] = (
         "spec",
         "needs training.beta above 0",
     ),
+    Bad("unknown-finding", {"guard.stopOn": ["Bored"]}, "spec.guard.stopOn", "EntropyCollapsed"),
     Bad("kl-limit-without-kl", {"training.beta": 0, "guard.maxKL": 1}, "spec", "there is no KL"),
     Bad(
         "adapter-forbidden",

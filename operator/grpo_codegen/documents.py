@@ -7,7 +7,7 @@ The references list every metric, span, attribute, finding and limit, and no oth
 from inspect import cleandoc
 
 from grpo_api.findings import thresholds
-from grpo_api.findings.diagnosis import HOLD, RULES, WITHIN
+from grpo_api.findings.diagnosis import HOLD, RULES, UNSEEN, UNSEEN_ADVICE, UNSEEN_MEANING, WITHIN
 from grpo_api.report.metrics import ENDED_JOBS, ENDED_SECONDS, OPERATOR, Metric
 from grpo_api.report.report import MAX_STEPS as MAX_TOLD
 from grpo_api.report.traces import ATTRIBUTES, MAX_STEPS, SPAN_NAMES
@@ -170,7 +170,9 @@ grpo diagnose run-1.jsonl run-2.csv -o json    # [{{finding, since, confidence, 
 The exit code is 0 without findings, 3 with some, 2 for a file that can't be read. Keys are TRL's (`reward`, `kl`,
 `entropy`, `completions/clipped_ratio`, `rewards/NAME/mean`, `eval_reward` …), with or without a tracker's `train/`, or
 those of [metrics](metrics.md) without `grpo_training_`. A rule whose numbers are missing judges nothing. Two numbers are
-the trainer's alone: `phase_seconds/reward`, and `rank_seconds`, a list of each rank's own seconds.
+the trainer's alone: `phase_seconds/reward`, and `rank_seconds`, a list of each rank's own seconds: the median layer's
+compute in the scoring passes, without gathers, times the layers, for equally many tokens. It is measured in steps 2 to 6, then in
+one of ten, and in up to four more where a rank is slow.
 
 The file is read step by step. A finding begins after {HOLD} steps in a row beyond the limit, and ends after {HOLD} below
 {WITHIN:.0%} of it; `since` is the first of the steps beyond it. What is printed is what holds at the last step. Of a step
@@ -186,7 +188,9 @@ A rule stays silent where a change is paid for: a KL that grows with the reward,
 
 A running GRPOJob is judged by the same rules: rank 0 adds every step, and after a restart the steps that the checkpoint
 brings. Its findings are `status.findings`, the first lines of `grpo status`, the condition `Healthy`
-([conditions](conditions.md)) with an event when it changes, and `grpo_training_finding` ([metrics](metrics.md)).
+([conditions](conditions.md)) with an event when it changes, and `grpo_training_finding` ([metrics](metrics.md)). Those
+that `guard.stopOn` names end the run with `StoppedOnFinding`. `Straggler` names rank, pod and node. `{UNSEEN}` is the
+operator's own: it stands before what rank 0 found last.
 """
 
 
@@ -196,6 +200,7 @@ def findings() -> str:
     for name, rule in RULES.items():
         meaning = cleandoc(rule.judge.__doc__ or "").partition("\n")[0]
         rows.append(f"| `{name}` | {meaning} | {rule.advice} |")
+    rows.append(f"| `{UNSEEN}` | {UNSEEN_MEANING} | {UNSEEN_ADVICE} |")
     rows += ["", "## Limits", "", "| limit | value | of what | why |", "|---|---|---|---|"]
     for constant, limit in vars(thresholds).items():
         if isinstance(limit, thresholds.Threshold):

@@ -87,6 +87,7 @@ STOPPED: list[tuple[str, object]] = [
     ("export", REMOVE),
     ("guard.hangTimeoutSeconds", 60),
     ("guard.onDivergence", "Rollback"),
+    ("guard.stopOn", ["NoSignal"]),
     ("rewards.1.http.url", "https://other.svc/score"),
     ("rewards.1.http.timeoutSeconds", 7),
     ("rewards.1.http.batchTimeoutSeconds", 7),

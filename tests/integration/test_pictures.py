@@ -87,7 +87,7 @@ EMPTY: dict[str, dict[str, set[str]]] = {
         | {
             "KL, of what the guard allows",
             "Distance from the reference (KL)",
-            "Slowest rank over the mean",
+            "Slowest rank over the median",
             "Memory: load",
             "Memory: sync",
             "Memory: generate",
@@ -126,7 +126,7 @@ EMPTY: dict[str, dict[str, set[str]]] = {
             "What the GPUs did",
             "Dearest jobs",
             "Highest KL",
-            "Slowest rank over the mean",
+            "Slowest rank over the median",
         },
         "operator gone": NOBODY_WAITS
         | NOTHING_FAILED

@@ -1,6 +1,6 @@
 """References on two ranks under DDP, ZeRO-2 and ZeRO-3, against one process: the same KL, proven
-weights, exact resume, TRL's sync, an overflow that stays harmless, averaged gradients, and every
-injected fault answered.
+weights, exact resume, TRL's sync, an overflow that stays harmless, averaged gradients, every
+injected fault answered, and a slow rank named.
 
 The parallelism changes nothing but where things live. One launch of two ranks measures a reduced
 set of cells; The benchmark strategy_matrix measures all of them for docs/strategies.md.
@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from grpo_api.report.root_cause import PERMANENT
 from grpo_trainer.runtime.errors import DriftedApart, classify_error
 from grpo_trainer.training import finite_loss
-from tests.support.facts import reference_facts, step_facts
+from tests.support.facts import reference_facts, step_facts, straggler_facts
 from tests.support.facts.gang_facts import PARALLELISMS, STRIKES
 from tests.support.ranks import runs
 from tests.support.ranks.gang import run_gang
@@ -26,13 +26,19 @@ from tests.trainer.strikes import stopped_in_time
 
 pytestmark = pytest.mark.realtime
 
-GATE: dict[str, Any] = {"overflow": ["DDP"], "strikes": [0, 3, 4], "drift": ["DDP"]}
+GATE: dict[str, Any] = {
+    "overflow": ["DDP"],
+    "strikes": [0, 3, 4],
+    "drift": ["DDP"],
+    "straggler": ["ZeRO-3"],
+}
 """What `make test` measures, beside one cell for each strategy, every wrong weight and the memory
 savers."""
 MORE: dict[str, Any] = {
     "overflow": ["ZeRO-2", "ZeRO-3"],
     "strikes": [1, 2, 5, 6, 7],
     "drift": ["ZeRO-2"],
+    "straggler": ["DDP", "ZeRO-2"],
 }
 """What `make test-all` has besides."""
 CELLS = {"DDP": ["Clone"], "ZeRO-2": ["Offload"], "ZeRO-3": ["Sharded", "Adapter"]}
@@ -206,6 +212,19 @@ def test_ranks_that_drifted_apart_write_no_checkpoint_and_go_back(
     )
     assert first["written"] == []
     assert classify_error(DriftedApart(""))[0] not in PERMANENT
+
+
+@of_both("straggler")
+def test_a_rank_of_half_the_speed_is_named_within_20_steps(
+    request: pytest.FixtureRequest, launch: str, key: str
+) -> None:
+    first, second = (facts["straggler"][key] for facts in request.getfixturevalue(launch))
+    (finding,) = first["found"]
+    evidence = finding["evidence"]
+    assert (evidence["rank"], evidence["slowRanks"]) == (straggler_facts.SLOW_RANK, 1)
+    assert (finding["pod"], finding["node"]) == ("pod-1", "node-1")
+    assert first["step"] <= straggler_facts.STEPS
+    assert first["rank_seconds"] == second["rank_seconds"], "all ranks log the same"
 
 
 @of_both("strikes")

@@ -19,7 +19,7 @@ from transformers import TrainerState
 
 from grpo_api.plan.plan import MemoryPhases, MemoryPrediction
 from grpo_api.report.artifacts import Checkpoint
-from grpo_api.report.report import Progress
+from grpo_api.report.report import Finding, Progress
 from grpo_api.report.training_metrics import WEIGHTS_VERSION
 from grpo_api.spec.training import ReferenceSync
 from grpo_api.text.contract import PROGRESS_BIND_ENV
@@ -183,6 +183,21 @@ def test_a_scrape_has_limits_eta_process_and_build_beside_the_run() -> None:
     )
 
 
+def test_a_straggler_is_a_series_with_its_rank_pod_and_node() -> None:
+    evidence = {"rank": 3.0, "timesMedian": 1.9}
+    slow = Finding(finding="Straggler", since=9, confidence=0.8, evidence=evidence)
+    progress = Progress(
+        attempt=1, findings=[slow.model_copy(update={"pod": "run-1-3-x7k2p", "node": "gpu-7"})]
+    )
+    (family,) = [
+        family
+        for family in ProgressCollector(lambda: progress, {}).collect()
+        if family.name == "grpo_training_straggler"
+    ]
+    labels = {"rank": "3", "rank_pod": "run-1-3-x7k2p", "rank_node": "gpu-7"}
+    assert [(sample.labels, sample.value) for sample in family.samples] == [(labels, 1.9)]
+
+
 def test_a_step_that_is_not_finite_counts_once_whoever_finds_it() -> None:
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
     recorder.begin_training(0, 9)
@@ -224,6 +239,23 @@ def test_a_finding_is_published_and_survives_a_restart() -> None:
     resumed = trained(130, [*steps[:130], {"step": 130, "train_runtime": 9.0}])
     assert resumed.progress.findings == whole.progress.findings
     assert trained(130, []).progress.findings == [], "its own steps have always been like that"
+
+
+def test_a_straggler_is_of_the_attempt_that_it_was_found_in() -> None:
+    """After a restart its rank is another pod, which must not be blamed, nor its node avoided."""
+    args: Any = SimpleNamespace(gradient_accumulation_steps=1)
+    steps = [row | {"rank_seconds": [1.0, 2.0]} for row in logged(steps=30)]
+    for restart, names in ((0, ["Straggler"]), (20, ["Straggler"]), (26, [])):
+        recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
+        publish = PublishLogs(recorder, StepObserver())
+        state = TrainerState(log_history=steps[:restart])
+        publish.on_train_begin(args, state, cast(Any, None))
+        for logs in steps[restart:]:
+            state = TrainerState(global_step=logs["step"])
+            publish.on_log(args, state, cast(Any, None), logs=logs)
+        found = recorder.progress.findings
+        assert [one.finding for one in found] == names
+        assert all(one.since == restart + 5 for one in found)
 
 
 def test_what_trl_logs_and_nobody_exports_is_judged_after_a_restart_too() -> None:

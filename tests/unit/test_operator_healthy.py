@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from grpo_api.report.report import Finding
 from grpo_api.status.status import Condition
+from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.observation import Silence
 from grpo_operator.report.events import event, telling_change
 from grpo_operator.report.status import to_json
 from tests.unit.operator_world import (
@@ -15,6 +17,7 @@ from tests.unit.operator_world import (
     active_status,
     after,
     condition,
+    judged,
     make_child,
     make_job,
     make_pod,
@@ -94,6 +97,47 @@ def test_a_gang_that_is_degraded_says_that_first() -> None:
     )
     seen = make_seen(make_job(status=known), make_child(), make_pod(0), make_pod(1), pull=pull)
     assert after(seen, Decision(Action.WAIT)).reason == "CheckpointNotWritten"
+
+
+def test_a_finding_of_a_rank_names_its_pod_and_node() -> None:
+    slow = Finding(finding="Straggler", since=12, confidence=0.8, evidence={"rank": 1.0})
+    placed = slow.model_copy(update={"pod": "run-1-1-abcde", "node": "node-1", "advice": "Look."})
+    told = of_type(status(placed), "Healthy")
+    message = "Straggler since step 12 (rank 1, pod run-1-1-abcde, node node-1). Look."
+    assert told == ("False", "Straggler", message)
+
+
+def unanswered(known: dict[str, Any], after_seconds: float = 300.0) -> Any:
+    """The status of a job whose rank 0 has been silent for so long."""
+    silence = Silence(Observed(NOW - after_seconds), "10.0.0.7:8080: no answer in time")
+    pull = make_pull(stage="Training", step=80, findings=[COLLAPSED])
+    seen = make_seen(
+        make_job(status=known), make_child(), make_pod(0), make_pod(1), pull=pull, silence=silence
+    )
+    return after(seen, judged(seen))
+
+
+def test_a_run_that_nobody_sees_is_not_healthy() -> None:
+    for before in (status(), status(COLLAPSED)):
+        silent = unanswered(to_json(before))
+        state, reason, message = of_type(silent, "Healthy")
+        assert (state, reason) == ("Unknown", "Unseen")
+        assert "nobody knows how the run learns" in message
+        assert silent.reason == "ProgressUnknown"
+        names = [finding.finding for finding in silent.findings]
+        assert names == ["Unseen", "EntropyCollapsed"]
+        assert (silent.findings[0].since, silent.findings[0].evidence) == (80, {})
+        again = unanswered(to_json(silent))
+        assert again.findings == silent.findings, "a silence that goes on writes nothing"
+    assert of_type(unanswered(to_json(status()), 30.0), "Healthy")[0] == "False", "what is known"
+
+
+def test_a_run_that_answers_again_is_judged_again() -> None:
+    silent = to_json(unanswered(to_json(status())))
+    assert of_type(status(known=silent), "Healthy")[:2] == ("True", "NoFindings")
+    assert status(known=silent).findings is None
+    assert of_type(status(step=3, known=silent), "Healthy")[:2] == ("Unknown", "TooFewSteps")
+    assert of_type(status(COLLAPSED, known=silent), "Healthy")[0] == "False"
 
 
 @given(

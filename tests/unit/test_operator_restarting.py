@@ -216,6 +216,26 @@ def test_a_node_where_two_attempts_in_a_row_died_without_a_word_is_left_out() ->
     assert elsewhere.avoided_nodes == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "avoided"),
+    [
+        ({}, ["node-1"]),
+        ({"step": 79}, []),
+        ({"attempt": 2}, []),
+        ({"node": "somebody-elses"}, []),
+        ({"finding": "NoSignal"}, []),
+    ],
+)
+def test_the_node_of_a_lasting_straggler_is_left_out_after_the_next_end(
+    changes: dict[str, Any], avoided: list[str]
+) -> None:
+    facts = {"step": 80, "attempt": 1, "node": "node-1", "finding": "Straggler"} | changes
+    finding = {"finding": facts["finding"], "since": 30, "confidence": 0.9, "node": facts["node"]}
+    progress = {"attempt": facts["attempt"], "step": facts["step"]}
+    seen = crashed(ran=700, findings=[finding], progress=progress)
+    assert committed(seen).avoided_nodes == avoided
+
+
 def test_a_trainer_that_says_why_it_ended_does_not_blame_its_node() -> None:
     job = make_job(status=active_status(2, ends=[end(1, node="node-0", ran=700)]))
     seen = make_seen(

@@ -9,32 +9,16 @@ same with anybody's file.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ..report.report import Finding
+from ..spec.run_policy import FindingName
 from . import learning_rules, running_rules
 from .run_numbers import RunNumbers
 from .series import SMOOTH
 from .step_row import StepRow, rows_in_order
 from .verdict import RunLimits, Verdict
 
-FindingName = Literal[
-    "EntropyCollapsed",
-    "EntropyExploding",
-    "NoSignal",
-    "Truncating",
-    "LengthExploding",
-    "RewardFalling",
-    "RewardHacking",
-    "KLRising",
-    "StepsTooLarge",
-    "WaitingForRewards",
-    "EngineDrift",
-    "Straggler",
-    "CheckpointSlow",
-    "CheckpointFailing",
-    "NoReward",
-]
 Rule = Callable[[RunNumbers, RunLimits], Verdict | None]
 HOLD = 5
 """Steps in a row after which a finding begins, or ends."""
@@ -116,7 +100,7 @@ RULES: dict[FindingName, RuleSet] = {
     "Straggler": RuleSet(
         running_rules.straggler,
         "One rank is slower than the others: look at the temperature and clocks of its GPU, and at "
-        "what else runs on its node.",
+        "what else runs on its node; a restart avoids the node once it has been so for long.",
     ),
     "CheckpointSlow": RuleSet(
         running_rules.checkpoint_slow,
@@ -215,8 +199,35 @@ def diagnose(rows: Iterable[StepRow], limits: RunLimits | None = None) -> list[F
     return diagnosis.findings
 
 
+UNSEEN = "Unseen"
+UNSEEN_MEANING = (
+    "Rank 0 runs, and the operator gets no answer of it: nobody knows how the run learns."
+)
+UNSEEN_ADVICE = (
+    "Read rank 0's log (`grpo logs`), and let NetworkPolicies pass the operator to the pod."
+)
+
+
+def unseen_finding(step: int) -> Finding:
+    """What the operator finds in place of rank 0, which has answered last after this step."""
+    return Finding(finding=UNSEEN, since=step, confidence=1.0, advice=UNSEEN_ADVICE)
+
+
 def finding_message(finding: Finding) -> str:
-    """One line for a person: what, since when, by which numbers."""
+    """One line for a person: what, since when, where, by which numbers."""
     most_telling = list(finding.evidence.items())[:4]
-    shown = ", ".join(f"{key} {value:g}" for key, value in most_telling)
-    return f"{finding.finding} since step {finding.since} ({shown})"
+    details = [f"{key} {value:g}" for key, value in most_telling] + _places(finding)
+    shown = f" ({', '.join(details)})" if details else ""
+    return f"{finding.finding} since step {finding.since}{shown}"
+
+
+def place_message(finding: Finding) -> str:
+    """`rank 3, pod run-1-1-x7k2p, node gpu-7`; empty for a finding that is of no rank."""
+    rank = finding.evidence.get("rank")
+    ranks = [] if rank is None else [f"rank {rank:g}"]
+    return ", ".join(ranks + _places(finding))
+
+
+def _places(finding: Finding) -> list[str]:
+    places = {"pod": finding.pod, "node": finding.node}
+    return [f"{kind} {name}" for kind, name in places.items() if name]

@@ -19,6 +19,17 @@ SAVES = 3
 """Checkpoints over which their time is taken."""
 
 
+def has_generation(row: StepRow) -> bool:
+    """Return True if the step logs a new generation; others reuse the one before."""
+    return any(key in row.values for key in (REWARD, *SAMPLED))
+
+
+def has_reward(row: StepRow) -> bool:
+    """Return True if a completion of the step's generation has a reward. A mean over none is logged
+    as NaN, or without the key."""
+    return not math.isnan(row.values.get(REWARD, math.nan))
+
+
 class RunNumbers:
     """The run so far."""
 
@@ -39,6 +50,7 @@ class RunNumbers:
         self.failed_saves = 0
         """Checkpoints in a row that could not be written."""
         self.rank_seconds: deque[tuple[float, ...]] = deque(maxlen=2 * SMOOTH)
+        """Of the newest measured steps."""
         self._last_values: dict[str, float] = {}
         self._seconds_since_save = 0.0
 
@@ -102,12 +114,8 @@ class RunNumbers:
         return series.level() > before + NOTICEABLE.value * series.error
 
     def _count_missing_rewards(self, row: StepRow) -> None:
-        """A generation without any reward is logged as NaN, or without the key."""
-        has_generated = any(key in row.values for key in (REWARD, *SAMPLED))
-        if not has_generated:
-            return
-        is_missing = math.isnan(row.values.get(REWARD, math.nan))
-        self.steps_without_reward = self.steps_without_reward + 1 if is_missing else 0
+        if has_generation(row):
+            self.steps_without_reward = 0 if has_reward(row) else self.steps_without_reward + 1
 
     def _count_saves(self, values: Mapping[str, float]) -> None:
         self._seconds_since_save += max(0.0, values.get("step_seconds", 0.0))

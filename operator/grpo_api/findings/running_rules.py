@@ -1,11 +1,14 @@
 """Rules on how the run goes: time of rewards, engines, ranks, checkpoints; and rewards that are
 missing altogether."""
 
+import math
+from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median, median_low
 
 from . import thresholds as limits
 from .run_numbers import RunNumbers
-from .series import SMOOTH
+from .series import error_of_level
 from .verdict import RunLimits, Verdict
 
 REWARD_SECONDS = "seconds/reward"
@@ -48,33 +51,56 @@ def engine_drift(run: RunNumbers, _: RunLimits) -> Verdict | None:
 
 def straggler(run: RunNumbers, _: RunLimits) -> Verdict | None:
     """One rank is slower than the others, step after step."""
-    steps = [seconds for seconds in run.rank_seconds if len(seconds) > 1]
-    if len(steps) < SMOOTH or len({len(seconds) for seconds in steps}) > 1:
-        return _slowest_rank(run)
-    ranks = range(len(steps[0]))
-    usual = [median(seconds[rank] for seconds in steps) for rank in ranks]
-    slowest = max(ranks, key=lambda rank: usual[rank])
-    # Of two ranks the median is the faster one: their mean would hide half of the difference.
-    middle = median_low(usual)
-    slower = {rank for rank in ranks if middle > 0 and _is_slow(usual[rank], middle)}
-    # Where several ranks of one node are slow, they take turns.
-    share = sum(seconds.index(max(seconds)) in slower for seconds in steps) / len(steps)
-    evidence = {"rank": float(slowest), "seconds": usual[slowest], "medianSeconds": middle}
-    if middle <= 0 or share < limits.SAME_RANK.value:
-        return Verdict(0.0, evidence)
-    return Verdict(usual[slowest] / middle / limits.SLOW_RANK.value, evidence)
-
-
-def _slowest_rank(run: RunNumbers) -> Verdict | None:
-    """By the number that the trainer exports, where nobody knows the ranks' own seconds."""
-    if not run.has_values("straggler_ratio"):
+    newest = run.rank_seconds[-1] if run.rank_seconds else ()
+    # After a restart there may be fewer ranks, or more.
+    steps = [seconds for seconds in run.rank_seconds if len(seconds) == len(newest)]
+    num_judged = int(limits.MEASURED_STEPS.value)
+    if len(newest) < 2 or len(steps) < num_judged:
         return None
-    ratio = run.level("straggler_ratio")
-    return Verdict(ratio / limits.SLOWEST_OVER_MEAN.value, {"slowestOverMean": ratio})
+    ratios_by_step = [times_median(seconds) for seconds in steps]
+    judged_ratios = zip(*ratios_by_step[-num_judged:], strict=True)
+    ratios_by_rank = [sorted(ratios) for ratios in judged_ratios]
+    # The second lowest: one step in which somebody paused proves nothing, in either direction.
+    lasting_ratios = [ratios[1] for ratios in ratios_by_rank]
+    ratio = max(lasting_ratios)
+    slowest = lasting_ratios.index(ratio)
+    num_slow = sum(each >= limits.SLOW_RANK.value for each in lasting_ratios)
+    evidence = {
+        "rank": float(slowest),
+        "timesMedian": median(ratios_by_rank[slowest]),
+        "seconds": median(seconds[slowest] for seconds in steps[-num_judged:]),
+        "slowRanks": float(num_slow),
+    }
+    noticeable_ratio = math.exp(limits.NOTICEABLE.value * _log_ratio_error(ratios_by_step))
+    limit = max(limits.SLOW_RANK.value, noticeable_ratio)
+    return Verdict((ratio - 1) / (limit - 1), evidence)
 
 
-def _is_slow(seconds: float, middle: float) -> bool:
-    return seconds >= limits.SLOW_RANK.value * middle
+def _log_ratio_error(ratios_by_step: Sequence[Sequence[float]]) -> float:
+    """Standard error of a level of the ranks' log-ratios. Where ranks share their cores with other
+    programs, each of them is the slowest in turn, by far."""
+    logs_by_step = [[_bounded_log(ratio) for ratio in ratios] for ratios in ratios_by_step]
+    largest_jumps = [
+        max(abs(after - before) for before, after in zip(*steps, strict=True))
+        for steps in pairwise(logs_by_step)
+    ]
+    return error_of_level(median(largest_jumps), int(limits.MEASURED_STEPS.value))
+
+
+def _bounded_log(ratio: float) -> float:
+    return math.log(min(max(ratio, 1e-9), 1e9))
+
+
+def times_median(seconds: Sequence[float]) -> list[float]:
+    """Each rank's seconds over the median rank's; 1 for all where that is 0.
+
+    Of an even number of ranks it is the lower of both: where half of the ranks are slow, and of
+    two, their mean would hide half of the difference.
+    """
+    middle = median_low(seconds) if seconds else 0.0
+    if middle <= 0:
+        return [1.0] * len(seconds)
+    return [each / middle for each in seconds]
 
 
 def checkpoint_slow(run: RunNumbers, _: RunLimits) -> Verdict | None:

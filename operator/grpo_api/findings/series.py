@@ -22,6 +22,12 @@ _MEDIAN_ERROR = 1.2533
 """Standard error of a median of n normal values, times sqrt(n): sqrt(pi / 2)."""
 
 
+def error_of_level(usual_jump: float, count: int) -> float:
+    """Standard error of a median of so many values, by the median jump between neighbours."""
+    noise = usual_jump / _MAD_OF_DIFFERENCES
+    return _MEDIAN_ERROR * noise / math.sqrt(count)
+
+
 class Series:
     """A number that some steps log."""
 
@@ -80,8 +86,7 @@ class Series:
         if not self._jumps:
             return 0.0
         if self._error is None:
-            noise = median(self._jumps) / _MAD_OF_DIFFERENCES
-            self._error = _MEDIAN_ERROR * noise / math.sqrt(SMOOTH)
+            self._error = error_of_level(median(self._jumps), SMOOTH)
         return self._error
 
 

@@ -26,7 +26,7 @@ EVALUATION_KEYS = ("eval_reward", "eval/reward", "evaluation")
 MAX_NAME = 100
 """Characters of a reward function's name that are kept."""
 RANK_SECONDS = "rank_seconds"
-"""A list: each rank's own seconds of the step."""
+"""A list: each rank's own seconds of the step, outside collectives; in some steps only."""
 EXTRA_KEYS = {
     "sampling/importance_sampling_ratio/mean": "importance_ratio",
 }
@@ -48,14 +48,15 @@ class StepRow:
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the step by its phases."""
     rank_seconds: tuple[float, ...] = ()
-    """Seconds of the step that each rank has worked itself, by rank."""
+    """Seconds of the step that each rank has worked itself, by rank; empty where not measured."""
     evaluation: float | None = None
     """Reward on prompts that are not trained on."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is known of the step."""
-        return not (self.values or self.rewards or self.phases) and self.evaluation is None
+        has_numbers = bool(self.values or self.rewards or self.phases or self.rank_seconds)
+        return not has_numbers and self.evaluation is None
 
 
 def as_number(value: object) -> float | None:

@@ -100,11 +100,8 @@ DRIFT_WEIGHT = Threshold(
 SLOW_RANK = Threshold(
     1.3, "a rank's own seconds over the median rank's", "GPUs of one product differ by 5 %"
 )
-SLOWEST_OVER_MEAN = Threshold(
-    1.5, "slowest rank's work over the mean of all", "of two ranks one is then three times slower"
-)
-SAME_RANK = Threshold(
-    0.8, "share of steps in which the same rank is slowest", "by chance it is one of the ranks"
+MEASURED_STEPS = Threshold(
+    5, "newest measured steps, in all of which but one it is so slow", "a pause hits one of them"
 )
 SAVING_SHARE = Threshold(
     0.2, "time of checkpoints over that of training", "Young's rule gives 1 to 5 %"

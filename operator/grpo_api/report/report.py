@@ -88,6 +88,7 @@ class Result(StrEnum):
     ENGINE_FAILED = "EngineFailed"
     ENGINE_MISMATCH = "EngineMismatch"
     ENGINE_LOST = "EngineLost"
+    STOPPED_ON_FINDING = "StoppedOnFinding"
     PREEMPTED = "Preempted"
     ERROR = "Error"
 
@@ -109,6 +110,7 @@ EXIT_CODES = {
     Result.ENGINE_LOST: 51,
     Result.ENGINE_FAILED: 52,
     Result.OUT_OF_DISK: 53,
+    Result.STOPPED_ON_FINDING: 54,
     Result.PREEMPTED: 143,
 }
 """Exit code of a training process per result; 143 is 128 + SIGTERM. Codes outside are the kernel's
@@ -269,6 +271,10 @@ class Finding(Model):
     """The numbers that show it."""
     advice: Annotated[str, Field(max_length=MAX_PROBLEM)] = ""
     """What people change then."""
+    pod: Annotated[str, Field(max_length=253)] | None = None
+    """Pod of the rank that is meant."""
+    node: Annotated[str, Field(max_length=253)] | None = None
+    """Its node."""
 
 
 class Progress(Model):

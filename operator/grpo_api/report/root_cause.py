@@ -13,7 +13,12 @@ from .termination_message import truncate_to_fit
 
 DIVERGED = frozenset({Result.DIVERGED, Result.DIVERGED_KL})
 """Results that another batch might not give: see spec.guard.onDivergence."""
-PERMANENT = DIVERGED | {Result.BAD_INPUT, Result.WEIGHTS_DIFFER, Result.ENGINE_MISMATCH}
+PERMANENT = DIVERGED | {
+    Result.BAD_INPUT,
+    Result.WEIGHTS_DIFFER,
+    Result.ENGINE_MISMATCH,
+    Result.STOPPED_ON_FINDING,
+}
 """Results that the same input would give again: no restart."""
 
 

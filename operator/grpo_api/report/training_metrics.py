@@ -197,8 +197,8 @@ TRAINING = (
         "completion_length_min", "completions/min_length", "tokens", "Shortest completion.",
         name="completion_min_tokens",
     ),
-    _training("straggler_ratio", "", "1", ("Slowest rank's own work in the last step over the mean "
-                                          "of all ranks.")),
+    _training("straggler_ratio", "", "1", ("Slowest rank's own seconds in the last measured step, "
+                                          "outside collectives, over the median rank's.")),
     PROMPTS,
     PROMPTS_DROPPED,
     PROMPTS_DUPLICATE,
@@ -378,6 +378,14 @@ FINDING = Metric(
     ("finding",),
     key="finding",
 )
+STRAGGLER = Metric(
+    "grpo_training_straggler",
+    "gauge",
+    "1",
+    "Own seconds of the rank that the finding Straggler names, over the median rank's; absent "
+    "without one.",
+    ("rank", "rank_pod", "rank_node"),
+)
 UNSCORED = _by_reward(
     "reward_unscored_ratio",
     "Share of the last ten generations' completions that got no reward for failures and time-outs.",
@@ -428,6 +436,7 @@ TRAINER = (
     *COUNTED,
     *(STEP, TOTAL_STEPS, STAGE, ETA),
     *LABELLED,
+    STRAGGLER,
     TRACKING_LOST,
     MEMORY,
     *MEMORY_BESIDE.values(),

@@ -25,9 +25,29 @@ FailedResult = Literal[
     "EngineMismatch",
     "EngineLost",
     "Preempted",
+    "StoppedOnFinding",
     "Error",
 ]
 """The results of an Outcome (report.Result) other than Succeeded; a test holds the two together."""
+
+FindingName = Literal[
+    "EntropyCollapsed",
+    "EntropyExploding",
+    "NoSignal",
+    "Truncating",
+    "LengthExploding",
+    "RewardFalling",
+    "RewardHacking",
+    "KLRising",
+    "StepsTooLarge",
+    "WaitingForRewards",
+    "EngineDrift",
+    "Straggler",
+    "CheckpointSlow",
+    "CheckpointFailing",
+    "NoReward",
+]
+"""What rank 0 may find in the steps of a run; docs/findings.md."""
 
 EndReason = Annotated[
     str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$")
@@ -278,6 +298,8 @@ class GuardSpec(Model):
     maxKL (DivergedKL). Rollback: the run goes back to the newest checkpoint from before the batch
     that it diverged on and never trains on that batch, at most twice; without any checkpoint it
     begins at the start, without that batch. Unset: Fail."""
+    stop_on: Annotated[list[FindingName], Field(max_length=15, json_schema_extra=ATOMIC_LIST)] = []
+    """Findings (docs/findings.md) that end the run with StoppedOnFinding. Unset: none."""
     max_engine_mismatch: Annotated[float, Field(gt=0, le=100)] | None = None
     """The attempt ends with EngineMismatch when the engine's and the trainer's log-probabilities of
     the newest tokens differ by more than this, in nats, in the mean over 100 tokens or more.
@@ -337,7 +359,7 @@ class RestartRule(Model):
     """The training container's exit code. Unset: another field says which ends."""
     on_results: (
         Annotated[
-            list[FailedResult], Field(min_length=1, max_length=16, json_schema_extra=ATOMIC_LIST)
+            list[FailedResult], Field(min_length=1, max_length=17, json_schema_extra=ATOMIC_LIST)
         ]
         | None
     ) = None

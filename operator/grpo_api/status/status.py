@@ -285,7 +285,7 @@ class GRPOJobStatus(Model):
         Field(max_length=MAX_AVOIDED_NODES, json_schema_extra=ATOMIC_LIST),
     ] = []
     """Nodes that further attempts are kept away from, because two in a row ended there without a
-    word of the trainer. A suspension clears it."""
+    word of the trainer, or a rank on it was a straggler for long. A suspension clears it."""
     start_time: Time | None = None
     """When the first attempt was committed."""
     completion_time: Time | None = None

@@ -55,7 +55,9 @@ def _items(findings_by_file: dict[str, list[Finding]]) -> list[dict[str, object]
     items = []
     for path, findings in findings_by_file.items():
         where = {"file": path} if len(findings_by_file) > 1 else {}
-        items += [where | finding.model_dump(mode="json") for finding in findings]
+        items += [
+            where | finding.model_dump(mode="json", exclude_none=True) for finding in findings
+        ]
     return items
 
 

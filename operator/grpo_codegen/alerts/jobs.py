@@ -20,14 +20,14 @@ from grpo_api.report.training_metrics import (
     PREDICTED_MEMORY,
     SAVE_EVERY,
     STEP,
-    TRAINING,
+    STRAGGLER,
     USABLE_MEMORY,
 )
 from grpo_api.status.status import ConditionType, Phase
 
 from .alert import JOB, PER_JOB, Alert
 
-_STRAGGLER = next(metric.name for metric in TRAINING if metric.key == "straggler_ratio")
+_PER_RANK = f"max by (namespace, grpojob, {', '.join(STRAGGLER.labels)})"
 _STEP = f"{PER_JOB} ({STEP.name})"
 _SAVED = f"({PER_JOB} ({CHECKPOINT_STEP.name}) or 0 * {_STEP})"
 _PEAK = f"{PER_JOB} ({MEMORY.name})"
@@ -66,10 +66,13 @@ ALERTS = (
     ),
     Alert(
         name="GRPOStraggler",
-        expression=f"{PER_JOB} ({_STRAGGLER}) > <stragglerRatio>",
+        expression=f"{_PER_RANK} ({STRAGGLER.name}) > <stragglerRatio>",
         for_="15m",
         severity="warning",
-        summary=f"The slowest rank of {JOB} takes {{{{ $value | humanize }}}} times the mean",
+        summary=(
+            f"Rank {{{{ $labels.rank }}}} of {JOB}, on node {{{{ $labels.rank_node }}}}, takes "
+            "{{ $value | humanize }} times the median"
+        ),
         description=(
             "All other ranks wait for it at every step. Its node or GPU may be throttled or shared."
         ),
@@ -79,10 +82,8 @@ ALERTS = (
                 "these "
                 "nodes."
             ),
-            (
-                "Completions of very different lengths make stragglers, too: compare the mean with "
-                "the longest."
-            ),
+            "A restart avoids the node once the rank has been slow for 50 steps. "
+            "`grpo status JOB` says since when.",
         ),
         fires_in=("straggler",),
     ),

@@ -233,7 +233,7 @@ _ODD_ONES = (
         empty="No job has trained for an hour",
     ),
     Panel(
-        title="Slowest rank over the mean",
+        title="Slowest rank over the median",
         description="The ten jobs that wait most for one of their ranks.",
         unit="none",
         queries=(Query(f"topk(10, {of_jobs('straggler_ratio')})", JOB_LEGEND),),

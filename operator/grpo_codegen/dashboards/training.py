@@ -154,12 +154,13 @@ _SPEED = (
         ),
     ),
     Panel(
-        title="Slowest rank over the mean",
+        title="Slowest rank over the median",
         description=(
-            "Own work in a step. 2 means that all wait half of the time for one: look at that node."
+            "Own work in a step, outside collectives. 2 means that all wait half of the time for "
+            "one: the finding Straggler names it."
         ),
         unit="none",
-        queries=(Query(of_job("straggler_ratio"), "slowest over mean"),),
+        queries=(Query(of_job("straggler_ratio"), "slowest over median"),),
         base="green",
         bounds=((1.5, "orange"), (2, "red")),
         reach=2.2,

@@ -246,7 +246,7 @@ STORIES = (
     ),
     Story(
         "straggler",
-        "One rank takes twice as long as the mean from minute 30 to 75.",
+        "One rank takes twice as long as the median one from minute 30 to 75.",
         100,
         70,
         {

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from grpo_api.findings.diagnosis import RULES, Diagnosis
-from grpo_api.findings.step_row import step_row
+from grpo_api.findings.step_row import RANK_SECONDS, step_row
 from grpo_api.findings.verdict import RunLimits
 from grpo_api.report import training_metrics as trainer
 
@@ -20,7 +20,7 @@ _SERIES = re.compile(
 )
 _KEYS = {metric.name: metric.key for metric in (*trainer.TRAINING, *trainer.LABELLED)}
 _KEYS[trainer.PHASE_SECONDS.name] = trainer.PHASE_SECONDS.key
-_STEP, _MAX_KL = "step", "max_kl"
+_STEP, _MAX_KL, _SLOWEST = "step", "max_kl", "straggler_ratio"
 _KEYS |= {trainer.STEP.name: _STEP, trainer.MAX_KL.name: _MAX_KL}
 Exported = dict[int, dict[str, Timeline]]
 """Timelines by attempt and key of the catalogue."""
@@ -32,6 +32,7 @@ def with_findings(world: World, minutes: int) -> World:
     max_kl = exported.get(1, {}).get(_MAX_KL)
     diagnosis = Diagnosis(RunLimits(max_kl=max_kl(0) if max_kl else None))
     active: dict[str, dict[int, int]] = {name: {} for name in RULES}
+    times_median: dict[int, float] = {}
     last_step = 0.0
     for minute in range(minutes + 1):
         for logged in _logged_at(exported, minute):
@@ -43,11 +44,17 @@ def with_findings(world: World, minutes: int) -> World:
                 diagnosis.add(row)
         for finding in diagnosis.findings:
             active[finding.finding][minute] = attempt_at(exported, minute)
+            if finding.finding == "Straggler":
+                times_median[minute] = finding.evidence["timesMedian"]
     series: dict[str, Timeline] = {}
     for name, attempts in active.items():
         for attempt in exported:
             line = _line(exported[attempt][_STEP], attempts, attempt)
             series[rank0(trainer.FINDING, attempt, finding=name)] = line
+    for attempt in {active["Straggler"][minute] for minute in times_median}:
+        place = {"rank_pod": f"run-{attempt}-3-x7k2p", "rank_node": "gpu-node-3"}
+        slow_rank = rank0(trainer.STRAGGLER, attempt, rank="3", **place)
+        series[slow_rank] = times_median.get
     return {**world, **series}
 
 
@@ -92,5 +99,7 @@ def _logged_at(exported: Exported, minute: int) -> Iterator[dict[str, Any]]:
     """What the attempt that trains in this minute logs."""
     attempt = attempt_at(exported, minute)
     if attempt:
-        values = {key: line(minute) for key, line in exported[attempt].items()}
-        yield {key: value for key, value in values.items() if value is not None}
+        exported_values = {key: line(minute) for key, line in exported[attempt].items()}
+        values = {key: value for key, value in exported_values.items() if value is not None}
+        # Prometheus has the slowest rank's share alone; the seconds of each are in the logs.
+        yield {**values, RANK_SECONDS: [1.0, 1.0, 1.0, values.get(_SLOWEST, 1.0)]}

@@ -215,7 +215,7 @@ class Suitability:
         short: list[NodeGPUs] = []
         warnings: list[str] = []
         for node, node_cards, remarks in self._gpu_nodes:
-            suspicion = "two attempts in a row ended on it" if node.name in avoided else ""
+            suspicion = "an earlier attempt ended or was slow on it" if node.name in avoided else ""
             if why := suspicion or left_out(node, spec.placement) or unfit(node, spec, extra):
                 warnings.append(f"node {node.name}: left out, {why}")
             elif why := short_of_disk(node, spec, extra):

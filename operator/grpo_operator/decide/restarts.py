@@ -69,7 +69,7 @@ def restart_or_fail(
     if seconds_left > 0:
         message = f"attempt {status.attempt} ended with {outcome.result}: {outcome.message}"
         return Decision(Action.WAIT, Reason.RESTART_BACKOFF, message, look_again=seconds_left)
-    avoided = avoided_nodes(status, node)
+    avoided = avoided_nodes(status, node, straggler_node(observation))
     return Decision(
         Action.ADMIT,
         outcome.result,
@@ -156,15 +156,39 @@ def releases_in_a_row(ends: Sequence[AttemptEnd], reasons: frozenset[Reason] = R
     return count
 
 
-def avoided_nodes(status: GRPOJobStatus, node: str) -> tuple[str, ...]:
-    """The nodes to keep the next attempt away from, once the current one has ended on that node
+def avoided_nodes(status: GRPOJobStatus, node: str, slow_node: str = "") -> tuple[str, ...]:
+    """The nodes to keep the next attempt away from, once the current one has ended on `node`
     without a word.
 
-    A node on which two attempts in a row died so is likely to be broken.
+    A node on which two attempts in a row died so is likely to be broken. One that has been slow for
+    long is likely to stay so.
     """
-    avoided = tuple(status.avoided_nodes)
+    avoided = list(status.avoided_nodes)
     last_node = status.ends[-1].node if status.ends else ""
-    if not node or node != last_node or node in avoided:
-        return avoided
-    avoided = (*avoided, node)
-    return avoided[-MAX_AVOIDED_NODES:]
+    has_died_twice = node == last_node
+    for suspect in (node if has_died_twice else "", slow_node):
+        if suspect and suspect not in avoided:
+            avoided.append(suspect)
+    return tuple(avoided[-MAX_AVOIDED_NODES:])
+
+
+LASTING_STEPS = 50
+"""Steps after which a straggler is no passing guest on its node: five measured ones."""
+
+
+def straggler_node(observation: Observation) -> str:
+    """Node of a rank that has been slower than the others for long, as rank 0 found it; empty for
+    none.
+
+    A pod may say anything: it is believed of nodes that its own gang ran on.
+    """
+    status = observation.job.status
+    progress = status.progress
+    if progress is None or progress.attempt != status.attempt:
+        return ""
+    nodes = {pod.node for pod in status.pods} | {pod.node for pod in observation.pods}
+    for finding in status.findings or ():
+        is_lasting = progress.step - finding.since >= LASTING_STEPS
+        if finding.finding == "Straggler" and is_lasting and finding.node in nodes:
+            return finding.node or ""
+    return ""

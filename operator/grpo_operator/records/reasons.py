@@ -3,6 +3,7 @@ come on top."""
 
 from enum import StrEnum
 
+from grpo_api.findings.diagnosis import UNSEEN
 from grpo_planner.result.result import PlanReason
 
 
@@ -60,6 +61,8 @@ class Reason(StrEnum):
     NOT_FINISHED = "NotFinished"
     AS_EXPECTED = "AsExpected"
     NO_FINDINGS = "NoFindings"
+    UNSEEN = UNSEEN
+    TOO_FEW_STEPS = "TooFewSteps"
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
     NOT_SUSPENDED = "NotSuspended"

@@ -7,7 +7,12 @@ whatever a decision doesn't speak of.
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from grpo_api.findings.diagnosis import LEAST_STEPS
+from grpo_api.findings.diagnosis import (
+    LEAST_STEPS,
+    UNSEEN_ADVICE,
+    UNSEEN_MEANING,
+    place_message,
+)
 from grpo_api.report.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
 from grpo_api.status.status import Condition, ConditionType
 from grpo_api.text.messages import MAX_MESSAGE, plain_text, shorten
@@ -24,12 +29,13 @@ from .network_finding import network_finding
 from .pod_reports import lasting_address
 from .wait_finding import advice, message_since, wait_finding
 
-Statement = tuple[ConditionType, bool, str, str]
-"""Type, whether it is true, reason, message."""
+Statement = tuple[ConditionType, bool | None, str, str]
+"""Type, whether it is true (None: Unknown), reason, message."""
 
 C = ConditionType
 WORTH_TELLING = 0.01
 """Share of the prompts that may be dropped without a condition."""
+_IS_TRUE = {"True": True, "False": False}
 _TYPES = frozenset(ConditionType)
 """Others, which a newer version or somebody else wrote, stay as they are."""
 
@@ -49,7 +55,9 @@ def conditions(observation: Observation, decision: Decision) -> list[Condition]:
     now = timestamp(observation.now)
     stated_conditions: list[Condition] = []
     for kind, is_true, reason, message in statements:
-        status: Literal["True", "False"] = "True" if is_true else "False"
+        status: Literal["True", "False", "Unknown"] = "Unknown"
+        if is_true is not None:
+            status = "True" if is_true else "False"
         bounded_message = shorten(plain_text(message), MAX_MESSAGE)
         condition = Condition(
             type=kind,
@@ -86,23 +94,33 @@ def _checked(observation: Observation, decision: Decision) -> Iterator[Statement
 
 
 def _healthy(observation: Observation, decision: Decision) -> Iterator[Statement]:
-    """What is wrong with the run's numbers, as rank 0 judges them at every step.
+    """What is wrong with the run's numbers, as rank 0 judges them at every step; Unknown while it
+    does not answer.
 
     The numbers themselves are in status.findings: here every step would be a write.
     """
+    if decision.reason == Reason.PROGRESS_UNKNOWN:
+        yield C.HEALTHY, None, Reason.UNSEEN, f"{UNSEEN_MEANING} {UNSEEN_ADVICE}"
+        return
     progress = observation.pull.progress if observation.pull else None
     is_over = decision.action is Action.COMMIT or not observation.job.is_active
     if progress is None or is_over:
         return
     if not progress.findings:
         if progress.step < LEAST_STEPS:
+            before = observation.job.condition(C.HEALTHY)
+            if before and before.status == "Unknown":
+                message = f"rank 0 answers; most rules need {LEAST_STEPS} steps"
+                yield C.HEALTHY, None, Reason.TOO_FEW_STEPS, message
             return
         yield C.HEALTHY, True, Reason.NO_FINDINGS, "the numbers of the last steps look well"
         return
     first, *others = progress.findings
     also = ", ".join(f"{other.finding} since step {other.since}" for other in others)
     more = f" Also {also}." if also else ""
-    message = f"{first.finding} since step {first.since}. {first.advice}{more}"
+    place = place_message(first)
+    where = f" ({place})" if place else ""
+    message = f"{first.finding} since step {first.since}{where}. {first.advice}{more}"
     yield C.HEALTHY, False, first.finding, message
 
 
@@ -303,7 +321,7 @@ def _unchanged(observation: Observation) -> Iterator[Statement]:
     for condition in observation.job.status.conditions:
         if condition.type in _TYPES:
             kind = C(condition.type)
-            is_true = condition.status == "True"
+            is_true = _IS_TRUE.get(condition.status)
             yield kind, is_true, condition.reason, condition.message
 
 

@@ -78,8 +78,7 @@ def event(
     if is_true:
         warns = condition.type in _WARN_WHEN_TRUE
     else:
-        has_trouble = condition.type in (ConditionType.ADMITTED, ConditionType.HEALTHY)
-        warns = has_trouble and condition.status == "False"
+        warns = condition.type in (ConditionType.ADMITTED, ConditionType.HEALTHY)
     kind = "Warning" if warns else "Normal"
     involved_object = {"namespace": job.key.namespace, "name": job.name, "uid": job.uid}
     message = f"{condition.type}={condition.status}: {condition.message}"

@@ -8,13 +8,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_api.findings.diagnosis import UNSEEN, unseen_finding
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import MemoryPrediction
 from grpo_api.report.artifacts import MAX_WHERE
 from grpo_api.report.report import (
     DATASET_FINGERPRINT,
+    MAX_FINDINGS,
     STEP_PHASES,
     STEP_STAGES,
+    Finding,
     Outcome,
     Progress,
     Result,
@@ -39,6 +42,7 @@ from ..decide.observation import Observation
 from ..decide.oom_feedback import learned_with_progress
 from ..decide.start_checks import current_engine_pods
 from ..records.names import checkpoint_volume
+from ..records.reasons import Reason
 from ..records.records import ENDED_PHASES, GRPOJobRecord, PodRecord
 from .stages import NO_STAGE, stage_fields, without_stage
 
@@ -61,6 +65,8 @@ def report(observation: Observation, decision: Decision) -> dict[str, Any]:
         fields["pods"] = _pods(observation)
     if observation.pull:
         fields |= progress_fields(observation.pull.progress, observation)
+    if decision.reason == Reason.PROGRESS_UNKNOWN:
+        fields["findings"] = _unseen(observation)
     fields |= stage_fields(observation, decision, fields.get("progress"))
     if decision.action in (Action.SUCCEED, Action.FAIL) and decision.ended:
         fields |= _last_words(fields, observation, decision.ended)
@@ -193,6 +199,18 @@ def progress_fields(progress: Progress, observation: Observation) -> dict[str, A
     if progress.trackers:
         fields["tracking"] = progress.trackers
     return fields
+
+
+def _unseen(observation: Observation) -> list[Finding]:
+    """That rank 0 does not answer, before what it has found last."""
+    status = observation.job.status
+    pull = observation.pull
+    last_findings = pull.progress.findings if pull else status.findings or []
+    reported = pull.progress if pull else status.progress
+    is_current = reported is not None and reported.attempt == status.attempt
+    step = reported.step if reported and is_current else 0
+    others = [finding for finding in last_findings if finding.finding != UNSEEN]
+    return [unseen_finding(step), *others][:MAX_FINDINGS]
 
 
 def _metrics(values: Mapping[str, float]) -> MetricsStatus | None:

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import divergence_facts, fault_facts, reference_facts, saver_facts, step_facts
+from . import (
+    divergence_facts,
+    fault_facts,
+    reference_facts,
+    saver_facts,
+    step_facts,
+    straggler_facts,
+)
 
 PARALLELISMS = ["DDP", "ZeRO-2", "ZeRO-3"]
 REPLICATED = ["DDP", "ZeRO-2"]
@@ -43,6 +50,7 @@ def everything(
     drift: Sequence[str] = REPLICATED,
     strikes: Sequence[int] = range(len(STRIKES)),
     savers: bool = True,
+    straggler: Sequence[str] = PARALLELISMS,
 ) -> dict[str, Any]:
     """Facts of strategies, single steps, memory savers and injected faults.
 
@@ -55,6 +63,7 @@ def everything(
         drift: parallelisms whose ranks drift apart.
         strikes: indices in STRIKES.
         savers: whether ZeRO-3's memory savers are measured.
+        straggler: parallelisms with a rank of half the speed.
     """
     struck = [STRIKES[number] for number in strikes]
     measured = divergence_facts.all_of(folder / "divergence", struck)
@@ -65,5 +74,6 @@ def everything(
         "faults": fault_facts.inject(folder / "faults", list(faults)),
         "divergence": {str(number): facts for number, facts in zip(strikes, measured, strict=True)},
         "savers": saver_facts.zero3(folder / "savers") if savers else {},
+        "straggler": straggler_facts.slowed(folder / "straggler", list(straggler)),
         "drift": fault_facts.drifted(folder / "drift", list(drift)),
     }

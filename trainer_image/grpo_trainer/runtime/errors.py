@@ -1,20 +1,27 @@
 """Exceptions that end a training process, each with the Result that the operator acts on.
 
     TrainingError
-    ├── BadInput the plan, model, data or checkpoint can't be used as declared; a restart won't help
-    ├── WeightsDiffer ranks or restarts don't have the weights that they should ├── RewardError a
-    reward function failed ├── EngineWeightsDiffer an engine does not have the weights that it was
-    sent ├── EngineMismatch guard.maxEngineMismatch was exceeded ├── EngineNotStarted vLLM did not
-    come to its first completions │ ├── EngineMissing the image has no vLLM │ └── EngineUnprovable
-    this model's weights in an engine can't be proven ├── WeightSyncTimeout no engine took new
-    weights in time ├── EngineLost no engine is left to sample from ├── RendezvousTimeout the peers
-    did not come ├── Diverged the loss, the gradient or the weights are not finite │ └── DivergedKL
-    guard.maxKL was exceeded ├── Transient the job is correct: the machine or a service failed, and
-    a restart may succeed │ ├── DriftedApart ranks that began with the same weights hold different
-    ones │ ├── HubUnavailable the hub sent nothing for the longest wait that is allowed │ └──
-    DiskFailed a volume could not be written or read │ └── StoreFailed an object store could not be
-    written or read │ └── Denied it refuses the request and would refuse it again └── Preempted
-    SIGTERM
+    ├── BadInput the plan, model, data or checkpoint can't be used; a restart won't help
+    ├── WeightsDiffer ranks or restarts don't have the weights that they should
+    ├── RewardError a reward function failed, or none gave a reward
+    ├── EngineWeightsDiffer an engine does not have the weights that it was sent
+    ├── EngineMismatch guard.maxEngineMismatch was exceeded
+    ├── EngineNotStarted vLLM did not come to its first completions
+    │   ├── EngineMissing the image has no vLLM
+    │   └── EngineUnprovable this model's weights in an engine can't be proven
+    ├── WeightSyncTimeout no engine took new weights in time
+    ├── EngineLost no engine is left to sample from
+    ├── RendezvousTimeout the peers did not come
+    ├── Diverged the loss, the gradient or the weights are not finite
+    │   └── DivergedKL guard.maxKL was exceeded
+    ├── StoppedOnFinding rank 0 found what guard.stopOn names
+    ├── Transient the machine or a service failed, and a restart may succeed
+    │   ├── DriftedApart ranks that began with the same weights hold different ones
+    │   ├── HubUnavailable the hub sent nothing for the longest wait that is allowed
+    │   └── DiskFailed a volume could not be written or read
+    │       └── StoreFailed an object store could not be written or read
+    │           └── Denied it refuses the request and would refuse it again
+    └── Preempted SIGTERM
 
 Our code raises one of these classes where it finds the problem. Errors of torch and Python are
 recognised by their text. A hang raises nothing: the watchdog ends the process.
@@ -59,7 +66,7 @@ class WeightsDiffer(TrainingError):
 
 
 class RewardError(TrainingError):
-    """A reward function raised, or failed for too large a share of a step."""
+    """A reward function raised or failed for too many completions, or none gave a reward."""
 
     result = Result.REWARD_ERROR
 
@@ -130,6 +137,12 @@ class DivergedKL(Diverged):
     """The KL stayed above guard.maxKL."""
 
     result = Result.DIVERGED_KL
+
+
+class StoppedOnFinding(TrainingError):
+    """Rank 0 found what guard.stopOn names."""
+
+    result = Result.STOPPED_ON_FINDING
 
 
 class Transient(TrainingError):

@@ -15,8 +15,10 @@ afterwards at how the answers changed over a run. The samples are rank 0's own.
 
 import json
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +26,20 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo_api.findings.diagnosis import RULES, Diagnosis
-from grpo_api.findings.step_row import step_row
+from grpo_api.findings.step_row import RANK_SECONDS, step_row
 from grpo_api.findings.verdict import RunLimits
 from grpo_api.report import training_metrics as catalogue
+from grpo_api.report.report import Finding
 from grpo_api.report.training_metrics import WEIGHTS_VERSION
 
+from ..gang import ranks
 from ..process.recorder import Recorder
 from ..process.step_counters import StepCounters
 from ..tracking.tracking import Tracking
+from .compute_timer import ComputeTimer
 from .phases import PhaseClock
 
-_TIMED = (f"{catalogue.PHASE_SECONDS.key}/", "checkpoint", "straggler_ratio")
+_TIMED = (f"{catalogue.PHASE_SECONDS.key}/", "checkpoint")
 """Metrics that this pod measures itself, at each step or save."""
 SAMPLES = 3
 """Completions kept of a generation."""
@@ -54,6 +59,9 @@ class StepObserver:
         self.weights_versions: Sequence[int] = ()
         """Numbers of the weights that an engine sampled the last generation's completions with, one
         for each; none where the policy samples."""
+        self.compute = ComputeTimer()
+        self.rank_seconds: list[float] = []
+        """Own seconds of each rank in the step that ended last; empty where not measured."""
         self.num_scored = 0
         """Completions of this process that were put to the reward functions since it started."""
 
@@ -197,18 +205,23 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         self._recorder = recorder
         self._observer = observer
         self._diagnosis = Diagnosis(limits)
+        self._places: list[tuple[str, str]] = []
+        """Pod and node of each rank; empty texts where they are not known."""
 
     def on_train_begin(
         self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
     ) -> None:
         """Judge the steps of earlier attempts again, which the checkpoint brings: the beginning of
-        a run stays the measure after a restart."""
+        a run stays the measure after a restart. A collective."""
         self._recorder.counters.begin_tokens(float(state.num_input_tokens_seen))
+        place = os.environ.get("POD_NAME", ""), os.environ.get("NODE_NAME", "")
+        self._places = ranks.gather(place)
         if state.is_world_process_zero:
             for logged in state.log_history:
                 row = step_row(logged)
                 if row is not None and "loss" in logged:
-                    self._diagnosis.add(row)
+                    # The ranks are other pods by now, maybe on other nodes.
+                    self._diagnosis.add(replace(row, rank_seconds=()))
 
     def on_log(
         self,
@@ -233,7 +246,8 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         if state.is_world_process_zero and "loss" in logs:
             version = catalogue.WEIGHTS_VERSION.key  # of an engine, which TRL knows nothing of
             sampled = {version: self._recorder.progress.metrics.get(version)}
-            log_line(step=state.global_step, totalSteps=state.max_steps, **values, **sampled)
+            own = {RANK_SECONDS: logs.get(RANK_SECONDS)}
+            log_line(step=state.global_step, totalSteps=state.max_steps, **values, **sampled, **own)
             self._judge(state.global_step, logs)
 
     def _judge(self, step: int, logs: Mapping[str, Any]) -> None:
@@ -249,12 +263,20 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         if row is None:
             return
         self._diagnosis.add(row)
-        findings = self._diagnosis.findings
+        findings = [self._with_place(finding) for finding in self._diagnosis.findings]
         names = {finding.finding for finding in findings}
         self._recorder.record_findings(findings)
         self._recorder.record_metrics(
             {f"{catalogue.FINDING.key}/{name}": float(name in names) for name in RULES}
         )
+
+    def _with_place(self, finding: Finding) -> Finding:
+        """The finding with the pod and the node of the rank that it names."""
+        rank = int(finding.evidence.get("rank", -1))
+        if not 0 <= rank < len(self._places):
+            return finding
+        pod, node = self._places[rank]
+        return finding.model_copy(update={"pod": pod or None, "node": node or None})
 
     def on_save(
         self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any

@@ -69,6 +69,7 @@ class ProgressCollector:
         for metric in catalogue.LABELLED:
             by_name = with_prefix(progress.metrics, metric.key)
             yield _family(metric, {(name,): value for name, value in by_name.items()})
+        yield _family(catalogue.STRAGGLER, _stragglers(progress))
         lost: Values = {(tracker.name,): float(tracker.lost_rows) for tracker in progress.trackers}
         yield _family(catalogue.TRACKING_LOST, lost)
         yield _family(catalogue.STAGE, {(progress.stage,): progress.stage_seconds})
@@ -127,6 +128,15 @@ def _by_phase(progress: Progress) -> Iterator[tuple[str, int]]:
         for name, size in progress.memory.items()
         if name not in catalogue.MEMORY_BESIDE
     )
+
+
+def _stragglers(progress: Progress) -> Values:
+    """How slow the rank is that a finding names, by its place."""
+    return {
+        (f"{finding.evidence['rank']:.0f}", finding.pod or "", finding.node or ""): ratio
+        for finding in progress.findings
+        if (ratio := finding.evidence.get("timesMedian")) is not None
+    }
 
 
 def _family(metric: Metric, values: Values) -> Family:

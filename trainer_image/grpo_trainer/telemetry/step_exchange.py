@@ -1,5 +1,5 @@
-"""The one exchange of all ranks per optimizer step: SIGTERM, step times, phase times, memory peaks,
-reward failures.
+"""The one exchange of all ranks per optimizer step: SIGTERM, times of the step, of its phases and
+of each rank's own compute, memory peaks, reward failures.
 
 Agreeing on a stop and showing the slowest rank cost one small collective together, and none of it
 synchronises the GPU. The host memory of this process is read from Linux, at a cost of microseconds
@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from grpo_api.findings.running_rules import times_median
+from grpo_api.findings.thresholds import SLOW_RANK
 from grpo_api.report.report import STEP_PHASES
 from grpo_api.report.training_metrics import (
     COMPLETIONS,
@@ -24,6 +26,7 @@ from grpo_api.report.training_metrics import (
     UNSCORED,
 )
 
+from ..gang import ranks
 from ..process.preemption import Preemption
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
@@ -47,10 +50,11 @@ SIZES = (*MEMORY, "reserved", "device", "host")
 after the step."""
 _SECONDS_FIELDS = [f"seconds/{name}" for name in STEP_PHASES]
 _MEMORY_FIELDS = [f"memory/{name}" for name in SIZES]
-FIELDS = ("sigterm", "step_seconds", *_SECONDS_FIELDS, *_MEMORY_FIELDS, "scored")
+_COMPUTE_FIELDS = ("compute_seconds", "compute_tokens")
+FIELDS = (
+    "sigterm", "step_seconds", *_SECONDS_FIELDS, *_MEMORY_FIELDS, *_COMPUTE_FIELDS, "scored"
+)  # fmt: skip
 """Columns of the exchanged rows; the counters of the reward functions follow."""
-OWN_WORK = [FIELDS.index(f"seconds/{name}") for name in ("generate", "reference", "forward")]
-"""Phases whose duration is a rank's own; in the others it waits for the slowest."""
 
 
 class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -81,6 +85,8 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
     ) -> None:
         """Training starts, at the step of a checkpoint when resumed."""
         self._recorder.begin_training(state.global_step, state.max_steps)
+        if ranks.world_size() > 1:
+            self._observer.compute.begin_step(state.global_step + 1)
         self._began = time.perf_counter()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
@@ -107,7 +113,8 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         worst = dict(zip(FIELDS, rows.amax(dim=0).tolist(), strict=False))
         self._recorder.record_step(state.global_step, state.epoch, seconds)
         counted = self._counted(rows)
-        self._publish(rows, worst, counted)
+        self._publish(worst, counted)
+        self._compare_ranks(rows, state.global_step + 1)
         completions = rows[:, FIELDS.index("scored")].sum().item()
         missing = {
             name: sum(failures_and_timeouts) for name, failures_and_timeouts in counted.items()
@@ -143,19 +150,16 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
             resident_bytes(),
         ]
         row += map(float, sizes)
+        row += map(float, self._observer.compute.take())
         row.append(float(self._observer.num_scored))
         for counter in self._counters.values():
             row += (float(counter.failures), float(counter.timeouts))
         return row
 
-    def _publish(
-        self, rows: torch.Tensor, worst: dict[str, float], counted: dict[str, list[float]]
-    ) -> None:
+    def _publish(self, worst: dict[str, float], counted: dict[str, list[float]]) -> None:
         phase_seconds = {name: worst[f"seconds/{name}"] for name in STEP_PHASES}
         self._recorder.counters.add_step(worst["step_seconds"], phase_seconds)
         values = {f"{PHASE_SECONDS.key}/{name}": spent for name, spent in phase_seconds.items()}
-        own = rows[:, OWN_WORK].sum(dim=1)
-        values["straggler_ratio"] = (own.max() / own.mean().clamp_min(1e-9)).item()
         for name, (failures, timeouts) in counted.items():
             values |= {
                 f"{REWARD_FAILURES.key}/{name}": failures,
@@ -164,6 +168,17 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self._recorder.record_metrics(values)
         sizes = {name: int(worst[f"memory/{name}"]) for name in SIZES}
         self._recorder.record_memory_peaks({name: size for name, size in sizes.items() if size})
+
+    def _compare_ranks(self, rows: torch.Tensor, next_step: int) -> None:
+        """Publish each rank's own seconds if the step was measured; look again soon if one is
+        slow."""
+        self._observer.rank_seconds = seconds = rank_seconds(rows)
+        ratio = max(times_median(seconds), default=0.0)
+        if seconds:
+            self._recorder.record_metrics({"straggler_ratio": ratio})
+        if len(rows) > 1:
+            has_slow_rank = ratio >= SLOW_RANK.value
+            self._observer.compute.begin_step(next_step, has_slow_rank=has_slow_rank)
 
     def _counted(self, rows: torch.Tensor) -> dict[str, list[float]]:
         """Failures and time-outs of all ranks since the start, by reward."""
@@ -174,6 +189,19 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self.verdict = self._preemption.decide(worst["sigterm"], worst["step_seconds"])
         control.should_training_stop = True
         control.should_save = self.verdict == "save"
+
+
+def rank_seconds(rows: torch.Tensor) -> list[float]:
+    """Own seconds of each rank in a measured step, as if all had had the same number of tokens;
+    empty for another step.
+
+    A rank's completions are padded to the longest of its own, so that ranks differ in their tokens.
+    """
+    seconds, tokens = (rows[:, FIELDS.index(name)] for name in _COMPUTE_FIELDS)
+    if not bool(tokens.all()):
+        return []
+    shares: list[float] = (seconds / tokens * tokens.mean()).tolist()
+    return [float(f"{share:.4g}") for share in shares]
 
 
 def exchange_rows(row: list[float]) -> torch.Tensor:

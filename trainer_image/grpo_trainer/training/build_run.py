@@ -72,7 +72,7 @@ from ..telemetry.step_exchange import StepExchange
 from ..tracking.tracking import NO_TRACKING, Tracking
 from ..weights.model_files import Source, require_decoder
 from ..weights.models import LoadedModel, architecture_of, load_policy
-from .guard import EngineGuard, KLGuard, LossGuard
+from .guard import EngineGuard, FindingGuard, KLGuard, LossGuard, RewardGuard
 from .reference_trainer import MakeEngine, ReferenceGRPOTrainer, Save
 from .trl_config import config_arguments, uses_deepspeed
 
@@ -260,7 +260,7 @@ def build(
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(target, source, run_identity, recorder, preemption, skipped=skipped)
     callbacks = [step_exchange, seal]
-    callbacks += log_callbacks(plan.guard, folder, recorder, observer, tracking)
+    callbacks += log_callbacks(plan.guard, rewards, folder, recorder, observer, tracking=tracking)
     make_engine = engine_maker(plan, loaded.source, observer, recorder)
     stop = _stop_strings(plan.generation, loaded.tokenizer)
     loaded = replace(loaded, adapter=beginning.adapter)
@@ -286,15 +286,23 @@ def build(
 
 def log_callbacks(
     guard: GuardSpec,
+    rewards: RewardSet,
     folder: Path | None,
     recorder: Recorder,
     observer: StepObserver,
+    *,
     tracking: Tracking,
 ) -> list[TrainerCallback]:
     """What follows the logs of each step: telemetry and guards, and the trackers at the end."""
     publish = PublishLogs(recorder, observer, RunLimits(max_kl=guard.max_kl))
     samples = KeepSamples(folder, observer)
-    return [publish, samples, LossGuard(), KLGuard(guard), FollowPlan(), SendLogs(tracking)]
+    guards = [
+        LossGuard(),
+        KLGuard(guard),
+        RewardGuard(rewards.names),
+        FindingGuard(guard, lambda: recorder.progress.findings),
+    ]
+    return [publish, samples, *guards, FollowPlan(), SendLogs(tracking)]
 
 
 def make_config(arguments: dict[str, Any], overrides: Overrides) -> GRPOConfig:

@@ -2,8 +2,9 @@
 
 A run ends at a loss or gradient that is not finite, at a KL beyond spec.guard.maxKL, and when its
 engine samples from another distribution than the policy's (spec.guard.maxEngineMismatch; the next
-attempt then has another engine, see spec.generation.fallback). Without this check such a run trains
-on without an error.
+attempt then has another engine, see spec.generation.fallback). So it does when no completion has a
+reward, generation after generation, and at the findings of spec.guard.stopOn. Without this check
+such a run trains on without an error.
 
 Adam's moments keep a NaN for ever, so every later checkpoint is worthless, at any beta. The
 gradient's norm is therefore judged before the optimizer steps, the loss before a checkpoint of its
@@ -13,18 +14,22 @@ These numbers are the same on all ranks, which stop together.
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from grpo_api.findings.run_numbers import has_generation, has_reward
+from grpo_api.findings.step_row import step_row
 from grpo_api.plan.engine_mismatch import MISMATCH_LIMITS, ComputeDtype
+from grpo_api.report.report import Finding
 from grpo_api.report.training_metrics import COMPLETION_LENGTH, ENGINE_MISMATCH
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.spec.run_policy import GuardSpec
+from grpo_api.text.messages import shorten
 
 from ..gang import ranks
-from ..runtime.errors import Diverged, DivergedKL, EngineMismatch
+from ..runtime.errors import Diverged, DivergedKL, EngineMismatch, RewardError, StoppedOnFinding
 
 _TOLD = ("reward", "kl")
 """Metrics for the message: TRL has logged them by the time of the gradient, and they may show the
@@ -118,6 +123,94 @@ class KLGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not fol
                 # these went too far
                 state.global_step - self._above,
             )
+
+
+SILENT_GENERATIONS = 3
+"""Generations in a row without any reward that end a run: fewer may be a pause of a service."""
+
+
+class RewardGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Ends the run when no completion has a reward from any function, in several generations in a
+    row: all their advantages are 0, and the run would end as a success that learned nothing."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """`names` of the reward functions."""
+        self._names = names
+        self._silent_steps: list[int] = []
+        """Steps of the generations in a row that had no reward."""
+
+    def on_train_begin(
+        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
+    ) -> None:
+        """Count the generations before a restart, which the checkpoint brings."""
+        for logged in state.log_history:
+            self._count(logged)
+
+    def on_log(
+        self,
+        _args: TrainingArguments,
+        state: TrainerState,
+        _control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Count a generation. TRL logs the same means on every rank, so all of them stop together.
+
+        Raises:
+            RewardError: it is one too many without a reward.
+        """
+        has_counted = self._count({**(logs or {}), "step": state.global_step})
+        if has_counted and len(self._silent_steps) >= SILENT_GENERATIONS:
+            count = len(self._silent_steps)
+            names = shorten(", ".join(self._names), 120)
+            raise RewardError(
+                f"no completion has had a reward since step {self._silent_steps[0]}, in {count} "
+                f"generations: none of {names} gave one; look at the columns and services that "
+                "they read"
+            )
+
+    def _count(self, logged: Mapping[str, Any]) -> bool:
+        """Take a logged step; True if it has a generation without a reward."""
+        row = step_row(logged)
+        # A checkpoint also has the logs of evaluations and of a run's end.
+        if row is None or "loss" not in logged or not has_generation(row):
+            return False
+        if has_reward(row):
+            self._silent_steps.clear()
+            return False
+        self._silent_steps.append(row.step)
+        return True
+
+
+class FindingGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Ends the run at a finding of guard.stopOn. It follows the callback by which rank 0 finds."""
+
+    def __init__(self, guard: GuardSpec, read_findings: Callable[[], Sequence[Finding]]) -> None:
+        """`read_findings` gives those of the last step on rank 0, and none on other ranks."""
+        self._stop_on = guard.stop_on
+        self._read_findings = read_findings
+
+    def on_log(
+        self,
+        _args: TrainingArguments,
+        _state: TrainerState,
+        _control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Compare rank 0's findings with guard.stopOn. A collective where that is set.
+
+        Raises:
+            StoppedOnFinding: it has one of them; on all ranks alike.
+        """
+        if not self._stop_on or "loss" not in (logs or {}):
+            return
+        findings = [one for one in self._read_findings() if one.finding in self._stop_on]
+        if not ranks.any_rank(bool(findings)):
+            return
+        messages = [f"guard.stopOn: {one.finding} since step {one.since}" for one in findings]
+        message = f"{messages[0]}. {findings[0].advice}" if findings else ""
+        raise StoppedOnFinding(next(filter(None, ranks.gather(message))))
 
 
 LEAST_TOKENS = 100

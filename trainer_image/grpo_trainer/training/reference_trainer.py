@@ -43,6 +43,7 @@ from torch import nn
 from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
+from grpo_api.findings.step_row import RANK_SECONDS
 from grpo_api.report.report import Generations
 from grpo_api.report.training_metrics import ENGINE_MISMATCH, ENGINE_MISMATCH_MAX
 
@@ -315,11 +316,19 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         return rewards
 
     def _get_per_token_logps_and_entropies(
-        self, model: nn.Module, *args: Any, **kwargs: Any
+        self, model: nn.Module, input_ids: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         phase = "forward" if torch.is_grad_enabled() else "reference"
-        with self.strategy.scoring(self, model), self.observer.clock.phase(phase):
-            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        measured = self.observer.compute.measure_pass(model, input_ids.numel())
+        with self.strategy.scoring(self, model), self.observer.clock.phase(phase), measured:
+            return super()._get_per_token_logps_and_entropies(model, input_ids, *args, **kwargs)
+
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """TRL's log, of a measured step with the ranks' own seconds: so the history and the
+        checkpoint's state have them."""
+        if self.observer.rank_seconds and "loss" in logs:
+            logs[RANK_SECONDS] = self.observer.rank_seconds
+        super().log(logs, *args, **kwargs)
 
     def require_finite(self, optimizer: Any = None) -> None:
         """Makes sure that the policy, and the optimizer where one is given, hold finite numbers
