@@ -115,6 +115,10 @@ class WorkQueue:
         """Reset the key's failures after a success."""
         self._failures.pop(key, None)
 
+    def failures(self, key: ObjectKey) -> int:
+        """Reconciles of the key that have failed in a row."""
+        return self._failures.get(key, 0)
+
     @property
     def active(self) -> int:
         """Keys that are worked on."""

@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from math import inf
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 from kubernetes.aio.client import Configuration
 
-from grpo_api.report.metrics import HEARD, LEADER, TAKEOVER, UNREADABLE_OBJECTS
+from grpo_api.report.metrics import HEARD, LEADER, MEMORY_LIMIT, TAKEOVER, UNREADABLE_OBJECTS
 from grpo_kube import transport
 from grpo_kube.client import HttpCluster
 from grpo_kube.leader_election import Elector
@@ -29,10 +29,11 @@ from grpo_kube.work_queue import WorkQueue
 
 from .loop.caches import Caches
 from .process import handlers, metrics_server, settings
-from .process.job_metrics import JobMetrics
+from .process.job_metrics import JobMetrics, Sample, failure_samples
 from .process.metrics_server import Metrics, application, serve_pages
 from .process.wiring import Operator, tell_fence, until_one_ends
 from .records.names import FENCE, MANAGER
+from .records.records import GRPOJobRecord
 
 log = logging.getLogger("grpo_operator")
 
@@ -83,13 +84,19 @@ async def run(
             {
                 HEARD: operator.last_update_times,
                 UNREADABLE_OBJECTS: lambda: metrics_server.unreadable(*unreadables),
+                MEMORY_LIMIT: metrics_server.memory_limit,
             }
         )
         free_since = elector.free_since if elector else lambda: None
         metrics.read(
             {LEADER: operator.leads, TAKEOVER: lambda: operator.failover_seconds(free_since())}
         )
-        jobs = JobMetrics(operator.own_jobs, wall, operator.live_samples)
+
+        def live_samples(job: GRPOJobRecord) -> Iterator[Sample]:
+            yield from operator.live_samples(job)
+            yield from failure_samples(queue.failures(job.key))
+
+        jobs = JobMetrics(operator.own_jobs, wall, live_samples)
         pages = application(
             metrics.registry, jobs.text, operator.unhealthy, operator.unready, operator.not_served
         )

@@ -10,25 +10,10 @@ from harness.cluster import Cluster
 from harness.fixtures import AnyCluster, api_level, serve_grpojobs
 from harness.kueue import kueue_managing, serve_kueue_kinds
 from harness.programs.processes import ClusterError
-from tests.integration import test_alerts
 from tests.integration.gpu_bench import NODES, GpuBench
 from tests.integration.kueue_bench import KueueBench
 from tests.integration.operator_bench import Bench
 from tests.integration.operator_thread import OperatorThread
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints which alert fires in which story, once the stories have been put to them; workers'
-    output is not seen."""
-    module = test_alerts.__name__.rpartition(".")[2]
-    done = [
-        one
-        for one in terminalreporter.stats.get("passed", [])
-        if f"{module}.py" in getattr(one, "nodeid", "")
-    ]
-    if done:
-        terminalreporter.section(f"alerts by story, held by {len(done)} tests of promtool")
-        terminalreporter.write_line(test_alerts.matrix())
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from grpo_api.plan.plan import MemoryPhases
 from grpo_api.report import metrics as operator
 from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import CONTROLLER, Metric
+from grpo_api.report.report import STEP_PHASES
 from grpo_api.report.vllm_metrics import VLLM
 from grpo_api.status.usage import GPUSeconds
 from grpo_codegen import recording
@@ -21,12 +22,14 @@ START, MINUTES, RESTART = 1_700_000_000, 180, 60
 END = START + 60 * MINUTES
 Labels = Mapping[str, str]
 _VALUES: dict[str, tuple[str, ...]] = {
-    operator.STEP_PHASE: tuple(MemoryPhases.model_fields),
+    operator.STEP_PHASE: tuple({**MemoryPhases.model_fields, **dict.fromkeys(STEP_PHASES)}),
     "state": tuple(GPUSeconds.model_fields),
     "result": ("success", "error"),
     "reason": ("Preempted", "OutOfMemory"),
     "reward": tuple(f"reward{number}" for number in range(14)),
     "code": ("200", "409"),
+    "finding": ("EntropyCollapsed", "Straggler"),
+    "sign": ("positive", "negative"),
     "resource": ("pods", "jobs"),
     "controller": (CONTROLLER,),
     "name": (CONTROLLER,),
@@ -133,6 +136,8 @@ def _samples(name: str, labels: Labels, first: int, last: int) -> Iterator[str]:
 def _value(name: str, labels: Labels, minute: int) -> float:
     if "timestamp_seconds" in name:
         return START + 60.0 * minute
+    if name == trainer.FINDING.name:
+        return float(minute >= 2 * RESTART)
     slope = 1 + _BOUNDS.index(labels["le"]) if "le" in labels else 1
     return (
         1.0

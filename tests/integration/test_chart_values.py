@@ -126,7 +126,11 @@ CHOICES: dict[str, list[Any]] = {
     "prometheusRule": [
         {},
         {"enabled": True, "labels": LABEL, "disabled": ["GRPOEngineDown"]},
-        {"enabled": True, "thresholds": {"pendingFor": "1d12h", "maxKL": 0.5}},
+        {
+            "enabled": True,
+            "dashboardURL": "https://grafana",
+            "thresholds": {"waitSeconds": 60, "lagSeconds": 0.5},
+        },
     ],
     "dashboard": [{}, {"enabled": True, "annotations": LONG}, {"enabled": True, "labels": LABEL}],
 }

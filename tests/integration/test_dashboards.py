@@ -120,7 +120,14 @@ def panels(board: Dashboard) -> list[Panel]:
 def test_annotations_mark_attempts_checkpoints_and_the_end_of_memory(healthy: Shown) -> None:
     marks = DASHBOARDS["training-health"].annotations
     found = {mark.title: healthy.over_time(mark.expression) for mark in marks}
-    assert found.keys() == {"Attempt", "Restart", "Checkpoint", "Out of memory", "Reference"}
+    assert found.keys() == {
+        "Finding",
+        "Attempt",
+        "Restart",
+        "Checkpoint",
+        "Out of memory",
+        "Reference",
+    }
     assert all(found.values())
     assert [len(one["values"]) for one in found["Attempt"]] == [MINUTES // 10], "once per new value"
 
@@ -141,8 +148,8 @@ def test_on_cpus_without_a_reference_and_engines_an_empty_panel_says_why(tmp_pat
         empty = [panel for _, panel in ALL if not everything.shown(panel)]
     titles = {panel.title for panel in empty}
     assert titles > {
-        "KL, of what the guard allows",
-        "Memory: backward",
+        "KL from the reference",
+        "Peak memory by phase",
         "Effective training time",
         "Dearest jobs",
         "Engines that serve",

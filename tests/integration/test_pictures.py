@@ -5,20 +5,26 @@ No pixels are compared: what a reader meets is measured in the page. `make pictu
 one's own eyes.
 """
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from grpo_api.report import metrics, training_metrics
-from grpo_codegen.dashboards import DASHBOARDS
+from grpo_codegen.alert_page import first_row_color
+from grpo_codegen.dashboards import DASHBOARDS, grafana
+from grpo_codegen.dashboards.panels import Row
 from grpo_codegen.stories import STORIES
 from grpo_codegen.stories.story import Story
+from tests.integration.test_alerts import first_row_names
 from tools.pictures.browser import HEIGHT, Browser, browser
 from tools.pictures.bundle import page
-from tools.pictures.drawing import Drawing, View, draw, told
+from tools.pictures.drawing import JSON, Drawing, View, draw, draw_answers, told
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +47,10 @@ CELLS = [
         marks=() if (name, board) in ALWAYS else (pytest.mark.soak,),
     )
     for name, board in product(STORY, DASHBOARDS)
+    if not STORY[name].steps
 ]
+NAMED = ("finding", "alertname", "phase")
+"""Labels whose values the first row shows."""
 MOST = 12
 """Most series in a panel."""
 NAMES = {
@@ -49,111 +58,9 @@ NAMES = {
     for metric in (*training_metrics.TRAINER, *metrics.OPERATOR)
     for name in (metric.name, metric.key)
 }
-NOBODY_WAITS, NOTHING_FAILED = {"Who waits longest"}, {"Failed jobs by reason", "Failed jobs"}
-SILENT = {
-    "Time left",
-    "Age of the last checkpoint",
-    "KL, of what the guard allows",
-    "Completions not scored",
-}
-"""Empty while rank 0 answers nobody."""
-SERVERS = {
-    "Engines that serve",
-    "Syncs that the last engine lacks",
-    "Tokens per second of an engine",
-    "Prompts that wait in engines",
-    "Cache of keys and values in use",
-}
-"""Empty without engines in pods of their own."""
-ENGINES = SERVERS | {
-    "Engine against trainer",
-    "Weight of a token in the loss",
-    "Sync of the weights, and its proof",
-    "Proofs that failed, engines given up",
-}
-"""Empty where the policy samples by itself."""
-EMPTY: dict[str, dict[str, set[str]]] = {
-    TRAINING: {
-        "two engines": set(),
-        "engine gone": set(),
-        "engine computes otherwise": set(),
-        "engine with other weights": {"Age of the last checkpoint"},
-        "diverging fast": ENGINES | {"KL, of what the guard allows"},
-        "NaN": ENGINES | SILENT | {"Standstill, of what is allowed"},
-        "OOM and re-plan": ENGINES | {"Age of the last checkpoint"},
-        "stalled exporter": ENGINES | SILENT,
-        "hang": ENGINES | {"Age of the last checkpoint"},
-        "on CPUs": ENGINES
-        | {
-            "KL, of what the guard allows",
-            "Distance from the reference (KL)",
-            "Slowest rank over the median",
-            "Memory: load",
-            "Memory: sync",
-            "Memory: generate",
-            "Memory: reference",
-            "Memory: forward",
-            "Memory: backward",
-            "Memory: step",
-            "Memory beside tensors",
-            "Effective training time",
-            "What its GPUs did",
-            "Cost so far",
-            "How busy its GPUs are",
-            "Memory of its GPUs",
-        },
-        "operator gone": ENGINES
-        | {
-            "Phase",
-            "Restarts",
-            "Standstill, of what is allowed",
-            "Effective training time",
-            "What its GPUs did",
-            "Cost so far",
-        },
-    },
-    FLEET: {
-        "NaN": NOBODY_WAITS,
-        "waiting for GPUs": NOTHING_FAILED,
-        "on CPUs": NOBODY_WAITS
-        | NOTHING_FAILED
-        | {
-            "GPUs held, by product",
-            "GPUs held, by namespace",
-            "GPUs free, by product",
-            "GPUs held and idle, by namespace",
-            "Effective training time",
-            "What the GPUs did",
-            "Dearest jobs",
-            "Highest KL",
-            "Slowest rank over the median",
-        },
-        "operator gone": NOBODY_WAITS
-        | NOTHING_FAILED
-        | {
-            "Jobs that run",
-            "Jobs that wait",
-            "Jobs that begin again",
-            "Failed within an hour",
-            "GPUs held",
-            "Dearest jobs",
-        },
-    },
-    OPERATOR: {
-        "operator gone": {
-            "Version",
-            "Reconciles that fail",
-            "Deafest watch",
-            "Objects it can't read",
-        },
-        "queue stuck": {"Reconciles that fail"},
-    },
-}
-"""By dashboard and story the panels that have nothing to show and say so in words."""
-QUIET = {TRAINING: ENGINES, FLEET: NOBODY_WAITS | NOTHING_FAILED, OPERATOR: set[str]()}
-"""Those of all other stories."""
 MARKS = {
     "healthy": Counter(Checkpoint=3, Reference=2),
+    "straggler": Counter(Attempt=1, Checkpoint=1, Finding=1),
     "OOM and re-plan": Counter({"Attempt": 2, "Restart": 1, "Out of memory": 1}),
     "preempted three times": Counter(Attempt=4, Checkpoint=4),
     "operator gone": Counter(Attempt=1, Checkpoint=1),
@@ -181,7 +88,6 @@ def test_a_reader_finds_everything_legible(
     ] == []
     assert [panel["title"] for panel in drawing.panels if panel["title"] in NAMES] == []
     assert [panel["title"] for panel in drawing.panels if len(panel["legend"]) > MOST] == []
-    assert drawing.empty == EMPTY[board].get(story.name, QUIET[board])
     assert unsaid(drawing, board) == []
     if board == TRAINING and story.name in MARKS:
         assert Counter(mark["title"] for mark in drawing.marks) == MARKS[story.name]
@@ -199,18 +105,53 @@ def unsaid(drawing: Drawing, board: str) -> list[str]:
     return [panel["title"] for panel in found if why[panel["title"]] not in panel["words"]]
 
 
-def test_every_panel_has_something_to_show_in_some_story() -> None:
-    for board, of_stories in EMPTY.items():
-        sets = [of_stories.get(name, QUIET[board]) for name in STORY]
-        assert set.intersection(*sets) == set(), board
+def test_a_bad_story_is_red_or_orange_for_whoever_looks_and_a_good_one_green(
+    chromium: Browser,
+) -> None:
+    """Only the first row is drawn, of the names that test_alerts.py holds to Prometheus."""
+    painted = {story.name: worst_color(chromium, story) for story in STORIES}
+    assert painted == {story.name: first_row_color(story) for story in STORIES}
 
 
-def test_the_first_screen_has_the_verdicts(chromium: Browser, tmp_path: Path) -> None:
+def worst_color(chromium: Browser, story: Story) -> str:
+    """The worst colour that a name in the first row is painted with."""
+    board = DASHBOARDS[story.board]
+    named = tuple(panel for panel in board.rows[0].panels if panel.label in NAMED)
+    text = json.loads(grafana.render(replace(board, rows=(Row("First row", named),))))
+    names = first_row_names(story)
+    answers: dict[int, list[list[JSON]]] = {
+        shown["id"]: [
+            [{"metric": labels, "value": [story.at * 60, "1"]} for labels, _ in names[panel.label]]
+        ]
+        for shown, panel in zip(text["panels"][1:], named, strict=True)
+    }
+    drawing = draw_answers(chromium, text, answers, [], View.of(story))
+    assert drawing.errors == []
+    colors = {
+        color_name(color)
+        for panel in drawing.panels
+        for word, color in zip(panel["words"], panel["colors"], strict=True)
+        if word != panel["title"]
+    }
+    return next((name for name in ("red", "orange") if name in colors), "green")
+
+
+def color_name(color: str) -> str:
+    """The name of a colour as browsers write it, `rgb(r, g, b)`."""
+    red, green, blue = (int(part) for part in re.findall(r"\d+", color)[:3])
+    if red < 150 or red - blue < 100:
+        return "other"
+    return "red" if green < red / 2.5 else "orange"
+
+
+def test_the_first_screen_has_the_whole_page_with_its_curves(
+    chromium: Browser, tmp_path: Path
+) -> None:
     with told(STORY["diverging slowly"], tmp_path) as server:
-        draw(chromium, server, TRAINING, View.of(STORY["diverging slowly"]))
+        draw(chromium, server, TRAINING, View.of(STORY["diverging slowly"]), is_open=False)
     places = (
-        "[...document.querySelectorAll('[data-type=stat]')].map(one => "
+        "[...document.querySelectorAll('[data-panel]:not([data-type=row])')].map(one => "
         "one.getBoundingClientRect().bottom)"
     )
-    assert max(chromium.evaluate(places)[:10]) < HEIGHT / 2
+    assert max(chromium.evaluate(places)) < HEIGHT
     assert chromium.picture(HEIGHT).startswith(b"\x89PNG")

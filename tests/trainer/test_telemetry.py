@@ -24,6 +24,7 @@ from grpo_api.report.training_metrics import WEIGHTS_VERSION
 from grpo_api.spec.training import ReferenceSync
 from grpo_api.text.contract import PROGRESS_BIND_ENV
 from grpo_api.text.timing import Beginning
+from grpo_codegen.stories.logged_runs import Noisy, logged_steps, ramp
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.errors import Diverged
@@ -38,7 +39,6 @@ from grpo_trainer.telemetry.progress_server import ProgressCollector, limits_of,
 from grpo_trainer.training.guard import LossGuard
 from harness.controlplane import free_port
 from tests.support.ranks import runs
-from tests.unit.run_stories import Noisy, logged, ramp
 
 pytestmark = pytest.mark.realtime
 
@@ -220,7 +220,7 @@ def test_a_step_that_is_not_finite_counts_once_whoever_finds_it() -> None:
 
 def test_a_finding_is_published_and_survives_a_restart() -> None:
     args: Any = SimpleNamespace(gradient_accumulation_steps=1)
-    steps = logged({"entropy": Noisy(ramp(0.9, 0.01, 120))}, steps=150)
+    steps = logged_steps({"entropy": Noisy(ramp(0.9, 0.01, 120))}, steps=150)
 
     def trained(first: int, history: list[dict[str, Any]]) -> Recorder:
         """An attempt from this step on, with what its checkpoint says of those before."""
@@ -244,7 +244,7 @@ def test_a_finding_is_published_and_survives_a_restart() -> None:
 def test_a_straggler_is_of_the_attempt_that_it_was_found_in() -> None:
     """After a restart its rank is another pod, which must not be blamed, nor its node avoided."""
     args: Any = SimpleNamespace(gradient_accumulation_steps=1)
-    steps = [row | {"rank_seconds": [1.0, 2.0]} for row in logged(steps=30)]
+    steps = [row | {"rank_seconds": [1.0, 2.0]} for row in logged_steps(steps=30)]
     for restart, names in ((0, ["Straggler"]), (20, ["Straggler"]), (26, [])):
         recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
         publish = PublishLogs(recorder, StepObserver())
@@ -260,7 +260,7 @@ def test_a_straggler_is_of_the_attempt_that_it_was_found_in() -> None:
 
 def test_what_trl_logs_and_nobody_exports_is_judged_after_a_restart_too() -> None:
     args: Any = SimpleNamespace(gradient_accumulation_steps=1)
-    steps = logged({"clip_ratio/region_mean": Noisy(ramp(0.01, 0.5, 100))}, steps=120)
+    steps = logged_steps({"clip_ratio/region_mean": Noisy(ramp(0.01, 0.5, 100))}, steps=120)
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
     publish = PublishLogs(recorder, StepObserver())
     publish.on_train_begin(args, TrainerState(log_history=steps[:50]), cast(Any, None))

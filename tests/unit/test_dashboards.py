@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 
 from grpo_api.report import metrics, training_metrics, vllm_metrics
+from grpo_codegen.alerts import ALERTS
 from grpo_codegen.dashboards import DASHBOARDS, grafana
-from grpo_codegen.dashboards.panels import Dashboard, Panel
+from grpo_codegen.dashboards.panels import NOTHING, Dashboard, Panel
 from grpo_codegen.recording import RULES
 
 EXPORTED = (*training_metrics.TRAINER, *vllm_metrics.VLLM, *metrics.OPERATOR)
 DECLARED = {metric.name: metric.kind for metric in EXPORTED}
 FOREIGN = {
+    "ALERTS",
     "process_resident_memory_bytes",
     "process_cpu_seconds_total",
     *(rule.name for rule in RULES),
 }
-"""Metrics of prometheus_client, and what the chart records of NVIDIA's exporter."""
+"""Prometheus' own, those of prometheus_client, and what the chart records of NVIDIA's exporter."""
 KINDS = {"timeseries", "stat", "gauge", "bargauge", "table", "row"}
 """What Grafana's components draw outside Grafana, too."""
 EVERY = pytest.mark.parametrize("board", DASHBOARDS.values(), ids=DASHBOARDS.keys())
@@ -71,6 +73,17 @@ def test_every_query_asks_for_metrics_that_something_exports(board: Dashboard) -
             ), expression
 
 
+def test_every_metric_is_on_a_board_or_in_an_alert() -> None:
+    asked = " ".join(
+        [one for board in DASHBOARDS.values() for one in expressions(board)]
+        + [alert.expression for alert in ALERTS]
+        + [rule.expression for rule in RULES]
+    )
+    names = {metric.name for metric in EXPORTED}
+    shown = {name for name in names if re.search(rf"\b{name}(?:_bucket|_count)?\b", asked)}
+    assert names - shown == set()
+
+
 @EVERY
 def test_numbers_that_are_good_or_bad_have_rising_bounds_and_a_colour_below_them(
     board: Dashboard,
@@ -99,11 +112,31 @@ def test_only_panels_that_can_be_drawn_anywhere_are_used_and_none_lies_on_anothe
     assert max(x for x, _ in cells) == 23
 
 
+@EVERY
+def test_a_panel_without_data_says_what_it_lacks_and_no_cause(board: Dashboard) -> None:
+    for panel in panels(board):
+        assert panel.empty == NOTHING or re.fullmatch(r"No [^:,.]+", panel.empty), panel.title
+
+
+def test_whoever_opens_a_run_sees_what_is_wrong_and_six_curves_with_their_limits() -> None:
+    """All other rows wait for a click, and a collapsed row asks for nothing."""
+    first, curves, *others = DASHBOARDS["training-health"].rows
+    assert [panel.title for panel in first.panels][:2] == ["Findings", "Firing alerts"]
+    assert len(curves.panels) == 6
+    assert [panel.title for panel in curves.panels if not panel.bounds] == ["Reward"]
+    assert all(row.is_collapsed for row in others)
+    drawn = page(DASHBOARDS["training-health"])["panels"]
+    folded = [panel for panel in drawn if panel.get("collapsed")]
+    assert [len(panel["panels"]) for panel in folded] == [len(row.panels) for row in others]
+    assert len(drawn) == 2 + len(first.panels) + len(curves.panels) + len(others)
+
+
 def test_names_are_given_once() -> None:
     pages = [page(board) for board in DASHBOARDS.values()]
     assert len({one["uid"] for one in pages}) == len({one["title"] for one in pages}) == len(pages)
     for one in pages:
-        numbers = [panel["id"] for panel in one["panels"]]
+        nested = [inner for panel in one["panels"] for inner in panel.get("panels", [])]
+        numbers = [panel["id"] for panel in (*one["panels"], *nested)]
         assert len(numbers) == len(set(numbers))
 
 
@@ -138,4 +171,6 @@ def test_a_job_of_the_fleet_leads_to_its_own_dashboard() -> None:
 def test_what_is_asked_about_one_job_is_about_no_pod() -> None:
     for panel in panels(DASHBOARDS["training-health"]):
         for query in panel.queries:
-            assert not re.search(r"\b(pod|attempt|instance)\b", query.expression), panel.title
+            is_list = panel.kind == "table"
+            names = re.findall(r"\b(pod|attempt|instance)\b", query.expression)
+            assert is_list or not names, panel.title

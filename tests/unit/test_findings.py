@@ -22,8 +22,18 @@ from grpo_api.findings.diagnosis import (
 from grpo_api.findings.step_row import StepRow, step_row
 from grpo_api.findings.verdict import RunLimits
 from grpo_cli.__main__ import main
+from grpo_codegen.stories.logged_runs import (
+    CHANGE,
+    HEALTHY,
+    SICK,
+    STEPS,
+    WELL,
+    Noisy,
+    always,
+    logged_steps,
+    ramp,
+)
 from tests.generated import cases
-from tests.unit.run_stories import CHANGE, HEALTHY, SICK, STEPS, WELL, Noisy, always, logged, ramp
 
 SEEDS = range(cases(20, gate=2))
 
@@ -49,13 +59,13 @@ def first_found(steps: list[dict[str, Any]]) -> dict[str, int]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_sick_run_is_named_and_stays_named(story: str, seed: int) -> None:
     name, lines = SICK[story]
-    found = diagnose(rows(logged(lines, seed)))
+    found = diagnose(rows(logged_steps(lines, seed)))
     assert name in [finding.finding for finding in found]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_falling_reward_is_named_before_half_of_it_is_lost(seed: int) -> None:
-    steps = logged({"reward": Noisy(ramp(1.5, 0.1), 0.06)}, seed)
+    steps = logged_steps({"reward": Noisy(ramp(1.5, 0.1), 0.06)}, seed)
     half_lost = CHANGE + (200 - CHANGE) // 2
     assert first_found(steps)["RewardFalling"] < half_lost
 
@@ -63,11 +73,11 @@ def test_a_falling_reward_is_named_before_half_of_it_is_lost(seed: int) -> None:
 @pytest.mark.parametrize("story", WELL)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_is_ever_found_in_a_healthy_run(story: str, seed: int) -> None:
-    assert first_found(logged(WELL[story], seed)) == {}
+    assert first_found(logged_steps(WELL[story], seed)) == {}
 
 
 def test_nothing_is_found_in_a_long_healthy_run() -> None:
-    assert first_found(logged(steps=2000)) == {}
+    assert first_found(logged_steps(steps=2000)) == {}
 
 
 def test_a_finding_ends_when_the_run_is_well_again() -> None:
@@ -76,7 +86,7 @@ def test_a_finding_ends_when_the_run_is_well_again() -> None:
 
     diagnosis = Diagnosis()
     active = []
-    for row in rows(logged({"entropy": Noisy(entropy)})):
+    for row in rows(logged_steps({"entropy": Noisy(entropy)})):
         diagnosis.add(row)
         active.append(bool(diagnosis.findings))
     changes = [at for at in range(1, STEPS) if active[at] != active[at - 1]]
@@ -85,14 +95,14 @@ def test_a_finding_ends_when_the_run_is_well_again() -> None:
 
 
 def test_since_is_the_step_at_which_it_began() -> None:
-    found = diagnose(rows(logged({"entropy": Noisy(ramp(0.5, 0.02, CHANGE + 1))})))
+    found = diagnose(rows(logged_steps({"entropy": Noisy(ramp(0.5, 0.02, CHANGE + 1))})))
     assert [finding.finding for finding in found] == ["EntropyCollapsed"]
     assert CHANGE <= found[0].since <= CHANGE + 10
 
 
 def test_a_reward_without_any_value_is_found_at_once() -> None:
     silent = {"reward": math.nan, "rewards/accuracy/mean": math.nan}
-    steps = logged(steps=30)
+    steps = logged_steps(steps=30)
     steps.append(steps[-1] | {"step": 31} | silent)
     found = diagnose(rows(steps))
     assert [(finding.finding, finding.since) for finding in found] == [("NoReward", 31)]
@@ -102,7 +112,7 @@ def test_a_reward_without_any_value_is_found_at_once() -> None:
 
 def test_a_step_that_reuses_a_generation_has_rewards() -> None:
     """TRL logs rewards and lengths of a generation once, with the first step that uses it."""
-    steps = logged(steps=60)
+    steps = logged_steps(steps=60)
     reused = [
         {"step": row["step"], "loss": row["loss"], "kl": row["kl"]} if row["step"] % 2 else row
         for row in steps
@@ -111,14 +121,16 @@ def test_a_step_that_reuses_a_generation_has_rewards() -> None:
 
 
 def test_a_slow_rank_is_named_and_ranks_that_take_turns_are_not() -> None:
-    slow = [row | {"rank_seconds": [1.0, 1.0 + row["step"] % 3 / 50, 1.6]} for row in logged()]
+    slow = [
+        row | {"rank_seconds": [1.0, 1.0 + row["step"] % 3 / 50, 1.6]} for row in logged_steps()
+    ]
     (finding,) = diagnose(rows(slow))
     assert (finding.finding, finding.evidence["rank"]) == ("Straggler", 2.0)
-    of_two = [row | {"rank_seconds": [1.6, 1.0]} for row in logged()]
+    of_two = [row | {"rank_seconds": [1.6, 1.0]} for row in logged_steps()]
     assert diagnose(rows(of_two))[0].evidence["rank"] == 0.0
     turns = [
         row | {"rank_seconds": [2.0 if rank == row["step"] % 4 else 1.0 for rank in range(4)]}
-        for row in logged()
+        for row in logged_steps()
     ]
     assert diagnose(rows(turns)) == []
 
@@ -223,7 +235,7 @@ def test_checkpoints_that_take_long_or_fail_are_found() -> None:
                 | {"checkpoint_step": min(row["step"], 290 if failures else STEPS) // 20 * 20}
                 | {"checkpoint_seconds": seconds}
                 | {"checkpoint_failures": failures * (row["step"] > 290)}
-                for row in logged()
+                for row in logged_steps()
             ]
         )
 
@@ -234,7 +246,7 @@ def test_checkpoints_that_take_long_or_fail_are_found() -> None:
 
 def test_an_evaluation_that_falls_while_the_reward_rises_is_hacking() -> None:
     steps: list[dict[str, Any]] = []
-    for row in logged():
+    for row in logged_steps():
         steps.append(row)
         if row["step"] % 25 == 0:
             steps.append({"step": row["step"], "eval_reward": ramp(1.0, 0.3)(row["step"])})
@@ -244,22 +256,22 @@ def test_an_evaluation_that_falls_while_the_reward_rises_is_hacking() -> None:
 
 
 def test_an_absolute_kl_counts_only_with_a_guard() -> None:
-    steps = rows(logged({"kl": Noisy(always(0.9))}))
+    steps = rows(logged_steps({"kl": Noisy(always(0.9))}))
     assert diagnose(steps) == []
     (finding,) = diagnose(steps, RunLimits(max_kl=1.0))
     assert finding.finding == "KLRising"
 
 
 def test_steps_that_were_rolled_back_do_not_count() -> None:
-    bad = logged({"entropy": Noisy(ramp(0.5, 0.01, 70))}, steps=120)
-    good = [row for row in logged(steps=200) if row["step"] > 60]
+    bad = logged_steps({"entropy": Noisy(ramp(0.5, 0.01, 70))}, steps=120)
+    good = [row for row in logged_steps(steps=200) if row["step"] > 60]
     assert diagnose(rows(bad))
     assert diagnose(rows(bad + good)) == []
 
 
 @pytest.mark.parametrize("story", ["the reward falls", "answers reach the limit"])
 def test_a_tracker_s_keys_and_the_operator_s_are_judged_as_trl_s(story: str) -> None:
-    steps = logged(SICK[story][1])
+    steps = logged_steps(SICK[story][1])
     wanted = diagnose(rows(steps))
     tracked = [{f"train/{key}": value for key, value in row.items()} for row in steps]
     text = [{key: str(value) for key, value in row.items()} for row in steps]
@@ -293,7 +305,7 @@ def test_every_message_is_short() -> None:
         assert rule.judge.__doc__, name
         assert len(rule.advice) <= 300
     for _, lines in SICK.values():
-        for finding in diagnose(rows(logged(lines))):
+        for finding in diagnose(rows(logged_steps(lines))):
             assert len(finding_message(finding)) <= 300
 
 
@@ -314,12 +326,12 @@ def written(path: Path, steps: list[dict[str, Any]]) -> str:
 def test_diagnose_reads_every_kind_of_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    sick = written(tmp_path / name, logged(SICK["the reward falls"][1]))
+    sick = written(tmp_path / name, logged_steps(SICK["the reward falls"][1]))
     assert main(["diagnose", sick, "-o", "json"]) == 3
     (item,) = json.loads(capsys.readouterr().out)
     assert item.keys() == {"finding", "since", "confidence", "evidence", "advice"}
     assert item["finding"] == "RewardFalling"
-    well = written(tmp_path / name, logged())
+    well = written(tmp_path / name, logged_steps())
     assert main(["diagnose", well]) == 0
     assert capsys.readouterr().out == f"{well}: no findings in {STEPS} steps\n"
 
@@ -327,8 +339,8 @@ def test_diagnose_reads_every_kind_of_file(
 def test_diagnose_names_the_file_where_there_are_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sick = written(tmp_path / "sick.jsonl", logged(SICK["entropy rises"][1]))
-    well = written(tmp_path / "well.jsonl", logged(steps=10))
+    sick = written(tmp_path / "sick.jsonl", logged_steps(SICK["entropy rises"][1]))
+    well = written(tmp_path / "well.jsonl", logged_steps(steps=10))
     assert main(["diagnose", well, sick]) == 3
     out = capsys.readouterr().out
     assert f"{well}: no findings in 10 steps; most rules need 20 steps" in out

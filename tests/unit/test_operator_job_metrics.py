@@ -11,13 +11,26 @@ from prometheus_client.core import Metric, Sample
 from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_api.plan.plan import MemoryPhases, MemoryPrediction
-from grpo_api.report.metrics import ENDED_JOBS, ENDED_SECONDS, JOB, JOB_PROGRESS_TIME, JOBS
+from grpo_api.report.metrics import (
+    BY_REASON,
+    ENDED_JOBS,
+    ENDED_SECONDS,
+    JOB,
+    JOB_PROGRESS_TIME,
+    JOB_RECONCILE_FAILURES,
+    JOBS,
+)
 from grpo_api.report.report import Progress
 from grpo_api.status.usage import GPUSeconds
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.observation import Pull, Silence
 from grpo_operator.process import job_metrics
-from grpo_operator.process.job_metrics import JobMetrics, pod_samples, progress_samples
+from grpo_operator.process.job_metrics import (
+    JobMetrics,
+    failure_samples,
+    pod_samples,
+    progress_samples,
+)
 from grpo_operator.records.names import COMPONENT_ENGINE
 from grpo_operator.records.parsing import grpojob_record
 from grpo_operator.records.records import GRPOJobRecord
@@ -210,7 +223,7 @@ def test_what_became_of_the_gpus_is_told_of_live_and_ended_jobs() -> None:
 def test_every_declared_family_has_its_help_and_kind_once() -> None:
     families = page([])
     assert [(one.name, one.documentation, one.type) for one in families] == [
-        (one.name.removesuffix("_total"), one.help, one.kind) for one in (JOBS, *JOB)
+        (one.name.removesuffix("_total"), one.help, one.kind) for one in (JOBS, *BY_REASON, *JOB)
     ]
 
 
@@ -243,7 +256,48 @@ def test_series_stay_few_while_a_thousand_jobs_come_and_go() -> None:
             found = [sample for family in page([], metrics) for sample in family.samples]
             assert {one.labels["grpojob"] for one in found if "grpojob" in one.labels} == set(jobs)
     jobs.clear()
-    assert [family.samples for family in page([], metrics)] == [[]] * (1 + len(JOB))
+    assert [family.samples for family in page([], metrics)] == [[]] * (
+        1 + len(BY_REASON) + len(JOB)
+    )
+
+
+def waiting(name: str, reason: str, since: float, **more: Any) -> GRPOJobRecord:
+    not_running = condition("Running", "False", reason, since=-since)
+    status = {"phase": "Queued", "reason": reason, "conditions": [not_running], **more}
+    return make_job(status=status, name=name, uid=f"uid-{name}", creationTimestamp=at(-9e4))
+
+
+def test_jobs_that_wait_are_told_by_reason_beside_what_the_queue_expects() -> None:
+    """Three turns of the longest run, which has begun 1,000 s ago and ends in 2,000 s."""
+    runs = [
+        live("short", attemptStartTime=at(-1800.0)),
+        live("long", attemptStartTime=at(-1000.0), progress={"etaSeconds": 2000}),
+    ]
+    queued = [waiting(f"job-{number}", "WaitingForGPUs", number * 100.0) for number in range(5)]
+    stuck = [waiting("image", "PodWaiting", 4000.0), waiting("odd", "SomeWord", 10.0)]
+    found = samples([*runs, *queued, *stuck])
+    told = {
+        reason: [of(found, metric.name, reason=reason) for metric in BY_REASON]
+        for reason in ("WaitingForGPUs", "PodWaiting", "Unknown")
+    }
+    assert told == {
+        "WaitingForGPUs": [[5], [400], [9000]],
+        "PodWaiting": [[1], [4000], [0]],
+        "Unknown": [[1], [10], [0]],
+    }
+    alone = samples(queued)
+    assert of(alone, BY_REASON[2].name) == [0], "nothing runs that could make room"
+
+
+def test_a_job_whose_reconcile_fails_again_and_again_is_named() -> None:
+    failures = {"bad": 7, "good": 0}
+    jobs = [live(name) for name in failures]
+    metrics = JobMetrics(
+        lambda: jobs, lambda: NOW, lambda job: failure_samples(failures[job.key.name])
+    )
+    found = [sample for family in page([], metrics) for sample in family.samples]
+    assert of(found, JOB_RECONCILE_FAILURES.name, grpojob="bad") == [7]
+    assert of(found, JOB_RECONCILE_FAILURES.name, grpojob="good") == []
 
 
 def test_a_jobs_lines_are_made_once_per_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,14 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, Request, Response
 
-from grpo_api.report.metrics import HEARD, LEADER, OPERATOR, TAKEOVER, UNREADABLE_OBJECTS
+from grpo_api.report.metrics import (
+    HEARD,
+    LEADER,
+    MEMORY_LIMIT,
+    OPERATOR,
+    TAKEOVER,
+    UNREADABLE_OBJECTS,
+)
 from grpo_api.report.report import Progress
 from grpo_kube.cache import Cache
 from grpo_kube.informer import Informer
@@ -24,7 +32,7 @@ from grpo_operator.loop.progress import Target, http_fetch
 from grpo_operator.loop.tokens import Tokens
 from grpo_operator.process import settings
 from grpo_operator.process.job_metrics import JobMetrics
-from grpo_operator.process.metrics_server import Metrics, application, serve_pages
+from grpo_operator.process.metrics_server import Metrics, application, memory_limit, serve_pages
 from grpo_operator.records.records import PodRecord
 from harness.controlplane import free_port
 from tests.unit.operator_world import GPU_PLAN, NOW, active_status, make_job
@@ -161,13 +169,16 @@ def test_a_log_line_is_one_json_object() -> None:
 
 
 @pytest.mark.realtime
-async def test_the_pages_tell_health_and_metrics() -> None:
+async def test_the_pages_tell_health_and_metrics(tmp_path: Path) -> None:
     job = make_job(status=active_status(plan=GPU_PLAN, phase="Running", progress={"step": 140}))
     queue = WorkQueue()
     queue.add_all(ObjectKey("team-a", name) for name in ("a", "b", "c"))
     metrics, jobs = Metrics(queue, 4), JobMetrics(lambda: [job], lambda: NOW)
     metrics.read({UNREADABLE_OBJECTS: lambda: {"pods": 2}, HEARD: lambda: {"pods": 1.7e9}})
     metrics.read({LEADER: lambda: {"": 1.0}, TAKEOVER: lambda: {"": 2.5}})
+    limit_file = tmp_path / "memory.max"
+    limit_file.write_text("536870912\n")
+    metrics.read({MEMORY_LIMIT: lambda: memory_limit(limit_file)})
     metrics.record_wait(0.2)
     metrics.record_reconcile(0.01, "success")
     metrics.record_request("PATCH", "grpojobs", 200)
@@ -202,6 +213,7 @@ async def test_the_pages_tell_health_and_metrics() -> None:
     assert "grpo_operator_leader 1.0\n" in text
     assert "grpo_operator_takeover_seconds 2.5\n" in text
     assert "process_resident_memory_bytes " in text
+    assert "grpo_operator_memory_limit_bytes 5.36870912e+08\n" in text
     assert 'grpo_operator_unreadable_objects{resource="pods"} 2.0' in text
     assert 'workqueue_queue_duration_seconds_count{name="grpojob"} 1.0' in text
     exported = {
@@ -210,6 +222,14 @@ async def test_the_pages_tell_health_and_metrics() -> None:
         if line.startswith("# TYPE") and "process_" not in line
     }
     assert exported == {metric.name for metric in OPERATOR}
+
+
+@pytest.mark.parametrize("text", ["max\n", None])
+def test_a_container_without_a_memory_limit_exports_none(text: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "memory.max"
+    if text is not None:
+        file.write_text(text)
+    assert memory_limit(file) == {}
 
 
 async def test_a_blocked_event_loop_is_seen() -> None:

@@ -54,7 +54,7 @@ def _draw_documents(one: Browser) -> None:
             tempfile.TemporaryDirectory() as temporary,
             told(stories[name], Path(temporary)) as server,
         ):
-            draw(one, server, board, View.of(stories[name]))
+            draw(one, server, board, View.of(stories[name]), is_open=False)
             (DOCUMENTS / f"{board}.png").write_bytes(one.picture(HEIGHT))
 
 

@@ -7,13 +7,14 @@ values at the end.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from grpo_codegen.dashboards import DASHBOARDS, grafana
 from grpo_codegen.stories.story import Story
-from grpo_codegen.timelines import exposition
+from grpo_codegen.stories.world import World, constant_series
+from grpo_codegen.timelines import exposition, series
 from harness.backfill import Prometheus, filled
 
 from .browser import Browser
@@ -38,6 +39,11 @@ class View:
     job: str = "run"
     step: int = STEP
     """Seconds between two points of a line, and between two scrapes."""
+
+    @property
+    def start(self) -> int:
+        """Unix seconds of the earliest time that is shown."""
+        return 0 if self.seconds is None else max(0, self.end - self.seconds)
 
     @classmethod
     def of(cls, story: Story) -> "View":
@@ -67,35 +73,61 @@ class Drawing:
         return {panel["title"] for panel, answers in answered if not any(answers)}
 
 
+def with_alerts(story: Story) -> World:
+    """The story's series, and those that Prometheus makes of the alerts that fire at its minute."""
+    whose = {"namespace": "team", "grpojob": "run"} if story.board == "training-health" else {}
+    firing = [
+        series("ALERTS", {"alertname": name, "alertstate": "firing", **whose})
+        for name in sorted(story.firing)
+    ]
+    return {**story.world, **constant_series(1.0, *firing)}
+
+
 @contextmanager
 def told(story: Story, folder: Path) -> Iterator[Prometheus]:
     """A Prometheus that has scraped the story, every minute from its beginning to its end."""
     lines = (
         line
-        for name, timeline in story.world.items()
+        for name, timeline in with_alerts(story).items()
         for line in exposition(name, timeline, story.minutes)
     )
     with filled(folder, "\n".join([*lines, "# EOF", ""])) as server:
         yield server
 
 
-def draw(browser: Browser, server: Prometheus, name: str, view: View) -> Drawing:
+def draw(
+    browser: Browser, server: Prometheus, name: str, view: View, *, is_open: bool = True
+) -> Drawing:
     """The dashboard of this name as it is at the view's end, with all of the time before or what
-    fits of it."""
-    page = json.loads(grafana.render(DASHBOARDS[name]))
-    asker = _Asker(server, name, view, view.seconds or _seconds(page["time"]["from"]))
+    fits of it; with all rows open, or as it is when somebody comes to it."""
+    board = DASHBOARDS[name]
+    if is_open:
+        board = replace(board, rows=tuple(replace(row, is_collapsed=False) for row in board.rows))
+    page = json.loads(grafana.render(board))
+    view = replace(view, seconds=view.seconds or _seconds(page["time"]["from"]))
+    asker = _Asker(server, name, view)
     answers = {
         panel["id"]: [asker.ask(one) for one in panel["targets"]]
         for panel in page["panels"]
         if _shown(panel)
     }
     marks = [mark for one in page["annotations"]["list"] for mark in asker.marks(one)]
-    times = {"from": asker.start * 1000, "to": asker.end * 1000, "step": view.step * 1000}
+    return draw_answers(browser, page, answers, marks, view)
+
+
+def draw_answers(
+    browser: Browser,
+    page: JSON,
+    answers: dict[int, list[list[JSON]]],
+    marks: list[JSON],
+    view: View,
+) -> Drawing:
+    """A dashboard's page with what is answered to its panels' queries, by their ids."""
     given = {
         "dashboard": page,
         "answers": answers,
         "annotations": marks,
-        "range": times,
+        "range": {"from": view.start * 1000, "to": view.end * 1000, "step": view.step * 1000},
         "chosen": view.title,
     }
     seen = browser.evaluate(f"draw({json.dumps(given)})")
@@ -113,9 +145,8 @@ def _seconds(since: str) -> int:
 class _Asker:
     """Asks as Grafana does, for a time that ends with the view."""
 
-    def __init__(self, server: Prometheus, name: str, view: View, seconds: int) -> None:
-        self.server, self.end, self.step = server, view.end, view.step
-        self.start = max(0, view.end - seconds)
+    def __init__(self, server: Prometheus, name: str, view: View) -> None:
+        self.server, self.start, self.end, self.step = server, view.start, view.end, view.step
         self.variables = {
             "$__range": f"{view.end - self.start}s",
             "$__rate_interval": f"{5 * view.step}s",

@@ -9,7 +9,7 @@ same with anybody's file.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..report.report import Finding
 from ..spec.run_policy import FindingName
@@ -34,6 +34,8 @@ class RuleSet(NamedTuple):
     judge: Rule
     advice: str
     hold: int = HOLD
+    costs: Literal["Run", "Time"] = "Run"
+    """`Time`: the run gets as good as it would, only later."""
 
 
 RULES: dict[FindingName, RuleSet] = {
@@ -91,6 +93,7 @@ RULES: dict[FindingName, RuleSet] = {
         running_rules.waiting_for_rewards,
         "GPUs wait for the rewards: give the reward service more replicas, or send more of a batch "
         "at a time.",
+        costs="Time",
     ),
     "EngineDrift": RuleSet(
         running_rules.engine_drift,
@@ -101,11 +104,13 @@ RULES: dict[FindingName, RuleSet] = {
         running_rules.straggler,
         "One rank is slower than the others: look at the temperature and clocks of its GPU, and at "
         "what else runs on its node; a restart avoids the node once it has been so for long.",
+        costs="Time",
     ),
     "CheckpointSlow": RuleSet(
         running_rules.checkpoint_slow,
         "Training stands still for checkpoints: raise checkpoint.everySteps, or take a faster "
         "volume.",
+        costs="Time",
     ),
     "CheckpointFailing": RuleSet(
         running_rules.checkpoint_failing,
@@ -115,6 +120,7 @@ RULES: dict[FindingName, RuleSet] = {
     ),
 }
 """Every rule, the most urgent first."""
+TIME_FINDINGS = tuple(name for name, rule in RULES.items() if rule.costs == "Time")
 
 
 NO_VERDICT = Verdict(0.0, {})

@@ -143,6 +143,32 @@ JOB_COST = Metric(
     _JOB,
 )
 
+JOB_RECONCILE_FAILURES = Metric(
+    "grpo_job_reconcile_failures",
+    "gauge",
+    "1",
+    "Reconciles of the job that have failed in a row; absent after one that succeeded.",
+    _JOB,
+)
+JOBS_WAITING = Metric(
+    "grpo_jobs_waiting", "gauge", "1", "Jobs that wait to run, by status.reason.", ("reason",)
+)
+JOBS_LONGEST_WAIT = Metric(
+    "grpo_jobs_longest_wait_seconds",
+    "gauge",
+    "seconds",
+    "For how long the job that waits longest has not run, by status.reason.",
+    ("reason",),
+)
+JOBS_EXPECTED_WAIT = Metric(
+    "grpo_jobs_expected_wait_seconds",
+    "gauge",
+    "seconds",
+    "How long jobs wait at most if the jobs that run end at their ETA and later ones take as long, "
+    "by status.reason; 0 where nothing but the cluster is waited for.",
+    ("reason",),
+)
+
 
 def _time_to(name: str, what: str) -> Metric:
     text = f"Time from a GRPOJob's creation until {what}, in its first attempt."
@@ -266,6 +292,8 @@ PROGRESS_PULLS = Metric(
     "Pulls of /progress by result (success, error).",
     ("result",),
 )
+LOSSES = ("refused", "dropped")
+"""Results of events and spans that nobody gets."""
 EVENTS = Metric(
     "grpo_operator_events_total",
     "counter",
@@ -296,6 +324,12 @@ UNREADABLE_OBJECTS = Metric(
     "Objects that this version of the operator can't read and leaves alone.",
     ("resource",),
 )
+MEMORY_LIMIT = Metric(
+    "grpo_operator_memory_limit_bytes",
+    "gauge",
+    "bytes",
+    "Memory limit of the operator's container; absent without one.",
+)
 JOB = (
     JOB_INFO,
     JOB_GPUS,
@@ -311,13 +345,17 @@ JOB = (
     JOB_PATIENCE,
     JOB_STAGE_TIME,
     JOB_POD_INFO,
+    JOB_RECONCILE_FAILURES,
 )
 """What the operator exports of each GRPOJob that has not ended."""
 ENDED_SECONDS, ENDED_JOBS = 3600.0, 300
 """A job that has ended keeps its series for ENDED_SECONDS, and only while it is among the
 ENDED_JOBS newest."""
+BY_REASON = (JOBS_WAITING, JOBS_LONGEST_WAIT, JOBS_EXPECTED_WAIT)
+"""What the operator exports of the jobs that wait."""
 OPERATOR = (
     JOBS,
+    *BY_REASON,
     *JOB,
     *TIMES_TO,
     RESTARTS,
@@ -336,6 +374,7 @@ OPERATOR = (
     SPANS,
     LOOP_LAG,
     UNREADABLE_OBJECTS,
+    MEMORY_LIMIT,
     HEARD,
     LEADER,
     TAKEOVER,

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from . import controller, engines, jobs, training
-from .alert import Alert
+from .alert import TRAINING_UID, Alert
 
 ALERTS = (*training.ALERTS, *engines.ALERTS, *jobs.ALERTS, *controller.ALERTS)
 """All alerts."""
@@ -28,6 +28,27 @@ def _rule(alert: Alert) -> dict[str, Any]:
         "alert": alert.name,
         "expr": alert.expression,
         "for": alert.for_,
-        "labels": {"severity": alert.severity},
-        "annotations": {"summary": alert.summary, "description": alert.description},
+        "labels": {"severity": _severity(alert)},
+        "annotations": {
+            "summary": alert.summary,
+            "description": alert.description,
+            "dashboard_url": f"<dashboardURL>/d/{alert.dashboard}{_chosen(alert)}",
+        },
     }
+
+
+def _severity(alert: Alert) -> str:
+    """The label, as a template where it depends on the finding."""
+    if not alert.info_findings:
+        return alert.severity
+    names = " ".join(f'"{name}"' for name in alert.info_findings)
+    return f"{{{{ if eq $labels.finding {names} }}}}info{{{{ else }}}}{alert.severity}{{{{ end }}}}"
+
+
+def _chosen(alert: Alert) -> str:
+    """The dashboard's variables, as far as the alert's labels name their values."""
+    cluster = "{{ with $labels.cluster }}&var-cluster={{ . }}{{ end }}"
+    if alert.dashboard != TRAINING_UID:
+        return f"?{cluster}"
+    job = "var-namespace={{ $labels.namespace }}&var-job={{ $labels.grpojob }}"
+    return f"?{job}{cluster}"

@@ -1,12 +1,17 @@
-"""Declares an alert: an expression with thresholds, texts for the person on call, and the stories
-where it fires."""
+"""Declares an alert: an expression with thresholds, and texts for the person on call."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-PER_JOB = "max by (namespace, grpojob)"
+from grpo_api.spec.run_policy import FindingName
+
+PER_JOB = "max by (cluster, namespace, grpojob)"
 """A job has one value, whatever pods and attempts it has had."""
+PER_OPERATOR = "by (cluster, job)"
+"""Two operators of a cluster that watch different namespaces have different scrape jobs."""
 JOB = "{{ $labels.namespace }}/{{ $labels.grpojob }}"
+TRAINING_UID, FLEET_UID, OPERATOR_UID = "grpo-training", "grpo-fleet", "grpo-operator"
+"""The dashboards' names in their addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,5 +32,7 @@ class Alert:
     """What it means and the first thing to do."""
     runbook: tuple[str, ...]
     """What to look at and do, in order, for docs/alerts.md."""
-    fires_in: tuple[str, ...]
-    """Names of the stories in which it fires; in all others it is silent."""
+    dashboard: str = TRAINING_UID
+    """Where the reader of the alert looks first."""
+    info_findings: tuple[FindingName, ...] = ()
+    """Values of the label `finding` with which its severity is only `info`."""

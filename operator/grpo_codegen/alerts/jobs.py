@@ -1,4 +1,4 @@
-"""Alerts on how a job gets on: steps, ranks, memory, restarts, checkpoints, its wait and its end.
+"""Alerts on how a job gets on: steps, memory, restarts, checkpoints, its wait and its end.
 
 What the operator knows stands in them wherever it does: it also knows of a rank 0 that answers
 nobody.
@@ -8,31 +8,39 @@ from grpo_api.report.metrics import (
     JOB_ATTEMPTS,
     JOB_CONDITION,
     JOB_PATIENCE,
-    JOB_PHASE,
     JOB_PROGRESS_TIME,
+    JOBS_EXPECTED_WAIT,
+    JOBS_LONGEST_WAIT,
     RESTARTS,
 )
 from grpo_api.report.report import Result
 from grpo_api.report.training_metrics import (
     CHECKPOINT_STEP,
     CHECKPOINT_TIME,
+    MAX_COMPLETION,
     MEMORY,
     PREDICTED_MEMORY,
     SAVE_EVERY,
     STEP,
-    STRAGGLER,
+    TRAINING,
     USABLE_MEMORY,
 )
-from grpo_api.status.status import ConditionType, Phase
+from grpo_api.status.status import ConditionType
 
-from .alert import JOB, PER_JOB, Alert
+from .alert import FLEET_UID, JOB, PER_JOB, Alert
 
-_PER_RANK = f"max by (namespace, grpojob, {', '.join(STRAGGLER.labels)})"
+_LONGEST = next(metric.name for metric in TRAINING if metric.key == "completion_length_max")
 _STEP = f"{PER_JOB} ({STEP.name})"
 _SAVED = f"({PER_JOB} ({CHECKPOINT_STEP.name}) or 0 * {_STEP})"
 _PEAK = f"{PER_JOB} ({MEMORY.name})"
+_LONGEST_WAIT = f"max by (cluster, reason) ({JOBS_LONGEST_WAIT.name})"
 _RATIO = f"{PER_JOB} ({PREDICTED_MEMORY.name}) / {_PEAK}"
-_WAITS = "|".join((Phase.PENDING, Phase.QUEUED, Phase.STARTING, Phase.RESTARTING))
+_HAS_LONG_COMPLETIONS = (
+    f"{PER_JOB} (max_over_time({_LONGEST}[1d])) > "
+    f"<predictionLength> * {PER_JOB} ({MAX_COMPLETION.name})"
+)
+"""The plan is made for completions as long as the limit: before one came near it, less memory is
+used, and that says nothing."""
 
 ALERTS = (
     Alert(
@@ -62,30 +70,6 @@ ALERTS = (
             "job is "
             "suspended.",
         ),
-        fires_in=("stalled exporter", "hang"),
-    ),
-    Alert(
-        name="GRPOStraggler",
-        expression=f"{_PER_RANK} ({STRAGGLER.name}) > <stragglerRatio>",
-        for_="15m",
-        severity="warning",
-        summary=(
-            f"Rank {{{{ $labels.rank }}}} of {JOB}, on node {{{{ $labels.rank_node }}}}, takes "
-            "{{ $value | humanize }} times the median"
-        ),
-        description=(
-            "All other ranks wait for it at every step. Its node or GPU may be throttled or shared."
-        ),
-        runbook=(
-            (
-                "Compare clocks and temperatures of the gang's GPUs (DCGM), and who else uses "
-                "these "
-                "nodes."
-            ),
-            "A restart avoids the node once the rank has been slow for 50 steps. "
-            "`grpo status JOB` says since when.",
-        ),
-        fires_in=("straggler",),
     ),
     Alert(
         name="GRPOMemoryTight",
@@ -108,11 +92,13 @@ ALERTS = (
                 "and trains the same."
             ),
         ),
-        fires_in=("OOM and re-plan",),
     ),
     Alert(
         name="GRPOPredictionOff",
-        expression=f"{_RATIO} < <predictionLow> or {_RATIO} > <predictionHigh>",
+        expression=(
+            f"({_RATIO} < <predictionLow> or {_RATIO} > <predictionHigh>) "
+            f"and {_HAS_LONG_COMPLETIONS}"
+        ),
         for_="10m",
         severity="warning",
         summary=(
@@ -130,12 +116,11 @@ ALERTS = (
                 "learned."
             ),
         ),
-        fires_in=("OOM and re-plan",),
     ),
     Alert(
         name="GRPOJobRestarting",
         expression=(
-            f"sum by (namespace, grpojob) (increase({JOB_ATTEMPTS.name}[1h])) >= <restartsPerHour>"
+            f"sum by (cluster, namespace, grpojob) (increase({JOB_ATTEMPTS.name}[1h])) >= <restartsPerHour>"
         ),
         for_="0m",
         severity="warning",
@@ -153,12 +138,12 @@ ALERTS = (
                 "(`checkpoint.everySteps`)."
             ),
         ),
-        fires_in=("preempted three times",),
     ),
     Alert(
         name="GRPODisruptionStorm",
         expression=(
-            f'sum(increase({RESTARTS.name}{{reason="{Result.PREEMPTED}"}}[15m])) >= <disruptions>'
+            f'sum by (cluster) (increase({RESTARTS.name}{{reason="{Result.PREEMPTED}"}}[15m])) '
+            ">= <disruptions>"
         ),
         for_="0m",
         severity="warning",
@@ -170,24 +155,31 @@ ALERTS = (
             "`kubectl get nodes`, and the events of pods: who deleted them?",
             "The jobs start again by themselves as nodes come back.",
         ),
-        fires_in=("node pool drained",),
+        dashboard=FLEET_UID,
     ),
     Alert(
-        name="GRPOJobPending",
-        expression=f'{PER_JOB} ({JOB_PHASE.name}{{phase=~"{_WAITS}"}}) > 0',
-        for_="<pendingFor>",
+        name="GRPOJobsWaiting",
+        expression=(
+            f"{_LONGEST_WAIT} > <waitSeconds> and "
+            f"{_LONGEST_WAIT} > max by (cluster, reason) ({JOBS_EXPECTED_WAIT.name})"
+        ),
+        for_="5m",
         severity="warning",
-        summary=f"{JOB} waits to run for a long time",
-        description="`kubectl describe grpojob` says for what: GPUs, its turn, a quota, an image.",
+        summary=(
+            "Jobs wait longer than their queue explains, the longest for {{ $value | "
+            "humanizeDuration }}: {{ $labels.reason }}"
+        ),
+        description=(
+            "One alert for all jobs that wait for the same. What a queue explains is one turn of "
+            "the jobs that run, until their ETA, for as many jobs as run now."
+        ),
         runbook=(
-            (
-                "[conditions.md](conditions.md) explains the reasons of `Admitted`, `Scheduled` "
-                "and "
-                "`Running`."
-            ),
+            "`kubectl get grpojobs -A` shows the jobs of this reason; `kubectl describe grpojob` "
+            "says for what one waits: GPUs, its turn, a quota, an image.",
+            "[conditions.md](conditions.md) explains the reasons.",
             "`grpo plan` says what smaller hardware would do.",
         ),
-        fires_in=("waiting for GPUs",),
+        dashboard=FLEET_UID,
     ),
     Alert(
         name="GRPOCheckpointOld",
@@ -211,12 +203,11 @@ ALERTS = (
             "1, 2, 4 … steps.",
             "Without that, checkpoints are rare by choice (`checkpoint.everySteps`).",
         ),
-        fires_in=("full disk",),
     ),
     Alert(
         name="GRPOJobFailed",
         expression=(
-            "max by (namespace, grpojob, reason) "
+            "max by (cluster, namespace, grpojob, reason) "
             f'({JOB_CONDITION.name}{{type="{ConditionType.FAILED}"}}) > 0'
         ),
         for_="0m",
@@ -230,6 +221,5 @@ ALERTS = (
             "[faults.md](faults.md) says what each reason means and what to do.",
             "The alert ends by itself an hour after the failure.",
         ),
-        fires_in=("NaN",),
     ),
 )

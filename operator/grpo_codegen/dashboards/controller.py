@@ -3,8 +3,11 @@
 from grpo_api.report import metrics as operator
 from grpo_api.report.metrics import CONTROLLER
 
+from ..alerts.alert import OPERATOR_UID
+from ..alerts.controller import ALERTS
 from .panels import Color, Dashboard, Panel, Query, Row, Variable
 from .promql import CLUSTER, UP, WINDOW, quantiles, rates, select, zero_if_uncounted
+from .verdicts import firing_alerts
 
 _OURS = f'{CLUSTER},name="{CONTROLLER}"'
 _RECONCILER = f'{CLUSTER},controller="{CONTROLLER}"'
@@ -31,31 +34,47 @@ def _errors() -> str:
 
 _UNREADABLE = f"max by (cluster, resource) ({select(operator.UNREADABLE_OBJECTS, CLUSTER)})"
 """Every operator counts them, followers too."""
+_OWN_ALERTS = "|".join(alert.name for alert in ALERTS)
+_LEADERS = f"sum({select(operator.LEADER, CLUSTER)})"
+_LEADER_BY_REPLICA = f"max by (instance) ({select(operator.LEADER, CLUSTER)})"
+_MEMORY_SHARE = (
+    f"max by (instance) ({_process('process_resident_memory_bytes')}) / "
+    f"max by (instance) ({select(operator.MEMORY_LIMIT, CLUSTER)})"
+)
 _NOW = (
+    firing_alerts(f'{CLUSTER},alertname=~"{_OWN_ALERTS}"', "on the operator", 10),
     Panel(
         kind="stat",
-        title="Operators that answer",
-        description=(
-            "Pods that were scraped; one leads. With none, running gangs go on, and "
-            "nothing new starts."
-        ),
+        title="Leaders",
+        description="Replicas that decide. Without one nothing starts; two of them contradict.",
         unit="none",
-        queries=(Query(f"count({UP}) or vector(0)", "operators"),),
+        queries=(Query(f"{_LEADERS} or vector(0)", "leaders"),),
         width=4,
-        height=3,
+        height=4,
+        base="red",
+        bounds=((1, "green"), (2, "red")),
+    ),
+    Panel(
+        kind="stat",
+        title="Replicas",
+        description="Pods of the operator that were scraped.",
+        unit="none",
+        queries=(Query(f"count({UP}) or vector(0)", "replicas"),),
+        width=5,
+        height=4,
         base="red",
         bounds=((1, "green"),),
     ),
     Panel(
         kind="stat",
         title="Version",
-        description="Of the operators that answer; two while one replaces the other.",
+        description="Of the replicas; two while one replaces the other.",
         unit="none",
         queries=(Query(f"count by (version) ({UP})", ""),),
         width=5,
-        height=3,
+        height=4,
         label="version",
-        empty="No operator answers",
+        empty="No data of an operator",
     ),
     Panel(
         kind="stat",
@@ -66,11 +85,11 @@ _NOW = (
         ),
         unit="percentunit",
         queries=(Query(_errors(), "share"),),
-        width=5,
+        width=6,
         height=3,
         base="green",
         bounds=((0.01, "orange"), (0.1, "red")),
-        empty="No reconcile ended",
+        empty="No reconcile reported",
     ),
     Panel(
         kind="stat",
@@ -78,11 +97,11 @@ _NOW = (
         description="Time since something was last heard of the kind of object heard of least.",
         unit="s",
         queries=(Query(f"time() - min({_WATCHES})", "age"),),
-        width=5,
+        width=6,
         height=3,
         base="green",
         bounds=((300, "orange"), (600, "red")),
-        empty="No operator answers",
+        empty="No data of an operator",
     ),
     Panel(
         kind="stat",
@@ -93,11 +112,48 @@ _NOW = (
         ),
         unit="none",
         queries=(Query(zero_if_uncounted(f"sum({_UNREADABLE})"), "objects"),),
-        width=5,
+        width=6,
         height=3,
         base="green",
         bounds=((1, "orange"),),
-        empty="No operator answers",
+        empty="No data of an operator",
+    ),
+    Panel(
+        kind="stat",
+        title="Memory, of its limit",
+        description="Resident bytes of the fullest replica over its container's limit.",
+        unit="percentunit",
+        queries=(Query(f"max({_MEMORY_SHARE})", "share"),),
+        width=6,
+        height=3,
+        base="green",
+        bounds=((0.8, "orange"), (0.9, "red")),
+        empty="No memory limit reported",
+    ),
+    Panel(
+        title="Leader by replica",
+        description="1 for the replica that leads. Together they make 1, but for a change of it.",
+        unit="none",
+        queries=(Query(_LEADER_BY_REPLICA, "{{instance}}"),),
+        width=12,
+        height=6,
+        base="green",
+        bounds=((2, "red"),),
+        reach=2,
+        stacked=True,
+        empty="No data of an operator",
+    ),
+    Panel(
+        title="Jobs that wait, by reason",
+        description="By status.reason; docs/conditions.md explains each.",
+        unit="none",
+        queries=(
+            Query(f"max by (reason) ({select(operator.JOBS_WAITING, CLUSTER)})", "{{reason}}"),
+        ),
+        width=12,
+        height=6,
+        stacked=True,
+        empty="No waiting job reported",
     ),
 )
 _QUEUE = (
@@ -210,9 +266,18 @@ _TALK = (
         ),
         unit="ops",
         queries=(Query(rates("result", operator.PROGRESS_PULLS), "{{result}}"),),
-        width=12,
+        width=8,
         colors=_RESULTS,
-        empty="No gang runs",
+        empty="No pull in this time",
+    ),
+    Panel(
+        title="Spans of traces",
+        description="Per second, by what became of them. Dropped ones found a collector away.",
+        unit="ops",
+        queries=(Query(rates("result", operator.SPANS), "{{result}}"),),
+        width=8,
+        colors=_RESULTS,
+        empty="No span in this time",
     ),
     Panel(
         title="Events on jobs",
@@ -222,7 +287,7 @@ _TALK = (
         ),
         unit="ops",
         queries=(Query(rates("result", operator.EVENTS), "{{result}}"),),
-        width=12,
+        width=8,
         colors=_RESULTS,
         empty="No event in this time",
     ),
@@ -247,6 +312,7 @@ _PROCESS = (
             Query(
                 f"max by (instance) ({_process('process_resident_memory_bytes')})", "{{instance}}"
             ),
+            Query(f"max({select(operator.MEMORY_LIMIT, CLUSTER)})", "limit", "limit"),
         ),
     ),
     Panel(
@@ -266,14 +332,48 @@ _PROCESS = (
         bounds=((0.8, "orange"),),
     ),
 )
+_CHANGES = (
+    Panel(
+        kind="bargauge",
+        title="Time without a leader at the last change",
+        description="From the last sign of the leader before until the present one worked.",
+        unit="s",
+        queries=(
+            Query(f"max by (instance) ({select(operator.TAKEOVER, CLUSTER)})", "{{instance}}"),
+        ),
+        width=12,
+        height=5,
+        base="green",
+        bounds=((30, "orange"),),
+        empty="No change reported",
+    ),
+    Panel(
+        kind="table",
+        title="Jobs whose reconcile fails",
+        description="Failures in a row. The operator's log has the error of each.",
+        unit="none",
+        queries=(
+            Query(
+                f"max by (cluster, namespace, grpojob) ({select(operator.JOB_RECONCILE_FAILURES, CLUSTER)})",
+                "",
+            ),
+        ),
+        width=12,
+        height=5,
+        columns={"namespace": "Namespace", "grpojob": "Job", "Value": "Failures"},
+        to_job=True,
+        empty="No failing job reported",
+    ),
+)
 DASHBOARD = Dashboard(
-    uid="grpo-operator",
+    uid=OPERATOR_UID,
     title="GRPO / Operator",
     description="Whether the operator keeps up, what fails, and what it needs.",
     since="now-3h",
     variables=(Variable("cluster", "Cluster", operator.BUILD_INFO.name, "cluster", many=True),),
     rows=(
-        Row("Now", _NOW),
+        Row("What is wrong now?", _NOW),
+        Row("Does somebody lead, and which job fails?", _CHANGES),
         Row("Does it keep up?", _QUEUE),
         Row("Whom does it talk to?", _TALK),
         Row("What does it need?", _PROCESS),

@@ -6,16 +6,16 @@ from grpo_api.report import training_metrics as trainer
 from .panels import Panel, Query
 from .promql import JOB, largest, of_job, of_job_by, select
 
-_NONE = "No engine: the policy samples by itself"
-_SHARED = "No engines in pods of their own"
+_NONE = "No engine reported"
 _UP = of_job_by("engine", trainer.ENGINE_UP)
 _BEHIND = f"{of_job(trainer.WEIGHTS_VERSION)} - min({select(trainer.ENGINE_VERSION, JOB)})"
 
 PANELS = (
     Panel(
-        title="Engine against trainer",
+        title="Sampling logp difference",
         description=(
-            "Difference between their log-probabilities of the last generation's tokens, in nats. "
+            "TRL's `sampling/sampling_logp_difference`: between the log-probabilities of engine and "
+            "trainer for the last generation's tokens, in nats. "
             "The weights are "
             "proven to be the same, so a rise says that the engine computes otherwise: another "
             "dtype, another kernel."
@@ -23,7 +23,7 @@ PANELS = (
         unit="none",
         queries=(
             Query(of_job(trainer.ENGINE_MISMATCH), "mean"),
-            Query(of_job(trainer.ENGINE_MISMATCH_MAX), "largest"),
+            Query(of_job(trainer.ENGINE_MISMATCH_MAX), "max"),
             Query(
                 of_job(trainer.MAX_ENGINE_MISMATCH),
                 "guard.maxEngineMismatch, for the mean",
@@ -33,15 +33,15 @@ PANELS = (
         empty=_NONE,
     ),
     Panel(
-        title="Weight of a token in the loss",
+        title="Importance sampling ratio",
         description=(
-            "What corrects for that difference, the least and the largest of a "
-            "generation. 1 is none at all."
+            "TRL's `sampling/importance_sampling_ratio`, which corrects for that difference, the "
+            "least and the largest of a generation. 1 is none at all."
         ),
         unit="none",
         queries=(
-            Query(of_job("importance_ratio_min"), "least"),
-            Query(of_job("importance_ratio_max"), "largest"),
+            Query(of_job("importance_ratio_min"), "min"),
+            Query(of_job("importance_ratio_max"), "max"),
         ),
         empty=_NONE,
     ),
@@ -67,7 +67,7 @@ PANELS = (
         ),
         unit="short",
         queries=(Query(f"sum({_UP})", "serve"), Query(f"count({_UP})", "all", "limit")),
-        empty=_SHARED,
+        empty=_NONE,
     ),
     Panel(
         title="Syncs that the last engine lacks",
@@ -80,7 +80,7 @@ PANELS = (
         base="green",
         bounds=((3, "orange"),),
         reach=4,
-        empty=_SHARED,
+        empty=_NONE,
     ),
     Panel(
         title="Proofs that failed, engines given up",
@@ -106,20 +106,20 @@ PANELS = (
         ),
         unit="short",
         queries=(Query(largest("engine", trainer.ENGINE_TOKENS), "engine {{engine}}"),),
-        empty=_SHARED,
+        empty=_NONE,
     ),
     Panel(
-        title="Prompts that wait in engines",
+        title="Prompts that wait in engine pods",
         description=(
-            "The twelve longest queues. If prompts always wait, more engines would make "
+            "Prompts that wait in engines, the twelve longest queues. If some always wait, more engines would make "
             "steps shorter."
         ),
         unit="short",
         queries=(Query(largest("engine", trainer.ENGINE_WAITING), "engine {{engine}}"),),
-        empty=_SHARED,
+        empty=_NONE,
     ),
     Panel(
-        title="Cache of keys and values in use",
+        title="KV cache of engine pods",
         description=(
             "Of each engine, the twelve fullest. A full one interrupts completions and "
             "begins them again."
@@ -129,6 +129,6 @@ PANELS = (
         base="green",
         bounds=((0.95, "orange"),),
         reach=1,
-        empty=_SHARED,
+        empty=_NONE,
     ),
 )

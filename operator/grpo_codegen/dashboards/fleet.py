@@ -2,10 +2,12 @@
 run is odd."""
 
 from grpo_api.report import metrics as operator
+from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import Metric
 from grpo_api.status.status import ConditionType, Phase
 
 from .. import recording
+from ..alerts.alert import FLEET_UID
 from . import usage
 from .panels import Dashboard, Panel, Query, Row, Variable
 from .promql import (
@@ -13,19 +15,25 @@ from .promql import (
     CLUSTER,
     JOB_LEGEND,
     NAMESPACES,
+    UP,
     of_jobs,
     select,
-    trend,
     zero_if_uncounted,
 )
-from .verdicts import PHASE_COLORS
+from .verdicts import PHASE_COLORS, firing_alerts
 
-_JOBS = select(operator.JOBS, NAMESPACES)
+_JOBS = f"max by (cluster, namespace, phase) ({select(operator.JOBS, NAMESPACES)})"
+"""Of several operators each may count all jobs."""
+_FINDINGS = f"max by ({A_JOB}, finding) ({select(trainer.FINDING, NAMESPACES)}) == 1"
 _WAITING = of_jobs(operator.JOB_PHASE, f'phase=~"{Phase.PENDING}|{Phase.QUEUED}"')
 _HOLDING = of_jobs(operator.JOB_PHASE, f'phase=~"{Phase.STARTING}|{Phase.RUNNING}"')
 _FAILED = select(operator.JOB_CONDITION, f'{NAMESPACES},type="{ConditionType.FAILED}"')
 _RESTARTS = select(operator.RESTARTS, CLUSTER)
-_UNKNOWN = "No operator answers"
+_REWARD = of_jobs("reward")
+_CHANGED_MOST = (
+    f"{_REWARD} and on ({A_JOB}) topk(12, stddev_over_time({_REWARD}[$__range:5m] @ end()))"
+)
+_UNKNOWN = "No data of an operator"
 _JOB_COLUMNS = {"namespace": "Namespace", "grpojob": "Job"}
 
 
@@ -48,20 +56,56 @@ def _waited(metric: Metric) -> tuple[Query, ...]:
 
 
 def _jobs_in(title: str, phases: tuple[Phase, ...], description: str) -> Panel:
-    chosen = select(operator.JOBS, f'{NAMESPACES},phase=~"{"|".join(phases)}"')
+    where = f'{NAMESPACES},phase=~"{"|".join(phases)}"'
+    chosen = f"max by (cluster, namespace, phase) ({select(operator.JOBS, where)})"
     return Panel(
         kind="stat",
         title=title,
         description=description,
         unit="none",
         queries=(Query(zero_if_uncounted(f"sum({chosen})"), "jobs"),),
-        width=5,
+        width=8,
         height=3,
         empty=_UNKNOWN,
     )
 
 
 _NOW = (
+    firing_alerts(f'{CLUSTER},alertname=~"GRPO.*"', "on jobs and on the operator", 10),
+    Panel(
+        kind="stat",
+        title="Runs with findings",
+        description="Jobs of which the numbers of their steps say that something is wrong.",
+        unit="none",
+        queries=(Query(f"count(max by ({A_JOB}) ({_FINDINGS})) or 0 * count({UP})", "jobs"),),
+        width=5,
+        height=4,
+        base="green",
+        bounds=((1, "orange"),),
+        empty=_UNKNOWN,
+    ),
+    Panel(
+        kind="stat",
+        title="Failed within an hour",
+        description="Jobs that ended so; the table below says why.",
+        unit="none",
+        queries=(Query(zero_if_uncounted(f"count({_FAILED})"), "jobs"),),
+        width=5,
+        height=4,
+        base="green",
+        bounds=((1, "orange"), (5, "red")),
+        empty=_UNKNOWN,
+    ),
+    Panel(
+        kind="stat",
+        title="GPUs held",
+        description="By all gangs that start or run.",
+        unit="none",
+        queries=(Query(zero_if_uncounted(f"sum({_gpus('product')})"), "GPUs"),),
+        width=4,
+        height=4,
+        empty=_UNKNOWN,
+    ),
     _jobs_in(
         "Jobs that run",
         (Phase.STARTING, Phase.RUNNING),
@@ -76,28 +120,6 @@ _NOW = (
         "Jobs that begin again",
         (Phase.RESTARTING,),
         "Between two attempts, while the former gang ends or a pause goes on.",
-    ),
-    Panel(
-        kind="stat",
-        title="Failed within an hour",
-        description="Jobs that ended so; the table below says why.",
-        unit="none",
-        queries=(Query(zero_if_uncounted(f"count({_FAILED})"), "jobs"),),
-        width=5,
-        height=3,
-        base="green",
-        bounds=((1, "orange"), (5, "red")),
-        empty=_UNKNOWN,
-    ),
-    Panel(
-        kind="stat",
-        title="GPUs held",
-        description="By all gangs that start or run.",
-        unit="none",
-        queries=(Query(zero_if_uncounted(f"sum({_gpus('product')})"), "GPUs"),),
-        width=4,
-        height=3,
-        empty=_UNKNOWN,
     ),
 )
 _QUEUE = (
@@ -117,7 +139,7 @@ _QUEUE = (
         queries=(Query(f"topk(20, 60 * count_over_time({_WAITING}[1d:1m]) and {_WAITING})", ""),),
         columns={**_JOB_COLUMNS, "Value": "Waited"},
         to_job=True,
-        empty="Nobody is known to wait",
+        empty="No waiting job reported",
     ),
     Panel(
         kind="bargauge",
@@ -129,7 +151,7 @@ _QUEUE = (
         unit="s",
         queries=tuple(query for metric in operator.TIMES_TO for query in _waited(metric)),
         base="blue",
-        empty="No job got that far in this time",
+        empty="No milestone in this time",
     ),
 )
 _GPUS = (
@@ -140,7 +162,7 @@ _GPUS = (
         queries=(Query(_gpus("product"), "{{product}}"),),
         width=12,
         stacked=True,
-        empty="No gang holds a GPU",
+        empty="No held GPU reported",
     ),
     Panel(
         title="GPUs held, by namespace",
@@ -149,7 +171,7 @@ _GPUS = (
         queries=(Query(f"topk(12, {_gpus('namespace')})", "{{namespace}}"),),
         width=12,
         stacked=True,
-        empty="No gang holds a GPU",
+        empty="No held GPU reported",
     ),
     Panel(
         title="GPUs free, by product",
@@ -190,7 +212,7 @@ _FAILURES = (
         queries=(Query(f"round(sum by (reason) (increase({_RESTARTS}[$__range])))", "{{reason}}"),),
         base="blue",
         bounds=((10, "orange"),),
-        empty="No restart since the operator started",
+        empty="No restart reported",
     ),
     Panel(
         kind="bargauge",
@@ -199,7 +221,7 @@ _FAILURES = (
         unit="none",
         queries=(Query(f"count by (reason) ({_FAILED})", "{{reason}}"),),
         base="orange",
-        empty="No failure is known",
+        empty="No failure reported",
     ),
     Panel(
         kind="table",
@@ -209,44 +231,34 @@ _FAILURES = (
         queries=(Query(f"max by ({A_JOB}, reason) ({_FAILED})", ""),),
         columns={**_JOB_COLUMNS, "reason": "Reason"},
         to_job=True,
-        empty="No failure is known",
+        empty="No failure reported",
     ),
 )
 _ODD_ONES = (
     Panel(
-        title="Highest KL",
-        description="Nats per token, the ten jobs furthest from their reference.",
+        kind="table",
+        title="Findings of runs",
+        description="`grpo status` has the evidence and what people change.",
         unit="none",
-        queries=(Query(f"topk(10, {of_jobs('kl')})", JOB_LEGEND),),
-        base="green",
-        bounds=((2, "red"),),
-        reach=2.2,
+        queries=(Query(_FINDINGS, ""),),
+        width=12,
+        columns={**_JOB_COLUMNS, "finding": "Finding"},
         to_job=True,
-        empty="No job trains with a reference",
+        empty="No finding reported",
     ),
     Panel(
-        title="Falling rewards",
-        description="Mean of half an hour less the half hour before: the ten jobs that lost most.",
+        title="Reward of runs",
+        description="The twelve jobs with the largest change within the time shown.",
         unit="none",
-        queries=(Query(f"bottomk(10, {trend(of_jobs('reward'))})", JOB_LEGEND),),
+        queries=(Query(_CHANGED_MOST, JOB_LEGEND),),
+        width=12,
         to_job=True,
-        empty="No job has trained for an hour",
-    ),
-    Panel(
-        title="Slowest rank over the median",
-        description="The ten jobs that wait most for one of their ranks.",
-        unit="none",
-        queries=(Query(f"topk(10, {of_jobs('straggler_ratio')})", JOB_LEGEND),),
-        base="green",
-        bounds=((1.5, "orange"), (2, "red")),
-        reach=2.2,
-        to_job=True,
-        empty="No job has several ranks",
+        empty="No reward reported",
     ),
 )
 _INFO = operator.JOB_INFO.name
 DASHBOARD = Dashboard(
-    uid="grpo-fleet",
+    uid=FLEET_UID,
     title="GRPO / Fleet",
     description="All jobs: their phases, the queue, the GPUs, failures, and runs that are odd.",
     since="now-12h",
@@ -255,7 +267,7 @@ DASHBOARD = Dashboard(
         Variable("namespace", "Namespace", f"{_INFO}{{{CLUSTER}}}", "namespace", many=True),
     ),
     rows=(
-        Row("Now", _NOW),
+        Row("What is wrong now?", _NOW),
         Row("Who waits?", _QUEUE),
         Row("What do the GPUs do?", _GPUS),
         Row("What came of it, and what did it cost?", usage.OF_ALL),

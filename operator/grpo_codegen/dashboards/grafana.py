@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
+from ..alerts.alert import TRAINING_UID
 from .panels import Annotation, Dashboard, Kind, Look, Panel, Query, Row, Variable
 
 JSON = dict[str, Any]
-TRAINING_UID = "grpo-training"
 TAG = "grpo"
 """Dashboards with it link to each other."""
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -91,28 +91,36 @@ def _annotation(annotation: Annotation) -> JSON:
 
 
 def _laid_out(rows: tuple[Row, ...]) -> list[JSON]:
-    """All panels with their places: each row's from left to right, a line being as high as its
-    highest panel."""
-    panels: list[JSON] = []
+    """All rows with their panels' places. A collapsed row holds its panels, at the places that they
+    have once it is opened."""
+    laid_out: list[JSON] = []
     ids, y = count(1), 0
     for row in rows:
-        place = {"x": 0, "y": y, "w": _WIDTH, "h": 1}
-        heading: JSON = {"id": next(ids), "type": "row", "title": row.title, "gridPos": place}
-        placed, end = _placed(row, ids, y + 1)
-        if row.collapsed:
-            panels.append({**heading, "collapsed": True, "panels": placed})
-            y += 1
+        heading: JSON = {
+            "id": next(ids),
+            "type": "row",
+            "title": row.title,
+            "collapsed": row.is_collapsed,
+            "gridPos": {"x": 0, "y": y, "w": _WIDTH, "h": 1},
+            "panels": [],
+        }
+        y += 1
+        panels, end = _placed(row.panels, ids, y)
+        laid_out.append(heading)
+        if row.is_collapsed:
+            heading["panels"] = panels
         else:
-            panels += [{**heading, "panels": []}, *placed]
+            laid_out += panels
             y = end
-    return panels
+    return laid_out
 
 
-def _placed(row: Row, ids: Iterator[int], y: int) -> tuple[list[JSON], int]:
-    """A row's panels from this height on, and the height at which they end."""
+def _placed(panels: tuple[Panel, ...], ids: Iterator[int], y: int) -> tuple[list[JSON], int]:
+    """The panels from left to right, from the line `y` on, and the line below them. A line is as
+    high as its highest panel."""
     placed: list[JSON] = []
     x, height = 0, 0
-    for panel in row.panels:
+    for panel in panels:
         if x + panel.width > _WIDTH:
             x, y, height = 0, y + height, 0
         place = {"x": x, "y": y, "w": panel.width, "h": panel.height}

@@ -25,10 +25,10 @@ helm upgrade grpo-operator charts/grpo-operator --reuse-values \\
 sidecar, import the files below [files/dashboards](../charts/grpo-operator/files/dashboards) by hand.
 
 Links at the top lead from one to another and keep the time and what is chosen; a click on a job of the fleet opens
-its own page. Data source, cluster, namespace and job are chosen at the top; `cluster` is a label that some set-ups
+its own page. The first row says by name what is wrong, in the colours of the [stories](alerts.md#stories); rows below
+the curves open with a click. Data source, cluster, namespace and job are chosen at the top; `cluster` is a label that some set-ups
 add, and where there is none, All is right. Values are of a job, not of a pod, so that a line goes on after a
-restart. A panel that can have nothing to show, as that of the KL with `training.beta: 0` or of GPU memory on CPUs,
-says so in words.
+restart. A panel without data says which data it lacks, and guesses no cause.
 """
 
 
@@ -68,7 +68,8 @@ def _picture(name: str, dashboard: Dashboard) -> list[str]:
 
 
 def _row(row: Row) -> str:
-    return "\n".join([f"### {row.title}", "", *map(_panel, row.panels), ""])
+    state = " (collapsed)" if row.is_collapsed else ""
+    return "\n".join([f"### {row.title}{state}", "", *map(_panel, row.panels), ""])
 
 
 def _panel(panel: Panel) -> str:

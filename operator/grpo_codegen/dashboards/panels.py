@@ -68,8 +68,8 @@ class Row:
 
     title: str
     panels: tuple[Panel, ...]
-    collapsed: bool = False
-    """Only the heading is shown until somebody opens it; Grafana asks for nothing until then."""
+    is_collapsed: bool = False
+    """Only its heading is shown, and nothing of it asked for, until a click opens it."""
 
 
 @dataclass(frozen=True, slots=True)

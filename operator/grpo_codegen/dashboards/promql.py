@@ -18,6 +18,8 @@ A_JOB = "cluster, namespace, grpojob"
 JOB_LEGEND = "{{namespace}}/{{grpojob}}"
 WINDOW = "[$__rate_interval]"
 QUANTILES = (0.5, 0.95, 0.99)
+NONE = "none"
+"""What a list of names says that has none."""
 BY_KEY = {metric.key: metric for metric in TRAINING}
 
 
@@ -103,6 +105,14 @@ def highest(metric: Metric | str) -> str:
     return f"max(max_over_time({select(declared, JOB)}[6h] offset 1m))"
 
 
-def trend(value: str) -> str:
-    """Mean of the last half hour less the mean of the half hour before."""
-    return f"avg_over_time({value}[30m:1m]) - avg_over_time({value}[30m:1m] offset 30m)"
+def or_none(names: str, label: str, is_known: str) -> str:
+    """The series, or one with the label's value NONE while there are none of them and `is_known`
+    has a value."""
+    none = f'label_replace({is_known}, "{label}", "{NONE}", "", "")'
+    return f"{names} or {none}"
+
+
+def firing(where: str) -> str:
+    """The names of the alerts that fire with such labels, or NONE."""
+    chosen = f'ALERTS{{alertstate="firing",{where}}}'
+    return or_none(f"max by (alertname) ({chosen})", "alertname", f"max(absent({chosen}))")

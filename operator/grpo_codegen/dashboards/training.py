@@ -1,35 +1,160 @@
 """Training health: whether one run learns, where its time and memory go, and what broke."""
 
-from grpo_api.plan.plan import MemoryPhases
+from grpo_api.findings import thresholds as limits
 from grpo_api.report import metrics as operator
 from grpo_api.report import training_metrics as trainer
+from grpo_api.report.metrics import Metric
 from grpo_api.report.report import Result
 from grpo_api.status.status import ConditionType
 
-from . import engines, usage, verdicts, vllm
-from .grafana import TRAINING_UID
+from ..alerts.alert import TRAINING_UID
+from . import engines, getting_on, usage, verdicts, vllm
 from .panels import Annotation, Dashboard, Panel, Query, Row, Variable
-from .promql import CLUSTER, highest, largest, new_maximum, of_job, per_second, per_step
+from .promql import (
+    CLUSTER,
+    JOB,
+    MEAN_WINDOW,
+    highest,
+    largest,
+    new_maximum,
+    of_job,
+    of_job_by,
+    per_second,
+    per_step,
+    quantiles,
+    select,
+)
 
 _KL, _REWARD, _STD = of_job("kl"), of_job("reward"), of_job("reward_std")
+_NO_KL = "No KL reported"
+_NO_MEMORY = "No GPU memory reported"
 _TOKENS = per_second(trainer.TOKENS)
-_NO_KL = "No KL: training.beta is 0, so there is no reference"
-_CPU = "No GPU: this run is on CPUs"
-_LEARNING = (
+_PARTS = per_step(operator.STEP_PHASE, trainer.PHASE_SECONDS)
+_SIGNALS = f"sum by (signal) (increase({select(trainer.GROUPS, JOB)}{MEAN_WINDOW}))"
+_REWARD_PART = f'{JOB},{operator.STEP_PHASE}="reward"'
+
+
+def _seconds(where: str = JOB) -> str:
+    """Seconds of steps within 15 minutes, of all parts or of one."""
+    return f"sum(increase({select(trainer.PHASE_SECONDS, where)}{MEAN_WINDOW}))"
+
+
+_CURVES = (
     Panel(
-        title="Reward: mean and spread",
+        title="Reward",
         description=(
-            "Mean of the last generation, and one standard deviation within a group around it. A "
-            "band that closes "
-            "leaves nothing to learn from."
+            "TRL's `reward`, the mean of the last generation, and one `reward_std` around it, the "
+            "standard deviation within a group. A band that closes leaves nothing to learn from."
         ),
+        height=6,
         unit="none",
         queries=(
             Query(_REWARD, "mean"),
-            Query(f"{_REWARD} + {_STD}", "mean + spread", "band"),
-            Query(f"{_REWARD} - {_STD}", "mean − spread", "edge"),
+            Query(f"{_REWARD} + {_STD}", "mean + std", "band"),
+            Query(f"{_REWARD} - {_STD}", "mean − std", "edge"),
         ),
     ),
+    Panel(
+        title="KL from the reference",
+        description=(
+            "TRL's `kl`, nats per token. A slow rise with the reward is learning. KLRising is "
+            f"found without a better reward, near guard.maxKL, and from {limits.KL_ABSURD.value:g} "
+            "on. Marks show where reference.sync moved the reference."
+        ),
+        height=6,
+        unit="none",
+        queries=(
+            Query(_KL, "KL"),
+            Query(of_job(trainer.MAX_KL), "guard.maxKL", "limit"),
+            Query(
+                f"{limits.KL_GUARD_SHARE.value:g} * {of_job(trainer.MAX_KL)}",
+                "KLRising from here",
+                "limit",
+            ),
+        ),
+        base="green",
+        bounds=((limits.KL_ABSURD.value, "red"),),
+        empty=_NO_KL,
+    ),
+    Panel(
+        title="Entropy of the policy",
+        description=(
+            "TRL's `entropy`, nats per token. EntropyCollapsed is found only below the line: all "
+            "completions of a group are then alike, and nothing is explored."
+        ),
+        height=6,
+        unit="none",
+        queries=(Query(of_job("entropy"), "entropy"),),
+        base="red",
+        bounds=((limits.ENTROPY_LOW.value, "green"),),
+        reach=2 * limits.ENTROPY_LOW.value,
+    ),
+    Panel(
+        title="Zero-std groups, clipped completions",
+        description=(
+            "TRL's `frac_reward_zero_std`, the groups whose rewards are all equal, which teach "
+            "nothing, and `completions/clipped_ratio`, those cut at the limit. Lines: NoSignal "
+            f"from {limits.DEAD_GROUPS.value:g} of the former, Truncating from "
+            f"{limits.TRUNCATED.value:g} of the latter."
+        ),
+        height=6,
+        unit="percentunit",
+        queries=(
+            Query(of_job("zero_variance_groups"), "zero-std groups"),
+            Query(of_job("completion_clipped_ratio"), "clipped completions"),
+        ),
+        base="green",
+        bounds=((limits.TRUNCATED.value, "orange"), (limits.DEAD_GROUPS.value, "red")),
+        reach=1,
+    ),
+    Panel(
+        title="Gradient norm",
+        description=(
+            "TRL's `grad_norm`, before clipping. StepsTooLarge is found only above the line, at "
+            f"{limits.GRADIENT_GROWTH.value:g} times the norm of the first steps."
+        ),
+        height=6,
+        unit="none",
+        queries=(Query(of_job("grad_norm"), "norm"),),
+        base="green",
+        bounds=((limits.GRADIENT_LEAST.value, "orange"),),
+        reach=1.1 * limits.GRADIENT_LEAST.value,
+    ),
+    Panel(
+        title="Share of a step that waits for rewards",
+        description=(
+            "Seconds of the reward functions over those of all parts, in 15 minutes. "
+            "WaitingForRewards is found above the line: GPUs wait longer than they work."
+        ),
+        height=6,
+        unit="percentunit",
+        queries=(
+            Query(
+                f"{_seconds(_REWARD_PART)} / {_seconds()}",
+                "rewards",
+            ),
+        ),
+        base="green",
+        bounds=((limits.REWARD_WAIT.value, "orange"),),
+        reach=1,
+    ),
+)
+"""What findings are mostly about, each with the limit of its finding."""
+
+
+def _by_function(counter: Metric) -> str:
+    return f"topk(6, sum by (reward) (increase({select(counter, JOB)}{MEAN_WINDOW})))"
+
+
+def _given(sign: str = "") -> str:
+    """The rewards of the time shown by function: their number, or the sum of those of a sign."""
+    if not sign:
+        return f"sum by (reward) (increase({select(trainer.REWARDS, JOB)}[$__range]))"
+    chosen = select(trainer.REWARD_SUM, f'{JOB},sign="{sign}"')
+    return f"sum by (reward) (increase({chosen}[$__range]))"
+
+
+_LEARNING = (
     Panel(
         title="Reward by function",
         description=(
@@ -40,82 +165,81 @@ _LEARNING = (
         queries=(Query(largest("reward", trainer.REWARD), "{{reward}}"),),
     ),
     Panel(
-        title="Distance from the reference (KL)",
+        title="Reward std by function",
         description=(
-            "Nats per token. A slow rise is learning, a jump is divergence: lower "
-            "training.learningRate or raise "
-            "training.beta. Marks show where reference.sync moved the reference."
+            "Over a generation, the twelve largest. A function whose std is 0 gives every "
+            "completion the same."
         ),
         unit="none",
-        queries=(Query(_KL, "KL"), Query(of_job(trainer.MAX_KL), "guard.maxKL", "limit")),
-        empty=_NO_KL,
+        queries=(Query(largest("reward", trainer.REWARD_STD), "{{reward}}"),),
+    ),
+    Panel(
+        kind="bargauge",
+        title="Mean reward by function, exact",
+        description="Of all completions of the time shown, before weighting; the twelve largest.",
+        unit="none",
+        queries=(
+            Query(
+                f"topk(12, ({_given('positive')} - {_given('negative')}) / {_given()})",
+                "{{reward}}",
+            ),
+        ),
+        base="blue",
+        empty="No reward in this time",
+    ),
+    Panel(
+        title="Groups by what they teach",
+        description=(
+            "Of 15 minutes: mixed rewards teach; equal ones do not, high (solved), low (too_hard) "
+            "or missing (unscored)."
+        ),
+        unit="percentunit",
+        queries=(Query(f"{_SIGNALS} / on () group_left () (sum({_SIGNALS}) > 0)", "{{signal}}"),),
+        stacked=True,
+    ),
+    Panel(
+        title="Clip ratio",
+        description=(
+            "TRL's `clip_ratio/region_mean`, `low_mean` and `high_mean`: share of tokens whose "
+            "ratio left the trust region. StepsTooLarge is found where the region's is above the "
+            "line."
+        ),
+        unit="percentunit",
+        queries=(
+            Query(of_job("clip_ratio"), "region"),
+            Query(of_job("clip_ratio_low"), "low"),
+            Query(of_job("clip_ratio_high"), "high"),
+        ),
+        base="green",
+        bounds=((limits.CLIPPED.value, "orange"),),
+        reach=1.1 * limits.CLIPPED.value,
     ),
     Panel(
         title="Loss",
         description="GRPO's loss says little by itself; look for jumps.",
         unit="none",
         queries=(Query(of_job("loss"), "loss"),),
-        width=6,
     ),
     Panel(
-        title="Size of the gradient",
-        description="Norm before clipping. Growth without end, or spikes, come before divergence.",
+        title="Learning rate",
+        description="TRL's `learning_rate`, of the last step.",
         unit="none",
-        queries=(Query(of_job("grad_norm"), "norm"),),
-        width=6,
+        queries=(Query(of_job("learning_rate"), "learning rate"),),
     ),
     Panel(
-        title="Entropy of the policy",
+        title="Completion length",
         description=(
-            "Nats per token. Near 0 all completions of a group are alike, and nothing is explored."
+            "TRL's `completions/…_length`: tokens of the last generation against "
+            "training.maxCompletionLength."
         ),
-        unit="none",
-        queries=(Query(of_job("entropy"), "entropy"),),
-        width=6,
-    ),
-    Panel(
-        title="Tokens that were clipped",
-        description=(
-            "Share of tokens whose ratio left the trust region. Above a fifth, steps are too large."
-        ),
-        unit="percentunit",
-        queries=(
-            Query(of_job("clip_ratio_low"), "below"),
-            Query(of_job("clip_ratio_high"), "above"),
-        ),
-        width=6,
-        base="green",
-        bounds=((0.2, "orange"),),
-        reach=0.25,
-    ),
-)
-_COMPLETIONS = (
-    Panel(
-        title="Length of completions",
-        description="Tokens of the last generation against training.maxCompletionLength.",
         unit="short",
         queries=(
             Query(of_job("completion_length"), "mean"),
-            Query(of_job("completion_length_min"), "shortest"),
-            Query(of_job("completion_length_max"), "longest"),
+            Query(of_job("completion_terminated_length"), "mean, terminated"),
+            Query(of_job("completion_length_min"), "min"),
+            Query(of_job("completion_length_max"), "max"),
             Query(of_job(trainer.MAX_COMPLETION), "limit", "limit"),
         ),
-    ),
-    Panel(
-        title="Truncated, and groups without signal",
-        description=(
-            "Completions cut at the limit, and groups whose rewards are all equal, which teach "
-            "nothing. Raise the "
-            "limit for the former; the latter find the task solved or too hard."
-        ),
-        unit="percentunit",
-        queries=(
-            Query(of_job("completion_clipped_ratio"), "truncated"),
-            Query(of_job("zero_variance_groups"), "groups without signal"),
-        ),
-        base="green",
-        bounds=((0.5, "orange"), (0.95, "red")),
-        reach=1,
     ),
     Panel(
         title="Completions without a reward, by function",
@@ -128,7 +252,17 @@ _COMPLETIONS = (
         base="green",
         bounds=((0.01, "orange"), (0.05, "red")),
         reach=0.06,
-        empty="No completion scored yet",
+        empty="No completion reported",
+    ),
+    Panel(
+        title="Failures and time-outs of rewards",
+        description="Completions without a reward within 15 minutes, by function.",
+        unit="short",
+        queries=(
+            Query(_by_function(trainer.REWARD_FAILURES), "{{reward}} failed"),
+            Query(_by_function(trainer.REWARD_TIMEOUTS), "{{reward}} timed out"),
+        ),
+        empty="No completion reported",
     ),
 )
 _SPEED = (
@@ -154,66 +288,103 @@ _SPEED = (
         ),
     ),
     Panel(
-        title="Slowest rank over the median",
+        title="Duration of a step",
+        description="Median, p95 and p99 of the steps that ended lately.",
+        unit="s",
+        queries=quantiles(trainer.STEP_SECONDS, JOB),
+        empty="No step in this time",
+    ),
+    Panel(
+        kind="bargauge",
+        title="All-reduce bandwidth",
         description=(
-            "Own work in a step, outside collectives. 2 means that all wait half of the time for "
-            "one: the finding Straggler names it."
+            "Measured before the first step, against what the plan's times assume. Much less "
+            "points at the network: see NetworkSlow in docs/conditions.md."
         ),
+        unit="Bps",
+        queries=(
+            Query(of_job(trainer.ALLREDUCE), "measured"),
+            Query(of_job(trainer.ALLREDUCE_ASSUMED), "assumed"),
+        ),
+        base="blue",
+        empty="No bandwidth reported",
+    ),
+    Panel(
+        title="Slowest rank over the median",
+        description=("Own work in a step, outside collectives. Above the line Straggler is found."),
         unit="none",
         queries=(Query(of_job("straggler_ratio"), "slowest over median"),),
         base="green",
-        bounds=((1.5, "orange"), (2, "red")),
+        bounds=((limits.SLOW_RANK.value, "orange"),),
         reach=2.2,
-        empty="One rank alone",
+        empty="No ratio of ranks reported",
+    ),
+    Panel(
+        kind="table",
+        title="Slow rank",
+        description="The rank that the finding Straggler names; a restart avoids its node.",
+        unit="none",
+        queries=(
+            Query(
+                f"max by (rank, rank_pod, rank_node) ({select(trainer.STRAGGLER, JOB)})",
+                "",
+            ),
+        ),
+        columns={
+            "rank": "Rank",
+            "rank_pod": "Pod",
+            "rank_node": "Node",
+            "Value": "Over median",
+        },
+        empty="No slow rank reported",
     ),
 )
-
-
-def _memory(phase: str) -> Panel:
-    of_phase = f'{operator.STEP_PHASE}="{phase}"'
-    return Panel(
-        title=f"Memory: {phase}",
+_MEMORY = (
+    Panel(
+        title="Peak memory by phase",
         description=(
-            "Peak of allocated bytes of the fullest GPU, as planned and as measured, under what a "
-            "GPU has for torch. "
-            "Near the limit, fragments can end the run; the operator then plans with less."
+            "Peak of allocated bytes of the fullest GPU, under what a GPU has for torch. Near the "
+            "limit, fragments can end the run; the operator then plans with less."
         ),
         unit="bytes",
         queries=(
-            Query(of_job(trainer.PREDICTED_MEMORY, of_phase), "planned"),
-            Query(of_job(trainer.MEMORY, of_phase), "measured"),
+            Query(of_job_by(operator.STEP_PHASE, trainer.MEMORY), "{{step_phase}}"),
             Query(of_job(trainer.USABLE_MEMORY), "limit", "limit"),
         ),
-        height=7,
-        empty=_CPU,
-    )
-
-
-_MEMORY = (
-    *map(_memory, MemoryPhases.model_fields),
+        empty=_NO_MEMORY,
+    ),
+    Panel(
+        kind="bargauge",
+        title="Predicted over measured memory",
+        description=(
+            "By phase. The plan is made for completions as long as the limit: before one came near "
+            "it, a high ratio says nothing."
+        ),
+        unit="percentunit",
+        queries=(
+            Query(
+                f"{of_job_by(operator.STEP_PHASE, trainer.PREDICTED_MEMORY)} / "
+                f"{of_job_by(operator.STEP_PHASE, trainer.MEMORY)}",
+                "{{step_phase}}",
+            ),
+        ),
+        base="orange",
+        bounds=((0.95, "green"),),
+        empty=_NO_MEMORY,
+    ),
     Panel(
         title="Memory beside tensors",
         description=(
-            "What the allocator holds, and what the fullest GPU has in use with all that "
-            "is not torch's."
+            "What the allocator holds, what the fullest GPU has in use with all that is not "
+            "torch's, and the anonymous resident memory of the host's largest rank. Steady growth "
+            "of the last is a leak, often of a reward."
         ),
         unit="bytes",
         queries=(
             Query(of_job(trainer.MEMORY_BESIDE["reserved"]), "held by the allocator"),
             Query(of_job(trainer.MEMORY_BESIDE["device"]), "used on the GPU"),
+            Query(of_job(trainer.MEMORY_BESIDE["host"]), "host, largest rank"),
         ),
-        height=7,
-        empty=_CPU,
-    ),
-    Panel(
-        title="Memory of the host",
-        description=(
-            "Anonymous resident memory of the largest rank. Steady growth is a leak, "
-            "often of a reward."
-        ),
-        unit="bytes",
-        queries=(Query(of_job(trainer.MEMORY_BESIDE["host"]), "largest rank"),),
-        height=7,
     ),
 )
 _OOM = f'{ConditionType.DEGRADED}",reason="{Result.OUT_OF_MEMORY}'
@@ -221,20 +392,27 @@ _SYNCS, _SYNCS_BEFORE = (
     f"floor({steps} / {of_job(trainer.REFERENCE_EVERY)})"
     for steps in (of_job(trainer.STEP), highest(trainer.STEP))
 )
+_FINDING = select(trainer.FINDING, JOB)
 _ANNOTATIONS = (
+    Annotation(
+        "Finding",
+        f"max by (finding) ({_FINDING}) == 1 unless max by (finding) ({_FINDING} offset 1m) == 1",
+        "A finding began",
+        "red",
+    ),
     Annotation("Attempt", new_maximum(operator.JOB_ATTEMPTS), "A gang started", "orange"),
     Annotation(
         "Restart",
         new_maximum(operator.JOB_RESTARTS),
         "An attempt failed and the next follows",
-        "red",
+        "purple",
     ),
     Annotation("Checkpoint", new_maximum("checkpoint_step"), "A checkpoint was sealed", "green"),
     Annotation(
         "Out of memory",
         of_job(operator.JOB_CONDITION, f'type="{_OOM}"'),
         "An attempt ran out of memory",
-        "red",
+        "purple",
     ),
     Annotation(
         "Reference",
@@ -258,13 +436,14 @@ DASHBOARD = Dashboard(
     ),
     annotations=_ANNOTATIONS,
     rows=(
-        Row("Is it well?", verdicts.PANELS),
-        Row("Does it learn?", _LEARNING),
-        Row("What does it write?", _COMPLETIONS),
-        Row("Where does the time go?", _SPEED),
-        Row("How do its engines do?", engines.PANELS),
-        Row("Engine (vLLM)", vllm.PANELS, collapsed=True),
-        Row("Does it fit?", _MEMORY),
-        Row("What did its GPUs do?", usage.OF_JOB),
+        Row("What is wrong now?", verdicts.PANELS),
+        Row("Does it learn?", _CURVES),
+        Row("Does it get on?", getting_on.PANELS, is_collapsed=True),
+        Row("What does it learn from?", _LEARNING, is_collapsed=True),
+        Row("Where does the time go?", _SPEED, is_collapsed=True),
+        Row("How do its engines do?", engines.PANELS, is_collapsed=True),
+        Row("What does vLLM say?", vllm.PANELS, is_collapsed=True),
+        Row("Does it fit?", _MEMORY, is_collapsed=True),
+        Row("What did its GPUs do?", usage.OF_JOB, is_collapsed=True),
     ),
 )

@@ -23,8 +23,8 @@ _EFFECTIVE = (
     "time lower it."
 )
 _RATED: Bounds = ((0.5, "orange"), (0.8, "green"))
-NO_DCGM = "Needs NVIDIA's DCGM exporter"
-_UNPRICED = "No price known: set gpuHourPrices"
+NO_DCGM = "No data of NVIDIA's DCGM exporter"
+_UNPRICED = "No cost reported"
 
 
 def _spent(state: str = "") -> str:
@@ -54,7 +54,7 @@ OF_JOB = (
         width=6,
         base="red",
         bounds=_RATED,
-        empty="No GPU held",
+        empty="No GPU time reported",
     ),
     Panel(
         kind="bargauge",
@@ -66,12 +66,12 @@ OF_JOB = (
         ),
         width=12,
         colors=_COLORS,
-        empty="No GPU held",
+        empty="No GPU time reported",
     ),
     Panel(
         kind="stat",
         title="Cost so far",
-        description="Of the GPUs, in the currency of the chart's prices.",
+        description="Of the GPUs, in the currency of the chart's gpuHourPrices.",
         unit="none",
         queries=(Query(of_job(operator.JOB_COST), "cost"),),
         width=6,
@@ -110,7 +110,7 @@ OF_ALL = (
         width=6,
         base="red",
         bounds=_RATED,
-        empty="No GPU held",
+        empty="No GPU time reported",
     ),
     Panel(
         kind="bargauge",
@@ -131,7 +131,7 @@ OF_ALL = (
         ),
         width=9,
         colors=_COLORS,
-        empty="No GPU held",
+        empty="No GPU time reported",
     ),
     Panel(
         kind="table",

@@ -1,11 +1,15 @@
-"""One job's verdicts: the first row of Training health, where each number has a colour."""
+"""The first row of every dashboard: what is wrong now, by name, in the colours of the findings and
+the alerts themselves."""
 
+from grpo_api.findings.diagnosis import RULES
 from grpo_api.report import metrics as operator
 from grpo_api.report import training_metrics as trainer
+from grpo_api.spec.run_policy import FindingName
 from grpo_api.status.status import Phase
 
+from ..alerts import ALERTS
 from .panels import Color, Panel, Query
-from .promql import JOB, of_job, select
+from .promql import JOB, NONE, firing, of_job, or_none, select
 
 _STEP = f"({of_job(trainer.STEP)} or {of_job(operator.JOB_STEP)})"
 PHASE_COLORS: dict[str, Color] = {
@@ -20,148 +24,96 @@ PHASE_COLORS: dict[str, Color] = {
 }
 """What the dashboards paint a job's phase with."""
 
-_PROGRESS = (
-    Panel(
-        kind="stat",
-        title="Phase",
-        description="What the operator says of the job now. `kubectl describe grpojob` says why.",
-        unit="none",
-        queries=(Query(f"max by (phase) ({select(operator.JOB_PHASE, JOB)})", ""),),
-        width=4,
-        height=3,
-        label="phase",
-        colors=PHASE_COLORS,
-        empty="No such job, or ended long ago",
+
+def _finding_color(finding: FindingName) -> Color:
+    return "orange" if RULES[finding].costs == "Time" else "red"
+
+
+FINDING_COLORS: dict[str, Color] = {
+    NONE: "green",
+    **{finding: _finding_color(finding) for finding in RULES},
+}
+"""Orange is what costs time alone."""
+ALERT_COLORS: dict[str, Color] = {
+    NONE: "green",
+    **{alert.name: "red" if alert.severity == "critical" else "orange" for alert in ALERTS},
+}
+_FINDING = select(trainer.FINDING, JOB)
+FINDINGS = Panel(
+    kind="stat",
+    title="Findings",
+    description=(
+        "What is wrong with the run, by the numbers of every step. `grpo status` has the evidence "
+        "and what people change; docs/findings.md has the rules."
     ),
+    unit="none",
+    queries=(
+        Query(
+            or_none(f"max by (finding) ({_FINDING} == 1)", "finding", f"max({_FINDING}) == 0"), ""
+        ),
+    ),
+    width=6,
+    height=4,
+    label="finding",
+    colors=FINDING_COLORS,
+    empty="No data of rank 0",
+)
+
+
+def firing_alerts(where: str, whose: str, width: int) -> Panel:
+    """A panel with the names of the alerts that fire with such labels."""
+    return Panel(
+        kind="stat",
+        title="Firing alerts",
+        description=(
+            f"Those {whose} that Prometheus evaluates, if it has the chart's rules; docs/alerts.md "
+            "has a runbook for each."
+        ),
+        unit="none",
+        queries=(Query(firing(where), ""),),
+        width=width,
+        height=4,
+        label="alertname",
+        colors=ALERT_COLORS,
+    )
+
+
+PHASE = Panel(
+    kind="stat",
+    title="Phase",
+    description="What the operator says of the job now. `kubectl describe grpojob` says why.",
+    unit="none",
+    queries=(Query(f"max by (phase) ({select(operator.JOB_PHASE, JOB)})", ""),),
+    width=3,
+    height=4,
+    label="phase",
+    colors=PHASE_COLORS,
+    empty="No data of this job",
+)
+PANELS = (
+    FINDINGS,
+    firing_alerts(JOB, "on this job", 6),
+    PHASE,
     Panel(
         kind="stat",
         title="Steps done, of all",
         description="Finished optimizer steps, and those of the whole run.",
         unit="none",
         queries=(Query(_STEP, "done"), Query(of_job(trainer.TOTAL_STEPS), "of")),
-        width=5,
-        height=3,
+        width=6,
+        height=4,
         values_only=True,
-        empty="No step yet",
+        empty="No step reported",
     ),
     Panel(
         kind="stat",
         title="Time left",
-        description="If steps go on taking what the recent ones took, without restarts.",
+        description="ETA, if steps go on taking what the recent ones took, without restarts.",
         unit="s",
-        queries=(Query(of_job(trainer.ETA), "time left"),),
-        width=5,
-        height=3,
-        empty="Not training",
-    ),
-    Panel(
-        kind="stat",
-        title="Restarts",
-        description=(
-            "Restarts that count against the limit. Preemptions don't; marks across the "
-            "panels show all."
-        ),
-        unit="none",
-        queries=(Query(of_job(operator.JOB_RESTARTS), "restarts"),),
-        width=5,
-        height=3,
-        base="green",
-        bounds=((1, "orange"), (3, "red")),
-        empty="No such job, or ended long ago",
-    ),
-    Panel(
-        kind="stat",
-        title="Age of the last checkpoint",
-        description=(
-            "A restart loses what was learned since. If old, see the events, and whether "
-            "the volume has room."
-        ),
-        unit="s",
-        queries=(Query(f"time() - {of_job('checkpoint_timestamp_seconds')}", "age"),),
-        width=5,
-        height=3,
-        base="green",
-        bounds=((3600, "orange"), (14400, "red")),
-        empty="None, or not training",
+        queries=(Query(of_job(trainer.ETA), "ETA"),),
+        width=3,
+        height=4,
+        empty="No ETA reported",
     ),
 )
-_STILL = f"(time() - {of_job(operator.JOB_PROGRESS_TIME)}) / {of_job(operator.JOB_PATIENCE)}"
-_VERDICTS = (
-    Panel(
-        kind="stat",
-        title="Standstill, of what is allowed",
-        description=(
-            "Time since the operator saw a step, or bytes loaded, saved or exported, over the "
-            "time after which its "
-            "watchdog ends the attempt as Hang."
-        ),
-        unit="percentunit",
-        queries=(Query(_STILL, "share"),),
-        width=5,
-        height=3,
-        base="green",
-        bounds=((0.25, "orange"), (0.5, "red")),
-        empty="Not running",
-    ),
-    Panel(
-        kind="stat",
-        title="KL, of what the guard allows",
-        description=(
-            "Mean KL of the last step over guard.maxKL, at which the run is ended as Diverged."
-        ),
-        unit="percentunit",
-        queries=(Query(f"{of_job('kl')} / {of_job(trainer.MAX_KL)}", "share"),),
-        width=5,
-        height=3,
-        base="green",
-        bounds=((0.5, "orange"), (0.8, "red")),
-        empty="No KL, or guard.maxKL unset",
-    ),
-    Panel(
-        kind="stat",
-        title="Findings",
-        description=(
-            "How much is wrong with the run, by the numbers of its steps. `grpo status` names it, "
-            "with evidence and what people change; docs/findings.md has the rules."
-        ),
-        unit="none",
-        queries=(Query(f"sum({of_job(trainer.FINDING)})", "findings"),),
-        width=4,
-        height=3,
-        base="green",
-        bounds=((1, "red"),),
-        empty="Not training",
-    ),
-    Panel(
-        kind="stat",
-        title="Completions not scored",
-        description=(
-            "Largest share of any reward function, in ten generations, for failures and time-outs."
-        ),
-        unit="percentunit",
-        queries=(Query(of_job(trainer.UNSCORED), "share"),),
-        width=5,
-        height=3,
-        base="green",
-        bounds=((0.01, "orange"), (0.05, "red")),
-        empty="Not training",
-    ),
-    Panel(
-        kind="stat",
-        title="Steps with NaN or infinity",
-        description=(
-            "Steps whose loss, gradient norm, KL, reward or entropy was no finite number, "
-            "in the time shown."
-        ),
-        unit="none",
-        queries=(
-            Query(f"sum(max_over_time({select(trainer.NONFINITE_STEPS, JOB)}[$__range]))", "steps"),
-        ),
-        width=5,
-        height=3,
-        base="green",
-        bounds=((1, "red"),),
-        empty="No step yet",
-    ),
-)
-PANELS = (*_PROGRESS, *_VERDICTS)
+"""The first row of Training health."""

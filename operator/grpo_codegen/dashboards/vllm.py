@@ -6,7 +6,7 @@ from grpo_api.report.metrics import Metric
 from .panels import Panel, Query
 from .promql import JOB, WINDOW, quantiles, select
 
-_NO_DATA = "No vLLM engine is scraped"
+_NO_DATA = "No data of a vLLM engine"
 _LEGEND = "engine {{engine}}"
 
 
@@ -98,6 +98,19 @@ PANELS = (
         description="Of all engines' requests. The slowest one ends the generation.",
         unit="s",
         queries=quantiles(vllm.REQUEST_SECONDS, JOB),
+        empty=_NO_DATA,
+    ),
+    Panel(
+        title="Sleep of colocated engines",
+        description="1 for the state that an engine is in; awake only while it samples.",
+        unit="none",
+        queries=(
+            Query(
+                f"max by (engine, sleep_state) ({select(vllm.SLEEP_STATE, JOB)})",
+                "{{sleep_state}} {{engine}}",
+            ),
+        ),
+        stacked=True,
         empty=_NO_DATA,
     ),
 )

@@ -8,10 +8,12 @@ names metrics by their declarations, so it can't use one that nothing exports.
 
 from .of_cluster import STORIES as OF_CLUSTER
 from .of_engines import STORIES as OF_ENGINES
+from .of_learning import STORIES as OF_LEARNING
+from .of_operator import STORIES as OF_OPERATOR
 from .of_training import STORIES as OF_TRAINING
 from .story import Story
 
-STORIES = (*OF_TRAINING, *OF_ENGINES, *OF_CLUSTER)
+STORIES = (*OF_TRAINING, *OF_LEARNING, *OF_ENGINES, *OF_CLUSTER, *OF_OPERATOR)
 """All stories. Each says what no other does."""
 
 __all__ = ["STORIES", "Story"]

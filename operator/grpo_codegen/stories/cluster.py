@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from grpo_api.report import metrics as operator
+from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import CONTROLLER
 
 from .. import recording
@@ -47,6 +48,7 @@ class Other:
             rank0("straggler_ratio", job=self.job, namespace=self.namespace): constant(
                 1.02 + 0.03 * seed
             ),
+            rank0(trainer.STEP, job=self.job, namespace=self.namespace): float,
             of_job(operator.JOB_PHASE, self.job, self.namespace, phase="Running"): constant(1),
         }
         return {name: only_during(line, self.first, self.end) for name, line in lines.items()}
@@ -131,6 +133,11 @@ DENIED = series(
     operator.API_REQUESTS.name, {"method": "PATCH", "resource": "grpojobs", "code": "403"}
 )
 LEADER = series(operator.LEADER.name, _POD)
+FOLLOWER = series(operator.LEADER.name, _FOLLOWER)
+EVENTS_REFUSED = series(operator.EVENTS.name, {"result": "refused"})
+SPANS_DROPPED = series(operator.SPANS.name, {"result": "dropped"})
+RESIDENT = series("process_resident_memory_bytes", _POD)
+MEMORY_LIMIT = series(operator.MEMORY_LIMIT.name, _POD)
 RETRIES = series(operator.QUEUE_RETRIES.name, {"name": CONTROLLER})
 _REQUESTS = {
     ("PATCH", "grpojobs", "200"): 12.0,
@@ -170,6 +177,26 @@ def reconcile_histograms(count: Timeline) -> World:
     }
 
 
+LAG_COUNT = growing_counter(60.0)
+
+
+def lag_histogram(count: Timeline, late: Timeline) -> World:
+    """How late the event loop's timers were: of `count`, nearly all by less than 10 ms, and as many
+    as `late` by more than a second."""
+    usual = {"0.001": 0.7, "0.01": 0.97, "0.1": 1.0, "1.0": 1.0}
+
+    def in_time(share: float) -> Timeline:
+        return lambda minute: round((count(minute) or 0.0) * share, 3)
+
+    def all_of_them(minute: int) -> float:
+        return (count(minute) or 0.0) + (late(minute) or 0.0)
+
+    bucket = f"{operator.LOOP_LAG.name}_bucket"
+    lines = {series(bucket, {"le": bound}): in_time(share) for bound, share in usual.items()}
+    return {**lines, **{series(bucket, {"le": bound}): all_of_them for bound in ("2.5", "+Inf")}}
+
+
+GROWING = tuple(_COUNTED)
 OPERATOR: World = {
     **constant_series(
         1,
@@ -179,9 +206,11 @@ OPERATOR: World = {
         ),
         LEADER,
     ),
-    **constant_series(0, series(operator.LEADER.name, _FOLLOWER)),
     **constant_series(
         0,
+        FOLLOWER,
+        EVENTS_REFUSED,
+        SPANS_DROPPED,
         ERRORS,
         DEPTH,
         PREEMPTIONS,
@@ -198,8 +227,10 @@ OPERATOR: World = {
     },
     HEARD: clock,
     **reconcile_histograms(growing_counter(30.0)),
-    **histogram(operator.LOOP_LAG, growing_counter(60.0), {0.001: 0.7, 0.01: 0.97, 0.1: 1.0}),
-    series("process_resident_memory_bytes", _POD): noisy(constant(88 * 2.0**20), 0.02),
+    **lag_histogram(LAG_COUNT, constant(0.0)),
+    RESIDENT: noisy(constant(88 * 2.0**20), 0.02),
+    MEMORY_LIMIT: constant(512 * 2.0**20),
+    series(operator.TAKEOVER.name, _POD): constant(2.4),
     **PHASES,
     **_MILESTONES,
     **WAITING,

@@ -36,32 +36,33 @@ def _without_one(first: int, end: int) -> World:
 
 STORIES = (
     Story(
-        "two engines",
-        (
+        name="two engines",
+        summary=(
             "Two engines in pods of their own sample; one is lost in minute 40 and serves again "
             "three "
             "minutes later."
         ),
-        120,
-        110,
-        {**WITH_ENGINES, **_without_one(40, 43)},
+        minutes=120,
+        at=110,
+        changes={**WITH_ENGINES, **_without_one(40, 43)},
     ),
     Story(
-        "engine gone",
-        "One of two engines is lost in minute 30, and its new pod finds no GPU until minute 60.",
-        90,
-        55,
-        {**WITH_ENGINES, **_without_one(30, 60)},
+        name="engine gone",
+        summary="One of two engines is lost in minute 30, and its new pod finds no GPU until minute 60.",
+        minutes=90,
+        at=55,
+        changes={**WITH_ENGINES, **_without_one(30, 60)},
+        alerts=("GRPOEngineDown",),
     ),
     Story(
-        "engine computes otherwise",
-        (
+        name="engine computes otherwise",
+        summary=(
             "From minute 30 to 60 the log-probabilities of the engines are far from the trainer's, "
             "with the same weights."
         ),
-        90,
-        55,
-        {
+        minutes=90,
+        at=55,
+        changes={
             **WITH_ENGINES,
             **changed_during(
                 WITH_ENGINES,
@@ -75,16 +76,18 @@ STORIES = (
                 },
             ),
         },
+        findings=("EngineDrift",),
     ),
     Story(
-        "engine with other weights",
-        (
+        name="engine with other weights",
+        summary=(
             "After the sync of minute 30 an engine has other weights; they are sent again, and it "
             "has "
             "the right ones."
         ),
-        70,
-        35,
-        {**WITH_ENGINES, rank0(trainer.ENGINE_PROOF_FAILURES): counter(30)},
+        minutes=70,
+        at=35,
+        changes={**WITH_ENGINES, rank0(trainer.ENGINE_PROOF_FAILURES): counter(30)},
+        alerts=("GRPOEngineProofFailed",),
     ),
 )

@@ -2,9 +2,11 @@
 
 import math
 
+from grpo_api.plan.plan import MemoryPhases
 from grpo_api.report import metrics as operator
 from grpo_api.report import training_metrics as trainer
 from grpo_api.report.metrics import Metric
+from grpo_api.status.status import Phase
 
 from ..timelines import (
     changed_between,
@@ -29,6 +31,7 @@ from .run import (
     ATTEMPTS,
     GIB,
     GOT_ON,
+    INFO,
     KL,
     OF_GPUS,
     PATIENCE,
@@ -117,6 +120,30 @@ def _useless(world: World, number: int, first: int, end: int) -> World:
 _SECOND = attempt_series(2, 92, resumed=50)
 _AFTER_OOM = attempt_series(2, 33)
 _NAN = ("kl", "loss", "grad_norm", "reward")
+
+
+def _saving_step(minute: int) -> float:
+    """Ten steps of a minute, then fifteen minutes of saving."""
+    cycles, rest = divmod(minute, 25)
+    return 10.0 * cycles + min(rest, 10)
+
+
+def _saving(end: int) -> World:
+    """Checkpoints that take fifteen minutes each, and from the end on none is saved slowly."""
+    seconds = rank0(trainer.CHECKPOINT_SECONDS)
+    return {
+        seconds: lambda minute: 900.0 if minute < end else 5.0,
+        SAVED: lambda minute: (
+            _saving_step(min(minute, end)) // 10 * 10
+            + (minute >= end) * ((minute - end) // 10 * 10)
+            or None
+        ),
+        SAVED_AT: lambda minute: clock(minute // 25 * 25) if minute < end else clock(minute),
+        rank0(trainer.SAVE_EVERY): constant(10.0),
+        rank0("step_seconds"): constant(60.0),
+    }
+
+
 _ON_CPUS = (
     "training_memory_bytes",
     "memory_predicted",
@@ -131,16 +158,22 @@ _ON_CPUS = (
 reference."""
 
 STORIES = (
-    Story("healthy", "A run learns and saves its checkpoints for five hours.", 300, 290, {}),
     Story(
-        "diverging fast",
-        (
+        name="healthy",
+        summary="A run learns and saves its checkpoints for five hours.",
+        minutes=300,
+        at=290,
+        changes={},
+    ),
+    Story(
+        name="diverging fast",
+        summary=(
             "The KL is 100 from minute 3 on, and 5 after a restart in minute 90; in minute 183 "
             "somebody mends it."
         ),
-        200,
-        180,
-        {
+        minutes=200,
+        at=180,
+        changes={
             **absent_during(RANK0, 90),
             **_SECOND,
             **_useless(absent_during(RANK0, 90), 1, 3, 90),
@@ -153,42 +186,45 @@ STORIES = (
             ATTEMPTS: counter(92, first=1),
             **gpu_second_series((0, 90, 40), (92, NEVER, 0)),
         },
+        findings=("Truncating", "KLRising"),
     ),
     Story(
-        "diverging slowly",
-        (
+        name="diverging slowly",
+        summary=(
             "The KL grows from 0.05 to 10 in six hours, below guard.maxKL 11; then somebody mends "
             "the "
             "run."
         ),
-        540,
-        358,
-        {
+        minutes=540,
+        at=358,
+        changes={
             KL: _until_360,
             rank0(trainer.MAX_KL): constant(11.0),
             **_ever_worse(rank0("reward")),
             **_ever_worse(_ACCURACY),
         },
+        findings=("RewardFalling", "KLRising"),
     ),
     Story(
-        "collapsed reward",
-        "From minute 30 to 90 all completions of a group get the same reward.",
-        120,
-        80,
-        {
+        name="collapsed reward",
+        summary="From minute 30 to 90 all completions of a group get the same reward.",
+        minutes=120,
+        at=80,
+        changes={
             **changed_during(
                 RANK0, 30, 90, {rank0("reward"): 0.5, _ACCURACY: 0.0, rank0("grad_norm"): 0.0}
             ),
             rank0("reward_std"): changed_between(30, 90, 0.0, 0.4),
             rank0("zero_variance_groups"): changed_between(30, 90, 1.0, 0.1),
         },
+        findings=("NoSignal", "RewardFalling", "RewardHacking"),
     ),
     Story(
-        "NaN",
-        "The loss of minute 60 is no number, and the run fails; its series stay for an hour.",
-        180,
-        65,
-        {
+        name="NaN",
+        summary="The loss of minute 60 is no number, and the run fails; its series stay for an hour.",
+        minutes=180,
+        at=65,
+        changes={
             **absent_during(RANK0, 63),
             **{
                 rank0(key): only_during(
@@ -211,6 +247,7 @@ STORIES = (
                 62, 122, 1, None
             ),
             of_job(operator.JOB_PHASE, phase="Failed"): changed_between(63, 122, 1, None),
+            INFO: only_during(constant(1.0), 0, 122),
             series(operator.JOBS.name, {"namespace": "team", "phase": "Running"}): changed_between(
                 0, 63, 1, 0
             ),
@@ -218,16 +255,18 @@ STORIES = (
                 63, NEVER, 1, 0
             ),
         },
+        alerts=("GRPOJobFailed", "GRPONotFinite"),
+        phase=Phase.FAILED,
     ),
     Story(
-        "OOM and re-plan",
-        (
+        name="OOM and re-plan",
+        summary=(
             "Memory is nearly full, with more than predicted; in minute 30 it runs out, and a plan "
             "with less goes on."
         ),
-        120,
-        28,
-        {
+        minutes=120,
+        at=28,
+        changes={
             **_AFTER_OOM,
             **absent_during(
                 {**RANK0, **_gpu_memory(1, "backward", 66, 75), **_gpu_memory(1, "step", 63, 72)},
@@ -243,13 +282,14 @@ STORIES = (
             **gpu_second_series((0, 30, 30), (33, NEVER, 0)),
         },
         drawn_minute=75,
+        alerts=("GRPOMemoryTight", "GRPOPredictionOff"),
     ),
     Story(
-        "straggler",
-        "One rank takes twice as long as the median one from minute 30 to 75.",
-        100,
-        70,
-        {
+        name="straggler",
+        summary="One rank takes twice as long as the median one from minute 30 to 75.",
+        minutes=100,
+        at=70,
+        changes={
             **changed_during(RANK0, 30, 75, {rank0("straggler_ratio"): 2.0}),
             **counted_series(
                 {
@@ -258,13 +298,14 @@ STORIES = (
                 }
             ),
         },
+        findings=("Straggler",),
     ),
     Story(
-        "preempted three times",
-        "Within half an hour the gang loses its nodes three times, and starts again.",
-        150,
-        55,
-        {
+        name="preempted three times",
+        summary="Within half an hour the gang loses its nodes three times, and starts again.",
+        minutes=150,
+        at=55,
+        changes={
             **absent_during(RANK0, 20),
             **{
                 name: line
@@ -281,28 +322,30 @@ STORIES = (
             **gpu_second_series((0, 20, 0), (22, 35, 0), (37, 50, 0), (52, NEVER, 0)),
         },
         drawn_minute=80,
+        alerts=("GRPOJobRestarting",),
     ),
     Story(
-        "stalled exporter",
-        "Rank 0 trains on, but answers nobody from minute 30 to 60.",
-        90,
-        55,
-        {
+        name="stalled exporter",
+        summary="Rank 0 trains on, but answers nobody from minute 30 to 60.",
+        minutes=90,
+        at=55,
+        changes={
             **absent_during(RANK0, 30, 60),
             GOT_ON: frozen_during(clock, 30, 60),
             _SEEN_STEP: frozen_during(float, 30, 60),
         },
+        alerts=("GRPOTrainingStalled", "GRPOTrainingUnseen"),
     ),
     Story(
-        "hang",
-        (
+        name="hang",
+        summary=(
             "No step ends from minute 30 on; in minute 60 the attempt is ended as Hang and the "
             "next "
             "begins."
         ),
-        120,
-        55,
-        {
+        minutes=120,
+        at=55,
+        changes={
             **absent_during(constant_during(RANK0, 30), 60),
             **attempt_series(2, 61),
             **constant_during({GOT_ON: clock, _SEEN_STEP: float}, 30, 60),
@@ -311,13 +354,14 @@ STORIES = (
             **_between_attempts((60, 61)),
             **gpu_second_series((0, 60, 60), (61, NEVER, 0)),
         },
+        alerts=("GRPOTrainingStalled",),
     ),
     Story(
-        "long export",
-        "After the last step, in minute 60, the model is written for two hours, file by file.",
-        200,
-        170,
-        {
+        name="long export",
+        summary="After the last step, in minute 60, the model is written for two hours, file by file.",
+        minutes=200,
+        at=170,
+        changes={
             **constant_during(RANK0, 60),
             **constant_during({_SEEN_STEP: float}, 60),
             **constant_series(60, rank0(trainer.TOTAL_STEPS)),
@@ -334,25 +378,86 @@ STORIES = (
         },
     ),
     Story(
-        "rewards unscored",
-        "The service behind a reward fails for a fifth of the completions from minute 30 to 60.",
-        90,
-        55,
-        {_UNSCORED: changed_between(30, 60, 0.2, 0.0)},
+        name="rewards unscored",
+        summary="The service behind a reward fails for a fifth of the completions from minute 30 to 60.",
+        minutes=90,
+        at=55,
+        changes={_UNSCORED: changed_between(30, 60, 0.2, 0.0)},
+        alerts=("GRPORewardsUnscored",),
     ),
     Story(
-        "full disk",
-        "From minute 60 to 190 no checkpoint can be written.",
-        230,
-        185,
-        constant_during({SAVED: RANK0[SAVED], SAVED_AT: RANK0[SAVED_AT]}, 60, 190),
+        name="rank 0 is not scraped",
+        summary=(
+            "Prometheus can't reach rank 0 from minute 30 to 60; the operator can, and the run "
+            "goes on."
+        ),
+        minutes=90,
+        at=55,
+        changes=absent_during(RANK0, 30, 60),
+        alerts=("GRPOTrainingUnseen",),
     ),
     Story(
-        "on CPUs",
-        "A small run on CPUs without a reference (training.beta: 0) is alone in its cluster.",
-        100,
-        90,
-        {
+        name="suspended",
+        summary="From minute 30 to 90 the job is suspended by its owner.",
+        minutes=120,
+        at=85,
+        changes={
+            **absent_during({**RANK0, GOT_ON: clock, PATIENCE: constant(1800.0)}, 30, 90),
+            RUNNING: lambda minute: None if 30 <= minute < 90 else 1.0,
+            of_job(operator.JOB_PHASE, phase="Suspended"): only_during(constant(1.0), 30, 90),
+        },
+        phase=Phase.SUSPENDED,
+    ),
+    Story(
+        name="short answers under a long limit",
+        summary=(
+            "Completions have at most 90 of 786 tokens, so that half of the predicted memory is "
+            "used."
+        ),
+        minutes=90,
+        at=80,
+        changes={
+            rank0("completion_length_max"): constant(90.0),
+            rank0("completion_length"): constant(60.0),
+            rank0("completion_clipped_ratio"): constant(0.0),
+            **{
+                rank0(trainer.MEMORY, step_phase=phase): constant(30.0 * GIB)
+                for phase in MemoryPhases.model_fields
+            },
+        },
+    ),
+    Story(
+        name="each checkpoint takes 15 minutes",
+        summary=(
+            "Training stands still for 15 of 25 minutes at each checkpoint, every ten steps, until "
+            "minute 150."
+        ),
+        minutes=190,
+        at=145,
+        changes={
+            STEP: lambda minute: _saving_step(min(minute, 150)) + max(0, minute - 150),
+            **_saving(150),
+        },
+        findings=("CheckpointSlow",),
+    ),
+    Story(
+        name="full disk",
+        summary="From minute 60 to 190 no checkpoint can be written.",
+        minutes=230,
+        at=185,
+        changes={
+            **constant_during({SAVED: RANK0[SAVED], SAVED_AT: RANK0[SAVED_AT]}, 60, 190),
+            rank0(trainer.CHECKPOINT_FAILURES): counter(100, 101, 103, 107, 115, 131, 150, 163),
+        },
+        findings=("CheckpointFailing",),
+        alerts=("GRPOCheckpointOld",),
+    ),
+    Story(
+        name="on CPUs",
+        summary="A small run on CPUs without a reference (training.beta: 0) is alone in its cluster.",
+        minutes=100,
+        at=90,
+        changes={
             **absent_during(PHASES),
             **constant_series(
                 1, series(operator.JOBS.name, {"namespace": "team", "phase": "Running"})

@@ -184,6 +184,7 @@ SAVED, SAVED_AT = rank0("checkpoint_step"), rank0("checkpoint_timestamp_seconds"
 GOT_ON, ATTEMPTS = of_job(operator.JOB_PROGRESS_TIME), of_job(operator.JOB_ATTEMPTS)
 RESTARTS = of_job(operator.JOB_RESTARTS)
 PATIENCE = of_job(operator.JOB_PATIENCE, stage="Training")
+INFO = of_job(operator.JOB_INFO, model="1.24B", strategy="Clone")
 RUNNING = of_job(operator.JOB_PHASE, phase="Running")
 OF_GPUS: World = {
     of_job(operator.JOB_GPUS, product="H100-80GB"): constant(GPUS),
@@ -194,8 +195,6 @@ JOB: World = {
     of_job(operator.JOB_STEP): float,
     **constant_series(1800.0, PATIENCE),
     **constant_series(0, RESTARTS),
-    **constant_series(
-        1, ATTEMPTS, RUNNING, of_job(operator.JOB_INFO, model="1.24B", strategy="Clone")
-    ),
+    **constant_series(1, ATTEMPTS, RUNNING, INFO),
     **OF_GPUS,
 }

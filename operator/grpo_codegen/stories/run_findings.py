@@ -4,13 +4,14 @@ So the alert on findings and the board can't tell a story otherwise than the tra
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_api.findings.diagnosis import RULES, Diagnosis
 from grpo_api.findings.step_row import RANK_SECONDS, step_row
 from grpo_api.findings.verdict import RunLimits
 from grpo_api.report import training_metrics as trainer
+from grpo_api.spec.run_policy import FindingName
 
 from ..timelines import Timeline
 from .world import World, rank0
@@ -26,8 +27,11 @@ Exported = dict[int, dict[str, Timeline]]
 """Timelines by attempt and key of the catalogue."""
 
 
-def with_findings(world: World, minutes: int) -> World:
-    """The series, with those of the findings that the job `run` has in these minutes."""
+def with_findings(world: World, minutes: int, steps: Sequence[Mapping[str, Any]] = ()) -> World:
+    """The series, with those of the findings that the job `run` has in these minutes.
+
+    `steps` are all that is logged of each step, where the series do not say it.
+    """
     exported = _exported(world)
     max_kl = exported.get(1, {}).get(_MAX_KL)
     diagnosis = Diagnosis(RunLimits(max_kl=max_kl(0) if max_kl else None))
@@ -39,7 +43,8 @@ def with_findings(world: World, minutes: int) -> World:
             if logged[_STEP] <= last_step:
                 continue
             last_step = logged[_STEP]
-            row = step_row(logged)
+            step = int(last_step)
+            row = step_row(steps[step - 1] if step <= len(steps) else logged)
             if row is not None:
                 diagnosis.add(row)
         for finding in diagnosis.findings:
@@ -56,6 +61,17 @@ def with_findings(world: World, minutes: int) -> World:
         slow_rank = rank0(trainer.STRAGGLER, attempt, rank="3", **place)
         series[slow_rank] = times_median.get
     return {**world, **series}
+
+
+def findings_at(world: World, minute: int) -> tuple[FindingName, ...]:
+    """The findings that the job `run` has in this minute, of whatever attempt."""
+    names: list[FindingName] = []
+    for name in RULES:
+        marker = f'finding="{name}"'
+        lines = [line for series, line in world.items() if marker in series]
+        if any(line(minute) == 1 for line in lines):
+            names.append(name)
+    return tuple(names)
 
 
 def attempt_at(exported: Exported, minute: int) -> int:

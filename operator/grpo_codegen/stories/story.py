@@ -1,6 +1,12 @@
 """What a story is, and the world that it changes: one in which all is well."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from grpo_api.spec.run_policy import FindingName
+from grpo_api.status.status import Phase
 
 from .cluster import OPERATOR, OTHER_RUNS, UTILISATION
 from .run import JOB, RANK0
@@ -10,7 +16,7 @@ from .world import World
 WELL: World = {**RANK0, **JOB, **OPERATOR, **OTHER_RUNS, **UTILISATION}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Story:
     """What happens."""
 
@@ -24,14 +30,31 @@ class Story:
     at: int
     """The minute at which all fires that is to fire, late in what happens."""
     changes: World
-    """What differs from WELL."""
+    """What differs from the base."""
+    base: World = field(default_factory=lambda: WELL)
+    steps: tuple[Mapping[str, Any], ...] = ()
+    """The steps as TRL logs them, where the series do not have all that the rules read."""
+    findings: tuple[FindingName, ...] = ()
+    """What the trainer's rules find at `at`."""
+    alerts: tuple[str, ...] = ()
+    """Alerts that fire at `at`, beside GRPORunFinding, which fires with a finding; all others are
+    silent throughout."""
+    phase: Phase = Phase.RUNNING
+    """The job's at `at`."""
+    board: Literal["training-health", "fleet", "operator"] = "training-health"
+    """The dashboard that somebody looks at who is concerned."""
     drawn_minute: int = 0
     """The minute of which the dashboards are drawn, where `at` would show too little."""
 
-    @property
+    @cached_property
     def world(self) -> World:
         """All series."""
-        return with_findings({**WELL, **self.changes}, self.minutes)
+        return with_findings({**self.base, **self.changes}, self.minutes, self.steps)
+
+    @property
+    def firing(self) -> set[str]:
+        """All alerts that fire at `at`."""
+        return {*self.alerts, *(["GRPORunFinding"] if self.findings else [])}
 
     @property
     def drawn_at(self) -> int:

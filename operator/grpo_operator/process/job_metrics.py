@@ -18,6 +18,7 @@ from prometheus_client.utils import floatToGoString
 
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.report.metrics import (
+    BY_REASON,
     ENDED_JOBS,
     ENDED_SECONDS,
     JOB,
@@ -32,6 +33,7 @@ from grpo_api.report.metrics import (
     JOB_POD_INFO,
     JOB_PROGRESS_TIME,
     JOB_QUEUED_SECONDS,
+    JOB_RECONCILE_FAILURES,
     JOB_RESTARTS,
     JOB_STAGE_TIME,
     JOB_STEP,
@@ -49,6 +51,7 @@ from ..decide.observation import Pull, Silence
 from ..records.names import COMPONENT_ENGINE, COMPONENT_TRAINER
 from ..records.packed_job import typed_status
 from ..records.records import ENDED_PHASES, GRPOJobRecord, PodRecord
+from ..report.queue_waits import QueueWaits
 
 SAID_BY_PHASE = {
     ConditionType.ADMITTED,
@@ -107,21 +110,30 @@ class JobMetrics:
                 shown.append(job)
             elif job.completed >= earliest:
                 ended.append(job)
-        live_lines = await self._lines_now(shown)
+        waits = QueueWaits(self._clock())
+        live_lines = await self._lines_now(shown, waits)
         shown += heapq.nlargest(ENDED_JOBS, ended, key=lambda job: job.completed)
         cached = await self._refreshed(shown)
         all_lines = [*(one.lines for one in cached), *live_lines]
         count_lines = [_line(JOBS, labels, str(count)) for labels, count in counts.items()]
         families = [_family(JOBS, "".join(count_lines))]
+        wait_lines: Lines = dict.fromkeys((metric.name for metric in BY_REASON), "")
+        for metric, reason, value in waits.samples():
+            wait_lines[metric.name] += _line(metric, (reason,), _number(value))
+        families += [_family(metric, wait_lines[metric.name]) for metric in BY_REASON]
         for metric in JOB:
             lines = "".join(job_lines.get(metric.name, "") for job_lines in all_lines)
             families.append(_family(metric, lines))
             await asyncio.sleep(0)
         return "".join(families)
 
-    async def _lines_now(self, jobs: list[GRPOJobRecord]) -> list[Lines]:
-        """Return the lines of these jobs that are not kept."""
-        return [_written(job, self._live(job)) async for job in yield_every(LOOP_BUDGET, jobs)]
+    async def _lines_now(self, jobs: list[GRPOJobRecord], waits: QueueWaits) -> list[Lines]:
+        """Return the lines of these jobs that are not kept, and count their waits."""
+        lines: list[Lines] = []
+        async for job in yield_every(LOOP_BUDGET, jobs):
+            waits.add(job)
+            lines.append(_written(job, self._live(job)))
+        return lines
 
     async def _refreshed(self, jobs: list[GRPOJobRecord]) -> list[_CachedLines]:
         """Return the lines of these jobs, and keep those of no others."""
@@ -179,6 +191,12 @@ def pod_samples(job: GRPOJobRecord, pods: Iterable[PodRecord]) -> Iterator[Sampl
         if is_placed and pod.grpojob_uid == job.uid and pod.attempt == job.status.attempt:
             component = COMPONENT_ENGINE if pod.engine else COMPONENT_TRAINER
             yield JOB_POD_INFO, (str(pod.attempt), pod.name, pod.node, component), 1
+
+
+def failure_samples(failures: int) -> Iterator[Sample]:
+    """How often a job's reconcile has failed in a row; nothing while it succeeds."""
+    if failures:
+        yield JOB_RECONCILE_FAILURES, (), failures
 
 
 def _known_stage(stage: str) -> str:

@@ -18,6 +18,8 @@ import contextlib
 from collections import Counter as Tally
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -40,6 +42,7 @@ from grpo_api.report.metrics import (
     CONTROLLER,
     EVENTS,
     LOOP_LAG,
+    LOSSES,
     MAX_WORKERS,
     PROGRESS_PULLS,
     QUEUE_ADDS,
@@ -135,8 +138,11 @@ class Metrics(Observer):
         self._events = self._counter(EVENTS)
         self._spans = self._counter(SPANS)
         self._restarts = self._counter(RESTARTS)
-        for reason in Result:  # the first restart for a reason is an increase only from 0
+        # The first restart for a reason, or loss, is an increase only from 0.
+        for reason in Result:
             self._restarts.labels(reason.value)
+        for counter, result in product((self._events, self._spans), LOSSES):
+            counter.labels(result)
         self._seconds = self._histogram(RECONCILE_SECONDS).labels(CONTROLLER)
         self._waited = self._histogram(QUEUE_SECONDS).labels(CONTROLLER)
         self._lag = self._histogram(LOOP_LAG)
@@ -305,6 +311,19 @@ def unreadable(*sources: Quarantine) -> Tally[str]:
     for source in sources:
         total.update(source.counts())
     return total
+
+
+MEMORY_LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
+"""Where a container reads its own limit (cgroup v2); `max` is none."""
+
+
+def memory_limit(file: Path = MEMORY_LIMIT_FILE) -> dict[str, float]:
+    """The container's memory limit in bytes, as a metric without labels; empty without one."""
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return {}
+    return {"": float(text)} if text.isdecimal() else {}
 
 
 _BY_CONDITION = {

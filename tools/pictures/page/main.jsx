@@ -45,7 +45,7 @@ function Dashboard({ dashboard, answers, annotations, range, chosen, width }) {
           <Place key={panel.id} panel={panel} width={inside}>
             {(place) =>
               panel.type === 'row' ? (
-                <h2>▾ {panel.title}</h2>
+                <h2>{panel.collapsed ? '▸' : '▾'} {panel.title}</h2>
               ) : (
                 <PanelChrome title={panel.title} description={panel.description} width={place.width} height={place.height}>
                   {(innerWidth, innerHeight) => (

@@ -2,7 +2,7 @@
 const SMALLEST_PLOT = 60;
 const SMALLEST_TEXT = 11;
 
-/** One entry per panel: title, type, all words, legend, faults. */
+/** One entry per panel: title, type, all words with their colours, legend, faults. */
 export function measured() {
   return [...document.querySelectorAll('[data-panel]')]
     .filter((place) => place.dataset.type !== 'row')
@@ -12,6 +12,7 @@ export function measured() {
         title: place.dataset.panel,
         type: place.dataset.type,
         words: texts.map(({ text }) => text),
+        colors: texts.map(({ parent }) => getComputedStyle(parent).color),
         legend: [...place.querySelectorAll('[data-testid^="data-testid VizLegend series"]')].map((one) => one.innerText),
         faults: [...texts.flatMap((text) => [...small(text), ...cut(text, place)]), ...crowded(place)],
       };

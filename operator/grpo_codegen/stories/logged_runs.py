@@ -8,6 +8,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from grpo_api.spec.run_policy import FindingName
+
 Line = Callable[[int], float]
 Row = dict[str, Any]
 CHANGE = 60
@@ -65,7 +67,7 @@ HEALTHY: dict[str, Noisy] = {
 SHARES = ("frac_reward_zero_std", "completions/clipped_ratio", "clip_ratio/region_mean")
 
 
-def logged(
+def logged_steps(
     lines: Mapping[str, Noisy | None] | None = None, seed: int = 0, steps: int = STEPS
 ) -> list[Row]:
     """The rows of a run; a line of None is not logged."""
@@ -91,7 +93,7 @@ _HACKED = {
     "rewards/format/mean": Noisy(ramp(0.2, 2.0), 0.08),
     "reward": Noisy(ramp(1.2, 2.2)),
 }
-SICK: dict[str, tuple[str, dict[str, Noisy | None]]] = {
+SICK: dict[str, tuple[FindingName, dict[str, Noisy | None]]] = {
     "entropy falls to nothing": ("EntropyCollapsed", {"entropy": Noisy(ramp(0.9, 0.01, 120))}),
     "entropy falls at once": ("EntropyCollapsed", {"entropy": Noisy(_step(0.5, 0.02))}),
     "entropy rises": ("EntropyExploding", {"entropy": Noisy(ramp(0.5, 4.0, 160))}),
