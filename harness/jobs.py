@@ -50,7 +50,7 @@ class Jobs:
         return [
             json.loads(line)
             for line in self.kubectl("logs", pod).splitlines()
-            if line.startswith('{"step"')
+            if line.startswith("{") and '"totalSteps"' in line
         ]
 
     def list(self, kind: str, name: str) -> list[Object]:

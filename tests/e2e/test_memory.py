@@ -82,7 +82,7 @@ def lines(jobs: Jobs, name: str, number: int) -> dict[int, Object]:
     """What rank 0 of an attempt has logged, by step; kubectl puts `[pod/…] ` before each line."""
     log = jobs.kubectl("logs", f"job/{name}-{number}", "--all-pods")
     texts = (line.partition("] ")[2] for line in log.splitlines())
-    found = [json.loads(text) for text in texts if text.startswith('{"step"')]
+    found = [json.loads(text) for text in texts if '"totalSteps"' in text]
     return {line["step"]: line for line in found}
 
 

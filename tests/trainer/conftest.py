@@ -2,6 +2,7 @@
 and vLLM for some."""
 
 import gc
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -31,6 +32,17 @@ def one_thread() -> None:
     busy machine a test of one second takes a minute.
     """
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_log_of_a_process() -> Iterator[None]:
+    """Take away the handler of a test that ran a process's main function: it writes to that test's
+    stdout."""
+    yield
+    for handler in [*logging.root.handlers]:
+        if type(handler) is logging.StreamHandler:
+            logging.root.removeHandler(handler)
+    logging.captureWarnings(False)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -306,11 +306,11 @@ def test_old_generations_do_not_hide_an_engine_that_goes_wrong() -> None:
         log(judge, 0.2)
 
 
-def test_a_plan_without_a_limit_is_warned_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_without_a_limit_is_warned_once(caplog: pytest.LogCaptureFixture) -> None:
     judge = guard(None)
     for mean in (0.001, 0.5, 0.5, math.nan):
         log(judge, mean)
-    assert capsys.readouterr().out.count("nats apart from the trainer's") == 1
+    assert caplog.text.count("nats apart from the trainer's") == 1
 
 
 @pytest.fixture(scope="module")

@@ -157,6 +157,6 @@ def disturbed(
         (disk / BALLAST).unlink()
         assert gang.wait() == [0, 0], gang.log()[-4000:]
         seen[3] = exact(gang.steps())
-        assert '{"checkpointFailed": ' in gang.log()
+        assert '"checkpointFailed": ' in gang.log()
         assert gang.outcome().result is Result.SUCCEEDED
     return seen

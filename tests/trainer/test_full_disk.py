@@ -186,17 +186,15 @@ def test_what_a_run_can_not_go_on_without_is_tried_until_the_disk_is_well() -> N
 
 
 def test_a_full_disk_keeps_neither_the_claim_nor_the_words_at_the_end(
-    disk: Path, capsys: pytest.CaptureFixture[str]
+    disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan = runs.plan(Path("/models/demo"), folder=disk)
     claim_folder(plan)
     fill(disk / "ballast")
     keep_outcome(plan, Outcome(result=Result.SUCCEEDED, message="m" * 3000))
-    assert "the outcome is in the termination message only: [Errno 28]" in capsys.readouterr().out
+    assert "the outcome is in the termination message only: [Errno 28]" in caplog.text
     claim_folder(plan, clock=SteppedClock(after_sleep=(disk / "ballast").unlink))
-    assert (
-        "tried again in 1 s: OSError: [Errno 28] No space left on device" in capsys.readouterr().out
-    )
+    assert "tried again in 1 s: OSError: [Errno 28] No space left on device" in caplog.text
 
 
 @pytest.mark.parametrize(

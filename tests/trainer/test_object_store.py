@@ -106,7 +106,7 @@ def test_what_passes_costs_nothing(world: World, fault: str) -> None:
 
 
 def test_what_counts_does_so_although_the_rest_can_not_be_deleted(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = world.run(world.folder(), 1)
     run.claim()
@@ -116,7 +116,7 @@ def test_what_counts_does_so_although_the_rest_can_not_be_deleted(
             save(run, step)
     finally:
         world.proxy.reset()
-    assert "what counts no more stays until the next checkpoint" in capsys.readouterr().out
+    assert "what counts no more stays until the next checkpoint" in caplog.text
     assert f"{checkpoint_key(1, 1)}/manifest.json" in run.store.object_sizes()
     save(run, KEEP + 2)
     assert set(run.store.object_sizes()) == named(run)

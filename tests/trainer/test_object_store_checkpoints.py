@@ -135,7 +135,7 @@ def test_a_slow_store_takes_its_time_and_nothing_is_given_up(
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over(
-    proxy: StoreProxy, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+    proxy: StoreProxy, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = plan(proxy.url, tmp_path, 1), plan(proxy.url, tmp_path, 2)
     seal, _ = started(first)
@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     found = brought(second)
     assert found is not None
     assert found.name == "checkpoint-4"
-    said = capsys.readouterr().out
+    said = caplog.text
     assert damage == "no manifest" or "passed over a damaged checkpoint" in said
 
 

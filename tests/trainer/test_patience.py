@@ -136,7 +136,7 @@ def test_only_a_finished_step_counts_while_it_trains(clock: SteppedClock) -> Non
 
 
 def test_a_lost_store_costs_only_what_others_say(
-    clock: SteppedClock, capsys: pytest.CaptureFixture[str]
+    clock: SteppedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Lost:
         def add(self, _key: str, _amount: int) -> int:
@@ -146,7 +146,7 @@ def test_a_lost_store_costs_only_what_others_say(
     beat = Heartbeat(known, Lost())
     beat.beat()
     beat.beat()
-    assert capsys.readouterr().out.count("can't be heard any more") == 1
+    assert caplog.text.count("can't be heard any more") == 1
 
 
 @pytest.mark.realtime

@@ -189,14 +189,14 @@ def test_the_end_is_told_by_the_exit_code_and_an_outcome(
     assert model in outcome.message
 
 
-def test_progress_is_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     clock = SteppedClock()
     told = prefetch.Progress(clock)
     told.begin_repository("a model")
     for count, pause in ((1, 1.0), (2, 3.9), (3, 0.1), (4_000_000, 25.0), (5_000_000, 0.0)):
         told.report_bytes(count)
         clock.advance(pause)
-    assert capsys.readouterr().out.splitlines() == [
+    assert caplog.messages == [
         f"a model: {amount} MB in the cache" for amount in ("0.0", "4.0", "5.0")
     ]
 

@@ -168,7 +168,7 @@ async def test_what_will_not_change_is_not_tried_again(status: int) -> None:
 
 
 @pytest.mark.slow
-async def test_a_service_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_service_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         absent = Service(
@@ -182,7 +182,7 @@ async def test_a_service_that_is_not_there(capsys: pytest.CaptureFixture[str]) -
         RewardError, match=r"5 of the 5 completions.*ClientConnectorError"
     ) as caught:
         judge(counters, 0.99)
-    told = capsys.readouterr().out
+    told = caplog.text
     assert (
         told.count(
             f"reward 'judge' tries again until batchTimeoutSeconds = {SECONDS} are over: "

@@ -28,7 +28,6 @@ from grpo_trainer.training.reference_trainer import ReferenceGRPOTrainer
 from grpo_trainer.training.training_run import run
 from tests.support.ranks import demo_model, runs
 from tests.support.ranks.checkpoint_plans import claim_folder
-from tests.support.ranks.pods import json_lines
 from tests.trainer.poisonous_reward import POISON
 
 pytestmark = pytest.mark.realtime
@@ -87,26 +86,26 @@ def plan(
 
 @pytest.fixture
 def train(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator["Train"]:
     monkeypatch.setenv(DATA_MOUNT_ENV, str(folder))
-    yield Train(folder, capsys)
+    yield Train(folder, caplog)
     runs.reset()
 
 
 class Train:
     """Takes an attempt to its end."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         self.folder = folder
-        self._capsys = capsys
+        self._log = caplog
 
     def __call__(
         self, attempt: int, *skipped: dict[str, int], kept: bool = True
     ) -> dict[int, dict[str, Any]]:
         """The steps that it logged."""
         runs.reset()
-        self._capsys.readouterr()
+        self._log.clear()
         job = plan(self.folder, attempt, *skipped, kept=kept)
         recorder = Recorder(job.job.attempt, Placement(0, 0, 1, 1), time.time())
         claim_folder(job)
@@ -115,7 +114,8 @@ class Train:
             recorder,
             Watchdog(job.guard, job.execution, job.grace_period_seconds, recorder, lambda *_: None),
         )
-        return json_lines(self._capsys.readouterr().out, "step")
+        lines = [vars(record) for record in self._log.records if "totalSteps" in vars(record)]
+        return {line["step"]: line for line in lines}
 
     def sealed(self) -> list[str]:
         """The complete checkpoints."""

@@ -73,7 +73,7 @@ def test_the_files_are_bounded_and_keep_the_newest(
 
 
 def test_a_folder_that_can_t_be_written_costs_samples_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_steps(tmp_path, 1)
-    assert "samples of step 1 are not kept: " in capsys.readouterr().out
+    assert "samples of step 1 are not kept: " in caplog.text

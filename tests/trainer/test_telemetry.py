@@ -98,14 +98,14 @@ def test_all_that_several_threads_publish_at_once_is_kept() -> None:
 
 
 def test_server_answers_and_a_taken_port_costs_only_telemetry(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_port()
     monkeypatch.setenv(PROGRESS_BIND_ENV, f"127.0.0.1:{port}")
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
     serve(limits_of(PLAN), recorder)
     serve(limits_of(PLAN), recorder)
-    assert "telemetry is off" in capsys.readouterr().out
+    assert "telemetry is off" in caplog.text
     recorder.record_metrics({"kl": 0.25, "loss": 1.5, "reward_by_function/tall": 2.5})
     recorder.record_metrics({"loss": math.nan, "reward_by_function/tall": -math.inf})
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
@@ -301,7 +301,7 @@ def test_phases_interrupt_each_other() -> None:
 
 
 def test_samples_and_steps_name_the_weights_that_an_engine_sampled_with(
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     recorder, observer = (
         Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time()),
@@ -319,7 +319,7 @@ def test_samples_and_steps_name_the_weights_that_an_engine_sampled_with(
         1_000_000_006,
         1_000_000_007,
     ]
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = [vars(record) for record in caplog.records if "totalSteps" in vars(record)]
     assert [line.get("weights_version") for line in lines] == [None, 1_000_000_007]
 
 

@@ -151,7 +151,7 @@ def test_an_archive_can_write_nowhere_else(tmp_path: Path) -> None:
 
 
 def test_a_volume_that_can_not_be_written_costs_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As root, every folder can be written: a file stands in the folder's place."""
     cache = pod(tmp_path, "first")
@@ -159,12 +159,12 @@ def test_a_volume_that_can_not_be_written_costs_a_line(
     cache.restore()
     compile_in(cache, FILES)
     cache.publish()
-    assert capsys.readouterr().out.count("compile cache: ") == 2
+    assert caplog.text.count("compile cache: ") == 2
     assert content(cache) == FILES
 
 
 def test_an_archive_does_not_grow_without_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("grpo_trainer.process.compile_cache.MAX_BYTES", 100)
     cache = pod(tmp_path, "first")
@@ -172,4 +172,4 @@ def test_an_archive_does_not_grow_without_end(
     cache.publish()
     assert cache.archive is not None
     assert not cache.archive.exists()
-    assert "are more than 100" in capsys.readouterr().out
+    assert "are more than 100" in caplog.text

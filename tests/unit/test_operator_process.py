@@ -1,7 +1,6 @@
 """The process around the loop: settings, logs, the pages, the mirror of a kind of object."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -149,23 +148,6 @@ def test_a_time_must_be_above_zero(text: str, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         settings.parse(["--resync-seconds", text])
     assert "--resync-seconds" in capsys.readouterr().err
-
-
-def test_a_log_line_is_one_json_object() -> None:
-    record = logging.makeLogRecord(
-        {"name": "n", "levelname": "INFO", "msg": "%s\nis ü", "args": ("it",), "detail": 7}
-    )
-    fields = json.loads(settings.JsonFormatter().format(record))
-    assert (fields["level"], fields["logger"], fields["message"], fields["detail"]) == (
-        "info",
-        "n",
-        "it\nis ü",
-        7,
-    )
-    record.exc_info = (ValueError, ValueError("a bug"), None)
-    line = settings.JsonFormatter().format(record)
-    assert "\n" not in line
-    assert "a bug" in json.loads(line)["traceback"]
 
 
 @pytest.mark.realtime

@@ -5,9 +5,9 @@ several under a supervisor, and turns every end into an Outcome and its exit cod
 without words.
 """
 
+import logging
 import os
 import sys
-import traceback
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import EXIT_CODES, Outcome, Result
@@ -24,8 +24,11 @@ from .process.supervisor import supervise
 from .runtime.clock import unix_time
 from .runtime.durable_files import read_plan
 from .runtime.errors import BadInput, Diverged, classify_error, engine_cause
+from .runtime.logs import configure_logs
 from .tracking.tracking import TOLD, tracking_of
 from .training.trl_config import require_supported
+
+log = logging.getLogger("grpo_trainer")
 
 
 def run_worker(plan: TrainingPlan, place: Placement, started_at: float) -> int:
@@ -42,7 +45,7 @@ def run_worker(plan: TrainingPlan, place: Placement, started_at: float) -> int:
             place.rank, Result.SUCCEEDED, message, recorder.progress, export=recorder.export
         )
     except BaseException as error:
-        traceback.print_exc()
+        log.exception("ended by an error")
         result, message = classify_error(error)
         diverged_on = error.diverged_on if isinstance(error, Diverged) else None
         text = f"{recorder.current_stage}: {message}"
@@ -62,10 +65,12 @@ def run_worker(plan: TrainingPlan, place: Placement, started_at: float) -> int:
 def main() -> int:
     """Run this pod's part of the plan; returns the exit code."""
     started = unix_time()
+    configure_logs()
     try:
         plan = read_plan(os.environ)
         require_supported(plan.execution, plan.training, plan.learning_rate)
         place = placement(plan.execution, os.environ)
+        configure_logs(plan.job, rank=place.rank)
         if place.is_main and LOCAL_RANK_ENV not in os.environ:
             require_passed(plan, is_supervisor=place.processes_per_node > 1)
     except BadInput as error:
@@ -93,5 +98,5 @@ if __name__ == "__main__":
     try:
         exit_process(main())
     except BaseException:
-        traceback.print_exc()
+        log.exception("ended by an error")
         exit_process(EXIT_CODES[Result.ERROR])

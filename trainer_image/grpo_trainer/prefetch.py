@@ -7,6 +7,7 @@ commits, under the same leases, with the same tokens and the same patience. Begu
 with what is missing.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -25,6 +26,9 @@ from .process.process_setup import hide_unused_libraries
 from .runtime.clock import SYSTEM_CLOCK
 from .runtime.durable_files import read_plan
 from .runtime.errors import classify_error
+from .runtime.logs import configure_logs
+
+log = logging.getLogger("grpo_trainer")
 
 REPORT_SECONDS = 5.0
 """Least time between two lines of progress."""
@@ -47,7 +51,7 @@ class Progress:
         now = self._clock.now()
         if now - self._last >= REPORT_SECONDS:
             self._last = now
-            print(f"{self._what}: {count / 1e6:.1f} MB in the cache", flush=True)
+            log.info(f"{self._what}: {count / 1e6:.1f} MB in the cache")
 
 
 def fetch_inputs(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
@@ -70,18 +74,15 @@ def fetch_inputs(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
     for repository in models:
         progress.begin_repository(repository.description)
         locate_model(repository, plan.execution.dtype, hub)
-        print(
-            (
-                f"{repository.description}: complete, commit "
-                f"{hub.commits.get(repository.path, 'unknown')}"
-            ),
-            flush=True,
+        log.info(
+            f"{repository.description}: complete, commit "
+            f"{hub.commits.get(repository.path, 'unknown')}"
         )
     dataset, names = plan.dataset, [repository.name for repository in models]
     if dataset.name and not dataset.name.startswith("/"):
         progress.begin_repository(f"spec.dataset.name: {dataset.name}")
         rows = read_hub(dataset, hub)
-        print(f"spec.dataset.name: {dataset.name}: complete, {len(rows)} rows", flush=True)
+        log.info(f"spec.dataset.name: {dataset.name}: complete, {len(rows)} rows")
         names.append(dataset.name)
     return truncate_to_fit(
         Outcome(result=Result.SUCCEEDED, revisions=hub.commits),
@@ -109,6 +110,7 @@ def main() -> int:
     """Fetches what the pod's plan names; returns the exit code."""
     # the first process of a container isn't ended by SIGTERM unless it says so
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_CODES[Result.PREEMPTED]))
+    configure_logs()
     try:
         return announce_outcome(fetch_inputs(read_plan(os.environ)))
     except Exception as error:

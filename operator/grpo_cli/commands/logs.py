@@ -9,6 +9,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from grpo_api.text.contract import CONTAINER
+from grpo_api.text.log_lines import as_text
 from grpo_operator.records.names import (
     COMPONENT_ENGINE,
     LABEL_ATTEMPT,
@@ -37,6 +38,13 @@ def register(parser: ArgumentParser) -> None:
         "--engine", type=int, help="number of an engine in a pod of its own, instead of a rank"
     )
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the pod ends")
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("text", "json"),
+        default="text",
+        help="json: the lines as they are. Unset: text",
+    )
     parser.add_argument("--tail", type=int, default=-1, help="only the last lines. Unset: all")
     kubectl.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -56,7 +64,15 @@ def run(options: Namespace) -> int:
         f"--tail={options.tail}",
         *(["--follow"] if options.follow else []),
     ]
-    return subprocess.run(kubectl.command(options, "logs", pod, *flags), check=False).returncode
+    command = kubectl.command(options, "logs", pod, *flags)
+    if options.output == "json":
+        return subprocess.run(command, check=False).returncode
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as logs:
+        assert logs.stdout is not None  # it is a pipe
+        for line in logs.stdout:
+            text = line.decode(errors="replace").rstrip("\n")
+            print(as_text(text), flush=options.follow)
+    return logs.returncode
 
 
 def choose_pod(

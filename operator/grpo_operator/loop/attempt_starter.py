@@ -121,7 +121,7 @@ class AttemptStarter:
         if answer is None:
             message = f"Job {name} exists and is not this GRPOJob's; waiting until it is gone"
             return _waits_for_name(message, GOES_PAUSE)
-        log.info("%s: Job %s started", job.key, name)
+        log.info("%s: Job %s started", job.key, name, extra={"attempt": status.attempt})
         self._caches.jobs.put(answer)
         # From now on a Job that is not there was deleted: the event of its creation may come later,
         # or never.

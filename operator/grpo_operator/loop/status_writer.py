@@ -93,7 +93,11 @@ class StatusWriter:
         dropped = merge_patch(answer.get("status") or {}, to_json(new))
         self._throttle.record_write(job.key, observation.at, dropped)
         if new.phase != job.status.phase:
-            log.info("%s: %s: %s %s", job.key, new.phase, decision.reason, decision.message)
+            words = " ".join(filter(None, (decision.reason, decision.message)))
+            log.info(
+                "%s: %s%s", job.key, new.phase, f": {words}" if words else "",
+                extra={"attempt": new.attempt},
+            )  # fmt: skip
         self._on_write(job, new, observation.now)
 
     async def _patch(self, job: GRPOJobRecord, patch: Object) -> Object:

@@ -11,12 +11,13 @@ import logging
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from grpo_api.text.contract import PROGRESS_PORT
+from grpo_api.text.log_lines import JsonFormatter, TextFormatter
 from grpo_kube.leader_election import Election, Terms
 from grpo_kube.objects.resources import ObjectKey
 
@@ -66,7 +67,7 @@ class Settings:
     metrics_address: str = ""
     """Where the pages are served; empty: on every address of the pod, IPv4 and IPv6."""
     metrics_port: int = 8081
-    log_format: str = "json"
+    log_format: str = "auto"
     log_level: str = "info"
     kubeconfig: str | None = None
     resync: float = 300.0
@@ -155,7 +156,12 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
         default=default.metrics_port,
         help="/healthz, /readyz and /metrics",
     )
-    parser.add_argument("--log-format", choices=("json", "text"), default=default.log_format)
+    parser.add_argument(
+        "--log-format",
+        choices=("auto", "json", "text"),
+        default=default.log_format,
+        help="auto: text on a terminal, else JSON",
+    )
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default=default.log_level
     )
@@ -374,39 +380,21 @@ def _price(text: str) -> tuple[str, float]:
     return product, value
 
 
-_LEFT_OUT = frozenset(vars(logging.makeLogRecord({}))) | {
-    "message",
-    "asctime",
-    "taskName",
-    "settings",
-}
-"""Attributes of a log record that are no field of the line: those of every record, and kopf's own
-`settings`."""
-
-
-class JsonFormatter(logging.Formatter):
-    """One line: time, level, logger, message, and whatever `extra` held."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """See logging.Formatter."""
-        fields: dict[str, Any] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        fields |= {key: value for key, value in vars(record).items() if key not in _LEFT_OUT}
-        if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(fields, default=str, ensure_ascii=False)
+def job_fields(record: logging.LogRecord) -> dict[str, str]:
+    """Whose line it is: a message about a job begins with the key of the job."""
+    key = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    if not isinstance(key, ObjectKey) or not record.msg.startswith("%s: "):
+        return {}
+    return {"namespace": key.namespace, "grpojob": key.name}
 
 
 def configure(log_format: str, level: str) -> None:
     """Sets up the root logger; kopf only speaks up when something is wrong."""
     handler = logging.StreamHandler()
-    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
+    is_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
+    handler.setFormatter((JsonFormatter if is_json else TextFormatter)(fields_of=job_fields))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
     if level != "debug":
         logging.getLogger("kopf").setLevel(logging.WARNING)
         logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

@@ -149,6 +149,14 @@ class Gang:
 
 
 def json_lines(log: str, key: str) -> dict[int, dict[str, Any]]:
-    """The log's JSON lines that begin with `key`, a number, by that."""
-    lines = re.findall(rf'^{{"{key}".*}}$', log, flags=re.MULTILINE)
-    return {int(line[key]): line for line in map(json.loads, lines)}
+    """What the log's JSON lines say that have `key`, a number, by that, without what every line
+    has."""
+    found = {}
+    for text in re.findall(r"^\{.*\}$", log, flags=re.MULTILINE):
+        line = json.loads(text)
+        if isinstance(line.get(key), int):
+            found[line[key]] = {name: line[name] for name in line if name not in EVERY_LINE}
+    return found
+
+
+EVERY_LINE = {"time", "level", "namespace", "grpojob", "attempt", "rank", "logger", "message"}

@@ -6,6 +6,7 @@ spec.resumeFrom leads to no checkpoint but to an exported adapter, its weights a
 new run.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from ..weights.checkpoint_files import ADAPTER, ADAPTER_CONFIG
 from .checkpoint_target import CheckpointSource, CheckpointTarget
 from .manifest import Manifest, require_continuable, require_same_run
 from .volume_checkpoints import read_manifest
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ def _newest(found: list[Path], require: Callable[[Path], None], source: Checkpoi
             return checkpoint
         damaged.append(f"{checkpoint}: {', '.join(problems)}")
         if ranks.rank() == 0:
-            print(f"passed over a damaged checkpoint, {damaged[-1]}", flush=True)
+            log.warning(f"passed over a damaged checkpoint, {damaged[-1]}")
     raise BadInput(
         f"every checkpoint is damaged ({'; '.join(damaged)}); delete them to start again at step 0"
     )

@@ -11,6 +11,7 @@ ranks that have to.
 """
 
 import errno
+import logging
 import os
 import shutil
 from collections.abc import Iterable
@@ -39,6 +40,8 @@ from ..runtime.paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_folder_name
 from .checkpoint_target import CheckpointSource, CheckpointTarget
 from .hashing import damage, digests, list_files, records, share, split_into_parts
 from .manifest import OWNER, FileRecord, Manifest, Owner
+
+log = logging.getLogger(__name__)
 
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors that a run which never wrote there need not wait out: no moment makes them pass."""
@@ -302,7 +305,7 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
         try:
             rotate(self.folder, self.owner, self.keep)
         except OSError as error:
-            print(f"old checkpoints stay until the next one is saved: {error}", flush=True)
+            log.warning(f"old checkpoints stay until the next one is saved: {error}")
 
     def discard(self, checkpoint: Path) -> None:
         """Remove the folder on rank 0. The next rotation deletes what can't be deleted now."""

@@ -6,9 +6,9 @@ which files there are or the bytes of one file from an offset on, and ends. Neit
 """
 
 import argparse
+import logging
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -17,7 +17,10 @@ from grpo_api.text.clock import Clock
 from grpo_api.text.contract import SCRATCH
 
 from ..runtime.clock import SYSTEM_CLOCK
+from ..runtime.logs import configure_logs
 from .served_files import published_listing, record_request, served_source
+
+log = logging.getLogger("grpo_trainer")
 
 BEAT_SECONDS = 5.0
 """Between two empty lines while the folder is being prepared: proxies cut connections on which
@@ -64,6 +67,7 @@ def main(arguments: Sequence[str] | None = None, state: Path = STATE) -> int:
     if given.command == "send":
         send_file(state, given.name, given.offset, sys.stdout.buffer)
         return 0
+    configure_logs()
     from . import serving  # what prepares a folder needs more than what is asked often
 
     signal.signal(
@@ -72,7 +76,7 @@ def main(arguments: Sequence[str] | None = None, state: Path = STATE) -> int:
     try:
         return serving.serve(state, given.dtype, merge=given.merge)
     except Exception as error:
-        traceback.print_exc()
+        log.exception("ended by an error")
         return serving.refuse(f"{type(error).__name__}: {error}")
 
 

@@ -7,10 +7,11 @@ Like a training pod it ends with an Outcome and its exit code, whatever happens.
 
 import asyncio
 import importlib.util
+import logging
 import os
 import signal
 import sys
-import traceback
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from grpo_api.report.report import EXIT_CODES, Outcome, Result
 from grpo_api.report.termination_message import truncate_to_fit
 from grpo_api.spec.generation import EnginePlan, GenerationSpec
 from grpo_api.spec.model import ModelSpec
-from grpo_api.text.contract import ENGINE_BIND_ENV, PROGRESS_BIND_ENV, PROGRESS_PORT
+from grpo_api.text.contract import ENGINE_BIND_ENV, INDEX_ENV, PROGRESS_BIND_ENV, PROGRESS_PORT
 
 from ..gang.interfaces import split_address
 from ..hub.repositories import Hub, Repository
@@ -33,12 +34,15 @@ from ..process.process_setup import set_defaults
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput, EngineMissing, Transient, classify_error, engine_cause
+from ..runtime.logs import configure_logs, vllm_logging
 from .engine_start import engine_start, error_for_choice
 from .messages import attempt_of
 from .vllm_arguments import NO_VLLM, engine_environment, gpu_capability, vllm_arguments
 
 if TYPE_CHECKING:
     from .sampler import Sampler
+
+log = logging.getLogger("grpo_trainer")
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
 """What an engine needs of a model's repository: its configuration, and remote code. The weights
@@ -102,13 +106,15 @@ CHECK_SECONDS = 1.0
 def main() -> int:
     """Run this engine to its end; returns the exit code."""
     signal.signal(signal.SIGTERM, _stop)
+    configure_logs()
     try:
         plan = read_plan(os.environ)
+        configure_logs(plan.job, engine=int(os.environ.get(INDEX_ENV, "0")))
         engine_plan(plan.execution, plan.engines)
         require_vllm(plan.generation)
         error: BaseException = asyncio.run(serve(plan, start_sampler(plan)))
     except BaseException as raised:
-        traceback.print_exc()
+        log.exception("ended by an error")
         error = raised
     result, message = classify_error(error)
     outcome = Outcome(result=result, engine_cause=engine_cause(error))
@@ -138,12 +144,13 @@ def start_sampler(plan: TrainingPlan) -> "Sampler":
     engine = engine_plan(plan.execution, plan.engines)
     # Before vLLM is imported, whose modules and processes read these variables.
     set_defaults(os.environ, ENVIRONMENT | engine_environment(engine) | cache.variables)
+    set_defaults(os.environ, vllm_logging(Path(tempfile.gettempdir())))
     began = SYSTEM_CLOCK.now()
     with engine_start():
         from .sampler import Sampler
 
         sampler = Sampler(engine_settings(plan, folder, gpu_capability()))
-    print(f"engine: started and compiled in {SYSTEM_CLOCK.now() - began:.1f} s", flush=True)
+    log.info(f"engine: started and compiled in {SYSTEM_CLOCK.now() - began:.1f} s")
     cache.publish()
     return sampler
 
@@ -161,7 +168,7 @@ async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
         metrics_host, metrics_port = split_address(address)
         await serve_application(metrics_application(), metrics_host or None, metrics_port)
     except OSError as error:  # an engine without metrics is still of use
-        print(f"no metrics: {address} can't be bound: {error}", flush=True)
+        log.info(f"no metrics: {address} can't be bound: {error}")
     # Rank 0 polls its engines also during long steps, so twice a step's patience of silence means
     # that it is gone.
     limit = 2 * hang_timeout_seconds("Training", plan.guard, plan.execution)
@@ -200,5 +207,5 @@ if __name__ == "__main__":
     try:
         exit_process(main())
     except BaseException:
-        traceback.print_exc()
+        log.exception("ended by an error")
         exit_process(EXIT_CODES[Result.ERROR])

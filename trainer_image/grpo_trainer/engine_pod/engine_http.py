@@ -15,7 +15,7 @@ nothing else: the NetworkPolicy lets it in there alone.
 """
 
 import asyncio
-import traceback
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,6 +48,8 @@ from .served_version import RequestRefused, ServedWeights
 
 if TYPE_CHECKING:
     from .sampler import Sampler
+
+log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -97,7 +99,7 @@ class EngineServer:
         except (
             Exception
         ) as error:  # of any kind, from vLLM: the client gets it, and the engine goes on
-            traceback.print_exc()
+            log.exception("a request failed")
             raise web.HTTPInternalServerError(
                 text=f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
             ) from error

@@ -7,9 +7,8 @@ Elsewhere GRPO_PLAN names a plan's file and --export the folder.
 """
 
 import argparse
-import json
+import logging
 import os
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,9 +26,12 @@ from ..process.recorder import Recorder
 from ..runtime.clock import SYSTEM_CLOCK, unix_time
 from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput, Transient, classify_error
+from ..runtime.logs import configure_logs
 from ..stores.run_store import StoredRun, source_run
 from ..telemetry.progress_server import limits_of, serve
 from .score import Score, as_json, reported_reward, score_message
+
+log = logging.getLogger("grpo_trainer")
 
 POLL_SECONDS = 1.0
 WAIT_SECONDS = 1500.0
@@ -40,12 +42,14 @@ for."""
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate, and say how it ended; returns the exit code."""
     attempt = 0
+    configure_logs()
     try:
         plan = read_plan(os.environ)
+        configure_logs(plan.job)
         attempt = plan.job.attempt
         outcome = evaluate(plan, parse_options(arguments))
     except Exception as error:
-        traceback.print_exc()
+        log.exception("ended by an error")
         result, message = classify_error(error)
         outcome = truncate_to_fit(Outcome(result=result), message)
     return announce_outcome(outcome.model_copy(update={"attempt": attempt}))
@@ -75,7 +79,7 @@ def evaluate(plan: TrainingPlan, options: argparse.Namespace) -> Outcome:
         plan, folder, options.completions, options.seed, recorder.record_event
     )
     estimate = reported_reward(job, plan.training.prompts_per_step, found.spread) if job else None
-    print(json.dumps(as_json(found, estimate)), flush=True)
+    log.info("evaluated", extra=as_json(found, estimate))
     outcome = Outcome(result=Result.SUCCEEDED, metrics=score_metrics(found))
     return truncate_to_fit(outcome, score_message(found, estimate))
 
@@ -105,7 +109,7 @@ def await_export(
     root, end = Path(resume_from), clock.now() + seconds
     stored = source_run(resume_from, resume_store)
     where = stored.store.url if stored else root / EXPORT_FOLDER
-    print(f"waiting for the model in {where}", flush=True)
+    log.info(f"waiting for the model in {where}")
     while (outcome := _succeeded(root, stored)) is None:
         if clock.now() >= end:
             raise Transient(
@@ -146,5 +150,5 @@ if __name__ == "__main__":
     try:
         exit_process(main())
     except BaseException:
-        traceback.print_exc()
+        log.exception("ended by an error")
         exit_process(EXIT_CODES[Result.ERROR])

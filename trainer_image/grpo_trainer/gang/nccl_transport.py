@@ -9,6 +9,7 @@ The lines are those of NCCL 2.29.7, which the image has (src/init.cc, src/misc/i
 src/transport/net_ib/init.cc), of later versions, and of AWS's plugin aws-ofi-nccl.
 """
 
+import logging
 import re
 import resource
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_api.report.report import MAX_PROBLEM
+
+logger = logging.getLogger(__name__)
 
 DEBUG_FILE = "NCCL_DEBUG_FILE"
 DEBUG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
@@ -237,7 +240,7 @@ class RDMACheck:
         )
         network = log.network or "unknown"
         log_name = f" (NCCL's log: {self._log_file})" if self._log_file else ""
-        print(f"rank {self._rank}: NCCL's network is {network}{log_name}", flush=True)
+        logger.info(f"rank {self._rank}: NCCL's network is {network}{log_name}")
         problem = rdma_problem(self._requested, evidence)
         return f"{problem}{log_name}" if problem else ""
 

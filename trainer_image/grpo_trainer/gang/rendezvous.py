@@ -16,6 +16,7 @@ clock, since a stuck collective can't be given up from inside.
 """
 
 import json
+import logging
 import os
 import socket
 import socketserver
@@ -41,6 +42,8 @@ from . import ranks
 from .interfaces import choose_interface, interfaces_message, own_address
 from .nccl_transport import RDMACheck, is_memlock_failure, memlock_message, shared_problem
 from .placement import Placement
+
+log = logging.getLogger(__name__)
 
 PAYLOAD = 64 * 1024
 """Bytes each way: many packets of any MTU."""
@@ -413,10 +416,7 @@ def _as_timeout(problem: str) -> Iterator[None]:
 def _try_network(rendezvous: Rendezvous, place: Placement, store: Store, *, gpu: bool) -> None:
     routed = own_address(rendezvous.address, rendezvous.port, CLIENT_SECONDS)
     address, interface = choose_interface(routed, os.environ, gpu=gpu)
-    print(
-        f"rank {place.rank} talks through {address} ({interface or 'an unknown interface'})",
-        flush=True,
-    )
+    log.info(f"rank {place.rank} talks through {address} ({interface or 'an unknown interface'})")
     check_network(store, place, address, interface)
 
 

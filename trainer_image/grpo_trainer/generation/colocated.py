@@ -8,9 +8,11 @@ processes of neighbouring ranks share an engine's weights, and each proves its o
 
 import os
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,7 @@ from ..engine_pod.vllm_arguments import (
 from ..gang import ranks
 from ..process.process_setup import set_defaults
 from ..runtime.errors import EngineMissing, EngineUnprovable, TrainingError
+from ..runtime.logs import vllm_logging
 from .generation_base import EngineGeneration, EngineSetup, Sample, weight_shapes
 
 
@@ -180,6 +183,7 @@ def _started(setup: EngineSetup) -> Any:
     if setup.engine.sleep:
         require_visible_segments(os.environ)
     set_defaults(os.environ, engine_environment(setup.engine))
+    set_defaults(os.environ, vllm_logging(Path(tempfile.gettempdir())))
     try:
         from vllm import LLM
     except ImportError as error:

@@ -8,6 +8,7 @@ Every call ends within a time of its own. Which engine is used for what follows 
 dispatch.py.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ from .engine_client import EngineFailed, WeightsChanged
 from .fleet import Engine, Fleet
 from .generation_base import EngineGeneration, EngineSetup, Sample, weight_shapes
 from .sync_pass import Lane, SyncPass, Verdict, prove_again
+
+log = logging.getLogger(__name__)
 
 SHARE_OF_PATIENCE = 0.5
 """Longest wait for an engine as a share of the watchdog's patience, so that it is not the watchdog
@@ -78,7 +81,7 @@ class EnginesMain:
                 f"{self._addresses.port} between the job's pods?"
             )
         # Those that come later join at the next sync.
-        print(f"begins without some engines: {self._fleet.engines_message()}", flush=True)
+        log.warning(f"begins without some engines: {self._fleet.engines_message()}")
 
     def begin_sync(self, version: int, began_at: float) -> bool:
         """Start to send `version` to the usable engines that lack it; return False if none of them
@@ -257,7 +260,7 @@ class EnginesMain:
         view = verdict.engine.view
         if not verdict.problem:
             return
-        print(f"{view.name}: {verdict.problem}", flush=True)
+        log.warning(f"{view.name}: {verdict.problem}")
         # A blocked process would take the whole limit again at the next sync, and all ranks would
         # wait for it.
         if verdict.is_blocked:

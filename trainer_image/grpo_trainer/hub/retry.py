@@ -3,6 +3,7 @@ meanwhile."""
 
 import errno
 import json
+import logging
 import os
 import shutil
 import stat
@@ -21,6 +22,8 @@ from grpo_api.text.messages import connection_problem
 
 from ..runtime.clock import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK
 from ..runtime.errors import DiskFailed, HubUnavailable
+
+log = logging.getLogger(__name__)
 
 ReportBytes = Callable[[int], None]
 """Called with the bytes that have arrived: a sign for the watchdog that the process is at work."""
@@ -160,7 +163,7 @@ def _repeat(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
                     f"{what}: nothing arrived for {arrivals.silent_seconds:.0f} s, the last try "
                     f"failed with: {problem}"
                 ) from error
-        print(f"{what}: {problem}; again in {wait:.0f} s", flush=True)
+        log.warning(f"{what}: {problem}; again in {wait:.0f} s")
         arrivals.wait(wait)
         pause = min(2 * pause, LONGEST_PAUSE)
 

@@ -5,6 +5,7 @@ The exit code is 0 whenever there is a report, with problems or without. With `-
 pod of the job has is left out.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -20,20 +21,24 @@ from ..process.process_setup import hide_unused_libraries
 from ..runtime.durable_files import read_plan
 from ..runtime.errors import BadInput
 from ..runtime.hidden_library import hide_library
+from ..runtime.logs import configure_logs
 from .findings import Findings, report_json
+
+log = logging.getLogger("grpo_trainer")
 
 
 def write_report(report: PreflightReport) -> None:
-    """Write the termination message, and print it."""
+    """Write the termination message, and log it."""
     text = report_json(report)
     write_termination_message(text)
-    print(f"preflight: {text}", flush=True)
+    log.info(f"preflight: {text}")
 
 
 def main(arguments: list[str]) -> int:
     """Checks the pod's plan; returns the exit code."""
     # The first process of a container isn't ended by SIGTERM unless it says so.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_CODES[Result.PREEMPTED]))
+    configure_logs()
     # Before datasets and transformers are imported, which look for it then.
     hide_library("torch")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

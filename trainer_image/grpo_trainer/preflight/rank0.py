@@ -1,6 +1,7 @@
 """The first thing that rank 0 of an attempt does, whatever was checked before it: mistakes that can
 be seen at once end it in seconds."""
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from grpo_api.report.report import Outcome, Result
 from ..process.outcome import announce_outcome, last_success
 from ..runtime.errors import BadInput
 from ..runtime.paths import run_folder
+
+log = logging.getLogger(__name__)
 
 
 def require_passed(plan: TrainingPlan, *, is_supervisor: bool) -> None:
@@ -69,5 +72,5 @@ def _fork(check: Callable[[], PreflightReport]) -> PreflightReport:
         with ProcessPoolExecutor(1, get_context("fork")) as pool:
             return pool.submit(check).result()
     except BrokenProcessPool as error:
-        print(f"the preflight ended without a report: {error}", flush=True)
+        log.warning(f"the preflight ended without a report: {error}")
         return PreflightReport()

@@ -15,6 +15,7 @@ A cache saves time and nothing else. A volume that is read-only, full or another
 damaged archive, costs a line in the log and never the start.
 """
 
+import logging
 import os
 import re
 import shutil
@@ -29,6 +30,8 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.model import ModelSpec
 from grpo_api.text.contract import CACHE_MOUNT, IMAGE_ENV, SCRATCH
 from grpo_api.text.quantity import GIB
+
+log = logging.getLogger(__name__)
 
 _FOLDERS = {
     "VLLM_CACHE_ROOT": "vllm",
@@ -160,4 +163,4 @@ def _digest(text: str) -> str:
 
 
 def _log(text: str) -> None:
-    print(f"compile cache: {text}", flush=True)
+    log.info(f"compile cache: {text}")

@@ -6,12 +6,15 @@ events to one counter in the gang's store and hears from it how many the others 
 takes a peer that works for a hang.
 """
 
+import logging
 import resource
 import threading
 from pathlib import Path
 from typing import Protocol
 
 from .recorder import Recorder
+
+log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 5.0
 """Half of the shortest guard.hangTimeoutSeconds."""
@@ -67,7 +70,7 @@ class Heartbeat:
         except (
             RuntimeError
         ) as error:  # torch's DistError; rank 0 is gone or can't be reached, which others find out
-            print(f"the progress of other ranks can't be heard any more: {error}", flush=True)
+            log.warning(f"the progress of other ranks can't be heard any more: {error}")
             self._store = None
             return
         self._told = own

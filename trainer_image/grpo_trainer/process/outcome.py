@@ -4,6 +4,7 @@ An exit code alone is ambiguous, since a process can abort after success, and a 
 goes with its pod.
 """
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from ..runtime.durable_files import write_atomically
 from ..runtime.errors import TrainingError
 from ..runtime.paths import ATTEMPTS, attempt_folder
 from ..stores.run_store import RunStore, run_store
+
+log = logging.getLogger(__name__)
 
 _OUTCOME = "outcome-rank-{}.json"
 _STACKS = "stacks-rank-{}.txt"
@@ -81,7 +84,9 @@ def announce_outcome(outcome: Outcome) -> int:
     """Write the termination message and return the exit code."""
     text = outcome.model_dump_json()
     write_termination_message(text)
-    print(f"outcome: {text}", flush=True)
+    is_failure = outcome.result not in (Result.SUCCEEDED, Result.PREEMPTED)
+    level = logging.ERROR if is_failure else logging.INFO
+    log.log(level, f"{outcome.result}: {outcome.message}")
     return EXIT_CODES[outcome.result]
 
 
@@ -110,14 +115,14 @@ def keep_outcome(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None
         if stacks:
             write_atomically(folder / _STACKS.format(outcome.rank), stacks)
     except OSError as error:
-        print(f"the outcome is in the termination message only: {error}", flush=True)
+        log.warning(f"the outcome is in the termination message only: {error}")
 
 
 def _keep_on_store(run: RunStore, outcome: Outcome) -> None:
     try:
         replace(run, store=run.store.within(KEEP_ON_STORE_SECONDS)).finish(outcome)
     except TrainingError as error:
-        print(f"the outcome is in the termination message only: {error}", flush=True)
+        log.warning(f"the outcome is in the termination message only: {error}")
 
 
 def write_in_time(write: Callable[[], None]) -> None:

@@ -11,11 +11,11 @@ stacks of its own process, and the supervisor those of a process that can't.
 """
 
 import faulthandler
+import logging
 import os
 import re
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +31,8 @@ from ..runtime.clock import SYSTEM_CLOCK
 from .outcome import make_outcome
 from .preemption import GRACE_MARGIN_SECONDS
 from .recorder import Recorder
+
+log = logging.getLogger(__name__)
 
 STACKS_ENV = "GRPO_STACKS"
 """File for this process's stacks, set by the supervisor; without it the file has no name."""
@@ -224,7 +226,7 @@ class Watchdog:
             if outcome is not None:
                 faulthandler.cancel_dump_traceback_later()
                 stacks = self._stacks.take()
-                print(stacks, file=sys.stderr, flush=True)
+                log.error(f"what all threads do:\n{stacks}")
                 placed = self._with_place(outcome, stacks)
                 self._end(blame_engine(placed, self._recorder.current_stage), stacks)
 

@@ -7,6 +7,7 @@ tried again until the batch's time is up, then their completions get no reward a
 
 import asyncio
 import json
+import logging
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ from grpo_api.text.messages import connection_problem
 
 from ..runtime.errors import BadInput, RewardError
 from .reward_base import Completion, RewardCounters, Scores, checked_scores, current_step
+
+log = logging.getLogger(__name__)
 
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
@@ -167,10 +170,7 @@ class HTTPFunction:
         not look stuck."""
         if not self._last_try:
             limit = f"until batchTimeoutSeconds = {self._spec.batch_timeout_seconds} are over"
-            print(
-                f"reward {self.__name__!r} tries again {limit}: {self._shown}: {problem}",
-                flush=True,
-            )
+            log.warning(f"reward {self.__name__!r} tries again {limit}: {self._shown}: {problem}")
         self._last_try = problem
 
     def _pause(self, failures: int) -> float:

@@ -5,6 +5,7 @@ A write goes to a temporary name, then fsync, rename and fsync of the folder: ma
 and outcomes must be whole or absent. The plan is the one input of everything that runs in a pod.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from grpo_api.text.contract import PLAN_ENV, PLAN_PATH
 
 from .clock import SYSTEM_CLOCK
 from .errors import BadInput, DiskFailed, is_disk_error
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -103,7 +106,7 @@ def retry_disk_errors(action: Callable[[], T], clock: Clock = SYSTEM_CLOCK) -> T
         try:
             return action()
         except DiskFailed as error:
-            print(f"tried again in {pause} s: {error}", flush=True)
+            log.warning(f"tried again in {pause} s: {error}")
         clock.sleep(pause)
     return action()
 

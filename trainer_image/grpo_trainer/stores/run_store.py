@@ -19,6 +19,7 @@ Each attempt therefore tries both conditions before it claims a run.
 """
 
 import hashlib
+import logging
 import os
 import re
 import uuid
@@ -48,6 +49,8 @@ from .store_base import Tell, silent
 
 if TYPE_CHECKING:
     from .store_client import Store
+
+log = logging.getLogger(__name__)
 
 HEAD = "head.json"
 HEAD_TRIES = 100
@@ -345,7 +348,7 @@ class RunStore(StoredRun):
             if stands := now or self.head():
                 self.sweep(stands)
         except StoreFailed as error:
-            print(f"what counts no more stays until the next checkpoint: {error}", flush=True)
+            log.warning(f"what counts no more stays until the next checkpoint: {error}")
 
     def _is_left(self, key: str, kept: set[str]) -> bool:
         of = _ATTEMPT.match(key)

@@ -6,6 +6,7 @@ write may have been carried out although its answer is a refusal: one's own writ
 writes under a condition settles that by reading (run_store.py).
 """
 
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ from grpo_api.text.messages import connection_problem
 from ..runtime.clock import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS, SYSTEM_CLOCK
 from ..runtime.errors import BadInput, Denied, StoreFailed
 from .store_base import PART_BYTES, REGION, Tell, silent
+
+log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 120
 """Longest time of one request, so that a part of PART_BYTES gets through at 140 KB/s."""
@@ -182,7 +185,7 @@ class Store:
                         f"{self.url}: {what}: no answer for {silence:.0f} s, the last try failed "
                         f"with: {_words(error)}"
                     ) from error
-                print(f"{self.url}: {what}: {_words(error)}; again in {pause:.0f} s", flush=True)
+                log.warning(f"{self.url}: {what}: {_words(error)}; again in {pause:.0f} s")
                 problem = connection_problem(error, self.url)
             else:
                 with self._lock:

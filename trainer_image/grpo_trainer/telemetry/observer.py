@@ -14,6 +14,7 @@ afterwards at how the answers changed over a run. The samples are rank 0's own.
 """
 
 import json
+import logging
 import math
 import os
 import time
@@ -38,6 +39,8 @@ from ..process.step_counters import StepCounters
 from ..tracking.tracking import Tracking
 from .compute_timer import ComputeTimer
 from .phases import PhaseClock
+
+log = logging.getLogger(__name__)
 
 _TIMED = (f"{catalogue.PHASE_SECONDS.key}/", "checkpoint")
 """Metrics that this pod measures itself, at each step or save."""
@@ -146,7 +149,7 @@ class KeepSamples(TrainerCallback):  # type: ignore[misc]  # transformers is not
                 self._folder, {"step": state.global_step, "samples": self._observer.samples}
             )
         except OSError as error:
-            print(f"samples of step {state.global_step} are not kept: {error}", flush=True)
+            log.warning(f"samples of step {state.global_step} are not kept: {error}")
 
 
 def append_sample(folder: Path, line: dict[str, Any]) -> None:
@@ -183,17 +186,9 @@ def _reward_key(name: str) -> str | None:
     return None
 
 
-def log_line(**fields: Any) -> None:
-    """Print one JSON object on one line of the log; NaN and infinity become text."""
-    values = {key: _plain(value) for key, value in fields.items() if value is not None}
-    print(json.dumps(values, ensure_ascii=False), flush=True)
-
-
-def _plain(value: Any) -> Any:
-    # JSON has no NaN and no infinity.
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+def log_numbers(message: str, **fields: Any) -> None:
+    """Write a line of the log with these fields; those that are None are left out."""
+    log.info(message, extra={key: value for key, value in fields.items() if value is not None})
 
 
 class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -246,8 +241,11 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         if state.is_world_process_zero and "loss" in logs:
             version = catalogue.WEIGHTS_VERSION.key  # of an engine, which TRL knows nothing of
             sampled = {version: self._recorder.progress.metrics.get(version)}
+            step, steps = state.global_step, state.max_steps
             own = {RANK_SECONDS: logs.get(RANK_SECONDS)}
-            log_line(step=state.global_step, totalSteps=state.max_steps, **values, **sampled, **own)
+            log_numbers(
+                f"step {step} of {steps}", step=step, totalSteps=steps, **values, **sampled, **own
+            )
             self._judge(state.global_step, logs)
 
     def _judge(self, step: int, logs: Mapping[str, Any]) -> None:
@@ -287,13 +285,15 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
             return
         if progress.checkpoint_problem:
             failures = progress.metrics.get(catalogue.CHECKPOINT_FAILURES.key)
-            log_line(
+            log_numbers(
+                f"the checkpoint of step {state.global_step} could not be written",
                 checkpointFailed=state.global_step,
                 failures=failures,
                 problem=progress.checkpoint_problem,
             )
         else:
-            log_line(
+            log_numbers(
+                f"checkpoint of step {state.global_step}",
                 checkpoint=state.global_step,
                 seconds=progress.metrics.get(catalogue.CHECKPOINT_SECONDS.key),
             )

@@ -8,6 +8,7 @@ Prometheus samples are made from Progress and the plan at the time of the scrape
 is absent there too, and NaN stays what it is.
 """
 
+import logging
 import os
 import socket
 import threading
@@ -38,6 +39,8 @@ from grpo_api.text.contract import (
 from ..engine_pod.engine_metrics import EngineMetrics
 from ..gang.interfaces import open_listening_socket, split_address
 from ..process.recorder import Recorder
+
+log = logging.getLogger(__name__)
 
 Value = float | None
 Values = Mapping[tuple[str, ...], float]
@@ -175,7 +178,7 @@ def serve(limits: Mapping[Metric, Values], recorder: Recorder) -> None:
     try:
         bound = open_listening_socket(*split_address(address))
     except OSError as error:
-        print(f"telemetry is off: {address} can't be bound: {error}", flush=True)
+        log.warning(f"telemetry is off: {address} can't be bound: {error}")
         return
     # Without a token, as on a laptop, no training data is served.
     closed = {"/samples", "/progress"} if wanted else {"/samples"}

@@ -6,6 +6,7 @@ and started again after a pause. A row that was on its way then is lost, since i
 tracker fails on; the rows behind it wait. A full queue loses its oldest row.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,6 +16,8 @@ from grpo_api.report.tracker_report import MAX_TRACKER_PROBLEM, TrackerReport
 from grpo_api.spec.tracking import TrackerName
 from grpo_api.text.clock import Clock
 from grpo_api.text.quantity import MAX_COUNT
+
+log = logging.getLogger(__name__)
 
 QUEUE_ROWS = 2000
 """Rows that wait for a tracker: five hours of steps of ten seconds, at 3 KB each."""
@@ -252,4 +255,4 @@ class TrackerFeed:
             self._on_report(report)
         if problem and problem not in self._printed and len(self._printed) < _MAX_PRINTED:
             self._printed.add(problem)
-            print(f"tracking: {self._name}: {problem}; training goes on", flush=True)
+            log.warning(f"tracking: {self._name}: {problem}; training goes on")

@@ -5,6 +5,7 @@ Only rank 0 has any. The outcome is written before the trackers are waited for: 
 the end costs no result.
 """
 
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from ..process.recorder import Recorder
 from ..runtime.clock import SYSTEM_CLOCK
 from .tracker_feed import End, TrackerFeed, TrackerRun, row_of
 from .tracker_process import TrackerProcess
+
+log = logging.getLogger(__name__)
 
 SUCCESS_SECONDS = 30.0
 """Time for the trackers to take the last rows of a run that has succeeded."""
@@ -76,10 +79,9 @@ class Tracking:
             feed.abandon()
             report = feed.report
             if report.lost_rows or report.problem:
-                print(
+                log.warning(
                     f"tracking: {report.name}: {report.lost_rows} rows of this attempt were lost: "
-                    f"{report.problem}",
-                    flush=True,
+                    f"{report.problem}"
                 )
 
 

@@ -67,7 +67,7 @@ from ..rewards.reward_set import RewardSet, build_rewards
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput
 from ..runtime.paths import attempt_folder
-from ..telemetry.observer import KeepSamples, PublishLogs, SendLogs, StepObserver, log_line
+from ..telemetry.observer import KeepSamples, PublishLogs, SendLogs, StepObserver, log_numbers
 from ..telemetry.step_exchange import StepExchange
 from ..tracking.tracking import NO_TRACKING, Tracking
 from ..weights.model_files import Source, require_decoder
@@ -405,7 +405,7 @@ def _tell_prompts(prompts: Prompts, recorder: Recorder) -> None:
     trained on."""
     recorder.record_metrics({key: float(count) for key, count in prompts.counts.items()})
     if recorder.place.is_main:
-        log_line(**prompts.counts)
+        log_numbers("prompts that are trained on", **prompts.counts)
 
 
 def _stop_strings(generation: GenerationSpec, tokenizer: PreTrainedTokenizerBase) -> Sequence[str]:

@@ -12,6 +12,7 @@ step, and the weights before each generation, checkpoint and export (weights/pol
 These numbers are the same on all ranks, which stop together.
 """
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,8 @@ from grpo_api.text.messages import shorten
 
 from ..gang import ranks
 from ..runtime.errors import Diverged, DivergedKL, EngineMismatch, RewardError, StoppedOnFinding
+
+log = logging.getLogger(__name__)
 
 _TOLD = ("reward", "kl")
 """Metrics for the message: TRL has logged them by the time of the gradient, and they may show the
@@ -295,10 +298,9 @@ class EngineGuard:
         """Print once that the numbers have moved away, where that ends nothing."""
         is_large = not difference <= self._usual_limit
         if is_large and not self._has_warned and ranks.rank() == 0:
-            print(
+            log.warning(
                 f"at step {step} the engine's log-probabilities are "
                 f"{difference:.4g} nats apart from the trainer's in the mean; with a kvCacheDtype "
-                "of 8 bits that ends the attempt only with guard.maxEngineMismatch",
-                flush=True,
+                "of 8 bits that ends the attempt only with guard.maxEngineMismatch"
             )
         self._has_warned = is_large

@@ -41,7 +41,7 @@ from ..runtime.errors import (
     classify_error,
 )
 from ..runtime.paths import number_in_name
-from ..telemetry.observer import StepObserver, log_line, translate_logs
+from ..telemetry.observer import StepObserver, log_numbers, translate_logs
 from ..telemetry.phases import PhaseClock
 from ..telemetry.step_exchange import resident_bytes
 from ..tracking.tracking import NO_TRACKING, Tracking
@@ -142,8 +142,8 @@ def _announce_start(attempt: int, recorder: Recorder, run: Run) -> None:
             step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(run), own
         )
         left_out = [(one.first, one.last) for one in skipped]
-        log_line(
-            attempt=attempt,
+        log_numbers(
+            f"attempt {attempt} begins after step {step}",
             resumedFromStep=step,
             checkpoint=run.address(checkpoint) if checkpoint else None,
             adapter=None if adapter is None else str(adapter),

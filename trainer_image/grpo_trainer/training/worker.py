@@ -20,6 +20,7 @@ from ..process.heartbeat import Heartbeat
 from ..process.outcome import end_process
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
+from ..runtime.logs import adopt_library_logs
 from ..telemetry.progress_server import limits_of, serve
 from ..tracking.tracking import NO_TRACKING, Tracking
 
@@ -93,6 +94,7 @@ def _import_libraries(execution: ExecutionPlan) -> None:
         import_module(f"{__package__}.training_run")
         if execution.zero_stage > 0:
             import_module("deepspeed")
+        adopt_library_logs()
     finally:
         gc.enable()
     gc.collect()
