@@ -93,7 +93,7 @@ def ours(folder: Path, plan: TrainingPlan, meter: Meter) -> Any:
             meter.watch(
                 callback, "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_log"
             )
-    meter.watch(trainer.observer, trainer.observer.record_completions.__name__)
+    meter.watch(trainer.observer, "take_generation")
     meter.watch(trainer.observer.clock, trainer.observer.clock.enter.__name__)
     return trainer
 

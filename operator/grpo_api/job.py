@@ -19,7 +19,7 @@ from .pods.containers import (
 )
 from .pods.environment import EnvironmentSources, TrainerEnvironment
 from .pods.template import PodTemplate
-from .spec.checkpoint import CheckpointSpec, ExportSpec
+from .spec.checkpoint import CheckpointSpec, ExportSpec, SamplesSpec
 from .spec.dataset import DatasetSpec
 from .spec.generation import MAX_SERVER_JOB_NAME, GenerationSpec
 from .spec.immutability import STARTED, immutability
@@ -265,6 +265,9 @@ class GRPOJobSpec(Model):
     tracking: TrackingSpec | None = None
     """Experiment trackers, which the run never waits for; a change takes effect with the next
     attempt. Unset: none."""
+    samples: SamplesSpec = Field(default_factory=SamplesSpec)
+    """Prompts and completions that are kept for people to read (`grpo samples`). Unset: of two
+    prompts, every ten steps."""
     resume_from: ResumeFromSpec | None = None
     """Another run whose newest checkpoint this one begins with, exactly as that would have gone on.
     Unset: step 0."""

@@ -24,9 +24,13 @@ COMMANDS = {
     "usage": "tell what became of the GPUs' time, and what it cost",
     "logs": "print the log of a rank",
     "diagnose": "say what is wrong with a run, by its logged steps",
+    "history": "print or draw the logged steps of a run",
+    "samples": "show what the policy wrote, with rewards",
     "export": "bring a job's trained model to this machine",
     "verify": "check an exported model against its provenance, and say what it was made of",
 }
+OF_RUNS = ("diagnose", "history", "samples")
+"""Commands in the folder commands/runs/."""
 INTERRUPTED = 130
 """Exit code that shells give a program which SIGINT has ended."""
 
@@ -84,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _registration(name: str) -> Callable[[argparse.ArgumentParser], None]:
     """`register` of a command's module, which is imported by the call."""
-    return lambda parser: import_module(f"{__package__}.commands.{name}").register(parser)
+    module = f"commands.runs.{name}" if name in OF_RUNS else f"commands.{name}"
+    return lambda parser: import_module(f"{__package__}.{module}").register(parser)
 
 
 if __name__ == "__main__":

@@ -174,6 +174,7 @@ What is wrong with a run, by the numbers that TRL logs of each step. Any run wil
 ```
 grpo diagnose trainer_state.json
 grpo diagnose run-1.jsonl run-2.csv -o json    # [{{finding, since, confidence, evidence, advice}}]
+grpo diagnose my-job                           # a GRPOJob's own history (history.md), also a folder with one
 ```
 
 The exit code is 0 without findings, 3 with some, 2 for a file that can't be read. Keys are TRL's (`reward`, `kl`,

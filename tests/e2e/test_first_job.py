@@ -4,7 +4,6 @@ looks at is there.
 One job, made once for the file; the tests look at what it left.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,14 +11,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_api.report import training_metrics as catalogue
-from grpo_api.report.report import STEP_PHASES, Progress, Samples
+from grpo_api.report.report import STEP_PHASES, Progress
 from grpo_api.status.status import MetricsStatus
 from grpo_api.text.contract import PROGRESS_PORT
-from grpo_operator.loop import tokens
-from grpo_operator.loop.tokens import Tokens
 from harness import stack
 from harness.access import CommandError
-from harness.jobs import Jobs, Object, attempt, condition, is_true, progress, selected
+from harness.jobs import Jobs, Object, condition, is_true, progress, selected
 
 NAME = "first"
 STEPS = 12
@@ -34,12 +31,9 @@ exit_process(code)
 """The trainer's entry point, which ends its process when somebody has seen what it serves after the
 last step."""
 ASKS = """
-import json, sys, urllib.request
-asked = urllib.request.Request(sys.argv[1], headers=json.loads(sys.argv[2]))
-print(urllib.request.urlopen(asked, timeout=10).read().decode())
+import sys, urllib.request
+print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())
 """
-TOKENS = f"{stack.RELEASE}-tokens"
-"""The Secret with the keys, which the operator has made."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +42,6 @@ class LastWords:
 
     page: str
     progress: Progress
-    samples: Samples
-    refused: list[bool]
-    """Whether it refused to show progress and samples, without a token and with that of another
-    attempt."""
     job: Object
 
 
@@ -65,14 +55,7 @@ def last_words(jobs: Jobs) -> LastWords:
         lambda job: progress(job)["step"] == STEPS and finishing(jobs, job),
     )
     said = Progress.model_validate_json(served(jobs, done, "progress"))
-    samples = Samples.model_validate_json(served(jobs, done, "samples"))
-    of_another = tokens_of(jobs).headers(done["metadata"]["uid"], attempt(done) + 1)
-    refused = [
-        refuses(jobs, done, page, headers)
-        for page in ("progress", "samples")
-        for headers in ({}, of_another)
-    ]
-    return LastWords(served(jobs, done, "metrics"), said, samples, refused, done)
+    return LastWords(served(jobs, done, "metrics"), said, done)
 
 
 def finishing(jobs: Jobs, job: Object) -> bool:
@@ -84,32 +67,10 @@ def finishing(jobs: Jobs, job: Object) -> bool:
 
 
 def served(jobs: Jobs, job: Object, page: str) -> str:
-    """A page of rank 0, for whom may read the Secret with the keys."""
-    return asked(jobs, job, page, tokens_of(jobs).headers(job["metadata"]["uid"], attempt(job)))
-
-
-def asked(jobs: Jobs, job: Object, page: str, headers: dict[str, str]) -> str:
     """A page of rank 0, asked for from within."""
     pod = next(pod["name"] for pod in job["status"]["pods"] if pod["index"] == 0)
     address = f"http://127.0.0.1:{PROGRESS_PORT}/{page}"
-    return jobs.kubectl("exec", pod, "--", "python", "-c", ASKS, address, json.dumps(headers))
-
-
-def refuses(jobs: Jobs, job: Object, page: str, headers: dict[str, str]) -> bool:
-    """Whether rank 0 says 403 to these headers."""
-    try:
-        asked(jobs, job, page, headers)
-    except CommandError as error:
-        return "403" in str(error)
-    return False
-
-
-def tokens_of(jobs: Jobs) -> Tokens:
-    """What the operator shows."""
-    secret = jobs.kubectl(
-        "get", "secret", TOKENS, "--namespace", stack.SYSTEM_NAMESPACE, "--output=json"
-    )
-    return Tokens(tokens.read(json.loads(secret)))
+    return jobs.kubectl("exec", pod, "--", "python", "-c", ASKS, address)
 
 
 @pytest.fixture(scope="module")
@@ -163,12 +124,6 @@ def test_scrape_and_progress_agree_on_every_number_after_the_last_step(
     run = [page[metric.name,] for metric in (catalogue.STEP, catalogue.TOTAL_STEPS)]
     assert run == [said.step, said.total_steps] == [STEPS, STEPS]
     assert page[catalogue.MEMORY_BESIDE["host"].name,] == said.memory["host"]
-
-
-def test_samples_and_progress_are_for_whom_has_the_attempts_token(last_words: LastWords) -> None:
-    assert last_words.refused == [True] * 4
-    assert last_words.samples.step == STEPS
-    assert {"prompt", "completion"} <= last_words.samples.samples[0].keys()
 
 
 def test_the_status_says_the_same_before_the_pods_end_and_after(

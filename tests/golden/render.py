@@ -136,7 +136,7 @@ def attempt(
 
 def _attempt(found: GRPOJobRecord, plan: ExecutionPlan, number: int) -> Attempt:
     assert found.spec is not None, found.problems
-    return attempt_of(found, found.spec, plan, number, token_digest="0" * 64)
+    return attempt_of(found, found.spec, plan, number)
 
 
 def helper_jobs(found: GRPOJobRecord, plan: ExecutionPlan) -> Json:

@@ -102,6 +102,7 @@ ANY_TIME: list[tuple[str, object]] = [
     ("restarts.limit", 9),
     ("preflight", "Required"),
     ("tracking", {"mlflow": {"url": "https://mlflow.example"}}),
+    ("samples", {"groups": 0}),
     ("activeDeadlineSeconds", 60),
     ("ttlSecondsAfterFinished", 60),
 ]

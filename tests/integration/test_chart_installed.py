@@ -132,10 +132,7 @@ def operator(release: AnyCluster, tmp_path: Path) -> Iterator[Path]:
         "127.0.0.1",
     ]
     command += ["--metrics-port", "0", "--log-format", "text", "--trainer-image", "trainer:1"]
-    command += [
-        "--network-policy-from=[]",
-        f"--token-secret={NAMESPACE}/{RELEASE}-grpo-operator-tokens",
-    ]
+    command.append("--network-policy-from=[]")
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
         yield log
@@ -178,10 +175,6 @@ def test_the_operator_needs_no_right_that_it_lacks(release: AnyCluster, operator
             lambda: (
                 lines(release, "persistentvolumeclaims", ".metadata.name") == "claims-checkpoints"
             ),
-        )
-        until(
-            "the keys",
-            lambda: "grpo-operator-tokens" in lines(release, "secrets", ".metadata.name"),
         )
         until(
             "the policy", lambda: "grpo-pods" in lines(release, "networkpolicies", ".metadata.name")

@@ -79,33 +79,9 @@ def test_without_the_policy_the_operator_makes_none_and_has_no_right_to() -> Non
         )
 
 
-def test_the_operator_reads_the_one_secret_with_the_keys_of_tokens_and_none_without_tokens() -> (
-    None
-):
-    documents = rendered("namespaceOverride=elsewhere")
-    secret = settings.parse(arguments(documents), AS_POD).token_secret
-    assert secret
-    assert secret.namespace == "elsewhere"
-    rules = [
-        (one["metadata"].get("namespace"), rule)
-        for one in documents
-        for rule in one.get("rules") or []
-    ]
-    named, made = [(place, rule) for place, rule in rules if "secrets" in rule.get("resources", [])]
-    assert (named[0], named[1]["resourceNames"], named[1]["verbs"]) == (
-        "elsewhere",
-        [secret.name],
-        ["get"],
-    )
-    assert (made[0], made[1]["verbs"]) == ("elsewhere", ["create"])
-    without = rendered("trainerPods.token.enabled=false")
-    assert settings.parse(arguments(without), AS_POD).token_secret is None
-    assert not [
-        one
-        for one in without
-        for rule in one.get("rules") or []
-        if "secrets" in rule.get("resources", [])
-    ]
+def test_no_right_over_secrets_is_asked_for() -> None:
+    rules = [rule for one in rendered() for rule in one.get("rules") or []]
+    assert not [rule for rule in rules if "secrets" in rule.get("resources", [])]
 
 
 def arguments(documents: list[dict[str, Any]]) -> list[str]:

@@ -16,6 +16,7 @@ import pytest
 from grpo_acceptance.tiny_model import tiny_tokenizer
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_trainer.data.dataset import RESERVED, load_prompts
+from grpo_trainer.history.run_history import RunHistory
 from grpo_trainer.reference.strategies import Clone
 from grpo_trainer.rewards.reward_base import RewardCounters
 from grpo_trainer.rewards.reward_set import RewardSet
@@ -59,7 +60,9 @@ def test_a_step_is_trained_and_rewards_get_every_column(tmp_path: Path, chat: bo
     loaded = load_policy(job.model, job.execution, job.adapter)
     prompts = load_prompts(job.dataset, job.training, loaded.tokenizer, root=tmp_path)
     rewards = RewardSet(list(job.rewards), ["own"], [reward], {"own": RewardCounters()})
-    parts = TrainerParts(loaded, config, prompts, rewards, [], None)
+    parts = TrainerParts(
+        loaded, config, prompts, rewards, [], RunHistory(None, 1, job.samples), None
+    )
     trainer = make_trainer(
         parts, Clone(), StepObserver(), [], lambda _, write: write(), generation_sub_batch=0
     )

@@ -23,6 +23,7 @@ from grpo_api.provenance.provenance import (
     read_statement,
 )
 from grpo_api.report.artifacts import SUMS, Listing, files_of, parse_sums, sums_text, weights_hash
+from grpo_api.report.history import METRICS_FILE, SAMPLES_FILE
 from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_trainer.checkpoints.hashing import list_files, sha256_sums
 from grpo_trainer.delivery import served_files, serving
@@ -107,6 +108,21 @@ def test_a_spoiled_file_keeps_the_hash_that_the_trainer_took(plan: TrainingPlan,
     weights.unlink()
     with pytest.raises(BadInput, match=f"lacks {weights.name}, which SHA256SUMS names"):
         serving.make_listing(FolderSource(export))
+
+
+@pytest.mark.parametrize("plan", ["Clone"], indirect=True)
+def test_a_history_is_handed_out_as_it_is_now(plan: TrainingPlan, pod: Path) -> None:
+    run = Path(str(plan.checkpoint_directory))
+    with pytest.raises(BadInput, match="has no history: no attempt has taken a step"):
+        serving.serve(pod, None, merge=False, history=True, idle=0)
+    for attempt in (1, 2, 10):
+        (run / f"attempt-{attempt}").mkdir(exist_ok=True)
+        (run / f"attempt-{attempt}" / METRICS_FILE).write_text(f'{{"step": {attempt}}}\n')
+    (run / "attempt-2" / SAMPLES_FILE).write_text("of an older attempt")
+    assert serving.serve(pod, None, merge=False, history=True, idle=0) == 0
+    # Rank 0 goes on while the files are fetched.
+    (run / "attempt-10" / METRICS_FILE).write_text("more")
+    assert dict(sent(pod, listed(pod))) == {METRICS_FILE: b'{"step": 10}\n'}
 
 
 @pytest.mark.parametrize("plan", ["Adapter"], indirect=True)
@@ -264,7 +280,7 @@ def test_a_pod_that_has_prepared_for_long_does_not_end_as_idle(
         let_time_pass()
         return FolderSource(tmp_path / "model")
 
-    monkeypatch.setattr(serving, "prepare_model", prepare_slowly)
+    monkeypatch.setattr(serving, "prepare_files", prepare_slowly)
     clock = SteppedClock(after_sleep=let_time_pass)
     assert serving.serve(state, None, merge=False, clock=clock) == 0
     assert len(clock.sleeps) == 1

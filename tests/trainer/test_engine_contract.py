@@ -35,6 +35,7 @@ PRIVATE = {
     "_run_epoch",
     "_step",
     "_buffered_inputs",
+    "_logs",
     "_last_world_entropy",
     "_entropy_window_stats",
 }

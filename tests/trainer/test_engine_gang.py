@@ -14,8 +14,9 @@ import pytest
 
 from grpo_acceptance.tiny_model import save_tiny, tiny_config
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.report import Progress, Result, Samples
+from grpo_api.report.report import Progress, Result
 from harness.controlplane import free_port
+from tests.support.facts import history
 from tests.support.ranks import runs
 from tests.support.ranks.pods import Gang
 from tests.trainer.stopping_reward import STOP_ENV
@@ -90,7 +91,6 @@ def test_a_resumed_attempt_samples_the_same_completions_with_weights_of_new_numb
     with gang(folder, {**vllm_cpu, STOP_ENV: str(STOPPED)}, 1, "pods-1") as first:
         first.until(lambda: STOPPED in first.steps())
         progress = Progress.model_validate_json(first.get("/progress"))
-        shown = Samples.model_validate_json(first.get("/samples"))
         for pod in first.pods:
             pod.kill()
         first.wait()
@@ -112,6 +112,7 @@ def test_a_resumed_attempt_samples_the_same_completions_with_weights_of_new_numb
     assert progress.metrics["engine_proof_failures"] == 0
     assert progress.metrics["weight_sync_seconds"] > 0 < progress.metrics["weight_proof_seconds"]
     assert progress.metrics["phase_seconds/sync"] > 0
-    assert {sample["weights_version"] for sample in shown.samples} == {
-        progress.metrics["weights_version"]
+    sampled = history.of_run(folder / "runs")[1][0]["groups"]
+    assert {one["weights_version"] for group in sampled for one in group["completions"]} == {
+        killed[1]["weights_version"]
     }

@@ -17,9 +17,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from grpo_api.plan.plan import JobIdentity, TrainingPlan
+from grpo_api.report.history import ROLLED_BACK, standing_rows
 from grpo_api.report.report import Result
-from grpo_trainer.telemetry.observer import SAMPLES_FILE
 from harness.controlplane import free_port
+from tests.support.facts import history
 from tests.support.ranks import demo_model, runs
 from tests.support.ranks.pods import Gang
 from tests.trainer.stopping_reward import STOP_ENV
@@ -164,7 +165,19 @@ def test_the_export_is_one_plain_trained_model(story: Story) -> None:
     assert any(not torch.equal(weights[name], start[name]) for name in start)
 
 
-def test_samples_are_on_the_volume(story: Story) -> None:
-    line = json.loads((story.runs / "attempt-1" / SAMPLES_FILE).read_text())
-    assert line["step"] == 1
-    assert {"prompt", "completion", "python"} <= line["samples"][0].keys()
+def test_the_history_is_one_over_both_attempts(story: Story) -> None:
+    """Of a gang: rank 0 has whole groups of all ranks."""
+    rows, samples = history.of_run(story.runs)
+    assert [(row["attempt"], row["step"], ROLLED_BACK in row) for row in rows] == [
+        *((1, step, step > SAVED) for step in range(1, STOPPED + 1)),
+        *((2, step, False) for step in range(SAVED + 1, STEPS + 1)),
+    ]
+    for step in range(SAVED + 1, STOPPED + 1):
+        rolled_back, standing = (row for row in rows if row["step"] == step)
+        assert history.without_clocks(rolled_back) == history.without_clocks(standing)
+    for group in samples[0]["groups"]:
+        completions = group["completions"]
+        assert len(completions) == 4
+        assert sum(each["advantage"] for each in completions) == pytest.approx(0, abs=1e-4)
+    exported = history.of_folder(story.runs / "export")
+    assert exported == (standing_rows(rows), samples)

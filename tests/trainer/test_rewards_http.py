@@ -209,6 +209,28 @@ async def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
     assert "an answer of more than" in counters.last_problem
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (500, b"bad completion: SECRET"),
+        (200, b"SECRET"),
+        (200, b'{"rewards": "SECRET"}'),
+        (200, b'{"rewards": ["SECRET", 2, 3, 4, 5]}'),
+    ],
+)
+async def test_everybody_may_read_why_a_service_is_waited_for_and_not_what_it_answers(
+    answer: tuple[int, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reasons: list[str] = []
+    with serving(lambda number, body: lengths(body) if number > 1 else answer) as service:
+        function, _ = http_function(service)
+        vars(function)["_on_wait"] = reasons.append
+        assert await score(function) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert any(reasons)
+    assert "SECRET" not in str(reasons)
+    assert "SECRET" in capsys.readouterr().out
+
+
 async def test_the_training_s_random_numbers_are_left_alone() -> None:
     random.seed(1)
     expected = random.Random(1).random()

@@ -17,6 +17,9 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
+from grpo_api.report.history import HISTORY_FILES, METRICS_FILE
+from grpo_trainer.checkpoints.manifest import Owner
+from grpo_trainer.checkpoints.store_checkpoints import StoreTarget
 from grpo_trainer.runtime.clock import FIRST_PAUSE, LONGEST_PAUSE
 from grpo_trainer.runtime.errors import BadInput, Preempted, StoreFailed
 from grpo_trainer.runtime.paths import MANIFEST
@@ -150,6 +153,61 @@ def save_unless_superseded(old: RunStore) -> None:
     """Save a second checkpoint, which fails once the next attempt has the run."""
     with suppress(Preempted):
         save(old, 2)
+
+
+def history(run: RunStore, folder: Path, step: int) -> None:
+    """Sends the history of an attempt by this step."""
+    own = folder / f"attempt-{run.attempt}"
+    own.mkdir(exist_ok=True)
+    for name in HISTORY_FILES:
+        (own / name).write_text(f"{run.attempt} {step}")
+    run.send_history(own)
+
+
+def told(run: RunStore) -> set[str]:
+    """What is in the history that a reader finds."""
+    return {b"".join(run.store.stream(key)).decode() for key in run.history_keys().values()}
+
+
+def test_the_newest_attempts_history_stays_and_a_deposed_ones_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    backend = MemoryStore()
+    old, new = run_of(1, WatchedStore(backend)), run_of(2, WatchedStore(backend))
+    old.claim()
+    assert told(old) == set()
+    history(old, tmp_path, 4)
+    save(old, 4)
+    new.claim()
+    assert told(new) == {"1 4"}, "until the new attempt has one of its own"
+    new.fetch_rows(tmp_path / "disk")
+    assert (tmp_path / "disk" / "attempt-1" / METRICS_FILE).read_text() == "1 4"
+    history(new, tmp_path, 6)
+    history(old, tmp_path, 9)
+    assert told(new) == {"2 6"}
+    save(new, 6)
+    assert set(new.store.object_sizes()) == named(new) | {
+        f"attempt-2/{name}" for name in HISTORY_FILES
+    }
+
+
+def test_a_store_that_is_gone_costs_the_history_and_no_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Gone(WatchedStore):
+        def _ask(self, what: str, _: Callable[[], Any]) -> Any:
+            raise StoreFailed(f"{what}: no answer")
+
+        def within(self, _: float) -> "Gone":
+            return self
+
+    folder = tmp_path / "attempt-1"
+    folder.mkdir()
+    (folder / METRICS_FILE).touch()
+    target = StoreTarget(run_of(1, Gone(MemoryStore())), tmp_path, 1, Owner(uid=UID, attempt=1))
+    target.fetch_history()
+    target.send_history()
+    assert caplog.text.count("no answer") == 2
 
 
 def test_another_job_that_takes_the_folder_of_a_run_deletes_nothing() -> None:

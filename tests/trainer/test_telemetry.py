@@ -1,5 +1,5 @@
 """What a run shows of itself: logs by our keys, the recorder of several threads, /metrics, phases,
-samples."""
+rows of steps."""
 
 import json
 import math
@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
 from transformers import TrainerState
 
 from grpo_api.plan.plan import MemoryPhases, MemoryPrediction
@@ -26,12 +25,11 @@ from grpo_api.text.contract import PROGRESS_BIND_ENV
 from grpo_api.text.timing import Beginning
 from grpo_codegen.stories.logged_runs import Noisy, logged_steps, ramp
 from grpo_trainer.gang.placement import Placement
+from grpo_trainer.history.run_history import RunHistory
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.runtime.errors import Diverged
 from grpo_trainer.telemetry.observer import (
-    SAMPLE_CHARACTERS,
     PublishLogs,
-    StepObserver,
     translate_logs,
 )
 from grpo_trainer.telemetry.phases import PhaseClock
@@ -43,6 +41,7 @@ from tests.support.ranks import runs
 pytestmark = pytest.mark.realtime
 
 PLAN = runs.plan(Path("/models/demo"))
+NO_HISTORY = RunHistory(None, 1, PLAN.samples)
 PREDICTION = MemoryPrediction(
     phases=MemoryPhases(load=1, generate=2, reference=3, forward=4, backward=5, step=6),
     peak_phase="step",
@@ -201,7 +200,7 @@ def test_a_straggler_is_a_series_with_its_rank_pod_and_node() -> None:
 def test_a_step_that_is_not_finite_counts_once_whoever_finds_it() -> None:
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
     recorder.begin_training(0, 9)
-    publish, guard = PublishLogs(recorder, StepObserver()), LossGuard()
+    publish, guard = PublishLogs(recorder, NO_HISTORY), LossGuard()
     args: Any = SimpleNamespace(gradient_accumulation_steps=4)
     for step, loss in ((1, 0.5), (2, math.nan), (3, 0.4)):
         logs = {"loss": loss, "kl_overflow_tokens": 0.25, "rewards/other/mean": math.nan}
@@ -225,7 +224,7 @@ def test_a_finding_is_published_and_survives_a_restart() -> None:
     def trained(first: int, history: list[dict[str, Any]]) -> Recorder:
         """An attempt from this step on, with what its checkpoint says of those before."""
         recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
-        publish = PublishLogs(recorder, StepObserver())
+        publish = PublishLogs(recorder, NO_HISTORY)
         publish.on_train_begin(args, TrainerState(log_history=history), cast(Any, None))
         for logs in steps[first:]:
             state = TrainerState(global_step=logs["step"])
@@ -247,7 +246,7 @@ def test_a_straggler_is_of_the_attempt_that_it_was_found_in() -> None:
     steps = [row | {"rank_seconds": [1.0, 2.0]} for row in logged_steps(steps=30)]
     for restart, names in ((0, ["Straggler"]), (20, ["Straggler"]), (26, [])):
         recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
-        publish = PublishLogs(recorder, StepObserver())
+        publish = PublishLogs(recorder, NO_HISTORY)
         state = TrainerState(log_history=steps[:restart])
         publish.on_train_begin(args, state, cast(Any, None))
         for logs in steps[restart:]:
@@ -262,7 +261,7 @@ def test_what_trl_logs_and_nobody_exports_is_judged_after_a_restart_too() -> Non
     args: Any = SimpleNamespace(gradient_accumulation_steps=1)
     steps = logged_steps({"clip_ratio/region_mean": Noisy(ramp(0.01, 0.5, 100))}, steps=120)
     recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
-    publish = PublishLogs(recorder, StepObserver())
+    publish = PublishLogs(recorder, NO_HISTORY)
     publish.on_train_begin(args, TrainerState(log_history=steps[:50]), cast(Any, None))
     for logs in steps[50:]:
         publish.on_log(args, TrainerState(global_step=logs["step"]), cast(Any, None), logs=logs)
@@ -300,35 +299,39 @@ def test_phases_interrupt_each_other() -> None:
     assert set(clock.take_seconds().values()) == {0.0}
 
 
-def test_samples_and_steps_name_the_weights_that_an_engine_sampled_with(
+def test_the_rows_name_the_weights_that_an_engine_sampled_with(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    recorder, observer = (
-        Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time()),
-        StepObserver(),
-    )
-    publish, args = PublishLogs(recorder, observer), cast(Any, None)
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
+    publish, args = PublishLogs(recorder, NO_HISTORY), cast(Any, None)
+    state = TrainerState(global_step=1)
     for number in (0, 1_000_000_007):
         if number:
-            observer.weights_versions = [number - 1, number - 1, number]
             recorder.record_metrics({WEIGHTS_VERSION.key: float(number)})
-        observer.record_completions(["p"] * 3, ["c"] * 3, torch.ones(3, 1), ["a"])
-        publish.on_log(args, TrainerState(global_step=1), None, logs={"loss": 0.5})
-    assert [one.get("weights_version") for one in observer.samples] == [
-        1_000_000_006,
-        1_000_000_006,
-        1_000_000_007,
-    ]
+        state.log_history.append({"loss": 0.5})
+        publish.on_log(args, state, None, logs={"loss": 0.5})
+    assert [row.get("weights_version") for row in state.log_history] == [None, 1_000_000_007]
     lines = [vars(record) for record in caplog.records if "totalSteps" in vars(record)]
     assert [line.get("weights_version") for line in lines] == [None, 1_000_000_007]
 
 
-def test_samples_are_bounded_and_leave_out_missing_rewards() -> None:
-    observer = StepObserver()
-    rewards = torch.tensor([[1.0, math.nan]]).repeat(9, 1)
-    observer.record_completions(
-        ["p" * 5000] * 9, [[{"role": "assistant", "content": "c"}]] * 9, rewards, ["a", "b"]
-    )
-    assert len(observer.samples) == 3
-    assert len(str(observer.samples[0]["prompt"])) < SAMPLE_CHARACTERS + 10
-    assert observer.samples[0] | {"prompt": ""} == {"prompt": "", "completion": "c", "a": 1.0}
+def test_a_row_has_what_trl_logs_the_times_of_the_step_and_new_checkpoints() -> None:
+    recorder = Recorder(PLAN.job.attempt, Placement(0, 0, 1, 1), time.time())
+    publish, args = PublishLogs(recorder, NO_HISTORY), cast(Any, None)
+    state = TrainerState()
+    for step in (1, 2, 3):
+        recorder.record_metrics({"phase_seconds/generate": float(step)})
+        logs = {"loss": 0.5, "reward": 1.0, "rewards/tall/std": 0.25}
+        state.global_step = step
+        state.log_history.append({**logs, "step": step})
+        publish.on_log(args, state, None, logs=logs)
+        if step == 1:
+            recorder.record_checkpoint(
+                Checkpoint(step=1, time=1.8e9, bytes=5, where="/checkpoints/run"), 1.5
+            )
+    first, second, third = state.log_history
+    assert (first["step"], first["attempt"], first["findings"]) == (1, 1, [])
+    assert first["phase_seconds/generate"] == 1.0
+    assert first["rewards/tall/std"] == 0.25
+    assert (second["checkpoint_step"], second["checkpoint_seconds"]) == (1.0, 1.5)
+    assert not any("checkpoint" in key for row in (first, third) for key in row)

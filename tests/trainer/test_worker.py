@@ -18,12 +18,14 @@ from transformers import AutoModelForCausalLM
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.provenance.provenance import STATEMENT_FILE, Statement
-from grpo_api.report.report import MAX_STEPS, STEP_STAGES, Outcome, Progress, Result, Samples
+from grpo_api.report.history import Row
+from grpo_api.report.report import MAX_STEPS, STEP_STAGES, Outcome, Progress, Result
 from grpo_api.report.training_metrics import OUTCOME_KEYS
 from grpo_api.text.contract import SIGNING_KEY_ENV, TRACE_QUERY, TRACKERS_ENV
 from grpo_cli.__main__ import main
 from harness.controlplane import free_port
 from tests.exported_model import KEYS, private, public
+from tests.support.facts import history
 from tests.support.ranks import demo_model
 from tests.support.ranks.pods import Gang
 
@@ -41,7 +43,6 @@ class Story:
     calm: dict[int, dict[str, Any]]
     """Steps of the undisturbed run."""
     progress: Progress
-    samples: Samples
     metrics: str
     outcomes: dict[str, list[Outcome]]
     codes: dict[str, list[int]]
@@ -117,7 +118,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     with Gang(calm_plan, folder, folder / "pods-calm", environment=signing) as gang:
         gang.until(lambda: STEPS - 2 in gang.steps())
         progress, metrics = gang.progress(f"?{TRACE_QUERY}=1"), gang.get("/metrics")
-        samples = Samples.model_validate_json(gang.get("/samples"))
         codes["calm"], calm, outcomes["calm"] = (
             gang.wait(),
             gang.steps(),
@@ -157,13 +157,28 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     return Story(
         calm=calm,
         progress=progress,
-        samples=samples,
         metrics=metrics,
         outcomes=outcomes,
         codes=codes,
         resumed=resumed,
         folder=folder,
     )
+
+
+def test_the_killed_and_stopped_run_has_the_undisturbed_ones_history(story: Story) -> None:
+    def alike(rows: list[Row]) -> list[Row]:
+        """Without the checkpoint that SIGTERM made."""
+        same = [history.without_clocks(row) for row in rows]
+        return [{key: row[key] for key in row if key != "checkpoint_step"} for row in same]
+
+    folder = story.folder
+    calm_rows, calm_samples = history.of_folder(folder / "calm/export")
+    rows, samples = history.of_folder(folder / "runs/export")
+    assert alike(rows) == alike(calm_rows)
+    assert alike(samples) == alike(calm_samples)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert {row["attempt"] for row in rows} == {1, 2, 3}
+    assert len(samples[0]["groups"]) == 2
 
 
 def test_undisturbed_run_succeeds(story: Story) -> None:
@@ -329,7 +344,6 @@ def test_progress_shows_the_live_run(story: Story) -> None:
     assert progress.architecture.model_type == demo_model.config().model_type
     assert progress.architecture.layers == demo_model.config().num_hidden_layers
     assert progress.seconds_per_step is not None
-    assert {"prompt", "completion", "format", "tall"} <= story.samples.samples[0].keys()
 
 
 def test_metrics_are_prometheus_text_without_what_was_not_logged(story: Story) -> None:

@@ -18,7 +18,6 @@ from grpo_operator.loop.preflights import Preflights
 from grpo_operator.loop.reconcile import Observer, Reconciler
 from grpo_operator.loop.shared_objects import SharedObjects
 from grpo_operator.loop.status_writer import StatusWriter
-from grpo_operator.loop.tokens import Tokens
 from grpo_operator.loop.workload_sync import Workloads
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import GRPOJOBS
@@ -101,7 +100,6 @@ class Cluster:
             workloads,
             first_seen=observer.first_seen,
             pods=PODS,
-            tokens=Tokens(),
         )
         return Reconciler(
             observer=observer,

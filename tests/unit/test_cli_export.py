@@ -153,6 +153,16 @@ def test_the_pod_reads_the_claim_and_has_no_right_beside(merge: bool) -> None:
     )
 
 
+def test_a_history_is_read_as_an_export_is_without_its_conversion() -> None:
+    export, history = (manifest(SPEC, history=wanted) for wanted in (False, True))
+    (container,) = history["spec"]["template"]["spec"]["containers"]
+    assert container["command"][3:] == ["serve", "--history"]
+    (container["command"],) = (
+        one["command"] for one in export["spec"]["template"]["spec"]["containers"]
+    )
+    assert history == export
+
+
 @pytest.mark.parametrize("merge", [False, True])
 def test_the_pod_reads_the_store_with_the_job_s_own_credentials_and_no_other(merge: bool) -> None:
     store = {"url": "s3://bucket/runs", "credentialsSecretRef": {"name": "keys"}}

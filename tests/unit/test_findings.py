@@ -336,7 +336,7 @@ def test_diagnose_reads_every_kind_of_file(
     assert capsys.readouterr().out == f"{well}: no findings in {STEPS} steps\n"
 
 
-def test_diagnose_names_the_file_where_there_are_several(
+def test_diagnose_names_the_run_where_there_are_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sick = written(tmp_path / "sick.jsonl", logged_steps(SICK["entropy rises"][1]))
@@ -346,7 +346,7 @@ def test_diagnose_names_the_file_where_there_are_several(
     assert f"{well}: no findings in 10 steps; most rules need 20 steps" in out
     assert f"{sick}: EntropyExploding since step" in out
     main(["diagnose", well, sick, "-o", "json"])
-    assert [item["file"] for item in json.loads(capsys.readouterr().out)] == [sick]
+    assert [item["run"] for item in json.loads(capsys.readouterr().out)] == [sick]
 
 
 @pytest.mark.parametrize(

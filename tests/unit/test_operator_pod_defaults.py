@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from grpo_api.job import parse_spec
-from grpo_cli.commands.export import defaults_of_pod
+from grpo_cli.cluster.delivery_pod import defaults_of_pod
 from grpo_operator.pods.manifests import Attempt
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.process import settings

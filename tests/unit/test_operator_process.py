@@ -28,7 +28,6 @@ from grpo_kube.objects.resources import PODS, Object, ObjectKey, Selection
 from grpo_kube.pacing import Backoff
 from grpo_kube.work_queue import WorkQueue
 from grpo_operator.loop.progress import Target, http_fetch
-from grpo_operator.loop.tokens import Tokens
 from grpo_operator.process import settings
 from grpo_operator.process.job_metrics import JobMetrics
 from grpo_operator.process.metrics_server import Metrics, application, memory_limit, serve_pages
@@ -345,5 +344,5 @@ async def test_progress_is_pulled_from_a_pod_with_an_ipv6_address() -> None:
     async with TestServer(pages, host="::1") as server, ClientSession() as session:
         assert server.port
         target = Target(ObjectKey("n", "a"), "pod", "::1", "job", 1)
-        told = await http_fetch(session, Tokens(), server.port)(target)
+        told = await http_fetch(session, server.port)(target)
     assert told.step == 7

@@ -9,7 +9,6 @@ import pytest
 from aiohttp import web
 
 from grpo_api.report.report import Progress
-from grpo_api.text.contract import HEADER, is_shown
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed
 from grpo_operator.loop.progress import (
@@ -20,13 +19,9 @@ from grpo_operator.loop.progress import (
     http_fetch,
     next_pull,
 )
-from grpo_operator.loop.tokens import Tokens
 from tests.unit.test_kube_client import Handler, serving
 
 ANSWER = {"attempt": 1, "step": 3, "totalSteps": 9, "samples": [{"prompt": "p"}], "newer": "field"}
-
-
-TOKENS = Tokens([b"former" * 4, b"newest" * 4])
 
 
 def target(ip: str, uid: str = "pod-1") -> Target:
@@ -36,7 +31,7 @@ def target(ip: str, uid: str = "pod-1") -> Target:
 
 async def fetched(handler: Handler) -> Any:
     async with serving(handler) as url, aiohttp.ClientSession() as session:
-        return await http_fetch(session, TOKENS, int(url.rsplit(":", 1)[1]))(target("127.0.0.1"))
+        return await http_fetch(session, int(url.rsplit(":", 1)[1]))(target("127.0.0.1"))
 
 
 @pytest.mark.realtime
@@ -46,22 +41,6 @@ async def test_progress_of_a_newer_trainer_is_understood() -> None:
         return web.json_response(ANSWER)
 
     assert (await fetched(answer)).step == 3
-
-
-@pytest.mark.realtime
-@pytest.mark.parametrize("key", [0, 1], ids=["a key that was replaced", "the newest key"])
-async def test_it_shows_the_tokens_of_all_keys_of_its_attempt_alone(key: int) -> None:
-    shown: list[str] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        shown.extend(request.headers.getall(HEADER))
-        return web.json_response(ANSWER)
-
-    await fetched(answer)
-    own = Tokens(TOKENS.keys[key : key + 1])
-    assert is_shown(shown, own.digest("job", 1))
-    assert not is_shown(shown, own.digest("job", 2))
-    assert not is_shown(shown, own.digest("other", 1))
 
 
 @pytest.mark.realtime

@@ -1,12 +1,10 @@
 """What an attempt lacks is created, and what follows where the API server denies it or another has
 its name."""
 
-import json
 from typing import Any
 
 import pytest
 
-from grpo_api.text.contract import TOKEN_DIGEST_ENV
 from grpo_kube.objects.errors import AlreadyExists, Denied
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
@@ -14,7 +12,6 @@ from grpo_operator.decide.observation import Observation, observe
 from grpo_operator.decide.sightings import FirstSeen
 from grpo_operator.loop.attempt_starter import AttemptStarter
 from grpo_operator.loop.caches import Caches
-from grpo_operator.loop.tokens import Tokens
 from grpo_operator.records.names import ENGINE_SERVICE
 from tests.unit.operator_world import (
     NOW,
@@ -29,7 +26,6 @@ from tests.unit.operator_world import (
 )
 
 GPU_JOB = {"placement": {"accelerator": "GPU", "nodes": 2}}
-TOKENS = Tokens([b"k" * 32])
 GANG = (make_child(), make_pod(0), make_pod(1))
 
 
@@ -81,9 +77,7 @@ class World:
     def noting(self, first_seen: FirstSeen) -> AttemptStarter:
         """What starts attempts, and notes the Jobs that it made."""
         found: Any = self
-        return AttemptStarter(
-            found, Caches(), found, found, first_seen=first_seen, pods=PODS, tokens=TOKENS
-        )
+        return AttemptStarter(found, Caches(), found, found, first_seen=first_seen, pods=PODS)
 
     async def start(self, seen: Observation) -> Decision | None:
         return await self.starts.start(seen)
@@ -111,24 +105,6 @@ async def test_a_job_that_is_deleted_before_its_event_came_counts_as_deleted() -
     assert await World().noting(first_seen).start(seen) is None
     seen = observe(job, (), (), now=NOW + 1, at=Observed(NOW + 1), first_seen=first_seen)
     assert (judged(seen).action, judged(seen).reason) == (Action.ADMIT, "Preempted")
-
-
-async def test_its_training_pods_know_the_hash_of_their_token_and_nobody_but_the_operator_the_token() -> (  # noqa: E501
-    None
-):
-    world, seen = World(), seen_of()
-    await world.start(seen)
-    await world.start(seen_of(*GANG))
-    found = [env(job, TOKEN_DIGEST_ENV) for job in world.created]
-    assert found == [TOKENS.digest(seen.job.uid, 1), None]
-    ((token,),) = [TOKENS.headers(seen.job.uid, 1).values()]
-    assert token not in json.dumps(world.created)
-
-
-def env(job: dict[str, Any], name: str) -> str | None:
-    """What a variable of the Job's pods says."""
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    return next((one["value"] for one in container["env"] if one["name"] == name), None)
 
 
 @pytest.mark.parametrize(("ran", "action"), [(False, Action.RELEASE), (True, Action.WAIT)])

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..report.report import Generations, Revisions
-from ..spec.checkpoint import CheckpointSpec, ExportSpec, ObjectStoreSpec
+from ..spec.checkpoint import CheckpointSpec, ExportSpec, ObjectStoreSpec, SamplesSpec
 from ..spec.dataset import DatasetSpec
 from ..spec.generation import EnginePlan, GenerationSpec
 from ..spec.model import ModelSpec
@@ -263,6 +263,8 @@ class TrainingPlan(Model):
     """spec.export."""
     tracking: TrackingSpec | None = None
     """spec.tracking."""
+    samples: SamplesSpec = Field(default_factory=SamplesSpec)
+    """spec.samples."""
     checkpoint_directory: str | None = None
     """Folder of all attempts' checkpoints; absent without a volume that all nodes share."""
     resume_from: str | None = None

@@ -224,18 +224,6 @@ class Outcome(Model):
     status.checkpoint."""
 
 
-class Samples(Model):
-    """`GET /samples` of rank 0: prompts and completions of the last generation, which the operator
-    never asks for."""
-
-    model_config = _AS_TEXT
-
-    step: Count = 0
-    """Finished optimizer steps."""
-    samples: list[dict[str, str | MetricValue]] = Field(default_factory=list)
-    """A few completions with their prompts and a number per reward function, bounded in size."""
-
-
 class StepTime(Model):
     """When a step was: rank 0's time by part at its beginning and at its end."""
 

@@ -5,6 +5,8 @@
 `spec.checkpoint.store` names a place on an object store and the credentials for it. Checkpoints
 there need no volume that several nodes can mount, and they outlive the cluster.
 
+`spec.samples` says how many completions are kept beside the checkpoints, for people to read.
+
 `spec.export` says where the trained model is put when the run ends. A run that exports nothing must
 say so explicitly, because nobody wants to lose the result of days of training by an omission.
 """
@@ -140,6 +142,18 @@ class CheckpointSpec(Model):
         """Whether only one node can mount the job's own claim, so that the gang must be there."""
         template = self.volume_claim_template
         return template is not None and template.access_mode == "ReadWriteOnce"
+
+
+class SamplesSpec(Model):
+    """Whole groups of completions, kept beside the checkpoints and with the exported model, but not
+    on a hub."""
+
+    every_steps: Annotated[int, Field(ge=1, le=1000000)] = 10
+    """Least steps between two samples. Unset: 10."""
+    groups: Annotated[int, Field(ge=0, le=1000)] = 2
+    """Prompts of a sampled step, each with all its completions; 0 keeps none. Unset: 2."""
+    max_bytes: Annotated[int, Field(ge=65536, le=268435456)] = 16777216
+    """Most bytes; then older samples are thinned out. Unset: 16777216."""
 
 
 _HUB_PART = "[a-zA-Z0-9_]([-._a-zA-Z0-9]{0,94}[a-zA-Z0-9_])?"

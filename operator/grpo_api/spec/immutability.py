@@ -21,6 +21,7 @@ ALWAYS = (
     "restarts",
     "preflight",
     "tracking",
+    "samples",
     "activeDeadlineSeconds",
     "ttlSecondsAfterFinished",
 )

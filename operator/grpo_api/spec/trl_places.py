@@ -204,7 +204,7 @@ _REFUSED: Mapping[tuple[str, str], Iterable[str]] = {
         "logging_nan_inf_filter",
         "disable_tqdm",
     ),
-    ("", "rank 0 shows samples at /samples and keeps samples.jsonl beside the checkpoints"): (
+    ("samples", "whole groups are kept beside the checkpoints, for `grpo samples`"): (
         "log_completions",
         "log_multimodal",
         "num_completions_to_print",

@@ -10,10 +10,7 @@ checks a token by its hash. The hash is in the pod's template, where everybody w
 see it; the token is not there.
 """
 
-import hashlib
-import hmac
 import re
-from collections.abc import Iterable
 from pathlib import PurePath
 
 GROUP = "grpo.dev"
@@ -117,7 +114,7 @@ EXPORT_FOLDER = "export"
 """Folder of the finished model or adapter below the job's checkpoint directory, published whole."""
 
 PROGRESS_PORT = 8080
-"""Rank 0 serves /progress, /samples, /metrics and /healthz here."""
+"""Rank 0 serves /progress, /metrics and /healthz here."""
 
 TRACE_QUERY = "traceEvery"
 """`/progress?traceEvery=N` also tells when the attempt's first and every Nth step began and
@@ -234,11 +231,6 @@ EXPORT_TOKEN_ENV = "GRPO_EXPORT_TOKEN"
 """Hub token of spec.export.hub.tokenSecretRef."""
 
 
-TOKEN_DIGEST_ENV = "GRPO_TOKEN_SHA256"
-"""The digest of the attempt's token (tokens.py), without which rank 0 answers to nobody but for
-/metrics and /healthz; absent where the operator has no key: then /progress is everybody's, and
-there are no /samples."""
-
 IMAGE_ENV = "GRPO_IMAGE"
 """The training image as the pod's template names it: a container can't see what it was started
 from."""
@@ -269,23 +261,3 @@ imports some where it finds them. Elsewhere where TRACKERS_ENV says so."""
 MAX_JOB_NAME = 52
 """Longest name of a GRPOJob: its Jobs add `-<attempt>`, their pods `-<index>-<5 random>`, within 63
 characters."""
-
-HEADER = "X-GRPO-Token"
-"""Carries the tokens of a request, with commas between them."""
-MOST = 8
-"""How many of them are looked at."""
-
-
-def digest(token: str) -> str:
-    """Return the sha256 of a token in hex: the only form of it that a pod's template carries."""
-    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
-
-
-def is_shown(headers: Iterable[str], wanted: str) -> bool:
-    """Whether the values of HEADER have the token with this digest; none has an empty one.
-
-    All are compared, each in the same time whatever it is.
-    """
-    tokens = [token.strip() for header in headers for token in header.split(",")][:MOST]
-    matches = [hmac.compare_digest(digest(token).encode(), wanted.encode()) for token in tokens]
-    return any(matches)

@@ -1,4 +1,5 @@
-"""Runs the short-lived Job through which `grpo export` reads a job's volume or object store.
+"""Runs the short-lived Job through which `grpo export`, `history` and `samples` read a job's volume
+or object store.
 
 The Job's pod is the job's training pod without the training. It has the same image, user, claim,
 credentials and node selection, because a pod that could write the model can also read it.
@@ -66,9 +67,15 @@ _READS: Manifest = {
 
 
 def export_job(
-    attempt: Attempt, pods: PodDefaults, *, merge: bool = False, dtype: str | None = None
+    attempt: Attempt,
+    pods: PodDefaults,
+    *,
+    merge: bool = False,
+    dtype: str | None = None,
+    history: bool = False,
 ) -> Manifest:
-    """The batch/v1 Job that hands out what this job has exported, as it is or converted."""
+    """The batch/v1 Job that hands out what this job has exported, as it is or converted, or its
+    history."""
     template = indexed_job(attempt, pods)["spec"]["template"]
     name = attempt.key.name
     own = {LABEL_APP: "grpo-export", LABEL_INSTANCE: name, LABEL_COMPONENT: "export"}
@@ -86,7 +93,7 @@ def export_job(
             "ttlSecondsAfterFinished": TTL_SECONDS,
             "template": {
                 "metadata": {"labels": labels, "annotations": template["metadata"]["annotations"]},
-                "spec": _pod(template["spec"], attempt, merge, dtype),
+                "spec": _pod(template["spec"], attempt, merge, dtype, history=history),
             },
         },
     }
@@ -97,7 +104,9 @@ def _is_given(label: str) -> bool:
     return not label.startswith((f"{GROUP}/", "app.kubernetes.io/"))
 
 
-def _pod(training: Manifest, attempt: Attempt, merge: bool, dtype: str | None) -> Manifest:
+def _pod(
+    training: Manifest, attempt: Attempt, merge: bool, dtype: str | None, *, history: bool
+) -> Manifest:
     """Return the spec of the export's pod, made of the training pod's spec."""
     volumes = {PLAN_VOLUME, SCRATCH_VOLUME, CHECKPOINT_VOLUME}
     if merge:
@@ -108,7 +117,7 @@ def _pod(training: Manifest, attempt: Attempt, merge: bool, dtype: str | None) -
         "name": "export",
         "image": trainer["image"],
         "imagePullPolicy": trainer["imagePullPolicy"],
-        "command": _delivery_command(merge, dtype),
+        "command": _delivery_command(merge, dtype, history=history),
         "env": [variable for variable in trainer["env"] if _is_needed_variable(variable, merge)],
         "resources": _converts(attempt, dtype) if converts else _READS,
         "securityContext": trainer["securityContext"],
@@ -133,8 +142,10 @@ def _pod(training: Manifest, attempt: Attempt, merge: bool, dtype: str | None) -
     return {**pod, "nodeSelector": dict(selector)} if selector else pod
 
 
-def _delivery_command(merge: bool, dtype: str | None) -> list[str]:
+def _delivery_command(merge: bool, dtype: str | None, *, history: bool) -> list[str]:
     command = [*DELIVERY, "serve"]
+    if history:
+        command.append("--history")
     if merge:
         command.append("--merge")
     if dtype:
@@ -304,7 +315,7 @@ class Delivery:
         with suppress(KubectlError):
             phase, why = _state(self._found())
         if phase == "Failed" and why:
-            raise KubectlError(f"the export can't be handed out: {why}")
+            raise KubectlError(f"it can't be handed out: {why}")
 
     def _forget(self) -> None:
         """Deletes the Job; a Job that can't be deleted now goes by its own deadline."""

@@ -7,12 +7,10 @@ trainer recorded.
 """
 
 import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -26,16 +24,11 @@ from rich.progress import (
 
 from grpo_api.job import GRPOJob
 from grpo_api.report.artifacts import Export, Listing
-from grpo_api.text.contract import CONTAINER
 from grpo_api.text.quantity import format_bytes
-from grpo_operator.pods.manifests import Attempt
-from grpo_operator.pods.pod_spec import USER_HELP, PodDefaults, pod_user
-from grpo_operator.records.names import child_job
 
 from ..cluster import kubectl
-from ..cluster.attempt import build_attempt
-from ..cluster.claims import pin_to_claims
-from ..cluster.delivery import DTYPE_BYTES, Delivery, Manifest, export_job
+from ..cluster.delivery import DTYPE_BYTES
+from ..cluster.delivery_pod import add_pod_arguments, start_delivery
 from ..cluster.download import (
     ReportBytes,
     download_files,
@@ -66,18 +59,7 @@ def register(parser: ArgumentParser) -> None:
         choices=DTYPE_BYTES,
         help="convert the weights, in the cluster. Unset: as they are",
     )
-    parser.add_argument("--image", help="trainer image of the pod. Unset: the job's own")
-    parser.add_argument(
-        "--pod-user",
-        type=pod_user,
-        default=SUPPRESS,
-        metavar="ID",
-        help=f"{USER_HELP}. Unset: the job's own",
-    )
-    parser.add_argument(
-        "--timeout", type=int, default=600, help="longest wait for the pod, in seconds. Unset: 600"
-    )
-    kubectl.add_arguments(parser)
+    add_pod_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -87,8 +69,9 @@ def run(options: Namespace) -> int:
     export = exported_model(options.name, job)
     require_folder(options.to)
     converts = is_conversion_requested(options, export)
-    manifest, holder = pin_to_claims(options, _manifest(options, metadata, job))
-    with Delivery(options, manifest, holder).deleted_afterwards() as delivery:
+    with start_delivery(
+        options, metadata, job, merge=options.merge, dtype=options.dtype
+    ) as delivery:
         listing = delivery.wait_for_listing()
         if not converts:
             require_reported(listing, export)
@@ -169,48 +152,6 @@ def require_reported(listing: Listing, export: Export) -> None:
         raise KubectlError(
             f"{export.path} has weights {found}, the job reported {reported}: somebody changed it"
         )
-
-
-def _manifest(options: Namespace, metadata: dict[str, Any], job: GRPOJob) -> Manifest:
-    """The Job to create.
-
-    Raises:
-        NotYet: nobody knows the job's plan.
-    """
-    if job.status.plan is None:
-        raise NotYet(f"{options.name} has no plan: the operator has not seen it")
-    last = build_attempt(metadata, job.spec, job.status.plan, max(1, job.status.attempt), None)
-    last = replace(last, revisions=job.status.revisions or {})
-    if options.image:
-        last = replace(last, spec=last.spec.model_copy(update={"image": options.image}))
-    return export_job(last, _pods(options, last), merge=options.merge, dtype=options.dtype)
-
-
-def _pods(options: Namespace, last: Attempt) -> PodDefaults:
-    """What the operator has chosen for the last attempt's pods, as its Job tells.
-
-    Raises:
-        OptionError: the Job is gone, and nobody else knows the image.
-    """
-    name = child_job(options.name, last.number)
-    found = kubectl.get_json(options, "jobs", f"--field-selector=metadata.name={name}")["items"]
-    pods = defaults_of_pod(found[0]["spec"]["template"]["spec"]) if found else PodDefaults()
-    if not (pods.image or last.spec.image):
-        raise OptionError(
-            f"Job {name}, which names the trainer's image, is gone: name it by --image"
-        )
-    return replace(pods, user=options.pod_user) if "pod_user" in options else pods
-
-
-def defaults_of_pod(pod: dict[str, Any]) -> PodDefaults:
-    """Return the operator's defaults that a training pod was created with."""
-    images = [one["image"] for one in pod["containers"] if one["name"] == CONTAINER]
-    pull_secrets = tuple(secret["name"] for secret in pod.get("imagePullSecrets", ()))
-    return PodDefaults(
-        image=images[0] if images else "",
-        user=pod.get("securityContext", {}).get("runAsUser"),
-        pull_secrets=pull_secrets,
-    )
 
 
 @contextmanager

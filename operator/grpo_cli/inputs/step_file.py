@@ -8,11 +8,10 @@ of a pod's log that are not JSON are skipped.
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_api.findings.step_row import StepRow, step_row
+from grpo_api.report.history import Row, parse_lines
 
 from ..show.errors import ManifestError
 
@@ -20,28 +19,21 @@ HISTORY_KEY = "log_history"
 """Where trainer_state.json has its steps."""
 
 
-def load_steps(path: str) -> list[StepRow]:
-    """The steps of a file, in its order.
+def load_rows(path: Path) -> list[Row]:
+    """The logged dictionaries of a file, in its order.
 
     Raises:
-        ManifestError: it can't be read, or has no step with a number that the rules know.
+        ManifestError: it can't be read.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ManifestError(f"{path}: {reason}") from error
-    rows = [step_row(logged) for logged in _dictionaries(text, is_csv=path.endswith(".csv"))]
-    steps = [row for row in rows if row is not None]
-    if not steps:
-        raise ManifestError(
-            f"{path} has no logged steps: write one JSON object per line, CSV with a header, or "
-            "trainer_state.json, with `step` and TRL's keys such as reward, kl, entropy"
-        )
-    return steps
+        # A kill may have cut a character in two.
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        raise ManifestError(f"{path}: {error.strerror}") from error
+    return _dictionaries(text, is_csv=path.suffix == ".csv")
 
 
-def _dictionaries(text: str, *, is_csv: bool) -> Iterable[Mapping[str, Any]]:
+def _dictionaries(text: str, *, is_csv: bool) -> list[Row]:
     if is_csv:
         # None is the key of what a line has beyond the header.
         lines = csv.DictReader(io.StringIO(text, newline=""))
@@ -51,8 +43,7 @@ def _dictionaries(text: str, *, is_csv: bool) -> Iterable[Mapping[str, Any]]:
         whole = whole[HISTORY_KEY]
     if isinstance(whole, list):
         return [each for each in whole if isinstance(each, dict)]
-    each_line = (_parsed(line) for line in text.splitlines() if line.lstrip().startswith("{"))
-    return [parsed for parsed in each_line if isinstance(parsed, dict)]
+    return parse_lines(text)
 
 
 def _parsed(text: str) -> Any:

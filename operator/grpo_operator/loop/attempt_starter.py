@@ -24,7 +24,6 @@ from ..records.names import ENGINE_SERVICE
 from ..records.reasons import Reason
 from .caches import Caches
 from .shared_objects import GOES_PAUSE, NameConflict, SharedObjects
-from .tokens import Tokens
 from .workload_sync import DENIED_PAUSE, Workloads
 
 log = logging.getLogger(__name__)
@@ -42,7 +41,6 @@ class AttemptStarter:
         *,
         first_seen: FirstSeen,
         pods: PodDefaults,
-        tokens: Tokens,
     ) -> None:
         """Take the parts that a start works with.
 
@@ -50,7 +48,6 @@ class AttemptStarter:
             pods: defaults of all jobs' pods.
             first_seen: receives each Job of a gang that was created.
             workloads: gives Kueue's assignment of pods to nodes.
-            tokens: make the tokens that open what pods report.
         """
         self._cluster = cluster
         self._caches = caches
@@ -58,7 +55,6 @@ class AttemptStarter:
         self._workloads = workloads
         self._first_seen = first_seen
         self._pods = pods
-        self._tokens = tokens
 
     async def repair_shared_objects(self, observation: Observation) -> NameConflict | None:
         """Repair the objects that the pods of a running attempt share. Return why a Service can't
@@ -92,10 +88,8 @@ class AttemptStarter:
         job, status = observation.job, observation.job.status
         if job.spec is None or status.plan is None or not _leave(observation):
             return Decision(Action.WAIT)
-        digest = self._tokens.digest(job.uid, status.attempt)
-        body = self._missing_job(
-            attempt_of(job, job.spec, status.plan, status.attempt, digest), observation
-        )
+        attempt = attempt_of(job, job.spec, status.plan, status.attempt)
+        body = self._missing_job(attempt, observation)
         try:
             if taken := await self._services(observation) or await self._shared.create_claim(job):
                 return _waits_for_name(*taken)

@@ -86,13 +86,9 @@ class Attempt:
     """Commits that earlier attempts found."""
     ends: Sequence[AttemptEnd] = ()
     """How earlier attempts ended."""
-    token_digest: str = ""
-    """Of the token that opens what its pods say; see tokens.py."""
 
 
-def attempt_of(
-    job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, number: int, token_digest: str = ""
-) -> Attempt:
+def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, number: int) -> Attempt:
     """The attempt of a GRPOJob that has this number, with this plan of its spec."""
     status = job.status
     skipped = [rollback.skipped for rollback in status.rollbacks]
@@ -110,7 +106,6 @@ def attempt_of(
         avoided_nodes=status.avoided_nodes,
         revisions=revisions,
         ends=status.ends,
-        token_digest=token_digest,
     )
 
 
@@ -141,6 +136,7 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
         guard=spec.guard,
         export=spec.export,
         tracking=spec.tracking,
+        samples=spec.samples,
         checkpoint_directory=checkpoint_directory,
         resume_from=resume_folder,
         resume_store=resume_store,
@@ -265,7 +261,6 @@ def _job(attempt: Attempt, role: Role, name: str, pods: PodDefaults) -> Manifest
         pods,
         source=attempt.source,
         avoided=attempt.avoided_nodes,
-        token_digest=attempt.token_digest,
     )
     pod_metadata = {
         "labels": {**attempt.labels, **template_labels, **operator_labels},

@@ -37,7 +37,6 @@ from grpo_api.text.contract import (
     RESUME_STORE_ENV,
     SCRATCH,
     THREADS_ENV,
-    TOKEN_DIGEST_ENV,
     reward_token_env,
     tracking_token_env,
 )
@@ -136,12 +135,10 @@ def pod_spec(
     *,
     source: ResumeSource | None = None,
     avoided: Sequence[str] = (),
-    token_digest: str = "",
 ) -> Manifest:
     """The pod template's spec for a role; it passes the `restricted` pod security standard.
 
     `pod_labels` are the labels of the pods, `avoided` nodes that they must not go to.
-    `token_digest` tells the training pods which token opens what they say.
     """
     spec = role.spec
     plan = role.plan
@@ -150,9 +147,8 @@ def pod_spec(
     if role.is_engines:
         subdomain = ENGINE_SERVICE
         source = None
-        token_digest = ""
     volumes, mounts = pod_volumes(name, spec, source)
-    container = _container(role, image, mounts, source, token_digest)
+    container = _container(role, image, mounts, source)
     settings = spec.pod_template.spec
     user_volumes = [_given(volume) for volume in settings.volumes]
     init_containers = [init_container(one, image) for one in settings.init_containers]
@@ -264,7 +260,7 @@ def _container_security() -> Manifest:
 
 
 def _container(
-    role: Role, image: str, mounts: list[Manifest], source: ResumeSource | None, token_digest: str
+    role: Role, image: str, mounts: list[Manifest], source: ResumeSource | None
 ) -> Manifest:
     spec = role.spec
     plan = role.plan
@@ -274,7 +270,7 @@ def _container(
         "image": image,
         "imagePullPolicy": spec.image_pull_policy,
         "command": spec.command or ["python", "-m", "grpo_trainer"],
-        "env": _environment(spec, plan, image, token_digest),
+        "env": _environment(spec, plan, image),
         "ports": _ports(role),
         "resources": _resources(spec, plan),
         "securityContext": _container_security(),
@@ -331,9 +327,7 @@ def _resources(spec: GRPOJobSpec, plan: ExecutionPlan) -> Manifest:
     return resources
 
 
-def _environment(
-    spec: GRPOJobSpec, plan: ExecutionPlan, image: str, token_digest: str
-) -> list[Manifest]:
+def _environment(spec: GRPOJobSpec, plan: ExecutionPlan, image: str) -> list[Manifest]:
     """The user's variables come last, so that they win."""
     user_env = [_given(variable) for variable in spec.env]
     user_names = {variable["name"] for variable in user_env}
@@ -353,8 +347,6 @@ def _environment(
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
     ]
-    if token_digest:
-        env.append({"name": TOKEN_DIGEST_ENV, "value": token_digest})
     if spec.model.cache:
         # not HF_HOME as a whole: code that a repository ships is run from the pod's own copy
         env.append({"name": "HF_HUB_CACHE", "value": f"{CACHE_MOUNT}/hub"})

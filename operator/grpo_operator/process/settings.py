@@ -61,9 +61,6 @@ class Settings:
     watchers: Sequence[Manifest] | None = None
     """Who may ask training pods how they are, as peers of networking.k8s.io/v1; None: no
     NetworkPolicy is made."""
-    token_secret: ObjectKey | None = None
-    """The Secret with the keys of tokens, which is made if it is missing; None: pods answer
-    everybody."""
     metrics_address: str = ""
     """Where the pages are served; empty: on every address of the pod, IPv4 and IPv6."""
     metrics_port: int = 8081
@@ -113,7 +110,6 @@ def parse(
         namespaces=tuple(dict.fromkeys(given.namespace)),
         pods=replace(pod_spec.defaults_from_flags(given), preflight=given.preflight),
         watchers=given.network_policy_from,
-        token_secret=given.token_secret,
         metrics_address=given.metrics_address,
         metrics_port=given.metrics_port,
         log_format=given.log_format,
@@ -262,15 +258,6 @@ def _add_tenancy(parser: argparse.ArgumentParser) -> None:
         help="make a NetworkPolicy for the pods of jobs, which lets these in at port "
         f"{PROGRESS_PORT}: a JSON list of "
         "NetworkPolicyPeers, this operator's among them; default: make none",
-    )
-    parser.add_argument(
-        "--token-secret",
-        type=_object,
-        metavar="NAMESPACE/SECRET",
-        help=(
-            "pods say how they are to whom has a token by the keys in it; made if missing; "
-            "default: to everybody"
-        ),
     )
 
 

@@ -42,7 +42,6 @@ from grpo_kube.work_queue import BATCH_DELAY, ECHO_DELAY, WorkQueue, work
 
 from ..admission.inventory import node_facts
 from ..admission.queue import AdmissionQueue
-from ..loop import tokens
 from ..loop.attempt_starter import AttemptStarter
 from ..loop.caches import Caches
 from ..loop.cluster_state import ClusterState, ReservedGangs
@@ -54,7 +53,6 @@ from ..loop.quarantine_reporter import QuarantineReporter
 from ..loop.reconcile import Observer, Reconciler
 from ..loop.shared_objects import SharedObjects
 from ..loop.status_writer import StatusWriter
-from ..loop.tokens import Tokens
 from ..loop.workload_sync import Workloads, unseen_message
 from ..records.names import (
     COMPONENT_RENDEZVOUS,
@@ -125,7 +123,6 @@ class Operator:
                 session, tracing.endpoint, tracing.headers, metrics.record_spans
             )
             self._traces = AttemptTraces(self._exporter.put, every=tracing.every, version=VERSION)
-        self._tokens = Tokens()
         self._puller = self._rank0(session)
         parse_node = partial(
             node_facts,
@@ -176,7 +173,6 @@ class Operator:
             workloads,
             first_seen=observer.first_seen,
             pods=pods,
-            tokens=self._tokens,
         )
         throttle = StatusThrottle(settings.status_interval)
         status_writer = StatusWriter(cluster, caches.grpojobs, throttle, self._wrote)
@@ -196,7 +192,7 @@ class Operator:
         caches = self._caches
         tracing = self.settings.tracing
         trace_every = tracing.every if tracing else None
-        fetch = http_fetch(session, self._tokens, trace_every=trace_every)
+        fetch = http_fetch(session, trace_every=trace_every)
         current_targets = partial(targets, caches.grpojobs, caches.pods.owned_by)
         interval = self.settings.progress_interval
         return ProgressPuller(
@@ -314,8 +310,6 @@ class Operator:
                 if not informer.is_missing_kind
             ]
             await asyncio.gather(*lists)
-        if secret := self.settings.token_secret:
-            self._tokens.keys = await tokens.load(self._cluster, secret)
         self._works_since = self._clock()
         self.working.set()
         self._add(job.key for job in self._caches.grpojobs)

@@ -20,7 +20,8 @@ from torch import nn
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_trainer.checkpoints.volume_checkpoints import complete
+from grpo_api.text.timing import Beginning
+from grpo_trainer.checkpoints.volume_checkpoints import complete, sealed_at
 from grpo_trainer.data.dataset import load_prompts
 from grpo_trainer.gang import ranks
 from grpo_trainer.gang.placement import Placement
@@ -37,6 +38,7 @@ from grpo_trainer.weights.parameters import combined_fingerprint, fingerprint
 from tests.support.ranks.checkpoint_plans import claim_folder
 
 from ..ranks import runs
+from .history import of_run, without_clocks
 from .reference_facts import whole
 
 MIXUP = 0.3
@@ -91,13 +93,15 @@ class Story:
     """What an attempt did."""
 
     logged: dict[int, dict[str, Any]]
-    """All that TRL logged, by step, but for times."""
+    """All that TRL logged and our row has besides, by step, but for times."""
     weights: str
     """Fingerprint of the trained model."""
     reference: str
     """Fingerprint of the reference; empty where it has no model of its own."""
     last: dict[str, Any]
     """Prompts, completions, rewards and advantages of the last generation, of all ranks."""
+    samples: dict[int, Any]
+    """Groups that the run's history has, by step, as rank 0 reads it."""
 
 
 def plan(case: Case, folder: Path, attempt: int) -> TrainingPlan:
@@ -134,6 +138,7 @@ def plan(case: Case, folder: Path, attempt: int) -> TrainingPlan:
         "shuffle": case.shuffle,
     }
     made["rewards"] = REWARDS
+    made["samples"] = {"everySteps": 2, "groups": 1}
     return TrainingPlan.model_validate(made)
 
 
@@ -168,6 +173,8 @@ def train(
     )
     run = build(job, recorder, watchdog, StepObserver(), tracking=tracking)
     checkpoint = run.beginning.checkpoint
+    if checkpoint:
+        recorder.record_resume(number_in_name(checkpoint), sealed_at(checkpoint), Beginning())
     run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     run.rewards.close()
     reference = run.trainer.ref_model
@@ -176,7 +183,14 @@ def train(
         hashed(run.trainer.model),
         hashed(reference) if reference is not None else "",
         generated(run.trainer),
+        sampled(folder / "runs"),
     )
+
+
+def sampled(folder: Path) -> dict[int, Any]:
+    """The groups of the run's samples, by step. A collective."""
+    ranks.gather(None)
+    return {line["step"]: line["groups"] for line in of_run(folder)[1]}
 
 
 def generated(trainer: GRPOTrainer) -> dict[str, Any]:
@@ -212,12 +226,9 @@ def bare(case: Case, folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def logged(trainer: GRPOTrainer) -> dict[int, dict[str, Any]]:
-    """All that TRL has logged, by step, but for times."""
+    """The rows of the run's history, by step, but for times."""
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    return {
-        entry["step"]: {key: value for key, value in entry.items() if key != "step_time"}
-        for entry in steps
-    }
+    return {entry["step"]: without_clocks(entry) for entry in steps}
 
 
 def hashed(model: nn.Module) -> str:

@@ -15,8 +15,10 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
+from grpo_api.spec.checkpoint import SamplesSpec
 from grpo_trainer.gang import ranks
 from grpo_trainer.gang.placement import Placement
+from grpo_trainer.history.run_history import RunHistory
 from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
@@ -62,7 +64,7 @@ def _slowed_run(model: Path, parallelism: str) -> dict[str, Any]:
     preemption = Preemption(job.grace_period_seconds, can_save=False)
     limits = FailureLimits({}, {})
     trainer.add_callback(StepExchange(recorder, watchdog, trainer.observer, preemption, limits))
-    trainer.add_callback(PublishLogs(recorder, trainer.observer))
+    trainer.add_callback(PublishLogs(recorder, RunHistory(None, 1, SamplesSpec())))
     first_found = FirstFound(recorder)
     trainer.add_callback(first_found)
     seconds = LAYER_SECONDS * (2 if ranks.rank() == SLOW_RANK else 1)

@@ -133,6 +133,16 @@ class CheckpointTarget(CheckpointSource):
         """
 
     @abstractmethod
+    def fetch_history(self) -> None:
+        """Bring the rows of the attempt before this one to their place below `folder`, as far as
+        they can be had. Rank 0 alone calls it."""
+
+    @abstractmethod
+    def send_history(self) -> None:
+        """Keep the history files of this attempt where its checkpoints are, as far as they can be
+        written. Rank 0 alone calls it."""
+
+    @abstractmethod
     def send_export(self, folder: Path) -> str | None:
         """Send an exported model on; its URL, None if it stays where it is. A collective.
 

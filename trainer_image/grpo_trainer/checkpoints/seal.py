@@ -117,6 +117,8 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
             # The run has its own checkpoint now, so the copy of the one that it began with only
             # takes room.
             self._source.remove_copies()
+        if ranks.rank() == 0 and self._target:
+            self._target.send_history()
         self._preemption.save_seconds = seconds
         self._recorder.record_checkpoint(
             Checkpoint(step=step, time=unix_time(), bytes=size, where=where), seconds

@@ -6,11 +6,13 @@ loaded. The files lie there as on a volume, so that the code that reads checkpoi
 on stores.
 """
 
+import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -21,7 +23,7 @@ from grpo_api.text.contract import EXPORT_FOLDER
 from ..gang import rank0_task, ranks
 from ..runtime.clock import unix_time
 from ..runtime.durable_files import disk_errors
-from ..runtime.errors import BadInput
+from ..runtime.errors import BadInput, StoreFailed
 from ..runtime.paths import (
     ATTEMPTS,
     CHECKPOINTS,
@@ -30,7 +32,14 @@ from ..runtime.paths import (
     checkpoint_folder,
     number_in_name,
 )
-from ..stores.run_store import SAVE_WAIT, Committed, RunStore, StoredRun, checkpoint_key
+from ..stores.run_store import (
+    HISTORY_WAIT,
+    SAVE_WAIT,
+    Committed,
+    RunStore,
+    StoredRun,
+    checkpoint_key,
+)
 from ..stores.store_base import PART_BYTES
 from .checkpoint_target import CheckpointSource, CheckpointTarget
 from .hashing import (
@@ -50,6 +59,7 @@ if TYPE_CHECKING:
     from ..stores.store_client import Store
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 AT_ONCE = 4
 """Requests of one rank at a time; each holds PART_BYTES in host memory."""
@@ -241,9 +251,32 @@ class StoreTarget(StoreSource, CheckpointTarget):
 
         rank0_task.run_on_rank0(move_head)
 
+    def fetch_history(self) -> None:
+        """Download the rows of the newest attempt that has any."""
+        with _without_history("rows of earlier attempts can't be had"):
+            self._run_of_history().fetch_rows(self.folder)
+
+    def send_history(self) -> None:
+        """Upload both files as they are now."""
+        with _without_history("the history is not sent"):
+            self._run_of_history().send_history(self.attempt_folder)
+
+    def _run_of_history(self) -> RunStore:
+        """The run on a store that is not waited for as long as elsewhere."""
+        return replace(self.run, store=self.run.store.within(HISTORY_WAIT))
+
     def send_export(self, folder: Path) -> str:
         """Upload the model, and name it in the run's head."""
         return rank0_task.run_on_rank0(disk_errors()(lambda: self.run.export(folder)))
+
+
+@contextmanager
+def _without_history(problem: str) -> Iterator[None]:
+    """A run goes on without its history; each checkpoint has what is sealed of it."""
+    try:
+        yield
+    except (StoreFailed, OSError) as error:
+        log.warning(f"{problem}: {error}")
 
 
 def is_read_by_ranks(name: str, node_ranks: range) -> bool:

@@ -317,6 +317,12 @@ class VolumeTarget(VolumeSource, CheckpointTarget):
         """Remove their manifests; the next rotation deletes the other files."""
         rank0_task.run_on_rank0(lambda: withdraw(self.folder, self.owner, checkpoints))
 
+    def fetch_history(self) -> None:
+        """Nothing: it is there."""
+
+    def send_history(self) -> None:
+        """Nothing: it stays there."""
+
     def send_export(self, folder: Path) -> None:
         """None: an export on the volume stays there."""
 

@@ -1,4 +1,5 @@
-"""`python -m grpo_trainer.delivery`: the pod of `grpo export`.
+"""`python -m grpo_trainer.delivery`: the pod of `grpo export`, and of commands that read a run's
+history.
 
 `serve` is the container's command: it prepares the folder and stays as long as somebody asks for
 it. `list` and `send` are run beside it by `kubectl exec`: each answers one question on stdout,
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str] | None = None, state: Path = STATE) -> int:
         signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
     )  # the first process has no default for it
     try:
-        return serving.serve(state, given.dtype, merge=given.merge)
+        return serving.serve(state, given.dtype, merge=given.merge, history=given.history)
     except Exception as error:
         log.exception("ended by an error")
         return serving.refuse(f"{type(error).__name__}: {error}")
@@ -88,6 +89,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     serve.add_argument(
         "--dtype", choices=("bfloat16", "float32"), help="dtype of the weights; unset: as they are"
     )
+    serve.add_argument("--history", action="store_true", help="the run's history, not its model")
     commands.add_parser("list", help="print the folder's files as JSON, once they are there")
     send = commands.add_parser("send", help="print a file")
     send.add_argument("name")

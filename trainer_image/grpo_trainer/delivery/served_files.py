@@ -10,6 +10,7 @@ user has gone.
 """
 
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,10 @@ from typing import Protocol
 
 from grpo_api.plan.plan import JobIdentity
 from grpo_api.report.artifacts import Listing
+from grpo_api.report.history import HISTORY_FILES, METRICS_FILE, newest_attempt
 from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_api.text.clock import Clock
-from grpo_api.text.contract import EXPORT_FOLDER
+from grpo_api.text.contract import ATTEMPT_PREFIX, EXPORT_FOLDER
 from grpo_api.text.quantity import MIB
 
 from ..checkpoints.hashing import list_files
@@ -141,6 +143,40 @@ def exported_model(
             f"{export or 'the job has no checkpoint volume, so its export'} does not exist"
         )
     return FolderSource(export)
+
+
+def copy_history(
+    job: JobIdentity,
+    checkpoint: CheckpointSpec,
+    directory: str | None,
+    folder: Path,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Source:
+    """The history of a job's run as it is now, copied into a folder: rank 0 may be writing on.
+
+    Arguments are those of `exported_model`.
+
+    Raises:
+        BadInput: there is none.
+        OSError: a file can't be read, or the disk is full. StoreFailed: the store gave nothing for
+            too long.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    root = run_folder(directory)
+    run = run_store(checkpoint, directory, job, clock=clock)
+    if run:
+        for name, key in run.history_keys().items():
+            (folder / name).write_bytes(b"".join(run.store.stream(key)))
+    elif root:
+        paths = [path.relative_to(root).as_posix() for path in root.glob(f"*/{METRICS_FILE}")]
+        newest = newest_attempt(paths, ATTEMPT_PREFIX)
+        for name in HISTORY_FILES if newest else ():
+            if (root / str(newest) / name).exists():
+                shutil.copyfile(root / str(newest) / name, folder / name)
+    if not (folder / METRICS_FILE).exists():
+        where = run.store.url if run else root
+        raise BadInput(f"{where} has no history: no attempt has taken a step")
+    return FolderSource(folder)
 
 
 _LISTING = "listing.json"

@@ -20,6 +20,7 @@ from ..runtime.errors import BadInput
 from .served_files import (
     FolderSource,
     Source,
+    copy_history,
     exported_model,
     idle_seconds,
     publish_listing,
@@ -36,19 +37,20 @@ def serve(
     dtype: str | None,
     *,
     merge: bool,
+    history: bool = False,
     idle: float = IDLE_SECONDS,
     clock: Clock = SYSTEM_CLOCK,
 ) -> int:
-    """Prepare the export of the plan's run, converted if that is asked for, and wait until nobody
-    wants it any more.
+    """Prepare the export of the plan's run, converted if that is asked for, or its history, and
+    wait until nobody wants it any more.
 
     Raises:
-        BadInput: there is no export, or it lacks a file.
+        BadInput: there is no export or no history, or it lacks a file.
         OSError: the disk fails, or is full. StoreFailed: the store gave nothing for too long.
     """
     state.mkdir(parents=True, exist_ok=True)
     record_request(state)
-    found = prepare_model(state, dtype, merge=merge, clock=clock)
+    found = prepare_files(state, dtype, merge=merge, history=history, clock=clock)
     publish_listing(state, found, make_listing(found))
     record_request(state)
     while idle_seconds(state) < idle:
@@ -56,11 +58,21 @@ def serve(
     return 0
 
 
-def prepare_model(
-    state: Path, dtype: str | None, *, merge: bool, clock: Clock = SYSTEM_CLOCK
+def prepare_files(
+    state: Path,
+    dtype: str | None,
+    *,
+    merge: bool,
+    history: bool = False,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Source:
-    """What is handed out: the export itself, or its conversion below `state`."""
+    """What is handed out: the export itself, or its conversion or the run's history below
+    `state`."""
     plan = read_plan(os.environ)
+    if history:
+        return copy_history(
+            plan.job, plan.checkpoint, plan.checkpoint_directory, state / "history", clock
+        )
     export = exported_model(plan.job, plan.checkpoint, plan.checkpoint_directory, clock)
     if not (merge or dtype):
         return export

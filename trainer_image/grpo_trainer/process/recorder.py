@@ -1,5 +1,5 @@
-"""Records what a run knows about itself, behind one lock: stage, step, start-up times, metrics,
-memory and samples.
+"""Records what a run knows about itself, behind one lock: stage, step, start-up times, metrics
+and memory.
 
 The trainer's callbacks write it; the HTTP server, the watchdog and the outcome read it, and none of
 them knows the others. There is one per process, made before torch is imported.
@@ -23,7 +23,6 @@ from grpo_api.report.report import (
     MemoryShortage,
     Outcome,
     Progress,
-    Samples,
     Stage,
     StepTime,
     Wait,
@@ -193,7 +192,6 @@ class Recorder:
         """The exported model, once it is there."""
         self.trackers: dict[str, TrackerReport] = {}
         """By name. No events: a tracker that works must not hide that training hangs."""
-        self._samples: list[dict[str, str | float]] = []
 
     def _update(self, stage: Stage | None = None, **changes: object) -> None:
         with self._lock:
@@ -280,12 +278,6 @@ class Recorder:
             return None
         target, (since, why) = min(self._waits.items(), key=lambda wait: wait[1][0])
         return Wait(target=target, seconds=max(0.0, self._now() - since), why=why)
-
-    @property
-    def samples(self) -> Samples:
-        """The last generation's samples."""
-        with self._lock:
-            return Samples(step=self._progress.step, samples=self._samples)
 
     def clock(self) -> Clock:
         """The seconds of each part of the run of this process, until now."""
@@ -470,16 +462,11 @@ class Recorder:
             self._steps.finish_step(step, self._clock.read())
             self._update(step=step, epoch=epoch, last_step_time=unix_time(), seconds_per_step=mean)
 
-    def record_metrics(
-        self, metrics: dict[str, float], samples: list[dict[str, str | float]] | None = None
-    ) -> None:
+    def record_metrics(self, metrics: dict[str, float]) -> None:
         """Merge the values of a step: keys that it didn't log keep their last value. NaN and
         infinity are values, too: the last finite one in their place would hide them."""
         with self._lock:
-            changes: dict[str, object] = {"metrics": {**self._progress.metrics, **metrics}}
-            if samples is not None:
-                self._samples = samples
-            self._update(None, **changes)
+            self._update(metrics={**self._progress.metrics, **metrics})
 
     def add_to_counter(self, key: str, amount: float = 1.0) -> None:
         """Add `amount` to the counter `key`, which starts at 0 with the attempt."""

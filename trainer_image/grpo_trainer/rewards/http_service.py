@@ -45,11 +45,14 @@ def ignore_wait(_problem: str) -> None:
 
 
 class _Passing(Exception):
-    """A failure that another try may not meet; `retry_after` is the pause in seconds that the
-    service asks for."""
+    """A failure that another try may not meet."""
 
-    def __init__(self, problem: str, retry_after: float = 0.0) -> None:
-        super().__init__(problem)
+    def __init__(self, problem: str, quoted: str = "", retry_after: float = 0.0) -> None:
+        """`quoted` is what the service answered, `retry_after` the pause in seconds that it asks
+        for."""
+        super().__init__(f"{problem}: {quoted}" if quoted else problem)
+        self.quoted = quoted
+        self.problem = problem
         self.retry_after = retry_after
 
 
@@ -158,12 +161,19 @@ class HTTPFunction:
                 return None
             except _Passing as error:
                 self._tell(str(error))
-                self._on_wait(connection_problem(error, self._shown))
+                self._on_wait(self._wait_reason(error))
                 await asyncio.sleep(error.retry_after + self._pause(failures))
                 failures += 1
             else:
                 self._on_wait("")
                 return scores
+
+    def _wait_reason(self, error: _Passing) -> str:
+        """Why the service is waited for, without what it answered: that may quote a completion, and
+        everybody who reads /progress sees this."""
+        if error.quoted:
+            return f"{self._shown}: {error.problem}"
+        return connection_problem(error, self._shown)
 
     def _tell(self, problem: str) -> None:
         """Remember why a try failed, and say so in the log once per batch: a run that waits must
@@ -203,13 +213,13 @@ class HTTPFunction:
             rewards = json.loads(answer)["rewards"]
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             begin = _shown_text(answer, 80)
-            raise _Passing(f'the answer is not {{"rewards": [...]}}: {begin}') from error
+            raise _Passing('the answer is not {"rewards": [...]}', begin) from error
         if not isinstance(rewards, list):
-            raise _Passing(f"the answer's rewards are {rewards!r:.80}, no list")
+            raise _Passing("the answer's rewards are no list", f"{rewards!r:.80}")
         try:
             return checked_scores(rewards, name=self.__name__, step=step, expected=expected)
         except RewardError as error:
-            raise _Passing(str(error)) from error
+            raise _Passing("the answer's rewards can't be used", str(error)) from error
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
@@ -221,8 +231,8 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     if response.status in _PERMANENT_STATUSES:
         raise _Permanent(f"HTTP {response.status}: {_shown_text(body, 200)}")
     if response.status != 200:
-        problem = f"HTTP {response.status}: {_shown_text(body, 200)}"
-        raise _Passing(problem, _retry_after(response.headers))
+        pause = _retry_after(response.headers)
+        raise _Passing(f"HTTP {response.status}", _shown_text(body, 200), pause)
     return body
 
 

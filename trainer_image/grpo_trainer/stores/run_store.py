@@ -4,6 +4,7 @@ deleted.
     <url>/<job>-<uid>/head.json                                  who may commit, and what counts
     <url>/<job>-<uid>/attempt-N/checkpoint-S/manifest.json the files of a checkpoint, with their
     hashes <url>/<job>-<uid>/attempt-N/checkpoint-S/FILE.000000 a file's first part, then .000001 …
+    <url>/<job>-<uid>/attempt-N/metrics.jsonl, samples.jsonl its history, of the newest attempt
     <url>/<job>-<uid>/attempt-N/export/FILE the finished model
 
 An attempt writes below its own folder only. What the head doesn't name counts for nothing, and the
@@ -23,7 +24,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, ValidationError
 
 from grpo_api.plan.plan import JobIdentity
+from grpo_api.report.history import HISTORY_FILES, METRICS_FILE, newest_attempt
 from grpo_api.report.report import Outcome
 from grpo_api.spec.checkpoint import CheckpointSpec, ObjectStoreSpec
 from grpo_api.text.base import Model
@@ -226,6 +228,8 @@ _ATTEMPT = re.compile(rf"{ATTEMPT_PREFIX}([0-9]{{1,15}})/")
 SAVE_WAIT = 60.0
 """Seconds without any answer after which a checkpoint is given up: the next one is due soon, and
 training goes on."""
+HISTORY_WAIT = 10.0
+"""The same for a history, which is sent when an attempt ends, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +257,15 @@ class StoredRun:
         if now is None or not now.export:
             return None
         return export_key(now.export)
+
+    def history_keys(self) -> dict[str, str]:
+        """Keys of the newest attempt's history files, by their names."""
+        return _history_keys(self.store.object_sizes())
+
+
+def _history_keys(keys: Collection[str]) -> dict[str, str]:
+    newest = newest_attempt(keys, ATTEMPT_PREFIX)
+    return {name: f"{newest}/{name}" for name in HISTORY_FILES if f"{newest}/{name}" in keys}
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +336,30 @@ class RunStore(StoredRun):
         self._tidy(stands)
         return f"{self.store.url}/{where}"
 
+    def fetch_rows(self, folder: Path) -> None:
+        """Bring the newest attempt's rows to their place below the run's folder on this node.
+
+        Raises:
+            OSError: the disk fails, or is full. StoreFailed: as Store.get.
+        """
+        key = self.history_keys().get(METRICS_FILE)
+        if key:
+            (folder / key).parent.mkdir(parents=True, exist_ok=True)
+            (folder / key).write_bytes(b"".join(self.store.stream(key)))
+
+    def send_history(self, attempt_folder: Path) -> None:
+        """Upload the history files of this attempt. They count for nothing in a resume, so the head
+        does not name them.
+
+        Raises:
+            StoreFailed: as Store.get.
+        """
+        for name in HISTORY_FILES:
+            if (attempt_folder / name).exists():
+                self.store.put_file(
+                    f"{attempt_folder_name(self.attempt)}/{name}", attempt_folder / name
+                )
+
     def finish(self, outcome: Outcome) -> None:
         """Keep how the run ended, for an attempt that is started although it did.
 
@@ -339,7 +376,9 @@ class RunStore(StoredRun):
         """
         kept = {checkpoint_key(one.attempt, one.step) for one in now.checkpoints}
         kept |= {export_key(now.export)} if now.export else set()
-        self.store.delete([key for key in self.store.object_sizes() if self._is_left(key, kept)])
+        keys = self.store.object_sizes()
+        kept |= set(_history_keys(keys).values())
+        self.store.delete([key for key in keys if self._is_left(key, kept)])
 
     def _tidy(self, now: Head | None = None) -> None:
         """Sweep once something counts, or is in vain: neither must depend on what is left being

@@ -1,5 +1,5 @@
 """Shows the steps of a run: the phase clock, sample completions with their rewards, and TRL's logs
-for the recorder.
+for the recorder and the run's history.
 
 The trainer, which touches TRL's private names, writes to StepObserver and knows nothing else of
 telemetry.
@@ -7,47 +7,40 @@ telemetry.
 PublishLogs feeds TRL's logs into the recorder and writes each step as one JSON line: TRL writes its
 numbers to experiment trackers only. A key that a step did not log keeps its last value; it is never
 set to zero. NaN is shown as what it is.
-
-KeepSamples writes samples to the checkpoint volume, `attempt-N/samples.jsonl`, one JSON object per
-line. /progress shows the latest completions only and ends with its pod, while people look
-afterwards at how the answers changed over a run. The samples are rank 0's own.
 """
 
-import json
 import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo_api.findings.diagnosis import RULES, Diagnosis
 from grpo_api.findings.step_row import RANK_SECONDS, step_row
 from grpo_api.findings.verdict import RunLimits
 from grpo_api.report import training_metrics as catalogue
+from grpo_api.report.history import ATTEMPT, FINDINGS, STEP, Row
 from grpo_api.report.report import Finding
 from grpo_api.report.training_metrics import WEIGHTS_VERSION
 
 from ..gang import ranks
+from ..history.run_history import RunHistory
+from ..history.samples import Generation
 from ..process.recorder import Recorder
 from ..process.step_counters import StepCounters
+from ..runtime.clock import unix_time
 from ..tracking.tracking import Tracking
 from .compute_timer import ComputeTimer
 from .phases import PhaseClock
 
 log = logging.getLogger(__name__)
 
-_TIMED = (f"{catalogue.PHASE_SECONDS.key}/", "checkpoint")
-"""Metrics that this pod measures itself, at each step or save."""
-SAMPLES = 3
-"""Completions kept of a generation."""
-SAMPLE_CHARACTERS = 600
-"""Longest prompt and completion text of a sample; the middle is cut out."""
+_TIMED = f"{catalogue.PHASE_SECONDS.key}/"
+"""Metrics that this pod measures itself at each step."""
 
 
 class StepObserver:
@@ -57,8 +50,6 @@ class StepObserver:
         """`counters` are rank 0's; without them nothing is counted."""
         self.clock = PhaseClock(time.perf_counter)
         self.counters = counters
-        self.samples: list[dict[str, str | float]] = []
-        """The last generation's samples: prompt, completion and one number per reward function."""
         self.weights_versions: Sequence[int] = ()
         """Numbers of the weights that an engine sampled the last generation's completions with, one
         for each; none where the policy samples."""
@@ -67,102 +58,26 @@ class StepObserver:
         """Own seconds of each rank in the step that ended last; empty where not measured."""
         self.num_scored = 0
         """Completions of this process that were put to the reward functions since it started."""
-
-    def record_completions(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        rewards: torch.Tensor,
-        names: Sequence[str],
-    ) -> None:
-        """Count the completions of a generation, and keep a few, of different prompts where there
-        are any.
-
-        Args:
-            prompts: texts or chats of this process.
-            completions: texts or chats, one per prompt.
-            rewards: shape (completions, reward functions), float32, NaN where a function gave none.
-            names: of the reward functions.
-        """
-        self.num_scored += len(completions)
-        chosen = spread_positions(len(completions), SAMPLES)
-        scores = rewards[chosen].tolist() if chosen else []
-        samples: list[dict[str, str | float]] = []
-        for index, row in zip(chosen, scores, strict=True):
-            sample: dict[str, str | float] = {"prompt": bounded_text(prompts[index])}
-            sample["completion"] = bounded_text(completions[index])
-            # A reward function that gave no score has NaN here.
-            sample |= {
-                name: score for name, score in zip(names, row, strict=True) if not math.isnan(score)
-            }
-            if self.weights_versions:
-                sample[WEIGHTS_VERSION.key] = float(self.weights_versions[index])
-            samples.append(sample)
-        self.samples = samples
-
-
-def spread_positions(count: int, limit: int) -> list[int]:
-    """At most `limit` positions spread over `count`: completions of one prompt stand together."""
-    if count < limit:
-        return list(range(count))
-    return [index * count // limit for index in range(limit)]
-
-
-def bounded_text(text: Any) -> str:
-    """A prompt or completion as bounded text; of a chat the last message."""
-    whole = text if isinstance(text, str) else str(text[-1]["content"])
-    half = SAMPLE_CHARACTERS // 2
-    return whole if len(whole) <= SAMPLE_CHARACTERS else f"{whole[:half]} […] {whole[-half:]}"
-
-
-SAMPLES_EVERY_STEPS = 10
-"""Optimizer steps between two lines; the first step has one."""
-SAMPLES_FILE = "samples.jsonl"
-OLDER_SAMPLES_FILE = "samples.older.jsonl"
-SAMPLES_FILE_BYTES = 8 * 2**20
-"""Size at which FILE takes the place of OLDER: together they have the newest 8 to 16 MiB of an
-attempt."""
+        self.take_generation: Callable[[], Generation | None] = lambda: None
+        """Returns the completions of all ranks that were generated since the last call; None where
+        there are none, or nobody keeps samples."""
 
 
 class KeepSamples(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Appends the last generation's samples every EVERY_STEPS steps; a full disk costs samples,
-    never the run."""
+    """Adds samples of a new generation to the run's history where they are due."""
 
-    def __init__(self, folder: Path | None, observer: StepObserver) -> None:
-        """`folder` is the attempt's; without one no samples are kept."""
-        self._folder = folder
+    def __init__(self, observer: StepObserver, history: RunHistory) -> None:
         self._observer = observer
+        self._history = history
 
     def on_step_end(
         self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
     ) -> None:
-        """Write a line where one is due. Not atomically: a crash can tear the last line, and
-        readers skip it."""
-        if (
-            self._folder is None
-            or not state.is_world_process_zero
-            or (state.global_step - 1) % SAMPLES_EVERY_STEPS
-        ):
-            return
-        try:
-            append_sample(
-                self._folder, {"step": state.global_step, "samples": self._observer.samples}
-            )
-        except OSError as error:
-            log.warning(f"samples of step {state.global_step} are not kept: {error}")
-
-
-def append_sample(folder: Path, line: dict[str, Any]) -> None:
-    """Append a line to FILE, which moves aside first when it is full.
-
-    Raises:
-        OSError: the disk is full, or the folder can't be written.
-    """
-    path = folder / SAMPLES_FILE
-    if path.exists() and path.stat().st_size >= SAMPLES_FILE_BYTES:
-        path.replace(folder / OLDER_SAMPLES_FILE)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        """Look at the generation of this step, before a checkpoint of it is saved: a resumed run
+        has only completions that it has generated itself."""
+        generation = self._observer.take_generation()
+        if generation is not None and self._history.is_sample_due(state.global_step):
+            self._history.add_samples(state.global_step, generation)
 
 
 _REWARD_METRICS = {"mean": catalogue.REWARD, "std": catalogue.REWARD_STD}
@@ -195,10 +110,11 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
     """Publishes the logs of every step: in the recorder, and on rank 0 as one JSON line."""
 
     def __init__(
-        self, recorder: Recorder, observer: StepObserver, limits: RunLimits | None = None
+        self, recorder: Recorder, history: RunHistory, limits: RunLimits | None = None
     ) -> None:
         self._recorder = recorder
-        self._observer = observer
+        self._history = history
+        self._checkpoint_step: float | None = None
         self._diagnosis = Diagnosis(limits)
         self._places: list[tuple[str, str]] = []
         """Pod and node of each rank; empty texts where they are not known."""
@@ -206,12 +122,13 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
     def on_train_begin(
         self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
     ) -> None:
-        """Judge the steps of earlier attempts again, which the checkpoint brings: the beginning of
-        a run stays the measure after a restart. A collective."""
+        """Go on from the steps of earlier attempts, which the checkpoint brings. They are judged
+        again: the beginning of a run stays the measure after a restart. A collective."""
         self._recorder.counters.begin_tokens(float(state.num_input_tokens_seen))
         place = os.environ.get("POD_NAME", ""), os.environ.get("NODE_NAME", "")
         self._places = ranks.gather(place)
         if state.is_world_process_zero:
+            self._history.begin(state.log_history)
             for logged in state.log_history:
                 row = step_row(logged)
                 if row is not None and "loss" in logged:
@@ -237,36 +154,61 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         if overflow in values:  # TRL logs the mean over the step's micro-batches
             before = self._recorder.progress.metrics.get(overflow, 0.0)
             values[overflow] = before + values[overflow] * args.gradient_accumulation_steps
-        self._recorder.record_metrics(values, self._observer.samples)
+        self._recorder.record_metrics(values)
         if state.is_world_process_zero and "loss" in logs:
-            version = catalogue.WEIGHTS_VERSION.key  # of an engine, which TRL knows nothing of
+            version = WEIGHTS_VERSION.key  # of an engine, which TRL knows nothing of
             sampled = {version: self._recorder.progress.metrics.get(version)}
             step, steps = state.global_step, state.max_steps
             own = {RANK_SECONDS: logs.get(RANK_SECONDS)}
             log_numbers(
                 f"step {step} of {steps}", step=step, totalSteps=steps, **values, **sampled, **own
             )
-            self._judge(state.global_step, logs)
+            row = self._row(step, logs)
+            row[FINDINGS] = self._judge(row)
+            # Every checkpoint contains log_history.
+            state.log_history[-1:] = [row]
+            self._history.add_row(row)
 
-    def _judge(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Add a step to the diagnosis, and publish what is wrong with the run.
+    def _row(self, step: int, logs: Mapping[str, Any]) -> Row:
+        """A step's row: TRL's own keys, and what this process has measured.
 
-        `logs` are TRL's own, as a checkpoint has them: the rules read more of them than is
-        exported, and a number that only the steps before a restart had would stand still.
+        The rules read more of TRL's numbers than is exported, and a number that only the steps
+        before a restart had would stand still.
         """
         metrics = self._recorder.progress.metrics
-        # Others that this step did not log are old.
-        timed = {key: value for key, value in metrics.items() if key.startswith(_TIMED)}
-        row = step_row({**timed, **logs, "step": step})
-        if row is None:
-            return
-        self._diagnosis.add(row)
+        row: Row = {STEP: step, ATTEMPT: self._recorder.progress.attempt, "time": unix_time()}
+        # Numbers of others that this step did not log are old.
+        row |= {key: value for key, value in metrics.items() if key.startswith(_TIMED)}
+        row |= logs
+        version = metrics.get(WEIGHTS_VERSION.key)
+        if version is not None:
+            row[WEIGHTS_VERSION.key] = version
+        return row | self._checkpoint_numbers(metrics)
+
+    def _checkpoint_numbers(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """What is new of the run's checkpoints since the last row."""
+        failures = metrics.get(catalogue.CHECKPOINT_FAILURES.key, 0.0)
+        numbers = {catalogue.CHECKPOINT_FAILURES.key: failures} if failures else {}
+        step = metrics.get(catalogue.CHECKPOINT_STEP.key)
+        if step is not None and step != self._checkpoint_step:
+            self._checkpoint_step = step
+            keys = (catalogue.CHECKPOINT_STEP.key, catalogue.CHECKPOINT_SECONDS.key)
+            numbers |= {key: metrics[key] for key in keys if key in metrics}
+        return numbers
+
+    def _judge(self, logged: Row) -> list[str]:
+        """Add a step to the diagnosis, and publish what is wrong with the run; returns the names
+        of the findings."""
+        row = step_row(logged)
+        if row is not None:
+            self._diagnosis.add(row)
         findings = [self._with_place(finding) for finding in self._diagnosis.findings]
-        names = {finding.finding for finding in findings}
+        names = [finding.finding for finding in findings]
         self._recorder.record_findings(findings)
         self._recorder.record_metrics(
             {f"{catalogue.FINDING.key}/{name}": float(name in names) for name in RULES}
         )
+        return names
 
     def _with_place(self, finding: Finding) -> Finding:
         """The finding with the pod and the node of the rank that it names."""

@@ -1,8 +1,8 @@
-"""Rank 0's HTTP server: /progress and /samples (JSON), /metrics (Prometheus) and /healthz.
+"""Rank 0's HTTP server: /progress (JSON), /metrics (Prometheus) and /healthz.
 
 The operator pulls what it shows, so that training pods need no API credentials. A daemon thread
-with no part in training. The first two are for those who show the attempt's token: samples are
-training data.
+with no part in training. The pages have numbers, stages and names; no text of prompts, completions
+or rewards.
 
 Prometheus samples are made from Progress and the plan at the time of the scrape. So an absent key
 is absent there too, and NaN stays what it is.
@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
@@ -28,12 +28,9 @@ from grpo_api.report import training_metrics as catalogue
 from grpo_api.report.metrics import Metric
 from grpo_api.report.report import Progress
 from grpo_api.text.contract import (
-    HEADER,
     PROGRESS_BIND_ENV,
     PROGRESS_PORT,
-    TOKEN_DIGEST_ENV,
     TRACE_QUERY,
-    is_shown,
 )
 
 from ..engine_pod.engine_metrics import EngineMetrics
@@ -168,10 +165,8 @@ def serve(limits: Mapping[Metric, Values], recorder: Recorder) -> None:
     registry.register(recorder.counters)
     registry.register(EngineMetrics())
     ProcessCollector(registry=registry)
-    wanted = os.environ.get(TOKEN_DIGEST_ENV, "")
     pages: dict[str, Page] = {
         "/progress": lambda query: (JSON, _progress(recorder, query).model_dump_json().encode()),
-        "/samples": lambda _: (JSON, recorder.samples.model_dump_json().encode()),
         "/metrics": lambda _: (CONTENT_TYPE_LATEST, generate_latest(registry)),
         "/healthz": lambda _: ("text/plain", b"ok\n"),
     }
@@ -180,9 +175,7 @@ def serve(limits: Mapping[Metric, Values], recorder: Recorder) -> None:
     except OSError as error:
         log.warning(f"telemetry is off: {address} can't be bound: {error}")
         return
-    # Without a token, as on a laptop, no training data is served.
-    closed = {"/samples", "/progress"} if wanted else {"/samples"}
-    server = _on(bound, _handler(pages, closed, wanted))
+    server = _on(bound, _handler(pages))
     threading.Thread(target=server.serve_forever, name="telemetry", daemon=True).start()
 
 
@@ -203,11 +196,8 @@ def _on(bound: socket.socket, handler: type[BaseHTTPRequestHandler]) -> Threadin
     return server
 
 
-def _handler(
-    pages: dict[str, Page], closed: Collection[str], wanted: str
-) -> type[BaseHTTPRequestHandler]:
-    """Answers with these pages, and with the `closed` ones to whom shows the token whose digest is
-    `wanted`."""
+def _handler(pages: dict[str, Page]) -> type[BaseHTTPRequestHandler]:
+    """Answers with these pages."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10
@@ -217,9 +207,6 @@ def _handler(
             page = pages.get(path)
             if page is None:
                 self.send_error(HTTPStatus.NOT_FOUND, f"try {', '.join(pages)}")
-                return
-            if path in closed and not is_shown(self.headers.get_all(HEADER, []), wanted):
-                self.send_error(HTTPStatus.FORBIDDEN, f"show the attempt's token in {HEADER}")
                 return
             content_type, body = page(query)
             self.send_response(HTTPStatus.OK)

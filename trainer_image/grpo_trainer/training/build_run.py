@@ -34,6 +34,7 @@ from grpo_api.findings.verdict import RunLimits
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.report import DATASET_FINGERPRINT, Generations
+from grpo_api.spec.checkpoint import SamplesSpec
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.generation import GenerationSpec
 from grpo_api.spec.keyword_arguments import Overrides
@@ -51,11 +52,12 @@ from ..checkpoints.seal import SealCheckpoints
 from ..checkpoints.volume_checkpoints import read_manifest
 from ..data.dataset import Prompts, hide_columns, load_prompts
 from ..data.order import Cadence, merge_spans
-from ..gang import rendezvous
+from ..gang import ranks, rendezvous
 from ..generation import canary
 from ..generation.colocated import ColocatedGeneration
 from ..generation.generation_base import EngineGeneration, EngineSetup
 from ..generation.remote_engines import ServersGeneration
+from ..history.run_history import HistoryStart, RunHistory
 from ..hub.repositories import Hub
 from ..process.compile_cache import CompileCache
 from ..process.preemption import Preemption
@@ -66,7 +68,6 @@ from ..reference.strategy_base import ReferenceStrategy
 from ..rewards.reward_set import RewardSet, build_rewards
 from ..runtime.clock import SYSTEM_CLOCK
 from ..runtime.errors import BadInput
-from ..runtime.paths import attempt_folder
 from ..telemetry.observer import KeepSamples, PublishLogs, SendLogs, StepObserver, log_numbers
 from ..telemetry.step_exchange import StepExchange
 from ..tracking.tracking import NO_TRACKING, Tracking
@@ -173,6 +174,7 @@ class Run:
     beginning: Beginning
     """The checkpoint to continue, or the adapter that the policy began with."""
     cadence: Cadence
+    history: RunHistory
     target: CheckpointTarget | None
     """Where the run's checkpoints are; None where nothing is kept."""
     source: CheckpointSource | None
@@ -184,7 +186,12 @@ class Run:
 
     def is_own(self, checkpoint: Path) -> bool:
         """Whether a checkpoint is one of this job."""
-        return self.target is not None and checkpoint.is_relative_to(self.target.folder)
+        return is_in(self.target, checkpoint)
+
+
+def is_in(target: CheckpointTarget | None, checkpoint: Path) -> bool:
+    """Whether a checkpoint is one of the run's own."""
+    return target is not None and checkpoint.is_relative_to(target.folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +204,7 @@ class TrainerParts:
     rewards: RewardSet
     skipped: Sequence[Generations]
     """What is left out of the order of the data."""
+    history: RunHistory
     make_engine: MakeEngine | None
     """Makes what samples the completions; None where the policy does."""
     stop: Sequence[str] = ()
@@ -254,48 +262,61 @@ def build(
     with recorder.measure_part("verify"):
         beginning = begin(target, source, run_identity, plan.execution.method, outdated)
     skipped = _skipped(plan.skipped, beginning.checkpoint)
-    folder = attempt_folder(plan.checkpoint_directory, plan.job.attempt)
-    preemption = Preemption(plan.grace_period_seconds, can_save=folder is not None)
+    preemption = Preemption(plan.grace_period_seconds, can_save=target is not None)
     observer.clock.on_phase_change = recorder.enter_phase
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(target, source, run_identity, recorder, preemption, skipped=skipped)
     callbacks = [step_exchange, seal]
-    callbacks += log_callbacks(plan.guard, rewards, folder, recorder, observer, tracking=tracking)
+    history = open_history(plan.job.attempt, plan.samples, target, beginning.checkpoint)
+    callbacks += log_callbacks(plan.guard, rewards, history, recorder, observer, tracking=tracking)
     make_engine = engine_maker(plan, loaded.source, observer, recorder)
     stop = _stop_strings(plan.generation, loaded.tokenizer)
     loaded = replace(loaded, adapter=beginning.adapter)
-    parts = TrainerParts(loaded, config, prompts, rewards, skipped, make_engine, stop)
+    parts = TrainerParts(loaded, config, prompts, rewards, skipped, history, make_engine, stop)
     recorder.enter_stage("Proving")
     with recorder.measure_part("trainer"):
         strategy = strategy_for(
             plan.execution, plan.reference, trust_remote_code=plan.model.trust_remote_code
         )
+        sub_batch = plan.execution.generation_sub_batch
         trainer = make_trainer(
-            parts,
-            strategy,
-            observer,
-            callbacks,
-            seal.save,
-            generation_sub_batch=plan.execution.generation_sub_batch,
+            parts, strategy, observer, callbacks, seal.save, generation_sub_batch=sub_batch
         )
     if plan.execution.engine is not None:
         trainer.engine_guard, trainer.canary_guard = _engine_guards(plan)
     recorder.record_startup("proof", sum(proof.seconds for proof in trainer.proofs))
-    return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence, target, source)
+    return Run(
+        trainer, step_exchange, seal, rewards, prompts, beginning, cadence, history, target, source
+    )
+
+
+def open_history(
+    attempt: int,
+    samples: SamplesSpec,
+    target: CheckpointTarget | None,
+    checkpoint: Path | None,
+) -> RunHistory:
+    """The run's history, which goes on from that checkpoint. Rank 0 writes it."""
+    is_main = ranks.rank() == 0
+    if target and is_main:
+        target.fetch_history()
+    start = HistoryStart(checkpoint, is_own=checkpoint is None or is_in(target, checkpoint))
+    folder = target.attempt_folder if target else None
+    return RunHistory(folder, attempt, samples, start, is_main=is_main)
 
 
 def log_callbacks(
     guard: GuardSpec,
     rewards: RewardSet,
-    folder: Path | None,
+    history: RunHistory,
     recorder: Recorder,
     observer: StepObserver,
     *,
     tracking: Tracking,
 ) -> list[TrainerCallback]:
     """What follows the logs of each step: telemetry and guards, and the trackers at the end."""
-    publish = PublishLogs(recorder, observer, RunLimits(max_kl=guard.max_kl))
-    samples = KeepSamples(folder, observer)
+    publish = PublishLogs(recorder, history, RunLimits(max_kl=guard.max_kl))
+    samples = KeepSamples(observer, history)
     guards = [
         LossGuard(),
         KLGuard(guard),
@@ -450,6 +471,7 @@ def make_trainer(
         args=parts.config,
         observer=observer,
         save=save,
+        save_samples=parts.history.save_samples if parts.history.keeps_samples else None,
         generation_sub_batch=generation_sub_batch,
         make_engine=parts.make_engine,
         skipped=parts.skipped,

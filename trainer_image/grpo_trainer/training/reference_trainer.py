@@ -2,7 +2,7 @@
 checkpoint.
 
 TRL 1.16 has no hook for any of these, so this file and finite_loss.py use TRL's private names, and
-no other does. There are sixteen, TRL is pinned, and tests/trainer/test_engine_contract.py fails
+no other does. There are seventeen, TRL is pinned, and tests/trainer/test_engine_contract.py fails
 when one of them changes:
 
 - `grpo_trainer.create_model_from_path` and `grpo_trainer.prepare_deepspeed` load and wrap TRL's own
@@ -17,7 +17,8 @@ when one of them changes:
 - `_save_checkpoint` is the moment at which ranks must agree and a moved reference must be saved
   (what it calls stands in checkpoints/writing.py);
 - `_generate_single_turn` is the generation that is cut into sub-batches, and timed;
-- `_calculate_rewards` is what is timed as rewards, and where samples are taken;
+- `_calculate_rewards` is what is timed as rewards; `_logs` has the last generation of all ranks,
+  of which samples are kept;
 - `_get_train_sampler` makes the order of the prompts, `_run_epoch` is one pass over them, `_step`
   counts micro-batches and `_buffered_inputs` is the generation that they are cut from: TRL's
   checkpoints know neither place.
@@ -51,9 +52,11 @@ from ..checkpoints import writing
 from ..checkpoints.writing import replace_attribute
 from ..data.dataset import restore_columns
 from ..data.order import PromptOrder
+from ..gang import ranks
 from ..generation import canary
 from ..generation.generation_base import EngineGeneration, Sample
 from ..generation.stop_strings import StopStrings, mark_stopped, stopping_generation
+from ..history.samples import CompletionFacts, Generation
 from ..reference.strategies import ReferenceCallback
 from ..reference.strategy_base import ReferenceStrategy
 from ..runtime.errors import Diverged
@@ -86,6 +89,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         args: GRPOConfig,
         observer: StepObserver | None = None,
         save: Save = lambda _, write: write(),
+        save_samples: Callable[[Path], None] | None = None,
         generation_sub_batch: int = 0,
         make_engine: MakeEngine | None = None,
         skipped: Sequence[Generations] = (),
@@ -96,6 +100,9 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         self.strategy = strategy
         self.observer = observer or StepObserver()
         self.save = save
+        self.save_samples = save_samples  # into a checkpoint; None where nobody keeps any
+        self._facts: list[CompletionFacts] = []
+        self.observer.take_generation = self._take_generation
         self.generation_sub_batch = generation_sub_batch
         self.skipped = skipped  # of the order of the data
         self.stop = stop  # texts that end a completion
@@ -305,15 +312,40 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
             rewards: torch.Tensor = super()._calculate_rewards(
                 [*map(restore_columns, inputs)], prompts, completions, plain_tokens
             )
-        first = self.accelerator.process_index * len(prompts)
-        own = rewards[first : first + len(prompts)]
-        names = self.reward_func_names
-        self.observer.record_completions(prompts, completions, own, names)
+        self.observer.num_scored += len(completions)
         if self.observer.counters:
             weights = self.reward_weights.tolist()
-            group_size = self.num_generations
+            group_size, names = self.num_generations, self.reward_func_names
             self.observer.counters.add_rewards(rewards.tolist(), names, weights, group_size)
+        if self.save_samples:
+            self._facts = [
+                fact for facts in ranks.gather(self._own_facts(tokens)) for fact in facts
+            ]
         return rewards
+
+    def _own_facts(self, tokens: list[list[int]]) -> list[CompletionFacts]:
+        """What TRL does not keep of this rank's completions."""
+        ends = {*self.eos_token_ids, self.processing_class.pad_token_id}
+        versions: Sequence[int | None] = self.observer.weights_versions or [None] * len(tokens)
+        return [
+            CompletionFacts(len(ids), ids[-1] not in ends, version)
+            for ids, version in zip(tokens, versions, strict=True)
+        ]
+
+    def _take_generation(self) -> Generation | None:
+        """The completions of all ranks that were generated since the last call; None for none."""
+        facts, self._facts = self._facts, []
+        if not facts:
+            return None
+        logs = self._logs
+        return Generation(
+            list(logs["prompt"]),
+            list(logs["completion"]),
+            {name: list(scores) for name, scores in logs["rewards"].items()},
+            list(logs["advantages"]),
+            facts,
+            self.num_generations,
+        )
 
     def _get_per_token_logps_and_entropies(
         self, model: nn.Module, input_ids: torch.Tensor, *args: Any, **kwargs: Any
@@ -361,6 +393,8 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         folder = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
         with self.written_whole():
             self.write(self.strategy.save, self, folder)
+            if self.save_samples:
+                self.write(self.save_samples, folder)
             if self._within_generation():
                 self.write(writing.save_rollouts, folder, self._buffered_inputs)
             super()._save_checkpoint(model, trial)

@@ -123,6 +123,8 @@ def _run(
         raise _explained(error, built) from error
     finally:
         built.rewards.close()
+        if built.target and recorder.place.is_main:
+            built.target.send_history()
     return _finish(plan, built, recorder, clock)
 
 
@@ -196,7 +198,15 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
             f"SIGTERM; stopped at step {state.global_step}, the last periodic checkpoint stands"
         )
     recorder.enter_stage("Exporting")
-    describe = partial(write_card, _trained(plan, run, recorder))
+    write_model_card = partial(write_card, _trained(plan, run, recorder))
+
+    def describe(folder: Path) -> None:
+        write_model_card(folder)
+        run.history.save_rows(folder)
+        if not (plan.export and plan.export.hub):
+            # Prompts are the user's data: they don't leave for a hub.
+            run.history.save_samples(folder)
+
     attest = partial(write_provenance, _finished(plan, run, recorder))
     folder = export_model(
         plan, run.target, run.trainer.source, run.trainer.write_model,

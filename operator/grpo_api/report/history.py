@@ -1,0 +1,117 @@
+"""A run's own history: a row for each logged step, and samples of what the policy wrote.
+
+Rank 0 writes both files into its attempt's folder, beside the checkpoints. Each checkpoint contains
+what was written by then, so a resumed attempt begins its files with exactly the steps that it goes
+on from. The newest attempt's files are therefore the history of the whole run; rows that the run
+has gone back behind stand in them, marked.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+METRICS_FILE = "metrics.jsonl"
+"""A JSON object for each logged step: TRL's keys, and ours of what it does not log."""
+SAMPLES_FILE = "samples.jsonl"
+"""A JSON object for each sampled step: whole groups of completions."""
+HISTORY_FILES = (SAMPLES_FILE, METRICS_FILE)
+"""In the order in which an attempt begins them: with the second one the first one is there."""
+STEP = "step"
+ATTEMPT = "attempt"
+"""The attempt that took the step; 0 for a step of the run that spec.resumeFrom names."""
+ROLLED_BACK = "rolledBack"
+"""True in rows of steps that a later attempt did not go on from."""
+FINDINGS = "findings"
+"""Names of the findings that held at the step."""
+
+Row = dict[str, Any]
+
+
+def parse_lines(text: str) -> list[Row]:
+    """The JSON objects among lines. The start of a line that a kill has cut off is no JSON."""
+    # str.splitlines() would also break lines at characters that stand inside of texts.
+    objects = (_parsed(line) for line in text.split("\n") if line.lstrip().startswith("{"))
+    return [each for each in objects if isinstance(each, dict)]
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """A row on one line. JSON has no NaN and no infinity: they are text."""
+    # What is no value of JSON, such as an image in a prompt, is text, too.
+    line = json.dumps(_plain(dict(row)), ensure_ascii=False, default=str)
+    # Half of a surrogate pair has no UTF-8.
+    return line.encode(errors="replace").decode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+def begin_rows(sealed: Iterable[Row], earlier: Iterable[Row]) -> list[Row]:
+    """The rows that an attempt begins its file with, in the order in which they were made.
+
+    Args:
+        sealed: those of the checkpoint that it goes on from.
+        earlier: those in the file of the attempt before it. What the checkpoint does not have of
+            them was rolled back.
+    """
+    standing = list(sealed)
+    known = {_position(row) for row in standing}
+    rolled_back = [{**row, ROLLED_BACK: True} for row in earlier if _position(row) not in known]
+    return sorted([*rolled_back, *standing], key=_position)
+
+
+def _position(row: Row) -> tuple[int, int]:
+    """The attempt and the step of a row; zeros where they are no numbers."""
+    attempt, step = row.get(ATTEMPT), row.get(STEP)
+    return (
+        attempt if isinstance(attempt, int) else 0,
+        step if isinstance(step, int) else 0,
+    )
+
+
+def standing_rows(rows: Iterable[Row]) -> list[Row]:
+    """The rows of the steps that the run consists of: those that were not rolled back."""
+    return [row for row in rows if not row.get(ROLLED_BACK)]
+
+
+def thin_out(lines: Sequence[str], max_bytes: int) -> list[str]:
+    """Lines that have `max_bytes` together at most, with the first and the newest.
+
+    Every second line goes until they fit: old steps get rare, and the whole run stays covered. What
+    is left depends on the lines alone, so that a resumed run has the undisturbed one's.
+    """
+    kept = list(lines)
+    while len(kept) > 1 and _size(kept) > max_bytes:
+        first, rest = kept[:1], kept[1:]
+        every_second = rest[::-2][::-1]
+        kept = [*first, *every_second] if len(kept) > 2 else rest
+    return kept
+
+
+def _size(lines: Iterable[str]) -> int:
+    return sum(len(line.encode()) + 1 for line in lines)
+
+
+def newest_attempt(paths: Iterable[str], prefix: str) -> str | None:
+    """The newest attempt's folder among paths such as `attempt-3/metrics.jsonl`; None for none."""
+    numbers = []
+    for path in paths:
+        folder, _, name = path.partition("/")
+        number = folder.removeprefix(prefix)
+        if name == METRICS_FILE and folder.startswith(prefix) and number.isdecimal():
+            numbers.append(int(number))
+    return f"{prefix}{max(numbers)}" if numbers else None

@@ -1,0 +1,91 @@
+"""Makes the Job of a delivery as the operator made the job's last pods."""
+
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from grpo_api.job import GRPOJob
+from grpo_api.text.contract import CONTAINER
+from grpo_operator.pods.manifests import Attempt
+from grpo_operator.pods.pod_spec import USER_HELP, PodDefaults, pod_user
+from grpo_operator.records.names import child_job
+
+from ..show.errors import NotYet, OptionError
+from . import kubectl
+from .attempt import build_attempt
+from .claims import pin_to_claims
+from .delivery import Delivery, Manifest, export_job
+
+
+def add_pod_arguments(parser: ArgumentParser) -> None:
+    """The flags that say which cluster, and what the pod is made of."""
+    parser.add_argument("--image", help="trainer image of the pod. Unset: the job's own")
+    parser.add_argument(
+        "--pod-user",
+        type=pod_user,
+        default=SUPPRESS,
+        metavar="ID",
+        help=f"{USER_HELP}. Unset: the job's own",
+    )
+    parser.add_argument(
+        "--timeout", type=int, default=600, help="longest wait for the pod, in seconds. Unset: 600"
+    )
+    kubectl.add_arguments(parser)
+
+
+def start_delivery(
+    options: Namespace, metadata: dict[str, Any], job: GRPOJob, **wanted: Any
+) -> AbstractContextManager[Delivery]:
+    """A delivery of what is wanted of a job (arguments of export_job), which leaves nothing behind.
+
+    Raises:
+        NotYet: nobody knows the job's plan.
+        OptionError: nobody knows the trainer's image.
+    """
+    manifest, holder = pin_to_claims(options, _manifest(options, metadata, job, wanted))
+    return Delivery(options, manifest, holder).deleted_afterwards()
+
+
+def _manifest(
+    options: Namespace, metadata: dict[str, Any], job: GRPOJob, wanted: dict[str, Any]
+) -> Manifest:
+    """The Job to create.
+
+    Raises:
+        NotYet: nobody knows the job's plan.
+    """
+    if job.status.plan is None:
+        raise NotYet(f"{metadata['name']} has no plan: the operator has not seen it")
+    last = build_attempt(metadata, job.spec, job.status.plan, max(1, job.status.attempt), None)
+    last = replace(last, revisions=job.status.revisions or {})
+    if options.image:
+        last = replace(last, spec=last.spec.model_copy(update={"image": options.image}))
+    return export_job(last, _pods(options, last), **wanted)
+
+
+def _pods(options: Namespace, last: Attempt) -> PodDefaults:
+    """What the operator has chosen for the last attempt's pods, as its Job tells.
+
+    Raises:
+        OptionError: the Job is gone, and nobody else knows the image.
+    """
+    name = child_job(last.key.name, last.number)
+    found = kubectl.get_json(options, "jobs", f"--field-selector=metadata.name={name}")["items"]
+    pods = defaults_of_pod(found[0]["spec"]["template"]["spec"]) if found else PodDefaults()
+    if not (pods.image or last.spec.image):
+        raise OptionError(
+            f"Job {name}, which names the trainer's image, is gone: name it by --image"
+        )
+    return replace(pods, user=options.pod_user) if "pod_user" in options else pods
+
+
+def defaults_of_pod(pod: dict[str, Any]) -> PodDefaults:
+    """Return the operator's defaults that a training pod was created with."""
+    images = [one["image"] for one in pod["containers"] if one["name"] == CONTAINER]
+    pull_secrets = tuple(secret["name"] for secret in pod.get("imagePullSecrets", ()))
+    return PodDefaults(
+        image=images[0] if images else "",
+        user=pod.get("securityContext", {}).get("runAsUser"),
+        pull_secrets=pull_secrets,
+    )

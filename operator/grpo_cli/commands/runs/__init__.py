@@ -1,0 +1,1 @@
+"""Commands that read the steps of a run, of the cluster or of anybody."""

@@ -1,0 +1,95 @@
+"""`grpo history`: the logged steps of a run as CSV, as curves in the terminal, or as a picture."""
+
+import csv
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_api.report.history import STEP, Row, standing_rows
+
+from ...cluster.delivery_pod import add_pod_arguments
+from ...inputs.run_history import SOURCE_HELP, load_history
+from ...show import curves
+from ...show.errors import OptionError
+from ...show.terminal import console
+
+USUAL = (
+    "reward",
+    "kl",
+    "entropy",
+    "completions/mean_length",
+    "completions/clipped_ratio",
+    "frac_reward_zero_std",
+)
+"""Curves that show whether a run learns."""
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("run_name", metavar="RUN", help=SOURCE_HELP)
+    parser.add_argument(
+        "-o", "--output", choices=("csv", "plot", "svg", "png"), default="csv", help="unset: csv"
+    )
+    parser.add_argument(
+        "--to", type=Path, metavar="FILE", help="file for svg or png; unset: svg to stdout"
+    )
+    parser.add_argument(
+        "--key",
+        action="append",
+        help=f"curve or column, may be repeated. Unset: all columns; curves {', '.join(USUAL)}",
+    )
+    parser.add_argument(
+        "--rolled-back", action="store_true", help="in CSV also the steps that were rolled back"
+    )
+    add_pod_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Prints or draws the run's steps."""
+    if options.output == "png" and options.to is None:
+        raise OptionError("-o png: name its file by --to")
+    rows = load_history(options, options.run_name)
+    if options.output == "csv":
+        shown = rows if options.rolled_back else standing_rows(rows)
+        _print_csv(shown, options.key)
+        return 0
+    drawn = curves.curves_of(standing_rows(rows), options.key or USUAL)
+    if not drawn:
+        raise OptionError(
+            f"{options.run_name} has no numbers under {', '.join(options.key or USUAL)}; choose by "
+            "--key"
+        )
+    _draw(options, drawn)
+    return 0
+
+
+def _draw(options: Namespace, drawn: list[curves.Curve]) -> None:
+    """Writes the curves in the asked form."""
+    if options.output == "plot":
+        out = console()
+        for line in curves.plot_lines(drawn, out.width):
+            out.print(line, markup=False, soft_wrap=True)
+    elif options.output == "png":
+        curves.write_png(drawn, options.run_name, options.to)
+    elif options.to:
+        options.to.write_text(curves.draw_svg(drawn, options.run_name), encoding="utf-8")
+    else:
+        print(curves.draw_svg(drawn, options.run_name), end="")
+
+
+def _print_csv(rows: Sequence[Row], keys: Sequence[str] | None) -> None:
+    """All rows; columns in the order in which they first appear."""
+    found = dict.fromkeys(key for row in rows for key in row)
+    columns = [STEP, *(keys or [key for key in found if key != STEP])]
+    table = csv.DictWriter(sys.stdout, columns, extrasaction="ignore", lineterminator="\n")
+    table.writeheader()
+    for row in rows:
+        table.writerow({key: _cell(value) for key, value in row.items()})
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value

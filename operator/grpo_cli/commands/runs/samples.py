@@ -1,0 +1,140 @@
+"""`grpo samples`: shows what the policy wrote, with rewards and advantages."""
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from grpo_api.findings.step_row import as_number
+from grpo_api.report.history import SAMPLES_FILE, STEP, Row
+
+from ...cluster.delivery_pod import add_pod_arguments
+from ...inputs.run_history import SOURCE_HELP, load_history
+from ...show.errors import NotYet, OptionError
+from ...show.terminal import console
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("run_name", metavar="RUN", help=SOURCE_HELP)
+    parser.add_argument("--step", type=int, help="sampled step, or the last one before it")
+    ends = parser.add_mutually_exclusive_group()
+    ends.add_argument("--best", type=int, metavar="N", help="the N best completions")
+    ends.add_argument("--worst", type=int, metavar="N", help="the N worst completions")
+    parser.add_argument(
+        "--reward", metavar="NAME", help="reward function to sort by. Unset: the advantage"
+    )
+    parser.add_argument(
+        "-o", "--output", choices=("text", "json"), default="text", help="unset: text"
+    )
+    add_pod_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Prints completions: the best or worst of all sampled steps, or those of one step."""
+    sorts = options.best is not None or options.worst is not None
+    if options.reward and not sorts:
+        raise OptionError("--reward: add --best or --worst, which it sorts by")
+    lines = load_history(options, options.run_name, SAMPLES_FILE)
+    if options.step is not None or not sorts:
+        lines = [_sampled_step(lines, options.step, options.run_name)]
+    completions = list(_completions(lines))
+    if sorts:
+        completions = _sorted(options, completions)
+    if options.output == "json":
+        print(json.dumps(completions, ensure_ascii=False, indent=2))
+        return 0
+    out = console()
+    for completion in completions:
+        _print_completion(out, completion)
+    return 0
+
+
+def _sampled_step(lines: list[Row], step: int | None, run_name: str) -> Row:
+    """The newest sample, of this step or before it.
+
+    Raises:
+        NotYet: there is none.
+    """
+    found = [line for line in lines if step is None or as_step(line) <= step]
+    if not found:
+        sampled = ", ".join(str(as_step(line)) for line in lines[:10])
+        raise NotYet(
+            f"{run_name} has no samples of step {step}; sampled steps: {sampled or 'none'}"
+        )
+    return found[-1]
+
+
+def as_step(line: Row) -> int:
+    """The step of a line; 0 where it has none."""
+    step = line.get(STEP)
+    return step if isinstance(step, int) else 0
+
+
+def _completions(lines: Iterable[Row]) -> Iterable[Row]:
+    """Each completion with its step and prompt; what has another form is left out."""
+    for line in lines:
+        for group in _dictionaries(line.get("groups")):
+            for completion in _dictionaries(group.get("completions")):
+                yield {STEP: as_step(line), "prompt": group.get("prompt"), **completion}
+
+
+def _dictionaries(value: Any) -> list[Row]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _sorted(options: Namespace, completions: list[Row]) -> list[Row]:
+    """The best ones first, or the worst ones first.
+
+    Raises:
+        OptionError: no completion has a reward of that name.
+    """
+    scored = [(_score(each, options.reward), each) for each in completions]
+    known = [(score, each) for score, each in scored if score is not None]
+    if options.reward and not known:
+        names = sorted({name for each in completions for name in each.get("rewards") or {}})
+        raise OptionError(f"--reward {options.reward}: there are {', '.join(names) or 'none'}")
+    is_best = options.best is not None
+    known.sort(key=lambda pair: pair[0], reverse=is_best)
+    count = options.best if is_best else options.worst
+    return [each for _, each in known[: max(0, count)]]
+
+
+def _score(completion: Row, reward: str | None) -> float | None:
+    if reward is None:
+        return as_number(completion.get("advantage"))
+    rewards = completion.get("rewards")
+    return as_number(rewards.get(reward)) if isinstance(rewards, dict) else None
+
+
+def _print_completion(out: Console, completion: Row) -> None:
+    rewards = completion.get("rewards")
+    scores = rewards if isinstance(rewards, dict) else {}
+    numbers = [
+        f"{name} {value:g}" for name, value in scores.items() if as_number(value) is not None
+    ]
+    advantage = as_number(completion.get("advantage"))
+    if advantage is not None:
+        numbers.append(f"advantage {advantage:+.3g}")
+    cut = ", truncated" if completion.get("truncated") else ""
+    head = f"step {completion[STEP]}: {', '.join(numbers)} ({completion.get('tokens')} tokens{cut})"
+    out.print(Text(head, style="bold"))
+    out.print(Text(_printable(_prompt_text(completion)), style="dim"), soft_wrap=True)
+    out.print(Text(_printable(str(completion.get("completion")))), soft_wrap=True)
+    out.print()
+
+
+def _printable(text: str) -> str:
+    """Without the characters by which a completion could steer the terminal."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)
+
+
+def _prompt_text(completion: Row) -> str:
+    """The prompt as text; of a chat the last message."""
+    prompt = completion.get("prompt")
+    messages = _dictionaries(prompt)
+    return str(messages[-1].get("content")) if messages else str(prompt)

@@ -1,0 +1,90 @@
+"""Finds a run's history: in a file of anybody's, in a folder, or in the cluster, where a
+short-lived pod reads it with the user's own rights."""
+
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+
+from grpo_api.findings.step_row import StepRow, step_row
+from grpo_api.report.history import METRICS_FILE, Row, newest_attempt, standing_rows
+from grpo_api.text.contract import ATTEMPT_PREFIX, EXPORT_FOLDER
+
+from ..cluster import kubectl
+from ..cluster.delivery_pod import start_delivery
+from ..cluster.download import download_files
+from ..show.errors import ManifestError, NotYet
+from .step_file import load_rows
+
+SOURCE_HELP = "name of a GRPOJob, a run's or a model's folder, or a file of logged steps"
+
+
+def load_history(options: Namespace, source: str, name: str = METRICS_FILE) -> list[Row]:
+    """The rows of a run, or the lines of another of its history files.
+
+    Args:
+        options: those of add_pod_arguments.
+        source: an existing file or folder; else the name of a job.
+        name: of the file.
+
+    Raises:
+        ManifestError: the file can't be read, or the folder has none.
+        NotYet: the job has no history.
+        KubectlError: the cluster does not give it.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return load_rows(_file_in(path, name))
+    if path.exists() or "/" in source or path.suffix:
+        return load_rows(path)
+    with tempfile.TemporaryDirectory() as folder:
+        return load_rows(_download(options, source, name, Path(folder)))
+
+
+def load_steps(options: Namespace, source: str) -> list[StepRow]:
+    """The steps that a run consists of, as the rules judge them.
+
+    Raises:
+        ManifestError: as load_history; or there is no step with a number that the rules know.
+        NotYet, KubectlError: as load_history.
+    """
+    rows = [step_row(row) for row in standing_rows(load_history(options, source))]
+    steps = [row for row in rows if row is not None]
+    if not steps:
+        raise ManifestError(
+            f"{source} has no logged steps: write one JSON object per line, CSV with a header, or "
+            "trainer_state.json, with `step` and TRL's keys such as reward, kl, entropy"
+        )
+    return steps
+
+
+def _file_in(folder: Path, name: str) -> Path:
+    """The file of a folder: of an attempt or a model, else of a run's newest attempt."""
+    paths = [path.relative_to(folder).as_posix() for path in folder.glob(f"*/{METRICS_FILE}")]
+    newest = newest_attempt(paths, ATTEMPT_PREFIX)
+    places = [folder, folder / EXPORT_FOLDER]
+    if newest:
+        places.insert(1, folder / newest)
+    found = [place / name for place in places if (place / name).is_file()]
+    if not found:
+        raise ManifestError(
+            f"{folder} has no {name}: name a run's folder, with attempt-1 in it, or an exported "
+            "model's"
+        )
+    return found[0]
+
+
+def _download(options: Namespace, job_name: str, name: str, folder: Path) -> Path:
+    metadata, job = kubectl.get_job(options, job_name)
+    if job.spec is None or not job.spec.checkpoint.is_lasting:
+        raise NotYet(
+            f"{job_name} keeps no history: it has no spec.checkpoint.volume, volumeClaimTemplate "
+            "or store"
+        )
+    with start_delivery(options, metadata, job, history=True) as delivery:
+        wanted = {
+            file: entry for file, entry in delivery.wait_for_listing().files.items() if file == name
+        }
+        if not wanted:
+            raise NotYet(f"{job_name} has no {name} yet, or its spec.samples.groups is 0")
+        download_files(folder, wanted, delivery.read_file, lambda _: None)
+    return folder / name

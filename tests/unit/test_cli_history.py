@@ -1,0 +1,202 @@
+"""`grpo history`, `grpo samples` and `grpo diagnose` on folders, files and jobs: what is printed,
+and what is said where there is nothing."""
+
+import csv
+import hashlib
+import io
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grpo_api.job import GRPOJob
+from grpo_api.report.artifacts import FileEntry, Listing
+from grpo_api.report.history import METRICS_FILE, SAMPLES_FILE, json_line
+from grpo_cli.__main__ import main
+from grpo_cli.cluster import kubectl
+from grpo_cli.inputs import run_history
+from grpo_cli.show.curves import curves_of, draw_svg, plot_lines
+from tests.generated import cases
+from tests.unit.operator_world import make_job
+
+ROWS: list[dict[str, Any]] = [
+    {"step": 1, "attempt": 1, "reward": 0.5, "kl": "nan", "findings": ["NoSignal"]},
+    {"step": 2, "attempt": 1, "reward": 0.1, "rolledBack": True},
+    {"step": 2, "attempt": 2, "reward": 0.7, "loss": 1e-9},
+]
+
+
+def completion(text: str, digits: float, advantage: float) -> dict[str, Any]:
+    return {
+        "completion": text,
+        "tokens": 3,
+        "truncated": digits == 0,
+        "rewards": {"digits": digits},
+        "advantage": advantage,
+    }
+
+
+SAMPLES = [
+    {
+        "step": step,
+        "attempt": 1,
+        "groups": [
+            {
+                "prompt": [{"role": "user", "content": f"say {step}"}],
+                "completions": [
+                    completion(f"good {step}", step + 1.0, 0.5),
+                    completion(f"bad {step}\x1b[2J", 0.0, -0.5 - step),
+                ],
+            }
+        ],
+    }
+    for step in (1, 11, 21)
+]
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run of two attempts, as on its volume; the last line of the newest is torn."""
+    for attempt, rows in ((1, ROWS[:1]), (2, ROWS)):
+        folder = tmp_path / f"attempt-{attempt}"
+        folder.mkdir()
+        lines = [json_line(row) for row in rows]
+        (folder / METRICS_FILE).write_text("\n".join([*lines, '{"step": 3, "rew']))
+        (folder / SAMPLES_FILE).write_text("".join(json_line(line) + "\n" for line in SAMPLES))
+    return tmp_path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
+    assert main([str(argument) for argument in arguments]) == code
+    captured = capsys.readouterr()
+    return captured.err if code else captured.out
+
+
+def test_a_run_is_a_table_of_the_steps_that_it_consists_of(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in (run_folder, run_folder / "attempt-2", run_folder / "attempt-2" / METRICS_FILE):
+        rows = list(csv.DictReader(io.StringIO(printed(capsys, "history", place))))
+        assert [(row["step"], row["attempt"], row["reward"]) for row in rows] == [
+            ("1", "1", "0.5"),
+            ("2", "2", "0.7"),
+        ]
+        assert (rows[0]["kl"], rows[0]["findings"]) == ("nan", '["NoSignal"]')
+    everything = printed(capsys, "history", run_folder, "--rolled-back", "--key", "rolledBack")
+    assert everything == "step,rolledBack\n1,\n2,True\n2,\n"
+
+
+def test_curves_are_drawn_in_the_terminal_and_as_a_picture(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plot = printed(capsys, "history", run_folder, "-o", "plot")
+    assert "reward: 0.5 at step 1, 0.7 at step 2" in plot
+    assert "█" in plot
+    ElementTree.fromstring(printed(capsys, "history", run_folder, "-o", "svg"))
+    assert not printed(capsys, "history", run_folder, "-o", "svg", "--to", tmp_path / "a.svg")
+    assert "polyline" in (tmp_path / "a.svg").read_text()
+    assert "name its file by --to" in printed(capsys, "history", run_folder, "-o", "png", code=2)
+    nothing = printed(capsys, "history", run_folder, "-o", "plot", "--key", "kl", code=2)
+    assert "has no numbers under kl" in nothing
+
+
+VALUES = st.none() | st.floats() | st.integers() | st.text(max_size=9) | st.booleans()
+
+
+@settings(max_examples=cases(100), suppress_health_check=[HealthCheck.too_slow])
+@given(
+    rows=st.lists(st.fixed_dictionaries({"step": VALUES, "reward": VALUES}), max_size=40),
+    width=st.integers(1, 200),
+)
+def test_any_values_are_drawn_within_the_width(rows: list[dict[str, Any]], width: int) -> None:
+    drawn = curves_of(rows, ["reward", "absent"])
+    ElementTree.fromstring(draw_svg(drawn, "<run> & 'co'"))
+    bars = [line for line in plot_lines(drawn, max(60, width)) if "│" in line]
+    assert len(bars) == 5 * len(drawn)
+    assert all(len(line) <= max(60, width) for line in bars)
+
+
+def test_samples_are_those_of_a_step_or_the_best_and_worst(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = printed(capsys, "samples", run_folder)
+    assert "good 21" in last
+    assert "say 21" in last
+    assert "good 11" not in last
+    assert "\x1b[2J" not in last
+    assert "good 11" in printed(capsys, "samples", run_folder, "--step", 20)
+    found = printed(capsys, "samples", run_folder, "--step", 0, code=5)
+    assert "has no samples of step 0; sampled steps: 1, 11, 21" in found
+
+    def texts(*arguments: object) -> list[str]:
+        text = printed(capsys, "samples", run_folder, "-o", "json", *arguments)
+        return [one["completion"].partition("\x1b")[0] for one in json.loads(text)]
+
+    assert texts("--worst", 2) == ["bad 21", "bad 11"]
+    assert texts("--best", 2, "--reward", "digits") == ["good 21", "good 11"]
+    assert texts("--best", 1, "--reward", "digits", "--step", 1) == ["good 1"]
+    wrong = printed(capsys, "samples", run_folder, "--best", 1, "--reward", "x", code=2)
+    assert "--reward x: there are digits" in wrong
+    assert "add --best" in printed(capsys, "samples", run_folder, "--reward", "x", code=2)
+
+
+def test_a_folder_without_a_history_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "has no metrics.jsonl" in printed(capsys, "history", tmp_path, code=2)
+    assert "No such file" in printed(capsys, "history", tmp_path / "gone.csv", code=2)
+    (tmp_path / "binary.jsonl").write_bytes(bytes(range(256)))
+    assert "no logged steps" in printed(capsys, "diagnose", tmp_path / "binary.jsonl", code=2)
+
+
+class FakeDelivery:
+    """Stands for the pod: what it serves are the files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def wait_for_listing(self) -> Listing:
+        data = {path.name: path.read_bytes() for path in self.folder.iterdir()}
+        return Listing(
+            files={
+                name: FileEntry(bytes=len(one), sha256=hashlib.sha256(one).hexdigest())
+                for name, one in data.items()
+            }
+        )
+
+    def read_file(self, name: str, offset: int) -> Iterator[bytes]:
+        yield (self.folder / name).read_bytes()[offset:]
+
+
+def test_a_job_is_read_through_a_pod_and_judged(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted: list[dict[str, Any]] = []
+    lasting = {"checkpoint": {"volume": {"claimName": "team"}}}
+
+    @contextmanager
+    def start(_: Namespace, __: Any, ___: GRPOJob, **asked: Any) -> Iterator[FakeDelivery]:
+        wanted.append(asked)
+        yield FakeDelivery(run_folder / "attempt-2")
+
+    def job(_: Namespace, name: str) -> tuple[dict[str, Any], GRPOJob]:
+        known = make_job(lasting if name == "run" else {})
+        assert known.spec is not None
+        return {"name": name}, GRPOJob(spec=known.spec, status=known.status)
+
+    monkeypatch.setattr(run_history, "start_delivery", start)
+    monkeypatch.setattr(kubectl, "get_job", job)
+    assert printed(capsys, "history", "run").splitlines()[1].startswith("1,1,0.5")
+    assert "good 21" in printed(capsys, "samples", "run")
+    assert "run: no findings in 2 steps" in printed(capsys, "diagnose", "run")
+    assert wanted == [{"history": True}] * 3
+    assert "bare keeps no history" in printed(capsys, "history", "bare", code=5)
+    (run_folder / "attempt-2" / SAMPLES_FILE).unlink()
+    assert "run has no samples.jsonl yet" in printed(capsys, "samples", "run", code=5)

@@ -1,0 +1,192 @@
+"""Writes a run's history on rank 0: the rows of its steps, and samples of its completions.
+
+The rows are transformers' log_history, which every checkpoint contains; the samples lie in each
+checkpoint as a file of their own. So both are hashed and sealed with it, and a resumed attempt
+continues what that checkpoint has: it needs no other attempt's files, which may be torn, or be
+written by an attempt that lives on. Of those it only takes the rows that were rolled back.
+"""
+
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_api.report.history import (
+    ATTEMPT,
+    HISTORY_FILES,
+    METRICS_FILE,
+    ROLLED_BACK,
+    SAMPLES_FILE,
+    STEP,
+    Row,
+    begin_rows,
+    json_line,
+    newest_attempt,
+    parse_lines,
+    thin_out,
+)
+from grpo_api.spec.checkpoint import SamplesSpec
+from grpo_api.text.contract import ATTEMPT_PREFIX
+
+from ..runtime.paths import ATTEMPTS, number_in_name
+from .lines_file import LinesFile
+from .samples import Generation, sample_groups
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryStart:
+    """What an attempt goes on from."""
+
+    checkpoint: Path | None = None
+    """The checkpoint; None for a fresh start."""
+    is_own: bool = True
+    """Whether it is one of this job, and not of the run that spec.resumeFrom names."""
+
+
+class RunHistory:
+    """The history of a run, as one attempt continues it."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        attempt: int,
+        samples: SamplesSpec,
+        start: HistoryStart | None = None,
+        *,
+        is_main: bool = True,
+    ) -> None:
+        """`folder` is the attempt's, None where nothing is kept. Only rank 0 (`is_main`) writes."""
+        self.keeps_samples = folder is not None and samples.groups > 0
+        """The same on all ranks."""
+        self._folder = folder if is_main else None
+        self._attempt = attempt
+        self._spec = samples
+        self._start = start or HistoryStart()
+        self._rows: list[Row] = []
+        self._rolled_back: list[Row] = []
+        self._samples: list[str] = []
+        self._sampled_step = 0
+        if folder is not None:
+            self._metrics_file = LinesFile(folder / METRICS_FILE)
+            self._samples_file = LinesFile(folder / SAMPLES_FILE)
+
+    def begin(self, rows: list[Row]) -> None:
+        """Begin the files with what the checkpoint has. `rows` are its log_history: the list that
+        the trainer adds to."""
+        self._rows = rows
+        samples = _sealed_samples(self._start.checkpoint) if self._spec.groups else []
+        if not self._start.is_own:
+            for row in (*rows, *samples):
+                row[ATTEMPT] = 0
+        self._samples = [json_line(sample) for sample in samples]
+        self._sampled_step = samples[-1].get(STEP, 0) if samples else 0
+        if self._folder is None:
+            return
+        earlier = _earlier_rows(self._folder)
+        begun = begin_rows(_logged_steps(rows), earlier)
+        self._rolled_back = [row for row in begun if row.get(ROLLED_BACK)]
+        if samples:
+            self._samples_file.write(lambda: self._samples)
+        self._metrics_file.write(self._lines)
+        has_samples = not samples or self._samples_file.is_whole
+        if has_samples and self._metrics_file.is_whole:
+            _remove_older_files(self._folder)
+
+    def add_row(self, row: Row) -> None:
+        """Take one more row, which log_history has at its end."""
+        if self._folder is not None:
+            self._metrics_file.append(json_line(row), self._lines)
+
+    def _lines(self) -> Iterable[str]:
+        """All rows, as in the file."""
+        return map(json_line, begin_rows(_logged_steps(self._rows), self._rolled_back))
+
+    def is_sample_due(self, step: int) -> bool:
+        """Return True if samples of a generation that was made in this step are to be kept."""
+        if self._folder is None or not self._spec.groups:
+            return False
+        return not self._sampled_step or step - self._sampled_step >= self._spec.every_steps
+
+    def add_samples(self, step: int, generation: Generation) -> None:
+        """Keep groups of a generation: as many as fit into maxBytes alone."""
+        assert self._folder is not None
+        groups = sample_groups(generation, self._spec.groups)
+        lines = [
+            json_line({STEP: step, ATTEMPT: self._attempt, "groups": groups[:count]})
+            for count in range(len(groups), 0, -1)
+        ]
+        limit = self._spec.max_bytes
+        line = next((line for line in lines if len(line.encode()) < limit), None)
+        if line is None:
+            return
+        self._sampled_step = step
+        grown = [*self._samples, line]
+        self._samples = thin_out(grown, limit)
+        if self._samples == grown:
+            self._samples_file.append(line, lambda: self._samples)
+        else:
+            self._samples_file.write(lambda: self._samples)
+
+    def save_samples(self, folder: Path) -> None:
+        """Write the samples into a checkpoint or an export, on rank 0.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        if self._folder is not None and self._samples:
+            folder.mkdir(parents=True, exist_ok=True)
+            text = "".join(f"{line}\n" for line in self._samples)
+            (folder / SAMPLES_FILE).write_text(text, encoding="utf-8")
+
+    def save_rows(self, folder: Path) -> None:
+        """Write the rows that stand into an exported model, on rank 0.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        lines = (f"{json_line(row)}\n" for row in _logged_steps(self._rows))
+        (folder / METRICS_FILE).write_text("".join(lines), encoding="utf-8")
+
+
+def _logged_steps(rows: Iterable[Row]) -> list[Row]:
+    """Rows of steps; transformers logs totals of a run beside them."""
+    return [row for row in rows if "loss" in row]
+
+
+def _sealed_samples(checkpoint: Path | None) -> list[Row]:
+    """The samples that a checkpoint has; its files were checked against its manifest."""
+    path = checkpoint and checkpoint / SAMPLES_FILE
+    return _read_lines(path) if path and path.is_file() else []
+
+
+def _read_lines(path: Path) -> list[Row]:
+    """The rows of a file; none where the disk fails, which must not end a run."""
+    try:
+        return parse_lines(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        log.warning(f"the history in {path} can't be read: {error}")
+        return []
+
+
+def _earlier_rows(folder: Path) -> list[Row]:
+    """The rows in the file of the newest attempt before that of `folder`."""
+    run = folder.parent
+    paths = [
+        path.relative_to(run).as_posix()
+        for path in run.glob(f"{ATTEMPTS}/{METRICS_FILE}")
+        if number_in_name(path.parent) < number_in_name(folder)
+    ]
+    newest = newest_attempt(paths, ATTEMPT_PREFIX)
+    return _read_lines(run / newest / METRICS_FILE) if newest else []
+
+
+def _remove_older_files(folder: Path) -> None:
+    """Delete the files of older attempts, whose rows this one has."""
+    for name in HISTORY_FILES:
+        for path in folder.parent.glob(f"{ATTEMPTS}/{name}"):
+            if number_in_name(path.parent) < number_in_name(folder):
+                with suppress(OSError):  # they count for nothing
+                    path.unlink()
