@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .client import Cluster
-from .objects.errors import ClusterError
+from .objects.errors import AlreadyExists, ClusterError
 from .objects.resources import EVENTS, Object, ObjectKey
 
 log = logging.getLogger(__name__)
@@ -112,6 +112,9 @@ class EventRecorder:
     async def _send(self, body: Object) -> None:
         try:
             await self._cluster.create(EVENTS, body["metadata"]["namespace"], body)
+        except AlreadyExists:
+            # An event that has a name of its own was sent before, perhaps by another leader.
+            self._count("sent")
         except ClusterError as error:
             self._count("refused")
             log.warning("event %s not recorded: %s", body["reason"], error)

@@ -14,8 +14,17 @@ from grpo_api.report.artifacts import Export, weights_hash
 from grpo_api.status.status import Condition, GRPOJobStatus
 from grpo_api.status.usage import GPUSeconds, Usage
 from grpo_kube.event_sender import BACKLOG, PATIENCE, SENDERS, EventRecorder
-from grpo_kube.objects.errors import Denied, Unavailable
-from grpo_operator.report.events import MAX_MESSAGE, event, merge_start_event, telling_change
+from grpo_kube.objects.errors import AlreadyExists, Denied, Unavailable
+from grpo_kube.objects.times import timestamp
+from grpo_operator.report.events import (
+    MAX_MESSAGE,
+    REPEAT_SECONDS,
+    event,
+    merge_start_event,
+    repeated_end_event,
+    telling_change,
+)
+from grpo_operator.report.status import to_json
 from tests.generated import cases
 from tests.unit.operator_world import KEY, NOW, at, make_job
 from tests.virtual_time import virtually
@@ -244,6 +253,50 @@ def test_the_event_of_the_end_says_where_the_model_is(path: str, said: int) -> N
     assert len(message) <= 1024
     assert f"; model of 1.5 GiB at {path[:800]}" in message
     assert message.startswith("Succeeded=True: " + "x" * min(said, 100))
+
+
+@pytest.mark.parametrize("kind", ["Succeeded", "Failed"])
+@pytest.mark.parametrize("age", [0, 119, 121])
+def test_a_new_leader_repeats_the_event_of_an_end_under_the_same_name(kind: str, age: int) -> None:
+    (end,) = stated(**{kind: ("True", "Because")})
+    status = GRPOJobStatus(conditions=[end], completion_time=timestamp(NOW - age))
+    before = event(make_job(), end, NOW - age, status)
+    repeated = repeated_end_event(make_job(status=to_json(status)), NOW)
+    assert (repeated is None) == (age > REPEAT_SECONDS)
+    if repeated:
+        assert repeated["metadata"] == before["metadata"]
+        assert repeated["message"] == before["message"]
+    another_end = end.model_copy(update={"last_transition_time": at(1)})
+    for other in (
+        event(make_job(uid="another"), end, NOW, status),
+        event(make_job(), another_end, NOW, status),
+    ):
+        assert other["metadata"]["name"] != before["metadata"]["name"]
+
+
+def test_only_an_end_is_repeated() -> None:
+    assert repeated_end_event(make_job(), NOW) is None
+    (runs,) = stated(Running=("True", "AllPodsRunning"))
+    assert "generateName" in event(make_job(), runs, NOW)["metadata"]
+
+
+class Knowing:
+    """An API server that has each event already."""
+
+    async def create(self, *_: Any) -> Any:
+        raise AlreadyExists("events exists", 409)
+
+
+async def test_an_event_that_another_leader_sent_counts_as_sent() -> None:
+    counts: Counter[str] = Counter()
+    recorder = EventRecorder(Knowing(), count=_counting(counts))  # type: ignore[arg-type]
+    (done,) = stated(Succeeded=("True", "Succeeded"))
+    recorder.record(KEY, event(make_job(), done, NOW))
+    task = asyncio.create_task(recorder.run())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    assert counts == {"sent": 1}
 
 
 class Refusing:

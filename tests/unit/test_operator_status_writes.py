@@ -1,18 +1,19 @@
 """A status write stands on the version that was looked at: no decision overwrites what it has not
 seen."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from grpo_kube.objects.errors import Conflict, Denied
+from grpo_kube.objects.errors import ClusterError, Conflict, Denied, Unavailable
 from grpo_kube.objects.resources import Object, Resource
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.loop.caches import Caches
 from grpo_operator.loop.status_writer import StatusWriter
 from grpo_operator.records.records import GRPOJobRecord
-from grpo_operator.report.status import StatusThrottle
+from grpo_operator.report.status import StatusThrottle, build, to_json
 from tests.unit.operator_world import (
     PLAN,
     TRAINERS,
@@ -35,9 +36,13 @@ class Api:
     """Takes a status patch only on the version that stands, and denies what pods reported, if it is
     told to."""
 
-    def __init__(self, version: str = "10", *, denies: str = "") -> None:
+    def __init__(
+        self, version: str = "10", *, denies: str = "", loses: type[ClusterError] | None = None
+    ) -> None:
         self.version = version
         self.denies = denies
+        self.loses = loses
+        """The error instead of an answer, of a patch that is taken."""
         self.taken: list[Object] = []
         self.caches = Caches()
         self.reported: list[str] = []
@@ -56,6 +61,8 @@ class Api:
         if self.denies in patch["status"]:
             raise Denied(f"status.{self.denies}: Invalid value", 422)
         self.taken.append(patch)
+        if self.loses:
+            raise self.loses("no answer")
         return self._item(patch["status"])
 
     async def get(self, *_: Any) -> Object:
@@ -91,6 +98,25 @@ async def test_what_pods_reported_is_left_out_where_it_is_denied_and_the_version
     assert patch["metadata"] == {"resourceVersion": "10"}
     assert "conditions" in patch["status"]
     assert "progress" not in patch["status"]
+
+
+@pytest.mark.parametrize("error", [Unavailable, Conflict])
+@pytest.mark.parametrize("applied", [True, False])
+async def test_a_write_whose_answer_is_lost_is_reported_if_the_api_server_took_it(
+    error: type[ClusterError], applied: bool
+) -> None:
+    api = Api(loses=error)
+    with pytest.raises(error):
+        await api.writer.publish(RUNNING, WAIT)
+    assert api.reported == []
+    api.loses = None
+    job = RUNNING.job
+    if applied:
+        job = make_job(status=to_json(build(RUNNING, WAIT)), resourceVersion="11")
+    api.version = str(job.version)
+    await api.writer.publish(replace(RUNNING, job=job), WAIT)
+    assert api.reported == ["run"], "reported once, by the first write or by its repetition"
+    assert len(api.taken) == (1 if applied else 2)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 allows.
 
 Each write carries the resourceVersion that the decision was made on, so that no decision overwrites
-what it has not seen.
+what it has not seen. The API server may take a write whose answer is lost: the next look at the job
+reports such a write, because its events would never be sent otherwise.
 """
 
 import logging
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.cache import Cache
 from grpo_kube.client import Cluster
-from grpo_kube.objects.errors import Conflict, Denied, NotFound
+from grpo_kube.objects.errors import ClusterError, Conflict, Denied, NotFound
 from grpo_kube.objects.resources import Object, ObjectKey, merge_patch
 
 from ..decide.decisions import Decision
@@ -41,6 +42,8 @@ class StatusWriter:
         self._grpojobs = grpojobs
         self._throttle = throttle
         self._on_write = on_write
+        self._unconfirmed: dict[ObjectKey, tuple[GRPOJobRecord, GRPOJobStatus]] = {}
+        """Of each job whose last write failed: the job before it, and the status that was sent."""
 
     async def commit(self, observation: Observation, decision: Decision) -> None:
         """Write the status that the decision leads to, at once.
@@ -49,6 +52,7 @@ class StatusWriter:
             Conflict: the GRPOJob changed meanwhile; the cache has been brought up to date.
             ClusterError: the API server refused or did not answer.
         """
+        self._confirm(observation)
         new = build(observation, decision)
         patch = merge_patch(observation.job.raw_status, to_json(new))
         await self._write(observation, decision, new, patch)
@@ -61,6 +65,7 @@ class StatusWriter:
             Conflict: the GRPOJob changed meanwhile; the cache has been brought up to date.
             ClusterError: the API server refused or did not answer.
         """
+        self._confirm(observation)
         new = build(observation, decision)
         patch = merge_patch(observation.job.raw_status, to_json(new))
         if self._throttle.is_known(observation.job.key, patch):
@@ -74,6 +79,19 @@ class StatusWriter:
     def forget(self, key: ObjectKey) -> None:
         """Drop what is remembered of a job that is gone."""
         self._throttle.forget(key)
+        self._unconfirmed.pop(key, None)
+
+    def _confirm(self, observation: Observation) -> None:
+        """Report a write that the API server took although it seemed to fail."""
+        job = observation.job
+        unconfirmed = self._unconfirmed.pop(job.key, None)
+        if unconfirmed is None:
+            return
+        before, sent = unconfirmed
+        is_newer = before.uid == job.uid and before.version != job.version
+        tells_news = before.status.conditions != sent.conditions
+        if is_newer and tells_news and job.status.conditions == sent.conditions:
+            self._on_write(before, sent, observation.now)
 
     async def _write(
         self, observation: Observation, decision: Decision, new: GRPOJobStatus, patch: Object
@@ -87,7 +105,12 @@ class StatusWriter:
             self._grpojobs.discard(job.key, job.uid)
             return
         except Conflict:
+            # After a lost answer the client's own second try ends in a conflict with the first.
+            self._unconfirmed[job.key] = (job, new)
             self._grpojobs.put(await self._cluster.get(GRPOJOBS, *job.key))
+            raise
+        except ClusterError:
+            self._unconfirmed[job.key] = (job, new)
             raise
         self._grpojobs.put(answer)
         dropped = merge_patch(answer.get("status") or {}, to_json(new))

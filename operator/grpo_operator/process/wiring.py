@@ -64,7 +64,7 @@ from ..records.names import (
     WORKLOADS,
 )
 from ..records.records import GRPOJobRecord
-from ..report.events import merge_start_event, status_events
+from ..report.events import merge_start_event, repeated_end_event, status_events
 from ..report.status import StatusThrottle
 from ..tracing.attempt_trace import AttemptTraces
 from . import handlers, metrics_server, settings
@@ -310,6 +310,9 @@ class Operator:
                 if not informer.is_missing_kind
             ]
             await asyncio.gather(*lists)
+        for job in self._caches.grpojobs:
+            if end := repeated_end_event(job, self._wall()):
+                self._recorder.record(job.key, end)
         self._works_since = self._clock()
         self.working.set()
         self._add(job.key for job in self._caches.grpojobs)

@@ -1,13 +1,19 @@
 """What events on GRPOJobs say, for `kubectl describe`: one per change of the conditions, fewer
-under load; and one when a tracker begins to lose rows."""
+under load; and one when a tracker begins to lose rows.
 
+The event of a job's end has a name of its own, so that it can be sent again: a leader repeats those
+of the newest ends, because the leader before it may have lost its Lease between a status write and
+the event.
+"""
+
+import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from grpo_api.status.status import Condition, ConditionType, GRPOJobStatus
 from grpo_api.text.contract import API_VERSION, KIND
 from grpo_kube.objects.json_reader import truncate
-from grpo_kube.objects.times import timestamp
+from grpo_kube.objects.times import seconds, timestamp
 
 from ..records.names import MANAGER
 from ..records.reasons import Reason
@@ -36,6 +42,8 @@ _WARN_WHEN_TRUE = (
 )
 
 _ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED)
+REPEAT_SECONDS = 120.0
+"""Age up to which the event of an end is sent again by a new leader: far longer than any Lease."""
 MAX_MESSAGE = 1024
 """Characters of the longest message that the API server takes."""
 MIN_REASON = 128
@@ -87,7 +95,26 @@ def event(
         descriptions = "".join(f"; {result.description}" for result in results)
         summary = truncate(descriptions, MAX_MESSAGE - MIN_REASON)
         message = truncate(message, MAX_MESSAGE - len(summary)) + summary
-    return _event(involved_object, kind, condition.reason, message, now)
+    body = _event(involved_object, kind, condition.reason, message, now)
+    if condition.type in _ENDS and is_true:
+        body["metadata"] = {"name": _end_name(job, condition), "namespace": job.key.namespace}
+    return body
+
+
+def _end_name(job: GRPOJobRecord, condition: Condition) -> str:
+    """The name of the event of one end, the same whoever sends it."""
+    end = f"{job.uid} {condition.type} {condition.last_transition_time}"
+    return f"{job.name}.{hashlib.sha256(end.encode()).hexdigest()[:16]}"
+
+
+def repeated_end_event(job: GRPOJobRecord, now: float) -> dict[str, Any] | None:
+    """The event of an end that another leader wrote lately, to be sent again; None without one."""
+    ended_at = seconds(job.status.completion_time)
+    if ended_at is None or now - ended_at > REPEAT_SECONDS:
+        return None
+    end = next((kind for kind in _ENDS if job.is_true(kind)), None)
+    condition = job.condition(end) if end else None
+    return event(job, condition, now, job.status) if condition else None
 
 
 def status_events(

@@ -95,7 +95,19 @@ def storm(
         prepare(world)
         report = Storm(world, observer, Report(seed, only), say, kinds).blow(faults)
     report.seconds = time.monotonic() - begun
+    if report.violations:
+        for line in _leader_changes(folder):
+            say(line)
     return report
+
+
+def _leader_changes(folder: Path) -> Iterator[str]:
+    """Lines of the operators' logs on Leases and lost events: they explain most of what is
+    missing."""
+    for log in sorted(folder.glob("*.log")):
+        for line in log.read_text(errors="replace").splitlines():
+            if "Lease" in line or "not recorded" in line:
+                yield f"{log.name}: {line}"
 
 
 @contextmanager
