@@ -291,6 +291,10 @@ def test_a_folder_is_read_as_kubectl_reads_it(
 def test_a_file_that_is_not_there_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-f", "/nowhere.yaml"]) == 2
     assert capsys.readouterr().err == "grpo: /nowhere.yaml: No such file or directory\n"
+    assert main(["init", "--from-trl", "/nowhere.py"]) == 2
+    assert capsys.readouterr().err == "grpo: /nowhere.py: No such file or directory\n"
+    assert main(["plan", "job.yaml"]) == 2
+    assert "write `grpo plan -f job.yaml`" in capsys.readouterr().err
 
 
 @pytest.mark.realtime

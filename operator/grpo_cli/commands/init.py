@@ -80,8 +80,10 @@ def _count(text: str) -> int:
 def _read(source: Path) -> TrlRun:
     try:
         text = source.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise ManifestError(f"{source}: {error}") from error
+    except OSError as error:
+        raise ManifestError(f"{source}: {error.strerror}") from error
+    except ValueError as error:
+        raise ManifestError(f"{source}: it is not UTF-8 text") from error
 
     def read_module(name: str) -> str | None:
         path = source.parent / f"{name}.py"

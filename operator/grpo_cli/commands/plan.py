@@ -90,6 +90,10 @@ def requested_jobs(options: Namespace) -> list[JobRequest]:
     """
     given = {name: getattr(options, name) for name in _FIELDS if getattr(options, name) is not None}
     if options.model is not None:
+        if options.model.endswith((".yaml", ".yml", ".json")):
+            raise OptionError(
+                f"{options.model} is the name of a file: write `grpo plan -f {options.model}`"
+            )
         return [JobRequest(options.model, _of_model(options.model, given))]
     if given:
         option, (section, field) = next(iter(given)), _FIELDS[next(iter(given))]
