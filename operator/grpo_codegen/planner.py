@@ -38,7 +38,7 @@ from grpo_planner.plan import plan_job
 from grpo_planner.result.formatting import sharding
 from grpo_planner.result.result import PlanResult
 from grpo_planner.search.engine_plan import sampler_name
-from grpo_planner.search.option import CROWDED, NEARLY_FULL, OFFLOADED
+from grpo_planner.search.option import CROWDED, NEARLY_FULL, OFFLOADED, SEVERAL_NODES
 
 H100, H200, A100 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200", "NVIDIA-A100-SXM4-80GB"
 MODELS = ("meta-llama/Llama-3.2-1B-Instruct", "Qwen/Qwen2.5-7B-Instruct",
@@ -133,11 +133,9 @@ def table() -> str:
         "A plan's reason is "
         "its nearest rival with the two numbers that decided; a refusal's is what is missing, and "
         "the smallest "
-        f"hardware that would do. A step counts as {CROWDED - 1:.0%} longer where it fills more "
-        "than "
-        f"{NEARLY_FULL:.0%} of a GPU, and as {OFFLOADED - 1:.0%} longer with an offloaded "
-        "optimizer (assumed): GPUs of "
-        "the node that would stand idle are taken where they spare a run either.",
+        f"hardware that would do. A step counts as {CROWDED[2] - 1:.0%} longer where it fills more "
+        f"than {NEARLY_FULL:.0%} of a GPU, {OFFLOADED - 1:.0%} with an offloaded optimizer and "
+        f"{SEVERAL_NODES - 1:.0%} on several nodes (assumed).",
         "",
         "Engine Auto: what samples the completions is the planner's choice too. Memory and times "
         "of vLLM are assumed: "

@@ -29,7 +29,7 @@ from .result.result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
 from .search.cpu_plan import plan_cpu
 from .search.curve import Size, curve
 from .search.demand import Demand, build_demand, positions
-from .search.engine_choice import choose_engine, rivals, sampling_message
+from .search.engine_choice import sampling_message
 from .search.engines import check, server_pools
 from .search.footprints import Footprints
 from .search.methods import conflicting_pins, methods
@@ -212,7 +212,7 @@ def _nowhere(
     """The explanation where nothing would fit even if nothing else ran."""
     demand = footprints.demand
     pools = search.pools
-    options = search.options()
+    options = search.misses()
     fixes = _fixes(footprints, emptied, pools)
     if options:
         result = _nothing_fits(demand, options, fixes)
@@ -269,14 +269,15 @@ def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:
 def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     """The result of a search that something fits, with all that it was compared with."""
     demand = search.demand
-    all_options = search.options()
-    best = choose(all_options, demand.spec.placement.objective)
-    assert best is not None, "something fits"
-    winner = choose_engine(search, best)
+    winner = _best_fitting(search)
     # The search leaves out extents that can't win; of the winner's method a user wants to compare
     # them all.
-    of_other_methods = [option for option in all_options if not has_same_method(option, winner)]
-    options = of_other_methods + search.extents(winner) + rivals(search, winner)
+    others = (
+        option
+        for option in search.comparable_options(winner)
+        if not has_same_method(option, winner)
+    )
+    options = [*others, *search.extents(winner), *search.rivals(winner)]
     result = _result(search, winner, notes, fits_now)
     assert result.chosen is not None, "it was given"
     ranked = explain.candidates(demand, notable(options, winner), winner)
@@ -287,10 +288,14 @@ def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
 
 def _chosen(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     """The same without candidates."""
-    best = choose(search.fitting(), search.demand.spec.placement.objective)
-    assert best is not None, "something fits"
-    winner = choose_engine(search, best)
-    return _result(search, winner, notes, fits_now)
+    return _result(search, _best_fitting(search), notes, fits_now)
+
+
+def _best_fitting(search: Search) -> Option:
+    """The chosen option of a search that something fits."""
+    winner = choose(search.fitting(), search.demand.spec.placement.objective)
+    assert winner is not None, "something fits"
+    return winner
 
 
 def _result(search: Search, winner: Option, notes: list[str], fits_now: bool) -> PlanResult:

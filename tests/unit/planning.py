@@ -29,10 +29,7 @@ BARE: dict[str, Any] = {
 
 def spec(model: str = QWEN_7B, **changes: Any) -> GRPOJobSpec:
     """A job with defaults, and `training__beta=0` for spec.training.beta."""
-    dotted = {
-        key.replace("__", "."): value
-        for key, value in ({"generation__engine": "Transformers"} | changes).items()
-    }
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
     return parse_spec(changed({"model.name": model} | dotted, BARE))
 
 
@@ -62,3 +59,15 @@ def plan(job: GRPOJobSpec, *groups: Node) -> ExecutionPlan:
     answer = result(job, *groups)
     assert answer.chosen is not None, answer.message
     return answer.chosen
+
+
+def risk(plan: ExecutionPlan) -> float:
+    """By how much longer a plan's time counts to every objective but Fastest, by the documented
+    rules."""
+    assert plan.memory is not None
+    share = plan.memory.device_bytes / plan.memory.usable_bytes
+    crowded = 1.25 if share > 0.9 else 1.05 if share > 0.8 else 1.0
+    optimizer = 1.25 if plan.offload == "CPU" else 1.0
+    reference = 1.05 if plan.strategy == "Offload" else 1.0
+    nodes = 1.25 if plan.nodes > 1 else 1.0
+    return crowded * optimizer * reference * nodes * {0: 1.0, 2: 1.02, 3: 1.04}[plan.zero_stage]

@@ -77,7 +77,7 @@ def test_32b_adapter_fits_one_80_gb_card() -> None:
 
 
 def test_70b_needs_no_gather_on_80_gb_cards() -> None:
-    chosen = plan(spec(LLAMA_70B), nodes(4, 8, H100))
+    chosen = plan(spec(LLAMA_70B, generation__engine="Transformers"), nodes(4, 8, H100))
     assert how(chosen)[:3] == ("Full", "Sharded", 3)
     assert not chosen.gather_for_generation
 
@@ -168,7 +168,12 @@ def test_pins_are_obeyed() -> None:
 
 
 def test_gather_pins_are_obeyed() -> None:
-    job = spec(QWEN_32B, training__ds3GatherForGeneration="Disabled", reference__strategy="Sharded")
+    job = spec(
+        QWEN_32B,
+        training__ds3GatherForGeneration="Disabled",
+        reference__strategy="Sharded",
+        generation__engine="Transformers",
+    )
     assert not plan(job, nodes(2, 8, H100)).gather_for_generation
 
 

@@ -17,6 +17,7 @@ from grpo_planner.plan import plan_job
 from grpo_planner.replan.engine_fallback import NoFallback, fallback_plan, gpu_seconds
 from grpo_planner.replan.past_run import Run, refit
 from grpo_planner.search.engine_plan import engine_numbers, sampler_name, short_sampler_name
+from grpo_planner.search.engines import engine_of
 from tests.generated import cases
 from tests.unit.planning import A10G, H100, LLAMA_1B, QWEN_7B, inventory, nodes, plan, spec
 from tests.unit.test_planner_engine_relief import EIGHT, begun
@@ -82,23 +83,27 @@ def test_where_no_rung_fits_both_are_told_with_their_numbers() -> None:
 
 
 def test_an_engine_that_would_be_slower_than_transformers_is_passed_over() -> None:
-    long: dict[str, Any] = {"training__maxCompletionLength": 8192}
-    run = begun(QWEN_7B, nodes(1, 1, H100), **long)
-    assert run.plan.engine is not None
+    few: dict[str, Any] = {
+        "training__maxCompletionLength": 512,
+        "generation__engineArguments": {"maxNumSeqs": 16},
+    }
+    run = begun(LLAMA_1B, nodes(1, 1, H100), **few)
     after = fallback_plan(failed(run))
     assert after.engine is None
-    named = replace(run, spec=spec(QWEN_7B, generation__engine="Colocated", **long))
+    named = replace(run, spec=spec(LLAMA_1B, generation__engine="Colocated", **few))
     slow = fallback_plan(failed(named))
     assert slow.engine is not None
-    assert slow.engine.max_sequences < run.plan.engine.max_sequences
+    assert slow.estimated_step_seconds is not None
+    assert after.estimated_step_seconds is not None
+    assert slow.estimated_step_seconds > after.estimated_step_seconds
 
 
 def test_the_fastest_sharing_of_gpus_is_taken() -> None:
     run = begun(QWEN_7B, EIGHT, training__maxCompletionLength=2048)
-    after = fallback_plan(failed(run))
+    alone = run.with_engine(engine_of(run.demand, "Colocated", 1, sleeps=True), None)
+    after = fallback_plan(failed(alone))
     assert after.engine is not None
-    assert run.plan.engine is not None
-    assert after.engine.tensor_parallel > run.plan.engine.tensor_parallel
+    assert after.engine.tensor_parallel > 1
 
 
 def test_the_limit_of_cost_is_twice_the_plan_that_failed_first() -> None:

@@ -72,13 +72,17 @@ def test_the_last_relief_is_transformers_where_the_spec_leaves_it_open() -> None
     kinds = [
         short_sampler_name(begun().plan.model_copy(update={"engine": engine})) for engine in order
     ]
-    assert list(dict.fromkeys(kinds)) == ["vLLM", "vLLM, asleep", "Transformers"]
+    assert list(dict.fromkeys(kinds)) == [
+        "vLLM over 4",
+        "vLLM over 4, asleep",
+        "Transformers",
+    ]
     pinned = [
         split["engine"]
         for split in leaner_splits(begun(generation={"engine": "Colocated", "sleep": True}))
     ]
     assert all(engine and engine.sleep for engine in pinned)  # type: ignore[attr-defined]
-    hopeless = mildest_fitting_split(ran_out(begun(), oom("generate", 70 * 2**30)))
+    hopeless = mildest_fitting_split(ran_out(begun(), oom("sync", 78 * 2**30)))
     assert hopeless is not None
     assert "generates by Transformers instead of an engine" in hopeless.changes[-1]
     assert hopeless.memory is not None
@@ -99,11 +103,12 @@ def test_sleep_relieves_what_training_lacks() -> None:
 
 
 def test_what_is_described_names_the_engine() -> None:
-    assert split_name(begun().plan).endswith("16 sampled at a time by vLLM Colocated")
+    description = split_name(begun().plan)
+    assert description.endswith("32 sampled at a time by vLLM Colocated over 4 GPUs")
 
 
 def test_a_sync_without_an_engine_is_the_fullest_phase() -> None:
-    job = spec(QWEN_7B)
+    job = spec(QWEN_7B, generation__engine="Transformers")
     run = Run(plan(job, EIGHT), job, Learned())
     assert ran_out(run, oom("sync")).learned.shortfalls[-1].where == run.prediction.peak_phase
 

@@ -9,6 +9,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.plan import Planner
 from grpo_planner.result.result import PlanReason
 from tests.unit.planning import (
+    A100,
     H100,
     L4,
     LLAMA_1B,
@@ -59,16 +60,20 @@ def test_balanced_stops_where_gpu_seconds_rise_faster_than_time_falls() -> None:
     assert plan(job, nodes(128, 8, "NVIDIA-L40S")).gpus == chosen.gpus
 
 
-def test_balanced_stays_on_one_node_unless_nothing_fits_there() -> None:
+def test_more_nodes_cost_balanced_time_and_are_no_veto() -> None:
     there = nodes(64, 8, H100)
-    assert plan(spec(QWEN_7B, training__promptsPerStep=128), there).nodes == 1
+    assert plan(spec(QWEN_7B), there).nodes == 1, "a small batch gains too little"
+    large = spec(QWEN_7B, training__promptsPerStep=128)
+    sizes = Planner(large).curve(inventory(there))
+    chosen = next(size for size in sizes if size.chosen)
+    assert chosen.nodes > 1
+    for size in sizes:
+        is_dominating = (
+            size.step_seconds < chosen.step_seconds
+            and size.step_gpu_seconds < chosen.step_gpu_seconds
+        )
+        assert not is_dominating
     assert plan(spec(LLAMA_70B, adapter__use="Never"), there).nodes > 1
-    assert (
-        plan(
-            spec(QWEN_7B, training__promptsPerStep=128, placement__objective="Fastest"), there
-        ).nodes
-        > 1
-    )
 
 
 def test_balanced_takes_idle_gpus_of_its_node_where_they_spare_a_full_gpu_or_an_offloaded_optimizer() -> (  # noqa: E501
@@ -122,19 +127,15 @@ def test_the_curve_counts_gpu_hours_and_their_price() -> None:
     assert Planner(spec(LLAMA_70B, adapter__use="Never")).curve(inventory(nodes(1, 1, L4))) == []
 
 
-def test_room_on_the_gpu_is_worth_5_percent_of_time_except_to_fastest() -> None:
-    job = {"adapter__use": "Never", "placement__gpus": {"min": 8, "max": 8}}
-    roomy, there = spec(QWEN_7B, **job), nodes(1, 8, H100)
+def test_room_on_the_gpu_is_worth_time_except_to_fastest() -> None:
+    job = {
+        "adapter__use": "Never",
+        "placement__gpus": {"min": 8, "max": 8},
+        "generation__engine": "Transformers",
+    }
+    there = nodes(1, 8, A100)
     fastest = plan(spec(QWEN_7B, **job, placement__objective="Fastest"), there)
-    chosen = plan(roomy, there)
+    chosen = plan(spec(QWEN_7B, **job), there)
     assert filled(fastest) > 0.9
     assert filled(chosen) <= 0.8
-    assert seconds(fastest) < seconds(chosen) <= 1.05 * seconds(fastest)
-    fuller = [
-        c
-        for c in result(roomy, there).candidates
-        if c.rejected and "of a GPU" in c.rejected.message
-    ]
-    assert any(filled(candidate) > 0.9 for candidate in fuller), (
-        "the faster one is shown with what it costs"
-    )
+    assert seconds(fastest) < seconds(chosen) <= 1.25 * seconds(fastest)

@@ -153,12 +153,11 @@ def test_the_engine_follows_the_spec_while_the_split_stays() -> None:
     kept = begun(generation__engine="Auto")
     assert kept.engine is not None
     assert refit(kept, spec(QWEN_7B, generation__engine="Auto"), THERE) is kept
-    plain = refit(kept, spec(QWEN_7B), THERE)
+    transformers = spec(QWEN_7B, generation__engine="Transformers")
+    plain = refit(kept, transformers, THERE)
     assert plain.engine is None
     assert plain.memory is not None
-    assert (
-        plain.memory.phases.model_dump() == Run(plain, spec(QWEN_7B), Learned()).prediction.phases
-    )
+    assert plain.memory.phases.model_dump() == Run(plain, transformers, Learned()).prediction.phases
     assert plain.memory.phases.sync == 0
     assert plain.host_memory_bytes == kept.host_memory_bytes - 8 * 2**30
     bound = {*WHERE, "engine", "reason", "generation_sub_batch", "warnings"} - {"gpu_product"}
@@ -189,7 +188,7 @@ def test_an_engine_without_room_beside_the_split_is_named() -> None:
 def test_an_engine_on_cpus_comes_and_goes_with_the_spec(engine: str) -> None:
     cpus = {"placement": {"accelerator": "CPU"}}
     plain, engined = (
-        plan(spec(LLAMA_1B, **cpus)),
+        plan(spec(LLAMA_1B, generation__engine="Transformers", **cpus)),
         plan(spec(LLAMA_1B, generation__engine=engine, **cpus)),
     )
     asked = spec(LLAMA_1B, generation__engine=engine, **cpus)
@@ -197,5 +196,5 @@ def test_an_engine_on_cpus_comes_and_goes_with_the_spec(engine: str) -> None:
     again = refit(plain, asked, THERE)
     assert again.engine is not None
     assert again.host_memory_bytes == engined.host_memory_bytes
-    back = refit(engined, spec(LLAMA_1B, **cpus), THERE)
+    back = refit(engined, spec(LLAMA_1B, generation__engine="Transformers", **cpus), THERE)
     assert (back.engine, back.host_memory_bytes) == (None, plain.host_memory_bytes)

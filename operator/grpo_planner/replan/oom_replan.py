@@ -18,7 +18,7 @@ from grpo_api.spec.generation import EnginePlan
 from grpo_api.spec.model import Architecture
 from grpo_api.text.quantity import MAX_COUNT, MIB
 
-from ..hardware.products import Product, table, usable_bytes
+from ..hardware.products import table, usable_bytes
 from ..memory.device import whole_mib
 from ..memory.phases import Prediction
 from ..result.formatting import gib, needs_message, plan_name, plural, sharding
@@ -384,7 +384,3 @@ def _would_do(run: Run) -> str:
     return (
         f"The same number of GPUs with {gib(needed)} usable each would do{advice} (spec.placement)"
     )
-
-
-def _holds(needed: int, product: Product) -> bool:
-    return usable_bytes(product.memory_mib) >= needed

@@ -400,10 +400,13 @@ def _with_engine(run: Run) -> ExecutionPlan:
         return plan
     place = Place(pool, plan.nodes, plan.gpus_per_node, ENDLESS)
     engines = Engines(run.demand, server_pools(nodes, spec))
-    for engine in engines.engines_to_try(place, run.setup.precision):
-        candidate = run.with_engine(engine, engines.server_pool(place))
-        if candidate.may_fit():
-            return candidate.plan
+    beside = engines.server_pool(place)
+    candidates = [
+        run.with_engine(engine, beside) for engine in engines.candidates(place, run.setup.precision)
+    ]
+    fitting = [candidate for candidate in candidates if candidate.may_fit()]
+    if fitting:
+        return min(fitting, key=lambda candidate: candidate.step_seconds).plan
     # An engine that the spec doesn't ask for must not end the run: it goes on as it has run.
     if spec.generation.engine == "Auto":
         return plan

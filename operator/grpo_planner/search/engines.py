@@ -1,5 +1,4 @@
-"""Which vLLM engines a job may have: whether any, and on the GPUs of one place which ones, in the
-order of preference.
+"""Which vLLM engines a job may have: whether any, and on the GPUs of one place which ones.
 
 An engine samples several times as fast as transformers' generate, from weights that have to be
 proven, and takes memory of its own. So what is known of the model decides first, then what fits;
@@ -139,25 +138,24 @@ class Engines:
             self._demand.spec.generation.servers
         )
 
-    def engines_to_try(self, place: Place, precision: Precision) -> tuple[Engine | None, ...]:
-        """What may sample in a place, best first; None for Transformers."""
+    def candidates(self, place: Place, precision: Precision) -> tuple[Engine | None, ...]:
+        """All that may sample in a place; None for Transformers."""
         if self.why_none:
             return (None,)
         pinned = self._demand.spec.generation.memory_share
-        key = (
-            place.per_node,
-            precision,
-            place.pool if pinned or self._asks_servers else None,
-            place.nodes,
-        )
+        by_pool = pinned or self._asks_servers or self.has_declared_servers
+        key = (place.per_node, precision, place.pool if by_pool else None, place.nodes)
         if key not in self._known:
-            own = (
-                self.servers(place, precision)
-                if self._asks_servers
-                else self.colocated_engines(place, precision)
-            )
-            self._known[key] = (*own, None) if self.is_optional else tuple(own)
+            self._known[key] = tuple(self._candidates(place, precision))
         return self._known[key]
+
+    def _candidates(self, place: Place, precision: Precision) -> Iterator[Engine | None]:
+        if not self._asks_servers:
+            yield from self._colocated(place, precision)
+        if self._asks_servers or self.has_declared_servers:
+            yield from self._servers(place, precision)
+        if self.is_optional:
+            yield None
 
     @property
     def _model_runner(self) -> Literal["Auto", "V1"]:
@@ -168,28 +166,34 @@ class Engines:
     def _asks_servers(self) -> bool:
         return self._demand.spec.generation.engine == "Servers"
 
-    def colocated_engines(self, place: Place, precision: Precision) -> Iterator[Engine]:
-        """Engines on the processes' own GPUs: alone where that fits, else shared by neighbours on
-        one node."""
+    def _colocated(self, place: Place, precision: Precision) -> Iterator[Engine]:
+        """Engines on the processes' own GPUs: one for each, or one that neighbours on a node share;
+        asleep while training, or awake."""
         wanted = self._demand.spec.generation
         share = int((wanted.memory_share or 0) * place.pool.usable_bytes)
+        naps = (True, False) if wanted.sleep is None else (wanted.sleep,)
         for gpus in TENSOR_PARALLEL:
             if place.per_node % gpus or not is_splittable(self._demand, gpus):
                 continue
-            engine = engine_of(
-                self._demand,
-                "Colocated",
-                gpus,
-                sleeps=wanted.sleep is not False,
-                share=share,
-                model_runner=self._model_runner,
+            made = (
+                engine_of(
+                    self._demand,
+                    "Colocated",
+                    gpus,
+                    sleeps=sleeps,
+                    share=share,
+                    model_runner=self._model_runner,
+                )
+                for sleeps in naps
             )
-            if not share:
-                yield engine
-            elif room := self._room(engine, precision, share):
-                yield _at_most(engine, room)
+            # An engine that can't sleep is the same twice.
+            for engine in dict.fromkeys(made):
+                if not share:
+                    yield engine
+                elif room := self._room(engine, precision, share):
+                    yield _at_most(engine, room)
 
-    def servers(self, place: Place, precision: Precision) -> Iterator[Engine]:
+    def _servers(self, place: Place, precision: Precision) -> Iterator[Engine]:
         """The engine in pods of its own, where there are GPUs for it beside the place."""
         own, pool = self._own, self.server_pool(place)
         if pool is None or not is_splittable(self._demand, own.gpus_per_replica):

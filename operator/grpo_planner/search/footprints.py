@@ -6,7 +6,7 @@ fix.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from typing import NamedTuple
@@ -23,8 +23,10 @@ from . import batch
 from .demand import Demand
 from .methods import Method
 
-ENGINE_PHASES = ("sync", "generate")
-"""Phases whose peak another engine may lower."""
+TRAINING_PHASES = ("load", "reference", "forward", "backward", "step")
+"""Phases to whose peak whatever samples the completions can only add."""
+NOWHERE = Engine(kind="Servers", length=1)
+"""An engine that takes nothing of the trainer's GPUs."""
 Settings = tuple[bool, int, bool, int]
 """One value of each of Knobs, in its order."""
 
@@ -117,6 +119,24 @@ class Variants:
             return min(smallest, at_once, key=lambda footprint: footprint.device)
         return smallest
 
+    @cached_property
+    def training_floor(self) -> int:
+        """Bytes of a GPU that training takes at every setting, whatever samples the completions.
+
+        Where parameters are not gathered to generate, training takes less, too.
+        """
+        sizes = self._knobs.micro_batch
+        return min(self._training_bytes(size) for size in {sizes[0], sizes[-1]})
+
+    def _training_bytes(self, micro_batch: int) -> int:
+        """Bytes of a GPU that training takes with everything else that saves memory."""
+        settings = (*self._knobs.leanest[:3], micro_batch)
+        setup = replace(self._setup(settings), gather=False, engine=NOWHERE)
+        prediction = self._demand.correct_prediction(self._predictor.predict(setup))
+        phases = {name: prediction.phases[name] for name in TRAINING_PHASES}
+        training = Prediction(phases, prediction.static)
+        return self._demand.device_bytes(training, self._world)
+
     @property
     def floor(self) -> int:
         """Bytes that the leanest variant takes of a GPU on any number of processes: its passes and
@@ -140,33 +160,39 @@ class Variants:
         )
 
     def fitting(self, usable: int) -> Iterator[Footprint]:
-        """For each choice of gathering and checkpointing, the largest generation batch and
-        micro-batch that fit.
+        """For each choice of gathering, generation batch and checkpointing the largest micro-batch
+        that fits, which is the fastest.
 
-        Generation doesn't depend on how the update runs, so its batch is settled first, with the
-        leanest update. Not gathering sends the model over the links for every token, so it is only
-        tried where gathering leaves no room for the whole generation batch.
+        What generates takes nothing of the update's memory, but for an engine that stays awake. So
+        without one only the largest generation batch that fits is looked at.
         """
-        knobs, lean = self._knobs, self.leanest.setup
+        knobs = self._knobs
+        fastest_update = (knobs.checkpointing[0], knobs.micro_batch[0])
         for gather in knobs.gather:
-            generated = self._first_fit(
-                [
-                    (gather, size, lean.checkpointing, lean.micro_batch)
-                    for size in knobs.generation_batch
-                ],
-                usable,
-            )
-            if generated is None:
-                continue
-            size = generated.setup.generation_batch
-            for checkpointing in knobs.checkpointing:
-                found = self._first_fit(
-                    [(gather, size, checkpointing, micro) for micro in knobs.micro_batch], usable
-                )
-                if found:
-                    yield found
-            if size == knobs.generation_batch[0]:
-                return
+            for size in self._generation_batches(gather, usable):
+                updates = set()
+                for checkpointing in knobs.checkpointing:
+                    largest = self._first_fit(
+                        [(gather, size, checkpointing, micro) for micro in knobs.micro_batch],
+                        usable,
+                    )
+                    if largest:
+                        updates.add((checkpointing, largest.setup.micro_batch))
+                        yield largest
+                # A smaller generation batch can't make the update any faster.
+                if fastest_update in updates:
+                    break
+
+    def _generation_batches(self, gather: bool, usable: int) -> Sequence[int]:
+        """The generation batches that may be the best beside some update."""
+        sizes = self._knobs.generation_batch
+        engine = self.engine
+        if engine and engine.kind == "Colocated" and not (engine.sleeps or engine.share):
+            return sizes
+        lean = self.leanest.setup
+        settings = [(gather, size, lean.checkpointing, lean.micro_batch) for size in sizes]
+        largest = self._first_fit(settings, usable)
+        return [largest.setup.generation_batch] if largest else []
 
     def _first_fit(self, ordered: Sequence[Settings], usable: int) -> Footprint | None:
         """The first that fits of settings ordered by falling memory; bisection predicts few of
@@ -278,25 +304,6 @@ class Footprints:
             variants = self._variants[key] = Variants(self, world, method, precision, engine)
         return variants
 
-    def first(
-        self, place: Place, method: Method, precision: Precision, tried: Sequence[Engine | None]
-    ) -> Variants:
-        """The variants of a method in a place with the first engine with which it fits, else with
-        the last one tried.
-
-        Where it is training that doesn't fit, sharing an engine's weights among more GPUs is no
-        help.
-        """
-        hopeless = False
-        for engine in tried:
-            if hopeless and engine:
-                continue
-            variants = self.variants(place.world, method, precision, engine)
-            if engine is None or variants.may_fit(place):
-                break
-            hopeless = variants.leanest.prediction.peak_phase not in ENGINE_PHASES
-        return variants
-
     def floor(self, method: Method, precision: Precision, *, engined: bool = False) -> int:
         """Bytes that a GPU must have at the least for a method, however many there are.
 
@@ -307,7 +314,7 @@ class Footprints:
         """
         key = (method.lora, precision, engined)
         if key not in self._floors:
-            engine = Engine(kind="Servers", length=1) if engined else None
+            engine = NOWHERE if engined else None
             self._floors[key] = self.variants(self.worlds[0], method, precision, engine).floor
         return self._floors[key]
 

@@ -1,9 +1,9 @@
 """Defines Option, one way of running the job in one place, and chooses among options.
 
 The choice gives the best option, the nearest miss where nothing fits, and the options worth
-showing. An objective gives every option a score, and scores within NEAR of the best are a tie:
-neither the constants of memory nor those of time have been measured on a GPU. In a tie the room
-left on the GPU decides, because a run that goes out of memory costs more than 5 %.
+showing. An objective gives every option one number, its score, and the least score is chosen. What
+may go wrong is part of the number: a nearly full GPU, an optimizer in host memory and a gang on
+several nodes count as time, so that no second rule decides beside the score.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,26 @@ from ..hardware.pools import Place, Pool
 from ..memory.setup import Engine
 from ..time.step_time import StepTime
 from .footprints import Footprint
+from .methods import Method
 
 ROOMY, NEARLY_FULL = 0.80, 0.90
 """Shares of a GPU up to which a plan has room for what the model doesn't know, and some of it: in
 the 454 measured runs of Fujii et al. (2024, arXiv 2411.06465) no estimate below 80 % ran out of
 memory."""
 
-CROWDED, OFFLOADED = 1.25, 1.1
-"""By how much longer the time of a plan counts that fills more than NEARLY_FULL of a GPU, and of
-one whose optimizer is offloaded (assumed, until both are calibrated on GPUs). The first may run out
-of memory and begin again; the second rests on host memory and a host link of which least is known,
-and takes of both what no GPU-second tells."""
+CROWDED = (1.0, 1.05, 1.25)
+"""By how much longer the time of a plan counts that leaves a GPU room, little room, or nearly none
+(assumed, until calibrated on GPUs): it may run out of memory and begin again."""
+OFFLOADED, REFERENCE_OFFLOADED = 1.25, 1.05
+"""The same of a plan whose optimizer is offloaded, and of one whose reference is (assumed). They
+rest on host memory and a host link, of which least is known, and take of both what no GPU-second
+tells."""
+PARTITIONED = {0: 1.0, 2: 1.02, 3: 1.04}
+"""The same by ZeRO stage (assumed): hooks and buckets, of which the time model counts nothing. So
+sharding is chosen where it saves something."""
+SEVERAL_NODES = 1.25
+"""The same of a gang on several nodes (assumed). Published runs of 70B models on 64 GPUs train 2 to
+3 times as long as their links' bandwidth alone explains (NVIDIA-NeMo/RL#959)."""
 
 
 class Beside(NamedTuple):
@@ -113,62 +122,70 @@ class Option:
 
     @property
     def risk(self) -> float:
-        """By how much longer its time counts where what may go wrong is weighed against GPUs; 1 for
-        nothing of it."""
-        crowded = CROWDED if self.crowding == 2 else 1.0
-        return crowded * (OFFLOADED if self.footprint.method.offload else 1.0)
-
-    @property
-    def prudence(self) -> tuple[object, ...]:
-        """Among equals on as many GPUs: no offloaded optimizer, whose host memory is the least
-        known, then room."""
-        return self.footprint.method.offload, self.crowding, self.preference
+        """By how much longer its time counts for what may go wrong; 1 for nothing of it."""
+        return CROWDED[self.crowding] * place_risk(self.place, self.footprint.method)
 
     @property
     def preference(self) -> tuple[object, ...]:
-        """Among equals: fewer GPUs, no offload, lower stage, fewer nodes, less time, then anything
-        that is stable."""
+        """Among equals: fewer GPUs, no offload, lower stage, fewer nodes, less time, an engine, and
+        anything that is stable."""
         place, method = self.place, self.footprint.method
         return (
             place.world, method.offload, method.reference == "Offload", method.zero, place.nodes,
             round(self.seconds, 6), place.pool.label, place.pool.resource, place.pool.selector,
-            method.name,
+            method.name, *engine_preference(self.footprint.setup.engine),
         )  # fmt: skip
 
 
-NEAR = 1.05
-"""Costs within this factor of the best are as good as it; an objective of Fastest takes no such
-liberty."""
+def engine_preference(engine: Engine | None) -> tuple[int, ...]:
+    """Among equals an engine before none, on fewer GPUs, and one that sleeps, which leaves more
+    room."""
+    if engine is None:
+        return 1, 0, 0, 0
+    return 0, engine.replicas, engine.tensor_parallel, int(not engine.sleeps)
 
-Objective = Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest", "Knee"]
-"""The spec's objectives, and Knee: Balanced on any number of nodes."""
+
+Objective = Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest"]
+"""The spec's objectives."""
 Score = tuple[int, float]
-"""What an objective compares first, and what it then wants little of; only the latter has ties."""
+"""What an objective compares first, and what it then wants little of."""
+
+
+def place_risk(place: Place, method: Method) -> float:
+    """The part of an option's risk that is known before its memory."""
+    optimizer = OFFLOADED if method.offload else 1.0
+    reference = REFERENCE_OFFLOADED if method.reference == "Offload" else 1.0
+    nodes = SEVERAL_NODES if place.nodes > 1 else 1.0
+    return optimizer * reference * nodes * PARTITIONED[method.zero]
 
 
 def score(
     objective: Objective,
     place: Place,
     seconds: float,
-    risk: float = 1.0,
+    risk: float,
     *,
     beside: Beside = NOTHING_BESIDE,
 ) -> Score:
     """What an objective wants little of; grows with `seconds` and `risk`, so lower bounds of them
     bound it.
 
-    GPUs of engines count as the place's own, and their price with it.
+    GPUs of engines count as the place's own, and their price with it. Fastest is the time alone.
 
     Balanced takes more GPUs only as long as GPU-seconds per step rise no faster than time falls,
-    `N2 t2 / (N1 t1) <= t1 / t2`: the least `N t**2`, whose root is proportional to time. A time at
-    a risk counts as longer: idle GPUs of a node are worth taking where they spare it one.
+    `N2 t2 / (N1 t1) <= t1 / t2`: the least `N t**2`, whose root is proportional to time. So of the
+    chosen plan no other is better in both time and GPU-seconds.
     """
-    if objective in ("Balanced", "Knee"):
-        cost = sqrt(place.world + beside.gpus) * seconds * risk
-    else:
+    if objective == "Fastest":
+        return 0, seconds
+    gpus = place.world + beside.gpus
+    counted_seconds = seconds * risk
+    if objective == "FewestGPUs":
+        return gpus, counted_seconds
+    if objective == "Cheapest":
         hourly = place.pool.price * place.world + beside.price
-        cost = hourly * seconds if objective == "Cheapest" else seconds
-    return precedence(objective, place), cost
+        return 0, hourly * counted_seconds
+    return 0, sqrt(gpus) * counted_seconds
 
 
 def score_of(objective: Objective, option: Option) -> Score:
@@ -176,46 +193,26 @@ def score_of(objective: Objective, option: Option) -> Score:
     return score(objective, option.place, option.seconds, option.risk, beside=option.beside)
 
 
-def precedence(objective: Objective, place: Place) -> int:
-    """What an objective compares first, known before any time: Balanced stays on one node where
-    anything fits there."""
-    if objective == "FewestGPUs":
-        return place.world
-    return int(objective == "Balanced" and place.nodes > 1)
-
-
-def is_as_good(objective: Objective, one: Score, best: Score) -> bool:
-    """Whether a score is a tie with the best, or better."""
-    return one <= (best[0], best[1] * (1.0 if objective == "Fastest" else NEAR))
-
-
 def choose(options: Sequence[Option], objective: Objective) -> Option | None:
-    """The best that fits: first by what is trained, then by the objective, then by room; None if
-    nothing fits."""
-    fitting = [option for option in options if not option.shortage]
-    if not fitting:
-        return None
-    tier = min(option.tier for option in fitting)
-    scored = [(score_of(objective, o), o) for o in fitting if o.tier == tier]
-    best, leader = min(scored, key=lambda pair: (pair[0], pair[1].preference))
-    equals = [
-        o
-        for found, o in scored
-        if o.place.world == leader.place.world and is_as_good(objective, found, best)
-    ]
-    return min(equals, key=lambda option: option.prudence)
+    """The best that fits: first by what is trained, then by the objective's score; None if nothing
+    fits."""
+    return min(
+        (option for option in options if not option.shortage),
+        key=lambda option: (option.tier, score_of(objective, option), option.preference),
+        default=None,
+    )
 
 
 def closest_miss(options: Sequence[Option]) -> Option | None:
-    """What comes nearest to fitting: least missing share of device and host memory together; None
-    without options."""
+    """What comes nearest to fitting; None without options."""
+    return min(options, key=missing_shares, default=None)
 
-    def missing(option: Option) -> tuple[float, tuple[object, ...]]:
-        return max(0.0, option.device_share - 1) + max(
-            0.0, option.host_share - 1
-        ), option.preference
 
-    return min(options, key=missing, default=None)
+def missing_shares(option: Option) -> tuple[float, tuple[object, ...]]:
+    """The missing shares of device and host memory together, then what decides among equals."""
+    device = max(0.0, option.device_share - 1)
+    host = max(0.0, option.host_share - 1)
+    return device + host, option.preference
 
 
 def notable(options: Sequence[Option], chosen: Option | None) -> list[Option]:

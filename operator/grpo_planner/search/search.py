@@ -1,17 +1,20 @@
-"""The search: all ways of running a job in all places, without looking at all of them.
+"""The search: every way of running a job in every place, without looking at all of them.
 
-It goes through methods, pools and extents at a fixed global batch. A thousand nodes of twelve
-products have thousands of options and a plan must take milliseconds, so what a cheap bound shows to
-be neither chosen nor shown is left out.
+A candidate is a method in a place with an engine, at every setting of its knobs and a fixed global
+batch. A thousand nodes of twelve products have tens of thousands, and a plan must take
+milliseconds. So one loop goes through them in the order of a lower bound of their score, and stops
+where the bound has reached the best score found: nothing later can be better.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from itertools import count, groupby
+from typing import NamedTuple
 
 from ..hardware.pools import Place, Pool
 from ..memory.setup import Engine, Precision, Setup
-from ..time.step_time import StepTime, step_time
+from ..time.step_time import SamplingTime, StepTime, TrainingTime, sampling_time, training_time
 from .demand import Demand
 from .engines import Engines
 from .footprints import Footprint, Footprints, Variants
@@ -24,8 +27,7 @@ from .option import (
     Score,
     beside,
     choose,
-    is_as_good,
-    precedence,
+    place_risk,
     score,
     score_of,
 )
@@ -38,8 +40,13 @@ SPACING = 1.25
 SLOW, FAR = 60.0, 2.0
 """Seconds of a step from which a plan that would be FAR times as fast is worth a word."""
 
-Extent = tuple[Place, Method, Precision]
-"""A method in one place."""
+
+class Extent(NamedTuple):
+    """A method in one place."""
+
+    place: Place
+    method: Method
+    precision: Precision
 
 
 class Search:
@@ -54,8 +61,10 @@ class Search:
         """
         self._footprints, self._demand = footprints, footprints.demand
         self.engines = Engines(self._demand, server_pools)
-        self._settled: dict[Extent, Variants] = {}
-        self._engined: dict[tuple[Extent, Engine | None], Option] = {}
+        self._best: dict[tuple[Objective, Extent, Engine | None], Option | None] = {}
+        self._generation: dict[tuple[object, ...], float] = {}
+        self._training: dict[tuple[object, ...], TrainingTime] = {}
+        self._sampling: dict[tuple[object, ...], SamplingTime] = {}
         self._methods = methods(self._demand.spec)
         self._objective: Objective = self._demand.spec.placement.objective
         self.pools = list(pools)
@@ -71,25 +80,40 @@ class Search:
         """Whether a gang has a place at all, be there memory enough or not."""
         return any(self._places.values())
 
-    def options(self) -> list[Option]:
-        """Options of each pool and method: those that may be chosen or shown, and where none fits,
-        all misses."""
-        found: list[Option] = []
-        for pool in self._places:
-            for method, precision in self._with_precision(pool, self._methods):
-                extents = self._extents(pool, method, precision)
-                found += self._promising(extents) or self._misses(extents)
-        return found
-
     @property
     def is_feasible(self) -> bool:
         """Whether anything fits."""
-        pairs = (
-            (pool, pair) for pool in self._places for pair in self._possible(pool, self._methods)
-        )
         return any(
-            self._fits(*extent) for pool, pair in pairs for extent in self._extents(pool, *pair)
+            self._variants(extent, engine).may_fit(extent.place)
+            for extent in self._all_extents(self._methods)
+            if self._may_train(extent)
+            for engine in self._candidates(extent)
         )
+
+    def misses(self) -> list[Option]:
+        """Of each extent of each pool and method what lacks least; for a job that nothing fits."""
+        return [
+            self._miss(extent)
+            for pool in self._places
+            for method in self._methods
+            for extent in self._extents(pool, method)
+        ]
+
+    def comparable_options(self, chosen: Option) -> list[Option]:
+        """What the chosen option is shown beside: the best of every other method in its pool, and
+        of every other pool, or what lacks least there."""
+        own = chosen.place.pool
+        groups = [list(self._extents(own, method)) for method in self._methods]
+        groups += [
+            [extent for method in self._methods for extent in self._extents(pool, method)]
+            for pool in self._places
+            if pool is not own
+        ]
+        found: list[Option] = []
+        for extents in groups:
+            with_room = [extent for extent in extents if self._has_room_for_passes(extent)]
+            found += self._explore(with_room) or [self._miss(extent) for extent in extents]
+        return found
 
     def fitting(self) -> list[Option]:
         """Options that may be chosen, of the methods that depart least from what was asked; no
@@ -99,175 +123,205 @@ class Search:
         """
         allowed = sorted(self._methods, key=lambda method: method.tier)
         for _, same_tier in groupby(allowed, key=lambda method: method.tier):
-            found = [
-                option
-                for method in same_tier
-                for pool in self._places
-                for option in self._fitting(pool, method)
-            ]
+            found = self._explore(self._all_extents(list(same_tier)))
             if found:
                 return found
         return []
 
     def extents(self, chosen: Option) -> list[Option]:
-        """The chosen option and its method on every other extent of its pool."""
-        method, precision = chosen.footprint.method, chosen.footprint.setup.precision
-        found: list[Option] = []
-        for extent in self._extents(chosen.place.pool, method, precision):
-            fitting = self._good(*extent)
-            if extent[0] == chosen.place:
-                # A fuller variant that is faster is shown beside the chosen one.
-                found += [chosen, *(o for o in fitting if o.seconds < chosen.seconds)]
-            else:
-                best = choose(fitting, self._objective)
-                found += [best] if best else self._misses([extent])
+        """The chosen option and its method's best on every other extent of its pool."""
+        method = chosen.footprint.method
+        found: list[Option] = [chosen]
+        for extent in self._extents(chosen.place.pool, method):
+            if extent.place == chosen.place:
+                continue
+            best = choose(self._explore([extent]), self._objective)
+            found.append(best or self._miss(extent))
         return found
 
-    def with_engine(self, option: Option, engine: Engine | None) -> Option:
-        """The same method in the same place with that engine: the best that fits, else what takes
-        least."""
-        extent = option.place, option.footprint.method, option.footprint.setup.precision
-        if (extent, engine) not in self._engined:
-            self._engined[extent, engine] = self._best_with(*extent, engine)
-        return self._engined[extent, engine]
-
-    def _best_with(
-        self, place: Place, method: Method, precision: Precision, engine: Engine | None
-    ) -> Option:
-        variants = self._footprints.variants(place.world, method, precision, engine)
-        best = choose(self._good_of(place, variants), self._objective)
-        return best or self._option(place, variants, variants.leanest)
+    def rivals(self, chosen: Option) -> list[Option]:
+        """The chosen method in its place with other engines: of each kind, asleep and awake, the
+        best that fits, else what takes least."""
+        footprint = chosen.footprint
+        extent = Extent(chosen.place, footprint.method, footprint.setup.precision)
+        own = _sort_of_engine(footprint.setup.engine)
+        by_sort: dict[object, list[Option]] = {}
+        for engine in self._candidates(extent):
+            best_option = self._best_with(self._objective, extent, engine)
+            option = best_option or self._leanest(extent, engine)
+            by_sort.setdefault(_sort_of_engine(engine), []).append(option)
+        by_sort.pop(own, None)
+        best = (
+            choose(options, self._objective) or min(options, key=lambda option: option.device_share)
+            for options in by_sort.values()
+        )
+        return list(best)
 
     def sooner(self, chosen: Option) -> Option | None:
-        """On the same GPUs, what takes at most 1/FAR of the time, on more nodes or with other
+        """On the same GPUs, what takes at most 1/FAR of the time, on more of them or with other
         methods; None if nothing.
 
         Of several, what departs least from what was asked.
         """
         if chosen.seconds < SLOW:
             return None
-        pool = chosen.place.pool
         found: list[Option] = []
-        for pair in self._possible(pool, self._methods):
-            options = self._promising(self._extents(pool, *pair), "Knee")
+        for method in self._methods:
+            extents = self._extents(chosen.place.pool, method)
+            with_room = [extent for extent in extents if self._has_room_for_passes(extent)]
+            options = self._explore(with_room, "Balanced")
             found += [option for option in options if option.seconds * FAR <= chosen.seconds]
-        return choose(found, "Knee")
+        return choose(found, "Balanced")
 
     def sizes(self) -> list[Option]:
         """For every number of GPUs the best of what fits and departs least from what was asked,
         fewest GPUs first."""
-        fitting = [
-            option
-            for pool in self._places
-            for pair in self._possible(pool, self._methods)
-            for extent in self._extents(pool, *pair)
-            for option in self._good(*extent)
+        by_world: dict[int, list[Extent]] = {}
+        for extent in self._all_extents(self._methods):
+            by_world.setdefault(extent.place.world, []).append(extent)
+        best = [
+            choose(self._explore(extents), self._objective)
+            for _, extents in sorted(by_world.items())
         ]
+        fitting = [option for option in best if option]
         tier = min((option.tier for option in fitting), default=0)
-        by_world: dict[int, list[Option]] = {}
-        for option in fitting:
-            if option.tier == tier:
-                by_world.setdefault(option.place.world, []).append(option)
-        best = (choose(options, self._objective) for _, options in sorted(by_world.items()))
-        return [option for option in best if option]
+        return [option for option in fitting if option.tier == tier]
 
-    def _fitting(self, pool: Pool, method: Method) -> list[Option]:
-        found: list[Option] = []
-        for pair in self._possible(pool, [method]):
-            found += self._promising(self._extents(pool, *pair))
-        return [option for option in found if not option.shortage]
-
-    def _possible(self, pool: Pool, allowed: Sequence[Method]) -> list[tuple[Method, Precision]]:
-        """Methods that no bound rules out before any extent is looked at."""
-        pairs = self._with_precision(pool, allowed) if self._places[pool] else []
-        engined = not self.engines.why_none
-        return [
-            pair
-            for pair in pairs
-            if self._footprints.floor(*pair, engined=engined) <= pool.usable_bytes
-        ]
-
-    def _promising(
-        self, extents: Sequence[Extent], objective: Objective | None = None
+    def _explore(
+        self, extents: Iterable[Extent], objective: Objective | None = None
     ) -> list[Option]:
-        """Of one method's extents in a pool, those that may be chosen or shown; empty where none
-        fits.
+        """Fitting options of these extents, and among them the best of each tier.
 
-        What an objective compares first needs no times: where something fits, whatever comes later
-        can't matter.
+        Entries wait in the order of a lower bound of their score: first an extent, bounded by its
+        fastest settings and the fastest engine of its place, then the extent with each engine. An
+        entry whose bound is above the best score found can hold nothing better, so it is dropped.
         """
         aim = objective or self._objective
-
-        def first(extent: Extent) -> int:
-            return precedence(aim, extent[0])
-
-        for _, equals in groupby(sorted(extents, key=first), key=first):
-            found = self._best_of([extent for extent in equals if self._fits(*extent)], aim)
-            if found:
-                return found
-        return []
-
-    def _best_of(self, extents: Sequence[Extent], aim: Objective) -> list[Option]:
-        """Options of extents that fit, of equal precedence: those that no other excludes.
-
-        An extent's fastest variant is a lower bound of its time whether or not it fits, and bounds
-        its score. So extents are looked at in the order of their bounds, and once a bound is no tie
-        with the best score found, no later one can matter.
-        """
+        serial = count()
+        waiting: list[_Entry] = []
+        for extent in extents:
+            bound = self._bound(aim, extent)
+            waiting.append(_Entry(extent.method.tier, bound, next(serial), extent, _ANY))
+        heapq.heapify(waiting)
         found: list[Option] = []
-        least: Score | None = None
-        bounds = ((self._bound(aim, *extent), extent) for extent in extents)
-        for bound, (place, method, precision) in sorted(bounds, key=itemgetter(0)):
-            if least is not None and not is_as_good(aim, bound, least):
-                break
-            variants = self._variants(place, method, precision)
-            options = self._with_room(
-                self._fastest(place, variants, place.pool.usable_bytes), variants
-            )
-            reached = min(score_of(aim, option) for option in options)
-            least = min(least or reached, reached)
-            found += options if is_as_good(aim, reached, least) else options[:1]
+        least: dict[int, Score] = {}
+        while waiting:
+            entry = heapq.heappop(waiting)
+            if entry.tier in least and entry.bound > least[entry.tier]:
+                continue
+            extent = entry.extent
+            if entry.engine is _ANY:
+                for engine in self._candidates(extent) if self._may_train(extent) else ():
+                    bound = self._bound_with(aim, extent, engine)
+                    heapq.heappush(waiting, _Entry(entry.tier, bound, next(serial), extent, engine))
+                continue
+            option = self._best_with(aim, extent, entry.engine)
+            if option is None:
+                continue
+            found.append(option)
+            reached = score_of(aim, option)
+            least[entry.tier] = min(least.get(entry.tier, reached), reached)
         return found
 
-    def _bound(
-        self, objective: Objective, place: Place, method: Method, precision: Precision
-    ) -> Score:
-        """The best score that any variant can have."""
-        setup, calls = self._variants(place, method, precision).quickest
-        seconds, own = (
-            self._time(place, setup, calls).total,
-            beside(setup.engine, self._servers(place, setup)),
-        )
-        return score(objective, place, seconds, beside=own)
+    def _bound(self, aim: Objective, extent: Extent) -> Score:
+        """The best score that an extent can have: its fastest settings with the fastest engine of
+        its place, whether or not they fit."""
+        place, method, precision = extent
+        setup, _ = self._variants(extent, None).quickest
+        training = sum(self._training_time(extent, setup))
+        seconds = training + self._least_generation(place, precision)
+        return score(aim, place, seconds, place_risk(place, method))
 
-    def _with_precision(
-        self, pool: Pool, allowed: Sequence[Method]
-    ) -> list[tuple[Method, Precision]]:
-        """Methods with the precision that a pool's GPUs give them, without those whose pinned dtype
-        they lack."""
-        pairs = ((method, self._demand.precision(method, pool.hardware)) for method in allowed)
-        return [(method, precision) for method, precision in pairs if precision]
+    def _least_generation(self, place: Place, precision: Precision) -> float:
+        """Seconds of generating in a place with its fastest engine, without gathers and syncs."""
+        key = (id(place), precision)
+        if key not in self._generation:
+            extent = Extent(place, _ANY_METHOD, precision)
+            times = (
+                self._sampling_time(extent, *self._variants(extent, engine).quickest)
+                for engine in self._candidates(extent)
+            )
+            self._generation[key] = min(time.generation for time in times)
+        return self._generation[key]
 
-    def _extents(self, pool: Pool, method: Method, precision: Precision) -> list[Extent]:
-        """A method in every place of a pool, smallest first.
+    def _bound_with(self, aim: Objective, extent: Extent, engine: Engine | None) -> Score:
+        """The best score that an extent can have with that engine."""
+        setup, calls = self._variants(extent, engine).quickest
+        place = extent.place
+        seconds = self._time(extent, setup, calls).total
+        gpus_beside = beside(engine, self._servers(place, setup))
+        risk = place_risk(place, extent.method)
+        return score(aim, place, seconds, risk, beside=gpus_beside)
+
+    def _best_with(self, aim: Objective, extent: Extent, engine: Engine | None) -> Option | None:
+        """The best option of an extent with that engine; None where none fits."""
+        key = (aim, extent, engine)
+        if key not in self._best:
+            variants = self._variants(extent, engine)
+            fits = variants.may_fit(extent.place)
+            options = self._fitting_options(extent, variants) if fits else ()
+            self._best[key] = choose(list(options), aim)
+        return self._best[key]
+
+    def _fitting_options(self, extent: Extent, variants: Variants) -> Iterator[Option]:
+        """The fastest options that fit, and the fastest of those that leave a GPU some room and
+        much: a score weighs time against room."""
+        usable = extent.place.pool.usable_bytes
+        footprints: dict[int, Footprint] = {}
+        for share in (ROOMY, NEARLY_FULL, 1.0):
+            limit = int(share * usable)
+            if variants.fastest.device <= limit:
+                footprints[id(variants.fastest)] = variants.fastest
+                break
+            if variants.leanest.device <= limit:
+                footprints |= {id(footprint): footprint for footprint in variants.fitting(limit)}
+        for footprint in footprints.values():
+            yield self._option(extent, variants, footprint)
+
+    def _may_train(self, extent: Extent) -> bool:
+        """Whether the extent has room for training, whatever samples beside it."""
+        floor = self._variants(extent, None).training_floor
+        return floor <= extent.place.pool.usable_bytes
+
+    def _has_room_for_passes(self, extent: Extent) -> bool:
+        """Whether a GPU holds what the passes take on any number of them, which rules out whole
+        methods at once."""
+        place, method, precision = extent
+        engined = not self.engines.why_none
+        floor = self._footprints.floor(method, precision, engined=engined)
+        return floor <= place.pool.usable_bytes
+
+    def _all_extents(self, allowed: Sequence[Method]) -> list[Extent]:
+        """The extents of these methods in all pools, without those whose passes alone take more
+        than a GPU has."""
+        return [
+            extent
+            for pool in self._places
+            for method in allowed
+            for extent in self._extents(pool, method)
+            if self._has_room_for_passes(extent)
+        ]
+
+    def _extents(self, pool: Pool, method: Method) -> Iterator[Extent]:
+        """A method in every place of a pool that something may sample in, smallest first; none
+        where the pool's GPUs lack its pinned dtype.
 
         On one GPU, ZeRO has nobody to share with and only costs, unless it offloads.
         """
-        return [
-            (place, method, precision)
-            for place in self._places[pool]
-            if (place.world > 1 or not method.zero or method.offload)
-            and self.engines.engines_to_try(place, precision)
-        ]
+        precision = self._demand.precision(method, pool.hardware)
+        if precision is None:
+            return
+        for place in self._places[pool]:
+            has_use = place.world > 1 or not method.zero or method.offload
+            if has_use and self.engines.candidates(place, precision):
+                yield Extent(place, method, precision)
 
-    def _variants(self, place: Place, method: Method, precision: Precision) -> Variants:
-        """The variants of an extent with the engine that it may have."""
-        extent = (place, method, precision)
-        known = self._settled.get(extent)
-        if known is None:
-            tried = self.engines.engines_to_try(place, precision)
-            known = self._settled[extent] = self._footprints.first(place, method, precision, tried)
-        return known
+    def _candidates(self, extent: Extent) -> tuple[Engine | None, ...]:
+        return self.engines.candidates(extent.place, extent.precision)
+
+    def _variants(self, extent: Extent, engine: Engine | None) -> Variants:
+        place, method, precision = extent
+        return self._footprints.variants(place.world, method, precision, engine)
 
     def _places_in(self, pool: Pool) -> Iterator[Place]:
         """A place for every number of GPUs that splits the batch evenly and is within the job's
@@ -293,72 +347,107 @@ class Search:
                 last = world
                 yield place
 
-    def _fits(self, place: Place, method: Method, precision: Precision) -> bool:
-        """Whether the leanest variant does."""
-        return self._variants(place, method, precision).may_fit(place)
+    def _miss(self, extent: Extent) -> Option:
+        """The option of an extent which takes least; where even training does not fit, with any
+        engine."""
 
-    def _good(self, place: Place, method: Method, precision: Precision) -> list[Option]:
-        """The fastest variant that fits, with what has more room and is as good; [] if none
-        fits."""
-        variants = self._variants(place, method, precision)
-        return self._good_of(place, variants)
+        def device(engine: Engine | None) -> int:
+            return self._variants(extent, engine).leanest.device
 
-    def _good_of(self, place: Place, variants: Variants) -> list[Option]:
-        """The same of variants with one engine."""
-        if not variants.may_fit(place):
-            return []
-        return self._with_room(self._fastest(place, variants, place.pool.usable_bytes), variants)
+        candidates = self._candidates(extent)
+        leanest = min(candidates, key=device) if self._may_train(extent) else candidates[-1]
+        return self._leanest(extent, leanest)
 
-    def _with_room(self, best: Option, variants: Variants) -> list[Option]:
-        """The fastest variant, and where that fills the GPU, the fastest of those that leave it
-        more room."""
-        found = [best]
-        for share in () if self._objective == "Fastest" else (NEARLY_FULL, ROOMY):
-            limit = int(share * best.place.pool.usable_bytes)
-            if found[-1].footprint.device > limit >= variants.leanest.device:
-                found.append(self._fastest(best.place, variants, limit))
-        return found
+    def _leanest(self, extent: Extent, engine: Engine | None) -> Option:
+        """The option with that engine which takes least."""
+        variants = self._variants(extent, engine)
+        return self._option(extent, variants, variants.leanest)
 
-    def _misses(self, extents: Sequence[Extent]) -> list[Option]:
-        """Of each extent the variant that takes least."""
-        every = ((extent[0], self._variants(*extent)) for extent in extents)
-        return [self._option(place, variants, variants.leanest) for place, variants in every]
-
-    def _fastest(self, place: Place, variants: Variants, limit: int) -> Option:
-        """The fastest variant that takes no more than `limit` bytes of a GPU, where the leanest
-        does."""
-        if variants.fastest.device <= limit:
-            return self._option(place, variants, variants.fastest)
-        fitting = [
-            self._option(place, variants, footprint) for footprint in variants.fitting(limit)
-        ]
-        return min(
-            fitting,
-            key=lambda option: (round(option.seconds, 6), option.footprint.setup.checkpointing),
-        )
-
-    def _option(self, place: Place, variants: Variants, footprint: Footprint) -> Option:
+    def _option(self, extent: Extent, variants: Variants, footprint: Footprint) -> Option:
         """One option with its numbers."""
-        time = self._time(place, footprint.setup, footprint.calls)
+        place = extent.place
         return Option(
             place,
             footprint,
             variants.host(place.per_node),
-            time,
+            self._time(extent, footprint.setup, footprint.calls),
             self._servers(place, footprint.setup),
         )
 
-    def _time(self, place: Place, setup: Setup, calls: float) -> StepTime:
-        servers = self._servers(place, setup)
-        own = servers.hardware if servers else None
-        return step_time(
-            self._demand.shape, setup, place.pool.hardware, place.nodes, calls, servers=own
+    def _time(self, extent: Extent, setup: Setup, calls: float) -> StepTime:
+        training = self._training_time(extent, setup)
+        sampling = self._sampling_time(extent, setup, calls)
+        return StepTime(
+            training.compute,
+            sampling.generation,
+            sampling.gathering,
+            training.communication,
+            training.offload,
+            sampling.sync,
         )
+
+    # Each key has what its times depend on, and no more: engines share times of training, methods
+    # those of sampling.
+
+    def _training_time(self, extent: Extent, setup: Setup) -> TrainingTime:
+        place, method, precision = extent
+        key = (id(place), method, precision, setup.micro_batch, setup.checkpointing)
+        known = self._training.get(key)
+        if known is None:
+            hardware = place.pool.hardware
+            known = training_time(self._demand.shape, setup, hardware, place.nodes)
+            self._training[key] = known
+        return known
+
+    def _sampling_time(self, extent: Extent, setup: Setup, calls: float) -> SamplingTime:
+        place, method, precision = extent
+        is_gathered = method.zero == 3
+        key = (
+            id(place), precision, setup.engine, is_gathered, setup.gather, setup.generation_batch,
+        )  # fmt: skip
+        known = self._sampling.get(key)
+        if known is None:
+            servers = self._servers(place, setup)
+            hardware = place.pool.hardware
+            known = sampling_time(
+                self._demand.shape,
+                setup,
+                hardware,
+                place.nodes,
+                calls,
+                servers=servers.hardware if servers else None,
+            )
+            self._sampling[key] = known
+        return known
 
     def _servers(self, place: Place, setup: Setup) -> Pool | None:
         """Where the engines of a setup are that have GPUs of their own."""
-        return (
-            self.engines.server_pool(place)
-            if setup.engine and setup.engine.kind == "Servers"
-            else None
-        )
+        has_own = setup.engine and setup.engine.kind == "Servers"
+        return self.engines.server_pool(place) if has_own else None
+
+
+class _Any(Enum):
+    """Stands for all engines of a place."""
+
+    ENGINE = 0
+
+
+_ANY = _Any.ENGINE
+_ANY_METHOD = Method(strategy="None", reference="None")
+"""Stands for all methods of a place: how long generating takes does not depend on the method."""
+
+
+class _Entry(NamedTuple):
+    """What waits to be looked at."""
+
+    tier: int
+    bound: Score
+    serial: int
+    """Decides among equal bounds, so that the order is the same every time."""
+    extent: Extent
+    engine: Engine | _Any | None
+
+
+def _sort_of_engine(engine: Engine | None) -> tuple[str, bool]:
+    """What two engines share that differ only in their GPUs."""
+    return (engine.kind, engine.sleeps) if engine else ("Transformers", False)

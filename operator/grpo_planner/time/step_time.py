@@ -109,15 +109,20 @@ def decoded_parameters(shape: Shape, sequences: int) -> float:
 
 
 def generation_seconds(shape: Shape, setup: Setup, hardware: Product, calls: float) -> float:
-    """`calls` calls of generate: the prompts' pass; then each token reads weights and cache, or
-    waits for launches.
+    """`calls` calls of generate: the prompts' pass; then each token reads weights and moves the
+    cache, or waits for launches.
 
-    The cache has the prompt and on average half of the completion.
+    The cache has the prompt and on average half of the completion. DynamicCache concatenates keys
+    and values for every token, so the cache is read once and copied twice. Where several heads
+    share a key, attention writes and reads it once more for each of them (repeat_kv). Both counted
+    on meta tensors, transformers 5.23.
     """
     sequences = setup.generation_batch
     held = setup.prompt + setup.completion / 2
     cache = sequences * held * 2 * shape.layers * shape.key_value * setup.weight_bytes
-    traffic = decoded_parameters(shape, sequences) * setup.compute_bytes + cache
+    repeats = shape.heads // shape.kv_heads
+    moves = 3 + (2 * repeats if repeats > 1 else 0)
+    traffic = decoded_parameters(shape, sequences) * setup.compute_bytes + moves * cache
     bytes_per_second = hardware.bandwidth * GIGA * MEMORY_EFFICIENCY
     token = max(traffic / bytes_per_second, shape.layers * LAUNCH_SECONDS)
     prefill = pass_seconds(shape, hardware, sequences * setup.prompt, setup.prompt)
@@ -159,7 +164,7 @@ def gathering_seconds(
 ) -> float:
     """Under ZeRO-3 generate gathers the whole model once per call, or layer by layer for every
     token of every call."""
-    if setup.zero != 3 or setup.engine:
+    if setup.zero != 3:
         return 0.0
     model = (
         setup.weight_bytes * shape.parameters * (setup.world - 1) / setup.world / link
@@ -203,6 +208,53 @@ def offload_seconds(shape: Shape, setup: Setup) -> float:
     return seconds
 
 
+class TrainingTime(NamedTuple):
+    """The parts of a step that do not depend on what samples."""
+
+    compute: float
+    communication: float
+    offload: float
+
+
+class SamplingTime(NamedTuple):
+    """The parts of a step that depend on what samples."""
+
+    generation: float
+    gathering: float
+    sync: float
+
+
+def training_time(shape: Shape, setup: Setup, hardware: Product, nodes: int) -> TrainingTime:
+    """Time of one step without its sampling; arguments as of step_time."""
+    link = link_bytes_per_second(hardware, nodes, setup.world // nodes)
+    latency = GATHER_SECONDS[nodes > 1]
+    return TrainingTime(
+        compute_seconds(shape, setup, hardware),
+        communication_seconds(shape, setup, link, latency),
+        offload_seconds(shape, setup),
+    )
+
+
+def sampling_time(
+    shape: Shape,
+    setup: Setup,
+    hardware: Product,
+    nodes: int,
+    calls: float,
+    *,
+    servers: Product | None = None,
+) -> SamplingTime:
+    """Time that one step takes to sample its completions; arguments as of step_time."""
+    link = link_bytes_per_second(hardware, nodes, setup.world // nodes)
+    if setup.engine:
+        generation = engine_seconds(shape, setup, servers or hardware, calls)
+        sync = setup.engine.syncs * sync_seconds(shape, setup, hardware, link)
+        return SamplingTime(generation, 0.0, sync)
+    generation = generation_seconds(shape, setup, hardware, calls)
+    latency = GATHER_SECONDS[nodes > 1]
+    return SamplingTime(generation, gathering_seconds(shape, setup, link, latency, calls), 0.0)
+
+
 def step_time(
     shape: Shape,
     setup: Setup,
@@ -222,22 +274,9 @@ def step_time(
         calls: calls of generate per optimizer step; below 1 where one batch feeds several steps.
         servers: the GPU of engines in pods of their own.
     """
-    link = link_bytes_per_second(hardware, nodes, setup.world // nodes)
-    latency = GATHER_SECONDS[nodes > 1]
-    if setup.engine:
-        generation = engine_seconds(shape, setup, servers or hardware, calls)
-        sync = setup.engine.syncs * sync_seconds(shape, setup, hardware, link)
-    else:
-        generation = generation_seconds(shape, setup, hardware, calls)
-        sync = 0.0
-    return StepTime(
-        compute_seconds(shape, setup, hardware),
-        generation,
-        gathering_seconds(shape, setup, link, latency, calls),
-        communication_seconds(shape, setup, link, latency),
-        offload_seconds(shape, setup),
-        sync,
-    )
+    training = training_time(shape, setup, hardware, nodes)
+    sampling = sampling_time(shape, setup, hardware, nodes, calls, servers=servers)
+    return StepTime(**training._asdict(), **sampling._asdict())
 
 
 def with_measured_links(inventory: Inventory, links: MeasuredLinks | None) -> Inventory:
