@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.history import HISTORY_FILES
 from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV
 from grpo_trainer.checkpoints.hashing import hash_of, recorded_parts
 from grpo_trainer.checkpoints.manifest import Manifest
 from grpo_trainer.checkpoints.store_checkpoints import part_key
-from grpo_trainer.runtime.paths import MANIFEST
+from grpo_trainer.runtime.paths import MANIFEST, attempt_folder_name
 from grpo_trainer.stores.run_store import (
     HEAD,
     Committed,
@@ -118,7 +119,7 @@ class Run:
         assert exported[0] == whole.weights
 
     def require_nothing_left(self) -> None:
-        """On the store is what the head names."""
+        """On the store is what the head names, and the newest attempt's history."""
         head = read_head(self.store)
         assert head is not None
         assert head.outcome is not None
@@ -126,6 +127,8 @@ class Run:
         for made in head.checkpoints:
             key = checkpoint_key(made.attempt, made.step)
             named |= {f"{key}/{name}" for name in (MANIFEST, *self._parts(made))}
+        newest = attempt_folder_name(len(self.logged))
+        named |= {f"{newest}/{name}" for name in HISTORY_FILES}
         left = set(self.store.object_sizes()) - named
         assert {
             key for key in left if not key.startswith(f"{export_key(head.export or 0)}/")

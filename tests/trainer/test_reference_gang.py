@@ -30,7 +30,7 @@ GATE: dict[str, Any] = {
     "overflow": ["DDP"],
     "strikes": [0, 3, 4],
     "drift": ["DDP"],
-    "straggler": ["ZeRO-3"],
+    "straggler": [],
 }
 """What `make test` measures, beside one cell for each strategy, every wrong weight and the memory
 savers."""
@@ -38,7 +38,7 @@ MORE: dict[str, Any] = {
     "overflow": ["ZeRO-2", "ZeRO-3"],
     "strikes": [1, 2, 5, 6, 7],
     "drift": ["ZeRO-2"],
-    "straggler": ["DDP", "ZeRO-2"],
+    "straggler": ["DDP", "ZeRO-2", "ZeRO-3"],
 }
 """What `make test-all` has besides."""
 CELLS = {"DDP": ["Clone"], "ZeRO-2": ["Offload"], "ZeRO-3": ["Sharded", "Adapter"]}

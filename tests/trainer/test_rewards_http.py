@@ -219,7 +219,7 @@ async def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 async def test_everybody_may_read_why_a_service_is_waited_for_and_not_what_it_answers(
-    answer: tuple[int, bytes], capsys: pytest.CaptureFixture[str]
+    answer: tuple[int, bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     reasons: list[str] = []
     with serving(lambda number, body: lengths(body) if number > 1 else answer) as service:
@@ -228,7 +228,7 @@ async def test_everybody_may_read_why_a_service_is_waited_for_and_not_what_it_an
         assert await score(function) == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert any(reasons)
     assert "SECRET" not in str(reasons)
-    assert "SECRET" in capsys.readouterr().out
+    assert "SECRET" in caplog.text
 
 
 async def test_the_training_s_random_numbers_are_left_alone() -> None:

@@ -1,7 +1,7 @@
 """An oracle of the planner's choice: every candidate, each worked out by itself.
 
 It imports nothing of grpo_planner.search. What may be combined is stated here once more, from
-docs/planner.md and docs/generation.md, so that a candidate which the search forgets or prunes by
+docs/strategies.md and docs/generation.md, so that a candidate which the search forgets or prunes by
 mistake is found. Only jobs on up to 16 GPUs of a pool: past that the search takes whole nodes, in
 steps.
 """

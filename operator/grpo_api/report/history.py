@@ -43,9 +43,13 @@ def _parsed(line: str) -> Any:
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    """A row on one line. JSON has no NaN and no infinity: they are text."""
+    """A row on one line. JSON has no NaN and no infinity: they are text.
+
+    Names are in order, so that a row is the same bytes before and after transformers has written it
+    into a checkpoint and read it back.
+    """
     # What is no value of JSON, such as an image in a prompt, is text, too.
-    line = json.dumps(_plain(dict(row)), ensure_ascii=False, default=str)
+    line = json.dumps(_plain(dict(row)), ensure_ascii=False, default=str, sort_keys=True)
     # Half of a surrogate pair has no UTF-8.
     return line.encode(errors="replace").decode()
 

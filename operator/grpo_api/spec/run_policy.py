@@ -229,11 +229,11 @@ class PlacementSpec(Model):
     """Tolerations of the pods; GPU taints (`nvidia.com/gpu`, `amd.com/gpu`) are always tolerated.
     Unset: none."""
     objective: Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest"] = "Balanced"
-    """What the plan optimises. Balanced: one node where anything fits there, and more GPUs as long
-    as they shorten a step at least as much as they raise its GPU-seconds; a step counts as 25 %
-    longer where it fills more than 90 % of a GPU, and as 10 % longer with an offloaded optimizer.
-    Cheapest: the least price of a step, on GPUs with a price (docs/usage.md). Among plans within 5
-    %, one with room on the GPU, except for Fastest. Unset: Balanced."""
+    """What the plan optimises. Balanced: more GPUs as long as they shorten a step at least as much
+    as they raise its GPU-seconds. Cheapest: the least price of a step, on GPUs with a price
+    (docs/usage.md). To all but Fastest a step counts as 5 % longer where it fills more than 80 % of
+    a GPU, 25 % above 90 %, 25 % with an offloaded optimizer, and 25 % on several nodes. Unset:
+    Balanced."""
     queue_name: Name | None = None
     """Kueue LocalQueue; Kueue then admits the job. Unset: the operator admits it when its whole
     gang fits."""
