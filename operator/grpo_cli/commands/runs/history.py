@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_api.report.history import STEP, Row, standing_rows
+from grpo_api.report.history import ATTEMPT, STEP, Row, standing_rows
 
 from ...cluster.delivery_pod import add_pod_arguments
 from ...inputs.run_history import SOURCE_HELP, load_history
@@ -25,6 +25,9 @@ USUAL = (
     "frac_reward_zero_std",
 )
 """Curves that show whether a run learns."""
+
+USUAL_COLUMNS = (ATTEMPT, "reward", "kl", "loss")
+"""First in CSV, where a run has them."""
 
 
 def register(parser: ArgumentParser) -> None:
@@ -82,9 +85,11 @@ def _draw(options: Namespace, drawn: list[curves.Curve]) -> None:
 
 
 def _print_csv(rows: Sequence[Row], keys: Sequence[str] | None) -> None:
-    """All rows; columns in the order in which they first appear."""
+    """All rows; the columns that most people look for first, then those that appear."""
     found = dict.fromkeys(key for row in rows for key in row)
-    columns = [STEP, *(keys or [key for key in found if key != STEP])]
+    usual = [key for key in USUAL_COLUMNS if key in found]
+    others = [key for key in found if key not in (STEP, *usual)]
+    columns = [STEP, *(keys or [*usual, *others])]
     table = csv.DictWriter(sys.stdout, columns, extrasaction="ignore", lineterminator="\n")
     table.writeheader()
     for row in rows:
