@@ -5,7 +5,7 @@ import io
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -40,6 +40,7 @@ def pod(name: str, reason: str) -> dict[str, Any]:
 
 
 @settings(max_examples=cases(60))
+@example(width=160, message="a \\[b] c", name="run", reason="\\[")
 @given(width=st.integers(40, 260), message=SENTENCES, name=WORDS, reason=WORDS)
 def test_no_width_loses_a_word(width: int, message: str, name: str, reason: str) -> None:
     told = condition("Running", reason="Training") | {"message": message}

@@ -9,7 +9,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -59,14 +58,16 @@ def run(options: Namespace) -> int:
 def show_status(out: Console, name: str, job: GRPOJob) -> None:
     """Prints what is known of the job; sections that nothing is known of are left out."""
     phase = str(job.status.phase or "Pending")
-    reason = f"  {escape(job.status.reason)}" if job.status.reason else ""
-    out.print(f"[bold]{name}[/bold]  [{_COLOURS.get(phase, 'cyan')}]{phase}[/]{reason}")
+    reason = f"  {job.status.reason}" if job.status.reason else ""
+    # Text, not markup: rich's `escape` loses the backslash of `\[`.
+    head = Text.assemble((name, "bold"), "  ", (phase, _COLOURS.get(phase, "cyan")), reason)
+    out.print(head)
     for finding in job.status.findings or []:
-        out.print(f"[bold yellow]{escape(finding_message(finding))}[/]")
-        out.print(escape(f"  {finding.advice}"))
+        out.print(Text(finding_message(finding), "bold yellow"))
+        out.print(Text(f"  {finding.advice}"))
     facts = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for label, text in _facts(job):
-        facts.add_row(f"[dim]{label}[/dim]", escape(text))
+        facts.add_row(Text(label, "dim"), Text(text))
     out.print(facts)
     _conditions(out, job.status.conditions)
     _pods(out, job.status.pods)
@@ -213,9 +214,7 @@ def _conditions(out: Console, conditions: list[Condition]) -> None:
         return
     wide = make_table("condition", "status", "since", "reason", "message")
     for one in conditions:
-        wide.add_row(
-            one.type, one.status, one.last_transition_time, one.reason, escape(one.message)
-        )
+        wide.add_row(one.type, one.status, one.last_transition_time, one.reason, Text(one.message))
     show_table(out, wide, map(_stacked_condition, conditions))
 
 
@@ -230,7 +229,7 @@ def _pods(out: Console, pods: list[PodStatus]) -> None:
         return
     wide = make_table("pod", "index", "node", "phase", "reason")
     for pod in pods:
-        wide.add_row(pod.name, _number(pod), pod.node, pod.phase, escape(pod.reason))
+        wide.add_row(pod.name, _number(pod), pod.node, pod.phase, Text(pod.reason))
     show_table(out, wide, map(_stacked_pod, pods))
 
 
