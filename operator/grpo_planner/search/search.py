@@ -86,18 +86,13 @@ class Search:
         return any(
             self._variants(extent, engine).may_fit(extent.place)
             for extent in self._all_extents(self._methods)
-            if self._may_train(extent)
+            if self._has_room_for_passes(extent) and self._may_train(extent)
             for engine in self._candidates(extent)
         )
 
     def misses(self) -> list[Option]:
         """Of each extent of each pool and method what lacks least; for a job that nothing fits."""
-        return [
-            self._miss(extent)
-            for pool in self._places
-            for method in self._methods
-            for extent in self._extents(pool, method)
-        ]
+        return [self._miss(extent) for extent in self._all_extents(self._methods)]
 
     def comparable_options(self, chosen: Option) -> list[Option]:
         """What the chosen option is shown beside: the best of every other method in its pool, and
@@ -111,8 +106,7 @@ class Search:
         ]
         found: list[Option] = []
         for extents in groups:
-            with_room = [extent for extent in extents if self._has_room_for_passes(extent)]
-            found += self._explore(with_room) or [self._miss(extent) for extent in extents]
+            found += self._explore(extents) or [self._miss(extent) for extent in extents]
         return found
 
     def fitting(self) -> list[Option]:
@@ -168,8 +162,7 @@ class Search:
         found: list[Option] = []
         for method in self._methods:
             extents = self._extents(chosen.place.pool, method)
-            with_room = [extent for extent in extents if self._has_room_for_passes(extent)]
-            options = self._explore(with_room, "Balanced")
+            options = self._explore(extents, "Balanced")
             found += [option for option in options if option.seconds * FAR <= chosen.seconds]
         return choose(found, "Balanced")
 
@@ -199,7 +192,7 @@ class Search:
         aim = objective or self._objective
         serial = count()
         waiting: list[_Entry] = []
-        for extent in extents:
+        for extent in filter(self._has_room_for_passes, extents):
             bound = self._bound(aim, extent)
             waiting.append(_Entry(extent.method.tier, bound, next(serial), extent, _ANY))
         heapq.heapify(waiting)
@@ -292,14 +285,12 @@ class Search:
         return floor <= place.pool.usable_bytes
 
     def _all_extents(self, allowed: Sequence[Method]) -> list[Extent]:
-        """The extents of these methods in all pools, without those whose passes alone take more
-        than a GPU has."""
+        """The extents of these methods in all pools."""
         return [
             extent
             for pool in self._places
             for method in allowed
             for extent in self._extents(pool, method)
-            if self._has_room_for_passes(extent)
         ]
 
     def _extents(self, pool: Pool, method: Method) -> Iterator[Extent]:
