@@ -23,6 +23,7 @@ from grpo_planner.memory.setup import Engine, Precision, Setup, Strategy, ZeroSt
 from grpo_planner.model.architecture import ModelFacts, resolve_model
 from grpo_planner.model.shapes import Shape
 from grpo_planner.time.step_time import step_time
+from tests.unit.planning import counted_risk
 
 MOST_GPUS = 16
 MOST_SEQUENCES = 16
@@ -59,12 +60,13 @@ class Candidate:
     @property
     def risk(self) -> float:
         """By how much longer its time counts."""
-        crowded = 1.25 if self.share > 0.9 else 1.05 if self.share > 0.8 else 1.0
-        optimizer = 1.25 if self.way.offload else 1.0
-        reference = 1.05 if self.way.strategy == "Offload" else 1.0
-        nodes = 1.25 if self.place.nodes > 1 else 1.0
-        sharding = {0: 1.0, 2: 1.02, 3: 1.04}[self.way.zero]
-        return crowded * optimizer * reference * nodes * sharding
+        return counted_risk(
+            self.share,
+            offloads=self.way.offload,
+            strategy=self.way.strategy,
+            nodes=self.place.nodes,
+            zero=self.way.zero,
+        )
 
     def score(self, objective: str) -> tuple[float, ...]:
         """Tier, and what the objective wants little of."""

@@ -62,12 +62,21 @@ def plan(job: GRPOJobSpec, *groups: Node) -> ExecutionPlan:
 
 
 def risk(plan: ExecutionPlan) -> float:
-    """By how much longer a plan's time counts to every objective but Fastest, by the documented
-    rules."""
+    """By how much longer a plan's time counts to every objective but Fastest."""
     assert plan.memory is not None
-    share = plan.memory.device_bytes / plan.memory.usable_bytes
+    return counted_risk(
+        plan.memory.device_bytes / plan.memory.usable_bytes,
+        offloads=plan.offload == "CPU",
+        strategy=plan.strategy,
+        nodes=plan.nodes,
+        zero=plan.zero_stage,
+    )
+
+
+def counted_risk(share: float, *, offloads: bool, strategy: str, nodes: int, zero: int) -> float:
+    """The documented rules of spec.placement.objective; `share` is what is taken of a GPU."""
     crowded = 1.25 if share > 0.9 else 1.05 if share > 0.8 else 1.0
-    optimizer = 1.25 if plan.offload == "CPU" else 1.0
-    reference = 1.05 if plan.strategy == "Offload" else 1.0
-    nodes = 1.25 if plan.nodes > 1 else 1.0
-    return crowded * optimizer * reference * nodes * {0: 1.0, 2: 1.02, 3: 1.04}[plan.zero_stage]
+    optimizer = 1.25 if offloads else 1.0
+    reference = 1.05 if strategy == "Offload" else 1.0
+    several = 1.25 if nodes > 1 else 1.0
+    return crowded * optimizer * reference * several * {0: 1.0, 2: 1.02, 3: 1.04}[zero]
