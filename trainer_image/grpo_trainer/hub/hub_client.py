@@ -122,7 +122,8 @@ def use_client(
     on_sent: Callable[[int], None] | None = None, answer_seconds: float = ANSWER_SECONDS
 ) -> Iterator[None]:
     """Make huggingface_hub, and with it datasets, use our client while the body runs. Restores the
-    default afterwards.
+    default afterwards. The client is the process's: one thread at a time may be in here, since both
+    ends close the client that another thread may be using.
 
     Args:
         on_sent: called with the bytes of each part of a body that goes out.
