@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_api.text.quantity import GIB, MIB
+from grpo_api.text.units import GIB, MIB
 from grpo_trainer.checkpoints.hashing import (
     damage,
     digests,

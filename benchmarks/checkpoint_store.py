@@ -25,7 +25,7 @@ from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import Result
 from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV, DATA_MOUNT_ENV
-from grpo_api.text.quantity import MIB
+from grpo_api.text.units import MIB
 from harness.controlplane import free_port
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
 from tests.support.facts.resume_cases import Case, plan, write_data

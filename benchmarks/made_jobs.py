@@ -9,7 +9,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import STEP_PHASES
 from grpo_api.status.status import ConditionType, GRPOJobStatus, Phase
 from grpo_api.text.contract import API_VERSION, KIND
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 from grpo_kube.objects.resources import Object
 from grpo_kube.objects.times import timestamp
 from grpo_operator.report.status import to_json

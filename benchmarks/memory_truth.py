@@ -16,7 +16,7 @@ from accelerate.commands.estimate import estimate_training_usage
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 from grpo_planner.memory.setup import Precision
 from grpo_planner.model import catalogue
 from tests.support.ledger.accounting import account

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo_api.job import GRPOJobSpec, parse_spec
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.hardware.products import lookup_product
@@ -35,6 +35,14 @@ MODELS = [
     "Qwen/Qwen3-235B-A22B", "meta-llama/Llama-3.1-405B",
 ]  # fmt: skip
 LLAMA_405B, QWEN_7B = "meta-llama/Llama-3.1-405B", "Qwen/Qwen2.5-7B"
+STRETCHED = {
+    "model.name": "ours/long-405b",
+    "model.architecture": {
+        "modelType": "llama", "layers": 126, "hiddenSize": 16384, "attentionHeads": 128,
+        "keyValueHeads": 8, "headDim": 128, "intermediateSize": 53248, "vocabSize": 128256,
+    },
+}  # fmt: skip
+"""The same model with as many positions as sequences may have."""
 HARD: dict[str, tuple[str, dict[str, Any]]] = {
     "16,384 completions": (QWEN_7B, {"training.numGenerations": 64,
     "training.promptsPerStep": 256}),
@@ -44,14 +52,16 @@ HARD: dict[str, tuple[str, dict[str, Any]]] = {
         QWEN_7B, {"training.numGenerations": 720, "training.promptsPerStep": 55440,
         "reference.strategy": "Auto"},
     ),
-    "a million tokens: nothing fits": (LLAMA_405B, {"training.maxCompletionLength": 1048576}),
+    "a million tokens: nothing fits": (
+        LLAMA_405B, STRETCHED | {"training.maxCompletionLength": 1048576},
+    ),
     "the same without adapter": (
-        LLAMA_405B, {"training.maxCompletionLength": 1048576, "adapter.use": "Never",
+        LLAMA_405B, STRETCHED | {"training.maxCompletionLength": 1048576, "adapter.use": "Never",
         "training.optimizer": "AdamW"},
     ),
     "the same, 16,384 completions": (
         LLAMA_405B,
-        {"training.maxCompletionLength": 1048576, "training.numGenerations": 64,
+        STRETCHED | {"training.maxCompletionLength": 1048576, "training.numGenerations": 64,
         "training.promptsPerStep": 256},
     ),
     "every pin set, one GPU: nothing fits": (
@@ -65,8 +75,8 @@ HARD: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "one token too many per GPU": (
-        QWEN_7B, {"training.maxCompletionLength": 524288, "adapter.use": "Never",
-        "placement.gpus.max": 64},
+        "Qwen/Qwen2.5-7B-Instruct-1M",
+        {"training.maxCompletionLength": 524288, "adapter.use": "Never", "placement.gpus.max": 64},
     ),
     "more GPUs than there are": (QWEN_7B, {"placement.gpus.min": 4096,
     "training.promptsPerStep": 4096}),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import STRATEGIES, replace_section, table
-from grpo_api.text.quantity import MIB
+from grpo_api.text.units import MIB
 from tests.support.ranks.gang import run_gang
 
 WORLD = 2

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from grpo_api.job import GRPOJobSpec, parse_spec
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 from grpo_planner.explain.explain import decision_message
 from grpo_planner.hardware.cloud_labels import (
     GKE_COUNT,

@@ -14,8 +14,11 @@ from .explain import explain
 from .explain.fixes import ACCESS_MODE, advice, find_fixes
 from .explain.no_capacity import (
     MOST_RENTED,
+    HardwarePlanner,
     disk_shortage_result,
     engine_rejection,
+    experts_result,
+    is_without_engine_for_experts,
     place_rejection,
     smallest_hardware,
     without_size,
@@ -28,7 +31,7 @@ from .result.formatting import gib
 from .result.result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
 from .search.cpu_plan import plan_cpu
 from .search.curve import Size, curve
-from .search.demand import Demand, build_demand, positions
+from .search.demand import Demand, build_demand, refuse_long_sequences
 from .search.engine_choice import sampling_message
 from .search.engines import check, server_pools
 from .search.footprints import Footprints
@@ -103,9 +106,15 @@ class Planner:
             return _plan_cpu(self._demand)
         if self._spec.placement.provisioning == "CreatePods":
             inventory = declared_inventory(self._spec.placement)
+        if is_without_engine_for_experts(self._demand):
+            return self._refuse_experts
         inventory = self._as_measured(inventory)
         result = self._on_free(inventory)
         return result or self._on_emptied(_empty(inventory))
+
+    @cached_property
+    def _refuse_experts(self) -> PlanResult:
+        return experts_result(self._demand, _planner_elsewhere(self._footprints))
 
     def curve(self, inventory: Inventory) -> list[Size]:
         """What every number of GPUs would give on these nodes were they empty, fewest first; []
@@ -129,8 +138,9 @@ class Planner:
     def _demand(self) -> Demand:
         reported = self._learned.architecture if self._learned else None
         model = resolve_model(self._spec.model, self._facts, reported)
-        most_positions = positions(self._facts.config)
-        return build_demand(self._spec, model, most_positions, self._learned)
+        demand = build_demand(self._spec, model, self._learned)
+        refuse_long_sequences(demand)
+        return demand
 
     @cached_property
     def _footprints(self) -> Footprints:
@@ -233,11 +243,7 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
     if result.reason not in LACKS_HARDWARE:
         return result
 
-    def plan(spec: GRPOJobSpec, inventory: Inventory) -> Option | None:
-        pools, _ = build_pools(inventory, spec)
-        engine_pools = server_pools(inventory, spec)
-        return _best(footprints, spec, pools, engine_pools)
-
+    plan = _planner_elsewhere(footprints)
     spec = footprints.demand.spec
     hardware = smallest_hardware(spec, plan)
     if hardware:
@@ -253,6 +259,17 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
         would_do = f"no hardware of up to {MOST_RENTED} GPUs that was looked at would do"
     message = f"{result.message}; {would_do}"
     return result.model_copy(update={"message": message})
+
+
+def _planner_elsewhere(footprints: Footprints) -> HardwarePlanner:
+    """What plans changed specs of the same job on any inventory."""
+
+    def plan(spec: GRPOJobSpec, inventory: Inventory) -> Option | None:
+        pools, _ = build_pools(inventory, spec)
+        engine_pools = server_pools(inventory, spec)
+        return _best(footprints, spec, pools, engine_pools)
+
+    return plan
 
 
 def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:
@@ -360,6 +377,8 @@ def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> lis
     demand = footprints.demand
 
     def plan(spec: GRPOJobSpec) -> Option | None:
+        if _is_shortened_too_little(demand, spec):
+            return None
         trainer_pools = pools
         if spec.placement.gpu_product != demand.spec.placement.gpu_product:
             trainer_pools, _ = build_pools(emptied, spec)
@@ -369,13 +388,21 @@ def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> lis
     return find_fixes(demand.spec, demand.shape, pools, plan)
 
 
+def _is_shortened_too_little(demand: Demand, changed: GRPOJobSpec) -> bool:
+    """True for shorter sequences that are still beyond the positions that the model was probably
+    made for: nobody is advised to train those."""
+    new_demand = build_demand(changed, demand.model, demand.learned)
+    positions = demand.model.positions.tokens
+    return bool(positions) and positions < new_demand.length < demand.length
+
+
 def _best(
     footprints: Footprints, spec: GRPOJobSpec, pools: list[Pool], engine_pools: list[Pool]
 ) -> Option | None:
     """What a changed spec would be planned as, with all that is known of its model and of the
     memory that it needs."""
     demand = footprints.demand
-    new_demand = build_demand(spec, demand.model, demand.positions, demand.learned)
+    new_demand = build_demand(spec, demand.model, demand.learned)
     new_footprints = Footprints(new_demand, footprints.predictor)
     search = Search(new_footprints, pools, engine_pools)
     return choose(search.fitting(), spec.placement.objective)

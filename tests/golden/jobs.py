@@ -78,7 +78,7 @@ SPREAD: dict[str, Asked] = {
         _model(QWEN_32B, **CLAIM), ("--gpus", "8x8xH200", "--host-memory", "1800Gi"), ("--sizes",)
     ),
     "sharded-70b-offloaded": Asked(_model(LLAMA_70B, generation__engine="Transformers"), MANY_H100),
-    "sharded-moe": Asked(_model(QWEN_MOE), MANY_H100),
+    "sharded-moe": Asked(_model(QWEN_MOE, generation__engine="Transformers"), MANY_H100),
     "synchronised-reference": Asked(
         _model(QWEN_7B, reference__sync={"everySteps": 64, "mixup": 0.5}), MANY_H100
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_api.spec.checkpoint import ObjectStoreSpec
-from grpo_api.text.quantity import MIB
+from grpo_api.text.units import MIB
 from grpo_trainer.stores import store_client
 from grpo_trainer.stores.run_store import HEAD, RunStore, checkpoint_key, export_key
 from grpo_trainer.stores.store_client import Store, open_store

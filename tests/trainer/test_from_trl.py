@@ -24,7 +24,7 @@ from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.trl_places import MODEL_PLACES, SCRIPT_PLACES
 from grpo_api.text.contract import DATA_MOUNT_ENV
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 from grpo_cli.__main__ import main
 from grpo_cli.from_trl.cli_config import BUILT_IN, LORA_DEFAULTS, OVERLONG
 from grpo_cli.from_trl.job_spec import PEFT_DEFAULTS, PEFT_MODULES

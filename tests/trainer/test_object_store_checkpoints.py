@@ -11,7 +11,7 @@ from obstore.store import MemoryStore
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.contract import CHECKPOINT_STORE_ENV, RESUME_STORE_ENV
-from grpo_api.text.quantity import MIB
+from grpo_api.text.units import MIB
 from grpo_trainer.checkpoints import store_checkpoints
 from grpo_trainer.checkpoints.checkpoint_target import address_of
 from grpo_trainer.checkpoints.volume_checkpoints import read_manifest, sealed_at

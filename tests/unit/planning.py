@@ -4,7 +4,7 @@ from typing import Any
 
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.plan.plan import ExecutionPlan
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanResult

@@ -7,7 +7,7 @@ import pytest
 
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.text.messages import MAX_MESSAGE
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanReason, PlanResult

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanReason, PlanResult

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec, parse_spec
-from grpo_api.text.quantity import GIB, MIB, parameter_count
+from grpo_api.text.quantity import parameter_count
+from grpo_api.text.units import GIB, MIB
 from grpo_operator.admission.node_fit import extra_amounts, pod_amounts
 from grpo_operator.admission.quota_gate import needs
 from grpo_planner.hardware.inventory import Inventory

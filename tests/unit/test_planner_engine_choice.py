@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import PROVEN_FAMILIES
+from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.products import lookup_product, usable_bytes
 from grpo_planner.model.catalogue import model_type
 from grpo_planner.plan import plan_job
@@ -55,7 +56,6 @@ def auto(name: str = QWEN_7B, *groups: Any, **changes: Any) -> ExecutionPlan:
         (LLAMA_70B, nodes(1, 8, H100), "vLLM over 8"),
         (QWEN_32B, nodes(1, 1, H100), "Transformers"),
         (LLAMA_1B, nodes(1, 1, L4), "vLLM"),
-        (MIXTRAL, nodes(4, 8, H100), "Transformers"),
         (GEMMA, nodes(1, 8, H100), "vLLM"),
     ],
 )
@@ -66,7 +66,6 @@ def test_what_auto_takes(model: str, there: Any, expected: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"model__name": MIXTRAL}, "experts in an engine can't be proven"),
         ({"model__name": "my/model", "model__parameters": "7B"}, "shape is only estimated"),
         (
             {"image": "trainer:mine"},
@@ -275,6 +274,32 @@ def test_what_no_engine_can_do_is_refused_with_the_fix() -> None:
     assert {one.reason for one in (experts, short, odd)} == {PlanReason.INVALID_COMBINATION}
 
 
+@pytest.mark.parametrize("model", [MIXTRAL, "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-235B-A22B"])
+def test_experts_that_no_engine_can_serve_are_refused_with_the_hardware_that_bears_it(
+    model: str,
+) -> None:
+    answer = result(job(model, generation__engine="Auto"), nodes(8, 8, H100))
+    assert answer.reason == PlanReason.INVALID_COMBINATION
+    assert "in vLLM the weights of its" in answer.message
+    assert "set spec.generation.engine to Transformers to train so" in answer.message
+    (change,) = answer.fixes[0].changes
+    overruled = with_value(job(model), change.path, change.value)
+    assert result(overruled, nodes(8, 8, H100)).feasible
+    hardware = answer.hardware
+    if hardware is None:
+        assert "no hardware of up to 64 GPUs has steps below 10 minutes" in answer.message
+        return
+    gpus = hardware.nodes * hardware.gpus_per_node
+    assert f"steps below 10 minutes is {gpus} x {hardware.gpu_product};" in answer.message
+    fastest = with_value(overruled, "spec.placement.objective", "Fastest")
+    host_gib = 128 * hardware.gpus_per_node
+    there = nodes(hardware.nodes, hardware.gpus_per_node, hardware.gpu_product, host_gib)
+    chosen = result(fastest, there).chosen
+    assert chosen is not None
+    assert (chosen.method, chosen.offload) == ("Full", "None")
+    assert (chosen.estimated_step_seconds or 0) <= 600
+
+
 def test_sleep_is_obeyed() -> None:
     for sleep in (True, False):
         chosen = auto(LLAMA_1B, generation={"engine": "Colocated", "sleep": sleep})
@@ -286,7 +311,8 @@ def test_an_engine_in_words() -> None:
     assert sampler_name(auto(QWEN_32B)) == "vLLM Colocated over 8 GPUs"
     servers = auto(generation={"engine": "Servers", "servers": {"replicas": 2}})
     assert sampler_name(servers) == f"vLLM Servers, 2 engines, 2 GPUs {H100} beside the trainer's"
-    assert sampler_name(auto(MIXTRAL, nodes(4, 8, H100))) == "Transformers"
+    plain = auto(MIXTRAL, nodes(4, 8, H100), generation__engine="Transformers")
+    assert sampler_name(plain) == "Transformers"
     assert all(
         model_type(name) in PROVEN_FAMILIES for name in (LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B)
     )

@@ -10,10 +10,11 @@ import pytest
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned, LearnedMemory
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 from grpo_cli.commands.plan import with_change as what_if
 from grpo_planner.explain.fixes import ACCESS_MODE, with_value
 from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.model.hub import lookup_positions
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import Fix, PlanReason
 from tests.unit.planning import (
@@ -51,7 +52,7 @@ REJECTED = {
         QWEN_7B, placement__gpus=ONE, placement__gpuProduct=L4, adapter__use="Never"
     ),
     "spec.training.maxCompletionLength": spec(
-        LLAMA_70B, training__maxCompletionLength=131072, adapter__use="Always"
+        LLAMA_70B, training__maxCompletionLength=130000, adapter__use="Always"
     ),
 }
 THERE = inventory(nodes(1, 8, A100), nodes(1, 4, L4, host_gib=64))
@@ -115,7 +116,7 @@ def test_fewer_targets_are_tried_where_the_model_has_them() -> None:
 
 
 def test_where_no_change_helps_alone_two_do_and_each_is_needed() -> None:
-    job = spec(QWEN_7B, adapter__use="Never", training__maxCompletionLength=32768)
+    job = spec("Qwen/Qwen2.5-7B", adapter__use="Never", training__maxCompletionLength=32768)
     there = inventory(nodes(1, 1, L4, host_gib=40))
     (fix,) = plan_job(job, there).fixes
     assert [change.path for change in fix.changes] == [
@@ -125,6 +126,21 @@ def test_where_no_change_helps_alone_two_do_and_each_is_needed() -> None:
     assert plan_job(applied(job, fix), there).feasible
     for change in fix.changes:
         assert not plan_job(what_if(job, f"{change.path}={change.value}"), there).feasible
+
+
+@pytest.mark.parametrize("model", ["my/Qwen2.5-7B-Instruct-tuned", "my/Llama-3-8B-tuned"])
+@pytest.mark.parametrize("tokens", [40_000, 200_000, 1_048_576])
+def test_no_length_is_advised_that_the_model_was_not_made_for(model: str, tokens: int) -> None:
+    job = spec(model, training__maxCompletionLength=tokens)
+    answer = plan_job(job, THERE)
+    made_for = lookup_positions(model).tokens
+    assert made_for
+    if answer.chosen:
+        assert any(f"were made for {made_for}" in text for text in answer.chosen.warnings)
+    for fix in answer.fixes:
+        shorter = applied(job, fix).training
+        length = shorter.max_prompt_length + shorter.max_completion_length
+        assert length <= made_for or shorter == job.training
 
 
 @pytest.mark.parametrize("model", [LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B])
@@ -163,7 +179,8 @@ def test_a_lower_bound_stays_and_what_nothing_can_run_says_so() -> None:
     answer = result(spec(LLAMA_1B, placement__gpus={"min": 16}), nodes(1, 8, H100))
     assert answer.hardware is not None
     assert answer.hardware.nodes * answer.hardware.gpus_per_node == 16
-    never = result(spec(LLAMA_70B, training__maxCompletionLength=1048576), nodes(1, 8, H100))
+    long = spec("my/own", model__parameters="70B", training__maxCompletionLength=1048576)
+    never = result(long, nodes(1, 8, H100))
     assert never.hardware is None
     assert "no hardware of up to 64 GPUs that was looked at would do" in never.message
     large = result(spec(LLAMA_1B, placement__nodes=16), nodes(1, 8, H100))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 from grpo_planner.memory import states
 from grpo_planner.memory.host import PROCESS, host_bytes, offloaded_state, pinned_bytes, sub_groups
 from grpo_planner.memory.phases import predict

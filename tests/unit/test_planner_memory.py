@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 from grpo_planner.hardware.products import usable_bytes
 from grpo_planner.memory import states
 from grpo_planner.memory.device import CONTEXT, checkpoint_bytes, device_bytes, export_bytes

@@ -2,6 +2,7 @@
 products."""
 
 import contextlib
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from grpo_api.spec.model import Architecture, ModelSpec
 from grpo_planner.model import catalogue
 from grpo_planner.model.architecture import ModelFacts, from_config, resolve_model
+from grpo_planner.model.hub import base_name, hub_ids, is_named_after, meant_name
 from grpo_planner.model.shapes import families
 from grpo_planner.result.result import PlanReason, SpecRejected
 
@@ -251,6 +253,13 @@ def test_quantised_names_are_refused(name: str) -> None:
     assert resolve_model(model("unsloth/gpt-oss-20b-BF16")).source == "Catalogue"
 
 
+def test_a_quantised_original_names_its_copy_in_bfloat16() -> None:
+    narrow = ModelFacts(config=LLAMA | {"quantization_config": {"quant_method": "mxfp4"}})
+    for facts in (ModelFacts(), narrow):
+        with pytest.raises(SpecRejected, match="name to unsloth/gpt-oss-20b-BF16, its copy"):
+            resolve_model(model("openai/gpt-oss-20b"), facts)
+
+
 def test_a_quantised_base_is_refused_whatever_it_is_called() -> None:
     narrow = ModelFacts(config=LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
     with pytest.raises(SpecRejected, match="quant_method gptq"):
@@ -288,3 +297,83 @@ def test_any_config_is_read_or_refused(strange: dict[str, Any], kind: str) -> No
             model("my/model"), ModelFacts(config=LLAMA | {"model_type": kind} | strange)
         )
         assert found.shape.parameters > 0
+
+
+@given(
+    st.fixed_dictionaries(
+        {"max_position_embeddings": st.integers(1, 2**20) | JSON_VALUES},
+        optional={
+            key: st.fixed_dictionaries(
+                {},
+                optional={
+                    "rope_type": st.sampled_from(["yarn", "llama3", "default"]) | JSON_VALUES,
+                    "type": st.sampled_from(["yarn", "linear"]),
+                    "factor": st.floats(0.5, 64) | JSON_VALUES,
+                    "original_max_position_embeddings": st.integers(1, 2**20) | JSON_VALUES,
+                },
+            )
+            for key in ("rope_scaling", "rope_parameters")
+        },
+    )
+)
+def test_positions_of_any_file_are_a_number_that_the_spec_takes(about: dict[str, Any]) -> None:
+    with contextlib.suppress(SpecRejected):
+        found = resolve_model(model("my/model"), ModelFacts(config=LLAMA | about)).positions
+        stated = about["max_position_embeddings"]
+        if isinstance(stated, int) and stated > 1:
+            assert found.tokens >= stated
+            assert found.is_certain
+
+
+def test_yarn_stretches_the_positions_that_a_file_states() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    for stated in (32768, 131072):
+        about = {"max_position_embeddings": stated, "rope_scaling": yarn}
+        found = resolve_model(model("my/model"), ModelFacts(config=LLAMA | about))
+        assert found.positions == (131072, True)
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ("Qwen/Qwen2.5-7B-Instrct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("Qwn/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("meta-llama/Lama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+    ],
+)
+def test_a_likely_slip_is_a_warning_since_a_private_model_may_be_called_so(
+    slip: str, meant: str
+) -> None:
+    note = resolve_model(model(slip, parameters="7.6B")).note
+    assert f"{slip} is no name that is known: did you mean {meant}?" in note
+
+
+@given(st.sampled_from(sorted(hub_ids().values())), st.text("abcxyz-_.", max_size=8))
+def test_known_names_and_what_is_named_after_them_are_no_slips(known: str, ending: str) -> None:
+    assert meant_name(known) == ""
+    assert meant_name(known.lower()) == ""
+    own = known.rpartition("/")[2]
+    assert meant_name(f"a-company/{own}-{ending}") in ("", known) or not ending
+
+
+LONG_NAMES = [
+    model for name, model in sorted(hub_ids().items()) if len(name) > 12 and "/Meta-" not in model
+]
+
+
+@given(
+    st.sampled_from(LONG_NAMES),
+    st.data(),
+)
+def test_one_letter_less_in_a_long_name_is_a_slip(known: str, data: st.DataObject) -> None:
+    organisation, name = known.split("/")
+    # A letter between two numbers makes one of them when it is gone.
+    letters = [found.start() for found in re.finditer(r"(?<=[A-Za-z])[A-Za-z](?=[A-Za-z])", name)]
+    place = data.draw(st.sampled_from(letters))
+    slip = f"{organisation}/{name[:place]}{name[place + 1 :]}"
+    meant = meant_name(slip)
+    assert (
+        meant
+        or slip.lower() in {other.lower() for other in hub_ids().values()}
+        or any(is_named_after(base_name(slip), base) for base in hub_ids())
+    )

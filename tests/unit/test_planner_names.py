@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 from grpo_cli.__main__ import main
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
 from grpo_planner.hardware.product_names import (
@@ -58,7 +58,7 @@ def test_a_slip_is_answered_with_the_name() -> None:
 
 def test_a_slip_in_a_models_name_is_answered_too() -> None:
     answer = plan_job(spec("Qwen/Qwen2.5-7BB"), parse_gpus("8xH100"))
-    assert "or did you mean qwen2.5-7b" in answer.message
+    assert "or did you mean Qwen/Qwen2.5-7B?" in answer.message
     assert "did you mean" not in plan_job(spec("zzz/zzz"), parse_gpus("8xH100")).message
 
 

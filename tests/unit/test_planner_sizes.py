@@ -60,7 +60,8 @@ def test_what_is_not_known_says_what_would_make_it_known(
     assert (
         "prices are known where an inventory's nodes have gpuHourPrice" in capsys.readouterr().out
     )
-    assert main(["plan", QWEN_7B, "--gpus", "1xL4", "--completion-length", "99999", "--sizes"]) == 3
+    base = "Qwen/Qwen2.5-7B"
+    assert main(["plan", base, "--gpus", "1xL4", "--completion-length", "99999", "--sizes"]) == 3
     assert "nothing fits on any number of these GPUs" in capsys.readouterr().out
 
 

@@ -5,12 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.dataset import DatasetSpec
+from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.model.architecture import ModelFacts
+from grpo_planner.model.hub import lookup_positions
 from grpo_planner.plan import plan_job
+from grpo_planner.result.result import PlanReason
 from grpo_planner.search.notes import spec_notes
 from tests.unit.planning import (
     A10G,
@@ -138,22 +143,50 @@ def test_more_nodes_that_would_be_far_faster_are_named() -> None:
     assert 2 * seconds(obeyed) <= seconds(few)
 
 
-def test_sequences_beyond_the_models_positions_are_warned_of() -> None:
-    there, job = Inventory((nodes(1, 1, H100),)), spec("my/own", training__maxCompletionLength=2048)
-    long = plan_job(
-        job, there, facts=ModelFacts(config=LLAMA | {"max_position_embeddings": 2048})
-    ).chosen
-    assert long is not None
-    assert any(
-        "= 2560 tokens, more than the model's max_position_embeddings 2048" in text
-        for text in long.warnings
+@given(st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 8192))
+def test_sequences_beyond_the_models_positions_are_refused_with_the_length_that_fits(
+    prompt: int, completion: int, positions: int
+) -> None:
+    there = Inventory((nodes(1, 1, H100),))
+    lengths = {"maxPromptLength": prompt, "maxCompletionLength": completion}
+    facts = ModelFacts(config=LLAMA | {"max_position_embeddings": positions})
+    job = spec("my/own", training=lengths)
+    answer = plan_job(job, there, facts=facts)
+    if prompt + completion <= positions:
+        assert "max_position_embeddings" not in answer.message
+        return
+    assert answer.reason == PlanReason.INVALID_COMBINATION
+    message = answer.message
+    assert f"= {prompt + completion} tokens, and my/own was made for {positions}" in message
+    if prompt >= positions:
+        assert message.endswith("lower both")
+        return
+    path, _, length = message.rsplit("set ", 1)[1].rpartition(" to ")
+    shorter = with_value(job, path, int(length)).training
+    assert shorter.max_prompt_length + shorter.max_completion_length == positions
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "certain"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", 32768, True),
+        ("unsloth/Qwen2.5-7B-Instruct", 32768, True),
+        ("Qwen/Qwen2.5-7B", 131072, True),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", 131072, True),
+        ("google/gemma-3-1b-it", 32768, True),
+        ("my/Qwen2.5-7B-Instruct-tuned", 32768, False),
+        ("/models/Qwen2.5-7B-Instruct", 32768, False),
+        ("my/own", 0, False),
+    ],
+)
+def test_positions_are_certain_for_names_of_the_hub(name: str, tokens: int, certain: bool) -> None:
+    assert lookup_positions(name) == (tokens, certain)
+    size = {} if tokens else {"model__parameters": "7.6B"}
+    refused = plan_job(
+        spec(name, **size, training__maxCompletionLength=200_000),
+        Inventory((nodes(1, 8, H100),)),
     )
-    for positions in (2560, None):
-        fine = plan_job(
-            job, there, facts=ModelFacts(config=LLAMA | {"max_position_embeddings": positions})
-        ).chosen
-        assert fine is not None
-        assert not any("max_position_embeddings" in text for text in fine.warnings)
+    assert ("(max_position_embeddings)" in refused.message) is certain
 
 
 @pytest.mark.parametrize(

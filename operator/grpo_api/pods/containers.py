@@ -26,7 +26,8 @@ from ..text.names import (
     SubPath,
     is_inside,
 )
-from ..text.quantity import MIB, Quantity, parse_quantity
+from ..text.quantity import Quantity, parse_quantity
+from ..text.units import MIB
 from .environment import Environment, EnvironmentSources
 
 _SLASH = r"/(\.?/)*"

@@ -50,6 +50,8 @@ class Architecture(Model):
     part of its type, are not meant. Unset: false."""
     mlp_bias: bool = False
     """Whether the projections of the feed-forward layer have a bias (`mlp_bias`). Unset: false."""
+    max_position_embeddings: Annotated[int, Field(ge=1, le=16777216)] | None = None
+    """Tokens of the longest sequence that the model was made for. Unset: the catalogue's."""
     sliding_window: Annotated[int, Field(ge=1, le=16777216)] | None = None
     """Tokens that a layer of local attention looks back on (`sliding_window`). Unset: every layer
     attends to all."""

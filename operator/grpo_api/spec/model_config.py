@@ -4,6 +4,8 @@ trainer alike."""
 from collections.abc import Mapping
 from typing import Any
 
+MAX_POSITIONS = 2**24
+"""Most positions that spec.model.architecture may name."""
 GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the classes in `architectures` that generate text from left to right."""
 ENCODERS = frozenset({
@@ -21,14 +23,39 @@ def untrainable_message(config: Mapping[str, Any]) -> str:
     return _encoder_message(config) or _quantised_message(config)
 
 
-def quantised_message(evidence: str, path: str) -> str:
-    """The refusal of a quantised model; `evidence` says where it shows, `path` is the field that
-    names the model."""
+def quantised_message(evidence: str, path: str, copy: str = "") -> str:
+    """The refusal of a quantised model.
+
+    Args:
+        evidence: where it shows.
+        path: the field that names the model.
+        copy: hub id of the same model in bfloat16; empty where none is known.
+    """
+    original = f"{copy}, its copy in bfloat16" if copy else "the bfloat16 original"
     return (
         f"{evidence}: its weights are quantised, and these can neither be trained nor proven to be "
-        f"what was loaded. Set {path}.name to the bfloat16 original; adapters on 4-bit bases are "
+        f"what was loaded. Set {path}.name to {original}; adapters on 4-bit bases are "
         "not supported yet"
     )
+
+
+def position_count(config: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest sequence that a language model was made for, by its config.json, with
+    the scaling that vLLM and transformers apply; None where nothing says it."""
+    count = config.get("max_position_embeddings")
+    if not isinstance(count, int) or count < 1:
+        return None
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(scaling, Mapping):
+        return count
+    kind = scaling.get("rope_type") or scaling.get("type")
+    factor = scaling.get("factor")
+    if kind != "yarn" or not isinstance(factor, int | float) or factor < 1:
+        return count
+    # Of YaRN's files some name the positions before scaling, others those after it.
+    original = scaling.get("original_max_position_embeddings")
+    scaled = factor * (original if isinstance(original, int) and original > 0 else count)
+    return max(count, int(min(scaled, MAX_POSITIONS)))
 
 
 def _encoder_message(config: Mapping[str, Any]) -> str:

@@ -154,6 +154,10 @@ def _gpus_per_node_is_for_created_nodes(placement: "PlacementSpec") -> bool:
     return placement.provisioning == "CreatePods" or placement.gpus_per_node is None
 
 
+Objective = Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest"]
+"""What a plan is chosen by."""
+
+
 class PlacementSpec(Model):
     """Where the job may run. The plan chooses within these limits."""
 
@@ -228,7 +232,7 @@ class PlacementSpec(Model):
     ] = []
     """Tolerations of the pods; GPU taints (`nvidia.com/gpu`, `amd.com/gpu`) are always tolerated.
     Unset: none."""
-    objective: Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest"] = "Balanced"
+    objective: Objective = "Balanced"
     """What the plan optimises. Balanced: more GPUs as long as they shorten a step at least as much
     as they raise its GPU-seconds. Cheapest: the least price of a step, on GPUs with a price
     (docs/usage.md). To all but Fastest a step counts as 5 % longer where it fills more than 80 % of

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-MIB, GIB = 2**20, 2**30
-"""Bytes of one MiB and of one GiB."""
+from .units import GIB, MIB
 
 MAX_COUNT = 2**53 - 1
 """Largest number of steps or bytes that is believed: every reader of JSON keeps it exactly (RFC

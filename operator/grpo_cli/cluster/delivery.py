@@ -33,7 +33,8 @@ from grpo_api.text.contract import (
     PLAN_VOLUME,
     SCRATCH_VOLUME,
 )
-from grpo_api.text.quantity import GIB, parameter_count
+from grpo_api.text.quantity import parameter_count
+from grpo_api.text.units import GIB
 from grpo_operator.pods.manifests import Attempt, indexed_job
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import LABEL_APP, LABEL_COMPONENT, LABEL_INSTANCE

@@ -25,6 +25,7 @@ from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.plan.learned import Learned
 from grpo_api.spec.generation import ENGINES_OF, GenerationSpec
 from grpo_planner.explain.fixes import with_value
+from grpo_planner.model.hub import meant_name
 from grpo_planner.result.result import SPEC_ERRORS, PlanResult
 
 from ..inputs import local_preflight, sources
@@ -94,6 +95,7 @@ def requested_jobs(options: Namespace) -> list[JobRequest]:
             raise OptionError(
                 f"{options.model} is the name of a file: write `grpo plan -f {options.model}`"
             )
+        _ask_back(options)
         return [JobRequest(options.model, _of_model(options.model, given))]
     if given:
         option, (section, field) = next(iter(given)), _FIELDS[next(iter(given))]
@@ -106,6 +108,20 @@ def requested_jobs(options: Namespace) -> list[JobRequest]:
     return [
         JobRequest(job.metadata["name"], job.spec, job.metadata.get("namespace")) for job in jobs
     ]
+
+
+def _ask_back(options: Namespace) -> None:
+    """Refuse a model's name that is a likely slip, unless something else says what the model is.
+
+    Raises:
+        OptionError: with the name that may have been meant.
+    """
+    meant = meant_name(options.model)
+    if meant and not (options.parameters or options.config or options.fetch_config):
+        raise OptionError(
+            f"{options.model}: did you mean {meant}? A model of your own takes --parameters SIZE, "
+            "--config PATH or --fetch-config"
+        )
 
 
 def _of_model(model: str, given: dict[str, Any]) -> GRPOJobSpec:

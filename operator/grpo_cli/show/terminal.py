@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 
 _PIPE_WIDTH = 240
 _ANY_WIDTH = 10_000

@@ -13,7 +13,7 @@ from grpo_api.pods.affinity import Affinity
 from grpo_api.pods.containers import ResourceRequirements
 from grpo_api.spec.run_policy import PlacementSpec, Toleration
 from grpo_api.text.contract import PLAN_ANNOTATION
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 
 from ..records.names import COMPONENT_TRAINER
 from .manifests import Attempt, plan_json

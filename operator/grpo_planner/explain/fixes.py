@@ -393,14 +393,13 @@ def _prompts_for(spec: GRPOJobSpec, world: int) -> int:
 
 
 def _too_long(demand: Demand) -> Iterator[str]:
-    """Sequences longer than the model has positions for."""
+    """Sequences longer than the model, by its name, probably has positions for."""
     training = demand.spec.training
-    positions = demand.positions
+    positions = demand.model.positions.tokens
     length = demand.length
     if positions and length > positions:
         yield (
             f"spec.training.maxPromptLength {training.max_prompt_length} + maxCompletionLength "
-            f"{training.max_completion_length} = {length} tokens, more than the model's "
-            "max_position_embeddings "
-            f"{positions}: it was never trained on such positions; lower one of them"
+            f"{training.max_completion_length} = {length} tokens, and models of this name were "
+            f"made for {positions}: lower one of them unless this one was made for more"
         )

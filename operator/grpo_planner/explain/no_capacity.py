@@ -14,20 +14,25 @@ from typing import NamedTuple
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.pods.containers import EPHEMERAL_STORAGE, ResourceRequirements
-from grpo_api.spec.run_policy import GPURange, PlacementSpec
-from grpo_api.text.quantity import GIB
+from grpo_api.spec.generation import GenerationSpec
+from grpo_api.spec.run_policy import GPURange, Objective, PlacementSpec
+from grpo_api.text.units import GIB
 
 from ..hardware.inventory import Inventory, Node
 from ..hardware.inventory_file import DEFAULT_CPU, DEFAULT_HOST_GIB
 from ..hardware.pools import Pool
 from ..hardware.products import lookup_product
 from ..result.formatting import gib, plural
-from ..result.result import Hardware, PlanReason, PlanResult, SpecRejected
+from ..result.result import Change, Fix, Hardware, PlanReason, PlanResult, SpecRejected
 from ..search.batch import indivisible, micro_batches
 from ..search.demand import Demand
 from ..search.methods import methods
 from ..search.option import Option
 from ..search.search import Search
+from .fixes import LONG_STEP
+
+HardwarePlanner = Callable[[GRPOJobSpec, Inventory], Option | None]
+"""What a spec would be planned as on an inventory; None where nothing fits."""
 
 
 def disk_shortage_result(demand: Demand, notes: Sequence[str]) -> PlanResult:
@@ -52,6 +57,53 @@ def engine_rejection(demand: Demand, search: Search) -> SpecRejected | None:
     reason = PlanReason.NOT_ENOUGH_GPUS if servers else PlanReason.OUT_OF_DEVICE_MEMORY
     message = search.engines.misfit(pools)
     return SpecRejected(reason, message) if message else None
+
+
+def is_without_engine_for_experts(demand: Demand) -> bool:
+    """True where an engine may sample and the model has experts: no engine's can be proven yet."""
+    engine = demand.spec.generation.engine
+    return bool(demand.shape.experts) and engine == "Auto" and not demand.has_given_up_engine
+
+
+def experts_result(demand: Demand, plan: HardwarePlanner) -> PlanResult:
+    """The refusal of a mixture of experts, which the user may overrule: without an engine such a
+    model takes many times as long as with one.
+
+    It names the smallest hardware on which that is bearable: what was asked for is trained, its
+    optimizer on the GPUs, in steps of minutes.
+    """
+    without_engine = GenerationSpec(engine="Transformers")
+    spec = demand.spec.model_copy(update={"generation": without_engine})
+
+    def bearable_plan(spec: GRPOJobSpec, inventory: Inventory) -> Option | None:
+        option = plan(spec, inventory)
+        if option is None or option.tier or option.footprint.method.offload:
+            return None
+        return option if option.seconds <= LONG_STEP else None
+
+    hardware = smallest_hardware(spec, bearable_plan, "Fastest")
+    minutes = round(LONG_STEP / 60)
+    if hardware:
+        place = f"{hardware.nodes * hardware.gpus_per_node} x {hardware.gpu_product}"
+        least = f"the smallest hardware with steps below {minutes} minutes is {place}"
+    else:
+        least = f"no hardware of up to {MOST_RENTED} GPUs has steps below {minutes} minutes"
+    path, engine = "spec.generation.engine", "Transformers"
+    message = (
+        f"no engine can serve {demand.spec.model.name}: in vLLM the weights of its "
+        f"{demand.shape.experts} experts per layer can't be proven yet. Without one, {least}; set "
+        f"{path} to {engine} to train so"
+    )
+    change = Change(path=path, value=engine)
+    fix = Fix(changes=[change], message=f"set {path} to {engine} (generates many times slower)")
+    return PlanResult(
+        feasible=False,
+        reason=PlanReason.INVALID_COMBINATION,
+        message=message,
+        fixes=[fix],
+        hardware=hardware,
+        architecture=demand.model.source,
+    )
 
 
 def place_rejection(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecRejected:
@@ -119,9 +171,6 @@ EXTENTS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (4, 8), (8, 8))
 MOST_RENTED = max(nodes * per_node for nodes, per_node in EXTENTS)
 """GPUs of the largest of EXTENTS."""
 
-Planner = Callable[[GRPOJobSpec, Inventory], Option | None]
-"""What a spec would be planned as on an inventory; None where nothing fits."""
-
 
 class _Rented(NamedTuple):
     """Nodes with the same GPUs."""
@@ -151,14 +200,17 @@ class _Rented(NamedTuple):
         return Inventory((node,))
 
 
-def smallest_hardware(spec: GRPOJobSpec, plan: Planner) -> Hardware | None:
-    """The hardware with the least GPU memory in all that the job fits; None where none of RENTED
-    does.
+def smallest_hardware(
+    spec: GRPOJobSpec, plan: HardwarePlanner, objective: Objective = "FewestGPUs"
+) -> Hardware | None:
+    """The hardware with the least GPU memory in all that `plan` finds something on; None where
+    none of RENTED is such.
 
     What spec.placement demands at least stays; its upper bounds and its product are what may have
     to change.
     """
-    loose_spec = spec.model_copy(update={"placement": _lower_bounds(spec.placement)})
+    loose_placement = _lower_bounds(spec.placement, objective)
+    loose_spec = spec.model_copy(update={"placement": loose_placement})
     smallest_first = sorted(_rented())
     # The largest has a place for all that the others have one for, and more memory: one plan
     # instead of all of them.
@@ -183,12 +235,12 @@ def _rented() -> Iterator[_Rented]:
             yield _Rented(memory_mib * nodes * per_node, nodes, per_node, product)
 
 
-def _lower_bounds(placement: PlacementSpec) -> PlacementSpec:
-    """A placement with the lower bounds of another; the fewest GPUs are wanted."""
+def _lower_bounds(placement: PlacementSpec, objective: Objective) -> PlacementSpec:
+    """A placement with the lower bounds of another."""
     fewest = placement.gpus.min if placement.gpus else 1
     gpus = GPURange(min=fewest)
     nodes = None if placement.declared_gpus else placement.nodes
-    return PlacementSpec(objective="FewestGPUs", gpus=gpus, nodes=nodes)
+    return PlacementSpec(objective=objective, gpus=gpus, nodes=nodes)
 
 
 def _hardware(option: Option) -> Hardware:

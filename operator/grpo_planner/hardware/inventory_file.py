@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from grpo_api.text.base import Model, dotted_path
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 
 from .inventory import Inventory, Node
 from .product_names import label_of, unknown_product

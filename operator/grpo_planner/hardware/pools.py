@@ -15,7 +15,8 @@ from typing import NamedTuple
 from grpo_api.job import GRPOJobSpec
 from grpo_api.spec.run_policy import GPU_PROCESS_MILLICPU, PlacementSpec
 from grpo_api.text.contract import GPU_PRICE_LABEL
-from grpo_api.text.quantity import MIB, quantity_bytes
+from grpo_api.text.quantity import quantity_bytes
+from grpo_api.text.units import MIB
 
 from ..result.formatting import plural
 from .inventory import Inventory, Node

@@ -12,11 +12,10 @@ refused before anything is started.
 import re
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 
-import yaml
+from grpo_api.text.units import GIB, MIB
 
-from grpo_api.text.quantity import GIB, MIB
+from ..tables import read_data
 
 Capability = tuple[int, int]
 """CUDA compute capability: major and minor version."""
@@ -136,8 +135,7 @@ UNKNOWN = Product(
 @cache
 def table() -> dict[str, Product]:
     """All products by the beginning of their label."""
-    text = files(__package__).joinpath("products.yaml").read_text(encoding="utf-8")
-    rows = yaml.safe_load(text)
+    rows = read_data(__package__, "products.yaml")
     return {name: _product(*row) for name, row in rows.items()}
 
 

@@ -4,7 +4,7 @@ The constants here are assumptions until they are fitted on a GPU (docs/memory-m
 not measured").
 """
 
-from grpo_api.text.quantity import GIB, MIB
+from grpo_api.text.units import GIB, MIB
 
 from ..model.shapes import Shape
 from .phases import Prediction

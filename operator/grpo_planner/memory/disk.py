@@ -14,7 +14,8 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.pods.containers import EPHEMERAL_STORAGE
 from grpo_api.spec.model import ModelSpec
 from grpo_api.spec.rewards import ModelReward
-from grpo_api.text.quantity import GIB, MIB, quantity_bytes
+from grpo_api.text.quantity import quantity_bytes
+from grpo_api.text.units import GIB, MIB
 
 from ..model.architecture import by_name_and_size, resolve_model
 from ..model.shapes import Shape

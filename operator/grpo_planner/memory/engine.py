@@ -11,7 +11,7 @@ assumed. All results are bytes on one GPU.
 from functools import lru_cache
 from math import ceil
 
-from grpo_api.text.quantity import MIB
+from grpo_api.text.units import MIB
 
 from ..model.shapes import Shape
 from .setup import Engine, Setup

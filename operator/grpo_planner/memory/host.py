@@ -9,7 +9,7 @@ assumptions (docs/memory-model.md).
 from collections.abc import Callable
 from itertools import pairwise
 
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 
 from ..model.shapes import Shape
 from . import states

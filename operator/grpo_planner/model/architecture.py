@@ -17,6 +17,7 @@ from grpo_api.text.quantity import format_parameters, parameter_count
 
 from ..result.result import PlanReason, SpecRejected
 from . import catalogue, config
+from .hub import UNKNOWN, Positions, lookup_positions, meant_name
 from .shapes import Shape, families, traits
 
 Source = Literal["Exact", "Catalogue", "Estimated"]
@@ -51,6 +52,8 @@ class ResolvedModel:
     note: str = ""
     model_type: str = ""
     """As config.json names it, where the shape is of that type; empty where it is estimated."""
+    positions: Positions = UNKNOWN
+    """The longest sequence that it was made for."""
 
     @property
     def label(self) -> str:
@@ -68,6 +71,7 @@ def resolve_model(
         SpecRejected: the model is unknown and no size is declared, it can't be trained, or its
             sizes contradict.
     """
+    _refuse_quantised_original(model.name, "spec.model")
     if facts.config is not None:
         # Whatever else is said of the shape, these are the weights that would be loaded.
         config.refuse_untrainable(facts.config)
@@ -77,7 +81,14 @@ def resolve_model(
         return _reported(model, reported)
     if facts.config is not None:
         return _from_file(model, facts.config, facts)
-    return by_name_and_size(model.name, model.parameters, "spec.model")
+    by_name = by_name_and_size(model.name, model.parameters, "spec.model")
+    # A private model may be called so; the preflight reads what is there.
+    meant = meant_name(model.name)
+    if not meant:
+        return by_name
+    slip = f"spec.model.name {model.name} is no name that is known: did you mean {meant}?"
+    notes = [slip, by_name.note] if by_name.note else [slip]
+    return replace(by_name, note="; ".join(notes))
 
 
 def _reported(model: ModelSpec, found: Architecture) -> ResolvedModel:
@@ -92,7 +103,15 @@ def _reported(model: ModelSpec, found: Architecture) -> ResolvedModel:
             f"spec.model.parameters says {model.parameters}, but the model was found to have "
             f"{format_parameters(loaded)} ({loaded:,}) parameters, and the plan counts on these"
         )
-    return ResolvedModel(shape, "Exact", "FormerAttempt", note, found.model_type or "")
+    kind = found.model_type or ""
+    positions = _positions(model.name, found)
+    return ResolvedModel(shape, "Exact", "FormerAttempt", note, kind, positions)
+
+
+def _positions(name: str, given: Architecture) -> Positions:
+    """The positions of an architecture; where it says none, those of the model's name."""
+    count = given.max_position_embeddings
+    return Positions(count, is_certain=True) if count else lookup_positions(name)
 
 
 def _from_file(model: ModelSpec, read: Mapping[str, Any], facts: ModelFacts) -> ResolvedModel:
@@ -107,16 +126,17 @@ def _from_file(model: ModelSpec, read: Mapping[str, Any], facts: ModelFacts) -> 
     if not has_formula and catalogue.lookup_shape(model.name):
         return by_name_and_size(model.name, model.parameters, "spec.model")
     if is_nested:
-        return _nested(model, from_config(read), whole)
+        return _nested(model, config.architecture_of(read), whole)
     if has_formula:
         architecture = config.architecture_of(read)
         return _given(model, architecture, "ConfigFile", facts)
     return _unknown_type(model, kind, read, whole)
 
 
-def _nested(model: ModelSpec, shape: Shape, whole: int) -> ResolvedModel:
+def _nested(model: ModelSpec, text: Architecture, whole: int) -> ResolvedModel:
     """A language model inside another: the whole has a tower more than the shape, so its size must
     be known."""
+    shape = from_architecture(text)
     counted = shape.counted_parameters
     least = counted * (1 - TOLERANCE)
     most = counted * (1 + TOWER)
@@ -136,7 +156,8 @@ def _nested(model: ModelSpec, shape: Shape, whole: int) -> ResolvedModel:
         f"{model.name}: parts beside the language model are counted as weights, not as activations"
     )
     with_tower = replace(shape, declared=max(whole, counted))
-    return ResolvedModel(with_tower, "Estimated", "ConfigFile", note)
+    positions = _positions(model.name, text)
+    return ResolvedModel(with_tower, "Estimated", "ConfigFile", note, positions=positions)
 
 
 def _unknown_type(
@@ -153,14 +174,16 @@ def _unknown_type(
         raise SpecRejected(PlanReason.UNKNOWN_MODEL, message)
     note = f"model_type {kind} has no formula of its own and is estimated as a Llama of this size"
     try:
-        shape = from_config(read)
+        architecture = config.architecture_of(read)
     except SpecRejected:
         return by_name_and_size(model.name, format(whole), "spec.model")
+    shape = from_architecture(architecture)
     if _is_other_size(shape.counted_parameters, whole):
         near, shape = catalogue.nearest_dense(whole)
         note += f", that of {near}"
     of_size = replace(shape, declared=whole)
-    return ResolvedModel(of_size, "Estimated", "ConfigFile", note)
+    positions = _positions(model.name, architecture)
+    return ResolvedModel(of_size, "Estimated", "ConfigFile", note, positions=positions)
 
 
 def _given(
@@ -173,9 +196,10 @@ def _given(
     sizes = {"spec.model.parameters": declared, "the safetensors files": facts.stored}
     if any(size and _is_other_size(counted, size) for size in sizes.values()):
         raise _contradiction(model, shape, found_in, sizes)
+    positions = _positions(model.name, given)
     if given.model_type in families():
         note = _advice(given) if found_in == "ConfigFile" else ""
-        return ResolvedModel(shape, "Exact", found_in, note, given.model_type or "")
+        return ResolvedModel(shape, "Exact", found_in, note, given.model_type or "", positions)
     kind = given.model_type or "unset"
     known_types = ", ".join(families())
     note = (
@@ -183,7 +207,7 @@ def _given(
         f"as a Llama with these widths; exact are {known_types}"
     )
     of_size = replace(shape, declared=facts.stored or declared)
-    return ResolvedModel(of_size, "Estimated", found_in, note)
+    return ResolvedModel(of_size, "Estimated", found_in, note, positions=positions)
 
 
 def _contradiction(
@@ -238,6 +262,7 @@ def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedMo
         SpecRejected: the catalogue has no such name and no size is declared, or the name says that
             its weights are quantised; `path` names the field to set.
     """
+    _refuse_quantised_original(name, path)
     if word := catalogue.quantisation_in_name(name):
         message = quantised_message(f"{path}.name {name!r} says {word}", path)
         raise SpecRejected(PlanReason.UNSUPPORTED_MODEL, message)
@@ -246,7 +271,10 @@ def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedMo
     is_contradicted = catalogued and count and _is_other_size(catalogued.parameters, count)
     if catalogued and not is_contradicted:
         kind = catalogue.model_type(name)
-        return ResolvedModel(catalogued, "Catalogue", "Catalogue", model_type=kind)
+        positions = lookup_positions(name)
+        return ResolvedModel(
+            catalogued, "Catalogue", "Catalogue", model_type=kind, positions=positions
+        )
     if not count:
         suggestion = _suggestion(name)
         message = (
@@ -257,6 +285,18 @@ def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedMo
     near, shape = catalogue.nearest_dense(count)
     note = f"{name}: shape estimated from {parameters} parameters as that of {near}"
     return ResolvedModel(shape, "Estimated", "Size", note)
+
+
+def _refuse_quantised_original(name: str, path: str) -> None:
+    """Refuse a model whose weights are quantised though its name doesn't say so.
+
+    Raises:
+        SpecRejected: with its copy in bfloat16, where one is usual.
+    """
+    copy = catalogue.quantised_original(name)
+    if copy is not None:
+        message = quantised_message(f"{path}.name {name!r}", path, copy)
+        raise SpecRejected(PlanReason.UNSUPPORTED_MODEL, message)
 
 
 def from_architecture(given: Architecture) -> Shape:
@@ -299,5 +339,5 @@ def from_config(read: Mapping[str, Any]) -> Shape:
 
 def _suggestion(name: str) -> str:
     """The end of a sentence on an unknown name: what it may be a slip of."""
-    similar = " or ".join(catalogue.similar_names(name))
+    similar = meant_name(name) or " or ".join(catalogue.similar_names(name))
     return f"; or did you mean {similar}?" if similar else ""

@@ -9,12 +9,11 @@ import re
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
 from math import log
 from typing import Any
 
-import yaml
-
+from ..tables import read_data
+from .hub import base_name, is_named_after
 from .shapes import Shape, traits
 
 QUANTISED = frozenset({
@@ -23,9 +22,14 @@ QUANTISED = frozenset({
     "w4a16", "w8a8", "w8a16",
 })  # fmt: skip
 """Words of a model's name that say that its weights are quantised."""
-STORED_NARROW = ("openai/gpt-oss-", "deepseek-ai/deepseek-v3", "deepseek-ai/deepseek-r1-0528")
-"""Beginnings of hub ids whose originals are quantised though the name doesn't say so, in lower
-case."""
+STORED_NARROW = {
+    "openai/gpt-oss-20b": "unsloth/gpt-oss-20b-BF16",
+    "openai/gpt-oss-120b": "unsloth/gpt-oss-120b-BF16",
+    "deepseek-ai/deepseek-v3": "",
+    "deepseek-ai/deepseek-r1-0528": "",
+}
+"""Beginnings of hub ids whose weights are quantised though the name doesn't say so, in lower case,
+each with a copy in bfloat16 where one is usual."""
 SMALL_MODEL = 60_000_000
 """Below this no catalogued model is near enough to borrow a shape from."""
 _LIKENESS = 0.7
@@ -44,10 +48,10 @@ COLUMNS = (
 """Of a row; the last is left out where the shape has all parameters."""
 
 
+@cache
 def _families() -> list[dict[str, Any]]:
     """The catalogue's file."""
-    text = files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8")
-    families: list[dict[str, Any]] = yaml.safe_load(text)
+    families: list[dict[str, Any]] = read_data(__package__, "catalogue.yaml")
     return families
 
 
@@ -79,16 +83,17 @@ def _shape(row: list[Any], family: dict[str, Any]) -> Shape:
 
 def quantisation_in_name(model: str) -> str:
     """What a model's name says of quantised weights, such as `gptq`; empty when it says nothing."""
-    name = model.rstrip("/").lower()
-    if name.startswith(STORED_NARROW) and "bf16" not in name:
-        return "no format, but the original is"
-    words = re.split(r"[-_.]", _base_name(model))
+    words = re.split(r"[-_.]", base_name(model))
     return next((word for word in words if word in QUANTISED), "")
 
 
-def _base_name(model: str) -> str:
-    """The last part of a hub id or a folder's path, in lower case."""
-    return model.rstrip("/").rsplit("/", 1)[-1].lower()
+def quantised_original(model: str) -> str | None:
+    """For a model whose weights are quantised though its name doesn't say so: its usual copy in
+    bfloat16, empty if there is none. None for all other models."""
+    name = model.rstrip("/").lower()
+    if "bf16" in name:
+        return None
+    return next((copy for start, copy in STORED_NARROW.items() if name.startswith(start)), None)
 
 
 def lookup_shape(model: str) -> Shape | None:
@@ -106,18 +111,14 @@ def model_type(model: str) -> str:
 
 def _catalogue_key(model: str) -> str:
     """The longest catalogued name that a model's begins with; empty if there is none."""
-    name = _base_name(model).removeprefix("meta-")
-    keys = [key for key in shapes() if _begins_with_key(name, key)]
+    name = base_name(model)
+    keys = [key for key in shapes() if is_named_after(name, key)]
     return max(keys, key=len, default="")
-
-
-def _begins_with_key(name: str, key: str) -> bool:
-    return name == key or name.startswith((f"{key}-", f"{key}_"))
 
 
 def similar_names(model: str) -> list[str]:
     """Catalogued names like that of an unknown model, the most alike first."""
-    return get_close_matches(_base_name(model), shapes(), n=3, cutoff=_LIKENESS)
+    return get_close_matches(base_name(model), shapes(), n=3, cutoff=_LIKENESS)
 
 
 def nearest_dense(parameters: int) -> tuple[str, Shape]:

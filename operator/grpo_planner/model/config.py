@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_api.spec.model import Architecture
-from grpo_api.spec.model_config import untrainable_message
+from grpo_api.spec.model_config import position_count, untrainable_message
 
 from ..result.result import PlanReason, SpecRejected
 from .shapes import Family, families
@@ -43,8 +43,9 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
         feed_forward = _feed_forward(text, family)
         is_tied = bool(text.get("tie_word_embeddings", False))
         return Architecture(
-            model_type=kind, **widths, **attention, **feed_forward, tie_word_embeddings=is_tied
-        )
+            model_type=kind, **widths, **attention, **feed_forward, tie_word_embeddings=is_tied,
+            max_position_embeddings=position_count(text),
+        )  # fmt: skip
     except KeyError as missing:
         why = f"has no {missing}: it is not the config of a decoder-only language model"
         raise _unreadable(why) from None

@@ -8,11 +8,10 @@ Tests compare it with transformers' own classes. For all other types memory is o
 
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
-from importlib.resources import files
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-import yaml
+from ..tables import read_data
 
 ALL_LINEAR = ("all-linear",)
 """PEFT's word for every linear map but the head, as the targets of an adapter."""
@@ -300,9 +299,8 @@ class Family:
 @cache
 def families() -> dict[str, Family]:
     """All model types that are known exactly, in the order of families.yaml."""
-    text = files(__package__).joinpath("families.yaml").read_text(encoding="utf-8")
     by_type = {}
-    for kind, about in yaml.safe_load(text).items():
+    for kind, about in read_data(__package__, "families.yaml").items():
         biases = tuple(about.get("biases", ()))
         fields = about | {"biases": biases}
         by_type[kind] = Family(**fields)

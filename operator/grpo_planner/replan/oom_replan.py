@@ -16,7 +16,8 @@ from grpo_api.plan.plan import ExecutionPlan, MemoryPhases
 from grpo_api.report.report import MemoryShortage, Outcome
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.spec.model import Architecture
-from grpo_api.text.quantity import MAX_COUNT, MIB
+from grpo_api.text.quantity import MAX_COUNT
+from grpo_api.text.units import MIB
 
 from ..hardware.products import table, usable_bytes
 from ..memory.device import whole_mib

@@ -2,7 +2,7 @@
 model is sharded."""
 
 from grpo_api.plan.plan import ExecutionPlan
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 
 
 def gib(count: float) -> str:

@@ -3,10 +3,8 @@
 The search then sees shapes, limits and bytes instead of a spec's optional fields.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
@@ -21,6 +19,7 @@ from ..memory.phases import Prediction
 from ..memory.setup import Precision, Setup
 from ..model.architecture import ResolvedModel, by_name_and_size
 from ..model.shapes import Shape
+from ..result.result import PlanReason, SpecRejected
 from . import batch
 from .methods import Method
 from .notes import spec_notes
@@ -35,8 +34,6 @@ class Demand:
     """The policy."""
     scorers: tuple[tuple[ModelReward, ResolvedModel], ...]
     """Reward models as the spec declares them, each with its shape."""
-    positions: int = 0
-    """Longest sequence that the policy was made for; 0 when unknown."""
     learned: Learned = field(default_factory=Learned)
     """What earlier attempts found of the memory that the job needs."""
 
@@ -174,17 +171,29 @@ class Demand:
         return "bfloat16" if narrow else "mixed"
 
 
-def positions(config: Mapping[str, Any] | None) -> int:
-    """max_position_embeddings of the language model in a config.json; 0 where it is missing."""
-    text = (config or {}).get("text_config") or config or {}
-    return int(text.get("max_position_embeddings") or 0)
+def refuse_long_sequences(demand: Demand) -> None:
+    """Refuse sequences that the model has no positions for.
+
+    Raises:
+        SpecRejected: with the length to set.
+    """
+    training = demand.spec.training
+    positions = demand.model.positions
+    if not positions.is_certain or demand.length <= positions.tokens:
+        return
+    room = positions.tokens - training.max_prompt_length
+    way = f"set spec.training.maxCompletionLength to {room}" if room > 0 else "lower both"
+    message = (
+        f"spec.training.maxPromptLength {training.max_prompt_length} + maxCompletionLength "
+        f"{training.max_completion_length} = {demand.length} tokens, and {demand.spec.model.name} "
+        f"was made for {positions.tokens} (max_position_embeddings): {way}"
+    )
+    raise SpecRejected(PlanReason.INVALID_COMBINATION, message)
 
 
-def build_demand(
-    spec: GRPOJobSpec, model: ResolvedModel, longest: int = 0, learned: Learned | None = None
-) -> Demand:
-    """The demand of a job whose policy has been resolved; `longest` is the sequence that it was
-    made for, `learned` what earlier attempts found of its memory.
+def build_demand(spec: GRPOJobSpec, model: ResolvedModel, learned: Learned | None = None) -> Demand:
+    """The demand of a job whose policy has been resolved; `learned` is what earlier attempts found
+    of its memory.
 
     Raises:
         SpecRejected: a reward model's size is unknown.
@@ -199,4 +208,4 @@ def build_demand(
         for index, reward in enumerate(spec.rewards)
         if reward.model
     )
-    return Demand(spec, model, tuple(scorers), longest, learned or Learned())
+    return Demand(spec, model, tuple(scorers), learned or Learned())

@@ -6,7 +6,7 @@ from typing import Any
 from grpo_api.plan.engine_mismatch import mismatch_limit
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import PROVEN_FAMILIES, EnginePlan
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 
 from ..hardware.pools import Pool
 from ..memory import engine as terms

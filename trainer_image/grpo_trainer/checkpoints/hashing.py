@@ -21,7 +21,7 @@ import xxhash
 
 from grpo_api.report.artifacts import SUMS, Read, parse_sums
 from grpo_api.report.artifacts import digests as sha256_digests
-from grpo_api.text.quantity import MIB
+from grpo_api.text.units import MIB
 
 from ..runtime.errors import BadInput
 from ..runtime.paths import MANIFEST

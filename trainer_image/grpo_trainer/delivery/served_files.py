@@ -22,7 +22,7 @@ from grpo_api.report.history import HISTORY_FILES, METRICS_FILE, newest_attempt
 from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import ATTEMPT_PREFIX, EXPORT_FOLDER
-from grpo_api.text.quantity import MIB
+from grpo_api.text.units import MIB
 
 from ..checkpoints.hashing import list_files
 from ..runtime.clock import SYSTEM_CLOCK, unix_time

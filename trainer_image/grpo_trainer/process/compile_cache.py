@@ -29,7 +29,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.model import ModelSpec
 from grpo_api.text.contract import CACHE_MOUNT, IMAGE_ENV, SCRATCH
-from grpo_api.text.quantity import GIB
+from grpo_api.text.units import GIB
 
 log = logging.getLogger(__name__)
 

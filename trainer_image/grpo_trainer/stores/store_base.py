@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from grpo_api.text.quantity import MIB
+from grpo_api.text.units import MIB
 
 PART_BYTES = 16 * MIB
 """Bytes of one request of a large object: a request that fails costs no more than these."""

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo_api.spec.model import Architecture
+from grpo_api.spec.model_config import position_count
 
 
 def architecture_of_config(config: Any) -> Architecture | None:
@@ -33,6 +34,7 @@ def architecture_of_config(config: Any) -> Architecture | None:
             tie_word_embeddings=bool(config.tie_word_embeddings),
             attention_bias=bool(_own(config, "attention_bias")),
             mlp_bias=bool(_own(config, "mlp_bias")),
+            max_position_embeddings=position_count(config.to_dict()),
             experts=experts,
             experts_per_token=experts_per_token,
             **_window(config),
