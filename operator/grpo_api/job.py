@@ -21,17 +21,15 @@ from .pods.environment import EnvironmentSources, TrainerEnvironment
 from .pods.template import PodTemplate
 from .spec.checkpoint import CheckpointSpec, ExportSpec, SamplesSpec
 from .spec.dataset import DatasetSpec
-from .spec.generation import MAX_SERVER_JOB_NAME, GenerationSpec
-from .spec.immutability import STARTED, immutability
+from .spec.generation import GenerationSpec
 from .spec.keyword_arguments import override_refusal, vllm_refusal
 from .spec.model import ModelSpec
 from .spec.rewards import MAX_REWARDS, RewardSpec
 from .spec.run_policy import GuardSpec, PlacementSpec, RestartsSpec, ResumeFromSpec
 from .spec.tracking import TrackingSpec
 from .spec.training import AdapterSpec, ReferenceSpec, TrainingSpec
-from .status.status import GRPOJobStatus
 from .text.base import ATOMIC_LIST, CREATING, Model, Rule, map_list, unique_by
-from .text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, MAX_JOB_NAME, MULTIKUEUE
+from .text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
 from .text.names import Image, PullPolicy
 from .text.quantity import ByteQuantity
 from .text.schema import Schema, problem_message, structural_schema
@@ -383,59 +381,6 @@ class GRPOJobSpec(Model):
         }
         defaults |= {name: str(amount) for name, amount in predicted.items() if amount}
         return self.resources.manifest(defaults)
-
-
-class GRPOJob(Model):
-    """One GRPO training job: `spec` says what to train, `status` how it goes."""
-
-    model_config = {"extra": "ignore"}
-
-    RULES = (
-        Rule(
-            f"size(self.metadata.name) <= {MAX_JOB_NAME} && !self.metadata.name.contains('.')",
-            f"metadata.name must have at most {MAX_JOB_NAME} characters and no dot: "
-            "its pods' names add the attempt and the index",
-        ),
-        Rule(
-            (
-                "self.spec.generation.engine != 'Servers' || size(self.metadata.name) <= "
-                f"{MAX_SERVER_JOB_NAME}"
-            ),
-            f"metadata.name must have at most {MAX_SERVER_JOB_NAME} characters with "
-            "generation.engine Servers: the "
-            "names of the engines' pods add the role",
-        ),
-        Rule(
-            "!has(self.spec.resumeFrom) || !has(self.spec.resumeFrom.grpoJob) || "
-            "self.spec.resumeFrom.grpoJob != self.metadata.name",
-            (
-                "is this job itself, which goes on from its own checkpoints anyway; name an "
-                "earlier "
-                "job's folder by path"
-            ),
-            field_path=".spec.resumeFrom.grpoJob",
-        ),
-        *immutability(GRPOJobSpec),
-        Rule(
-            "self.spec.retry >= oldSelf.spec.retry",
-            "can't be lowered: each raise is one retry",
-            None,
-            ".spec.retry",
-        ),
-        Rule(
-            f"!({STARTED}) || (has(self.spec.managedBy) && self.spec.managedBy == '{MULTIKUEUE}') "
-            "|| "
-            "(has(self.status) && has(self.status.attempt) && self.status.attempt >= "
-            "oldSelf.status.attempt)",
-            "may only grow: it names the attempts' Jobs and fences their checkpoints",
-            field_path=".status.attempt",
-        ),
-    )
-
-    spec: GRPOJobSpec
-    """What to train."""
-    status: GRPOJobStatus = Field(default_factory=GRPOJobStatus)
-    """What the operator has seen and done."""
 
 
 class SpecInvalid(ValueError):

@@ -6,6 +6,7 @@ nothing.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -37,6 +38,8 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit code, that of its CliError, or 130 after Ctrl-C."""
+    # Looking for plug-ins of pydantic reads the metadata of every installed package.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)

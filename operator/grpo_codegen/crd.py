@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from grpo_api.job import GRPOJob
+from grpo_api.job_object import GRPOJob
 from grpo_api.text.contract import GROUP, KIND, LEADER_KIND, LEADER_PLURAL, PLURAL, VERSION
 from grpo_api.text.schema import Schema, structural_schema
 

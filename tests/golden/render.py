@@ -20,7 +20,8 @@ from unittest import mock
 import yaml
 from rich.console import Console
 
-from grpo_api.job import GRPOJob, SpecInvalid, parse_spec
+from grpo_api.job import SpecInvalid, parse_spec
+from grpo_api.job_object import GRPOJob
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import Result
 from grpo_cli.__main__ import main

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.report import DATASET_FINGERPRINT, Outcome, Result
+from grpo_api.report.report import Outcome, Result
+from grpo_api.report.revisions import DATASET_FINGERPRINT
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.rewards import RewardSpec
 from grpo_trainer.gang.placement import Placement

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from grpo_api.plan.plan import TrainingPlan
-from grpo_api.report.report import DATASET_FINGERPRINT
+from grpo_api.report.revisions import DATASET_FINGERPRINT
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_trainer.hub.model_card import TrainedModel, converted_card, model_card, write_card
 from tests.generated import cases

@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # no stubs
 
-from grpo_api.plan.hang_timeouts import STEP_ESTIMATES, hang_timeout_seconds
-from grpo_api.plan.plan import TrainingPlan
+from grpo_api.plan.hang_timeouts import hang_timeout_seconds
+from grpo_api.plan.plan import STEP_ESTIMATES, TrainingPlan
 from grpo_api.report.report import Result, Stage
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process import heartbeat

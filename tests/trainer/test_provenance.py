@@ -23,7 +23,8 @@ from grpo_api.provenance.provenance import (
     Statement,
 )
 from grpo_api.report.artifacts import SUMS
-from grpo_api.report.report import DATASET_FINGERPRINT, Outcome, Progress, Result
+from grpo_api.report.report import Outcome, Progress, Result
+from grpo_api.report.revisions import DATASET_FINGERPRINT
 from grpo_api.text.contract import IMAGE_ENV, SIGNING_KEY_ENV
 from grpo_cli.__main__ import main
 from grpo_trainer.checkpoints.provenance import Finished, write_provenance

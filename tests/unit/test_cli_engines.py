@@ -9,7 +9,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from grpo_api.job import GRPOJob
+from grpo_api.job_object import GRPOJob
 from grpo_cli.__main__ import main
 from grpo_cli.commands import status
 from grpo_cli.commands.logs import choose_pod

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_api.job import GRPOJob
+from grpo_api.job_object import GRPOJob
 from grpo_api.report.artifacts import Export, FileEntry, Listing, weights_hash
 from grpo_cli.cluster.attempt import build_attempt
 from grpo_cli.cluster.delivery import export_job

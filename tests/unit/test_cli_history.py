@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo_api.job import GRPOJob
+from grpo_api.job_object import GRPOJob
 from grpo_api.report.artifacts import FileEntry, Listing
 from grpo_api.report.history import METRICS_FILE, SAMPLES_FILE, json_line
 from grpo_cli.__main__ import main

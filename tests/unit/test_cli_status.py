@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from grpo_api.job import GRPOJob
+from grpo_api.job_object import GRPOJob
 from grpo_cli.commands import status
 from tests.generated import cases
 from tests.unit.operator_world import active_status, condition, make_job

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from grpo_api.job import parse_spec
-from grpo_api.report.report import DATASET_FINGERPRINT
+from grpo_api.report.revisions import DATASET_FINGERPRINT
 from grpo_operator.decide.observation import Observation
 from grpo_operator.pods.manifests import attempt_of, training_plan
 from tests.unit.operator_world import (

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
-from grpo_api.job import GRPOJob, parse_spec
+from grpo_api.job import parse_spec
+from grpo_api.job_object import GRPOJob
 from grpo_api.report.report import Progress, Result
 from grpo_api.report.tracker_report import TrackerReport
 from grpo_api.text.contract import TRACKERS_ENV, tracking_token_env

@@ -7,16 +7,13 @@ guard.hangTimeoutSeconds.
 
 from ..report.report import STEP_STAGES
 from ..spec.run_policy import GuardSpec
-from .plan import ExecutionPlan
+from .plan import STEP_ESTIMATES, ExecutionPlan
 
 CONNECTING_SECONDS = 60.0
 """Time for the process group and its first all-reduce; both take seconds where the network
 works."""
 CONNECTING_SECONDS_PER_RANK = 0.1
 """NCCL's bootstrap grows with the gang (assumed, not measured)."""
-STEP_ESTIMATES = 3.0
-"""A step may take this many times its coarse estimate, even if guard.hangTimeoutSeconds is
-shorter."""
 
 
 def hang_timeout_seconds(stage: str, guard: GuardSpec, execution: ExecutionPlan) -> float:

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..report.report import Generations, Revisions
+from ..report.data_order import Generations
+from ..report.revisions import Revisions
 from ..spec.checkpoint import CheckpointSpec, ExportSpec, ObjectStoreSpec, SamplesSpec
 from ..spec.dataset import DatasetSpec
 from ..spec.generation import EnginePlan, GenerationSpec
@@ -38,6 +39,10 @@ ShapeSource = Literal["Spec", "FormerAttempt", "ConfigFile", "Catalogue", "Size"
 """Where a model's shape is found, in the order of trust: spec.model.architecture, what a former
 attempt of the job loaded or its preflight read, config.json (the CLI's alone), the built-in
 catalogue by name, the nearest shape of spec.model.parameters."""
+
+STEP_ESTIMATES = 3.0
+"""A step may take this many times its coarse estimate, even if guard.hangTimeoutSeconds is
+shorter."""
 
 
 class MemoryPhases(Model):

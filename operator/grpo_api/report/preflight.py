@@ -12,7 +12,7 @@ from pydantic import Field
 from ..spec.model import Architecture
 from ..text.base import ATOMIC_LIST, Model
 from ..text.quantity import Count
-from .report import Revisions
+from .revisions import Revisions
 
 MAX_PROBLEMS = 16
 """Most problems that a report shows; the kubelet keeps 4096 bytes of a termination message."""

@@ -6,15 +6,17 @@ the CLI read it.
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from ..spec.model import Architecture
 from ..text.base import ATOMIC_LIST, Model
 from ..text.quantity import MAX_COUNT, Count
 from ..text.timing import Account, Clock, Seconds
 from .artifacts import Checkpoint, Export
+from .data_order import Generations
+from .revisions import Revisions
 from .tracker_report import TrackerReport
 
 MESSAGE_CHARACTERS = 3072
@@ -54,20 +56,6 @@ MetricValue = Annotated[float, Field(allow_inf_nan=True)]
 """What was logged: NaN and infinity are values, too."""
 _AS_TEXT = ConfigDict(ser_json_inf_nan="strings")
 """JSON has no word for them: they become the texts NaN, Infinity and -Infinity."""
-
-RevisionKey = Annotated[
-    str, Field(min_length=1, max_length=64, pattern=r"^[a-z][\[\].a-zA-Z0-9]*$")
-]
-Revisions = Annotated[
-    dict[
-        RevisionKey, Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
-    ],
-    Field(max_length=40),
-]
-"""What a run was found to be made of: commits on the hub by path in the spec (`model`, `dataset`,
-`rewards[0].model`), and the data's DATASET_FINGERPRINT."""
-DATASET_FINGERPRINT = "dataset.fingerprint"
-"""Key of the sha256 of the rows that are trained on."""
 
 
 class Result(StrEnum):
@@ -134,23 +122,6 @@ class Standstill(Model):
     ] = []
     """Of its main thread's stack, innermost first; where there is no room, those of the trainer and
     TRL."""
-
-
-class Generations(Model):
-    """Generations that follow each other in the order of the data, which begins with 0 in the first
-    pass and goes on through all passes. A generation is the prompts that the policy answers at
-    once."""
-
-    first: Count
-    """The first of them."""
-    last: Count
-    """The last of them; the first again where there is one."""
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if self.last < self.first:
-            raise ValueError(f"last {self.last} is before first {self.first}")
-        return self
 
 
 class MemoryShortage(Model):

@@ -9,7 +9,8 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from ..text.contract import TERMINATION_BYTES
-from .report import DATASET_FINGERPRINT, MESSAGE_CHARACTERS, Outcome, Standstill
+from .report import MESSAGE_CHARACTERS, Outcome, Standstill
+from .revisions import DATASET_FINGERPRINT
 
 MESSAGE_BYTES = 1024
 """Room that a message gets at least, at the cost of other fields."""

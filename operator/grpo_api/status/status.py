@@ -11,7 +11,9 @@ from pydantic import Field
 from ..plan.learned import Learned
 from ..plan.plan import ExecutionPlan
 from ..report.artifacts import Export, Where
-from ..report.report import MAX_FINDINGS, Finding, Generations, Outcome, Revisions
+from ..report.data_order import Generations
+from ..report.report import MAX_FINDINGS, Finding, Outcome
+from ..report.revisions import Revisions
 from ..report.tracker_report import TrackerReport
 from ..spec.checkpoint import ObjectStoreSpec
 from ..text.base import ATOMIC_LIST, Model, map_list

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from grpo_api.job import GRPOJob
+from grpo_api.job_object import GRPOJob
 from grpo_api.text.contract import CONTAINER
 from grpo_operator.pods.manifests import Attempt
 from grpo_operator.pods.pod_spec import USER_HELP, PodDefaults, pod_user

@@ -12,15 +12,17 @@ import subprocess
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from grpo_api.job import GRPOJob
 from grpo_api.text.base import dotted_path
 from grpo_api.text.contract import GROUP, PLURAL
 
 from ..show.errors import KubectlError
+
+if TYPE_CHECKING:
+    from grpo_api.job_object import GRPOJob
 
 STREAM_BYTES = 2**20
 """Most bytes of a stream that are taken at a time."""
@@ -172,12 +174,15 @@ def _object(program: str, text: str) -> dict[str, Any]:
     return found
 
 
-def get_job(options: Namespace, name: str) -> tuple[dict[str, Any], GRPOJob]:
+def get_job(options: Namespace, name: str) -> "tuple[dict[str, Any], GRPOJob]":
     """A GRPOJob's metadata and its typed form.
 
     Raises:
         KubectlError: no such job, or one of a version that this one can't read.
     """
+    # Of the commands that import this module, those that plan need no types of a status.
+    from grpo_api.job_object import GRPOJob
+
     found = get_json(options, f"{PLURAL}.{GROUP}", name)
     try:
         # fields that only a newer operator knows are left out; only a value that it alone knows is

@@ -22,7 +22,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from grpo_api.job import GRPOJob
+from grpo_api.job_object import GRPOJob
 from grpo_api.report.artifacts import Export, Listing
 from grpo_api.text.quantity import format_bytes
 

@@ -28,11 +28,10 @@ from grpo_planner.explain.fixes import with_value
 from grpo_planner.model.hub import meant_name
 from grpo_planner.result.result import SPEC_ERRORS, PlanResult
 
-from ..inputs import local_preflight, sources
+from ..inputs import sources
 from ..inputs.manifest import load_specs, load_value
-from ..show import chart, plan_table, size_table
+from ..show import plan_table
 from ..show.errors import WRONG, NotYet, OptionError
-from ..show.preflight_report import print_prompt, print_report
 from ..show.terminal import console
 
 _FIELDS = {
@@ -245,6 +244,8 @@ def _sizes(
     if spec.placement.accelerator == "CPU":
         raise OptionError("--sizes compares numbers of GPUs, and spec.placement.accelerator is CPU")
     if result.reason not in SPEC_ERRORS:
+        from ..show import size_table
+
         size_table.show_sizes(console(), sources.curve(options, spec, learned))
 
 
@@ -258,11 +259,16 @@ def _require_prompt_options(options: Namespace) -> None:
         raise OptionError("--show-prompt shows a prompt of a job's dataset: name its file by -f")
     if options.output != "table":
         raise OptionError("--show-prompt is shown below the table; leave out -o")
+    from ..inputs import local_preflight
+
     local_preflight.require_trainer()
 
 
 def _show_prompt(job: JobRequest) -> int:
     """Print the first prompt, or why there is none; return the exit code."""
+    from ..inputs import local_preflight
+    from ..show.preflight_report import print_prompt, print_report
+
     out = console()
     report, prompt = local_preflight.check_here(job.name, job.namespace, job.spec, only_prompt=True)
     print_report(out, job.name, report)
@@ -285,6 +291,8 @@ def _draw(options: Namespace, name: str, result: PlanResult) -> None:
         NotYet: there is neither.
         OptionError: the file can't be written.
     """
+    from ..show import chart
+
     plan = result.chosen
     if plan is None and result.candidates:
         plan = result.candidates[0]

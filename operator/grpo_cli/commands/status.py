@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from grpo_api.findings.diagnosis import finding_message
-from grpo_api.job import GRPOJob
+from grpo_api.job_object import GRPOJob
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.preflight import PromptLengths
 from grpo_api.report.report import STEP_PHASES

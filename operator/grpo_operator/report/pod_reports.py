@@ -13,7 +13,6 @@ from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import MemoryPrediction
 from grpo_api.report.artifacts import MAX_WHERE
 from grpo_api.report.report import (
-    DATASET_FINGERPRINT,
     MAX_FINDINGS,
     STEP_PHASES,
     STEP_STAGES,
@@ -22,6 +21,7 @@ from grpo_api.report.report import (
     Progress,
     Result,
 )
+from grpo_api.report.revisions import DATASET_FINGERPRINT
 from grpo_api.report.training_metrics import PHASE_SECONDS, WEIGHTS_VERSION
 from grpo_api.status.status import (
     MAX_SHOWN_PODS,

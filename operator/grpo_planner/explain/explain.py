@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan.hang_timeouts import STEP_ESTIMATES
-from grpo_api.plan.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
+from grpo_api.plan.plan import STEP_ESTIMATES, ExecutionPlan, MemoryPhases, MemoryPrediction
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, NODE_GBPS_LABEL
 

@@ -41,7 +41,8 @@ from grpo_api.provenance.provenance import (
     WeightsProof,
 )
 from grpo_api.report.artifacts import SUMS, files_of, parse_sums
-from grpo_api.report.report import DATASET_FINGERPRINT, Progress
+from grpo_api.report.report import Progress
+from grpo_api.report.revisions import DATASET_FINGERPRINT
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV, IMAGE_ENV
 

@@ -20,7 +20,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_api.report.artifacts import WEIGHTS, weights_hash
-from grpo_api.report.report import DATASET_FINGERPRINT
+from grpo_api.report.revisions import DATASET_FINGERPRINT
 from grpo_api.spec.rewards import reward_names
 
 CARD = "README.md"

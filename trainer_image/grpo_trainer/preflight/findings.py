@@ -14,7 +14,7 @@ from grpo_api.report.preflight import (
     PromptLengths,
     SkippedCheck,
 )
-from grpo_api.report.report import Revisions
+from grpo_api.report.revisions import Revisions
 from grpo_api.spec.model import Architecture
 from grpo_api.text.contract import TERMINATION_BYTES
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.artifacts import Export
+from grpo_api.report.data_order import Generations
 from grpo_api.report.report import (
     EXIT_CODES,
     EngineCause,
-    Generations,
     MemoryShortage,
     Outcome,
     Progress,

@@ -33,7 +33,8 @@ from trl import GRPOConfig
 from grpo_api.findings.verdict import RunLimits
 from grpo_api.plan.hang_timeouts import hang_timeout_seconds
 from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
-from grpo_api.report.report import DATASET_FINGERPRINT, Generations
+from grpo_api.report.data_order import Generations
+from grpo_api.report.revisions import DATASET_FINGERPRINT
 from grpo_api.spec.checkpoint import SamplesSpec
 from grpo_api.spec.dataset import DatasetSpec
 from grpo_api.spec.generation import GenerationSpec

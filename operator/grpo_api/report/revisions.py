@@ -1,0 +1,23 @@
+"""What a run is made of: commits of the hub, and its data.
+
+A module of its own, since every plan names them and few commands read reports, whose types take
+long to build.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+RevisionKey = Annotated[
+    str, Field(min_length=1, max_length=64, pattern=r"^[a-z][\[\].a-zA-Z0-9]*$")
+]
+Revisions = Annotated[
+    dict[
+        RevisionKey, Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
+    ],
+    Field(max_length=40),
+]
+"""What a run was found to be made of: commits on the hub by path in the spec (`model`, `dataset`,
+`rewards[0].model`), and the data's DATASET_FINGERPRINT."""
+DATASET_FINGERPRINT = "dataset.fingerprint"
+"""Key of the sha256 of the rows that are trained on."""
