@@ -3,8 +3,8 @@
     python -m benchmarks cli_start [--runs 15]
 
 Goal (design): at most 0.6 s of CPU for a plan and 0.3 s for `grpo gpus`, on a machine with nothing
-else to do. Prints the best and the median of several runs, each a process of its own, and the least CPU
-time, which a busy machine changes least; never part of the tests.
+else to do. Prints the best and the median of several runs, each a process of its own, and the least
+CPU time, which a busy machine changes least; never part of the tests.
 """
 
 import argparse
