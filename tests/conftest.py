@@ -1,6 +1,7 @@
 """What all tests have in common: the order of their files, and the profile and the chance of
 generated ones."""
 
+import os
 import random
 from pathlib import Path
 
@@ -26,6 +27,8 @@ must come first."""
 REAL_FOLDERS = tuple(Path(__file__).parent / name for name in ("integration", "e2e"))
 """Folders whose tests all stand on a real API server or real kubelets."""
 
+# Tests look for sentences, which a line of 80 columns would break.
+os.environ["COLUMNS"] = "240"
 settings.load_profile(generated.GATE)  # `--hypothesis-profile` replaces it
 
 

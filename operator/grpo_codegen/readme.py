@@ -15,6 +15,7 @@ from grpo_api.job import parse_spec
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.explain.explain import decision_message
 from grpo_planner.plan import plan_job
+from grpo_planner.result.formatting import headline_message
 from grpo_planner.result.result import PlanResult
 
 from .crd import COLUMNS, Column
@@ -97,7 +98,8 @@ def _plan_of_a_laptop() -> str:
 
 
 def _verdict(result: PlanResult) -> str:
-    return f"{LAPTOP_MODEL}  planned  {result.message}"
+    assert result.chosen is not None, "there is room on these GPUs"
+    return f"{LAPTOP_MODEL}  planned  {headline_message(result.chosen)}"
 
 
 def _wrapped(text: str) -> str:

@@ -75,6 +75,8 @@ from tests.virtual_time import virtually
 Json = dict[str, Any]
 WIDTH = 200
 """Columns of the terminal of `grpo status`."""
+PIPE_WIDTH = 240
+"""Columns of what is piped: rows of tables stay whole."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -97,6 +99,7 @@ def _piped(text: str) -> Iterator[None]:
     with mock.patch.object(sys, "stdin", io.StringIO(text)), mock.patch.dict(os.environ):
         for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
             os.environ.pop(name, None)
+        os.environ["COLUMNS"] = str(PIPE_WIDTH)
         yield
 
 

@@ -130,3 +130,57 @@ def test_gpus_lists_every_product_and_short_name(capsys: pytest.CaptureFixture[s
     assert all(label in out for label in table())
     assert all(name in out for name in short_names())
     assert "can't compute there" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "gpus", "label"),
+    [
+        ("H100", 1, 1, H100),
+        ("8xH100", 1, 8, H100),
+        ("4 x 8 x H100", 4, 8, H100),
+        ("8xA100-80G", 1, 8, "NVIDIA-A100-SXM4-80GB"),
+        ("1g.10gb", 1, 1, f"{H100}-MIG-1g.10gb"),
+        ("mig-1g.5gb", 1, 1, "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"),
+        ("7xA100-1g.5gb", 1, 1, "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"),
+        ("2x7xA100-MIG-1g.10gb", 2, 1, "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"),
+        ("H100-3G.40GB", 1, 1, f"{H100}-MIG-3g.40gb"),
+        ("nvidia.com/mig-1g.18gb", 1, 1, "NVIDIA-H200-MIG-1g.18gb"),
+    ],
+)
+def test_gpus_are_understood_as_people_write_them(
+    text: str, count: int, gpus: int, label: str
+) -> None:
+    (node,) = parse_gpus(text).nodes
+    assert (node.count, node.gpus_total, node.gpu_product) == (count, gpus, label)
+    assert lookup_product(label).is_known
+
+
+@pytest.mark.parametrize("text", ["0xH100", "0x8xH100", "8x", "x8", "8x8x8xH100", "", "many"])
+def test_what_names_no_gpus_is_an_error_with_a_way_out(text: str) -> None:
+    with pytest.raises(InventoryInvalid, match=r"write L4, 8xL4|is no GPU product"):
+        parse_gpus(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("1Ti", 2**40),
+        ("1TB", 10**12),
+        ("1 TiB", 2**40),
+        ("512GB", 512 * 10**9),
+        ("80G", 80 * 10**9),
+    ],
+)
+def test_host_memory_is_understood_as_people_write_it(
+    text: str, amount: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", LLAMA_1B, "--gpus", "H100", "-o", "json", "--host-memory"]
+    assert main([*asked, text]) == 0
+    said = capsys.readouterr().out
+    assert main([*asked, str(amount)]) == 0
+    assert capsys.readouterr().out == said
+
+
+def test_a_spec_may_name_an_instance_shortly() -> None:
+    assert is_of_product(f"{H100}-MIG-1g.10gb", "H100-1g.10gb")
+    assert not is_of_product(f"{H100}-MIG-1g.20gb", "H100-1g.10gb")

@@ -2,6 +2,8 @@
 the server's."""
 
 import io
+import json
+import re
 from functools import cache
 from typing import Any
 
@@ -11,14 +13,19 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from grpo_api.job import parse_spec
+from grpo_api.report.preflight import PreflightProblem, PreflightReport
 from grpo_cli.__main__ import main
 from grpo_cli.commands.plan import path_of, with_change
 from grpo_cli.inputs.manifest import load_value
 from grpo_cli.show import plan_table
 from grpo_cli.show.plan_table import CHOSEN, SHOWN
-from grpo_cli.show.terminal import gib
+from grpo_cli.show.preflight_report import print_report
+from grpo_cli.show.terminal import console, gib
+from grpo_planner.explain.explain import decision_message
 from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.hardware.product_names import label_of
 from grpo_planner.plan import plan_job
+from grpo_planner.result.formatting import plan_name
 from grpo_planner.result.result import PlanResult
 from tests.generated import cases
 from tests.unit.planning import H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, inventory, nodes, spec
@@ -80,6 +87,111 @@ def test_eighty_columns_are_stacked_and_a_pipe_gets_a_table() -> None:
     assert "batch x accum  saving" in wide
     assert "batch x accum  saving" not in narrow
     assert narrow.count("s/step") >= 2
+
+
+JOBS = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(
+            [
+                LLAMA_1B,
+                QWEN_7B,
+                LLAMA_70B,
+                "Qwen/Qwen3-30B-A3B",
+                "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
+            ]
+        ),
+        "placement__objective": st.sampled_from(["Balanced", "Fastest", "FewestGPUs", "Cheapest"]),
+        "training__maxCompletionLength": st.sampled_from([64, 512, 4096, 60_000]),
+        "training__promptsPerStep": st.sampled_from([4, 8, 64]),
+        "adapter__use": st.sampled_from(["Never", "IfNeeded", "Always"]),
+        "generation__engine": st.sampled_from(["Auto", "Transformers"]),
+    }
+)
+PLACES = st.tuples(
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from([H100, L4, "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", "A100-1g.5gb"]),
+)
+
+
+@cache
+def drawn_plan(job: tuple[tuple[str, Any], ...], place: tuple[int, int, str]) -> PlanResult:
+    count, gpus, product = place
+    label = label_of(product) or product
+    return plan_job(spec(**dict(job)), inventory(nodes(count, gpus, label, host_gib=200)))
+
+
+@settings(max_examples=cases(200, gate=40), deadline=None)
+@given(job=JOBS, place=PLACES, width=st.integers(80, WIDEST))
+def test_whatever_is_planned_is_told_in_two_lines_and_true_numbers(
+    job: dict[str, Any], place: tuple[int, int, str], width: int
+) -> None:
+    answer = drawn_plan(tuple(job.items()), place)
+    name = str(job["model"])
+    text = printed(width, arguments=(name, answer))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    headline = printed(width, show=plan_table._headline, arguments=(name, answer)).splitlines()
+    if answer.chosen:
+        assert len(headline) <= 2
+    else:
+        assert lines[0].split() == [name, answer.reason]
+    why = decision_message(answer)
+    compared = re.search(r"^([0-9.]+) s per step; (.*) would take ([0-9.]+) s: ", why)
+    if compared:
+        assert answer.chosen is not None
+        assert compared[1] != compared[3]
+        assert compared[2] != plan_name(answer.chosen)
+    assert not re.search(r"(?<![0-9.])0\.0%", text)
+    untrue = numbers_in(squeezed_lines(lines)) - true_numbers(answer)
+    assert not untrue
+
+
+def squeezed_lines(lines: list[str]) -> str:
+    return "\n".join(line.strip() for line in lines)
+
+
+def numbers_in(text: str) -> set[str]:
+    """All numbers of a text that are not part of a name."""
+    return set(re.findall(r"(?<![\w.-])[0-9]+(?:\.[0-9]+)?(?![\w-]|\.[0-9])", text))
+
+
+def true_numbers(answer: PlanResult) -> set[str]:
+    """The numbers of a result, of its sentences and as they are rounded for a reader."""
+    document = answer.model_dump(mode="json")
+    found = numbers_in(json.dumps(document).replace("\\n", " "))
+    pending: list[Any] = [document]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict | list):
+            pending += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, str):
+            found |= numbers_in(value)
+        elif isinstance(value, int | float):
+            found |= {f"{value:.1f}", f"{value:.2f}", f"{gib(value):.1f}", f"{100 * value:.1f}"}
+            found |= {f"{value:g}", str(value)}
+    return found | {str(number) for number in range(len(answer.candidates) + 1)}
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 80), ("", 80), ("wide", 80), ("120", 120)])
+def test_a_pipe_is_as_wide_as_columns_says(
+    columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS")
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert console().width == width
+
+
+@given(st.text(st.sampled_from("\\\\[]/ab:"), min_size=1, max_size=8))
+def test_markup_in_a_name_or_a_sentence_stays_text(text: str) -> None:
+    answer = planned((QWEN_7B, H100))
+    assert answer.chosen is not None
+    warned = answer.chosen.model_copy(update={"warnings": [f"<{text}>"]})
+    out = printed(260, arguments=(f"<{text}>", answer.model_copy(update={"chosen": warned})))
+    assert out.count(f"<{text}>") == 2
+    report = PreflightReport(problems=[PreflightProblem(path="spec.model", message=f"<{text}>")])
+    assert f"<{text}>" in printed(260, show=print_report, arguments=("mine", report))
 
 
 def test_what_does_not_fit_shows_no_time() -> None:

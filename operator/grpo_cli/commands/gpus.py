@@ -3,14 +3,13 @@ inventories take."""
 
 from argparse import ArgumentParser, Namespace
 
-from rich.markup import escape
 from rich.text import Text
 
 from grpo_planner.hardware.product_names import short_names
 from grpo_planner.hardware.products import Product, obstacle_message
 from grpo_planner.hardware.products import table as products
 
-from ..show.terminal import console, make_table, show_table
+from ..show.terminal import add_row, console, make_table, show_table
 
 
 def register(parser: ArgumentParser) -> None:
@@ -33,7 +32,7 @@ def run(_: Namespace) -> int:
     stacked: list[tuple[Text, ...]] = []
     for label, product in products().items():
         row = _row(label, product)
-        wide.add_row(*map(escape, row))
+        add_row(wide, row)
         stacked.append(_stacked(row))
     show_table(out, wide, stacked)
     out.print(

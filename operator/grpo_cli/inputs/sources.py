@@ -48,8 +48,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     source.add_argument(
         "--gpus",
-        metavar="[NODESx]GPUSxPRODUCT",
-        help="such as 8xL4 or 4x8xH200; `grpo gpus` lists products",
+        metavar="[[NODESx]GPUSx]PRODUCT",
+        help="such as L4, 8xL4, 4x8xH200 or 1g.10gb; `grpo gpus` lists products",
     )
     source.add_argument(
         "--context",
@@ -133,15 +133,19 @@ def read_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
 
 
 def _bytes(quantity: str) -> int:
-    """A byte quantity as Kubernetes writes it.
+    """A byte quantity as Kubernetes writes it, or with the B of bytes, such as 1TB.
 
     Raises:
         InventoryError: it is none.
     """
+    amount = quantity.replace(" ", "")
+    without_bytes = amount[:-1] if amount[-2:-1] in tuple("KMGTPEkmgtpei") else amount
     try:
-        return quantity_bytes(quantity)
+        return quantity_bytes(without_bytes if amount[-1:] in ("B", "b") else amount)
     except ValueError as error:
-        raise InventoryError(f"--host-memory {quantity}: {error}") from error
+        raise InventoryError(
+            f"--host-memory {quantity} is no amount of memory: write it as 512Gi or 1TB"
+        ) from error
 
 
 def cluster_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:

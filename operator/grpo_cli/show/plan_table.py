@@ -7,7 +7,6 @@ a table gets the same facts in lines below each other.
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
 from grpo_api.job import GRPOJobSpec
@@ -16,13 +15,13 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_api.text.contract import EXPORT_FOLDER
 from grpo_operator.records.names import checkpoint_volume, run_folder
-from grpo_planner.explain.explain import decision_message
+from grpo_planner.explain.explain import decision_message, refusal_message, sampling_reason
 from grpo_planner.memory.disk import staged_bytes
-from grpo_planner.result.formatting import sharding
+from grpo_planner.result.formatting import gpus_name, headline_message, sharding
 from grpo_planner.result.result import Candidate, PlanResult
 from grpo_planner.search.engine_plan import engine_numbers, short_sampler_name
 
-from .terminal import gib, make_table, show_table
+from .terminal import add_row, gib, make_table, show_table
 
 SHOWN = 12
 """Candidates that are printed without --all."""
@@ -41,10 +40,11 @@ SHAPE_SOURCES = {
 
 def show_plan(out: Console, name: str, result: PlanResult, everything: bool = False) -> None:
     """Prints the verdict, the candidates, the memory of the chosen plan, and what to do."""
-    verdict = "[green]planned[/green]" if result.feasible else f"[red]{result.reason}[/red]"
-    out.print(f"[bold]{escape(name)}[/bold]  {verdict}  {escape(result.message)}")
+    _headline(out, name, result)
     if decided := decision_message(result):
-        out.print(f"[bold]why[/bold]  {escape(decided)}")
+        _line(out, "why", decided, "bold")
+    if result.chosen and (sampler := sampling_reason(result.chosen)):
+        _line(out, "completions", f"by {sampler}", "bold")
     shown = [found for found in result.candidates if found.memory]
     if shown:
         _candidates(out, shown if everything else shown[:SHOWN])
@@ -54,11 +54,32 @@ def show_plan(out: Console, name: str, result: PlanResult, everything: bool = Fa
     if result.chosen:
         _phases(out, result.chosen)
         for text in result.chosen.warnings:
-            out.print(f"[yellow]warning[/yellow]  {escape(text)}")
+            _line(out, "warning", text, "yellow")
     for text in result.changes:
-        out.print(f"[bold yellow]changes[/bold yellow]  {escape(text)}")
+        _line(out, "changes", text, "bold yellow")
     for fix in result.fixes:
-        out.print(f"[cyan]fix[/cyan]  {escape(fix.message)}")
+        _line(out, "fix", fix.message, "cyan")
+
+
+def _line(out: Console, label: str, text: str, style: str) -> None:
+    """A sentence behind a label."""
+    out.print(Text.assemble((label, style), f"  {text}"))
+
+
+def _headline(out: Console, name: str, result: PlanResult) -> None:
+    """What is planned and how long a step takes, in two lines of a usual terminal; what is longer
+    stands below it."""
+    plan = result.chosen
+    verdict = ("planned", "green") if plan else (str(result.reason), "red")
+    if plan is None:
+        out.print(Text.assemble((name, "bold"), "  ", verdict))
+        out.print(Text(refusal_message(result)))
+        return
+    out.print(Text.assemble((name, "bold"), "  ", verdict, f"  {headline_message(plan)}"))
+    if not result.fits_now:
+        _line(out, "waits", f"{gpus_name(plan)} are taken now", "yellow")
+    if plan.memory is None:
+        _line(out, "why", plan.reason, "bold")
 
 
 def show_learned(out: Console, learned: Learned | None) -> None:
@@ -82,7 +103,7 @@ def show_learned(out: Console, learned: Learned | None) -> None:
         for failed in learned.engine_failures
     ]
     for line in lines:
-        out.print(f"[magenta]learned[/magenta]  {escape(line)}")
+        _line(out, "learned", line, "magenta")
 
 
 def settings(plan: ExecutionPlan) -> list[str]:
@@ -109,7 +130,7 @@ def _candidates(out: Console, candidates: list[Candidate]) -> None:
     """One row per family: how it runs, what it needs, how long a step takes, and why not."""
     wide = make_table(*HEADINGS, right=["s/step"])
     for candidate in candidates:
-        wide.add_row(*map(escape, _cells(candidate)), style=_style(candidate))
+        add_row(wide, _cells(candidate), _style(candidate))
     show_table(out, wide, map(_stacked, candidates))
 
 
@@ -161,7 +182,7 @@ def _stacked(candidate: Candidate) -> tuple[Text, ...]:
 def _phases(out: Console, plan: ExecutionPlan) -> None:
     """The chosen plan's memory by phase and its host memory, and its engine's."""
     if plan.engine:
-        out.print(f"engine: {escape(engine_numbers(plan.engine))}")
+        out.print(Text(f"engine: {engine_numbers(plan.engine)}"))
     if plan.memory is None:
         out.print(
             f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; {_disk(plan)}; no GPUs"
@@ -169,7 +190,11 @@ def _phases(out: Console, plan: ExecutionPlan) -> None:
         return
     peaks = plan.memory.phases.model_dump().items()
     phases = [f"{name} {gib(count):.1f}" for name, count in peaks if count]
-    out.print(f"GiB allocated on one GPU: {'  '.join(phases)}")
+    needed = gib(plan.memory.device_bytes)
+    out.print(
+        f"GiB allocated on one GPU, by phase: {'  '.join(phases)}; with the margin it needs "
+        f"{needed:.1f} GiB"
+    )
     shape = f"shape: {plan.architecture.lower()}, from {SHAPE_SOURCES[plan.shape_source]}"
     host_memory = f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB"
     checkpoint = f"checkpoint {gib(plan.memory.checkpoint_bytes):.1f} GiB"
@@ -201,11 +226,11 @@ def show_export(out: Console, name: str, spec: GRPOJobSpec, plan: ExecutionPlan)
     kind = "adapter" if stays_adapter else "model"
     size = f"{gib(plan.export_bytes):.2f} GiB"
     where = (
-        f", {size}, will be {escape(' and '.join(_places(name, spec)))}"
+        f", {size}, will be {' and '.join(_places(name, spec))}"
         if spec.is_model_kept
         else " is not kept"
     )
-    out.print(f"the trained {kind}{where}")
+    out.print(Text(f"the trained {kind}{where}"))
 
 
 def _places(name: str, spec: GRPOJobSpec) -> list[str]:
@@ -238,7 +263,7 @@ def show_difference(
 ) -> None:
     """Prints what a change does to the chosen plan and to its memory; `left_out`: fields that went
     with it."""
-    out.print(f"\n[bold]what if {escape(change)}[/bold]  {escape(after.message)}")
+    out.print(Text.assemble("\n", (f"what if {change}", "bold"), f"  {after.message}"))
     if left_out:
         out.print(f"  without {', '.join(left_out)}, which another engine knows")
     if not (before.chosen and after.chosen and before.chosen.memory and after.chosen.memory):
@@ -246,14 +271,14 @@ def show_difference(
     _differences(out, list(_compared(before.chosen, after.chosen)))
     for was, now in zip(settings(before.chosen), settings(after.chosen), strict=True):
         if was != now:
-            out.print(f"  {escape(was)} becomes {escape(now)}")
+            out.print(Text(f"  {was} becomes {now}"))
 
 
 def _differences(out: Console, rows: list[tuple[str, str, str, str]]) -> None:
     wide = make_table("", "now", "then", "difference", right=["now", "then", "difference"])
     stacked: list[tuple[Text, ...]] = []
     for name, was, now, by in rows:
-        wide.add_row(name, was, now, by)
+        add_row(wide, (name, was, now, by))
         stacked.append((Text(name), Text(f"{was}, then {now}: {by}")))
     show_table(out, wide, stacked)
 

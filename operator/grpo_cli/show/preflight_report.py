@@ -1,12 +1,11 @@
 """Prints what a preflight found: problems, what was not checked, prompts and model."""
 
 from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
 from grpo_api.report.preflight import PreflightProblem, PreflightReport, PromptLengths, SkippedCheck
 
-from .terminal import make_table, show_table
+from .terminal import add_row, make_table, show_table
 
 MAX_PROMPT = 4000
 """Characters of a prompt that are shown."""
@@ -18,20 +17,20 @@ def print_report(out: Console, name: str, report: PreflightReport) -> None:
     """Print the report of the job with this name."""
     count = len(report.problems) + report.omitted_problems
     noun = "problem" if count == 1 else "problems"
-    out.print(f"[bold]{escape(name)}[/bold]: {count or 'no'} {noun}")
+    out.print(Text.assemble((name, "bold"), f": {count or 'no'} {noun}"))
     _print_findings(out, "problem", report.problems)
     if report.omitted_problems:
         out.print(f"and {report.omitted_problems} more, for which the report had no room")
     _print_findings(out, "not checked", report.skipped)
     facts = make_table()
     if report.prompts:
-        facts.add_row("prompts", _prompts_message(report.prompts))
+        add_row(facts, ("prompts", _prompts_message(report.prompts)))
     if report.architecture:
         shape = report.architecture
         kind = shape.model_type or "unknown type"
-        facts.add_row("model", f"{kind}, {shape.layers} layers of width {shape.hidden_size}")
+        add_row(facts, ("model", f"{kind}, {shape.layers} layers of width {shape.hidden_size}"))
     for path, commit in report.revisions.items():
-        facts.add_row(escape(path), f"commit {commit}")
+        add_row(facts, (path, f"commit {commit}"))
     if facts.row_count:
         facts.show_header = False
         out.print(facts)
@@ -60,7 +59,7 @@ def _print_findings(
     for finding in findings:
         passes = isinstance(finding, PreflightProblem) and finding.transient
         message = f"{PASSING if passes else ''}{finding.message}"
-        wide.add_row(escape(finding.path), escape(message))
+        add_row(wide, (finding.path, message))
         stacked.append((Text(f"{finding.path} ({heading})", "bold"), Text(message)))
     show_table(out, wide, stacked)
 

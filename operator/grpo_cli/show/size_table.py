@@ -8,13 +8,12 @@ chosen.
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
 from grpo_planner.search.curve import Size
 
 from .plan_table import CHOSEN
-from .terminal import make_table, show_table
+from .terminal import add_row, make_table, show_table
 
 HEADINGS = (
     "GPUs",
@@ -37,7 +36,7 @@ def show_sizes(out: Console, sizes: Sequence[Size]) -> None:
     empty."""
     wide = make_table(*HEADINGS, right=NUMBERS)
     for size in sizes:
-        wide.add_row(*map(escape, _cells(size)), style=_style(size))
+        add_row(wide, _cells(size), _style(size))
     show_table(out, wide, map(_stacked, sizes))
     for line in _missing(sizes):
         out.print(f"[dim]{line}[/dim]")

@@ -1,6 +1,7 @@
 """How every command prints: one terminal width for pipes, one spelling of memory sizes, tables that
 lose nothing."""
 
+import os
 import sys
 from collections.abc import Iterable
 
@@ -12,15 +13,23 @@ from rich.text import Text
 
 from grpo_api.text.units import GIB
 
-_PIPE_WIDTH = 240
+_PIPE_WIDTH = 80
+"""Columns of output that no terminal takes, where COLUMNS says nothing."""
 _ANY_WIDTH = 10_000
 _INDENT = 2
 
 
 def console() -> Console:
-    """Return the terminal, or a wide console for pipes, which get whole lines. `:x:` in a message
-    stays text."""
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, emoji=False)
+    """Return the terminal; for a pipe or a file one of COLUMNS columns. `:x:` in a message stays
+    text."""
+    # rich would take the width of any terminal around, such as that of stdin.
+    width = None if sys.stdout.isatty() else _columns()
+    return Console(width=width, highlight=False, emoji=False)
+
+
+def _columns() -> int:
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isdecimal() and int(text) > 0 else _PIPE_WIDTH
 
 
 def make_table(*headings: str, right: Iterable[str] = ()) -> Table:
@@ -30,6 +39,11 @@ def make_table(*headings: str, right: Iterable[str] = ()) -> Table:
     for heading in headings:
         made.add_column(heading, no_wrap=True, justify="right" if heading in right else "left")
     return made
+
+
+def add_row(table: Table, cells: Iterable[str], style: str = "") -> None:
+    """Adds a row of plain texts: rich's `escape` loses the backslash of `\\[`."""
+    table.add_row(*map(Text, cells), style=style)
 
 
 def show_table(out: Console, wide: Table, stacked: Iterable[tuple[Text, ...]]) -> None:

@@ -16,7 +16,7 @@ from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, NODE_GBPS
 from ..hardware.pools import Pool
 from ..hardware.products import obstacle_message
 from ..memory.device import FRAGMENTATION, checkpoint_bytes, export_bytes, whole_mib
-from ..result.formatting import gib, needs_message, plan_name, plural
+from ..result.formatting import distinct_seconds, gib, needs_message, plan_name, plural
 from ..result.result import Candidate, PlanResult, Rejection
 from ..search.batch import generation_share
 from ..search.demand import Demand
@@ -240,8 +240,24 @@ def reason_message(option: Option, sampling: str) -> str:
     footprint = option.footprint
     usable = place.pool.usable_bytes
     phase = footprint.prediction.peak_phase
-    numbers = needs_message(footprint.device, usable, phase, option.seconds)
-    return f"{footprint.method.name} on {place.name}: {numbers}; completions by {sampling}"
+    # As the plan publishes it: what is rounded twice may differ in the last digit.
+    seconds = round(option.seconds, 2)
+    numbers = needs_message(footprint.device, usable, phase, seconds)
+    return f"{footprint.method.name} on {place.name}: {numbers}{_SAMPLING}{sampling}"
+
+
+_SAMPLING = "; completions by "
+
+
+def sampling_reason(plan: ExecutionPlan) -> str:
+    """What samples a plan's completions and why, of its reason; empty where that says nothing."""
+    return plan.reason.partition(_SAMPLING)[2]
+
+
+def refusal_message(result: PlanResult) -> str:
+    """The message of a result without a plan, less the fixes, which are listed beside it."""
+    fixes = "; or ".join(fix.message for fix in result.fixes)
+    return result.message.replace(f"; would fit: {fixes}", "")
 
 
 def candidates(demand: Demand, options: Sequence[Option], winner: Option | None) -> list[Candidate]:
@@ -292,11 +308,12 @@ def _comparison(
     if option.tier > winner.tier:
         what_fits = "all parameters" if option.footprint.method.lora else "32-bit moments"
         return "NotNeeded", f"not needed: {what_fits} fit"
-    ratio = option.seconds / winner.seconds
-    if option.seconds > winner.seconds:
-        return "Slower", f"{ratio - 1:.1%} slower"
+    faster = 1 - option.seconds / winner.seconds
+    if round(faster, 3) < 0:
+        return "Slower", f"{-faster:.1%} slower"
     cost = _cost(option, winner)
-    return "NoBetter", f"{1 - ratio:.1%} faster, but {cost}"
+    gain = f"{faster:.1%} faster" if round(faster, 3) else "as fast"
+    return "NoBetter", f"{gain}, but {cost}"
 
 
 def _cost(option: Option, winner: Option) -> str:
@@ -320,7 +337,11 @@ def _cost(option: Option, winner: Option) -> str:
         return plural(place.nodes, "node")
     if option.crowding > winner.crowding:
         return f"it fills {option.device_share:.0%} of a GPU"
-    return f"on {place.pool.label}"
+    if place.pool.label != other_place.pool.label:
+        return f"on {place.pool.label}"
+    if place.pool.price > other_place.pool.price:
+        return "its GPUs cost more"
+    return "no better in anything else"
 
 
 def decision_message(result: PlanResult) -> str:
@@ -332,7 +353,9 @@ def decision_message(result: PlanResult) -> str:
     if plan.method == "LoRA" and (full := _nearest(others, "Full")):
         shortage = _lacks(full, "training all parameters")
         return f"an adapter, because {shortage}"
-    fitting = [other for other in others if _is_outdone(other)]
+    # Some differ from the plan by what a name leaves out, such as the size of micro-batches.
+    own_name = plan_name(plan)
+    fitting = [other for other in others if _is_outdone(other) and plan_name(other) != own_name]
     if not fitting:
         nearest = next((other for other in others if _misses(other)), None)
         if nearest is None:
@@ -341,12 +364,10 @@ def decision_message(result: PlanResult) -> str:
         return f"nothing else fits: {shortage}"
     rival = min(fitting, key=_step_seconds)
     assert rival.rejected is not None, "it was not chosen"
-    seconds = _step_seconds(plan)
-    rival_seconds = _step_seconds(rival)
+    seconds, rival_seconds = distinct_seconds(_step_seconds(plan), _step_seconds(rival))
     verdict = rival.rejected.message
-    return (
-        f"{seconds:.1f} s per step; {plan_name(rival)} would take {rival_seconds:.1f} s: {verdict}"
-    )
+    would_take = "" if seconds == rival_seconds else f" would take {rival_seconds} s"
+    return f"{seconds} s per step; {plan_name(rival)}{would_take}: {verdict}"
 
 
 def _step_seconds(plan: ExecutionPlan) -> float:

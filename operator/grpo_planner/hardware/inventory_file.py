@@ -87,7 +87,8 @@ def parse_inventory(document: Any) -> Inventory:
 
 
 def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
-    """The inventory that `8xH100` or `4x8xNVIDIA-H200` means: [nodes x] GPUs per node x product.
+    """The inventory that `H100`, `8xH100` or `4x8xNVIDIA-H200` means: [[nodes x] GPUs per node x]
+    product.
 
     Args:
         text: as above; the product is a label or a short name.
@@ -96,13 +97,13 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
     Raises:
         InventoryInvalid: the text is neither, or names no known product.
     """
-    match = re.fullmatch(r"(?:(\d{1,5})x)?(\d{1,2})x(\S+)", text)
-    if not match:
+    match = re.fullmatch(r"(?:(?:(\d{1,5})x)?(\d{1,2})x)?(?!\d+x)(\S+)", text.replace(" ", ""))
+    if not match or match[1] == "0" or match[2] == "0":
         raise InventoryInvalid(
-            f"{text!r} does not say which GPUs; write 8xL4, or 4x8xH200 for 4 nodes of 8"
+            f"{text!r} does not say which GPUs; write L4, 8xL4, or 4x8xH200 for 4 nodes of 8"
         )
     count = int(match[1] or 1)
-    gpus = int(match[2])
+    gpus = int(match[2] or 1)
     name = match[3]
     product = label_of(name)
     if product is None:
@@ -126,8 +127,7 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
         host_memory_gib=host_gib,
         cpu=DEFAULT_CPU * gpus,
     )
-    nodes = (_node(group),) if group.count else ()
-    return Inventory(nodes, warnings, reports_disk=True)
+    return Inventory((_node(group),), warnings, reports_disk=True)
 
 
 def _node(group: NodeGroup) -> Node:

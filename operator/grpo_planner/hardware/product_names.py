@@ -40,6 +40,23 @@ USUAL = {
 """What a name without form or memory means: the one that is rented most, the larger where both
 are."""
 
+_MIG = re.compile(
+    r"(?:nvidia\.com/)?(?P<card>.*?)-?(?:mig-)?(?P<profile>\d+g\.\d+gb)", re.IGNORECASE
+)
+"""A MIG instance by its profile, with or without its card: `1g.10gb`, `A100-1g.5gb`."""
+_MIG_CARDS = {
+    profile: label
+    for label, profiles in {
+        "NVIDIA-A30": ("1g.6gb", "2g.12gb", "4g.24gb"),
+        "NVIDIA-A100-SXM4-40GB": ("1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"),
+        "NVIDIA-H100-80GB-HBM3": ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"),
+        "NVIDIA-H200": ("1g.18gb", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"),
+    }.items()
+    for profile in profiles
+}
+"""The card that a profile without one means (NVIDIA MIG user guide); A100s with 80 GB have the same
+profiles as H100s."""
+
 _MAKERS = re.compile("^(NVIDIA-|AMD-|Tesla-|GeForce-|Instinct-)+", re.IGNORECASE)
 _LIKENESS = 0.5
 
@@ -60,7 +77,21 @@ def label_of(name: str) -> str | None:
     """
     if lookup_product(name).is_known:
         return name
-    return _by_key().get(_key(name))
+    instance = _MIG.fullmatch(name)
+    if instance is None:
+        return _by_key().get(_key(name))
+    card = _mig_card(instance["card"], instance["profile"].lower())
+    return f"{card}-MIG-{instance['profile'].lower()}" if card else None
+
+
+def _mig_card(name: str, profile: str) -> str | None:
+    """The label of the card that a MIG instance is of; by its profile where no card is named."""
+    usual = _MIG_CARDS.get(profile)
+    if not name:
+        return usual
+    label = _by_key().get(_key(name))
+    is_smaller_a100 = _key(name) == "A100" and usual == USUAL["A100-40GB"]
+    return usual if is_smaller_a100 else label
 
 
 @cache
@@ -73,7 +104,7 @@ def is_of_product(label: str, wanted: str) -> bool:
     if label.startswith(wanted):
         return True
     card, short = _key(label), _key(wanted)
-    usual = _key(_by_key().get(short, wanted))
+    usual = _key(label_of(wanted) or wanted)
     return f"{card}-".startswith((f"{short}-", f"{usual}-"))
 
 
@@ -98,5 +129,6 @@ def _by_key() -> dict[str, str]:
 
 def _key(name: str) -> str:
     hyphenated = re.sub("[-_ ]+", "-", name.strip())
-    without_maker = _MAKERS.sub("", hyphenated)
-    return without_maker.upper()
+    without_maker = _MAKERS.sub("", hyphenated).upper()
+    # Some write `80G` for 80GB.
+    return re.sub(r"(?<=\d)G$", "GB", without_maker)

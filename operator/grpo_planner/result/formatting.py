@@ -25,14 +25,42 @@ def sharding(zero_stage: int, *, offload: bool) -> str:
 
 
 def plan_name(plan: ExecutionPlan) -> str:
+    """`full ZeRO-3+offload, Sharded on 8 x NVIDIA-L4, vLLM Colocated over 2 GPUs`: all that two
+    plans of one job are told apart by."""
+    engine = plan.engine
+    if engine is None:
+        return brief_plan_name(plan)
+    sampler = engine_name(
+        engine.kind, engine.tensor_parallel, sleeps=engine.sleep, engines=engine.replicas
+    )
+    return f"{brief_plan_name(plan)}, {sampler}"
+
+
+def brief_plan_name(plan: ExecutionPlan) -> str:
     """`full ZeRO-3+offload, Sharded on 8 x NVIDIA-L4`."""
     sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
     method = "LoRA" if plan.method == "LoRA" else "full"
-    gpus = f"{plan.gpus} x {plan.gpu_product or plan.gpu_resource}"
+    return f"{method} {sharded}, {plan.strategy} on {gpus_name(plan)}"
+
+
+def gpus_name(plan: ExecutionPlan) -> str:
+    """`8 x NVIDIA-L4`, `2 x CPUs`."""
     if plan.accelerator == "CPU":
-        gpus = f"{plan.world_size} x CPUs"
-    engine = f", vLLM {plan.engine.kind}" if plan.engine else ""
-    return f"{method} {sharded}, {plan.strategy} on {gpus}{engine}"
+        return f"{plan.world_size} x CPUs"
+    return f"{plan.gpus} x {plan.gpu_product or plan.gpu_resource}"
+
+
+def headline_message(plan: ExecutionPlan) -> str:
+    """How a job is trained and how long a step takes, in few words."""
+    seconds = plan.estimated_step_seconds
+    step = "" if seconds is None else f": {seconds:.1f} s per step"
+    return f"{brief_plan_name(plan)}{step}"
+
+
+def distinct_seconds(first: float, second: float) -> tuple[str, str]:
+    """Two durations to be compared, with as many digits as tell them apart where two do."""
+    short = (f"{first:.1f}", f"{second:.1f}")
+    return (f"{first:.2f}", f"{second:.2f}") if short[0] == short[1] else short
 
 
 def needs_message(device: float, usable: float, phase: str, seconds: float) -> str:

@@ -137,7 +137,9 @@ def short_sampler_name(plan: ExecutionPlan) -> str:
 
 def engine_numbers(engine: EnginePlan) -> str:
     """What it takes, which no GPU has confirmed."""
-    sync = "" if engine.sync_seconds is None else f", sync {engine.sync_seconds:.1f} s"
+    sync = ""
+    if engine.sync_seconds is not None:
+        sync = f", a sync of weights takes {engine.sync_seconds:.1f} s"
     return (
         f"weights {gib(engine.weights_bytes)}, cache {gib(engine.cache_bytes)} for "
         f"{plural(engine.max_sequences, 'completion')} at a time, graphs and work space "
