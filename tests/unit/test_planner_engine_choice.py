@@ -12,7 +12,10 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import PROVEN_FAMILIES
 from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.products import lookup_product, usable_bytes
+from grpo_planner.model.architecture import ModelFacts
 from grpo_planner.model.catalogue import model_type
+from grpo_planner.model.config import architecture_of
+from grpo_planner.model.shapes import families
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanReason
 from grpo_planner.search import engine_plan, engines
@@ -298,6 +301,46 @@ def test_experts_that_no_engine_can_serve_are_refused_with_the_hardware_that_bea
     assert chosen is not None
     assert (chosen.method, chosen.offload) == ("Full", "None")
     assert (chosen.estimated_step_seconds or 0) <= 600
+
+
+KNOWN = [kind for kind in families() if kind in PROVEN_FAMILIES]
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_a_model_outside_the_catalogue_has_an_engine_and_exact_memory_by_whatever_says_its_shape(
+    kind: str,
+) -> None:
+    config = {
+        "model_type": kind, "hidden_size": 2048, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+        "intermediate_size": 8192, "vocab_size": 128256, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    there = inventory(EIGHT)
+    own = job("ours/own", generation__engine="Auto")
+    architecture = architecture_of(config)
+    declared = with_value(own, "spec.model.architecture", architecture.model_dump(by_alias=True))
+    answers = (
+        plan_job(own, there, facts=ModelFacts(config=config)),
+        plan_job(own, there, learned=Learned(architecture=architecture)),
+        plan_job(declared, there),
+    )
+    plans = [answer.chosen for answer in answers]
+    first = plans[0]
+    assert first is not None
+    assert first.engine is not None
+    assert first.architecture == "Exact"
+    for plan in plans:
+        assert plan is not None
+        assert (plan.memory, plan.engine) == (first.memory, first.engine)
+    for answer in (
+        plan_job(with_value(declared, "spec.training.maxCompletionLength", 4000), there),
+        plan_job(
+            with_value(own, "spec.training.maxCompletionLength", 4000),
+            there,
+            learned=Learned(architecture=architecture),
+        ),
+    ):
+        assert "set spec.training.maxCompletionLength to 3584" in answer.message
 
 
 def test_sleep_is_obeyed() -> None:
