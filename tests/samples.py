@@ -293,12 +293,8 @@ BAD: tuple[Bad, ...] = (
         "spec.training",
         "must divide",
     ),
-    Bad(
-        "generation-does-not-divide",
-        {"training.generationBatchSize": 65},
-        "spec.training",
-        "multiple of",
-    ),
+    Bad("half-a-step", {"training.generationBatchSize": 65}, "spec.training", "multiple of"),
+    Bad("mean-high", {"training.expectedCompletionLength": 513}, "spec.training", "at most max"),
     Bad(
         "importance-bounds-upside-down",
         {"training.importanceSampling": {"clip": {"min": 1, "max": 0.5}}},

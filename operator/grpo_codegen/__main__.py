@@ -21,6 +21,7 @@ from . import (
     planner,
     readme,
     recording,
+    step_times,
     trl_fields,
     trl_page,
 )
@@ -49,6 +50,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "docs/traces.md": documents.traces,
     "docs/findings.md": documents.findings,
     "docs/from-trl.md": trl_page.render,
+    "docs/step-times.md": step_times.render,
     "docs/planner-table.md": planner.table,
     "docs/gpu-products.md": planner.products,
     "docs/plan-schema.json": planner.schema,

@@ -22,6 +22,7 @@ from grpo_planner.memory.phases import Predictor
 from grpo_planner.memory.setup import Engine, Precision, Setup, Strategy, ZeroStage
 from grpo_planner.model.architecture import ModelFacts, resolve_model
 from grpo_planner.model.shapes import Shape
+from grpo_planner.time.constants import stored_fit
 from grpo_planner.time.step_time import step_time
 from tests.unit.planning import counted_risk
 
@@ -204,6 +205,13 @@ def _precision(spec: GRPOJobSpec, way: Way) -> Precision:
     return "bfloat16" if narrow else "mixed"
 
 
+def _expected(spec: GRPOJobSpec) -> int:
+    """Mean tokens of a completion: what the spec says, else the published share of the limit."""
+    limit = spec.training.max_completion_length
+    usual = max(1, round(stored_fit().share * limit))
+    return spec.training.expected_completion_length or usual
+
+
 def _setups(
     spec: GRPOJobSpec, way: Way, precision: Precision, world: int, engine: Engine | None
 ) -> Iterator[Setup]:
@@ -222,6 +230,7 @@ def _setups(
             precision=precision,
             prompt=training.max_prompt_length,
             completion=training.max_completion_length,
+            expected=_expected(spec),
             micro_batch=micro_batch,
             accumulation=share // micro_batch,
             generation_batch=generation_batch,

@@ -54,7 +54,7 @@ def test_the_table_says_what_is_chosen_and_why_not_otherwise(
 ) -> None:
     assert main(["plan", "-f", manifest(), *EIGHT]) == 0
     out = capsys.readouterr().out
-    assert "mine  planned  full DDP, Clone on 1 x NVIDIA-H100-80GB-HBM3" in out
+    assert "mine  planned  full DDP, Clone on 2 x NVIDIA-H100-80GB-HBM3" in out
     assert "CHOSEN" in out
     assert "slower" in out
     assert "GiB allocated on one GPU, by phase: load" in out
@@ -107,7 +107,7 @@ def test_what_if_shows_the_difference(manifest: Any, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert all(f"what if {change}" in out for change in changes)
     assert "needed per GPU" in out
-    assert "1 x NVIDIA-H100-80GB-HBM3 becomes 4 x NVIDIA-H100-80GB-HBM3" in out
+    assert "2 x NVIDIA-H100-80GB-HBM3 becomes 4 x NVIDIA-H100-80GB-HBM3" in out
 
 
 @pytest.mark.parametrize(

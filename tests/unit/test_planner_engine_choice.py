@@ -58,7 +58,7 @@ def auto(name: str = QWEN_7B, *groups: Any, **changes: Any) -> ExecutionPlan:
         (QWEN_32B, nodes(1, 8, H100), "vLLM over 8"),
         (LLAMA_70B, nodes(1, 8, H100), "vLLM over 8"),
         (QWEN_32B, nodes(1, 1, H100), "Transformers"),
-        (LLAMA_1B, nodes(1, 1, L4), "vLLM"),
+        (LLAMA_1B, nodes(1, 1, L4), "vLLM, asleep"),
         (GEMMA, nodes(1, 8, H100), "vLLM"),
     ],
 )

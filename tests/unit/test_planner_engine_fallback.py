@@ -85,7 +85,7 @@ def test_where_no_rung_fits_both_are_told_with_their_numbers() -> None:
 def test_an_engine_that_would_be_slower_than_transformers_is_passed_over() -> None:
     few: dict[str, Any] = {
         "training__maxCompletionLength": 512,
-        "generation__engineArguments": {"maxNumSeqs": 16},
+        "generation__engineArguments": {"maxNumSeqs": 4},
     }
     run = begun(LLAMA_1B, nodes(1, 1, H100), **few)
     after = fallback_plan(failed(run))
@@ -99,7 +99,8 @@ def test_an_engine_that_would_be_slower_than_transformers_is_passed_over() -> No
 
 
 def test_the_fastest_sharing_of_gpus_is_taken() -> None:
-    run = begun(QWEN_7B, EIGHT, training__maxCompletionLength=2048)
+    """A GPU that reads slowly gains by sharing; one that waits for launches does not."""
+    run = begun(QWEN_7B, nodes(1, 8, "NVIDIA-L40S"), training__maxCompletionLength=2048)
     alone = run.with_engine(engine_of(run.demand, "Colocated", 1, sleeps=True), None)
     after = fallback_plan(failed(alone))
     assert after.engine is not None

@@ -48,7 +48,10 @@ def test_a_plan_with_an_engine_is_read_back_as_it_was_made(generation: dict[str,
 
 @pytest.mark.parametrize("phase", ["sync", "generate"])
 def test_fewer_completions_at_a_time_come_first(phase: str) -> None:
-    run = begun(generation={"engine": "Auto", "sleep": True}, training__maxCompletionLength=8192)
+    lengths = {
+        "training__maxCompletionLength": 8192, "training__expectedCompletionLength": 8192
+    }  # fmt: skip
+    run = begun(generation={"engine": "Auto", "sleep": True}, **lengths)
     before, short = run.plan.engine, ran_out(run, oom(phase))
     relief = mildest_fitting_split(short)
     assert relief is not None
@@ -104,7 +107,7 @@ def test_sleep_relieves_what_training_lacks() -> None:
 
 def test_what_is_described_names_the_engine() -> None:
     description = split_name(begun().plan)
-    assert description.endswith("32 sampled at a time by vLLM Colocated over 4 GPUs")
+    assert description.endswith("64 sampled at a time by vLLM Colocated over 4 GPUs")
 
 
 def test_a_sync_without_an_engine_is_the_fullest_phase() -> None:

@@ -19,6 +19,7 @@ from grpo_planner.replan.oom_replan import (
     shortage_message,
 )
 from grpo_planner.replan.past_run import Run
+from grpo_planner.time.step_range import step_message
 from tests.generated import cases
 from tests.unit.planning import A100, H100, L4, LLAMA_1B, QWEN_7B, inventory, nodes, plan, spec
 
@@ -97,7 +98,7 @@ def test_a_new_split_takes_another_time_which_counts_on_the_links_that_nodes_dec
     assert relief is not None
     assert relief.estimated_step_seconds is not None
     assert relief.estimated_step_seconds > first
-    assert f"about {relief.estimated_step_seconds:.1f} s per step" in relief.reason
+    assert step_message(relief.estimated_step_seconds, is_measured=False) in relief.reason
     assert relief.reason != run.plan.reason
 
 

@@ -12,8 +12,9 @@ from grpo_planner.hardware.products import lookup_product
 from grpo_planner.memory.setup import Setup
 from grpo_planner.model.catalogue import lookup_shape as model
 from grpo_planner.plan import plan_job
-from grpo_planner.time import step_time as steptime
+from grpo_planner.time.sampling import decoded_parameters
 from grpo_planner.time.step_time import StepTime, step_time
+from grpo_planner.time.training import LINK_EFFICIENCY
 from tests.unit.planning import H100, L4, LLAMA_1B, QWEN_7B, inventory, nodes, plan, spec
 
 MOE = "Qwen/Qwen3-30B-A3B"
@@ -55,7 +56,7 @@ def test_ddp_sends_float32_gradients() -> None:
     shape = model(QWEN_7B)
     assert shape is not None
     full, adapter = replace(SETUP, zero=0, precision="mixed"), replace(SETUP, zero=0, lora_rank=16)
-    link = 450e9 * steptime.LINK_EFFICIENCY
+    link = 450e9 * LINK_EFFICIENCY
     assert time(full).communication == pytest.approx(2 * 7 / 8 * 4 * shape.parameters / link)
     assert time(adapter).communication == pytest.approx(
         2 * 7 / 8 * 4 * shape.adapter_parameters(16) / link
@@ -74,11 +75,11 @@ def test_the_prompts_pass_costs() -> None:
 def test_a_decode_batch_reads_all_experts_that_it_touches() -> None:
     shape = model(MOE)
     assert shape is not None
-    assert steptime.decoded_parameters(shape, 1) == pytest.approx(shape.active_parameters)
-    assert steptime.decoded_parameters(shape, 64) > 0.95 * shape.parameters
+    assert decoded_parameters(shape, 1) == pytest.approx(shape.active_parameters)
+    assert decoded_parameters(shape, 64) > 0.95 * shape.parameters
     dense = model(QWEN_7B)
     assert dense is not None
-    assert steptime.decoded_parameters(dense, 64) == dense.parameters
+    assert decoded_parameters(dense, 64) == dense.parameters
     alone = replace(SETUP, generation_batch=1, prompt=1, completion=16)
     many = replace(alone, generation_batch=64)
     assert time(many, MOE, product=L4).generation > 5 * time(alone, MOE, product=L4).generation
@@ -87,7 +88,8 @@ def test_a_decode_batch_reads_all_experts_that_it_touches() -> None:
 def test_without_gather_the_model_is_sent_for_every_token_of_every_call() -> None:
     apart = replace(SETUP, zero=3, gather=False)
     assert time(apart, calls=4).gathering == pytest.approx(4 * time(apart, calls=1).gathering)
-    assert time(apart).gathering == pytest.approx(512 * time(replace(apart, gather=True)).gathering)
+    gathered = time(replace(apart, gather=True)).gathering
+    assert time(apart).gathering == pytest.approx(512 * gathered), "expected: all tokens"
     assert time().gathering == 0
 
 
@@ -137,7 +139,7 @@ def test_what_an_attempt_measured_is_as_good_as_declared_and_what_is_declared_st
     over: int, declared: dict[str, Any]
 ) -> None:
     group, job = nodes(2, 8, H100), spec(QWEN_7B, placement__nodes=over, placement__gpus={"min": 8})
-    speed = round(steptime.LINK_EFFICIENCY * 1e9 * next(iter(declared.values())))
+    speed = round(LINK_EFFICIENCY * 1e9 * next(iter(declared.values())))
     links = MeasuredLinks(gpu_product=H100, nodes=over, bytes_per_second=speed)
     known = Learned(links=links)
     measured = plan_job(job, inventory(group), learned=known).chosen

@@ -64,6 +64,58 @@ class MeasuredLinks(Model):
     """Bus bandwidth of an all-reduce before the first step: what each rank sends and receives."""
 
 
+class MeasuredStep(Model):
+    """How long completions and steps of an attempt were, and what its plan would have said."""
+
+    gpu_product: Annotated[str, Field(max_length=128)]
+    """GPU product of its nodes."""
+    completion_length: Annotated[int, Field(ge=1, le=1048576)]
+    """Mean tokens of a completion."""
+    generation_seconds: Annotated[float, Field(ge=0)]
+    """Seconds that a step sampled."""
+    training_seconds: Annotated[float, Field(ge=0)]
+    """Seconds that a step trained, with log-probabilities."""
+    predicted_generation_seconds: Annotated[float, Field(ge=0)]
+    """What the time model says of the same sampling, with that length."""
+    predicted_training_seconds: Annotated[float, Field(ge=0)]
+    """What it says of the same training."""
+
+    @property
+    def generation_factor(self) -> float:
+        """By how much sampling takes longer than the model says."""
+        return _factor(self.generation_seconds, self.predicted_generation_seconds)
+
+    @property
+    def training_factor(self) -> float:
+        """By how much training takes longer than the model says."""
+        return _factor(self.training_seconds, self.predicted_training_seconds)
+
+    def is_near(self, other: "MeasuredStep") -> bool:
+        """Whether a plan by the other would be much the same."""
+        pairs = (
+            (self.completion_length, other.completion_length),
+            (self.generation_factor, other.generation_factor),
+            (self.training_factor, other.training_factor),
+        )
+        is_same_product = self.gpu_product == other.gpu_product
+        return is_same_product and all(abs(one - two) <= NEAR * two for one, two in pairs)
+
+
+NEAR = 0.1
+"""Share by which a step may differ from what is known before it is learned anew: a status must not
+be written for every step."""
+MOST_FACTOR = 20.0
+"""Largest factor that is believed: a step that waited for rewards or for a cold cache tells
+nothing."""
+
+
+def _factor(measured: float, predicted: float) -> float:
+    """Measured by predicted, within what can be believed; 1 where either is missing."""
+    if not measured or not predicted:
+        return 1.0
+    return min(MOST_FACTOR, max(1 / MOST_FACTOR, measured / predicted))
+
+
 Rung = Literal["ModelRunnerV1", "Transformers"]
 """What samples the completions after an engine failed (spec.generation.fallback), first one first.
 ModelRunnerV1: vLLM without model runner V2, CUDA graphs and sleep, as tests on CPUs run it."""
@@ -97,6 +149,8 @@ class Learned(Model):
     """True if spec.image can import vLLM, as the preflight found; absent where nobody looked."""
     links: MeasuredLinks | None = None
     """The links of the last attempt on several GPUs; what is declared of nodes comes first."""
+    step: MeasuredStep | None = None
+    """Lengths and seconds of the last steps that differ from what was known."""
     memory: Annotated[dict[str, LearnedMemory], Field(max_length=8)] = Field(default_factory=dict)
     """By phase, bytes of one GPU; by host, bytes of one process."""
     shortfalls: Annotated[

@@ -157,6 +157,9 @@ class ExecutionPlan(Model):
     has."""
     estimated_step_seconds: Annotated[float, Field(ge=0)] | None = None
     """Predicted time of one step."""
+    expected_completion_length: Positive | None = None
+    """Mean tokens of a completion that times and an engine's cache are for; absent where they are
+    for the longest."""
     link_bytes_per_second: Positive | None = None
     """What that time assumes that each process sends and receives in an all-reduce; absent for one
     process and on CPUs."""

@@ -45,6 +45,10 @@ def _generation_batch_has_whole_steps(training: "TrainingSpec") -> bool:
     return generation_batch % _completions_of_a_step(training) == 0
 
 
+def _mean_is_within_the_limit(training: "TrainingSpec") -> bool:
+    return (training.expected_completion_length or 0) <= training.max_completion_length
+
+
 def _upper_clip_is_not_below_the_lower(training: "TrainingSpec") -> bool:
     return training.epsilon_high is None or training.epsilon_high >= training.epsilon
 
@@ -134,6 +138,12 @@ class TrainingSpec(Model):
             _generation_batch_has_whole_steps,
         ),
         Rule(
+            "!has(self.expectedCompletionLength) || "
+            "self.expectedCompletionLength <= self.maxCompletionLength",
+            "expectedCompletionLength must be at most maxCompletionLength",
+            _mean_is_within_the_limit,
+        ),
+        Rule(
             "!has(self.epsilonHigh) || self.epsilonHigh >= self.epsilon",
             "epsilonHigh must be at least epsilon",
             _upper_clip_is_not_below_the_lower,
@@ -195,6 +205,10 @@ class TrainingSpec(Model):
     Unset: 512."""
     max_completion_length: Annotated[int, Field(ge=1, le=1048576)] = 512
     """Longest completion in tokens. Unset: 512."""
+    expected_completion_length: Annotated[int, Field(ge=1, le=1048576)] | None = None
+    """Mean tokens of a completion: times and an engine's cache are planned for it, memory for
+    maxCompletionLength. Unset: what attempts measured, else a share of the limit
+    (docs/step-times.md)."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Sampling temperature. Unset: 1."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -13,6 +13,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import Outcome, Result
 from grpo_api.report.training_metrics import ALLREDUCE
 from grpo_api.text.quantity import MAX_COUNT
+from grpo_planner.replan.measured_step import learned_with_step
 from grpo_planner.replan.oom_replan import (
     learned_with_architecture,
     learned_with_shortage,
@@ -26,7 +27,8 @@ from .observation import Observation
 
 
 def learned_with_progress(observation: Observation) -> Learned:
-    """What the job has learned, with what the current attempt says of its model and its links."""
+    """What the job has learned, with what the current attempt says of its model, its links and its
+    steps."""
     job = observation.job
     plan = job.status.plan
     learned = job.status.learned or Learned()
@@ -36,10 +38,10 @@ def learned_with_progress(observation: Observation) -> Learned:
     allreduce = progress.metrics.get(ALLREDUCE.key)
     if links := measured_links(plan, allreduce):
         learned = learned.model_copy(update={"links": links})
-    if progress.architecture is None:
-        return learned
-    run = Run(plan, job.spec, learned)
-    return learned_with_architecture(run, progress.architecture)
+    if progress.architecture is not None:
+        run = Run(plan, job.spec, learned)
+        learned = learned_with_architecture(run, progress.architecture)
+    return learned_with_step(Run(plan, job.spec, learned), progress.metrics)
 
 
 def measured_links(plan: ExecutionPlan, measured: float | None) -> MeasuredLinks | None:

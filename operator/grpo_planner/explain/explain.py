@@ -23,6 +23,7 @@ from ..search.demand import Demand
 from ..search.engine_plan import engine_plan, engine_warnings
 from ..search.notes import low_rate_message
 from ..search.option import Option
+from ..time.step_range import step_message
 from ..time.step_time import assumed_link
 
 Plan = TypeVar("Plan", bound=ExecutionPlan)
@@ -99,6 +100,7 @@ def as_plan(
         cpu_millicores=millicores,
         host_memory_bytes=host_memory,
         estimated_step_seconds=seconds,
+        expected_completion_length=demand.expected_completion,
         link_bytes_per_second=link,
         export_bytes=export,
         save_every_steps=spec.checkpoint.every_steps,
@@ -240,9 +242,8 @@ def reason_message(option: Option, sampling: str) -> str:
     footprint = option.footprint
     usable = place.pool.usable_bytes
     phase = footprint.prediction.peak_phase
-    # As the plan publishes it: what is rounded twice may differ in the last digit.
-    seconds = round(option.seconds, 2)
-    numbers = needs_message(footprint.device, usable, phase, seconds)
+    step = step_message(option.seconds, is_measured=option.is_measured)
+    numbers = needs_message(footprint.device, usable, phase, step)
     return f"{footprint.method.name} on {place.name}: {numbers}{_SAMPLING}{sampling}"
 
 

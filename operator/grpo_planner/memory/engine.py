@@ -8,8 +8,9 @@ is gathered, merged and cast). No GPU has confirmed any of it: GRAPHS_PER_LAYER 
 assumed. All results are bytes on one GPU.
 """
 
+from bisect import bisect_right
 from functools import lru_cache
-from math import ceil
+from math import ceil, sqrt
 
 from grpo_api.text.units import MIB
 
@@ -98,7 +99,7 @@ def token_bytes(shape: Shape, setup: Setup) -> int:
 
 
 def sequence_bytes(shape: Shape, setup: Setup) -> int:
-    """The cache of one prompt and its completion, in whole blocks."""
+    """The cache of one prompt and its longest completion, in whole blocks."""
     engine = engine_of(setup)
     blocks = ceil(engine.length / engine.block)
     return blocks * engine.block * token_bytes(shape, setup)
@@ -107,9 +108,27 @@ def sequence_bytes(shape: Shape, setup: Setup) -> int:
 def cache(shape: Shape, setup: Setup) -> int:
     """The cache of all that is sampled at a time, as if no prompt were shared; vLLM keeps one block
     for itself."""
-    spare_block = engine_of(setup).block * token_bytes(shape, setup)
-    sampled = sequences(setup) * sequence_bytes(shape, setup)
-    return sampled + spare_block
+    return cached_blocks(setup, sequences(setup)) * block_bytes(shape, setup)
+
+
+def block_bytes(shape: Shape, setup: Setup) -> int:
+    """Bytes of one block of the cache."""
+    return engine_of(setup).block * token_bytes(shape, setup)
+
+
+def cached_blocks(setup: Setup, completions: int) -> int:
+    """Blocks of the cache for so many completions at a time, and vLLM's own.
+
+    At no time do completions hold more in the mean than a prompt and their mean length: of n that
+    begin together, n S(t) are longer than t, and t S(t) is at most the mean (Markov). Two standard
+    deviations, of which one is near the mean, make it unlikely that vLLM preempts any. One
+    completion of the greatest length always fits, and no more is kept than all of them take.
+    """
+    engine = engine_of(setup)
+    whole = ceil(engine.length / engine.block)
+    mean = ceil((setup.prompt + setup.mean_completion) / engine.block)
+    spread = ceil(2 * sqrt(completions) * setup.mean_completion / engine.block)
+    return min(completions * whole, max(whole, completions * mean + spread)) + 1
 
 
 def graphs(shape: Shape, setup: Setup) -> int:
@@ -149,13 +168,16 @@ def awake_bytes(shape: Shape, setup: Setup) -> int:
 def cached_completions(shape: Shape, setup: Setup, share: int) -> int:
     """Number of completions whose cache fits at a time into `share` bytes of a GPU; 0 where not one
     does."""
-    spare = engine_of(setup).block * token_bytes(shape, setup)
-    weight_bytes = weights(shape, setup)
-    graph_bytes = graphs(shape, setup)
-    fixed = weight_bytes + graph_bytes + work(shape, setup) + spare
-    per_completion = sequence_bytes(shape, setup) + shape.vocab * SCORE_BYTES
-    completions = int((share - fixed) // per_completion)
-    return max(0, completions)
+    one_block = block_bytes(shape, setup)
+    score_bytes = shape.vocab * SCORE_BYTES
+    room = share - weights(shape, setup) - graphs(shape, setup) - work(shape, setup)
+
+    def needed(completions: int) -> int:
+        return cached_blocks(setup, completions) * one_block + completions * score_bytes
+
+    most = max(0, int(room // (one_block + score_bytes)))
+    # Bisection: what is needed grows with the completions.
+    return bisect_right(range(1, most + 1), room, key=needed)
 
 
 def resting_bytes(shape: Shape, setup: Setup) -> int:

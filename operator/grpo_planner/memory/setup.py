@@ -61,7 +61,10 @@ class Setup:
     prompt: int
     """Prompt tokens of one sequence."""
     completion: int
-    """Completion tokens of one sequence."""
+    """Completion tokens of one sequence at most: what memory is proven for."""
+    expected: int = 0
+    """Completion tokens of one sequence in the mean, for times and for an engine's cache; 0: as
+    many as at most."""
     micro_batch: int
     """Sequences per forward pass."""
     accumulation: int = 1
@@ -110,6 +113,11 @@ class Setup:
     def length(self) -> int:
         """Tokens of one sequence."""
         return self.prompt + self.completion
+
+    @property
+    def mean_completion(self) -> int:
+        """Completion tokens of one sequence in the mean."""
+        return min(self.expected or self.completion, self.completion)
 
     @property
     def tokens(self) -> int:

@@ -140,7 +140,10 @@ def _explained(before: Run, after: Run) -> ExecutionPlan:
     reason = f"{plan_name(plan)}, {change}"
     if plan.memory:
         numbers = needs_message(
-            after.device_bytes, after.usable_bytes, after.prediction.peak_phase, after.step_seconds
+            after.device_bytes,
+            after.usable_bytes,
+            after.prediction.peak_phase,
+            after.step_message,
         )
         reason = f"{reason}: {numbers}"
     changes = [*plan.changes, change]

@@ -283,7 +283,10 @@ def _with_explanation(before: Run, after: Run) -> ExecutionPlan:
 def _reason(run: Run) -> str:
     """Why the new plan, in a sentence with its numbers."""
     numbers = needs_message(
-        run.device_bytes, run.usable_bytes, run.prediction.peak_phase, run.step_seconds
+        run.device_bytes,
+        run.usable_bytes,
+        run.prediction.peak_phase,
+        run.step_message,
     )
     return f"{plan_name(run.plan)}, with less memory per GPU than before: {numbers}"
 

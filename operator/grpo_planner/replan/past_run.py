@@ -38,6 +38,7 @@ from ..search.demand import Demand, build_demand
 from ..search.engine_plan import cpu_engine_plan, engine_plan
 from ..search.engines import Engines, engine_of, server_pools
 from ..search.footprints import generate_calls
+from ..time.step_range import step_message
 from ..time.step_time import StepTime, assumed_link, step_time, with_measured_links
 
 
@@ -72,6 +73,7 @@ class Run:
             precision=self._precision,
             prompt=training.max_prompt_length,
             completion=training.max_completion_length,
+            expected=plan.expected_completion_length or 0,
             micro_batch=plan.micro_batch,
             accumulation=plan.gradient_accumulation,
             generation_batch=self._at_once,
@@ -232,7 +234,16 @@ class Run:
             servers = self._hardware(engine.gpu_product, engine.gpu_resource)
         trainers = self._hardware(plan.gpu_product, plan.gpu_resource)
         shape = self.demand.shape
-        return step_time(shape, self.setup, trainers, plan.nodes, calls, servers=servers)
+        measured = self.demand.measured_step(plan.gpu_product)
+        return step_time(
+            shape, self.setup, trainers, plan.nodes, calls, servers=servers, measured=measured
+        )
+
+    @property
+    def step_message(self) -> str:
+        """How long a step takes, in words."""
+        is_measured = self.demand.measured_step(self.plan.gpu_product) is not None
+        return step_message(self.step_seconds, is_measured=is_measured)
 
     def _hardware(self, label: str, resource: str) -> Product:
         """The plan's GPUs as their nodes describe them; as the table of products does where no node

@@ -63,11 +63,9 @@ def distinct_seconds(first: float, second: float) -> tuple[str, str]:
     return (f"{first:.2f}", f"{second:.2f}") if short[0] == short[1] else short
 
 
-def needs_message(device: float, usable: float, phase: str, seconds: float) -> str:
-    """What a plan needs of each GPU, in bytes, and how long a step takes."""
-    return (
-        f"needs {gib(device)} of {gib(usable)} per GPU at {phase}, about {seconds:.1f} s per step"
-    )
+def needs_message(device: float, usable: float, phase: str, step: str) -> str:
+    """What a plan needs of each GPU, in bytes, and how long a step takes, in words."""
+    return f"needs {gib(device)} of {gib(usable)} per GPU at {phase}, {step}"
 
 
 def engine_name(kind: str, gpus: int, *, sleeps: bool, engines: int = 0) -> str:

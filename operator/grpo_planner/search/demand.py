@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan.learned import Learned
+from grpo_api.plan.learned import Learned, MeasuredStep
 from grpo_api.spec.rewards import ModelReward
 from grpo_api.text.quantity import parse_quantity, quantity_bytes
 
@@ -20,6 +20,7 @@ from ..memory.setup import Precision, Setup
 from ..model.architecture import ResolvedModel, by_name_and_size
 from ..model.shapes import Shape
 from ..result.result import PlanReason, SpecRejected
+from ..time.constants import stored_fit
 from . import batch
 from .methods import Method
 from .notes import spec_notes
@@ -120,6 +121,25 @@ class Demand:
         names."""
         may_fall_back = self.spec.generation.fallback == "Auto"
         return may_fall_back and self.learned.rung == "Transformers"
+
+    @cached_property
+    def expected_completion(self) -> int:
+        """Mean tokens of a completion: as the spec says, as an attempt measured, or the share of
+        the limit that those of published runs had."""
+        training = self.spec.training
+        limit = training.max_completion_length
+        step = self.learned.step
+        expected = training.expected_completion_length
+        if expected is None and step:
+            expected = step.completion_length
+        if expected is None:
+            expected = round(limit * stored_fit().share)
+        return min(limit, max(1, expected))
+
+    def measured_step(self, label: str) -> MeasuredStep | None:
+        """What an attempt measured on these GPUs."""
+        step = self.learned.step
+        return step if step and step.gpu_product == label else None
 
     def pod_disk(self, *, reported: bool) -> int:
         """Ephemeral storage that one pod requests, in bytes; 0 for no request."""

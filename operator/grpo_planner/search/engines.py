@@ -233,6 +233,7 @@ class Engines:
         return Setup(
             precision=precision, prompt=training.max_prompt_length,
             completion=training.max_completion_length,
+            expected=self._demand.expected_completion,
             micro_batch=1, engine=engine,
         )  # fmt: skip
 

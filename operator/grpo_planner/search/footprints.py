@@ -235,6 +235,7 @@ class Variants:
             precision=self._precision,
             prompt=spec.training.max_prompt_length,
             completion=spec.training.max_completion_length,
+            expected=self._demand.expected_completion,
             micro_batch=micro_batch,
             accumulation=batch.accumulation(spec, self._world, micro_batch),
             generation_batch=generation_batch,

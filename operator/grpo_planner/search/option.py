@@ -68,6 +68,8 @@ class Option:
     """Time of one step by its parts."""
     servers: Pool | None = None
     """Where engines in pods of their own are; None without such."""
+    is_measured: bool = False
+    """Whether the time is by steps that the job measured on these GPUs."""
     seconds: float = field(init=False)
     """Time of one step."""
 

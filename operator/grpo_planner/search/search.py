@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from ..hardware.pools import Place, Pool
 from ..memory.setup import Engine, Precision, Setup
-from ..time.step_time import SamplingTime, StepTime, TrainingTime, sampling_time, training_time
+from ..time.step_time import SamplingTime, StepTime, sampling_time, training_time
+from ..time.training import TrainingTime
 from .demand import Demand
 from .engines import Engines
 from .footprints import Footprint, Footprints, Variants
@@ -363,6 +364,7 @@ class Search:
             variants.host(place.per_node),
             self._time(extent, footprint.setup, footprint.calls),
             self._servers(place, footprint.setup),
+            is_measured=self._demand.measured_step(place.pool.label) is not None,
         )
 
     def _time(self, extent: Extent, setup: Setup, calls: float) -> StepTime:
@@ -385,8 +387,9 @@ class Search:
         key = (id(place), method, precision, setup.micro_batch, setup.checkpointing)
         known = self._training.get(key)
         if known is None:
-            hardware = place.pool.hardware
-            known = training_time(self._demand.shape, setup, hardware, place.nodes)
+            pool = place.pool
+            time = training_time(self._demand.shape, setup, pool.hardware, place.nodes)
+            known = time.as_measured(self._demand.measured_step(pool.label))
             self._training[key] = known
         return known
 
@@ -400,7 +403,7 @@ class Search:
         if known is None:
             servers = self._servers(place, setup)
             hardware = place.pool.hardware
-            known = sampling_time(
+            time = sampling_time(
                 self._demand.shape,
                 setup,
                 hardware,
@@ -408,6 +411,8 @@ class Search:
                 calls,
                 servers=servers.hardware if servers else None,
             )
+            label = servers.label if servers else place.pool.label
+            known = time.as_measured(self._demand.measured_step(label))
             self._sampling[key] = known
         return known
 

@@ -1,0 +1,133 @@
+"""Seconds of sampling: a batch of completions that thins out, by transformers' generate or vLLM.
+
+Decoding reads weights and caches for each token of the batch. Its completions end one by one
+(lengths.py), so that most tokens are decoded by full batches, and the longest nearly alone.
+transformers' generate keeps the finished ones in the batch until the longest has ended. An engine
+lets them go and takes waiting ones in. All results are seconds.
+"""
+
+from ..hardware.products import Product
+from ..memory import engine as terms
+from ..memory.setup import Setup
+from ..model.shapes import Shape
+from .constants import Constants
+from .lengths import any_left, longest, thinning
+from .training import GIGA, expert_flops, pass_seconds, reached_flops
+
+MEMORY_EFFICIENCY = 0.6
+"""Share of the memory bandwidth that decoding of transformers' generate reaches (assumed)."""
+LAUNCH_SECONDS = 0.9e-3
+"""Launch cost of one layer's kernels in one decoding step of transformers' generate."""
+EAGER_LAYER_SECONDS = 0.25e-3
+"""Launch cost of one dense layer's kernels in an engine without CUDA graphs (assumed; verl's 7B
+rows of calibration.yaml)."""
+EAGER_EXPERTS = 3.0
+"""By how much more of them a layer of experts has, with routing and sorting (assumed; verl's 30B
+rows)."""
+REDUCE_SECONDS = 20e-6
+"""Latency of one sum over the GPUs of an engine, of which a layer has two (assumed)."""
+WORDS = 1e5
+"""Words of the vocabulary of which Constants.sampling_seconds tells."""
+
+
+def decoded_parameters(shape: Shape, sequences: float) -> float:
+    """Parameters that decoding one token of each sequence reads: of the experts, all that any token
+    is sent to.
+
+    With even routing a sequence misses an expert with probability 1 - k/E, and all of them with its
+    power.
+    """
+    if not shape.experts:
+        return shape.parameters
+    missed: float = (1 - shape.active_experts / shape.experts) ** sequences
+    return shape.parameters - shape.layers * shape.experts * missed * shape.expert_matrices
+
+
+def generation_seconds(
+    shape: Shape, setup: Setup, hardware: Product, calls: float, constants: Constants
+) -> float:
+    """`calls` calls of generate: the prompts' pass; then each token reads weights and moves the
+    cache, or waits for launches, until the longest completion has ended.
+
+    DynamicCache concatenates keys and values for every token, so the cache is read once and copied
+    twice. Where several heads share a key, attention writes and reads it once more for each of them
+    (repeat_kv). Both counted on meta tensors, transformers 5.23.
+    """
+    sequences = setup.generation_batch
+    tokens = longest(setup.mean_completion, setup.completion, constants.runaway, sequences)
+    held = setup.prompt + tokens / 2
+    cache = sequences * held * 2 * shape.layers * shape.key_value * setup.weight_bytes
+    repeats = shape.heads // shape.kv_heads
+    moves = 3 + (2 * repeats if repeats > 1 else 0)
+    traffic = decoded_parameters(shape, sequences) * setup.compute_bytes + moves * cache
+    bytes_per_second = hardware.bandwidth * GIGA * MEMORY_EFFICIENCY
+    token = max(traffic / bytes_per_second, shape.layers * LAUNCH_SECONDS)
+    prefill = pass_seconds(shape, hardware, sequences * setup.prompt, setup.prompt, constants)
+    return calls * (prefill + tokens * token)
+
+
+def engine_seconds(
+    shape: Shape, setup: Setup, hardware: Product, calls: float, constants: Constants
+) -> float:
+    """`calls` times as many completions as an engine samples at a time.
+
+    As one ends the next begins, so all but the last as many are decoded by a full batch, and those
+    thin out.
+    """
+    engine = terms.engine_of(setup)
+    at_once = terms.sequences(setup)
+    mean, limit = setup.mean_completion, setup.completion
+    prompts = pass_seconds(shape, hardware, at_once * setup.prompt, setup.prompt, constants)
+    prefill = prompts / engine.tensor_parallel
+    token = EngineToken(shape, setup, hardware, constants)
+    thinned = sum(
+        stretch.tokens * token.expected_seconds(at_once, stretch.position, stretch.survivors)
+        for stretch in thinning(mean, limit, constants.runaway)
+    )
+    full = mean * token.seconds(at_once, mean)
+    generations = engine.syncs
+    refills = max(0.0, calls - generations)
+    return calls * prefill + refills * full + min(calls, generations) * thinned
+
+
+class EngineToken:
+    """One token of all sequences of an engine: `max(read, compute)`, and what depends on neither.
+
+    Read are the weights and the caches. All that does not depend on the sequences is worked out
+    once: a generation asks for many batches.
+    """
+
+    def __init__(self, shape: Shape, setup: Setup, hardware: Product, constants: Constants) -> None:
+        """An engine's token; arguments as of the step's time."""
+        engine = terms.engine_of(setup)
+        gpus = engine.tensor_parallel
+        self._shape = shape
+        self._prompt = setup.prompt
+        self._weights = terms.weights(shape, setup)
+        self._expert_bytes = setup.compute_bytes / gpus
+        self._token_bytes = terms.token_bytes(shape, setup)
+        self._bandwidth = hardware.bandwidth * GIGA * constants.read_share
+        in_experts = expert_flops(shape, 1) * (1 / constants.experts - 1)
+        counted = 2 * shape.active_parameters + in_experts
+        self._computed = counted / (reached_flops(hardware, constants) * gpus)
+        layer = EAGER_LAYER_SECONDS * (EAGER_EXPERTS if shape.experts else 1.0)
+        self._launched = 0.0 if engine.graphs else shape.layers * layer
+        reduced = 2 * shape.layers * REDUCE_SECONDS if gpus > 1 else 0.0
+        self._fixed = reduced + constants.token_seconds
+        self._sampled = constants.sampling_seconds * shape.vocab / WORDS
+
+    def seconds(self, sequences: float, position: float) -> float:
+        """A token of so many sequences that have `position` tokens of their completions."""
+        cached = sequences * (self._prompt + position) * self._token_bytes
+        weights = self._weights
+        if self._shape.experts:
+            unread = self._shape.parameters - decoded_parameters(self._shape, sequences)
+            weights -= unread * self._expert_bytes
+        read = (weights + cached) / self._bandwidth
+        longest_part = max(read, self._computed * sequences, self._launched)
+        return longest_part + self._fixed + self._sampled * sequences
+
+    def expected_seconds(self, sequences: float, position: float, survivors: float) -> float:
+        """A token of as many of these sequences as are left; nothing once none is."""
+        probability = any_left(survivors, sequences)
+        return probability * self.seconds(sequences * survivors / probability, position)

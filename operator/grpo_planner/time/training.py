@@ -1,0 +1,158 @@
+"""Seconds of an update: forward and backward, log-probabilities, collectives and the host link.
+
+Sources: FLOPs as 2 * parameters * tokens (Kaplan et al. 2020) and attention; ring collectives move
+(N - 1) / N of what they share per rank (Rajbhandari et al. 2020). The constants that published runs
+decide are in constants.py; those here are assumed.
+"""
+
+from typing import NamedTuple
+
+from grpo_api.plan.learned import MeasuredStep
+
+from ..hardware.products import Product
+from ..memory.setup import Setup
+from ..memory.states import trained_bytes, trained_parameters
+from ..model.shapes import Shape
+from .constants import Constants
+from .lengths import longest
+
+HALF_SPEED_TOKENS = 512
+"""Tokens per micro-batch at which half of the utilisation is reached (assumed: published runs pack
+their micro-batches)."""
+LINK_EFFICIENCY = 0.7
+"""Share of a link's bandwidth that collectives reach."""
+GATHER_SECONDS = {False: 30e-6, True: 100e-6}
+"""Latency of one collective, on one node and between several."""
+PCIE_GB_PER_S = 22.0
+"""Between host and device."""
+HOST_ADAM_GB_PER_S = 25.0
+"""Memory bandwidth of DeepSpeed's CPU Adam, per rank."""
+BLACKWELL = 10
+"""Major compute capability from which published software reaches less of the peak."""
+GIGA = 1e9
+
+
+class TrainingTime(NamedTuple):
+    """The parts of a step that do not depend on what samples."""
+
+    compute: float
+    communication: float
+    offload: float
+
+    def as_measured(self, step: MeasuredStep | None) -> "TrainingTime":
+        """The time as an attempt's steps on these GPUs correct it."""
+        if step is None:
+            return self
+        return TrainingTime(*(part * step.training_factor for part in self))
+
+
+def forward_flops(shape: Shape, tokens: float, length: float) -> float:
+    """FLOPs of one forward pass over `tokens` tokens in sequences of `length`: parameters and
+    causal attention."""
+    return 2 * shape.active_parameters * tokens + 2 * shape.layers * shape.query * length * tokens
+
+
+def expert_flops(shape: Shape, tokens: float) -> float:
+    """The part of them in the experts that tokens are sent to; 0 for a dense model."""
+    if not shape.experts:
+        return 0.0
+    return 2 * shape.layers * shape.active_experts * shape.expert_matrices * tokens
+
+
+def reached_flops(hardware: Product, constants: Constants) -> float:
+    """FLOP/s that matrix products of a dense model reach on that GPU."""
+    is_blackwell = hardware.capability is not None and hardware.capability[0] >= BLACKWELL
+    generation = constants.blackwell if is_blackwell else 1.0
+    return hardware.teraflops * 1e12 * constants.utilisation * generation
+
+
+def pass_seconds(
+    shape: Shape, hardware: Product, tokens: float, length: float, constants: Constants
+) -> float:
+    """One forward pass over `tokens` tokens: matrix products, of which few tokens leave the GPU
+    idle, and what lies between them, norms, rotations and sums, which is bound by memory.
+
+    The latter grows with the width, the former with its square: narrow models reach less of a GPU.
+    Experts are many small products, of which a GPU reaches less.
+    """
+    filled = tokens / (tokens + HALF_SPEED_TOKENS)
+    in_experts = expert_flops(shape, tokens)
+    counted = forward_flops(shape, tokens, length) + in_experts * (1 / constants.experts - 1)
+    products = counted / (reached_flops(hardware, constants) * filled)
+    moved = tokens * shape.layers * shape.hidden * constants.moved_bytes
+    return products + moved / (hardware.bandwidth * GIGA)
+
+
+def scoring_passes(setup: Setup) -> int:
+    """Passes without gradients over the step's completions: the reference's, and the old policy's
+    off policy."""
+    return (setup.reference != "None") + setup.scores_old_policy
+
+
+def trained_length(setup: Setup, constants: Constants) -> float:
+    """Tokens of one sequence as it is trained on.
+
+    TRL pads all completions of a process's generation to the longest of them, and trains on the
+    padding too (trl 1.16, grpo_trainer.py, `_generate_and_score_completions`).
+    """
+    completions = setup.micro_batch * setup.accumulation
+    return setup.prompt + longest(
+        setup.mean_completion, setup.completion, constants.runaway, completions
+    )
+
+
+def training_passes(setup: Setup, constants: Constants) -> float:
+    """Forward passes that the forward and the backward of a micro-batch take, with recomputation.
+
+    A backward takes two of full weights. That of LoRA leaves out the gradients of weights, and adds
+    small products of which a GPU reaches little.
+    """
+    passes = constants.lora_passes if setup.has_lora else 3.0
+    return passes + setup.checkpointing
+
+
+def compute_seconds(
+    shape: Shape, setup: Setup, hardware: Product, length: float, constants: Constants
+) -> float:
+    """Training and log-probabilities of one step whose sequences have `length` tokens, and what an
+    update takes beside its products."""
+    passes = training_passes(setup, constants) + scoring_passes(setup)
+    one = pass_seconds(shape, hardware, setup.micro_batch * length, length, constants)
+    return passes * setup.accumulation * one + constants.step_seconds
+
+
+def communication_seconds(
+    shape: Shape, setup: Setup, link: float, latency: float, exposed: float
+) -> float:
+    """Gradients and weights of one step's update.
+
+    DDP reduces all gradients once, in float32 with full weights and adapters alike. ZeRO-2 reduces
+    them after every micro-batch and gathers the new weights once. ZeRO-3 reduces after every
+    micro-batch, and gathers the weights for forward, backward and each scoring pass; what
+    is exposed of that does not overlap with computing.
+    """
+    share = (setup.world - 1) / setup.world
+    gradients = trained_parameters(shape, setup) * trained_bytes(setup) * share / link
+    if setup.zero == 0:
+        return 2 * gradients
+    if setup.zero == 2:
+        return (setup.accumulation + 1) * gradients
+    model = setup.weight_bytes * shape.parameters * share / link + shape.layers * latency
+    return exposed * setup.accumulation * (gradients + (2 + scoring_passes(setup)) * model)
+
+
+def offload_seconds(shape: Shape, setup: Setup) -> float:
+    """Gradients to the host and weights back over its link, and CPU Adam's 28 bytes per parameter.
+
+    Each micro-batch after the first also brings the sum so far to the GPU to add to it. An
+    offloaded reference comes to the GPU once, under ZeRO-3 in partitions for every micro-batch.
+    """
+    seconds = 0.0
+    if setup.offload:
+        own = trained_parameters(shape, setup) / setup.world
+        moved = 2 * setup.weight_bytes * setup.accumulation
+        seconds += own * (moved / PCIE_GB_PER_S + 28 / HOST_ADAM_GB_PER_S) / GIGA
+    if setup.reference == "Offload":
+        copies = setup.accumulation / setup.world if setup.zero == 3 else 1
+        seconds += copies * shape.parameters * setup.weight_bytes / (PCIE_GB_PER_S * GIGA)
+    return seconds
