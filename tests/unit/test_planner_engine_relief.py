@@ -48,7 +48,7 @@ def test_a_plan_with_an_engine_is_read_back_as_it_was_made(generation: dict[str,
 
 @pytest.mark.parametrize("phase", ["sync", "generate"])
 def test_fewer_completions_at_a_time_come_first(phase: str) -> None:
-    lengths = {
+    lengths: dict[str, Any] = {
         "training__maxCompletionLength": 8192, "training__expectedCompletionLength": 8192
     }  # fmt: skip
     run = begun(generation={"engine": "Auto", "sleep": True}, **lengths)

@@ -65,7 +65,28 @@ def any_left(survivors: float, completions: float) -> float:
     return 1 - none_left
 
 
-@lru_cache(maxsize=512)
+class Batch(NamedTuple):
+    """A batch of completions over one stretch."""
+
+    tokens: float
+    """Expected tokens of the stretch: none where none is left."""
+    sequences: float
+    """Completions that are left, where any is."""
+    position: float
+
+
+@lru_cache(maxsize=4096)
+def batches(mean: float, limit: int, runaway: float, completions: int) -> tuple[Batch, ...]:
+    """What is left of so many completions, stretch by stretch."""
+    found = []
+    for stretch in thinning(mean, limit, runaway):
+        probability = any_left(stretch.survivors, completions)
+        sequences = completions * stretch.survivors / probability
+        found.append(Batch(stretch.tokens * probability, sequences, stretch.position))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
 def longest(mean: float, limit: int, runaway: float, completions: float) -> float:
     """Expected tokens of the longest of so many completions."""
     return sum(

@@ -11,7 +11,7 @@ from ..memory import engine as terms
 from ..memory.setup import Setup
 from ..model.shapes import Shape
 from .constants import Constants
-from .lengths import any_left, longest, thinning
+from .lengths import batches, longest
 from .training import GIGA, expert_flops, pass_seconds, reached_flops
 
 MEMORY_EFFICIENCY = 0.6
@@ -81,8 +81,8 @@ def engine_seconds(
     prefill = prompts / engine.tensor_parallel
     token = EngineToken(shape, setup, hardware, constants)
     thinned = sum(
-        stretch.tokens * token.expected_seconds(at_once, stretch.position, stretch.survivors)
-        for stretch in thinning(mean, limit, constants.runaway)
+        batch.tokens * token.seconds(batch.sequences, batch.position)
+        for batch in batches(mean, limit, constants.runaway, at_once)
     )
     full = mean * token.seconds(at_once, mean)
     generations = engine.syncs
@@ -102,6 +102,7 @@ class EngineToken:
         engine = terms.engine_of(setup)
         gpus = engine.tensor_parallel
         self._shape = shape
+        self._has_experts = shape.experts > 0
         self._prompt = setup.prompt
         self._weights = terms.weights(shape, setup)
         self._expert_bytes = setup.compute_bytes / gpus
@@ -120,14 +121,9 @@ class EngineToken:
         """A token of so many sequences that have `position` tokens of their completions."""
         cached = sequences * (self._prompt + position) * self._token_bytes
         weights = self._weights
-        if self._shape.experts:
+        if self._has_experts:
             unread = self._shape.parameters - decoded_parameters(self._shape, sequences)
             weights -= unread * self._expert_bytes
         read = (weights + cached) / self._bandwidth
         longest_part = max(read, self._computed * sequences, self._launched)
         return longest_part + self._fixed + self._sampled * sequences
-
-    def expected_seconds(self, sequences: float, position: float, survivors: float) -> float:
-        """A token of as many of these sequences as are left; nothing once none is."""
-        probability = any_left(survivors, sequences)
-        return probability * self.seconds(sequences * survivors / probability, position)
