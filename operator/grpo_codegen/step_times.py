@@ -25,7 +25,8 @@ Once a job has run some steps, its next plans use the seconds and lengths of the
 
 ## What is counted
 
-- **Lengths.** Memory is planned for `training.maxCompletionLength`, time for the mean:
+- **Lengths.** Memory is planned for `training.maxCompletionLength`, time for the mean, the
+  expected completion length:
   `training.expectedCompletionLength`, else what the job's last attempt measured, else {share:.0%} of
   the limit, the mean of {lengths} published model and limit pairs. Lengths are spread: {runaway:.1%}
   of completions run to the limit, the others end with the same probability at every token.

@@ -157,6 +157,8 @@ class ExecutionPlan(Model):
     has."""
     estimated_step_seconds: Annotated[float, Field(ge=0)] | None = None
     """Predicted time of one step."""
+    step_basis: Literal["Published", "Measured"] = "Published"
+    """What the range of that time is known from: published runs, or the job's own steps."""
     expected_completion_length: Positive | None = None
     """Mean tokens of a completion that times and an engine's cache are for; absent where they are
     for the longest."""

@@ -17,9 +17,10 @@ from grpo_api.text.contract import EXPORT_FOLDER
 from grpo_operator.records.names import checkpoint_volume, run_folder
 from grpo_planner.explain.explain import decision_message, refusal_message, sampling_reason
 from grpo_planner.memory.disk import staged_bytes
-from grpo_planner.result.formatting import gpus_name, headline_message, sharding
+from grpo_planner.result.formatting import gpus_name, sharding
 from grpo_planner.result.result import Candidate, PlanResult
 from grpo_planner.search.engine_plan import engine_numbers, short_sampler_name
+from grpo_planner.time.step_range import headline_message
 
 from .terminal import add_row, gib, make_table, show_table
 

@@ -100,6 +100,7 @@ def as_plan(
         cpu_millicores=millicores,
         host_memory_bytes=host_memory,
         estimated_step_seconds=seconds,
+        step_basis=demand.step_basis(pool.label),
         expected_completion_length=demand.expected_completion,
         link_bytes_per_second=link,
         export_bytes=export,

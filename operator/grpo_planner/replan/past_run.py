@@ -242,8 +242,7 @@ class Run:
     @property
     def step_message(self) -> str:
         """How long a step takes, in words."""
-        is_measured = self.demand.measured_step(self.plan.gpu_product) is not None
-        return step_message(self.step_seconds, is_measured=is_measured)
+        return step_message(self.step_seconds, is_measured=self.plan.step_basis == "Measured")
 
     def _hardware(self, label: str, resource: str) -> Product:
         """The plan's GPUs as their nodes describe them; as the table of products does where no node

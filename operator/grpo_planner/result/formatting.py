@@ -50,13 +50,6 @@ def gpus_name(plan: ExecutionPlan) -> str:
     return f"{plan.gpus} x {plan.gpu_product or plan.gpu_resource}"
 
 
-def headline_message(plan: ExecutionPlan) -> str:
-    """How a job is trained and how long a step takes, in few words."""
-    seconds = plan.estimated_step_seconds
-    step = "" if seconds is None else f": {seconds:.1f} s per step"
-    return f"{brief_plan_name(plan)}{step}"
-
-
 def distinct_seconds(first: float, second: float) -> tuple[str, str]:
     """Two durations to be compared, with as many digits as tell them apart where two do."""
     short = (f"{first:.1f}", f"{second:.1f}")

@@ -5,6 +5,7 @@ The search then sees shapes, limits and bytes instead of a spec's optional field
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned, MeasuredStep
@@ -140,6 +141,10 @@ class Demand:
         """What an attempt measured on these GPUs."""
         step = self.learned.step
         return step if step and step.gpu_product == label else None
+
+    def step_basis(self, label: str) -> Literal["Published", "Measured"]:
+        """What the range of a step on these GPUs is known from."""
+        return "Measured" if self.measured_step(label) else "Published"
 
     def pod_disk(self, *, reported: bool) -> int:
         """Ephemeral storage that one pod requests, in bytes; 0 for no request."""

@@ -6,6 +6,9 @@ the fit has stored.
 
 from typing import NamedTuple
 
+from grpo_api.plan.plan import ExecutionPlan
+
+from ..result.formatting import brief_plan_name
 from .constants import stored_fit
 
 MEASURED = 0.1
@@ -34,6 +37,15 @@ def step_message(seconds: float, *, is_measured: bool) -> str:
     low, high = step_range(seconds, is_measured=False)
     runs = stored_fit().runs
     return f"{_format(low)} to {_format(high)} s per step, from {runs} published runs"
+
+
+def headline_message(plan: ExecutionPlan) -> str:
+    """How a job is trained and how long a step takes, in few words."""
+    seconds = plan.estimated_step_seconds
+    if seconds is None:
+        return brief_plan_name(plan)
+    low, high = step_range(seconds, is_measured=plan.step_basis == "Measured")
+    return f"{brief_plan_name(plan)}: {_format(low)} to {_format(high)} s per step"
 
 
 def _format(seconds: float) -> str:
