@@ -20,6 +20,7 @@ COMMANDS = {
     "gpus": "list the GPU products that the planner knows, and their short names",
     "render": "print the objects that the operator would create",
     "preflight": "find a job's mistakes before it is applied",
+    "run": "run a job's trainer as processes of this machine",
     "prefetch": "fill a job's cache of the hub before the job runs",
     "status": "show one job on one screen",
     "usage": "tell what became of the GPUs' time, and what it cost",

@@ -65,6 +65,7 @@ def test_the_wheel_holds_our_packages_and_nothing_called_operator(wheel: Path) -
         name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in name
     }
     assert inside == {
+        "grpo",
         "grpo_kube",
         "grpo_api",
         "grpo_planner",

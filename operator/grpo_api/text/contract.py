@@ -155,6 +155,8 @@ SIGNING_KEY_ENV = "GRPO_SIGNING_KEY"
 """Overrides SIGNING_KEY outside a pod."""
 DATA_MOUNT_ENV = "GRPO_DATA"
 """Overrides DATA_MOUNT outside a pod."""
+REWARD_MOUNT_ENV = "GRPO_REWARDS"
+"""Overrides REWARD_MOUNT outside a pod."""
 SCRATCH = "/tmp"
 
 CHECKPOINT_SCRATCH = f"{SCRATCH}/checkpoints"

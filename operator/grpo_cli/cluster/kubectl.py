@@ -66,11 +66,11 @@ def newest_warning(options: Namespace, pod: str) -> str:
         )["items"]
     except KubectlError:
         return ""
-    newest: dict[str, Any] = max(found, key=_when, default={})
+    newest: dict[str, Any] = max(found, key=event_time, default={})
     return ": ".join(filter(None, (newest.get("reason"), (newest.get("message") or "").strip())))
 
 
-def _when(event: dict[str, Any]) -> str:
+def event_time(event: dict[str, Any]) -> str:
     """When an event was seen last; times of one form sort as texts."""
     metadata = event.get("metadata") or {}
     return str(
@@ -90,6 +90,15 @@ def create_object(options: Namespace, manifest: dict[str, Any]) -> str:
     line = command(options, "create", "--filename=-", "--output=json")
     name: str = _object(line[0], _run(line, json.dumps(manifest)))["metadata"]["name"]
     return name
+
+
+def patch_object(options: Namespace, resource: str, name: str, patch: dict[str, Any]) -> None:
+    """Merge-patch the object.
+
+    Raises:
+        KubectlError: it is refused.
+    """
+    run_kubectl(options, "patch", resource, name, "--type=merge", f"--patch={json.dumps(patch)}")
 
 
 def run_kubectl(options: Namespace, *arguments: str) -> str:
@@ -180,10 +189,18 @@ def get_job(options: Namespace, name: str) -> "tuple[dict[str, Any], GRPOJob]":
     Raises:
         KubectlError: no such job, or one of a version that this one can't read.
     """
+    return read_job(get_json(options, f"{PLURAL}.{GROUP}", name))
+
+
+def read_job(found: dict[str, Any]) -> "tuple[dict[str, Any], GRPOJob]":
+    """The metadata of a GRPOJob object and its typed form.
+
+    Raises:
+        KubectlError: it is of a version that this one can't read.
+    """
     # Of the commands that import this module, those that plan need no types of a status.
     from grpo_api.job_object import GRPOJob
 
-    found = get_json(options, f"{PLURAL}.{GROUP}", name)
     try:
         # fields that only a newer operator knows are left out; only a value that it alone knows is
         # an error
@@ -193,6 +210,7 @@ def get_job(options: Namespace, name: str) -> "tuple[dict[str, Any], GRPOJob]":
             f"{dotted_path(problem['loc'])}: {problem['msg']}" for problem in error.errors()
         ]
         wrong = "; ".join(problems)
+        name = found.get("metadata", {}).get("name")
         raise KubectlError(
             f"{name} was written by another version of the operator: {wrong}"
         ) from error

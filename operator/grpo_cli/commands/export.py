@@ -65,6 +65,29 @@ def register(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Brings the model; where it was interrupted, the same command goes on."""
+    listing, export = fetch_model(options)
+    is_converted = is_conversion_requested(options, export)
+    what = "converted from the job's" if is_converted else "as the job reported it"
+    console().print(
+        (
+            f"{format_bytes(listing.bytes)} in {options.to}, every file checked; weights "
+            f"{listing.weights_hash}, {what}"
+        ),
+        markup=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def fetch_model(options: Namespace) -> tuple[Listing, Export]:
+    """Download a job's model into the folder `options.to`; return what is there now, and what the
+    job reported.
+
+    Raises:
+        NotYet: the job has no exported model.
+        OptionError: it can't be had in the asked form.
+        KubectlError: the cluster does not give it.
+    """
     metadata, job = kubectl.get_job(options, options.name)
     export = exported_model(options.name, job)
     require_folder(options.to)
@@ -82,16 +105,7 @@ def run(options: Namespace) -> int:
             download_files(options.to, wanted, delivery.read_file, arrived)
         if converts:
             require_made_of(options.to, export.weights_hash)
-    what = "converted from the job's" if converts else "as the job reported it"
-    console().print(
-        (
-            f"{format_bytes(listing.bytes)} in {options.to}, every file checked; weights "
-            f"{listing.weights_hash}, {what}"
-        ),
-        markup=False,
-        soft_wrap=True,
-    )
-    return 0
+    return listing, export
 
 
 def exported_model(name: str, job: GRPOJob) -> Export:

@@ -52,13 +52,7 @@ def register(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Runs `kubectl logs` for the pod of the rank or the engine and returns its exit code."""
-    _, job = kubectl.get_job(options, options.name)
-    processes = job.status.plan.processes_per_node if job.status.plan else 1
-    pods = kubectl.get_json(options, "pods", f"--selector={LABEL_JOB}={options.name}")["items"]
-    if options.engine is None:
-        pod = choose_pod(pods, options.attempt, options.rank // processes)
-    else:
-        pod = choose_pod(pods, options.attempt, options.engine, engine=True)
+    pod = find_pod(options)
     flags = [
         f"--container={CONTAINER}",
         f"--tail={options.tail}",
@@ -73,6 +67,21 @@ def run(options: Namespace) -> int:
             text = line.decode(errors="replace").rstrip("\n")
             print(as_text(text), flush=options.follow)
     return logs.returncode
+
+
+def find_pod(options: Namespace) -> str:
+    """Return the name of the pod that `name`, `attempt`, and `rank` or `engine` say.
+
+    Raises:
+        NotYet: there is none.
+        KubectlError: the cluster does not say.
+    """
+    _, job = kubectl.get_job(options, options.name)
+    processes = job.status.plan.processes_per_node if job.status.plan else 1
+    pods = kubectl.get_json(options, "pods", f"--selector={LABEL_JOB}={options.name}")["items"]
+    if options.engine is None:
+        return choose_pod(pods, options.attempt, options.rank // processes)
+    return choose_pod(pods, options.attempt, options.engine, engine=True)
 
 
 def choose_pod(

@@ -6,6 +6,7 @@ API server would refuse is found here, before a command counts on it.
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +74,36 @@ def load_specs(source: str) -> list[Job]:
     if problems:
         raise ManifestError(*problems)
     return read
+
+
+def read_job(job: Mapping[str, Any]) -> Job:
+    """A GRPOJob object, typed.
+
+    Raises:
+        ManifestError: every wrong field, with its path.
+    """
+    document = dict(job)
+    if problem := reading_problem(document):
+        raise ManifestError(problem)
+    try:
+        spec = parse_spec(document["spec"], creating=_is_new(document))
+    except SpecInvalid as error:
+        raise ManifestError(*error.problems) from error
+    return Job(document["metadata"], spec)
+
+
+def load_config_maps(file: str) -> dict[str, dict[str, str]]:
+    """The files of the ConfigMaps in a YAML or JSON file, by name.
+
+    Raises:
+        ManifestError: as load_jobs.
+    """
+    documents = _documents_of(file)
+    return {
+        document["metadata"]["name"]: document.get("data") or {}
+        for document in documents
+        if document["kind"] == "ConfigMap"
+    }
 
 
 def _is_new(job: dict[str, Any]) -> bool:

@@ -68,6 +68,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
+def planning_options(*, context: str | None = None) -> Namespace:
+    """The options of a caller that has no command line; `context` as the flag."""
+    return Namespace(
+        inventory=None, gpus=None, context=context, host_memory=None, config=None,
+        fetch_config=False,
+    )  # fmt: skip
+
+
 def make_plan(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = None) -> PlanResult:
     """The plan of a spec on what the flags name, with what its job has learned.
 

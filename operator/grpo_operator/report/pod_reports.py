@@ -153,8 +153,8 @@ def _last_words(
     reported_outcomes = [end.outcome for end in observation.terminations if end.reported]
     last = max([outcome, *reported_outcomes], key=_newest_last)
     last_pull = fields.get("progress") or old.progress
-    final_fields: dict[str, Any] = {"progress": _complete(last_pull, last)}
-    if metrics := _metrics(last.metrics):
+    final_fields: dict[str, Any] = {"progress": final_progress(last_pull, last)}
+    if metrics := metrics_status(last.metrics):
         # an Outcome is short: it doesn't say how long the last step took
         pulled = fields.get("metrics") or old.metrics
         if pulled:
@@ -187,8 +187,8 @@ def _gone(pod: PodStatus) -> PodStatus:
 
 def progress_fields(progress: Progress, observation: Observation) -> dict[str, Any]:
     """status.progress, .metrics and .memory from rank 0's progress."""
-    fields: dict[str, Any] = {"progress": _progress(progress)}
-    if metrics := _metrics(progress.metrics):
+    fields: dict[str, Any] = {"progress": progress_status(progress)}
+    if metrics := metrics_status(progress.metrics):
         fields["metrics"] = metrics
     fields["findings"] = progress.findings or None
     plan = observation.job.status.plan
@@ -213,7 +213,7 @@ def _unseen(observation: Observation) -> list[Finding]:
     return [unseen_finding(step), *others][:MAX_FINDINGS]
 
 
-def _metrics(values: Mapping[str, float]) -> MetricsStatus | None:
+def metrics_status(values: Mapping[str, float]) -> MetricsStatus | None:
     """status.metrics, most of it as text with four significant digits; None when none of them was
     told."""
     named: dict[str, Any] = {name: _digits(values[name]) for name in _SHORT if name in values}
@@ -273,7 +273,8 @@ def _ratio(predicted: int, measured: int) -> str:
     return f"{predicted / measured:.3f}"
 
 
-def _progress(progress: Progress) -> ProgressStatus:
+def progress_status(progress: Progress) -> ProgressStatus:
+    """status.progress from rank 0's progress, without its stage."""
     step = progress.step
     total = progress.total_steps
     percent = 0
@@ -312,7 +313,7 @@ def duration(seconds: int) -> str:
     return "0s"
 
 
-def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStatus:
+def final_progress(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStatus:
     """The final progress: the outcome's step is newer than the last pull."""
     known = progress or ProgressStatus()
     step = max(outcome.step, known.step)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from grpo_api.spec.rewards import HTTPReward, PythonReward, reward_names
-from grpo_api.text.contract import REWARD_MOUNT, reward_token_env
+from grpo_api.text.contract import reward_token_env
 
 from ..rewards.builtin_rewards import FormatFunction
 from ..rewards.http_service import HTTPFunction
@@ -23,7 +23,7 @@ from ..rewards.python_function import (
     where_message,
 )
 from ..rewards.reward_base import Deadline, RewardCounters, checked_scores
-from ..rewards.reward_set import check_answers, check_chat_template
+from ..rewards.reward_set import check_answers, check_chat_template, reward_root
 from ..runtime.errors import BadInput, Transient
 from .dataset_checks import FirstRows
 from .findings import NotChecked
@@ -91,7 +91,7 @@ def _function_folder(spec: PythonReward, position: int, preflight: Preflight) ->
     """Where the files of the function's ConfigMap are; None if it is the image's."""
     if spec.config_map is None:
         return None
-    folder = Path(REWARD_MOUNT, str(position))
+    folder = reward_root() / str(position)
     preflight.require_input(f"ConfigMap {spec.config_map.name}", is_there=folder.is_dir())
     return folder
 

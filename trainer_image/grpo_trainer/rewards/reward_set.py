@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_api.spec.rewards import JUDGED_GENERATIONS, AccuracyReward, RewardSpec, reward_names
-from grpo_api.text.contract import REWARD_MOUNT, reward_token_env
+from grpo_api.text.contract import REWARD_MOUNT, REWARD_MOUNT_ENV, reward_token_env
 
 from ..gang import ranks
 from ..runtime.errors import BadInput
@@ -228,16 +228,22 @@ def check_answers(name: str, accuracy: AccuracyReward, rows: datasets.Dataset) -
             raise BadInput(f"{row}: {problem}")
 
 
+def reward_root() -> Path:
+    """Return the folder whose subfolders have the rewards' files, each named by its position."""
+    return Path(os.environ.get(REWARD_MOUNT_ENV, REWARD_MOUNT))
+
+
 def build_rewards(
     rewards: list[RewardSpec],
     *,
-    root: Path = Path(REWARD_MOUNT),
+    root: Path | None = None,
     device: torch.device | str = "cpu",
     hub: Hub | None = None,
     on_wait: OnWait = ignore_wait,
 ) -> RewardSet:
-    """The functions of `spec.rewards`; the reward at position i finds its files in `root`/i, or its
-    model in the hub. `on_wait` is called with the reason why a service is asked again.
+    """The functions of `spec.rewards`; the reward at position i finds its files in `root`/i (None:
+    the pod's mount), or its model in the hub. `on_wait` is called with the reason why a service is
+    asked again.
 
     A collective where a reward is a model, and to be called before GRPOConfig is made (see
     reward_model.py).
@@ -256,7 +262,7 @@ def build_rewards(
                     name,
                     built.counters[name],
                     position=position,
-                    root=root,
+                    root=root or reward_root(),
                     device=device,
                     hub=hub,
                     on_wait=on_wait,

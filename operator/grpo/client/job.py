@@ -1,0 +1,53 @@
+"""Defines what the client returns: a job with its status, and an event."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from grpo_api.job import GRPOJobSpec
+from grpo_api.job_object import GRPOJob
+from grpo_api.status.status import GRPOJobStatus, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A GRPOJob as it was when it was read."""
+
+    name: str
+    namespace: str
+    uid: str
+    spec: GRPOJobSpec
+    """What to train."""
+    status: GRPOJobStatus
+    """How it goes."""
+
+    @property
+    def phase(self) -> Phase:
+        """The status in one word."""
+        return self.status.phase or Phase.PENDING
+
+    @property
+    def message(self) -> str:
+        """How the last attempt ended; empty while nothing has ended."""
+        return self.status.outcome.message if self.status.outcome else ""
+
+
+class Event(NamedTuple):
+    """Something that happened to a job."""
+
+    type: str
+    """Normal or Warning."""
+    reason: str
+    message: str
+    time: str
+    """When it happened last, RFC 3339."""
+
+
+def job_of(metadata: dict[str, Any], job: GRPOJob) -> Job:
+    """The job with this metadata."""
+    return Job(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        spec=job.spec,
+        status=job.status,
+    )

@@ -1,0 +1,113 @@
+"""Jobs of a cluster, by the user's kubectl: its contexts, credentials and plug-ins are the
+client's, too."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from grpo_api.report.history import Row
+from grpo_api.text.contract import CONTAINER, GROUP, KIND, PLURAL
+from grpo_cli.cluster import kubectl
+from grpo_cli.commands.export import fetch_model
+from grpo_cli.commands.logs import find_pod
+from grpo_cli.inputs import manifest, sources
+from grpo_cli.inputs.run_history import load_history
+from grpo_planner.result.result import PlanResult
+
+from .job import Event, Job, job_of
+
+RESOURCE = f"{PLURAL}.{GROUP}"
+POD_SECONDS = 600
+"""Longest wait for a pod that reads a volume."""
+
+
+class Kubernetes:
+    """The cluster of a kubeconfig's context."""
+
+    def __init__(self, context: str | None = None, namespace: str | None = None) -> None:
+        """Take a context (None: the current one) and a namespace (None: the context's)."""
+        self._options = Namespace(context=context, namespace=namespace)
+
+    def plan(self, job: manifest.Job) -> PlanResult:
+        """Plan on the cluster's nodes."""
+        options = sources.planning_options(context=self._options.context or ".")
+        return sources.make_plan(options, job.spec)
+
+    def create(self, job: manifest.Job, document: dict[str, Any]) -> str:
+        """Create the object."""
+        del job  # the API server reads the document itself
+        return kubectl.create_object(self._options, document)
+
+    def jobs(self) -> list[Job]:
+        """All GRPOJobs of the namespace."""
+        items = kubectl.get_json(self._options, RESOURCE)["items"]
+        return [job_of(*kubectl.read_job(item)) for item in items]
+
+    def job(self, name: str) -> Job:
+        """The GRPOJob."""
+        return job_of(*kubectl.get_job(self._options, name))
+
+    def log_lines(self, name: str, rank: int, *, follow: bool) -> Iterator[str]:
+        """The log of the rank's pod."""
+        wanted = self._with(name=name, attempt=None, rank=rank, engine=None)
+        flags = ["--follow"] if follow else []
+        chunks = kubectl.stream_output(
+            self._options, "logs", find_pod(wanted), f"--container={CONTAINER}", *flags
+        )
+        rest = b""
+        for chunk in chunks:
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield line.decode(errors="replace")
+        if rest:
+            yield rest.decode(errors="replace")
+
+    def events(self, name: str) -> list[Event]:
+        """Events about the GRPOJob, oldest first."""
+        selector = f"--field-selector=involvedObject.kind={KIND},involvedObject.name={name}"
+        items = kubectl.get_json(self._options, "events", selector)["items"]
+        events = [
+            Event(
+                item.get("type") or "",
+                item.get("reason") or "",
+                item.get("message") or "",
+                kubectl.event_time(item),
+            )
+            for item in items
+        ]
+        return sorted(events, key=lambda event: event.time)
+
+    def rows(self, name: str, file: str) -> list[Row]:
+        """A history file, which a short-lived pod reads."""
+        return load_history(self._with(image=None, timeout=POD_SECONDS), name, file)
+
+    def suspend(self, name: str) -> None:
+        """Set spec.suspend."""
+        self._patch(name, {"suspend": True})
+
+    def resume(self, name: str) -> None:
+        """Unset spec.suspend."""
+        self._patch(name, {"suspend": False})
+
+    def retry(self, name: str) -> None:
+        """Raise spec.retry by one."""
+        self._patch(name, {"retry": self.job(name).spec.retry + 1})
+
+    def export(self, name: str, folder: Path) -> None:
+        """Download the model; every file is checked."""
+        fetch_model(
+            self._with(
+                name=name, to=folder, merge=False, dtype=None, image=None, timeout=POD_SECONDS
+            )
+        )
+
+    def delete(self, name: str) -> None:
+        """Delete the object; the garbage collector ends its pods."""
+        kubectl.run_kubectl(self._options, "delete", RESOURCE, name, "--wait=false")
+
+    def _patch(self, name: str, spec: dict[str, Any]) -> None:
+        kubectl.patch_object(self._options, RESOURCE, name, {"spec": spec})
+
+    def _with(self, **options: Any) -> Namespace:
+        return Namespace(**vars(self._options), **options)

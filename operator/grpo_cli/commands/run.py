@@ -1,0 +1,155 @@
+"""`grpo run --local`: runs the jobs of a file as processes of this machine, and shows their steps.
+
+Data, rewards and a small model can be tried so before a cluster is touched.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from itertools import count
+from pathlib import Path
+
+from grpo_api.report.history import STEP, Row, standing_rows
+from grpo_api.report.report import EXIT_CODES, Result
+from grpo_api.status.status import GRPOJobStatus, Phase
+from grpo_api.text.log_lines import as_text
+
+from ..cluster.clock import SYSTEM_CLOCK
+from ..inputs.manifest import Job, load_config_maps, load_specs
+from ..local.local_runs import LocalRuns
+from ..show.curves import curves_of, plot_lines
+from ..show.errors import OptionError
+from ..show.terminal import console
+
+SHOWN = ("reward", "kl", "loss", "step_time")
+"""Numbers of a step's line, in this order, where a run has them."""
+FOLDER = Path("grpo-runs")
+POLL_SECONDS = 0.5
+LOG_LINES = 5
+"""Lines of the log that are shown of a run that left no outcome."""
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("-f", "--filename", required=True, help="file with GRPOJobs")
+    parser.add_argument(
+        "--local", action="store_true", help="on this machine's CPUs; needs the trainer's packages"
+    )
+    parser.add_argument(
+        "--volume",
+        action="append",
+        default=[],
+        metavar="CLAIM=FOLDER",
+        help="folder for a claim; may be repeated. Unset: a new folder for each claim",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="processes of the gang. Unset: as many as the job has on CPUs, else 1",
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="end after N steps")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="DIR",
+        help=f"for the runs. Unset: the next number in {FOLDER}/",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Runs the jobs one after the other up to the first that fails; returns its exit code, else
+    0."""
+    jobs = load_specs(options.filename)
+    if not options.local:
+        raise OptionError(
+            f"add --local to run on this machine; on a cluster: kubectl apply -f {options.filename}"
+        )
+    for name in ("processes", "steps"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise OptionError(f"--{name} is {value}; it takes 1 or more")
+    runs = LocalRuns(
+        options.folder or _next_folder(),
+        volumes=dict(map(_volume, options.volume)),
+        config_maps=load_config_maps(options.filename),
+        processes=options.processes,
+        steps=options.steps,
+    )
+    for job in jobs:
+        if code := _run_job(runs, job):
+            return code
+    return 0
+
+
+def _next_folder() -> Path:
+    return next(folder for number in count(1) if not (folder := FOLDER / str(number)).exists())
+
+
+def _volume(option: str) -> tuple[str, Path]:
+    claim, separator, folder = option.partition("=")
+    if not (claim and separator and folder):
+        raise OptionError(f"--volume is {option!r}; write it as CLAIM=FOLDER")
+    return claim, Path(folder)
+
+
+def _run_job(runs: LocalRuns, job: Job) -> int:
+    """Run one job to its end; after Ctrl-C end its trainer, too."""
+    name = job.metadata["name"]
+    print(f"{name}: starting in {runs.folder / name}", flush=True)
+    runs.create(job)
+    try:
+        status = _follow(runs, name)
+    except KeyboardInterrupt:
+        print(f"\n{name}: stopping", file=sys.stderr, flush=True)
+        runs.stop(name)
+        raise
+    _show_curve(runs.rows(name))
+    return _show_end(runs, name, status)
+
+
+def _follow(runs: LocalRuns, name: str) -> GRPOJobStatus:
+    """Print a line for each step until the run has ended."""
+    printed, stage = 0, ""
+    while True:
+        status = runs.read(name).job.status
+        # Read after the status, so that an ended run has no rows beyond these.
+        rows = runs.rows(name)
+        for row in rows[printed:]:
+            print(step_line(row), flush=True)
+        printed = len(rows)
+        if status.phase not in (Phase.STARTING, Phase.RUNNING):
+            return status
+        new_stage = (status.progress and status.progress.stage) or ""
+        if status.phase == Phase.STARTING and new_stage not in ("", stage):
+            print(f"{name}: {new_stage}", flush=True)
+        stage = new_stage or stage
+        SYSTEM_CLOCK.sleep(POLL_SECONDS)
+
+
+def step_line(row: Row) -> str:
+    """One step, such as `step 3  reward 0.412  kl 0.0012`."""
+    numbers = [f"{key} {row[key]:.4g}" for key in SHOWN if isinstance(row.get(key), int | float)]
+    return "  ".join([f"step {row.get(STEP)}", *numbers])
+
+
+def _show_curve(rows: list[Row]) -> None:
+    out = console()
+    for line in plot_lines(curves_of(standing_rows(rows), ("reward",)), min(out.width, 80)):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_end(runs: LocalRuns, name: str, status: GRPOJobStatus) -> int:
+    """Print how the run ended and where its files are; return the trainer's exit code."""
+    outcome = status.outcome
+    log = runs.log_file(name)
+    if outcome is None:
+        last_lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        for line in last_lines:
+            print(as_text(line), file=sys.stderr)
+        print(f"{name}: ended without an outcome; its log is {log}", file=sys.stderr)
+        return EXIT_CODES[Result.ERROR]
+    print(f"{name}: {outcome.result} at step {outcome.step}: {outcome.message}")
+    if outcome.result is not Result.SUCCEEDED:
+        print(f"{name}: its log is {log}", file=sys.stderr)
+    return EXIT_CODES[outcome.result]

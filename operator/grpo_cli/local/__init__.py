@@ -1,0 +1,1 @@
+"""Runs a job's trainer as processes of this machine."""

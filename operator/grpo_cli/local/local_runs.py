@@ -1,0 +1,485 @@
+"""Runs of jobs as processes of this machine, in a folder.
+
+    <folder>/volumes/<claim>/        a claim that no option maps to another folder
+    <folder>/<job>/job.json          metadata and spec, as the run was started with
+    <folder>/<job>/lock              locked for as long as the trainer lives
+    <folder>/<job>/mounts/…          links to what a pod would see at the same paths
+    <folder>/<job>/attempt-N/        plan.json, process.json, log.txt, outcome.json
+
+A run outlives the process that started it. The lock tells any other process whether it goes on: a
+process id alone may have become another program's.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+import uuid
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from grpo_api.job import GRPOJobSpec
+from grpo_api.job_object import GRPOJob
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.history import METRICS_FILE, Row
+from grpo_api.report.report import Outcome, Progress, Result
+from grpo_api.status.status import GRPOJobStatus, Phase, ResumeSource
+from grpo_api.text.contract import (
+    ATTEMPT_PREFIX,
+    EXPORT_FOLDER,
+    MODEL_MOUNT,
+    PLAN_ENV,
+    PROGRESS_BIND_ENV,
+    TERMINATION_LOG_ENV,
+)
+from grpo_operator.pods.manifests import Attempt, plan_json, training_plan
+from grpo_operator.records.names import checkpoint_volume, run_folder
+from grpo_operator.report.pod_reports import final_progress, metrics_status, progress_status
+from grpo_planner.result.result import PlanResult
+
+from ..cluster.attempt import build_attempt
+from ..cluster.clock import SYSTEM_CLOCK
+from ..inputs import sources
+from ..inputs.local_preflight import require_trainer
+from ..inputs.manifest import Job
+from ..inputs.run_history import load_history
+from ..show.errors import NotYet, OptionError
+from .local_pod import (
+    LOCAL_ADDRESS,
+    ClaimFolder,
+    ConfigMaps,
+    LocalContainer,
+    LocalPod,
+    MountSource,
+    local_plan,
+    local_pod,
+    local_spec,
+    mount_variables,
+)
+
+NAMESPACE = "local"
+PROGRESS_SECONDS = 2.0
+"""Longest wait for the trainer's report of its progress."""
+KILL_SECONDS = 30.0
+"""Longest wait for the end of a trainer after SIGTERM."""
+POLL_SECONDS = 0.1
+
+
+class LocalJob(NamedTuple):
+    """A job of the folder."""
+
+    metadata: dict[str, Any]
+    job: GRPOJob
+
+
+class LocalRuns:
+    """The runs of one folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        volumes: Mapping[str, Path] | None = None,
+        config_maps: ConfigMaps | None = None,
+        processes: int | None = None,
+        steps: int | None = None,
+    ) -> None:
+        """Take the folder, which may not exist yet.
+
+        Args:
+            folder: of the runs.
+            volumes: a folder for each claim's name; other claims get a folder in `folder`.
+            config_maps: files of ConfigMaps that jobs name.
+            processes: of each gang; None: as many as a job has on CPUs, else 1.
+            steps: of each run; None: the spec's.
+
+        Raises:
+            OptionError: a volume's folder does not exist.
+        """
+        self.folder = folder.resolve()
+        self._volumes = {name: path.resolve() for name, path in (volumes or {}).items()}
+        problems = [
+            f"volume {name} is {path}, which is no folder; make it first"
+            for name, path in self._volumes.items()
+            if not path.is_dir()
+        ]
+        if problems:
+            raise OptionError(*problems)
+        self._config_maps = config_maps or {}
+        self._processes = processes
+        self._steps = steps
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def plan(self, job: Job) -> PlanResult:
+        """Plan a job on this machine's CPUs."""
+        return self._plan(local_spec(job.metadata["name"], job.spec, self._processes, self._steps))
+
+    def create(self, job: Job) -> str:
+        """Start a job's first attempt and return its name.
+
+        Raises:
+            OptionError: there is a run of its name, or it needs what only a cluster has.
+            NotYet: it has no plan, or an init container fails.
+        """
+        require_trainer()
+        name: str = job.metadata["name"]
+        home = self.folder / name
+        if home.exists():
+            raise OptionError(
+                f"metadata.name is {name}, and {home} has a run of that name; choose another name "
+                "or folder, or delete that run"
+            )
+        spec = local_spec(name, job.spec, self._processes, self._steps)
+        metadata = {**job.metadata, "namespace": NAMESPACE, "uid": str(uuid.uuid4())}
+        attempt = self._attempt(metadata, spec, 1)
+        pod = local_pod(attempt, self._config_maps, os.environ)
+        home.mkdir(parents=True)
+        written = {
+            "metadata": metadata,
+            "spec": spec.model_dump(mode="json", by_alias=True, exclude_unset=True),
+        }
+        (home / "job.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
+        self._link_mounts(home / "mounts", pod.trainer.mounts)
+        for container in pod.init_containers:
+            self._run_init_container(home, container)
+        self._start(attempt, pod)
+        return name
+
+    def start_again(self, name: str) -> None:
+        """Start the next attempt of a run that has ended; it resumes from its newest checkpoint.
+
+        Raises:
+            OptionError: it is still running, or has succeeded.
+        """
+        metadata, job = self.read(name)
+        if job.status.phase in (Phase.STARTING, Phase.RUNNING, Phase.SUCCEEDED):
+            raise OptionError(f"{name} is {job.status.phase}; only a run that was ended goes on")
+        attempt = self._attempt(metadata, job.spec, job.status.attempt + 1)
+        self._start(attempt, local_pod(attempt, self._config_maps, os.environ))
+
+    def names(self) -> list[str]:
+        """Names of all jobs of the folder."""
+        return sorted(path.parent.name for path in self.folder.glob("*/job.json"))
+
+    def read(self, name: str) -> LocalJob:
+        """Return a job with its status as it is now.
+
+        Raises:
+            NotYet: there is none of that name.
+        """
+        written = self._written(name)
+        spec = GRPOJobSpec.model_validate(written["spec"])
+        status = self._status(self.folder / name)
+        return LocalJob(written["metadata"], GRPOJob(spec=spec, status=status))
+
+    def attempt_folder(self, name: str) -> Path:
+        """Folder of the newest attempt's plan, log and outcome."""
+        home = self.folder / name
+        return home / f"{ATTEMPT_PREFIX}{_newest_attempt(home)}"
+
+    def run_folder(self, name: str) -> Path:
+        """Folder of the run's checkpoints, history and exported model."""
+        plan = TrainingPlan.model_validate_json(
+            (self.attempt_folder(name) / "plan.json").read_bytes()
+        )
+        assert plan.checkpoint_directory is not None  # local_spec has seen to it
+        return Path(plan.checkpoint_directory)
+
+    def export_folder(self, name: str) -> Path:
+        """Folder of the finished model.
+
+        Raises:
+            NotYet: the run has none.
+        """
+        folder = self.run_folder(name) / EXPORT_FOLDER
+        if not folder.is_dir():
+            phase = self.read(name).job.status.phase
+            raise NotYet(f"{name} is {phase} and has no exported model at {folder}")
+        return folder
+
+    def rows(self, name: str, file: str = METRICS_FILE) -> list[Row]:
+        """Rows of a history file; none before the first step.
+
+        Raises:
+            NotYet: there is no job of that name.
+        """
+        self._written(name)
+        folder = self.run_folder(name)
+        if not any(folder.glob(f"{ATTEMPT_PREFIX}*/{file}")):
+            return []
+        return load_history(Namespace(), str(folder), file)
+
+    def log_file(self, name: str) -> Path:
+        """What the newest attempt printed."""
+        return self.attempt_folder(name) / "log.txt"
+
+    def outcomes(self, name: str) -> list[tuple[float, Outcome]]:
+        """How the attempts ended, each with the unix time, oldest first."""
+        files = sorted((self.folder / name).glob(f"{ATTEMPT_PREFIX}*/outcome.json"))
+        read = [(file.stat().st_mtime, _outcome(file.parent)) for file in files]
+        known = [(time, outcome) for time, outcome in read if outcome]
+        return sorted(known, key=lambda pair: pair[0])
+
+    def stop(self, name: str) -> None:
+        """End the trainer, with SIGTERM first; harmless where none runs."""
+        home = self.folder / name
+        if not _is_locked(home):
+            return
+        process_id = _process(self.attempt_folder(name))["pid"]
+        os.kill(process_id, signal.SIGTERM)
+        deadline = SYSTEM_CLOCK.now() + KILL_SECONDS
+        while _is_locked(home) and SYSTEM_CLOCK.now() < deadline:
+            SYSTEM_CLOCK.sleep(POLL_SECONDS)
+        if _is_locked(home):
+            os.killpg(process_id, signal.SIGKILL)
+        self._reap(name)
+
+    def delete(self, name: str) -> None:
+        """End the run and remove its folder; the volumes, with checkpoints and model, stay.
+
+        Raises:
+            NotYet: there is none of that name.
+        """
+        self._written(name)
+        self.stop(name)
+        shutil.rmtree(self.folder / name)
+
+    def _written(self, name: str) -> dict[str, Any]:
+        file = self.folder / name / "job.json"
+        if not file.is_file():
+            there = ", ".join(self.names()) or "none"
+            raise NotYet(f"no job {name} in {self.folder}; there are: {there}")
+        written: dict[str, Any] = json.loads(file.read_bytes())
+        return written
+
+    def _plan(self, spec: GRPOJobSpec) -> PlanResult:
+        options = sources.planning_options()
+        volume, folder = spec.model.volume, Path(spec.model.name)
+        if volume and folder.is_relative_to(MODEL_MOUNT):
+            source = self._claim_folder(ClaimFolder(volume.claim_name, volume.sub_path or ""))
+            folder = source / folder.relative_to(MODEL_MOUNT)
+        if (folder / "config.json").is_file():
+            options.config = str(folder)
+        return sources.make_plan(options, spec)
+
+    def _attempt(self, metadata: dict[str, Any], spec: GRPOJobSpec, number: int) -> Attempt:
+        result = self._plan(spec)
+        if result.chosen is None:
+            raise NotYet(f"{metadata['name']}: {result.message}")
+        source = self._resume_source(spec)
+        return build_attempt(metadata, spec, result.chosen, number, source)
+
+    def _resume_source(self, spec: GRPOJobSpec) -> ResumeSource | None:
+        """Where the checkpoints of spec.resumeFrom.grpoJob are."""
+        name = spec.resume_from.grpo_job if spec.resume_from else None
+        if name is None:
+            return None
+        metadata, job = self.read(name)
+        volume = checkpoint_volume(name, job.spec.checkpoint)
+        assert volume is not None  # local_spec has seen to it
+        uid = metadata["uid"]
+        return ResumeSource(
+            grpo_job=name,
+            uid=uid,
+            claim_name=volume.claim_name,
+            sub_path=volume.sub_path,
+            folder=run_folder(name, uid),
+        )
+
+    def _claim_folder(self, source: ClaimFolder) -> Path:
+        folder = self._volumes.get(source.claim, self.folder / "volumes" / source.claim)
+        return folder / source.sub_path
+
+    def _link_mounts(self, root: Path, mounts: Mapping[str, MountSource]) -> None:
+        """Make the trainer's mounts below `root`."""
+        for path, source in mounts.items():
+            place = Path(f"{root}{path}")
+            if isinstance(source, ClaimFolder):
+                folder = self._claim_folder(source)
+                folder.mkdir(parents=True, exist_ok=True)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(folder, target_is_directory=True)
+                continue
+            place.mkdir(parents=True)
+            for file, text in source.items():
+                (place / file).write_text(text, encoding="utf-8")
+
+    def _run_init_container(self, home: Path, container: LocalContainer) -> None:
+        """Run an init container to its end, with its mounts' paths replaced in its arguments.
+
+        Raises:
+            NotYet: it fails.
+        """
+        folders = {
+            path: self._claim_folder(source)
+            for path, source in container.mounts.items()
+            if isinstance(source, ClaimFolder)
+        }
+        for folder in folders.values():
+            folder.mkdir(parents=True, exist_ok=True)
+        command = [_with_folder(word, folders) for word in container.command]
+        log = home / f"{container.name}.log"
+        with log.open("wb") as output:
+            done = subprocess.run(
+                command,
+                env=_environment(container.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        if done.returncode:
+            last_line = log.read_text(errors="replace").strip().rpartition("\n")[2]
+            raise NotYet(
+                f"the init container {container.name} ended with exit code {done.returncode}: "
+                f"{last_line}; its log is {log}"
+            )
+
+    def _start(self, attempt: Attempt, pod: LocalPod) -> None:
+        """Start the trainer of an attempt."""
+        home = self.folder / attempt.key.name
+        folder = home / f"{ATTEMPT_PREFIX}{attempt.number}"
+        folder.mkdir()
+        root = home / "mounts"
+        plan = local_plan(training_plan(attempt), root, _free_port())
+        if plan.checkpoint_directory:
+            # On the volume, which stays when the run's own folder is deleted.
+            lasting = str(Path(plan.checkpoint_directory).resolve())
+            plan = plan.model_copy(update={"checkpoint_directory": lasting})
+        (folder / "plan.json").write_text(plan_json(plan), encoding="utf-8")
+        port = _free_port()
+        places = {
+            PLAN_ENV: str(folder / "plan.json"),
+            TERMINATION_LOG_ENV: str(folder / "outcome.json"),
+            PROGRESS_BIND_ENV: f"{LOCAL_ADDRESS}:{port}",
+            **mount_variables(root),
+            # A pod without GPUs sees none.
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        with (home / "lock").open("w") as lock, (folder / "log.txt").open("wb") as log:
+            # Waits for nothing but another process's look at the lock.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            process = subprocess.Popen(
+                pod.trainer.command,
+                env=_environment(pod.trainer.environment | places),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # The lock lives as long as the trainer, which inherits the open file.
+                pass_fds=(lock.fileno(),),
+                start_new_session=True,
+            )
+        self._children[attempt.key.name] = process
+        about = {"pid": process.pid, "port": port}
+        (folder / "process.json").write_text(json.dumps(about), encoding="utf-8")
+
+    def _reap(self, name: str) -> None:
+        """Take the exit code of a child that has ended, which would stay a zombie."""
+        if child := self._children.get(name):
+            child.poll()
+
+    def _status(self, home: Path) -> GRPOJobStatus:
+        """The status of a run, from its trainer's report or its outcome."""
+        number = _newest_attempt(home)
+        folder = home / f"{ATTEMPT_PREFIX}{number}"
+        plan_file = folder / "plan.json"
+        if not plan_file.is_file():
+            return GRPOJobStatus(phase=Phase.FAILED)
+        plan = TrainingPlan.model_validate_json(plan_file.read_bytes()).execution
+        fields: dict[str, Any] = {"attempt": number, "plan": plan}
+        is_running = _is_locked(home)
+        outcome = None if is_running else _outcome(folder)
+        progress = _progress(folder) if is_running else None
+        if progress:
+            fields["progress"] = progress_status(progress).model_copy(
+                update={"stage": progress.stage}
+            )
+            fields["metrics"] = metrics_status(progress.metrics)
+        if outcome:
+            fields |= {"outcome": outcome, "export": outcome.export}
+            fields["progress"] = final_progress(None, outcome)
+            fields["metrics"] = metrics_status(outcome.metrics)
+        fields["phase"] = _phase(is_running, progress, outcome)
+        self._reap(home.name)
+        return GRPOJobStatus(**fields)
+
+
+def _phase(is_running: bool, progress: Progress | None, outcome: Outcome | None) -> Phase:
+    if is_running:
+        return Phase.RUNNING if progress and progress.step else Phase.STARTING
+    if outcome is None:
+        return Phase.FAILED
+    ended = {Result.SUCCEEDED: Phase.SUCCEEDED, Result.PREEMPTED: Phase.SUSPENDED}
+    return ended.get(outcome.result, Phase.FAILED)
+
+
+def _newest_attempt(home: Path) -> int:
+    numbers = [path.name.removeprefix(ATTEMPT_PREFIX) for path in home.glob(f"{ATTEMPT_PREFIX}*")]
+    return max(map(int, filter(str.isdecimal, numbers)), default=1)
+
+
+def _is_locked(home: Path) -> bool:
+    """True as long as the trainer lives."""
+    try:
+        with (home / "lock").open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _process(folder: Path) -> dict[str, int]:
+    about: dict[str, int] = json.loads((folder / "process.json").read_bytes())
+    return about
+
+
+def _progress(folder: Path) -> Progress | None:
+    """The report of rank 0; None while it does not answer."""
+    try:
+        port = _process(folder)["port"]
+        url = f"http://{LOCAL_ADDRESS}:{port}/progress"
+        with urllib.request.urlopen(url, timeout=PROGRESS_SECONDS) as answer:
+            return Progress.model_validate_json(answer.read())
+    except (OSError, ValidationError):
+        return None
+
+
+def _outcome(folder: Path) -> Outcome | None:
+    """How the attempt ended; None where it has not said so."""
+    try:
+        return Outcome.model_validate_json((folder / "outcome.json").read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _environment(added: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with these variables, and with its modules."""
+    modules = os.pathsep.join(path for path in sys.path if path)
+    return {**os.environ, "PYTHONPATH": modules, **added}
+
+
+def _with_folder(word: str, folders: Mapping[str, Path]) -> str:
+    """An argument with a mount's path replaced by its folder."""
+    for path, folder in folders.items():
+        if word == path or word.startswith(f"{path}/"):
+            return f"{folder}{word.removeprefix(path)}"
+    return word
+
+
+def _free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((LOCAL_ADDRESS, 0))
+        port: int = probe.getsockname()[1]
+        return port

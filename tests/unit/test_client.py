@@ -1,0 +1,134 @@
+"""The Python client on a backend that pretends: waiting, watching, names and refusals."""
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.client import Event, GRPOClient, GRPOError, Job, JobFailed
+from grpo_api.job import parse_spec
+from grpo_api.report.history import Row
+from grpo_api.report.report import Outcome, Result
+from grpo_api.status.status import GRPOJobStatus, Phase
+from grpo_cli.inputs import manifest
+from grpo_planner.result.result import PlanResult
+from tests.samples import SPEC, changed, job
+from tests.stepped_clock import SteppedClock
+
+KUBEFLOW = {
+    "train": (),
+    "list_jobs": (),
+    "get_job": ("name",),
+    "get_job_logs": ("name", "follow"),
+    "get_job_events": ("name",),
+    "wait_for_job_status": ("name", "status", "timeout", "polling_interval"),
+    "delete_job": ("name",),
+}
+"""Methods and arguments of TrainerClient, looked up in kubeflow/sdk."""
+
+
+class Script:
+    """A backend whose job goes through phases, one at each look."""
+
+    def __init__(self, *phases: Phase) -> None:
+        self.phases = list(phases)
+        self.created: list[dict[str, Any]] = []
+
+    def plan(self, job: manifest.Job) -> PlanResult:
+        raise NotImplementedError
+
+    def create(self, job: manifest.Job, document: dict[str, Any]) -> str:
+        self.created.append(document)
+        return str(job.metadata["name"])
+
+    def jobs(self) -> list[Job]:
+        return [self.job("tiny")]
+
+    def job(self, name: str) -> Job:
+        phase = self.phases.pop(0) if len(self.phases) > 1 else self.phases[0]
+        outcome = Outcome(result=Result.BAD_INPUT, message="no column answer")
+        status = GRPOJobStatus(phase=phase, outcome=outcome if phase == Phase.FAILED else None)
+        return Job(name=name, namespace="n", uid="1", spec=parse_spec(SPEC), status=status)
+
+    def log_lines(self, name: str, rank: int, *, follow: bool) -> Iterator[str]:
+        yield f"{name} {rank} {follow}"
+
+    def events(self, name: str) -> list[Event]:  # noqa: ARG002
+        return []
+
+    def rows(self, name: str, file: str) -> list[Row]:  # noqa: ARG002
+        return [{"step": 1, "rolledBack": True}, {"step": 1}]
+
+    def suspend(self, name: str) -> None: ...
+    def resume(self, name: str) -> None: ...
+    def retry(self, name: str) -> None: ...
+    def export(self, name: str, folder: Path) -> None: ...
+    def delete(self, name: str) -> None: ...
+
+
+def client(*phases: Phase) -> GRPOClient:
+    return GRPOClient(Script(*phases), clock=SteppedClock())
+
+
+@pytest.mark.parametrize(("method", "arguments"), KUBEFLOW.items())
+def test_the_client_has_the_names_of_kubeflows(method: str, arguments: tuple[str, ...]) -> None:
+    assert set(arguments) <= inspect.signature(getattr(GRPOClient, method)).parameters.keys()
+
+
+def test_waiting_returns_the_job_in_the_asked_phase() -> None:
+    waiting = client(Phase.PENDING, Phase.RUNNING, Phase.SUCCEEDED)
+    assert waiting.wait_for_job_status("tiny").phase == "Succeeded"
+    early = client(Phase.PENDING, Phase.RUNNING, Phase.SUCCEEDED)
+    assert early.wait_for_job_status("tiny", {"Running", "Succeeded"}).phase == "Running"
+
+
+def test_waiting_ends_with_the_failure_and_its_message() -> None:
+    with pytest.raises(JobFailed, match="tiny is Failed: no column answer"):
+        client(Phase.RUNNING, Phase.FAILED).wait_for_job_status("tiny")
+    with pytest.raises(JobFailed, match="tiny is Succeeded"):
+        client(Phase.SUCCEEDED).wait_for_job_status("tiny", {"Running"})
+
+
+def test_waiting_ends_at_its_timeout() -> None:
+    with pytest.raises(TimeoutError, match="tiny is Running after 10 s, not Succeeded"):
+        client(Phase.RUNNING).wait_for_job_status("tiny", timeout=10)
+
+
+@pytest.mark.parametrize("status", [{"Complete"}, set()])
+def test_a_phase_that_does_not_exist_is_refused(status: set[str]) -> None:
+    with pytest.raises(GRPOError, match="it takes Failed, Pending, Queued"):
+        client(Phase.RUNNING).wait_for_job_status("tiny", status)
+
+
+def test_watching_yields_changes_only_up_to_the_end() -> None:
+    watched = client(Phase.PENDING, Phase.PENDING, Phase.RUNNING, Phase.RUNNING, Phase.FAILED)
+    assert [job.phase for job in watched.watch("tiny")] == ["Pending", "Running", "Failed"]
+
+
+def test_a_spec_of_the_contract_and_an_object_are_the_same_job() -> None:
+    backend = Script(Phase.PENDING)
+    starting = GRPOClient(backend)
+    assert starting.train(parse_spec(SPEC), name="tiny") == "tiny"
+    assert starting.train(job("other", SPEC), name="tiny") == "tiny"
+    assert backend.created == [job("tiny", SPEC)] * 2
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (job("tiny", changed({"training.learningRate": "fast"})), "spec.training.learningRate"),
+        (job("Tiny", SPEC), "metadata.name is 'Tiny'; it takes 1 to"),
+        (job("tiny", changed({"training.learnigRate": 1.0})), "learnigRate"),
+        ({"spec": SPEC}, "apiVersion is None"),
+    ],
+)
+def test_a_wrong_job_is_refused_by_its_path(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(GRPOError) as refused:
+        client(Phase.PENDING).train(document)
+    assert message in str(refused.value)
+
+
+def test_a_run_consists_of_the_steps_that_were_not_rolled_back() -> None:
+    assert client(Phase.RUNNING).history("tiny") == [{"step": 1}]

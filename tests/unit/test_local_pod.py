@@ -1,0 +1,158 @@
+"""A pod as processes of this machine: what they see of it, and what is refused because only a
+cluster has it."""
+
+import sys
+from pathlib import Path, PurePath
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_api.job import parse_spec
+from grpo_api.text.contract import THREADS_ENV
+from grpo_cli.__main__ import main
+from grpo_cli.cluster.attempt import build_attempt
+from grpo_cli.commands.run import step_line
+from grpo_cli.local.local_pod import ClaimFolder, LocalPod, local_plan, local_pod, local_spec
+from grpo_cli.show.errors import OptionError
+from grpo_operator.pods.cpu_job import CPU_PLAN
+from grpo_operator.pods.manifests import Attempt, training_plan
+from tests.samples import changed, job
+
+FILES: dict[str, Any] = {
+    "model": {"name": "/models/tiny", "parameters": "77K", "volume": {"claimName": "files"}},
+    "dataset": {"files": {"configMap": {"name": "rows"}, "paths": ["a.jsonl"]}},
+    "checkpoint": {"volume": {"claimName": "runs", "subPath": "grpo"}},
+}
+CONFIG_MAPS = {"rows": {"a.jsonl": "{}"}}
+
+
+def attempt(changes: dict[str, Any]) -> Attempt:
+    spec = local_spec("tiny", parse_spec(changed(changes)), None, None)
+    metadata = {"name": "tiny", "namespace": "local", "uid": "1"}
+    return build_attempt(metadata, spec, CPU_PLAN, 1, None)
+
+
+def pod(changes: dict[str, Any], variables: dict[str, str] | None = None) -> LocalPod:
+    return local_pod(attempt(changes), CONFIG_MAPS, variables or {})
+
+
+def test_a_process_sees_the_claims_and_config_maps_of_the_pod() -> None:
+    trainer = pod({**FILES, "resources": {"requests": {"cpu": "2"}}}).trainer
+    assert trainer.mounts == {
+        "/models": ClaimFolder("files"),
+        "/data": {"a.jsonl": "{}"},
+        "/checkpoints": ClaimFolder("runs", "grpo"),
+    }
+    assert trainer.command == [sys.executable, "-m", "grpo_trainer"]
+    assert trainer.environment[THREADS_ENV] == "2"
+    assert not {"HOME", "HF_HOME", "GRPO_PLAN"} & trainer.environment.keys()
+
+
+def test_the_plan_names_the_places_of_this_machine() -> None:
+    plan = local_plan(training_plan(attempt(FILES)), PurePath("/runs/mounts"), 4711)
+    assert plan.model.name == "/runs/mounts/models/tiny"
+    assert plan.checkpoint_directory == "/runs/mounts/checkpoints/tiny-1"
+    assert (plan.rendezvous.address, plan.rendezvous.port) == ("127.0.0.1", 4711)
+
+
+def test_a_hub_model_keeps_its_name_and_a_run_without_checkpoints_gets_a_folder() -> None:
+    plan = local_plan(training_plan(attempt({})), PurePath("/runs/mounts"), 1)
+    assert plan.model.name == "meta-llama/Llama-3.2-1B-Instruct"
+    assert plan.checkpoint_directory == "/runs/mounts/checkpoints/tiny-1"
+
+
+def test_the_init_container_of_the_quickstart_runs_with_this_python() -> None:
+    documents = yaml.safe_load_all(
+        (Path(__file__).parents[2] / "examples/quickstart.yaml").read_text()
+    )
+    spec = next(one["spec"] for one in documents if one["kind"] == "GRPOJob")
+    metadata = {"name": "quickstart", "namespace": "local", "uid": "1"}
+    made = build_attempt(
+        metadata, local_spec("quickstart", parse_spec(spec), None, None), CPU_PLAN, 1, None
+    )
+    (container,) = local_pod(made, {"quickstart": {}}, {}).init_containers
+    assert container.command == [sys.executable, "-m", "grpo_trainer.quickstart", "/quickstart"]
+    assert container.mounts == {"/quickstart": ClaimFolder("quickstart")}
+
+
+@pytest.mark.parametrize(
+    ("placement", "processes"),
+    [
+        ({"accelerator": "CPU", "nodes": 2, "processesPerNode": 3}, 6),
+        ({"accelerator": "CPU"}, 1),
+        ({"gpus": {"min": 8, "max": 8}}, 1),
+    ],
+)
+def test_a_local_gang_has_the_processes_of_a_cpu_job(
+    placement: dict[str, Any], processes: int
+) -> None:
+    spec = attempt({"placement": placement}).spec
+    assert spec.placement.accelerator == "CPU"
+    assert (spec.placement.nodes, spec.placement.processes_per_node) == (1, processes)
+
+
+SECRET = {"name": "hub", "key": "token"}
+MOUNT = {
+    "volumeMounts": [{"name": "code", "mountPath": "/opt/code"}],
+    "podTemplate.spec.volumes": [{"name": "code", "emptyDir": {}}],
+}
+INIT = {"name": "fetch", "image": "alpine:3", "command": ["sh", "-c", "true"]}
+STORE = {"store": {"url": "s3://bucket/runs"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "fix"),
+    [
+        ({"model.tokenSecretRef": SECRET}, "HF_TOKEN", "set HF_TOKEN in this shell"),
+        ({"env": [{"name": "A", "valueFrom": {"secretKeyRef": SECRET}}]}, "A", "set A in this"),
+        ({"envFrom": [{"secretRef": {"name": "keys"}}]}, "spec.envFrom", "leave it out"),
+        ({"model.image": {"reference": "r/model:1"}}, "/models", "use a claim"),
+        ({"dataset": {**FILES["dataset"], "files": {"configMap": {"name": "no"}, "paths": ["a"]}}},
+         "ConfigMap no", "put it into the job's file"),
+        ({"checkpoint": STORE}, "spec.checkpoint.store", "set spec.checkpoint.volume"),
+        ({"rewards": [{"http": {"url": "http://judge.team.svc:80/x"}}]},
+         "spec.rewards[0].http.url", "kubectl port-forward"),
+        ({"command": ["bash", "run.sh"]}, "spec.command", "begin it with python"),
+        (MOUNT, "spec.volumeMounts", "leave it out"),
+        ({"podTemplate.spec.initContainers": [INIT]},
+         "spec.podTemplate.spec.initContainers[fetch]", "leave the container out"),
+    ],
+)  # fmt: skip
+def test_what_only_a_cluster_has_is_refused_with_path_and_fix(
+    changes: dict[str, Any], path: str, fix: str
+) -> None:
+    with pytest.raises(OptionError) as refused:
+        pod(changes)
+    assert path in str(refused.value)
+    assert fix in str(refused.value)
+    assert all(len(problem) <= 300 for problem in refused.value.problems)
+
+
+def test_a_value_of_a_secret_is_taken_from_the_shell() -> None:
+    assert (
+        "HF_TOKEN"
+        not in pod({"model.tokenSecretRef": SECRET}, {"HF_TOKEN": "x"}).trainer.environment
+    )
+    service = {"rewards": [{"http": {"url": "http://localhost:8000/x"}}]}
+    assert pod(service).trainer.mounts.keys() == {"/checkpoints"}
+
+
+def test_run_without_local_names_kubectl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job("tiny", changed({}))))
+    assert main(["run", "-f", str(file)]) == 2
+    assert f"kubectl apply -f {file}" in capsys.readouterr().err
+    assert main(["run", "-f", str(file), "--local", "--volume", "files"]) == 2
+    assert "--volume is 'files'; write it as CLAIM=FOLDER" in capsys.readouterr().err
+    assert main(["run", "-f", str(file), "--local", "--steps", "0"]) == 2
+    assert "--steps is 0; it takes 1 or more" in capsys.readouterr().err
+    assert main(["run", "-f", str(file), "--local", "--volume", f"files={tmp_path}/no"]) == 2
+    assert "is no folder; make it first" in capsys.readouterr().err
+
+
+def test_a_step_is_a_line_of_the_numbers_that_it_has() -> None:
+    row = {"step": 3, "kl": 0.00123456, "reward": 0.5, "loss": "nan", "other": 1}
+    assert step_line(row) == "step 3  reward 0.5  kl 0.001235"
