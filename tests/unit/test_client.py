@@ -39,8 +39,8 @@ class Script:
     def plan(self, job: manifest.Job) -> PlanResult:
         raise NotImplementedError
 
-    def create(self, job: manifest.Job, document: dict[str, Any]) -> str:
-        self.created.append(document)
+    def create(self, job: manifest.Job) -> str:
+        self.created.append(manifest.document_of(job))
         return str(job.metadata["name"])
 
     def jobs(self) -> list[Job]:

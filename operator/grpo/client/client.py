@@ -12,7 +12,6 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.report.history import METRICS_FILE, SAMPLES_FILE, Row, standing_rows
 from grpo_api.status.status import Phase
 from grpo_api.text.clock import Clock
-from grpo_api.text.contract import API_VERSION, KIND
 from grpo_cli.cluster.clock import SYSTEM_CLOCK
 from grpo_cli.inputs import manifest
 from grpo_cli.show.errors import CliError, OptionError
@@ -33,7 +32,7 @@ class Backend(Protocol):
     """Where jobs run. Every method raises GRPOError with a sentence for the user."""
 
     def plan(self, job: manifest.Job) -> PlanResult: ...
-    def create(self, job: manifest.Job, document: dict[str, Any]) -> str: ...
+    def create(self, job: manifest.Job) -> str: ...
     def jobs(self) -> list[Job]: ...
     def job(self, name: str) -> Job: ...
     def log_lines(self, name: str, rank: int, *, follow: bool) -> Iterator[str]: ...
@@ -66,8 +65,7 @@ class GRPOClient:
             job: a GRPOJob object as YAML has it, or its spec.
             name: of the job, where `job` is a spec, or instead of metadata.name.
         """
-        document = _document(job, name)
-        return self._backend.create(manifest.read_job(document), document)
+        return self._backend.create(manifest.read_job(_document(job, name)))
 
     def list_jobs(self) -> list[Job]:
         """Return all jobs of the namespace or folder."""
@@ -162,15 +160,9 @@ class GRPOClient:
 
 
 def _document(job: Mapping[str, Any] | GRPOJobSpec, name: str | None) -> dict[str, Any]:
-    """The job as the API server takes it."""
+    """The job as YAML has it."""
     if isinstance(job, GRPOJobSpec):
-        spec = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        return {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {"name": name or "job"},
-            "spec": spec,
-        }
+        return manifest.document_of(manifest.Job({"name": name or "job"}, job))
     document = dict(job)
     if name:
         document["metadata"] = {**(document.get("metadata") or {}), "name": name}

@@ -34,10 +34,9 @@ class Kubernetes:
         options = sources.planning_options(context=self._options.context or ".")
         return sources.make_plan(options, job.spec)
 
-    def create(self, job: manifest.Job, document: dict[str, Any]) -> str:
+    def create(self, job: manifest.Job) -> str:
         """Create the object."""
-        del job  # the API server reads the document itself
-        return kubectl.create_object(self._options, document)
+        return kubectl.create_object(self._options, manifest.document_of(job))
 
     def jobs(self) -> list[Job]:
         """All GRPOJobs of the namespace."""

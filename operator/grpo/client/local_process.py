@@ -3,29 +3,25 @@
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from grpo_api.report.history import Row
 from grpo_api.report.report import Result
 from grpo_api.status.status import Phase
 from grpo_cli.cluster.clock import SYSTEM_CLOCK
-from grpo_cli.inputs import manifest
 from grpo_cli.local.local_runs import LocalRuns
 from grpo_kube.objects.times import timestamp
-from grpo_planner.result.result import PlanResult
 
 from .job import Event, Job, job_of
 
 POLL_SECONDS = 0.2
 
 
-class LocalProcess:
+class LocalProcess(LocalRuns):
     """The trainer of each job as processes of this machine, on its CPUs; needs the trainer's
     packages."""
 
     def __init__(
         self,
-        folder: str | Path | None = None,
+        folder: str | Path = "grpo-runs",
         *,
         processes: int | None = None,
         volumes: Mapping[str, str | Path] | None = None,
@@ -34,41 +30,29 @@ class LocalProcess:
         """Take what a cluster would have.
 
         Args:
-            folder: of the runs; None: `grpo-runs`.
+            folder: of the runs.
             processes: of a job's gang; None: as many as it has on CPUs, else 1.
             volumes: a folder for the name of each claim; other claims get a new folder.
             config_maps: the files of each ConfigMap, by its name.
         """
         folders = {name: Path(path) for name, path in (volumes or {}).items()}
-        self._runs = LocalRuns(
-            Path(folder or "grpo-runs"),
-            volumes=folders,
-            config_maps=config_maps,
-            processes=processes,
+        super().__init__(
+            Path(folder), volumes=folders, config_maps=config_maps, processes=processes
         )
-
-    def plan(self, job: manifest.Job) -> PlanResult:
-        """Plan on this machine's CPUs."""
-        return self._runs.plan(job)
-
-    def create(self, job: manifest.Job, document: dict[str, Any]) -> str:
-        """Run the init containers to their end and start the trainer."""
-        del document
-        return self._runs.create(job)
 
     def jobs(self) -> list[Job]:
         """All jobs of the folder."""
-        return [self.job(name) for name in self._runs.names()]
+        return [self.job(name) for name in self.names()]
 
     def job(self, name: str) -> Job:
         """The job, by its trainer's report or outcome."""
-        return job_of(*self._runs.read(name))
+        return job_of(*self.read(name))
 
     def log_lines(self, name: str, rank: int, *, follow: bool) -> Iterator[str]:
         """The log of the gang, whose processes share it."""
         del rank
         self.job(name)
-        with self._runs.log_file(name).open(errors="replace") as log:
+        with self.log_file(name).open(errors="replace") as log:
             while True:
                 # Asked before the log is read, whose last lines are there when it has ended.
                 has_ended = not follow or _has_ended(self.job(name))
@@ -88,33 +72,12 @@ class LocalProcess:
                 outcome.message,
                 timestamp(time),
             )
-            for time, outcome in self._runs.outcomes(name)
+            for time, outcome in self.outcomes(name)
         ]
-
-    def rows(self, name: str, file: str) -> list[Row]:
-        """A history file of the run."""
-        return self._runs.rows(name, file)
-
-    def suspend(self, name: str) -> None:
-        """End the trainer with SIGTERM, after which it saves a checkpoint."""
-        self.job(name)
-        self._runs.stop(name)
-
-    def resume(self, name: str) -> None:
-        """Start the next attempt."""
-        self._runs.start_again(name)
-
-    def retry(self, name: str) -> None:
-        """Start the next attempt."""
-        self._runs.start_again(name)
 
     def export(self, name: str, folder: Path) -> None:
         """Copy the model."""
-        shutil.copytree(self._runs.export_folder(name), folder)
-
-    def delete(self, name: str) -> None:
-        """End the trainer and remove the run's own folder."""
-        self._runs.delete(name)
+        shutil.copytree(self.export_folder(name), folder)
 
 
 def _has_ended(job: Job) -> bool:

@@ -102,7 +102,7 @@ def _run_job(runs: LocalRuns, job: Job) -> int:
         status = _follow(runs, name)
     except KeyboardInterrupt:
         print(f"\n{name}: stopping", file=sys.stderr, flush=True)
-        runs.stop(name)
+        runs.suspend(name)
         raise
     _show_curve(runs.rows(name))
     return _show_end(runs, name, status)

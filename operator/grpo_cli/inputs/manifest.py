@@ -92,6 +92,12 @@ def read_job(job: Mapping[str, Any]) -> Job:
     return Job(document["metadata"], spec)
 
 
+def document_of(job: Job) -> dict[str, Any]:
+    """The GRPOJob object of a job, with what its user has set."""
+    spec = job.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": job.metadata, "spec": spec}
+
+
 def load_config_maps(file: str) -> dict[str, dict[str, str]]:
     """The files of the ConfigMaps in a YAML or JSON file, by name.
 

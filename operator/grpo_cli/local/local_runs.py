@@ -50,7 +50,7 @@ from ..cluster.attempt import build_attempt
 from ..cluster.clock import SYSTEM_CLOCK
 from ..inputs import sources
 from ..inputs.local_preflight import require_trainer
-from ..inputs.manifest import Job
+from ..inputs.manifest import Job, document_of
 from ..inputs.run_history import load_history
 from ..show.errors import NotYet, OptionError
 from .local_pod import (
@@ -67,6 +67,8 @@ from .local_pod import (
 )
 
 NAMESPACE = "local"
+JOB_FILE = "job.json"
+"""Written last: what has it is a run."""
 PROGRESS_SECONDS = 2.0
 """Longest wait for the trainer's report of its progress."""
 KILL_SECONDS = 30.0
@@ -133,42 +135,49 @@ class LocalRuns:
         require_trainer()
         name: str = job.metadata["name"]
         home = self.folder / name
-        if home.exists():
+        if (home / JOB_FILE).exists():
             raise OptionError(
                 f"metadata.name is {name}, and {home} has a run of that name; choose another name "
                 "or folder, or delete that run"
             )
         spec = local_spec(name, job.spec, self._processes, self._steps)
         metadata = {**job.metadata, "namespace": NAMESPACE, "uid": str(uuid.uuid4())}
-        attempt = self._attempt(metadata, spec, 1)
+        result = self._plan(spec)
+        if result.chosen is None:
+            raise NotYet(f"{name}: {result.message}")
+        attempt = build_attempt(metadata, spec, result.chosen, 1, self._resume_source(spec))
         pod = local_pod(attempt, self._config_maps, os.environ)
-        home.mkdir(parents=True)
-        written = {
-            "metadata": metadata,
-            "spec": spec.model_dump(mode="json", by_alias=True, exclude_unset=True),
-        }
-        (home / "job.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
+        # What is left of a start that has failed is no run.
+        shutil.rmtree(home, ignore_errors=True)
         self._link_mounts(home / "mounts", pod.trainer.mounts)
         for container in pod.init_containers:
             self._run_init_container(home, container)
         self._start(attempt, pod)
+        written = json.dumps(document_of(Job(metadata, spec)), indent=2)
+        (home / JOB_FILE).write_text(written, encoding="utf-8")
         return name
 
-    def start_again(self, name: str) -> None:
-        """Start the next attempt of a run that has ended; it resumes from its newest checkpoint.
+    def resume(self, name: str) -> None:
+        """Start the next attempt of a run that was ended; it continues from its newest checkpoint.
 
         Raises:
             OptionError: it is still running, or has succeeded.
         """
         metadata, job = self.read(name)
         if job.status.phase in (Phase.STARTING, Phase.RUNNING, Phase.SUCCEEDED):
-            raise OptionError(f"{name} is {job.status.phase}; only a run that was ended goes on")
-        attempt = self._attempt(metadata, job.spec, job.status.attempt + 1)
+            raise OptionError(
+                f"{name} is {job.status.phase}; only a suspended or failed run starts again"
+            )
+        status, source = job.status, self._resume_source(job.spec)
+        assert status.plan is not None  # of the attempt before
+        attempt = build_attempt(metadata, job.spec, status.plan, status.attempt + 1, source)
         self._start(attempt, local_pod(attempt, self._config_maps, os.environ))
+
+    retry = resume
 
     def names(self) -> list[str]:
         """Names of all jobs of the folder."""
-        return sorted(path.parent.name for path in self.folder.glob("*/job.json"))
+        return sorted(path.parent.name for path in self.folder.glob(f"*/{JOB_FILE}"))
 
     def read(self, name: str) -> LocalJob:
         """Return a job with its status as it is now.
@@ -229,8 +238,14 @@ class LocalRuns:
         known = [(time, outcome) for time, outcome in read if outcome]
         return sorted(known, key=lambda pair: pair[0])
 
-    def stop(self, name: str) -> None:
-        """End the trainer, with SIGTERM first; harmless where none runs."""
+    def suspend(self, name: str) -> None:
+        """End the trainer, with SIGTERM, after which it saves a checkpoint; harmless where none
+        runs.
+
+        Raises:
+            NotYet: there is no job of that name.
+        """
+        self._written(name)
         home = self.folder / name
         if not _is_locked(home):
             return
@@ -249,12 +264,11 @@ class LocalRuns:
         Raises:
             NotYet: there is none of that name.
         """
-        self._written(name)
-        self.stop(name)
+        self.suspend(name)
         shutil.rmtree(self.folder / name)
 
     def _written(self, name: str) -> dict[str, Any]:
-        file = self.folder / name / "job.json"
+        file = self.folder / name / JOB_FILE
         if not file.is_file():
             there = ", ".join(self.names()) or "none"
             raise NotYet(f"no job {name} in {self.folder}; there are: {there}")
@@ -270,13 +284,6 @@ class LocalRuns:
         if (folder / "config.json").is_file():
             options.config = str(folder)
         return sources.make_plan(options, spec)
-
-    def _attempt(self, metadata: dict[str, Any], spec: GRPOJobSpec, number: int) -> Attempt:
-        result = self._plan(spec)
-        if result.chosen is None:
-            raise NotYet(f"{metadata['name']}: {result.message}")
-        source = self._resume_source(spec)
-        return build_attempt(metadata, spec, result.chosen, number, source)
 
     def _resume_source(self, spec: GRPOJobSpec) -> ResumeSource | None:
         """Where the checkpoints of spec.resumeFrom.grpoJob are."""
@@ -348,7 +355,7 @@ class LocalRuns:
         """Start the trainer of an attempt."""
         home = self.folder / attempt.key.name
         folder = home / f"{ATTEMPT_PREFIX}{attempt.number}"
-        folder.mkdir()
+        folder.mkdir(parents=True)
         root = home / "mounts"
         plan = local_plan(training_plan(attempt), root, _free_port())
         if plan.checkpoint_directory:
@@ -391,10 +398,7 @@ class LocalRuns:
         """The status of a run, from its trainer's report or its outcome."""
         number = _newest_attempt(home)
         folder = home / f"{ATTEMPT_PREFIX}{number}"
-        plan_file = folder / "plan.json"
-        if not plan_file.is_file():
-            return GRPOJobStatus(phase=Phase.FAILED)
-        plan = TrainingPlan.model_validate_json(plan_file.read_bytes()).execution
+        plan = TrainingPlan.model_validate_json((folder / "plan.json").read_bytes()).execution
         fields: dict[str, Any] = {"attempt": number, "plan": plan}
         is_running = _is_locked(home)
         outcome = None if is_running else _outcome(folder)
