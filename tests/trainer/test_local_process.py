@@ -153,7 +153,7 @@ def examples(tmp_path: Path) -> Iterator[Path]:
     """The folder of the examples, where the tiny model is on the volume already."""
     shutil.copy(REPOSITORY / "examples/quickstart.yaml", tmp_path)
     shutil.copy(REPOSITORY / "examples/notebook.ipynb", tmp_path)
-    shutil.copytree(make_files() / "model", tmp_path / "grpo-runs/volumes/quickstart/model")
+    shutil.copytree(make_files() / "model", tmp_path / "grpo-runs/_volumes/quickstart/model")
     before = Path.cwd()
     os.chdir(tmp_path)
     yield tmp_path

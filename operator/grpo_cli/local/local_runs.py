@@ -1,6 +1,6 @@
 """Runs of jobs as processes of this machine, in a folder.
 
-    <folder>/volumes/<claim>/        a claim that no option maps to another folder
+    <folder>/_volumes/<claim>/       a claim that no option maps to another folder
     <folder>/<job>/job.json          metadata and spec, as the run was started with
     <folder>/<job>/lock              locked for as long as the trainer lives
     <folder>/<job>/mounts/…          links to what a pod would see at the same paths
@@ -67,8 +67,10 @@ from .local_pod import (
 )
 
 NAMESPACE = "local"
+VOLUMES = "_volumes"
+"""No name of a job."""
 JOB_FILE = "job.json"
-"""Written last: what has it is a run."""
+"""Written before the first attempt: what has it is a run."""
 PROGRESS_SECONDS = 2.0
 """Longest wait for the trainer's report of its progress."""
 KILL_SECONDS = 30.0
@@ -135,10 +137,10 @@ class LocalRuns:
         require_trainer()
         name: str = job.metadata["name"]
         home = self.folder / name
-        if (home / JOB_FILE).exists():
+        if home.exists():
             raise OptionError(
-                f"metadata.name is {name}, and {home} has a run of that name; choose another name "
-                "or folder, or delete that run"
+                f"metadata.name is {name}, and {home} is there already; choose another name or "
+                "folder, delete that run, or remove what is left of a start that failed"
             )
         spec = local_spec(name, job.spec, self._processes, self._steps)
         metadata = {**job.metadata, "namespace": NAMESPACE, "uid": str(uuid.uuid4())}
@@ -147,14 +149,12 @@ class LocalRuns:
             raise NotYet(f"{name}: {result.message}")
         attempt = build_attempt(metadata, spec, result.chosen, 1, self._resume_source(spec))
         pod = local_pod(attempt, self._config_maps, os.environ)
-        # What is left of a start that has failed is no run.
-        shutil.rmtree(home, ignore_errors=True)
         self._link_mounts(home / "mounts", pod.trainer.mounts)
         for container in pod.init_containers:
             self._run_init_container(home, container)
-        self._start(attempt, pod)
         written = json.dumps(document_of(Job(metadata, spec)), indent=2)
         (home / JOB_FILE).write_text(written, encoding="utf-8")
+        self._start(attempt, pod)
         return name
 
     def resume(self, name: str) -> None:
@@ -303,7 +303,7 @@ class LocalRuns:
         )
 
     def _claim_folder(self, source: ClaimFolder) -> Path:
-        folder = self._volumes.get(source.claim, self.folder / "volumes" / source.claim)
+        folder = self._volumes.get(source.claim, self.folder / VOLUMES / source.claim)
         return folder / source.sub_path
 
     def _link_mounts(self, root: Path, mounts: Mapping[str, MountSource]) -> None:
