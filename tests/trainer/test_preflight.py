@@ -22,9 +22,9 @@ from grpo_api.text.contract import (
     CHECKPOINT_STORE_ENV,
     DATA_MOUNT_ENV,
     PLAN_ENV,
+    REWARD_MOUNT_ENV,
     TERMINATION_LOG_ENV,
 )
-from grpo_trainer.preflight import reward_checks
 from grpo_trainer.preflight.checks import run_checks
 from grpo_trainer.preflight.rank0 import require_passed
 from grpo_trainer.preflight.scope import LAPTOP, POD
@@ -102,7 +102,7 @@ def python(function: str) -> dict[str, Any]:
 def job(files: dict[str, Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """The job, with its mounts in its folder."""
     monkeypatch.setenv(DATA_MOUNT_ENV, str(tmp_path / "data"))
-    monkeypatch.setattr(reward_checks, "REWARD_MOUNT", str(tmp_path / "rewards"))
+    monkeypatch.setenv(REWARD_MOUNT_ENV, str(tmp_path / "rewards"))
     return Job(tmp_path, files["team/model"])
 
 
@@ -243,7 +243,7 @@ def test_a_laptop_leaves_out_what_only_the_cluster_has(
 ) -> None:
     monkeypatch.setenv(DATA_MOUNT_ENV, str(job.folder / "absent"))
     plan = job.plan(model={"name": "/models"}, rewards=[python("mine:digits")])
-    monkeypatch.setattr(reward_checks, "REWARD_MOUNT", "/absent")
+    monkeypatch.setenv(REWARD_MOUNT_ENV, "/absent")
     report = run_checks(plan, LAPTOP)
     assert report.problems == []
     assert [skipped.path for skipped in report.skipped] == [
