@@ -13,6 +13,7 @@ from grpo_api.text.contract import THREADS_ENV
 from grpo_cli.__main__ import main
 from grpo_cli.cluster.attempt import build_attempt
 from grpo_cli.commands.run import step_line
+from grpo_cli.local import local_runs
 from grpo_cli.local.local_pod import ClaimFolder, LocalPod, local_plan, local_pod, local_spec
 from grpo_cli.show.errors import OptionError
 from grpo_operator.pods.cpu_job import CPU_PLAN
@@ -50,16 +51,25 @@ def test_a_process_sees_the_claims_and_config_maps_of_the_pod() -> None:
 
 
 def test_the_plan_names_the_places_of_this_machine() -> None:
-    plan = local_plan(training_plan(attempt(FILES)), PurePath("/runs/mounts"), 4711)
+    mounts = pod(FILES).trainer.mounts
+    plan = local_plan(training_plan(attempt(FILES)), mounts, PurePath("/runs/mounts"), 4711)
     assert plan.model.name == "/runs/mounts/models/tiny"
     assert plan.checkpoint_directory == "/runs/mounts/checkpoints/tiny-1"
     assert (plan.rendezvous.address, plan.rendezvous.port) == ("127.0.0.1", 4711)
 
 
 def test_a_hub_model_keeps_its_name_and_a_run_without_checkpoints_gets_a_folder() -> None:
-    plan = local_plan(training_plan(attempt({})), PurePath("/runs/mounts"), 1)
+    mounts = pod({}).trainer.mounts
+    plan = local_plan(training_plan(attempt({})), mounts, PurePath("/runs/mounts"), 1)
     assert plan.model.name == "meta-llama/Llama-3.2-1B-Instruct"
     assert plan.checkpoint_directory == "/runs/mounts/checkpoints/tiny-1"
+
+
+def test_a_model_in_a_folder_of_this_machine_is_read_there() -> None:
+    folder = {"model": {"name": "/models/mine", "parameters": "77K"}}
+    mounts = pod(folder).trainer.mounts
+    plan = local_plan(training_plan(attempt(folder)), mounts, PurePath("/runs/mounts"), 1)
+    assert plan.model.name == "/models/mine"
 
 
 def test_the_init_container_of_the_quickstart_runs_with_this_python() -> None:
@@ -151,6 +161,19 @@ def test_run_without_local_names_kubectl(
     assert "--steps is 0; it takes 1 or more" in capsys.readouterr().err
     assert main(["run", "-f", str(file), "--local", "--volume", f"files={tmp_path}/no"]) == 2
     assert "is no folder; make it first" in capsys.readouterr().err
+
+
+def test_a_model_beyond_this_machines_memory_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_runs, "require_trainer", lambda: None)
+    file = tmp_path / "job.yaml"
+    huge = changed({"model": {"name": "/srv/huge", "parameters": "9000B"}})
+    file.write_text(yaml.safe_dump(job("huge", huge)))
+    folder = tmp_path / "runs"
+    assert main(["run", "-f", str(file), "--local", "--folder", str(folder)]) == 2
+    assert "spec.model.name is /srv/huge, whose training" in capsys.readouterr().err
+    assert not folder.exists()
 
 
 def test_a_step_is_a_line_of_the_numbers_that_it_has() -> None:

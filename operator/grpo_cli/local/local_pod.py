@@ -5,13 +5,14 @@ written here. What only a cluster has (Secrets, images, services) is refused, al
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import Rendezvous, TrainingPlan
+from grpo_api.pods.containers import ResourceRequirements
 from grpo_api.spec.run_policy import PlacementSpec
 from grpo_api.text.contract import (
     CHECKPOINT_MOUNT,
@@ -108,9 +109,13 @@ def local_spec(
     training = spec.training
     if steps is not None:
         training = training.model_copy(update={"max_steps": steps})
+    # A memory request is the pod's; here counts what the plan predicts.
+    cores = spec.resources.completed_requests.get("cpu")
+    resources = ResourceRequirements(requests={"cpu": cores} if cores else {})
     local_placement = PlacementSpec(accelerator="CPU", nodes=1, processes_per_node=processes)
     changes = {
         "placement": local_placement,
+        "resources": resources,
         "checkpoint": checkpoint,
         "training": training,
         "model": spec.model.model_copy(update={"cache": None}),
@@ -188,7 +193,7 @@ class _PodReader:
                 continue
             if volume == SIGNING_VOLUME:
                 self._require_signing_key()
-            elif _is_trainers(path):
+            elif _is_in(path, _TRAINER_MOUNTS):
                 mounts |= self._mounted(mount)
             else:
                 self.problems.append(
@@ -289,37 +294,44 @@ class _PodReader:
         return [sys.executable, *words[1:]]
 
 
-def _is_trainers(path: str) -> bool:
-    return any(PurePath(path).is_relative_to(mount) for mount in _TRAINER_MOUNTS)
+def _is_in(path: str, mounts: Iterable[str]) -> bool:
+    return any(PurePath(path).is_relative_to(mount) for mount in mounts)
 
 
 def mount_variables(root: PurePath) -> dict[str, str]:
     """The variables that say where the trainer's mounts are below `root`."""
-    places = {DATA_MOUNT_ENV: DATA_MOUNT, REWARD_MOUNT_ENV: REWARD_MOUNT}
-    return {name: local_path(mount, root) for name, mount in places.items()}
+    return {DATA_MOUNT_ENV: f"{root}{DATA_MOUNT}", REWARD_MOUNT_ENV: f"{root}{REWARD_MOUNT}"}
 
 
-def local_path(path: str, root: PurePath) -> str:
-    """The path below `root`, if it is one of the trainer's mounts or in it."""
-    return f"{root}{path}" if _is_trainers(path) else path
+def local_plan(
+    plan: TrainingPlan, mounts: Collection[str], root: PurePath, port: int
+) -> TrainingPlan:
+    """The plan for this machine.
 
+    Args:
+        plan: a pod's.
+        mounts: paths of what is mounted in the pod; other paths are this machine's own.
+        root: folder below which they are.
+        port: where the gang meets.
+    """
 
-def local_plan(plan: TrainingPlan, root: PurePath, port: int) -> TrainingPlan:
-    """The plan with its mounts below `root`, and the gang's meeting point at a port of this
-    machine."""
+    def moved_path(path: str) -> str:
+        return f"{root}{path}" if _is_in(path, mounts) else path
+
     rewards = []
     for reward in plan.rewards:
+        changes: dict[str, Any] = {}
         if reward.model:
-            model = reward.model.model_copy(update={"name": local_path(reward.model.name, root)})
-            reward = reward.model_copy(update={"model": model})  # noqa: PLW2901
-        rewards.append(reward)
-    changes: dict[str, Any] = {
+            name = moved_path(reward.model.name)
+            changes["model"] = reward.model.model_copy(update={"name": name})
+        rewards.append(reward.model_copy(update=changes))
+    changed_plan: dict[str, Any] = {
         "rendezvous": Rendezvous(address=LOCAL_ADDRESS, port=port),
-        "model": plan.model.model_copy(update={"name": local_path(plan.model.name, root)}),
+        "model": plan.model.model_copy(update={"name": moved_path(plan.model.name)}),
         "rewards": rewards,
     }
     for field in ("checkpoint_directory", "resume_from"):
         path = getattr(plan, field)
         if path:
-            changes[field] = local_path(path, root)
-    return plan.model_copy(update=changes)
+            changed_plan[field] = moved_path(path)
+    return plan.model_copy(update=changed_plan)

@@ -18,21 +18,18 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.request
 import uuid
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from grpo_api.job import GRPOJobSpec
 from grpo_api.job_object import GRPOJob
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.history import METRICS_FILE, Row
-from grpo_api.report.report import Outcome, Progress, Result
-from grpo_api.status.status import GRPOJobStatus, Phase, ResumeSource
+from grpo_api.report.report import Outcome
+from grpo_api.status.status import Phase, ResumeSource
 from grpo_api.text.contract import (
     ATTEMPT_PREFIX,
     EXPORT_FOLDER,
@@ -41,9 +38,9 @@ from grpo_api.text.contract import (
     PROGRESS_BIND_ENV,
     TERMINATION_LOG_ENV,
 )
+from grpo_api.text.quantity import format_bytes
 from grpo_operator.pods.manifests import Attempt, plan_json, training_plan
 from grpo_operator.records.names import checkpoint_volume, run_folder
-from grpo_operator.report.pod_reports import final_progress, metrics_status, progress_status
 from grpo_planner.result.result import PlanResult
 
 from ..cluster.attempt import build_attempt
@@ -53,6 +50,18 @@ from ..inputs.local_preflight import require_trainer
 from ..inputs.manifest import Job, document_of
 from ..inputs.run_history import load_history
 from ..show.errors import NotYet, OptionError
+from .attempt_state import (
+    LOCK_FILE,
+    LOG_FILE,
+    OUTCOME_FILE,
+    PLAN_FILE,
+    PROCESS_FILE,
+    is_running_in,
+    newest_attempt,
+    read_outcome,
+    read_process,
+    read_status,
+)
 from .local_pod import (
     LOCAL_ADDRESS,
     ClaimFolder,
@@ -71,8 +80,6 @@ VOLUMES = "_volumes"
 """No name of a job."""
 JOB_FILE = "job.json"
 """Written before the first attempt: what has it is a run."""
-PROGRESS_SECONDS = 2.0
-"""Longest wait for the trainer's report of its progress."""
 KILL_SECONDS = 30.0
 """Longest wait for the end of a trainer after SIGTERM."""
 POLL_SECONDS = 0.1
@@ -147,6 +154,7 @@ class LocalRuns:
         result = self._plan(spec)
         if result.chosen is None:
             raise NotYet(f"{name}: {result.message}")
+        _require_memory(spec.model.name, result.chosen.host_memory_bytes)
         attempt = build_attempt(metadata, spec, result.chosen, 1, self._resume_source(spec))
         pod = local_pod(attempt, self._config_maps, os.environ)
         self._link_mounts(home / "mounts", pod.trainer.mounts)
@@ -187,18 +195,19 @@ class LocalRuns:
         """
         written = self._written(name)
         spec = GRPOJobSpec.model_validate(written["spec"])
-        status = self._status(self.folder / name)
+        self._reap(name)
+        status = read_status(self.folder / name)
         return LocalJob(written["metadata"], GRPOJob(spec=spec, status=status))
 
     def attempt_folder(self, name: str) -> Path:
         """Folder of the newest attempt's plan, log and outcome."""
         home = self.folder / name
-        return home / f"{ATTEMPT_PREFIX}{_newest_attempt(home)}"
+        return home / f"{ATTEMPT_PREFIX}{newest_attempt(home)}"
 
     def run_folder(self, name: str) -> Path:
         """Folder of the run's checkpoints, history and exported model."""
         plan = TrainingPlan.model_validate_json(
-            (self.attempt_folder(name) / "plan.json").read_bytes()
+            (self.attempt_folder(name) / PLAN_FILE).read_bytes()
         )
         assert plan.checkpoint_directory is not None  # local_spec has seen to it
         return Path(plan.checkpoint_directory)
@@ -229,12 +238,12 @@ class LocalRuns:
 
     def log_file(self, name: str) -> Path:
         """What the newest attempt printed."""
-        return self.attempt_folder(name) / "log.txt"
+        return self.attempt_folder(name) / LOG_FILE
 
     def outcomes(self, name: str) -> list[tuple[float, Outcome]]:
         """How the attempts ended, each with the unix time, oldest first."""
         files = sorted((self.folder / name).glob(f"{ATTEMPT_PREFIX}*/outcome.json"))
-        read = [(file.stat().st_mtime, _outcome(file.parent)) for file in files]
+        read = [(file.stat().st_mtime, read_outcome(file.parent)) for file in files]
         known = [(time, outcome) for time, outcome in read if outcome]
         return sorted(known, key=lambda pair: pair[0])
 
@@ -247,14 +256,14 @@ class LocalRuns:
         """
         self._written(name)
         home = self.folder / name
-        if not _is_locked(home):
+        if not is_running_in(home):
             return
-        process_id = _process(self.attempt_folder(name))["pid"]
+        process_id = read_process(self.attempt_folder(name))["pid"]
         os.kill(process_id, signal.SIGTERM)
         deadline = SYSTEM_CLOCK.now() + KILL_SECONDS
-        while _is_locked(home) and SYSTEM_CLOCK.now() < deadline:
+        while is_running_in(home) and SYSTEM_CLOCK.now() < deadline:
             SYSTEM_CLOCK.sleep(POLL_SECONDS)
-        if _is_locked(home):
+        if is_running_in(home):
             os.killpg(process_id, signal.SIGKILL)
         self._reap(name)
 
@@ -357,22 +366,22 @@ class LocalRuns:
         folder = home / f"{ATTEMPT_PREFIX}{attempt.number}"
         folder.mkdir(parents=True)
         root = home / "mounts"
-        plan = local_plan(training_plan(attempt), root, _free_port())
+        plan = local_plan(training_plan(attempt), pod.trainer.mounts, root, _free_port())
         if plan.checkpoint_directory:
             # On the volume, which stays when the run's own folder is deleted.
             lasting = str(Path(plan.checkpoint_directory).resolve())
             plan = plan.model_copy(update={"checkpoint_directory": lasting})
-        (folder / "plan.json").write_text(plan_json(plan), encoding="utf-8")
+        (folder / PLAN_FILE).write_text(plan_json(plan), encoding="utf-8")
         port = _free_port()
         places = {
-            PLAN_ENV: str(folder / "plan.json"),
-            TERMINATION_LOG_ENV: str(folder / "outcome.json"),
+            PLAN_ENV: str(folder / PLAN_FILE),
+            TERMINATION_LOG_ENV: str(folder / OUTCOME_FILE),
             PROGRESS_BIND_ENV: f"{LOCAL_ADDRESS}:{port}",
             **mount_variables(root),
             # A pod without GPUs sees none.
             "CUDA_VISIBLE_DEVICES": "",
         }
-        with (home / "lock").open("w") as lock, (folder / "log.txt").open("wb") as log:
+        with (home / LOCK_FILE).open("w") as lock, (folder / LOG_FILE).open("wb") as log:
             # Waits for nothing but another process's look at the lock.
             fcntl.flock(lock, fcntl.LOCK_EX)
             process = subprocess.Popen(
@@ -387,84 +396,26 @@ class LocalRuns:
             )
         self._children[attempt.key.name] = process
         about = {"pid": process.pid, "port": port}
-        (folder / "process.json").write_text(json.dumps(about), encoding="utf-8")
+        (folder / PROCESS_FILE).write_text(json.dumps(about), encoding="utf-8")
 
     def _reap(self, name: str) -> None:
         """Take the exit code of a child that has ended, which would stay a zombie."""
         if child := self._children.get(name):
             child.poll()
 
-    def _status(self, home: Path) -> GRPOJobStatus:
-        """The status of a run, from its trainer's report or its outcome."""
-        number = _newest_attempt(home)
-        folder = home / f"{ATTEMPT_PREFIX}{number}"
-        plan = TrainingPlan.model_validate_json((folder / "plan.json").read_bytes()).execution
-        fields: dict[str, Any] = {"attempt": number, "plan": plan}
-        is_running = _is_locked(home)
-        outcome = None if is_running else _outcome(folder)
-        progress = _progress(folder) if is_running else None
-        if progress:
-            fields["progress"] = progress_status(progress).model_copy(
-                update={"stage": progress.stage}
-            )
-            fields["metrics"] = metrics_status(progress.metrics)
-        if outcome:
-            fields |= {"outcome": outcome, "export": outcome.export}
-            fields["progress"] = final_progress(None, outcome)
-            fields["metrics"] = metrics_status(outcome.metrics)
-        fields["phase"] = _phase(is_running, progress, outcome)
-        self._reap(home.name)
-        return GRPOJobStatus(**fields)
 
+def _require_memory(model: str, needed: int) -> None:
+    """Refuse what would make this machine swap.
 
-def _phase(is_running: bool, progress: Progress | None, outcome: Outcome | None) -> Phase:
-    if is_running:
-        return Phase.RUNNING if progress and progress.step else Phase.STARTING
-    if outcome is None:
-        return Phase.FAILED
-    ended = {Result.SUCCEEDED: Phase.SUCCEEDED, Result.PREEMPTED: Phase.SUSPENDED}
-    return ended.get(outcome.result, Phase.FAILED)
-
-
-def _newest_attempt(home: Path) -> int:
-    numbers = [path.name.removeprefix(ATTEMPT_PREFIX) for path in home.glob(f"{ATTEMPT_PREFIX}*")]
-    return max(map(int, filter(str.isdecimal, numbers)), default=1)
-
-
-def _is_locked(home: Path) -> bool:
-    """True as long as the trainer lives."""
-    try:
-        with (home / "lock").open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-def _process(folder: Path) -> dict[str, int]:
-    about: dict[str, int] = json.loads((folder / "process.json").read_bytes())
-    return about
-
-
-def _progress(folder: Path) -> Progress | None:
-    """The report of rank 0; None while it does not answer."""
-    try:
-        port = _process(folder)["port"]
-        url = f"http://{LOCAL_ADDRESS}:{port}/progress"
-        with urllib.request.urlopen(url, timeout=PROGRESS_SECONDS) as answer:
-            return Progress.model_validate_json(answer.read())
-    except (OSError, ValidationError):
-        return None
-
-
-def _outcome(folder: Path) -> Outcome | None:
-    """How the attempt ended; None where it has not said so."""
-    try:
-        return Outcome.model_validate_json((folder / "outcome.json").read_bytes())
-    except (OSError, ValidationError):
-        return None
+    Raises:
+        OptionError: the plan needs more than its whole memory.
+    """
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        raise OptionError(
+            f"spec.model.name is {model}, whose training on CPUs needs {format_bytes(needed)}; "
+            f"this machine has {format_bytes(there)}: name a smaller model to try data and rewards"
+        )
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:
