@@ -7,7 +7,8 @@ on two cores:
 
     python -m benchmarks finding_runs [--steps N] [--healthy N] [--each N] [--write]
 
-`--write` replaces the histories that tests/unit/test_finding_runs.py replays.
+`--write` replaces the histories that tests/unit/test_finding_runs.py replays; `make codegen` then
+writes their table into docs/findings.md.
 """
 
 import argparse
@@ -24,11 +25,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.pages import ROOT, table
+from benchmarks.pages import table
 from grpo_api.findings.diagnosis import diagnose, finding_message
 from grpo_api.findings.step_row import step_row
+from grpo_codegen.stories.finding_runs import DEATHS, HEALTHY, HISTORIES
 
-HISTORIES = ROOT / "tests" / "unit" / "data" / "finding_runs.jsonl.gz"
 KEYS = (
     *("step", "loss", "reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad_norm"),
     *("clip_ratio/region_mean", "completions/mean_length", "completions/min_length"),
@@ -80,7 +81,7 @@ def _text(completion: Any) -> str:
 
 HARSH = {"beta": 0.0, "lr_scheduler_type": "constant"}
 LEAP = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 80, "learning_rate": 1e-2}
-DEATHS: dict[str, tuple[dict[str, Any], list[Reward], list[float]]] = {
+CAUSES: dict[str, tuple[dict[str, Any], list[Reward], list[float]]] = {
     "entropy": ({**HARSH, "learning_rate": 1e-3}, [sevens], [1.0]),
     "length": ({**HARSH, "learning_rate": 3e-4, "max_completion_length": 96}, [words], [1.0]),
     "hacking": ({**HARSH, "learning_rate": 2e-4}, [accuracy, sevens], [0.3, 2.0]),
@@ -89,6 +90,7 @@ DEATHS: dict[str, tuple[dict[str, Any], list[Reward], list[float]]] = {
     "leap": ({**LEAP, "beta": 0.01, "max_grad_norm": 100.0}, [accuracy], [1.0]),
 }
 """Settings, reward functions and their weights, by what a run dies of."""
+assert CAUSES.keys() == DEATHS.keys(), "a death that no table explains"
 
 
 class Task(NamedTuple):
@@ -110,8 +112,8 @@ def tasks(steps: int, healthy: int, each: int) -> list[Task]:
             "scale_rewards": "none",
         }
         common = {"max_steps": steps, "seed": number}
-        runs.append(Task(f"healthy {number}", settings | common, [accuracy]))
-    for name, (cause, rewards, weights) in DEATHS.items():
+        runs.append(Task(f"{HEALTHY} {number}", settings | common, [accuracy]))
+    for name, (cause, rewards, weights) in CAUSES.items():
         for number in range(each):
             own = {"max_steps": steps, "seed": 1000 + number, "reward_weights": weights}
             runs.append(Task(f"{name} {number}", cause | own, rewards))
@@ -175,7 +177,6 @@ def main() -> int:
         quickstart.make(Path(folder), problems=512)
         histories = list(pool.map(partial(trained, Path(folder)), runs))
     if options.write:
-        HISTORIES.parent.mkdir(exist_ok=True)
         lines = [
             json.dumps({"run": run.name, "steps": steps}) + "\n"
             for run, steps in zip(runs, histories, strict=True)

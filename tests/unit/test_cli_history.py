@@ -102,6 +102,8 @@ def test_curves_are_drawn_in_the_terminal_and_as_a_picture(
     ElementTree.fromstring(printed(capsys, "history", run_folder, "-o", "svg"))
     assert not printed(capsys, "history", run_folder, "-o", "svg", "--to", tmp_path / "a.svg")
     assert "polyline" in (tmp_path / "a.svg").read_text()
+    assert not printed(capsys, "history", run_folder, "-o", "png", "--to", tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert "name its file by --to" in printed(capsys, "history", run_folder, "-o", "png", code=2)
     nothing = printed(capsys, "history", run_folder, "-o", "plot", "--key", "kl", code=2)
     assert "has no numbers under kl" in nothing

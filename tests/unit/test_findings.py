@@ -64,6 +64,24 @@ def test_a_sick_run_is_named_and_stays_named(story: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_noise_around_a_limit_does_not_end_a_finding(seed: int) -> None:
+    lines = {
+        "completions/clipped_ratio": Noisy(always(0.55), 0.2),
+        "reward": Noisy(always(0.3)),
+    }
+    steps = logged_steps(lines, seed)
+    diagnosis = Diagnosis()
+    begins = 0
+    was_found = False
+    for row in rows(steps):
+        diagnosis.add(row)
+        is_found = any(finding.finding == "Truncating" for finding in diagnosis.findings)
+        begins += is_found and not was_found
+        was_found = is_found
+    assert begins == 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_falling_reward_is_named_before_half_of_it_is_lost(seed: int) -> None:
     steps = logged_steps({"reward": Noisy(ramp(1.5, 0.1), 0.06)}, seed)
     half_lost = CHANGE + (200 - CHANGE) // 2

@@ -20,8 +20,11 @@ from .step_row import StepRow, rows_in_order
 from .verdict import RunLimits, Verdict
 
 Rule = Callable[[RunNumbers, RunLimits], Verdict | None]
-HOLD = 5
-"""Steps in a row after which a finding begins, or ends."""
+BEGINS_AFTER = 5
+"""Steps in a row beyond the limit after which a finding begins."""
+ENDS_AFTER = 4 * BEGINS_AFTER
+"""Steps in a row within it after which a finding ends: two levels' worth, so that the noise of one
+does not end and begin it again and again."""
 LEAST_STEPS = 2 * SMOOTH
 """Steps that most rules need: a beginning, and a level to compare with it."""
 WITHIN = 0.8
@@ -33,7 +36,8 @@ class RuleSet(NamedTuple):
 
     judge: Rule
     advice: str
-    hold: int = HOLD
+    begins_after: int = BEGINS_AFTER
+    ends_after: int = ENDS_AFTER
     costs: Literal["Run", "Time"] = "Run"
     """`Time`: the run gets as good as it would, only later."""
 
@@ -42,7 +46,8 @@ RULES: dict[FindingName, RuleSet] = {
     "NoReward": RuleSet(
         running_rules.no_reward,
         "No completion has a reward: check the columns and the service that the rewards read.",
-        hold=1,
+        begins_after=1,
+        ends_after=1,
     ),
     "EntropyCollapsed": RuleSet(
         learning_rules.entropy_collapsed,
@@ -104,6 +109,7 @@ RULES: dict[FindingName, RuleSet] = {
         running_rules.straggler,
         "One rank is slower than the others: look at the temperature and clocks of its GPU, and at "
         "what else runs on its node; a restart avoids the node once it has been so for long.",
+        ends_after=BEGINS_AFTER,
         costs="Time",
     ),
     "CheckpointSlow": RuleSet(
@@ -116,7 +122,8 @@ RULES: dict[FindingName, RuleSet] = {
         running_rules.checkpoint_failing,
         "A checkpoint could not be written: look for a full volume or changed credentials; a "
         "restart loses all steps since the last one.",
-        hold=1,
+        begins_after=1,
+        ends_after=1,
     ),
 }
 """Every rule, the most urgent first."""
@@ -152,7 +159,7 @@ class Diagnosis:
         for name, rule in RULES.items():
             verdict = rule.judge(self._run, self._limits)
             if verdict is not None and math.isfinite(verdict.score):
-                _update(self._states[name], verdict, row.step, rule.hold)
+                _update(self._states[name], verdict, row.step, rule)
 
     @property
     def findings(self) -> list[Finding]:
@@ -160,7 +167,7 @@ class Diagnosis:
         return [_finding(name, state) for name, state in self._states.items() if state.is_active]
 
 
-def _update(state: _State, verdict: Verdict, step: int, hold: int) -> None:
+def _update(state: _State, verdict: Verdict, step: int, rule: RuleSet) -> None:
     is_beyond, is_within = verdict.score >= 1.0, verdict.score < WITHIN
     if is_beyond and state.beyond_since is None:
         state.beyond_since = step
@@ -173,7 +180,8 @@ def _update(state: _State, verdict: Verdict, step: int, hold: int) -> None:
         state.verdict = verdict
         if not is_beyond:
             state.beyond_since = None
-    if state.streak >= hold:
+    needed = rule.ends_after if state.is_active else rule.begins_after
+    if state.streak >= needed:
         state.is_active, state.streak = not state.is_active, 0
         if not state.is_active:
             state.beyond_since = None

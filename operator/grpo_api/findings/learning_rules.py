@@ -211,7 +211,7 @@ def kl_rising(run: RunNumbers, run_limits: RunLimits) -> Verdict | None:
     """The policy moves away from its reference and gets nothing for it."""
     if not run.has_values("kl", 2 * SMOOTH):
         return None
-    now, peak = run.level("kl"), run.reward_peak
+    now, peak = run.level("kl"), run.reward_gain
     evidence = {"kl": now}
     guarded = now / limits.KL_ABSURD.value
     if run_limits.max_kl is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .series import SMOOTH, Peak, Series
 from .step_row import StepRow
-from .thresholds import NOTICEABLE
+from .thresholds import BEST_OF_NOISE, NOTICEABLE
 
 REWARD = "reward"
 DEAD_GROUPS = "zero_variance_groups"
@@ -37,6 +37,8 @@ class RunNumbers:
         self.series: dict[str, Series] = {}
         self.rewards: dict[str, Series] = {}
         self.reward_peak = Peak()
+        self.reward_gain = Peak()
+        """The best reward that noise does not explain, with the KL that it was paid with."""
         self.peaks: dict[str, Peak] = {}
         """Best level of each reward function, with the levels of the others then."""
         self.evaluations: deque[tuple[float, float]] = deque(maxlen=KEPT_EVALUATIONS)
@@ -135,10 +137,11 @@ class RunNumbers:
 
     def _move_peaks(self, row: StepRow) -> None:
         reward = self.series.get(REWARD)
-        if REWARD in row.values and reward is not None and self.reward_peak.is_reached(reward):
-            self.reward_peak.move(reward, self._levels())
-        elif reward is not None and reward.count >= SMOOTH and not self.reward_peak.count:
-            self.reward_peak.lowest = min(self.reward_peak.lowest, reward.level())
+        if reward is not None and REWARD in row.values:
+            if self.reward_peak.is_reached(reward):
+                self.reward_peak.move(reward, self._levels())
+            if self.reward_gain.is_reached(reward, BEST_OF_NOISE.value):
+                self.reward_gain.move(reward, self._levels())
         for name in row.rewards:
             series = self.rewards[name]
             peak = self.peaks.setdefault(name, Peak())

@@ -105,11 +105,11 @@ class Peak:
         self.beside: dict[str, float] = {}
         """Levels of other series at that time."""
 
-    def is_reached(self, series: Series) -> bool:
-        """Return True if the series stands above its best level by more than a level's error."""
-        return series.count >= SMOOTH and series.level() > self.value + (
-            series.error if math.isfinite(self.value) else 0.0
-        )
+    def is_reached(self, series: Series, errors: float = 1.0) -> bool:
+        """Return True if the series stands above its best level by more than so many errors of a
+        level."""
+        least_gain = errors * series.error if math.isfinite(self.value) else 0.0
+        return series.count >= SMOOTH and series.level() > self.value + least_gain
 
     def move(self, series: Series, beside: dict[str, float]) -> None:
         """Take the series' level as the best one."""

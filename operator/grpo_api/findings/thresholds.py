@@ -64,6 +64,9 @@ SIGNIFICANT = Threshold(
 NOTICEABLE = Threshold(
     2.0, "gain in standard errors of a level", "below it a reward counts as standing still"
 )
+BEST_OF_NOISE = Threshold(
+    4.0, "gain in standard errors of a level", "noise alone sets new records below it"
+)
 KL_GUARD_SHARE = Threshold(
     0.8, "KL over guard.maxKL", "leaves time to act before the guard ends the attempt"
 )

@@ -171,7 +171,7 @@ STORIES = (
             "The KL is 100 from minute 3 on, and 5 after a restart in minute 90; in minute 183 "
             "somebody mends it."
         ),
-        minutes=200,
+        minutes=230,
         at=180,
         changes={
             **absent_during(RANK0, 90),
