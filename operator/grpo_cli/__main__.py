@@ -10,29 +10,48 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from .show.errors import CliError
 
+
+class Command(NamedTuple):
+    """Where a command is."""
+
+    summary: str
+    room: str = ""
+    """Its folder in commands/; unset: commands/ itself."""
+    module: str = ""
+    """Unset: the command's name."""
+
+
 COMMANDS = {
-    "init": "write a job to begin with, or the one that trains what a TRL script trains",
-    "plan": "plan a job and say why: strategy, GPUs, memory, time",
-    "gpus": "list the GPU products that the planner knows, and their short names",
-    "render": "print the objects that the operator would create",
-    "preflight": "find a job's mistakes before it is applied",
-    "run": "run a job's trainer as processes of this machine",
-    "prefetch": "fill a job's cache of the hub before the job runs",
-    "status": "show one job on one screen",
-    "usage": "tell what became of the GPUs' time, and what it cost",
-    "logs": "print the log of a rank",
-    "diagnose": "say what is wrong with a run, by its logged steps",
-    "history": "print or draw the logged steps of a run",
-    "samples": "show what the policy wrote, with rewards",
-    "export": "bring a job's trained model to this machine",
-    "verify": "check an exported model against its provenance, and say what it was made of",
+    "init": Command("write a job to begin with, or the one that trains what a TRL script trains"),
+    "plan": Command("plan a job and say why: strategy, GPUs, memory, time"),
+    "gpus": Command("list the GPU products that the planner knows, and their short names"),
+    "render": Command("print the objects that the operator would create"),
+    "preflight": Command("find a job's mistakes before it is applied"),
+    "run": Command("run a job's trainer as processes of this machine"),
+    "prefetch": Command("fill a job's cache of the hub before the job runs"),
+    "submit": Command("create the jobs of a file, and wait for their end if asked to", "jobs"),
+    "list": Command("list jobs: what each does and how far it is", "jobs"),
+    "why": Command("say in a few lines why a job is where it is, and what to do", "jobs"),
+    "wait": Command("wait for a job's end and say it by the exit code", "jobs"),
+    "suspend": Command("let a job save a checkpoint and give its GPUs back", "jobs", "change"),
+    "resume": Command("let a suspended job go on", "jobs", "change"),
+    "retry": Command("try a failed job again", "jobs", "change"),
+    "delete": Command("delete a job", "jobs", "change"),
+    "status": Command("show one job on one screen"),
+    "usage": Command("tell what became of the GPUs' time, and what it cost"),
+    "logs": Command("print the log of a rank"),
+    "diagnose": Command("say what is wrong with a run, by its logged steps", "runs"),
+    "history": Command("print or draw the logged steps of a run", "runs"),
+    "samples": Command("show what the policy wrote, with rewards", "runs"),
+    "export": Command("bring a job's trained model to this machine"),
+    "verify": Command(
+        "check an exported model against its provenance, and say what it was made of"
+    ),
 }
-OF_RUNS = ("diagnose", "history", "samples")
-"""Commands in the folder commands/runs/."""
 INTERRUPTED = 130
 """Exit code that shells give a program which SIGINT has ended."""
 
@@ -84,16 +103,24 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands", required=True, metavar="COMMAND", parser_class=_Command
     )
-    for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary)
+    for name, where in COMMANDS.items():
+        command = commands.add_parser(name, help=where.summary)
         command.add = _registration(name)
     return parser
 
 
 def _registration(name: str) -> Callable[[argparse.ArgumentParser], None]:
-    """`register` of a command's module, which is imported by the call."""
-    module = f"commands.runs.{name}" if name in OF_RUNS else f"commands.{name}"
-    return lambda parser: import_module(f"{__package__}.{module}").register(parser)
+    """Return the function that adds a command's arguments; its module is imported by the call. One
+    of a module of its own is `register`, another `register_NAME`."""
+    where = COMMANDS[name]
+    rooms = f".{where.room}" if where.room else ""
+    module = f"{__package__}.commands{rooms}.{where.module or name}"
+    function = f"register_{name}" if where.module else "register"
+
+    def register(parser: argparse.ArgumentParser) -> None:
+        getattr(import_module(module), function)(parser)
+
+    return register
 
 
 if __name__ == "__main__":

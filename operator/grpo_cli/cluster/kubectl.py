@@ -24,6 +24,8 @@ from ..show.errors import KubectlError
 if TYPE_CHECKING:
     from grpo_api.job_object import GRPOJob
 
+RESOURCE = f"{PLURAL}.{GROUP}"
+"""GRPOJobs, by the name that no other kind has."""
 STREAM_BYTES = 2**20
 """Most bytes of a stream that are taken at a time."""
 
@@ -189,7 +191,7 @@ def get_job(options: Namespace, name: str) -> "tuple[dict[str, Any], GRPOJob]":
     Raises:
         KubectlError: no such job, or one of a version that this one can't read.
     """
-    return read_job(get_json(options, f"{PLURAL}.{GROUP}", name))
+    return read_job(get_json(options, RESOURCE, name))
 
 
 def read_job(found: dict[str, Any]) -> "tuple[dict[str, Any], GRPOJob]":

@@ -7,14 +7,15 @@ CliError
 ├── KubectlError    4 kubectl is missing, ended with an error, or printed what is no answer
 └── NotYet          5 what the command shows is not there: no plan, no pod
 
-`grpo plan` has 3 for a job that fits nowhere.
+`grpo plan` has 3 for a job that fits nowhere, `grpo diagnose` for a run with findings. Commands
+that wait for a job's end have 1 where it fails, and 6 where their timeout comes first.
 """
 
 from typing import ClassVar
 
-WRONG, CLUSTER, MISSING = 2, 4, 5
-"""Exit codes: wrong arguments or files; a cluster that does not answer, or not as asked; an object
-that has not come so far."""
+ENDED_BADLY, WRONG, CLUSTER, MISSING, NOT_ENDED = 1, 2, 4, 5, 6
+"""Exit codes: a job that failed; wrong arguments or files; a cluster that does not answer, or not
+as asked; an object that has not come so far; a job that has not ended within the timeout."""
 
 
 class CliError(Exception):

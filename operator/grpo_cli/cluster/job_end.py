@@ -1,0 +1,98 @@
+"""Waits for a job's end, as long as it takes: a run of days outlives restarts of the API server."""
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo_api.job_object import GRPOJob
+from grpo_api.status.status import Phase
+from grpo_api.text.clock import Clock
+
+from ..show.errors import ENDED_BADLY, NOT_ENDED, KubectlError
+from . import kubectl
+from .clock import SYSTEM_CLOCK
+
+POLL_SECONDS = 2.0
+PATIENCE_SECONDS = 300.0
+"""How long a cluster may fail to answer: longer than an API server's restart."""
+_GONE = "NotFound"
+
+
+def add_timeout(parser: ArgumentParser) -> None:
+    """Adds the flag that limits the wait."""
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="longest wait; unset: until the end"
+    )
+
+
+def wait_for_end(options: Namespace, name: str, clock: Clock = SYSTEM_CLOCK) -> int:
+    """Wait until the job has succeeded or failed, print what changes, and return the exit code.
+
+    Returns:
+        0 after success, 1 after failure, 6 where the timeout came first.
+
+    Raises:
+        KubectlError: there is no such job any more, or the cluster does not answer for too long.
+    """
+    deadline = None if options.timeout is None else clock.now() + options.timeout
+    answered_at = clock.now()
+    shown = ""
+    while True:
+        job = _job_or_silence(
+            options, name, is_patient=clock.now() - answered_at < PATIENCE_SECONDS
+        )
+        if job is not None:
+            answered_at = clock.now()
+            line = progress_line(job)
+            if line != shown:
+                print(f"{name}: {line}", file=sys.stderr, flush=True)
+            shown = line
+            if job.status.phase == Phase.SUCCEEDED:
+                return 0
+            if job.status.phase == Phase.FAILED:
+                return ENDED_BADLY
+        if deadline is not None and clock.now() >= deadline:
+            return NOT_ENDED
+        clock.sleep(POLL_SECONDS)
+
+
+def _job_or_silence(options: Namespace, name: str, *, is_patient: bool) -> GRPOJob | None:
+    """The job; None where the cluster does not answer and may still do so."""
+    try:
+        return kubectl.get_job(options, name)[1]
+    except KubectlError as error:
+        if not is_patient or _GONE in str(error):
+            raise
+        return None
+
+
+def progress_line(job: GRPOJob) -> str:
+    """`Running, step 140/1868`, or `Queued: WaitingForGPUs`."""
+    status = job.status
+    phase = str(status.phase or Phase.PENDING)
+    if status.progress and status.progress.summary and status.phase == Phase.RUNNING:
+        phase += f", step {status.progress.summary}"
+    return f"{phase}: {status.reason}" if status.reason else phase
+
+
+def patch_spec(options: Namespace, name: str, **fields: Any) -> None:
+    """Change fields of the job's spec.
+
+    Raises:
+        KubectlError: the API server refuses it.
+    """
+    patch = json.dumps({"spec": fields})
+    kubectl.run_kubectl(
+        options, "patch", kubectl.RESOURCE, name, "--type=merge", f"--patch={patch}"
+    )
+
+
+def readable_job(found: dict[str, Any]) -> GRPOJob | None:
+    """The typed form; None of a job that another version wrote."""
+    try:
+        return GRPOJob.model_validate(found, extra="ignore")
+    except ValidationError:
+        return None

@@ -1,0 +1,1 @@
+"""Commands that submit jobs, follow them to their end, and change what becomes of them."""

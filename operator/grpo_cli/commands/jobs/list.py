@@ -1,0 +1,70 @@
+"""`grpo list`: the jobs of a namespace, or of all, in 80 columns: what each does and how far it
+is."""
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from rich.text import Text
+
+from ...cluster import kubectl
+from ...cluster.job_end import progress_line, readable_job
+from ...show.terminal import console, make_table, show_table
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
+    parser.add_argument("-l", "--selector", help="only jobs with these labels, as for kubectl")
+    parser.add_argument(
+        "-o", "--output", choices=("table", "json", "yaml"), default="table", help="unset: table"
+    )
+    kubectl.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Prints the jobs, ordered by namespace and name."""
+    flags = ["--all-namespaces"] if options.all_namespaces else []
+    flags += [f"--selector={options.selector}"] if options.selector else []
+    found = kubectl.get_json(options, kubectl.RESOURCE, *flags)
+    if options.output == "json":
+        print(json.dumps(found, indent=2))
+        return 0
+    if options.output == "yaml":
+        print(yaml.safe_dump(found, sort_keys=False), end="")
+        return 0
+    rows = [_row(item, with_namespace=options.all_namespaces) for item in found["items"]]
+    if not rows:
+        print("no GRPOJobs found")
+        return 0
+    table = make_table("name", "GPUs", "KL", "reward", "state", right=("GPUs", "KL", "reward"))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    show_table(console(), table, _stacked(rows))
+    return 0
+
+
+def _row(item: dict[str, Any], *, with_namespace: bool) -> tuple[str, ...]:
+    """Name, GPUs, KL, reward and state of a job."""
+    metadata = item["metadata"]
+    name = metadata["name"]
+    if with_namespace:
+        name = f"{metadata['namespace']}/{name}"
+    job = readable_job(item)
+    if job is None:
+        return name, "", "", "", "written by another version of the operator"
+    plan, metrics = job.status.plan, job.status.metrics
+    gpus = str(plan.gpus) if plan and plan.accelerator == "GPU" else ""
+    numbers = [getattr(metrics, key, None) for key in ("kl", "reward")]
+    shown = ["" if number is None else str(number) for number in numbers]
+    return name, gpus, *shown, progress_line(job)
+
+
+def _stacked(rows: list[tuple[str, ...]]) -> Iterator[tuple[Text, ...]]:
+    for name, gpus, kl, reward, state in rows:
+        known = {"GPUs": gpus, "KL": kl, "reward": reward}
+        facts = ", ".join(f"{label} {value}" for label, value in known.items() if value)
+        yield tuple(Text(text) for text in (f"{name}  {state}", facts) if text)

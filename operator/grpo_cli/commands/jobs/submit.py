@@ -1,0 +1,37 @@
+"""`grpo submit`: creates the objects of a file once its jobs are without mistakes, and may wait for
+their end."""
+
+from argparse import ArgumentParser, Namespace
+
+from ...cluster import kubectl
+from ...cluster.job_end import add_timeout, wait_for_end
+from ...inputs.manifest import load_specs
+from ...show.errors import OptionError
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("-f", "--filename", required=True, help="file or folder with GRPOJobs")
+    parser.add_argument(
+        "--wait", action="store_true", help="wait for the end; exit code 1 if a job fails"
+    )
+    add_timeout(parser)
+    kubectl.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Creates all objects. 0, or with --wait the exit code of the first job that did not
+    succeed."""
+    if options.filename == "-":
+        raise OptionError("-f -: grpo submit reads its file twice; name a file")
+    jobs = load_specs(options.filename)
+    print(kubectl.run_kubectl(options, "create", f"--filename={options.filename}"), end="")
+    if not options.wait:
+        return 0
+    codes = []
+    for job in jobs:
+        namespace = options.namespace or job.metadata.get("namespace")
+        job_options = Namespace(**{**vars(options), "namespace": namespace})
+        codes.append(wait_for_end(job_options, job.metadata["name"]))
+    return next(filter(None, codes), 0)

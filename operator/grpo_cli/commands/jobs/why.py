@@ -1,0 +1,58 @@
+"""`grpo why`: in a few lines, why a job is where it is: what it waits for, since when, and what to
+do. `grpo status` has everything else."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from grpo_api.findings.diagnosis import finding_message
+from grpo_api.job_object import GRPOJob
+from grpo_api.status.status import Condition
+
+from ...cluster import kubectl
+from ...cluster.job_end import progress_line
+from ...show.terminal import console
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("name", help="name of the GRPOJob")
+    kubectl.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Prints the lines; exit code 0 whatever the job's state."""
+    _, job = kubectl.get_job(options, options.name)
+    out = console()
+    for line in explanation(options.name, job):
+        out.print(Text(line), overflow="fold")
+    return 0
+
+
+def explanation(name: str, job: GRPOJob) -> Iterator[str]:
+    """What the job does, the condition that says why, and what is wrong with the run."""
+    status = job.status
+    yield f"{name} is {progress_line(job)}"
+    if not status.conditions:
+        yield "No operator has seen it yet: look whether one runs (`kubectl get pods -A`)."
+    for condition in telling_conditions(job):
+        yield f"{condition.type} since {condition.last_transition_time}: {condition.message}"
+    progress = status.progress
+    if progress and progress.stage and status.completion_time is None:
+        yield f"Stage {progress.stage} since {progress.stage_since}"
+    if status.outcome and status.completion_time is not None:
+        yield f"It ended with {status.outcome.result}: {status.outcome.message}"
+    for finding in status.findings or []:
+        yield f"{finding_message(finding)}. {finding.advice}"
+
+
+def telling_conditions(job: GRPOJob) -> list[Condition]:
+    """The conditions that give `status.reason`, or, where all is well, the newest one."""
+    conditions = [one for one in job.status.conditions if one.message]
+    named = [one for one in conditions if one.reason == job.status.reason]
+    if named:
+        return named
+    newest = max(conditions, key=lambda one: one.last_transition_time, default=None)
+    return [] if newest is None else [newest]

@@ -1,0 +1,98 @@
+"""Waiting for a job's end: whatever the cluster answers, and however long, the exit code tells the
+end; and why a job is where it is."""
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_api.job_object import GRPOJob
+from grpo_cli.cluster import kubectl
+from grpo_cli.cluster.job_end import PATIENCE_SECONDS, POLL_SECONDS, wait_for_end
+from grpo_cli.commands.jobs.why import explanation
+from grpo_cli.show.errors import NOT_ENDED, KubectlError
+from tests.stepped_clock import SteppedClock
+from tests.unit.operator_world import active_status, condition, make_job
+
+SILENCES = int(PATIENCE_SECONDS / POLL_SECONDS)
+ENDS = {"Succeeded": 0, "Failed": 1}
+
+
+def job_in(phase: str, **status: Any) -> GRPOJob:
+    """A job whose status says this phase."""
+    known = make_job(status=active_status(phase=phase, **status))
+    assert known.spec is not None
+    return GRPOJob(spec=known.spec, status=known.status)
+
+
+def wait(
+    monkeypatch: pytest.MonkeyPatch, answers: list[str | None], timeout: float | None = None
+) -> int:
+    """The exit code of a wait during which the cluster gives these phases, and then is silent, as
+    it is for None."""
+    left = iter(answers)
+
+    def get_job(_: Namespace, name: str) -> tuple[dict[str, Any], GRPOJob]:
+        phase = next(left, None)
+        if phase is None:
+            raise KubectlError("Unable to connect to the server: connection refused")
+        if phase == "gone":
+            raise KubectlError(f'grpojobs.grpo.dev "{name}" not found (NotFound)')
+        return {}, job_in(phase)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kubectl, "get_job", get_job)
+        return wait_for_end(Namespace(timeout=timeout), "run", SteppedClock())
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["Queued", "Running", "Restarting"]), st.integers(0, SILENCES - 1)
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from(sorted(ENDS)),
+)
+def test_the_end_is_told_over_any_silence_that_a_restart_explains(
+    story: list[tuple[str, int]], end: str
+) -> None:
+    answers = [answer for phase, silence in story for answer in (phase, *[None] * silence)]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert wait(monkeypatch, [*answers, end]) == ENDS[end]
+
+
+def test_a_cluster_that_stays_silent_or_never_answered_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stories: list[list[str | None]] = [[], ["Running"], ["Running", "gone"]]
+    for answers in stories:
+        with pytest.raises(KubectlError):
+            wait(monkeypatch, answers)
+
+
+@given(st.floats(0, 100))
+def test_a_timeout_ends_the_wait_and_not_much_later(timeout: float) -> None:
+    needed = int(timeout / POLL_SECONDS) + 2
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert wait(monkeypatch, ["Running"] * needed, timeout) == NOT_ENDED
+
+
+def test_why_quotes_the_condition_that_gives_the_reason() -> None:
+    admitted = condition("Admitted", status="False", reason="WaitingForGPUs")
+    admitted["message"] = "8 GPUs are needed and 2 are free; give other jobs a lower priority"
+    others = [condition("Planned"), condition("Scheduled", status="False")]
+    job = job_in("Queued", conditions=[*others, admitted], reason="WaitingForGPUs")
+    lines = list(explanation("run", job))
+    assert lines[0] == "run is Queued: WaitingForGPUs"
+    assert any("give other jobs a lower priority" in line for line in lines)
+
+
+def test_why_of_a_job_that_no_operator_has_seen_says_so() -> None:
+    known = make_job()
+    assert known.spec is not None
+    lines = list(explanation("run", GRPOJob(spec=known.spec)))
+    assert "No operator has seen it" in lines[1]
