@@ -13,9 +13,11 @@ import yaml
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_cli.__main__ import main
+from grpo_cli.cluster import kubectl
 from grpo_cli.commands.logs import choose_pod
 from grpo_cli.inputs.manifest import load_documents, load_jobs
 from grpo_cli.show.errors import ManifestError, NotYet
+from grpo_operator.records.names import LABEL_COMPONENT, LABEL_JOB
 from tests.running_samples import HUB
 from tests.samples import REMOVE, changed, job
 
@@ -398,3 +400,35 @@ def test_logs_of_a_pod_that_is_not_there_say_which_are() -> None:
         choose_pod(PODS, 2, 1)
     with pytest.raises(NotYet, match="there are: none"):
         choose_pod([], None, 0)
+
+
+LOGS = """
+import json, sys
+words = sys.argv[1:]
+if words[0] == "get":
+    print(json.dumps(json.loads(OBJECTS)[words[1]]))
+else:
+    line = {"time": "2026-01-31T12:00:00Z", "level": "info", "message": "a"}
+    print("[pod/p-2-0/trainer] " + json.dumps(line))
+    print("[pod/p-2-1/trainer] from a library", " ".join(words))
+"""
+"""A kubectl with one job, whose logs have two lines."""
+
+
+@pytest.mark.realtime
+def test_logs_of_all_ranks_are_those_of_one_attempt_with_the_pods_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = job("a", CPU) | {"metadata": {"namespace": "n", "name": "a"}}
+    gang = [pod(1, 0), pod(2, 0), pod(2, 1)]
+    for one in gang:
+        one["metadata"]["labels"] |= {LABEL_JOB: "a", LABEL_COMPONENT: "trainer"}
+    objects = json.dumps({kubectl.RESOURCE: seen, "pods": {"items": gang}, "pod": gang[1]})
+    (tmp_path / "kubectl.py").write_text(f"OBJECTS = {objects!r}\n{LOGS}")
+    monkeypatch.setenv("KUBECTL", f"{sys.executable} {tmp_path}/kubectl.py")
+    assert main(["logs", "a", "--all-ranks", "--since", "10m"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "p-2-0 12:00:00 info    a"
+    assert second.startswith("p-2-1 from a library")
+    for flag in ("attempt=2", "job-name=a", "component=trainer", "--since=10m", "--prefix"):
+        assert flag in second

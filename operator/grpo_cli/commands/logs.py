@@ -1,9 +1,11 @@
-"""`grpo logs`: the log of one rank, or one engine, of one attempt, the failed ones included.
+"""`grpo logs`: the log of one rank, of all, or of one engine, of one attempt, the failed ones
+included.
 
 `kubectl logs` wants a pod's name, but pods have random suffixes, and the interesting attempt is
 often not the last.
 """
 
+import re
 import subprocess
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -37,6 +39,9 @@ def register(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--engine", type=int, help="number of an engine in a pod of its own, instead of a rank"
     )
+    parser.add_argument(
+        "--all-ranks", action="store_true", help="the logs of all pods of the attempt"
+    )
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the pod ends")
     parser.add_argument(
         "-o",
@@ -46,27 +51,48 @@ def register(parser: ArgumentParser) -> None:
         help="json: the lines as they are. Unset: text",
     )
     parser.add_argument("--tail", type=int, default=-1, help="only the last lines. Unset: all")
+    parser.add_argument("--since", help="only lines of this time, such as 10m. Unset: all")
     kubectl.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: Namespace) -> int:
-    """Runs `kubectl logs` for the pod of the rank or the engine and returns its exit code."""
+    """Runs `kubectl logs` for the pods of the ranks or the engine and returns its exit code."""
     pod = find_pod(options)
-    flags = [
-        f"--container={CONTAINER}",
-        f"--tail={options.tail}",
-        *(["--follow"] if options.follow else []),
-    ]
-    command = kubectl.command(options, "logs", pod, *flags)
+    flags = [f"--container={CONTAINER}", f"--tail={options.tail}"]
+    flags += [f"--since={options.since}"] if options.since else []
+    flags += ["--follow"] if options.follow else []
+    target = [pod]
+    if options.all_ranks:
+        target = _all_of_attempt(kubectl.get_json(options, "pod", pod))
+        # Lines of JSON name their rank, and a prefix would make them none.
+        flags += ["--prefix"] if options.output == "text" else []
+    command = kubectl.command(options, "logs", *target, *flags)
     if options.output == "json":
         return subprocess.run(command, check=False).returncode
     with subprocess.Popen(command, stdout=subprocess.PIPE) as logs:
         assert logs.stdout is not None  # it is a pipe
         for line in logs.stdout:
             text = line.decode(errors="replace").rstrip("\n")
-            print(as_text(text), flush=options.follow)
+            prefix = _PREFIX.match(text) if options.all_ranks else None
+            where = f"{prefix[1]} " if prefix else ""
+            rest = text[prefix.end() :] if prefix else text
+            print(where + as_text(rest), flush=options.follow)
     return logs.returncode
+
+
+_PREFIX = re.compile(r"\[pod/([^/\]]+)/[^\]]*\] ")
+"""What `kubectl logs --prefix` puts before a line."""
+MOST_PODS = 10_000
+"""Whose logs kubectl reads at once; without it five."""
+
+
+def _all_of_attempt(pod: dict[str, Any]) -> list[str]:
+    """The arguments of `kubectl logs` for all gang pods of this pod's attempt."""
+    labels = _labels(pod)
+    shared = (LABEL_JOB, LABEL_ATTEMPT, LABEL_COMPONENT)
+    selector = ",".join(f"{key}={labels[key]}" for key in shared if key in labels)
+    return [f"--selector={selector}", f"--max-log-requests={MOST_PODS}"]
 
 
 def find_pod(options: Namespace) -> str:
