@@ -46,6 +46,7 @@ COMMANDS = {
     "logs": Command("print the log of a rank"),
     "diagnose": Command("say what is wrong with a run, by its logged steps", "runs"),
     "history": Command("print or draw the logged steps of a run", "runs"),
+    "reward": Command("score a file of completions with a job's rewards", "runs"),
     "samples": Command("show what the policy wrote, with rewards", "runs"),
     "export": Command("bring a job's trained model to this machine"),
     "verify": Command(

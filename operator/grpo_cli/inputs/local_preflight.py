@@ -59,7 +59,7 @@ def check_here(
         plan_file, report_file, prompt_file = (
             Path(folder, name) for name in ("plan.json", "report.json", "prompt.txt")
         )
-        plan_file.write_text(plan_json(_plan(name, namespace, spec)), encoding="utf-8")
+        plan_file.write_text(plan_json(local_plan(name, namespace, spec)), encoding="utf-8")
         environment = os.environ | {
             PLAN_ENV: str(plan_file),
             TERMINATION_LOG_ENV: str(report_file),
@@ -81,7 +81,7 @@ def check_here(
         return LocalPreflight(report, prompt)
 
 
-def _plan(name: str, namespace: str | None, spec: GRPOJobSpec) -> TrainingPlan:
+def local_plan(name: str, namespace: str | None, spec: GRPOJobSpec) -> TrainingPlan:
     """What a pod of the job's first attempt would be given, but for what only the planner says."""
     key = ObjectKey(namespace or "default", name)
     return training_plan(Attempt(key=key, uid="preflight", spec=spec, plan=CPU_PLAN, number=1))

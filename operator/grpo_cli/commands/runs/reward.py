@@ -1,0 +1,151 @@
+"""`grpo reward test`: scores a file of completions with a job's rewards, in the processes in which
+they run in training, so that a reward is mended before a GPU waits for it."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from grpo_api.report.history import Row
+from grpo_api.text.contract import PLAN_ENV, REWARD_FILES_ENV
+from grpo_operator.pods.manifests import plan_json
+
+from ...inputs import local_preflight
+from ...inputs.manifest import Job, load_specs
+from ...inputs.step_file import load_rows
+from ...show.errors import ENDED_BADLY, NotYet, OptionError
+from ...show.terminal import console, make_table, show_table
+
+SHOWN_LETTERS = 40
+"""Of a completion."""
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("action", choices=("test",))
+    parser.add_argument(
+        "completions",
+        type=Path,
+        help="JSON lines: completion, prompt, and the dataset's columns that the rewards read; "
+        "such as the samples.jsonl of a run",
+    )
+    parser.add_argument("-f", "--filename", required=True, help="file with one GRPOJob")
+    parser.add_argument(
+        "--files", type=Path, metavar="FOLDER", help="what the functions' ConfigMaps hold"
+    )
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Prints one line per completion and the means; 0, or 1 where a reward failed."""
+    local_preflight.require_trainer()
+    jobs = load_specs(options.filename)
+    if len(jobs) != 1:
+        raise OptionError(f"-f {options.filename}: {len(jobs)} GRPOJobs; name a file with one")
+    for position, reward in enumerate(jobs[0].spec.rewards):
+        if options.files is None and reward.python and reward.python.config_map:
+            raise OptionError(
+                f"spec.rewards[{position}].python.configMap is not read here; name the folder with "
+                "its files by --files"
+            )
+    rows = list(_completions(load_rows(options.completions)))
+    if not rows:
+        raise OptionError(f"{options.completions}: no row has `completion`")
+    result = _scored(jobs[0], rows, options.files)
+    if options.output == "json":
+        print(json.dumps(result, indent=2))
+    elif "error" not in result:
+        _show(rows, result["rewards"])
+    if "error" in result:
+        print(f"grpo: {result['error']}", file=sys.stderr)
+        return ENDED_BADLY
+    return 0
+
+
+def _completions(rows: list[Row]) -> Iterator[Row]:
+    """Each completion as a row of its own; one of samples.jsonl has those of a group."""
+    for row in rows:
+        if "completion" in row:
+            yield row
+        for one in row.get("completions") or ():
+            yield {"prompt": row.get("prompt", ""), "completion": one["completion"]}
+
+
+def _scored(job: Job, rows: list[Row], files: Path | None) -> dict[str, Any]:
+    """What the trainer's process says of the rows.
+
+    Raises:
+        NotYet: it left no answer; what it printed is on stderr.
+    """
+    with tempfile.TemporaryDirectory(prefix="grpo-") as name:
+        folder = Path(name)
+        plan_file, rows_file, result_file = (
+            folder / file for file in ("plan.json", "rows.json", "result.json")
+        )
+        namespace = job.metadata.get("namespace")
+        plan = local_preflight.local_plan(job.metadata["name"], namespace, job.spec)
+        plan_file.write_text(plan_json(plan), encoding="utf-8")
+        rows_file.write_text(json.dumps(rows), encoding="utf-8")
+        for position in range(len(job.spec.rewards)):
+            if files is not None:
+                (folder / str(position)).symlink_to(files.resolve(), target_is_directory=True)
+        command = [sys.executable, "-m", "grpo_trainer.rewards.trial"]
+        command += [str(rows_file), str(result_file)]
+        environment = os.environ | {PLAN_ENV: str(plan_file), REWARD_FILES_ENV: str(folder)}
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        if not result_file.exists():
+            sys.stderr.write(done.stdout.decode(errors="replace"))
+            raise NotYet(f"scoring ended with exit code {done.returncode} and no result")
+        result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
+        return result
+
+
+def _show(rows: list[Row], rewards: dict[str, Any]) -> None:
+    totals = [
+        sum(
+            reward["weight"] * reward["scores"][index]
+            for reward in rewards.values()
+            if reward["scores"][index] is not None
+        )
+        for index in range(len(rows))
+    ]
+    table = make_table("completion", *rewards, "sum", right=(*rewards, "sum"))
+    lines: list[tuple[str, ...]] = []
+    for index, row in enumerate(rows):
+        scores = [_number(reward["scores"][index]) for reward in rewards.values()]
+        text = json.dumps(row["completion"], ensure_ascii=False)[:SHOWN_LETTERS]
+        lines.append((text, *scores, _number(totals[index])))
+    means = [_number(_mean(reward["scores"])) for reward in rewards.values()]
+    lines.append(("mean", *means, _number(_mean(totals))))
+    for line in lines:
+        table.add_row(*map(Text, line))
+    out = console()
+    show_table(out, table, _stacked(lines, (*rewards, "sum")))
+    for name, reward in rewards.items():
+        if reward["problem"]:
+            out.print(Text(f"{name}: {reward['problem']}"))
+
+
+def _stacked(lines: list[tuple[str, ...]], labels: tuple[str, ...]) -> Iterator[tuple[Text, ...]]:
+    for text, *scores in lines:
+        pairs = zip(labels, scores, strict=True)
+        yield Text(text), Text(", ".join(f"{label} {score}" for label, score in pairs))
+
+
+def _mean(scores: list[float | None]) -> float | None:
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _number(score: float | None) -> str:
+    return "–" if score is None else f"{score:.4g}"

@@ -1,0 +1,78 @@
+"""`grpo reward test`: a file of completions is scored as in training, and what is wrong is a
+sentence."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_cli.__main__ import main
+from tests.samples import changed, job
+
+pytestmark = pytest.mark.realtime
+
+FUNCTION = (
+    "async def length(completions, **_):\n    return [float(len(one)) for one in completions]\n"
+)
+REWARDS: list[dict[str, Any]] = [
+    {"format": {"pattern": "<answer>.*</answer>", "score": 0.5}},
+    {"accuracy": {"answerColumn": "answer", "score": 2.0}},
+    {"python": {"function": "mine:length", "configMap": {"name": "rewards"}}, "weight": 0.1},
+]
+ROWS = [
+    {"completion": "<answer>4</answer>", "answer": "#### 4"},
+    {"completion": "five", "answer": "#### 5"},
+]
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> str:
+    """A job with a reward of each kind that needs no service, and its function beside it."""
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    spec = changed({"rewards": REWARDS, "export": {"to": "None"}})
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job("tried", spec)))
+    return str(path)
+
+
+def rows_file(tmp_path: Path, rows: list[dict[str, Any]]) -> str:
+    """The rows as JSON lines."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_completions_are_scored_by_every_reward(
+    job_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reward", "test", rows_file(tmp_path, ROWS), "-f", job_file]
+    assert main([*command, "--files", str(tmp_path), "-o", "json"]) == 0
+    rewards = json.loads(capsys.readouterr().out)["rewards"]
+    assert {name: reward["scores"] for name, reward in rewards.items()} == {
+        "format": [0.5, 0.0],
+        "accuracy": [2.0, 0.0],
+        "python": [18.0, 4.0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "says"),
+    [
+        (ROWS, [], "2: spec.rewards[2].python.configMap is not read here"),
+        ([{"text": "a"}], ["--files", "."], "2: rows.jsonl: no row has `completion`"),
+        ([{"completion": "a"}], ["--files", "."], "1: row 1 has no 'answer'"),
+    ],
+)
+def test_what_keeps_rewards_from_being_tried_is_a_sentence(
+    job_file: str, rows: list[dict[str, Any]], options: list[str], says: str
+) -> None:
+    folder = Path(job_file).parent
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as errors:
+        patch.chdir(folder)
+        rows_file(folder, rows)
+        code = main(["reward", "test", "rows.jsonl", "-f", job_file, *options])
+    assert f"{code}: {errors.getvalue().removeprefix('grpo: ')}".startswith(says)

@@ -1,0 +1,106 @@
+"""`python -m grpo_trainer.rewards.trial ROWS RESULT`: scores the completions of a file with a
+plan's rewards as training would, so that rewards are tried before anything is trained.
+
+ROWS is a JSON list of objects: `completion`, `prompt`, and the dataset's columns that the rewards
+read. Rewards that are models are left out: they need the training libraries, and a GPU.
+"""
+
+import asyncio
+import inspect
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.spec.rewards import reward_names
+from grpo_api.text.contract import REWARD_FILES_ENV, REWARD_MOUNT
+
+from ..process.process_setup import hide_unused_libraries
+from ..runtime.durable_files import read_plan
+from ..runtime.errors import BadInput, TrainingError
+from .reward_set import RewardFunction, build_rewards
+
+_TRLS = ("prompt", "completion", "completion_ids")
+"""Columns that TRL gives a reward under other names."""
+
+
+def score_rows(plan: TrainingPlan, rows: list[dict[str, Any]], root: Path) -> dict[str, Any]:
+    """By reward: its weight, one score per row (None without one), and why some have none.
+
+    Raises:
+        BadInput: a reward can't be used.
+        RewardError: one failed for a whole batch.
+    """
+    names = reward_names(plan.rewards)
+    named = [
+        reward.model_copy(update={"name": name})
+        for reward, name in zip(plan.rewards, names, strict=True)
+    ]
+    scored = [reward for reward in named if reward.model is None]
+    for reward in scored:
+        if reward.accuracy:
+            _require_column(reward.accuracy.answer_column, rows)
+    rewards = build_rewards(scored, root=root)
+    try:
+        arguments = _arguments(rows)
+        return {
+            name: {
+                "weight": spec.weight,
+                "scores": _call(function, arguments),
+                "problem": rewards.counters[name].last_problem,
+            }
+            for spec, name, function in zip(
+                rewards.specs, rewards.names, rewards.functions, strict=True
+            )
+        }
+    finally:
+        rewards.close()
+
+
+def _require_column(column: str, rows: list[dict[str, Any]]) -> None:
+    for number, row in enumerate(rows, 1):
+        if column not in row:
+            raise BadInput(
+                f"row {number} has no {column!r}, which accuracy.answerColumn names; add it to "
+                "every row of the file"
+            )
+
+
+def _arguments(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What TRL gives a reward for these completions."""
+    columns = sorted({key for row in rows for key in row} - set(_TRLS))
+    return {
+        **{key: [row.get(key) for row in rows] for key in columns},
+        "prompts": [row.get("prompt", "") for row in rows],
+        "completions": [row["completion"] for row in rows],
+        "completion_ids": [row.get("completion_ids", [0]) for row in rows],
+        "trainer_state": SimpleNamespace(global_step=0, epoch=0.0),
+    }
+
+
+def _call(function: RewardFunction, arguments: dict[str, Any]) -> list[float | None]:
+    answer = function(**arguments)
+    scores: list[float | None] = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+    return scores
+
+
+def main(arguments: list[str]) -> int:
+    """Scores the file's rows; the result, or the sentence that says what is wrong, is JSON."""
+    rows_file, result_file = map(Path, arguments)
+    try:
+        plan = read_plan(os.environ)
+        hide_unused_libraries(plan.execution)
+        rows = json.loads(rows_file.read_text(encoding="utf-8"))
+        root = Path(os.environ.get(REWARD_FILES_ENV, REWARD_MOUNT))
+        result: dict[str, Any] = {"rewards": score_rows(plan, rows, root)}
+    except (BadInput, TrainingError) as error:
+        result = {"error": str(error)}
+    result_file.write_text(json.dumps(result), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
