@@ -238,10 +238,6 @@ IMAGE_ENV = "GRPO_IMAGE"
 from."""
 
 
-REWARD_FILES_ENV = "GRPO_REWARD_FILES"
-"""Outside a pod: the folder that stands for REWARD_MOUNT."""
-
-
 def reward_mount(position: int) -> str:
     """Folder of the volume or ConfigMap of the reward at this position (from 0) of spec.rewards."""
     return f"{REWARD_MOUNT}/{position}"

@@ -16,7 +16,7 @@ from typing import Any
 
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.spec.rewards import reward_names
-from grpo_api.text.contract import REWARD_FILES_ENV, REWARD_MOUNT
+from grpo_api.text.contract import REWARD_MOUNT, REWARD_MOUNT_ENV
 
 from ..process.process_setup import hide_unused_libraries
 from ..runtime.durable_files import read_plan
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
         plan = read_plan(os.environ)
         hide_unused_libraries(plan.execution)
         rows = json.loads(rows_file.read_text(encoding="utf-8"))
-        root = Path(os.environ.get(REWARD_FILES_ENV, REWARD_MOUNT))
+        root = Path(os.environ.get(REWARD_MOUNT_ENV, REWARD_MOUNT))
         result: dict[str, Any] = {"rewards": score_rows(plan, rows, root)}
     except (BadInput, TrainingError) as error:
         result = {"error": str(error)}

@@ -14,7 +14,7 @@ from typing import Any
 from rich.text import Text
 
 from grpo_api.report.history import Row
-from grpo_api.text.contract import PLAN_ENV, REWARD_FILES_ENV
+from grpo_api.text.contract import PLAN_ENV, REWARD_MOUNT_ENV
 from grpo_operator.pods.manifests import plan_json
 
 from ...inputs import local_preflight
@@ -99,7 +99,7 @@ def _scored(job: Job, rows: list[Row], files: Path | None) -> dict[str, Any]:
                 (folder / str(position)).symlink_to(files.resolve(), target_is_directory=True)
         command = [sys.executable, "-m", "grpo_trainer.rewards.trial"]
         command += [str(rows_file), str(result_file)]
-        environment = os.environ | {PLAN_ENV: str(plan_file), REWARD_FILES_ENV: str(folder)}
+        environment = os.environ | {PLAN_ENV: str(plan_file), REWARD_MOUNT_ENV: str(folder)}
         done = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
         )
