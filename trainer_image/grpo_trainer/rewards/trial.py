@@ -14,8 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from grpo_api.plan.plan import TrainingPlan
-from grpo_api.spec.rewards import reward_names
+from grpo_api.spec.rewards import RewardSpec, reward_names
 from grpo_api.text.contract import REWARD_MOUNT, REWARD_MOUNT_ENV
 
 from ..process.process_setup import hide_unused_libraries
@@ -27,37 +26,35 @@ _TRLS = ("prompt", "completion", "completion_ids")
 """Columns that TRL gives a reward under other names."""
 
 
-def score_rows(plan: TrainingPlan, rows: list[dict[str, Any]], root: Path) -> dict[str, Any]:
+def score_rows(rewards: list[RewardSpec], rows: list[dict[str, Any]], root: Path) -> dict[str, Any]:
     """By reward: its weight, one score per row (None without one), and why some have none.
 
     Raises:
         BadInput: a reward can't be used.
         RewardError: one failed for a whole batch.
     """
-    names = reward_names(plan.rewards)
+    names = reward_names(rewards)
     named = [
         reward.model_copy(update={"name": name})
-        for reward, name in zip(plan.rewards, names, strict=True)
+        for reward, name in zip(rewards, names, strict=True)
     ]
     scored = [reward for reward in named if reward.model is None]
     for reward in scored:
         if reward.accuracy:
             _require_column(reward.accuracy.answer_column, rows)
-    rewards = build_rewards(scored, root=root)
+    built = build_rewards(scored, root=root)
     try:
         arguments = _arguments(rows)
         return {
             name: {
                 "weight": spec.weight,
                 "scores": _call(function, arguments),
-                "problem": rewards.counters[name].last_problem,
+                "problem": built.counters[name].last_problem,
             }
-            for spec, name, function in zip(
-                rewards.specs, rewards.names, rewards.functions, strict=True
-            )
+            for spec, name, function in zip(built.specs, built.names, built.functions, strict=True)
         }
     finally:
-        rewards.close()
+        built.close()
 
 
 def _require_column(column: str, rows: list[dict[str, Any]]) -> None:
@@ -95,7 +92,7 @@ def main(arguments: list[str]) -> int:
         hide_unused_libraries(plan.execution)
         rows = json.loads(rows_file.read_text(encoding="utf-8"))
         root = Path(os.environ.get(REWARD_MOUNT_ENV, REWARD_MOUNT))
-        result: dict[str, Any] = {"rewards": score_rows(plan, rows, root)}
+        result: dict[str, Any] = {"rewards": score_rows(plan.rewards, rows, root)}
     except (BadInput, TrainingError) as error:
         result = {"error": str(error)}
     result_file.write_text(json.dumps(result), encoding="utf-8")
