@@ -9,6 +9,7 @@ from functools import cached_property
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.text.timing import DAY, HOUR
 
 from .explain import explain
 from .explain.fixes import ACCESS_MODE, advice, find_fixes
@@ -36,8 +37,8 @@ from .search.engine_choice import sampling_message
 from .search.engines import check, server_pools
 from .search.footprints import Footprints
 from .search.methods import conflicting_pins, methods
-from .search.option import Option, choose, closest_miss, has_same_method, notable
-from .search.search import Search
+from .search.option import Option, closest_miss, has_same_method, notable
+from .search.search import LONGEST_RUN, LONGEST_STEP, Search
 from .time.step_time import with_measured_links
 
 LACKS_HARDWARE = (
@@ -159,7 +160,7 @@ class Planner:
         pools, left_out = build_pools(inventory, self._spec)
         engine_pools = server_pools(inventory, self._spec)
         search = Search(footprints, pools, engine_pools)
-        if not search.is_feasible:
+        if not search.is_feasible or search.choice is None:
             return None
         notes = [*inventory.warnings, *left_out]
         return self._answer(search, notes, fits_now=True)
@@ -177,6 +178,8 @@ class Planner:
         notes = [*emptied.warnings, *left_out]
         search = Search(self._footprints, pools, engine_pools)
         if search.is_feasible:
+            if search.choice is None:
+                return _too_slow(search)
             return self._answer(search, notes, fits_now=not emptied.visible)
         if emptied.short_of_disk:
             larger = emptied.with_larger_disks
@@ -309,8 +312,8 @@ def _chosen(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
 
 
 def _best_fitting(search: Search) -> Option:
-    """The chosen option of a search that something fits."""
-    winner = choose(search.fitting(), search.demand.spec.placement.objective)
+    """The chosen option of a search that something fits in time."""
+    winner = search.choice
     assert winner is not None, "something fits"
     return winner
 
@@ -331,6 +334,30 @@ def _result(search: Search, winner: Option, notes: list[str], fits_now: bool) ->
         message=message,
         chosen=plan,
         changes=plan.changes,
+        architecture=demand.model.source,
+    )
+
+
+def _too_slow(search: Search) -> PlanResult:
+    """The answer where what fits takes longer than a job may."""
+    demand = search.demand
+    slow = search.best(objective="Fastest")
+    assert slow is not None, "something fits"
+    steps = demand.spec.training.max_steps
+    whole_run = ""
+    if steps and search.most_seconds < LONGEST_STEP:
+        whole_run = f", {steps} of them {steps * slow.seconds / DAY:.0f} days"
+    message = (
+        f"the fastest that fits, {slow.footprint.method.name} on {slow.place.name}, would take "
+        f"{slow.seconds / HOUR:.1f} h per step{whole_run}: more than "
+        f"{LONGEST_STEP / HOUR:.0f} h per step or {LONGEST_RUN / DAY:.0f} days in all are refused; "
+        "use fewer or shorter completions, a smaller model or more GPUs, or set "
+        "spec.placement.allowSlow to true"
+    )
+    return PlanResult(
+        feasible=False,
+        reason=PlanReason.TOO_SLOW,
+        message=message,
         architecture=demand.model.source,
     )
 
@@ -405,4 +432,4 @@ def _best(
     new_demand = build_demand(spec, demand.model, demand.learned)
     new_footprints = Footprints(new_demand, footprints.predictor)
     search = Search(new_footprints, pools, engine_pools)
-    return choose(search.fitting(), spec.placement.objective)
+    return search.choice

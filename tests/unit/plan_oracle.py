@@ -69,10 +69,27 @@ class Candidate:
             zero=self.way.zero,
         )
 
+    @property
+    def is_in_time(self) -> bool:
+        """True if a step takes at most six hours."""
+        return self.seconds <= 6 * 3600
+
+    @property
+    def counted_seconds(self) -> float:
+        """Its time with what may go wrong."""
+        return self.seconds * self.risk
+
+    def beats(self, other: "Candidate") -> bool:
+        """True if it is better in both time and GPU-seconds, of what is trained alike."""
+        faster = self.counted_seconds * (1 + 1e-9) < other.counted_seconds
+        gpu_seconds = self.place.world * self.counted_seconds
+        other_gpu_seconds = other.place.world * other.counted_seconds
+        return self.tier == other.tier and faster and gpu_seconds * (1 + 1e-9) < other_gpu_seconds
+
     def score(self, objective: str) -> tuple[float, ...]:
         """Tier, and what the objective wants little of."""
         gpus = self.place.world
-        counted = self.seconds * self.risk
+        counted = self.counted_seconds
         scores = {
             "Balanced": (0, sqrt(gpus) * counted),
             "Fastest": (0, self.seconds),
@@ -88,6 +105,7 @@ class Candidate:
         same_engine = (engine is None) == (published is None)
         if engine and published:
             at_once = self.setup.generation_batch * engine.tensor_parallel
+            at_once = min(at_once, engine.most_sequences or at_once)
             same_engine = (engine.tensor_parallel, engine.sleeps, at_once) == (
                 published.tensor_parallel,
                 published.sleep,
@@ -141,9 +159,6 @@ def ways(spec: GRPOJobSpec) -> Iterator[Way]:
             continue
         if way.strategy == "Sharded" and way.zero != 3:
             continue
-        # Under ZeRO-3 a reference in host memory is for those who ask for it.
-        if way.strategy == "Offload" and way.zero == 3 and wanted != "Offload":
-            continue
         yield way
 
 
@@ -159,10 +174,14 @@ def engines(spec: GRPOJobSpec, shape: Shape, per_node: int) -> Iterator[Engine |
     for gpus, sleeps in product((1, 2, 4, 8, 16), (True, False)):
         splits = shape.heads % gpus == 0 and shape.intermediate % gpus == 0
         splits_keys = shape.kv_heads % gpus == 0 or gpus % shape.kv_heads == 0
-        is_open = wanted.sleep is None or wanted.sleep == sleeps
+        is_open = wanted.sleep in (None, sleeps) and wanted.tensor_parallel in (None, gpus)
         if splits and splits_keys and is_open and per_node % gpus == 0:
             yield Engine(
-                kind="Colocated", length=length, tensor_parallel=gpus, sleeps=sleeps, syncs=1.0
+                kind="Colocated",
+                length=length,
+                tensor_parallel=gpus,
+                sleeps=sleeps,
+                most_sequences=wanted.sequences_at_a_time or 0,
             )
 
 
@@ -173,9 +192,12 @@ def candidates(spec: GRPOJobSpec, inventory: Inventory) -> Iterator[Candidate]:
     predictor = Predictor(shape)
     pools, _ = build_pools(inventory, spec)
     completions = spec.training.prompts_per_step * spec.training.num_generations
-    for pool, world in product(pools, range(1, MOST_GPUS + 1)):
-        place = pool.place(world, spec.placement.nodes, None, None)
-        if completions % world or place is None or world > pool.gpus:
+    sizes = range(1, MOST_GPUS + 1)
+    for pool, world, count in product(pools, sizes, sizes):
+        if completions % world or world > pool.gpus or spec.placement.nodes not in (None, count):
+            continue
+        place = pool.place(world, count, None, None)
+        if place is None:
             continue
         for way in ways(spec):
             precision = _precision(spec, way)
@@ -219,7 +241,10 @@ def _setups(
     training = spec.training
     share = training.prompts_per_step * training.num_generations // world
     micro_batches = [size for size in range(1, MOST_SEQUENCES + 1) if share % size == 0]
-    at_once = [share >> bits for bits in range(share.bit_length())]
+    # Of the sizes that need the same rounds, the smallest takes least and is no slower.
+    at_once = sorted({-(-share // rounds) for rounds in range(1, share + 1)})
+    if pinned := spec.generation.sequences_at_a_time:
+        at_once = [min(share, -(-pinned // (engine.tensor_parallel if engine else 1)))]
     checkpointing = {"Auto": (False, True), "Enabled": (True,), "Disabled": (False,)}
     gathers = (True, False) if way.zero == 3 and engine is None else (True,)
     open_knobs = product(

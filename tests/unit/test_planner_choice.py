@@ -64,7 +64,7 @@ def test_little_memory_means_an_adapter_and_says_so() -> None:
 def test_7b_on_four_24_gb_cards_trains_all_parameters_offloaded() -> None:
     assert how(plan(spec(QWEN_7B), nodes(1, 4, A10G, host_gib=192))) == (
         "Full",
-        "Sharded",
+        "Offload",
         3,
         "CPU",
     )

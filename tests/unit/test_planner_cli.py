@@ -56,7 +56,7 @@ def test_the_table_says_what_is_chosen_and_why_not_otherwise(
     out = capsys.readouterr().out
     assert "mine  planned  full DDP, Clone on 2 x NVIDIA-H100-80GB-HBM3" in out
     assert "CHOSEN" in out
-    assert "slower" in out
+    assert "faster, but" in out
     assert "GiB allocated on one GPU, by phase: load" in out
     assert "more with --all" in out
     assert main(["plan", "-f", manifest(), *EIGHT, "--all"]) == 0

@@ -74,7 +74,8 @@ def test_a_rung_changes_the_engine_and_fits(
 
 
 def test_where_no_rung_fits_both_are_told_with_their_numbers() -> None:
-    run = failed(begun(QWEN_7B, nodes(1, 4, A10G), training__maxCompletionLength=64))
+    tight = {"training__maxCompletionLength": 64, "reference__strategy": "Sharded"}
+    run = failed(begun(QWEN_7B, nodes(1, 4, A10G), **tight))
     assert run.plan.engine is not None
     assert run.plan.engine.sleep
     with pytest.raises(NoFallback, match=r"V1 without sleep needs .*; Transformers needs ") as none:

@@ -44,7 +44,9 @@ REJECTED = {
         training__promptsPerStep=32,
         placement__gpus=ONE,
     ),
-    "spec.placement.gpus.max": spec(QWEN_32B, placement__gpus=ONE, adapter__use="Never"),
+    "spec.placement.gpus.max": spec(
+        QWEN_32B, placement__gpus=ONE, adapter__use="Never", reference__strategy="Sharded"
+    ),
     "spec.placement.gpuProduct": spec(QWEN_32B, placement__gpuProduct=L4, adapter__use="Never"),
     "spec.resources.limits.memory": spec(LLAMA_1B, resources__limits={"memory": "2Gi"}),
     "spec.resources.requests.memory": spec(LLAMA_1B, resources__requests={"memory": "2Gi"}),
@@ -100,7 +102,11 @@ def test_fewer_targets_are_tried_where_the_model_has_them() -> None:
 
     def job(tokens: int) -> GRPOJobSpec:
         return spec(
-            QWEN_7B, adapter__use="Always", adapter__rank=7, training__maxCompletionLength=tokens
+            QWEN_7B,
+            adapter__use="Always",
+            adapter__rank=7,
+            training__maxCompletionLength=tokens,
+            placement__allowSlow=True,
         )
 
     first = bisect_left(

@@ -26,6 +26,7 @@ from tests.unit.planning import (
     QWEN_32B,
     nodes,
     plan,
+    result,
     spec,
 )
 
@@ -112,12 +113,12 @@ def test_gpus_that_the_batch_leaves_idle_are_explained() -> None:
 
 def test_a_plan_far_slower_than_a_sensible_one_names_it() -> None:
     """32B with offload, and without room to gather it for generation; an adapter leaves that."""
-    job, there = {"training__promptsPerStep": 16}, nodes(1, 2, H100)
-    slow = plan(spec(QWEN_32B, **job), there)
+    there = nodes(1, 1, H100)
+    slow = plan(spec(QWEN_32B), there)
     text = next(text for text in slow.warnings if " would take " in text)
     assert text.startswith(f"a step is estimated at {seconds(slow):.0f} s: LoRA")
     assert "set spec.adapter.use to Always, which trains an adapter only" in text
-    assert 2 * seconds(plan(spec(QWEN_32B, adapter__use="Always", **job), there)) <= seconds(slow)
+    assert 2 * seconds(plan(spec(QWEN_32B, adapter__use="Always"), there)) <= seconds(slow)
     quick = plan(spec(LLAMA_1B), nodes(1, 8, H100))
     assert not any("a step is estimated at" in text for text in quick.warnings)
 
@@ -216,3 +217,33 @@ def test_text_for_a_chat_model_is_warned_of(
     warned = [text for text in spec_notes(job) if "spec.dataset.promptColumn" in text]
     assert len(warned) == warns
     assert all("set spec.dataset.systemPrompt" in text for text in warned)
+
+
+def test_a_plan_of_more_than_six_hours_a_step_is_refused_unless_it_is_allowed() -> None:
+    job: dict[str, Any] = {
+        "training__maxCompletionLength": 30_000,
+        "training__numGenerations": 64,
+        "training__promptsPerStep": 128,
+        "generation__engine": "Transformers",
+    }
+    there = nodes(1, 1, H100)
+    refused = result(spec(QWEN_7B, **job), there)
+    assert refused.reason == "TooSlow"
+    assert "h per step" in refused.message
+    assert "set spec.placement.allowSlow to true" in refused.message
+    allowed = plan(spec(QWEN_7B, placement__allowSlow=True, **job), there)
+    assert seconds(allowed) > 6 * 3600
+
+
+def test_a_run_of_more_than_ninety_days_is_refused_unless_it_is_allowed() -> None:
+    refused = result(spec(QWEN_7B, training__maxSteps=10_000_000), nodes(1, 1, H100))
+    assert refused.reason == "TooSlow"
+    assert "10000000 of them" in refused.message
+    assert plan(spec(QWEN_7B, training__maxSteps=1000), nodes(1, 1, H100))
+
+
+def test_a_nearly_full_gpu_is_warned_of() -> None:
+    full = plan(spec(QWEN_32B), nodes(1, 1, H100))
+    assert any("of each GPU" in text for text in full.warnings)
+    roomy = plan(spec(LLAMA_1B), nodes(1, 1, H100))
+    assert not any("of each GPU" in text for text in roomy.warnings)

@@ -51,11 +51,12 @@ def test_every_plan_says_which_two_numbers_decided(
 
 
 def test_an_adapter_that_was_not_asked_for_is_explained() -> None:
-    answer = plan_job(spec(QWEN_32B), inventory(nodes(1, 1, H100)))
+    answer = plan_job(spec(QWEN_32B), inventory(nodes(1, 1, H100, host_gib=100)))
     assert answer.chosen is not None
     assert answer.chosen.method == "LoRA"
     assert re.match(
-        r"an adapter, because training all parameters needs [0-9.]+ GiB at .*, has 78.9 GiB",
+        r"an adapter, because training all parameters needs [0-9.]+ GiB of host memory per node, "
+        r"has 100.0 GiB",
         decision_message(answer),
     )
 

@@ -42,6 +42,9 @@ PROVEN_FAMILIES = (
 engine's own load_weights writes every element of each from a slice of one tensor of the trainer's
 (tests/trainer/test_engine_families.py)."""
 
+TENSOR_PARALLEL = (1, 2, 4, 8, 16)
+"""GPUs that may share a colocated engine's weights, where heads can be shared out so."""
+
 MAX_SERVER_JOB_NAME = 45
 """Longest name of a GRPOJob with engines in pods of their own, whose Jobs' names add
 `-<attempt>-engine`."""
@@ -107,11 +110,11 @@ class GenerationSpec(Model):
             _belongs_to_engine("servers"),
         ),
         Rule(
-            "self.engine in ['Auto', 'Colocated'] || (!has(self.memoryShare) && !has(self.sleep))",
-            "memoryShare and sleep belong to engine Colocated or Auto: an engine of its own has "
-            "its GPUs for itself; "
-            "remove them or change engine",
-            _belongs_to_engine("memory_share", "sleep"),
+            "self.engine in ['Auto', 'Colocated'] || !has(self.memoryShare) && !has(self.sleep) "
+            "&& !has(self.tensorParallel)",
+            "memoryShare, sleep and tensorParallel belong to engine Colocated or Auto; Servers "
+            "have servers.gpusPerReplica; remove them or change engine",
+            _belongs_to_engine("memory_share", "sleep", "tensor_parallel"),
         ),
         Rule(
             (
@@ -141,6 +144,11 @@ class GenerationSpec(Model):
     sleep: bool | None = None
     """Whether a colocated engine gives its memory back while the policy is trained. Unset: the plan
     chooses."""
+    tensor_parallel: Literal[1, 2, 4, 8, 16] | None = None
+    """GPUs of one node that share a colocated engine's weights. Unset: the plan chooses."""
+    sequences_at_a_time: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """Completions that one engine, or with Transformers one process, samples at a time. Unset: the
+    plan chooses."""
     max_model_length: Annotated[int, Field(ge=16, le=MAX_COUNT)] | None = None
     """Most tokens of a prompt and its completion together. Unset: training.maxPromptLength and
     maxCompletionLength."""
@@ -187,6 +195,7 @@ ENGINES_OF = {
     "servers": ("Auto", "Servers"),
     "memory_share": ("Auto", "Colocated"),
     "sleep": ("Auto", "Colocated"),
+    "tensor_parallel": ("Auto", "Colocated"),
     "max_model_length": ("Auto", "Colocated", "Servers"),
     "engine_arguments": ("Auto", "Colocated", "Servers"),
 }

@@ -238,6 +238,9 @@ class PlacementSpec(Model):
     (docs/usage.md). To all but Fastest a step counts as 5 % longer where it fills more than 80 % of
     a GPU, 25 % above 90 %, 25 % with an offloaded optimizer, and 25 % on several nodes. Unset:
     Balanced."""
+    allow_slow: bool = False
+    """Run although a step takes more than 6 hours, or all steps more than 90 days. Unset: false,
+    such a plan is refused."""
     queue_name: Name | None = None
     """Kueue LocalQueue; Kueue then admits the job. Unset: the operator admits it when its whole
     gang fits."""

@@ -70,7 +70,7 @@ _SPEC = {
     "vllm_enable_sleep_mode": "generation.sleep",
     "vllm_gpu_memory_utilization": "generation.memoryShare",
     "vllm_max_model_length": "generation.maxModelLength",
-    "vllm_tensor_parallel_size": "generation.servers.gpusPerReplica",
+    "vllm_tensor_parallel_size": "generation.tensorParallel",
     "beta": "training.beta",
     "num_iterations": "training.numIterations",
     "epsilon": "training.epsilon",

@@ -30,6 +30,8 @@ LAST_TIME = 253402300799.0
 Seconds = Annotated[float, Field(ge=0.0, le=LAST_TIME)]
 HOUR = 3600.0
 """Seconds of one hour."""
+DAY = 24 * HOUR
+"""Seconds of one day."""
 
 RunPart = Literal["loading", "proving", "generating", "scoring", "training", "saving"]
 """The parts of a trainer's time; each moment belongs to one of them."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from grpo_api.spec.generation import TENSOR_PARALLEL
 from grpo_api.spec.trl_fields import FIELDS
 from grpo_api.spec.trl_places import PLACES
 
@@ -314,10 +315,14 @@ class ConfigFields:
                 self.builder.put("generation.engine", "Transformers")
 
     def _put_tensor_parallel(self, name: str, given: Given) -> None:
-        if self.value("use_vllm") and self.value("vllm_mode") == "server":
+        if not self.value("use_vllm"):
+            self._note(name, given, "it is an engine's, and use_vllm is not set")
+        elif self.value("vllm_mode") == "server":
             self.builder.put("generation.servers.gpusPerReplica", given.value, name, given)
-        elif given.value != FIELDS[name].default:
-            self._note(name, given, "only engines in pods of their own span GPUs: engine Servers")
+        elif given.value in TENSOR_PARALLEL:
+            self.builder.put("generation.tensorParallel", given.value, name, given)
+        else:
+            self._note(name, given, f"generation.tensorParallel is one of {TENSOR_PARALLEL}")
 
     def _put_correction(self, name: str, given: Given) -> None:
         if given.value is False:

@@ -26,6 +26,9 @@ from ..search.option import Option
 from ..time.step_range import step_message
 from ..time.step_time import assumed_link
 
+FULL = 0.92
+"""Share of a GPU from which a plan says that it may be too little."""
+
 Plan = TypeVar("Plan", bound=ExecutionPlan)
 
 
@@ -206,6 +209,12 @@ def warnings(demand: Demand, option: Option) -> list[str]:
             f"interconnect is declared (node label {NODE_GBPS_LABEL}, or interconnect.nodeGBps of "
             "an inventory file): "
             "over TCP steps may take longer"
+        )
+    if option.device_share >= FULL:
+        sentences.append(
+            f"the plan takes {option.device_share:.0%} of each GPU, by numbers of which some are "
+            "assumed: it may run out of memory; fewer or shorter completions, or "
+            "spec.placement.gpus.min above it, leave more room"
         )
     sentences += engine_warnings(demand, setup)
     hang_timeout = demand.spec.guard.hang_timeout_seconds

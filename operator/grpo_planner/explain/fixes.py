@@ -195,6 +195,14 @@ def _engines(spec: GRPOJobSpec) -> Iterator[Adjustment]:
         yield Adjustment("spec.generation.memoryShare", [None], "the share that the engine needs")
     if wanted.sleep is False:
         yield Adjustment("spec.generation.sleep", [None], "waking the engine for every generation")
+    if wanted.tensor_parallel is not None:
+        yield Adjustment(
+            "spec.generation.tensorParallel", [None], "as many GPUs per engine as it needs"
+        )
+    if wanted.sequences_at_a_time is not None:
+        yield Adjustment(
+            "spec.generation.sequencesAtATime", [None], "as many completions at a time as fit"
+        )
     if wanted.servers and wanted.servers.replicas > 1:
         fewer = _halves(wanted.servers.replicas, 1)
         yield Adjustment("spec.generation.servers.replicas", fewer, "fewer engines, so more time")

@@ -27,7 +27,7 @@ from ..result.result import Change, Fix, Hardware, PlanReason, PlanResult, SpecR
 from ..search.batch import indivisible, micro_batches
 from ..search.demand import Demand
 from ..search.methods import methods
-from ..search.option import Option
+from ..search.option import NEARLY_FULL, Option
 from ..search.search import Search
 from .fixes import LONG_STEP
 
@@ -216,9 +216,11 @@ def smallest_hardware(
     # instead of all of them.
     if plan(loose_spec, smallest_first[-1].inventory) is None:
         return None
-    options = (plan(loose_spec, rented.inventory) for rented in smallest_first)
-    smallest = next(filter(None, options))
-    return _hardware(smallest)
+    options = filter(None, (plan(loose_spec, rented.inventory) for rented in smallest_first))
+    # Who rents for a plan should not find that it was a little too small.
+    roomy = (option for option in options if option.device_share <= NEARLY_FULL)
+    smallest = next(roomy, None)
+    return _hardware(smallest) if smallest else None
 
 
 def without_size(spec: GRPOJobSpec) -> GRPOJobSpec:

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
-from grpo_api.spec.generation import EnginePlan
+from grpo_api.spec.generation import TENSOR_PARALLEL, EnginePlan
 
 from ..memory.setup import Engine
 from ..result.formatting import gib, needs_message, plan_name
 from ..search.engine_plan import settings
-from ..search.engines import TENSOR_PARALLEL, engine_of, is_splittable
+from ..search.engines import engine_of, is_splittable
 from .oom_replan import engine_differences
 from .past_run import Run
 
@@ -100,7 +100,8 @@ def _on_model_runner_v1(run: Run) -> Iterator[Run]:
     if engine.kind == "Servers":
         yield run.with_published_engine(_served_by_v1(run, engine))
         return
-    for gpus in TENSOR_PARALLEL:
+    pinned = run.spec.generation.tensor_parallel
+    for gpus in [pinned] if pinned else TENSOR_PARALLEL:
         if gpus < engine.tensor_parallel or run.plan.gpus_per_node % gpus:
             continue
         if is_splittable(run.demand, gpus):

@@ -23,6 +23,7 @@ from ..hardware.products import table, usable_bytes
 from ..memory.device import whole_mib
 from ..memory.phases import Prediction
 from ..result.formatting import gib, needs_message, plan_name, plural, sharding
+from ..search.batch import generation_sizes
 from ..search.engine_plan import sampler_name
 from .past_run import Run
 
@@ -197,7 +198,9 @@ def _splits(run: Run, engine: EnginePlan | None) -> Iterator[dict[str, object]]:
     recomputes = plan.gradient_checkpointing or run.spec.training.gradient_checkpointing == "Auto"
     leaner_updates = [(size, recomputes) for size in _micro_batch_sizes(run, step_share)]
     gives_up_engine = engine is None and plan.engine is not None
-    most_at_once = generated if gives_up_engine else run.setup.generation_batch
+    most_at_once = run.setup.generation_batch
+    if gives_up_engine:
+        most_at_once = generation_sizes(run.spec, plan.world_size)[0]
     halvings = 1 if _has_fixed_size(run, engine) else most_at_once.bit_length()
     for bits in range(halvings):
         at_once = most_at_once >> bits
@@ -237,8 +240,10 @@ def _micro_batch_sizes(run: Run, step_share: int) -> list[int]:
 
 
 def _has_fixed_size(run: Run, engine: EnginePlan | None) -> bool:
-    """True for an engine that takes no less memory with fewer completions: its GPUs, or its share,
-    are its own."""
+    """True where the number of completions at a time is pinned, and for an engine that takes no
+    less memory with fewer: its GPUs, or its share, are its own."""
+    if run.spec.generation.sequences_at_a_time is not None:
+        return True
     if engine is None:
         return False
     return engine.kind == "Servers" or run.spec.generation.memory_share is not None

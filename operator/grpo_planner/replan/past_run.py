@@ -18,7 +18,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.engine_mismatch import mismatch_limit
 from grpo_api.plan.learned import HOST, Learned
 from grpo_api.plan.plan import ExecutionPlan, MemoryPhases
-from grpo_api.spec.generation import EnginePlan, EngineServersSpec, GenerationSpec
+from grpo_api.spec.generation import EnginePlan
 from grpo_api.text.quantity import quantity_bytes
 
 from ..hardware.inventory import ENDLESS, Inventory
@@ -37,9 +37,10 @@ from ..search.cpu_plan import cpu_engine, cpu_process_bytes
 from ..search.demand import Demand, build_demand
 from ..search.engine_plan import cpu_engine_plan, engine_plan
 from ..search.engines import Engines, engine_of, server_pools
-from ..search.footprints import generate_calls
+from ..search.footprints import generate_calls, sizes_at_a_time
 from ..time.step_range import step_message
 from ..time.step_time import StepTime, assumed_link, step_time, with_measured_links
+from .engine_pins import is_as_pinned
 
 
 @dataclass(frozen=True)
@@ -139,10 +140,9 @@ class Run:
             engine: None for Transformers.
             servers: where an engine with GPUs of its own is.
         """
-        whole = self.plan.micro_batch * self.plan.steps_per_generation
         run = self
-        for bits in range(whole.bit_length()):
-            run = self._sampled(engine, servers, whole >> bits)
+        for at_once in sizes_at_a_time(self.spec, self.plan.world_size, engine):
+            run = self._sampled(engine, servers, at_once)
             if run.may_fit():
                 break
         return run
@@ -396,7 +396,7 @@ def _with_engine(run: Run) -> ExecutionPlan:
     """The plan with an engine as the spec says now; as it is where the spec leaves it so."""
     plan = run.plan
     spec = run.spec
-    if _agrees(plan, spec.generation):
+    if is_as_pinned(plan, spec.generation):
         return plan
     if plan.engine is None and run.demand.has_given_up_engine:
         return plan
@@ -429,29 +429,6 @@ def _with_engine(run: Run) -> ExecutionPlan:
 
 def _has_gpus_of(pool: Pool, plan: ExecutionPlan) -> bool:
     return pool.label == plan.gpu_product and pool.resource == plan.gpu_resource
-
-
-def _agrees(plan: ExecutionPlan, wanted: GenerationSpec) -> bool:
-    """Whether the plan's engine is one that the spec asks for, or leaves open."""
-    engine = plan.engine
-    kind = engine.kind if engine else "Transformers"
-    if wanted.engine not in ("Auto", kind):
-        return False
-    if engine is None:
-        return True
-    on_cpus = plan.accelerator == "CPU"
-    if engine.kind == "Colocated":
-        same_share = wanted.memory_share in (None, engine.memory_share)
-        # An engine on CPUs or model runner V1 never sleeps, whatever the spec says.
-        never_sleeps = on_cpus or engine.model_runner == "V1"
-        same_sleep = never_sleeps or wanted.sleep in (None, engine.sleep)
-        return same_share and same_sleep
-    servers = wanted.servers or EngineServersSpec()
-    wanted_product = servers.gpu_product or plan.gpu_product
-    same_product = is_of_product(engine.gpu_product, wanted_product)
-    same_gpus = on_cpus or servers.gpus_per_replica == engine.gpus_per_replica
-    same_replicas = servers.replicas == engine.replicas
-    return same_product and same_gpus and same_replicas
 
 
 def _lacks(plan: ExecutionPlan, pool: Pool) -> str:

@@ -23,6 +23,7 @@ class PlanReason(StrEnum):
     OUT_OF_HOST_MEMORY = "OutOfHostMemory"
     OUT_OF_EPHEMERAL_STORAGE = "OutOfEphemeralStorage"
     ONLY_ADAPTER_FITS = "OnlyAdapterFits"
+    TOO_SLOW = "TooSlow"
     PLAN_EXCLUDED = "PlanExcluded"
     NO_FALLBACK = "NoFallback"
 

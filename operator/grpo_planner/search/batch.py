@@ -4,6 +4,8 @@ TRL wants world * per_device_train_batch_size * gradient_accumulation_steps to b
 completions: arithmetic on whole numbers, done here.
 """
 
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from math import ceil, inf
 
 from grpo_api.job import GRPOJobSpec
@@ -12,6 +14,10 @@ from ..result.result import PlanReason, SpecRejected
 
 MOST_SEQUENCES = 16
 """Largest micro-batch that is tried: beyond it nothing gets faster."""
+
+CLOSE_ROUNDS = 32
+"""Rounds of generation up to which every number of them is tried; past that each is larger than the
+last by a part in so many."""
 
 MOST_QUANTILE_TOKENS = 1 << 24
 """torch.quantile refuses more numbers (torch 2.13). With topEntropyQuantile TRL asks it for a
@@ -57,6 +63,46 @@ def generate_calls(spec: GRPOJobSpec, world: int, at_once: int) -> float:
     """Calls of generate per optimizer step, `at_once` completions each; below 1 where one batch
     feeds several steps."""
     return ceil(generation_share(spec, world) / at_once) / updates_per_generation(spec)
+
+
+def generation_sizes(spec: GRPOJobSpec, world: int) -> tuple[int, ...]:
+    """Completions of one process that may be generated at a time, from all of them to one: in one
+    round, in two, and so on. Of the sizes that need the same rounds the smallest takes least and is
+    no slower.
+    """
+    whole = generation_share(spec, world)
+    pinned = spec.generation.sequences_at_a_time
+    if pinned is not None:
+        return (min(pinned, whole),)
+    return _sizes_by_rounds(whole)
+
+
+@lru_cache(maxsize=1024)
+def _sizes_by_rounds(whole: int) -> tuple[int, ...]:
+    sizes, size, rounds = [], whole, 1
+    while size > 1:
+        sizes.append(size)
+        fewest_rounds_of_less = ceil(whole / (size - 1))
+        rounds = max(fewest_rounds_of_less, rounds + rounds // CLOSE_ROUNDS)
+        size = ceil(whole / rounds)
+    return (*sizes, 1)
+
+
+def evener_sizes(whole: int, sizes: Sequence[int]) -> Iterator[int]:
+    """Of sizes of a generation of `whole` completions, largest first, those after the first that
+    fill their last round better.
+
+    A larger size takes fewer rounds and is faster, unless more of its last round stays empty; a
+    part in CLOSE_ROUNDS is left out of account.
+    """
+    fewest = inf
+    for index, size in enumerate(sizes):
+        places = ceil(whole / size) * size
+        if places < fewest and index:
+            yield size
+        fewest = min(fewest, places)
+        if fewest * CLOSE_ROUNDS <= whole * (CLOSE_ROUNDS + 1):
+            return
 
 
 def micro_batches(spec: GRPOJobSpec, world: int) -> list[int]:

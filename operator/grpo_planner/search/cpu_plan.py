@@ -16,7 +16,13 @@ from ..memory.host import CPU_ENGINE_PROCESS, CPU_PROCESS
 from ..memory.phases import predict
 from ..memory.setup import Engine, Setup
 from ..result.formatting import plural
-from .batch import accumulation, generation_share, indivisible, micro_batches
+from .batch import (
+    accumulation,
+    generation_share,
+    generation_sizes,
+    indivisible,
+    micro_batches,
+)
 from .demand import Demand
 from .engine_plan import cpu_engine_plan, engine_warnings
 from .engines import check, engine_of
@@ -43,6 +49,8 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
     setup = replace(cpu_setup(spec, method, world, sizes[-1]), engine=cpu_engine(demand))
     memory = whole_mib(demand.pod_memory or processes * cpu_process_bytes(demand, setup))
     sampled = f", completions by vLLM {setup.engine.kind}" if setup.engine else ""
+    whole = generation_share(spec, world)
+    at_once = whole if setup.engine else generation_sizes(spec, world)[0]
     extent = f"{plural(world, 'process')} on {plural(nodes, 'node')}"
     trained = "LoRA" if method.lora else "Full"
     optimizer = "AdamW8bit" if setup.eight_bit else "AdamW"
@@ -57,7 +65,8 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         processes_per_node=processes,
         micro_batch=setup.micro_batch,
         gradient_accumulation=setup.accumulation,
-        steps_per_generation=setup.generation_batch // setup.micro_batch,
+        steps_per_generation=whole // setup.micro_batch,
+        generation_sub_batch=at_once if at_once < whole else 0,
         gradient_checkpointing=setup.checkpointing,
         optimizer=optimizer,
         dtype=dtype,

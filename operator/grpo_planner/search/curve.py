@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from grpo_api.text.timing import HOUR
 
-from .option import Option, choose
+from .option import Option
 from .search import Search
 
 
@@ -45,7 +45,7 @@ def curve(search: Search) -> list[Size]:
     """One Size for each number of GPUs that something fits on and that splits the batch, fewest
     first."""
     spec = search.demand.spec
-    taken = choose(search.fitting(), spec.placement.objective)
+    taken = search.choice
     return [
         _size(
             option,

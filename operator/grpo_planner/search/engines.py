@@ -11,7 +11,12 @@ from functools import cached_property
 from typing import Literal
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.spec.generation import PROVEN_FAMILIES, EngineArguments, EngineServersSpec
+from grpo_api.spec.generation import (
+    PROVEN_FAMILIES,
+    TENSOR_PARALLEL,
+    EngineArguments,
+    EngineServersSpec,
+)
 
 from ..hardware.inventory import Inventory, declared_inventory
 from ..hardware.pools import Place, Pool, build_pools
@@ -29,8 +34,6 @@ CACHE_ELEMENT = {"auto": 0, None: 0}
 byte."""
 BLOCK = {"GPU": 16, "CPU": 128}
 """Tokens of one block of the cache, vLLM 0.30's own."""
-TENSOR_PARALLEL = (1, 2, 4, 8, 16)
-"""GPUs that may share an engine's weights, where heads can be shared out so."""
 
 
 def why_none(demand: Demand) -> str:
@@ -89,14 +92,18 @@ def check(demand: Demand) -> None:
             f"proven yet, and {spec.model.name} has {shape.experts} experts per layer: set it to "
             "Transformers",
         )
-    own = wanted.servers or EngineServersSpec()
-    on_gpus = spec.placement.accelerator == "GPU"
-    if engine == "Servers" and on_gpus and not is_splittable(demand, own.gpus_per_replica):
+    if spec.placement.accelerator == "CPU":
+        return
+    field = "tensorParallel"
+    gpus: int = wanted.tensor_parallel or 1
+    if engine == "Servers":
+        own = wanted.servers or EngineServersSpec()
+        field, gpus = "servers.gpusPerReplica", own.gpus_per_replica
+    if engine in ("Colocated", "Servers") and not is_splittable(demand, gpus):
         raise SpecRejected(
             PlanReason.INVALID_COMBINATION,
-            f"spec.generation.servers.gpusPerReplica {own.gpus_per_replica}: {shape.heads} heads "
-            f"and {shape.kv_heads} "
-            f"key heads can't be shared by so many; {', '.join(map(str, _shareable(demand)))} can",
+            f"spec.generation.{field} {gpus}: {shape.heads} heads and {shape.kv_heads} key heads "
+            f"can't be shared by so many; {', '.join(map(str, _shareable(demand)))} can",
         )
 
 
@@ -173,7 +180,9 @@ class Engines:
         share = int((wanted.memory_share or 0) * place.pool.usable_bytes)
         naps = (True, False) if wanted.sleep is None else (wanted.sleep,)
         for gpus in TENSOR_PARALLEL:
-            if place.per_node % gpus or not is_splittable(self._demand, gpus):
+            is_open = wanted.tensor_parallel in (None, gpus)
+            can_share = place.per_node % gpus == 0 and is_splittable(self._demand, gpus)
+            if not (is_open and can_share):
                 continue
             made = (
                 engine_of(
@@ -241,12 +250,19 @@ class Engines:
         """Why an engine that is asked for has no place on any of these pools, in numbers; empty
         where it has."""
         wanted, own = self._demand.spec.generation, self._own
+        gpus = wanted.tensor_parallel or 1
+        most = max((pool.most_gpus_per_node for pool in pools), default=0)
+        if wanted.engine == "Colocated" and gpus > most:
+            return (
+                f"spec.generation.tensorParallel {gpus}: an engine's GPUs are on one node, and "
+                f"none has more than {most}: lower or remove it"
+            )
         if wanted.engine == "Colocated" and wanted.memory_share and pools:
             usable = pools[0].usable_bytes
             return (
                 f"spec.generation.memoryShare {wanted.memory_share:g} of {gib(usable)} is too "
                 "little for an engine, "
-                f"whose weights, graphs and one completion take {gib(self._least(1))}: raise or "
+                f"whose weights, graphs and one completion take {gib(self._least(gpus))}: raise or "
                 "remove it"
             )
         if wanted.engine == "Servers":
@@ -283,6 +299,7 @@ def engine_of(
     """
     spec = demand.spec
     arguments = spec.generation.engine_arguments or EngineArguments()
+    limits = (arguments.max_num_seqs, spec.generation.sequences_at_a_time)
     on_gpu = spec.placement.accelerator == "GPU"
     has_extras = on_gpu and model_runner == "Auto"
     return Engine(
@@ -292,7 +309,7 @@ def engine_of(
         replicas=replicas,
         sleeps=sleeps and has_extras,
         share=share,
-        most_sequences=arguments.max_num_seqs or 0,
+        most_sequences=min(filter(None, limits), default=0),
         graphs=has_extras and not arguments.enforce_eager,
         model_runner=model_runner,
         pass_tokens=arguments.max_num_batched_tokens or Engine.pass_tokens,

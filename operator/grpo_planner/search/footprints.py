@@ -5,6 +5,7 @@ these numbers, and so do all the searches of one plan: on free nodes, on emptied
 fix.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -81,14 +82,19 @@ class Variants:
     ) -> None:
         """Works nothing out yet."""
         self._demand, self._predictor = of.demand, of.predictor
+        self._whole = batch.generation_share(of.demand.spec, world)
+        self._alone = self
+        if engine:
+            self._alone = of.variants(world, method, precision, (None,))[0]
         self._world, self._method, self._precision, self.engine = world, method, precision, engine
         self._knobs = of.knobs(world, gathers=method.zero == 3 and engine is None)
         if engine:
-            self._knobs = self._knobs._replace(
-                generation_batch=_sampled_at_a_time(self._knobs, engine)
-            )
+            sizes = sizes_at_a_time(of.demand.spec, world, engine)
+            self._knobs = self._knobs._replace(generation_batch=sizes)
         self._footprints: dict[Settings, Footprint] = {}
         self._host: dict[int, int] = {}
+        self._training: dict[tuple[bool, int], int] = {}
+        self._engine: dict[int, int] = {}
 
     @cached_property
     def fastest(self) -> Footprint:
@@ -119,23 +125,50 @@ class Variants:
             return min(smallest, at_once, key=lambda footprint: footprint.device)
         return smallest
 
-    @cached_property
-    def training_floor(self) -> int:
-        """Bytes of a GPU that training takes at every setting, whatever samples the completions.
+    def may_train(self, usable: int) -> bool:
+        """True if training has room at some setting, whatever samples the completions.
 
         Where parameters are not gathered to generate, training takes less, too.
         """
         sizes = self._knobs.micro_batch
-        return min(self._training_bytes(size) for size in {sizes[0], sizes[-1]})
+        recomputes = self._knobs.checkpointing[-1]
+        ends = (sizes[-1], sizes[0])
+        return any(self.training_bytes(recomputes, size) <= usable for size in ends)
 
-    def _training_bytes(self, micro_batch: int) -> int:
+    def training_updates(self, usable: int) -> tuple[int, ...]:
+        """For each choice of checkpointing the largest micro-batch of which training alone fits,
+        whatever samples the completions; 0 where none does."""
+        sizes = self._knobs.micro_batch
+        largest = []
+        for recomputes in self._knobs.checkpointing:
+
+            def fits(size: int, recomputes: bool = recomputes) -> bool:
+                return self.training_bytes(recomputes, size) <= usable
+
+            # The largest may be a whole share, which accumulates nothing and so may fit where a
+            # smaller one does not.
+            first = 0 if fits(sizes[0]) else bisect_left(sizes, True, lo=1, key=fits)
+            largest.append(sizes[first] if first < len(sizes) else 0)
+        return tuple(largest)
+
+    def training_setups(self, usable: int) -> Iterator[Setup]:
+        """Setups of the same."""
+        micro_batches = self.training_updates(usable)
+        for recomputes, size in zip(self._knobs.checkpointing, micro_batches, strict=True):
+            if size:
+                yield self._setup((*self._knobs.fastest[:2], recomputes, size))
+
+    def training_bytes(self, recomputes: bool, micro_batch: int) -> int:
         """Bytes of a GPU that training takes with everything else that saves memory."""
-        settings = (*self._knobs.leanest[:3], micro_batch)
-        setup = replace(self._setup(settings), gather=False, engine=NOWHERE)
-        prediction = self._demand.correct_prediction(self._predictor.predict(setup))
-        phases = {name: prediction.phases[name] for name in TRAINING_PHASES}
-        training = Prediction(phases, prediction.static)
-        return self._demand.device_bytes(training, self._world)
+        key = (recomputes, micro_batch)
+        if key not in self._training:
+            settings = (*self._knobs.leanest[:2], recomputes, micro_batch)
+            setup = replace(self._setup(settings), gather=False, engine=NOWHERE)
+            prediction = self._demand.correct_prediction(self._predictor.predict(setup))
+            phases = {name: prediction.phases[name] for name in TRAINING_PHASES}
+            training = Prediction(phases, prediction.static)
+            self._training[key] = self._demand.device_bytes(training, self._world)
+        return self._training[key]
 
     @property
     def floor(self) -> int:
@@ -160,27 +193,45 @@ class Variants:
         )
 
     def fitting(self, usable: int) -> Iterator[Footprint]:
-        """For each choice of gathering, generation batch and checkpointing the largest micro-batch
-        that fits, which is the fastest.
+        """For each choice of gathering and checkpointing the pairs of micro-batch and generation
+        batch that fit, of which neither can be larger: larger ones are faster.
 
         What generates takes nothing of the update's memory, but for an engine that stays awake. So
-        without one only the largest generation batch that fits is looked at.
+        without one every update fits beside the largest generation batch that fits. Smaller ones
+        leave more room on a GPU; a tighter `usable` asks for them.
         """
+        for gather in self._knobs.gather:
+            sizes = self._generation_batches(gather, usable)
+            yield from self._fitting_pairs(gather, sizes, usable)
+
+    def _fitting_pairs(
+        self, gather: bool, sizes: Sequence[int], usable: int
+    ) -> Iterator[Footprint]:
+        """The same for one choice of gathering; `sizes`: generation batches, largest first."""
         knobs = self._knobs
-        fastest_update = (knobs.checkpointing[0], knobs.micro_batch[0])
-        for gather in knobs.gather:
-            for size in self._generation_batches(gather, usable):
-                updates = set()
-                for checkpointing in knobs.checkpointing:
-                    largest = self._first_fit(
-                        [(gather, size, checkpointing, micro) for micro in knobs.micro_batch],
-                        usable,
-                    )
-                    if largest:
-                        updates.add((checkpointing, largest.setup.micro_batch))
-                        yield largest
-                # A smaller generation batch can't make the update any faster.
-                if fastest_update in updates:
+        # An engine takes of the room that training alone would have.
+        most = self._alone.training_updates(usable)
+        worth = len(sizes)
+        for recomputes, largest in zip(knobs.checkpointing, most, strict=True):
+            later = worth
+            for micro_batch in knobs.micro_batch:
+                if micro_batch > largest:
+                    continue
+                first = self._first_fit(gather, sizes[:later], recomputes, micro_batch, usable)
+                if first is None:
+                    continue
+                index, footprint = first
+                yield footprint
+                for size in batch.evener_sizes(self._whole, sizes[index:]):
+                    yield self._footprint((gather, size, recomputes, micro_batch))
+                is_largest = micro_batch == knobs.micro_batch[0]
+                if is_largest and not recomputes:
+                    # A smaller generation batch can't make the fastest update any faster.
+                    worth = index
+                # Smaller micro-batches fit beside this generation batch, too. But a whole share
+                # accumulates nothing and so may fit where a smaller one does not.
+                later = later if is_largest else index
+                if index == 0:
                     break
 
     def _generation_batches(self, gather: bool, usable: int) -> Sequence[int]:
@@ -190,23 +241,44 @@ class Variants:
         if engine and engine.kind == "Colocated" and not (engine.sleeps or engine.share):
             return sizes
         lean = self.leanest.setup
-        settings = [(gather, size, lean.checkpointing, lean.micro_batch) for size in sizes]
-        largest = self._first_fit(settings, usable)
-        return [largest.setup.generation_batch] if largest else []
+        first = self._first_fit(gather, sizes, lean.checkpointing, lean.micro_batch, usable)
+        return sizes[first[0] :] if first else ()
 
-    def _first_fit(self, ordered: Sequence[Settings], usable: int) -> Footprint | None:
-        """The first that fits of settings ordered by falling memory; bisection predicts few of
-        them."""
-        best, low, high = None, 0, len(ordered)
-        middle = 0  # The fastest settings first: where memory is ample, nothing else is looked at.
-        while low < high:
-            footprint = self._footprint(ordered[middle])
-            if footprint.device <= usable:
-                best, high = footprint, middle
-            else:
-                low = middle + 1
-            middle = (low + high) // 2
-        return best
+    def _first_fit(
+        self, gather: bool, sizes: Sequence[int], recomputes: bool, micro_batch: int, usable: int
+    ) -> tuple[int, Footprint] | None:
+        """The first generation batch of `sizes`, largest first, that fits, by its index;
+        bisection predicts few of them."""
+
+        def variant(size: int) -> Footprint:
+            return self._footprint((gather, size, recomputes, micro_batch))
+
+        def fits(size: int) -> bool:
+            return variant(size).device <= usable
+
+        # What training alone and an engine that stays awake take together is a bound that needs no
+        # prediction, and mostly the first that it lets through fits.
+        room = usable - self._alone.training_bytes(recomputes, micro_batch)
+        least = bisect_left(sizes, True, key=lambda size: self._engine_bytes(size) <= room)
+        if least == len(sizes):
+            return None
+        index = least
+        if not fits(sizes[least]):
+            index = bisect_left(sizes, True, lo=least + 1, key=fits)
+        return (index, variant(sizes[index])) if index < len(sizes) else None
+
+    def _engine_bytes(self, generation_batch: int) -> int:
+        """Bytes of a GPU that an engine adds to training, with what is kept free of them."""
+        if self.engine is None:
+            return 0
+        known = self._engine.get(generation_batch)
+        if known is None:
+            settings = (*self._knobs.leanest[:1], generation_batch, *self._knobs.leanest[2:])
+            resting = terms.resting_bytes(self._demand.shape, self._setup(settings))
+            # Less one byte, since both sums are rounded.
+            known = int(resting * (1 + self._demand.margin)) - 1
+            self._engine[generation_batch] = known
+        return known
 
     def _footprint(self, settings: Settings) -> Footprint:
         """One variant with its numbers."""
@@ -261,19 +333,24 @@ def generate_calls(spec: GRPOJobSpec, setup: Setup) -> float:
     return batch.generate_calls(spec, setup.world, setup.generation_batch)
 
 
-def _sampled_at_a_time(knobs: Knobs, engine: Engine) -> tuple[int, ...]:
-    """Completions of one process that an engine samples at a time, from most to fewest.
+def sizes_at_a_time(spec: GRPOJobSpec, world: int, engine: Engine | None) -> tuple[int, ...]:
+    """Completions of one process that are sampled at a time, from most to fewest.
 
     Servers have room of their own: what they sample at a time takes nothing of the trainer's GPUs.
     """
-    whole = knobs.generation_batch[0]
+    whole = batch.generation_share(spec, world)
+    sizes = batch.generation_sizes(spec, world)
+    if engine is None:
+        return sizes
     if engine.kind == "Servers":
         return (whole,)
-    most = (
-        max(1, engine.most_sequences // engine.tensor_parallel) if engine.most_sequences else whole
-    )
-    first = min(whole, most)
-    return tuple(first >> bits for bits in range(first.bit_length()))
+    if not engine.most_sequences:
+        return sizes
+    gpus = engine.tensor_parallel
+    if spec.generation.sequences_at_a_time is not None:
+        return (min(whole, ceil(engine.most_sequences / gpus)),)
+    most = min(whole, max(1, engine.most_sequences // gpus))
+    return (most, *(size for size in sizes if size < most))
 
 
 class Footprints:
@@ -283,7 +360,7 @@ class Footprints:
         """Works nothing out yet; `predictor` is the model's, shared with the demands of the
         fixes."""
         self.demand, self.predictor = demand, predictor
-        self._variants: dict[tuple[int, Method, Precision, Engine | None], Variants] = {}
+        self._variants: dict[tuple[object, ...], tuple[Variants, ...]] = {}
         self._knobs: dict[tuple[int, bool], Knobs] = {}
         self._floors: dict[tuple[bool, Precision, bool], int] = {}
 
@@ -296,14 +373,19 @@ class Footprints:
         return [size for size in sizes if size >= fewest and batch.micro_batches(spec, size)]
 
     def variants(
-        self, world: int, method: Method, precision: Precision, engine: Engine | None = None
-    ) -> Variants:
-        """The variants of a method on `world` processes, with an engine or without."""
-        key = (world, method, precision, engine)
-        variants = self._variants.get(key)
-        if variants is None:
-            variants = self._variants[key] = Variants(self, world, method, precision, engine)
-        return variants
+        self,
+        world: int,
+        method: Method,
+        precision: Precision,
+        engines: tuple[Engine | None, ...],
+    ) -> tuple[Variants, ...]:
+        """The variants of a method on `world` processes with each of these engines."""
+        key = (world, method, precision, engines)
+        every = self._variants.get(key)
+        if every is None:
+            every = tuple(Variants(self, world, method, precision, engine) for engine in engines)
+            self._variants[key] = every
+        return every
 
     def floor(self, method: Method, precision: Precision, *, engined: bool = False) -> int:
         """Bytes that a GPU must have at the least for a method, however many there are.
@@ -316,7 +398,8 @@ class Footprints:
         key = (method.lora, precision, engined)
         if key not in self._floors:
             engine = NOWHERE if engined else None
-            self._floors[key] = self.variants(self.worlds[0], method, precision, engine).floor
+            variants = self.variants(self.worlds[0], method, precision, (engine,))[0]
+            self._floors[key] = variants.floor
         return self._floors[key]
 
     def knobs(self, world: int, *, gathers: bool) -> Knobs:
@@ -333,10 +416,9 @@ class Footprints:
         gather = (
             tuple(reversed(pinned[spec.training.ds3_gather_for_generation])) if gathers else (True,)
         )
-        whole = batch.generation_share(spec, world)
         return Knobs(
             gather=gather,
-            generation_batch=tuple(whole >> bits for bits in range(whole.bit_length())),
+            generation_batch=sizes_at_a_time(spec, world, None),
             checkpointing=pinned[spec.training.gradient_checkpointing],
             micro_batch=tuple(reversed(batch.micro_batches(spec, world))),
         )

@@ -115,7 +115,7 @@ def _references(spec: GRPOJobSpec, zero: ZeroStage) -> list[tuple[Strategy, Stra
     choices: list[tuple[Strategy, Strategy]] = []
     if zero == 3:
         choices.append(("Sharded", "Offload" if offload else "Sharded"))
-        if wanted == "Offload":
+        if wanted == "Offload" or not offload:
             choices.append(("Offload", "Offload"))
     else:
         choices += [] if offload else [("Clone", "Clone")]

@@ -8,19 +8,23 @@ where the bound has reached the best score found: nothing later can be better.
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from enum import Enum
-from itertools import count, groupby
+from functools import cached_property
+from itertools import count, groupby, product
+from math import inf
 from typing import NamedTuple
 
+from grpo_api.text.timing import DAY, HOUR
+
 from ..hardware.pools import Place, Pool
-from ..memory.setup import Engine, Precision, Setup
-from ..time.step_time import SamplingTime, StepTime, sampling_time, training_time
-from ..time.training import TrainingTime
+from ..memory.host import ENGINE_PROCESS
+from ..memory.setup import Engine, Precision
 from .demand import Demand
 from .engines import Engines
+from .extent import Extent, Times
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method, methods
 from .option import (
+    CROWDED,
     NEARLY_FULL,
     ROOMY,
     Objective,
@@ -38,16 +42,10 @@ WHOLE_NODES = 16
 SPACING = 1.25
 """Least ratio of two extents past WHOLE_NODES."""
 
+LONGEST_STEP, LONGEST_RUN = 6 * HOUR, 90 * DAY
+"""Seconds of a step and of all steps past which a plan is refused, unless placement.allowSlow."""
 SLOW, FAR = 60.0, 2.0
 """Seconds of a step from which a plan that would be FAR times as fast is worth a word."""
-
-
-class Extent(NamedTuple):
-    """A method in one place."""
-
-    place: Place
-    method: Method
-    precision: Precision
 
 
 class Search:
@@ -62,10 +60,9 @@ class Search:
         """
         self._footprints, self._demand = footprints, footprints.demand
         self.engines = Engines(self._demand, server_pools)
-        self._best: dict[tuple[Objective, Extent, Engine | None], Option | None] = {}
+        self._all: dict[tuple[Pool, Method], list[Extent]] = {}
         self._generation: dict[tuple[object, ...], float] = {}
-        self._training: dict[tuple[object, ...], TrainingTime] = {}
-        self._sampling: dict[tuple[object, ...], SamplingTime] = {}
+        self._times = Times(self._demand, self.engines)
         self._methods = methods(self._demand.spec)
         self._objective: Objective = self._demand.spec.placement.objective
         self.pools = list(pools)
@@ -85,15 +82,30 @@ class Search:
     def is_feasible(self) -> bool:
         """Whether anything fits."""
         return any(
-            self._variants(extent, engine).may_fit(extent.place)
-            for extent in self._all_extents(self._methods)
-            if self._has_room_for_passes(extent) and self._may_train(extent)
-            for engine in self._candidates(extent)
+            variants.may_fit(extent.place)
+            for extent in self._roomy_extents
+            if self._may_train(extent)
+            for variants in self._variants_of(extent)
         )
+
+    @cached_property
+    def choice(self) -> Option | None:
+        """What the job is planned as: the best option that takes no longer than a job may; None
+        where none fits, or none in time."""
+        return self.best(most_seconds=self.most_seconds)
+
+    @cached_property
+    def most_seconds(self) -> float:
+        """Longest step that a plan may have."""
+        spec = self._demand.spec
+        if spec.placement.allow_slow:
+            return inf
+        steps = spec.training.max_steps
+        return min(LONGEST_STEP, LONGEST_RUN / steps) if steps else LONGEST_STEP
 
     def misses(self) -> list[Option]:
         """Of each extent of each pool and method what lacks least; for a job that nothing fits."""
-        return [self._miss(extent) for extent in self._all_extents(self._methods)]
+        return [self._miss(extent) for extent in self._all_extents]
 
     def comparable_options(self, chosen: Option) -> list[Option]:
         """What the chosen option is shown beside: the best of every other method in its pool, and
@@ -107,21 +119,9 @@ class Search:
         ]
         found: list[Option] = []
         for extents in groups:
-            found += self._explore(extents) or [self._miss(extent) for extent in extents]
+            best = self.best(extents)
+            found += [best] if best else [self._miss(extent) for extent in extents]
         return found
-
-    def fitting(self) -> list[Option]:
-        """Options that may be chosen, of the methods that depart least from what was asked; no
-        misses.
-
-        Enough to choose from, and much less work than all options where little fits.
-        """
-        allowed = sorted(self._methods, key=lambda method: method.tier)
-        for _, same_tier in groupby(allowed, key=lambda method: method.tier):
-            found = self._explore(self._all_extents(list(same_tier)))
-            if found:
-                return found
-        return []
 
     def extents(self, chosen: Option) -> list[Option]:
         """The chosen option and its method's best on every other extent of its pool."""
@@ -130,21 +130,21 @@ class Search:
         for extent in self._extents(chosen.place.pool, method):
             if extent.place == chosen.place:
                 continue
-            best = choose(self._explore([extent]), self._objective)
-            found.append(best or self._miss(extent))
+            found.append(self.best([extent]) or self._miss(extent))
         return found
 
     def rivals(self, chosen: Option) -> list[Option]:
         """The chosen method in its place with other engines: of each kind, asleep and awake, the
         best that fits, else what takes least."""
         footprint = chosen.footprint
-        extent = Extent(chosen.place, footprint.method, footprint.setup.precision)
+        extents = self._extents(chosen.place.pool, footprint.method)
+        extent = next(extent for extent in extents if extent.place == chosen.place)
         own = _sort_of_engine(footprint.setup.engine)
         by_sort: dict[object, list[Option]] = {}
-        for engine in self._candidates(extent):
-            best_option = self._best_with(self._objective, extent, engine)
-            option = best_option or self._leanest(extent, engine)
-            by_sort.setdefault(_sort_of_engine(engine), []).append(option)
+        for variants in self._variants_of(extent):
+            best_option = choose(self._options_with(extent, variants), self._objective)
+            option = best_option or self._leanest(extent, variants)
+            by_sort.setdefault(_sort_of_engine(variants.engine), []).append(option)
         by_sort.pop(own, None)
         best = (
             choose(options, self._objective) or min(options, key=lambda option: option.device_share)
@@ -160,102 +160,153 @@ class Search:
         """
         if chosen.seconds < SLOW:
             return None
-        found: list[Option] = []
-        for method in self._methods:
-            extents = self._extents(chosen.place.pool, method)
-            options = self._explore(extents, "Balanced")
-            found += [option for option in options if option.seconds * FAR <= chosen.seconds]
-        return choose(found, "Balanced")
+        pool = chosen.place.pool
+        limit = chosen.seconds / FAR
+        for tier in sorted({method.tier for method in self._methods}):
+            extents = [
+                extent
+                for method in self._methods
+                if method.tier == tier
+                for extent in self._extents(pool, method)
+                if self._bound("Fastest", extent) <= (0, limit)
+            ]
+            # The fastest is found soon. Only where it is fast enough, others are, too.
+            fastest = self.best(extents, "Fastest")
+            if fastest and fastest.seconds <= limit:
+                return self.best(extents, "Balanced", most_seconds=limit)
+        return None
 
     def sizes(self) -> list[Option]:
         """For every number of GPUs the best of what fits and departs least from what was asked,
         fewest GPUs first."""
         by_world: dict[int, list[Extent]] = {}
-        for extent in self._all_extents(self._methods):
+        for extent in self._all_extents:
             by_world.setdefault(extent.place.world, []).append(extent)
-        best = [
-            choose(self._explore(extents), self._objective)
-            for _, extents in sorted(by_world.items())
-        ]
+        best = [self.best(extents) for _, extents in sorted(by_world.items())]
         fitting = [option for option in best if option]
         tier = min((option.tier for option in fitting), default=0)
         return [option for option in fitting if option.tier == tier]
 
-    def _explore(
-        self, extents: Iterable[Extent], objective: Objective | None = None
-    ) -> list[Option]:
-        """Fitting options of these extents, and among them the best of each tier.
+    def best(
+        self,
+        extents: Iterable[Extent] | None = None,
+        objective: Objective | None = None,
+        *,
+        most_seconds: float = inf,
+    ) -> Option | None:
+        """The best option that fits of these extents, or of all, and takes at most `most_seconds`;
+        None where none does.
+
+        Methods that depart more from what was asked are looked at where none that departs less
+        has such an option.
+        """
+        aim = objective or self._objective
+        every = self._roomy_extents if extents is None else extents
+        by_tier = sorted(every, key=lambda extent: extent.method.tier)
+        for _, same_tier in groupby(by_tier, key=lambda extent: extent.method.tier):
+            if best := self._best_of(same_tier, aim, most_seconds):
+                return best
+        return None
+
+    def _best_of(
+        self, extents: Iterable[Extent], aim: Objective, most_seconds: float
+    ) -> Option | None:
+        """The same of extents whose methods depart equally from what was asked.
 
         Entries wait in the order of a lower bound of their score: first an extent, bounded by its
         fastest settings and the fastest engine of its place, then the extent with each engine. An
-        entry whose bound is above the best score found can hold nothing better, so it is dropped.
+        entry whose bound is above the best score reached can hold nothing better, nor can those
+        after it.
         """
-        aim = objective or self._objective
         serial = count()
-        waiting: list[_Entry] = []
-        for extent in filter(self._has_room_for_passes, extents):
-            bound = self._bound(aim, extent)
-            waiting.append(_Entry(extent.method.tier, bound, next(serial), extent, _ANY))
+        waiting = [
+            _Entry(self._bound(aim, extent), next(serial), extent, None)
+            for extent in extents
+            if self._may_train(extent)
+        ]
         heapq.heapify(waiting)
-        found: list[Option] = []
-        least: dict[int, Score] = {}
+        best: Option | None = None
         while waiting:
             entry = heapq.heappop(waiting)
-            if entry.tier in least and entry.bound > least[entry.tier]:
-                continue
+            if best and entry.bound > score_of(aim, best):
+                break
             extent = entry.extent
-            if entry.engine is _ANY:
-                for engine in self._candidates(extent) if self._may_train(extent) else ():
-                    bound = self._bound_with(aim, extent, engine)
-                    heapq.heappush(waiting, _Entry(entry.tier, bound, next(serial), extent, engine))
+            if entry.variants is None:
+                for variants in self._variants_of(extent):
+                    bound = self._bound_with(aim, extent, variants)
+                    heapq.heappush(waiting, _Entry(bound, next(serial), extent, variants))
                 continue
-            option = self._best_with(aim, extent, entry.engine)
-            if option is None:
-                continue
-            found.append(option)
-            reached = score_of(aim, option)
-            least[entry.tier] = min(least.get(entry.tier, reached), reached)
-        return found
+            options = self._options_with(extent, entry.variants)
+            in_time = [option for option in options if option.seconds <= most_seconds]
+            best = choose([best, *in_time] if best else in_time, aim)
+        return best
 
     def _bound(self, aim: Objective, extent: Extent) -> Score:
         """The best score that an extent can have: its fastest settings with the fastest engine of
         its place, whether or not they fit."""
-        place, method, precision = extent
-        setup, _ = self._variants(extent, None).quickest
-        training = sum(self._training_time(extent, setup))
-        seconds = training + self._least_generation(place, precision)
-        return score(aim, place, seconds, place_risk(place, method))
+        bound = extent.bounds.get(aim)
+        if bound is None:
+            place, method = extent.place, extent.method
+            setup, _ = self._without_engine(extent).quickest
+            training = sum(self._times.training(extent, setup))
+            seconds = training + self._least_generation(place, extent.precision)
+            risk = place_risk(place, method)
+            bound = extent.bounds[aim] = score(aim, place, seconds, risk)
+        return bound
 
     def _least_generation(self, place: Place, precision: Precision) -> float:
         """Seconds of generating in a place with its fastest engine, without gathers and syncs."""
         key = (id(place), precision)
         if key not in self._generation:
             extent = Extent(place, _ANY_METHOD, precision)
+            # An engine that sleeps generates as fast as one that does not.
+            by_gpus = {
+                (engine.kind, engine.tensor_parallel) if engine else None: variants
+                for variants in self._variants_of(extent)
+                for engine in (variants.engine,)
+            }
             times = (
-                self._sampling_time(extent, *self._variants(extent, engine).quickest)
-                for engine in self._candidates(extent)
+                self._times.sampling(extent, *variants.quickest) for variants in by_gpus.values()
             )
             self._generation[key] = min(time.generation for time in times)
         return self._generation[key]
 
-    def _bound_with(self, aim: Objective, extent: Extent, engine: Engine | None) -> Score:
-        """The best score that an extent can have with that engine."""
-        setup, calls = self._variants(extent, engine).quickest
-        place = extent.place
-        seconds = self._time(extent, setup, calls).total
-        gpus_beside = beside(engine, self._servers(place, setup))
-        risk = place_risk(place, extent.method)
-        return score(aim, place, seconds, risk, beside=gpus_beside)
+    def _bound_with(self, aim: Objective, extent: Extent, variants: Variants) -> Score:
+        """The best score that an extent can have with the engine of these variants.
 
-    def _best_with(self, aim: Objective, extent: Extent, engine: Engine | None) -> Option | None:
-        """The best option of an extent with that engine; None where none fits."""
-        key = (aim, extent, engine)
-        if key not in self._best:
-            variants = self._variants(extent, engine)
+        Training is as fast as in the room of a GPU without an engine, which only takes of it. Of a
+        GPU filled to ROOMY, to NEARLY_FULL and wholly, the best is taken, as each counts otherwise.
+        """
+        place, method = extent.place, extent.method
+        setup, calls = variants.quickest
+        sampling = sum(self._times.sampling(extent, setup, calls))
+        gpus_beside = beside(variants.engine, self._times.servers(place, setup))
+        risk = place_risk(place, method)
+        return min(
+            score(aim, place, training + sampling, risk * crowded, beside=gpus_beside)
+            for training, crowded in self._least_training(extent)
+        )
+
+    def _least_training(self, extent: Extent) -> list[tuple[float, float]]:
+        """Least seconds of training beside nothing, and by how much longer they count, for each
+        share of a GPU that is weighed."""
+        if not extent.least_training:
+            usable = extent.place.pool.usable_bytes
+            alone = self._without_engine(extent)
+            for share, crowded in zip((ROOMY, NEARLY_FULL, 1.0), CROWDED, strict=True):
+                setups = alone.training_setups(int(share * usable))
+                times = [sum(self._times.training(extent, setup)) for setup in setups]
+                if times:
+                    extent.least_training.append((min(times), crowded))
+        return extent.least_training
+
+    def _options_with(self, extent: Extent, variants: Variants) -> list[Option]:
+        """What fits of an extent with the engine of these variants, as far as it may be chosen."""
+        if variants not in extent.options:
             fits = variants.may_fit(extent.place)
             options = self._fitting_options(extent, variants) if fits else ()
-            self._best[key] = choose(list(options), aim)
-        return self._best[key]
+            extent.options[variants] = list(options)
+        return extent.options[variants]
 
     def _fitting_options(self, extent: Extent, variants: Variants) -> Iterator[Option]:
         """The fastest options that fit, and the fastest of those that leave a GPU some room and
@@ -274,29 +325,40 @@ class Search:
 
     def _may_train(self, extent: Extent) -> bool:
         """Whether the extent has room for training, whatever samples beside it."""
-        floor = self._variants(extent, None).training_floor
-        return floor <= extent.place.pool.usable_bytes
+        if extent.may_train is None:
+            usable = extent.place.pool.usable_bytes
+            extent.may_train = self._without_engine(extent).may_train(usable)
+        return extent.may_train
 
-    def _has_room_for_passes(self, extent: Extent) -> bool:
-        """Whether a GPU holds what the passes take on any number of them, which rules out whole
-        methods at once."""
-        place, method, precision = extent
+    @cached_property
+    def _roomy_extents(self) -> list[Extent]:
+        """All extents but those of GPUs that are too small for what the passes of a method take on
+        any number of them."""
         engined = not self.engines.why_none
-        floor = self._footprints.floor(method, precision, engined=engined)
-        return floor <= place.pool.usable_bytes
+        extents: list[Extent] = []
+        for pool, method in product(self._places, self._methods):
+            precision = self._demand.precision(method, pool.hardware)
+            if precision and self._footprints.worlds:
+                floor = self._footprints.floor(method, precision, engined=engined)
+                if floor <= pool.usable_bytes:
+                    extents += self._extents(pool, method)
+        return extents
 
-    def _all_extents(self, allowed: Sequence[Method]) -> list[Extent]:
-        """The extents of these methods in all pools."""
-        return [
-            extent
-            for pool in self._places
-            for method in allowed
-            for extent in self._extents(pool, method)
-        ]
+    @property
+    def _all_extents(self) -> list[Extent]:
+        """The extents of all methods in all pools."""
+        groups = product(self._places, self._methods)
+        return [extent for group in groups for extent in self._extents(*group)]
 
-    def _extents(self, pool: Pool, method: Method) -> Iterator[Extent]:
-        """A method in every place of a pool that something may sample in, smallest first; none
-        where the pool's GPUs lack its pinned dtype.
+    def _extents(self, pool: Pool, method: Method) -> Sequence[Extent]:
+        """A method in every place of a pool that something may sample in, smallest first."""
+        key = (pool, method)
+        if key not in self._all:
+            self._all[key] = list(self._extents_of(pool, method))
+        return self._all[key]
+
+    def _extents_of(self, pool: Pool, method: Method) -> Iterator[Extent]:
+        """The same, worked out; none where the pool's GPUs lack its pinned dtype.
 
         On one GPU, ZeRO has nobody to share with and only costs, unless it offloads.
         """
@@ -306,14 +368,57 @@ class Search:
         for place in self._places[pool]:
             has_use = place.world > 1 or not method.zero or method.offload
             if has_use and self.engines.candidates(place, precision):
-                yield Extent(place, method, precision)
+                yield from self._extents_with_memory(place, method, precision)
 
-    def _candidates(self, extent: Extent) -> tuple[Engine | None, ...]:
-        return self.engines.candidates(extent.place, extent.precision)
+    def _extents_with_memory(
+        self, place: Place, method: Method, precision: Precision
+    ) -> Iterator[Extent]:
+        """A method on as many GPUs as a place has: there, or on as few nodes more as it needs for
+        its host memory. More nodes help with nothing else."""
+        extent = Extent(place, method, precision)
+        variants = self._without_engine(extent)
+        has_engine = self.engines.candidates(place, precision)[0] is not None
+        engine_bytes = ENGINE_PROCESS if has_engine else 0
+        wider: Place | None = place
+        while wider:
+            per_node, memory = wider.per_node, wider.host_memory
+            if variants.host(per_node) + per_node * engine_bytes <= memory:
+                break
+            wider = self._next_wider(wider)
+        # Without an engine the first place may do, with one the wider.
+        fits = variants.host(place.per_node) <= place.host_memory
+        if fits or wider is None:
+            yield extent
+        if wider and wider is not place:
+            yield Extent(wider, method, precision)
 
-    def _variants(self, extent: Extent, engine: Engine | None) -> Variants:
-        place, method, precision = extent
-        return self._footprints.variants(place.world, method, precision, engine)
+    def _next_wider(self, place: Place) -> Place | None:
+        """As many GPUs on the next larger number of nodes; None where there are not so many."""
+        demand = self._demand
+        if demand.spec.nodes:
+            return None
+        for per_node in range(place.per_node - 1, 0, -1):
+            if place.world % per_node == 0:
+                nodes = place.world // per_node
+                return place.pool.place(place.world, nodes, demand.pod_cpu, demand.most_memory)
+        return None
+
+    def _variants_of(self, extent: Extent) -> tuple[Variants, ...]:
+        """The variants of an extent with each engine of its place."""
+        if not extent.variants:
+            place, method, precision = extent.place, extent.method, extent.precision
+            engines = self.engines.candidates(place, precision)
+            world = place.world
+            extent.variants = self._footprints.variants(world, method, precision, engines)
+        return extent.variants
+
+    def _without_engine(self, extent: Extent) -> Variants:
+        """The variants of an extent without an engine, whether or not one is asked for."""
+        if extent.without_engine is None:
+            place, method, precision = extent.place, extent.method, extent.precision
+            variants = self._footprints.variants(place.world, method, precision, (None,))
+            extent.without_engine = variants[0]
+        return extent.without_engine
 
     def _places_in(self, pool: Pool) -> Iterator[Place]:
         """A place for every number of GPUs that splits the batch evenly and is within the job's
@@ -342,17 +447,14 @@ class Search:
     def _miss(self, extent: Extent) -> Option:
         """The option of an extent which takes least; where even training does not fit, with any
         engine."""
-
-        def device(engine: Engine | None) -> int:
-            return self._variants(extent, engine).leanest.device
-
-        candidates = self._candidates(extent)
-        leanest = min(candidates, key=device) if self._may_train(extent) else candidates[-1]
+        every = self._variants_of(extent)
+        if not self._may_train(extent):
+            return self._leanest(extent, every[-1])
+        leanest = min(every, key=lambda variants: variants.leanest.device)
         return self._leanest(extent, leanest)
 
-    def _leanest(self, extent: Extent, engine: Engine | None) -> Option:
-        """The option with that engine which takes least."""
-        variants = self._variants(extent, engine)
+    def _leanest(self, extent: Extent, variants: Variants) -> Option:
+        """The option with the engine of these variants which takes least."""
         return self._option(extent, variants, variants.leanest)
 
     def _option(self, extent: Extent, variants: Variants, footprint: Footprint) -> Option:
@@ -362,73 +464,12 @@ class Search:
             place,
             footprint,
             variants.host(place.per_node),
-            self._time(extent, footprint.setup, footprint.calls),
-            self._servers(place, footprint.setup),
+            self._times.step(extent, footprint.setup, footprint.calls),
+            self._times.servers(place, footprint.setup),
             is_measured=self._demand.measured_step(place.pool.label) is not None,
         )
 
-    def _time(self, extent: Extent, setup: Setup, calls: float) -> StepTime:
-        training = self._training_time(extent, setup)
-        sampling = self._sampling_time(extent, setup, calls)
-        return StepTime(
-            training.compute,
-            sampling.generation,
-            sampling.gathering,
-            training.communication,
-            training.offload,
-            sampling.sync,
-        )
 
-    # Each key has what its times depend on, and no more: engines share times of training, methods
-    # those of sampling.
-
-    def _training_time(self, extent: Extent, setup: Setup) -> TrainingTime:
-        place, method, precision = extent
-        key = (id(place), method, precision, setup.micro_batch, setup.checkpointing)
-        known = self._training.get(key)
-        if known is None:
-            pool = place.pool
-            time = training_time(self._demand.shape, setup, pool.hardware, place.nodes)
-            known = time.as_measured(self._demand.measured_step(pool.label))
-            self._training[key] = known
-        return known
-
-    def _sampling_time(self, extent: Extent, setup: Setup, calls: float) -> SamplingTime:
-        place, method, precision = extent
-        is_gathered = method.zero == 3
-        key = (
-            id(place), precision, setup.engine, is_gathered, setup.gather, setup.generation_batch,
-        )  # fmt: skip
-        known = self._sampling.get(key)
-        if known is None:
-            servers = self._servers(place, setup)
-            hardware = place.pool.hardware
-            time = sampling_time(
-                self._demand.shape,
-                setup,
-                hardware,
-                place.nodes,
-                calls,
-                servers=servers.hardware if servers else None,
-            )
-            label = servers.label if servers else place.pool.label
-            known = time.as_measured(self._demand.measured_step(label))
-            self._sampling[key] = known
-        return known
-
-    def _servers(self, place: Place, setup: Setup) -> Pool | None:
-        """Where the engines of a setup are that have GPUs of their own."""
-        has_own = setup.engine and setup.engine.kind == "Servers"
-        return self.engines.server_pool(place) if has_own else None
-
-
-class _Any(Enum):
-    """Stands for all engines of a place."""
-
-    ENGINE = 0
-
-
-_ANY = _Any.ENGINE
 _ANY_METHOD = Method(strategy="None", reference="None")
 """Stands for all methods of a place: how long generating takes does not depend on the method."""
 
@@ -436,12 +477,12 @@ _ANY_METHOD = Method(strategy="None", reference="None")
 class _Entry(NamedTuple):
     """What waits to be looked at."""
 
-    tier: int
     bound: Score
     serial: int
     """Decides among equal bounds, so that the order is the same every time."""
     extent: Extent
-    engine: Engine | _Any | None
+    variants: Variants | None
+    """With one engine; None for all engines of the place."""
 
 
 def _sort_of_engine(engine: Engine | None) -> tuple[str, bool]:

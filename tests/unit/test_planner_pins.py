@@ -1,0 +1,81 @@
+"""Whatever a job leaves open is chosen no worse than what a user could pin, and more of anything
+that a cluster offers makes no plan worse by its own objective."""
+
+from typing import Any
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from grpo_api.job import GRPOJobSpec, SpecInvalid
+from grpo_planner.explain.fixes import with_value
+from grpo_planner.hardware.inventory import Inventory, Node
+from grpo_planner.plan import plan_job
+from tests.generated import cases
+from tests.unit.planning import spec
+from tests.unit.test_planner_properties import MODELS, OFFERS, cost
+
+JOBS = st.builds(
+    lambda model, changes: spec(model, **changes),
+    MODELS,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "training__beta": st.sampled_from([0.0, 0.04]),
+            "training__numGenerations": st.sampled_from([2, 4, 8, 16]),
+            "training__promptsPerStep": st.sampled_from([1, 3, 8]),
+            "training__maxCompletionLength": st.sampled_from([64, 512, 4096]),
+            "placement__objective": st.sampled_from(
+                ["Balanced", "Fastest", "FewestGPUs", "Cheapest"]
+            ),
+            "image": st.just("trainer:1"),
+        },
+    ),
+)
+"""Jobs that leave open how they run."""
+PINS: dict[str, st.SearchStrategy[Any]] = {
+    "generation.engine": st.sampled_from(["Transformers", "Colocated"]),
+    "generation.tensorParallel": st.sampled_from([1, 2, 4, 8]),
+    "generation.sequencesAtATime": st.integers(1, 128),
+    "generation.sleep": st.booleans(),
+    "generation.memoryShare": st.floats(0.05, 0.95),
+    "generation.engineArguments.maxNumSeqs": st.integers(1, 128),
+    "training.perDeviceTrainBatchSize": st.integers(1, 16),
+    "training.gradientCheckpointing": st.sampled_from(["Enabled", "Disabled"]),
+    "training.ds3GatherForGeneration": st.sampled_from(["Enabled", "Disabled"]),
+    "training.optimizer": st.sampled_from(["AdamW", "AdamW8bit"]),
+    "reference.strategy": st.sampled_from(["Clone", "Sharded", "Offload", "Adapter"]),
+    "adapter.use": st.sampled_from(["Never", "Always"]),
+    "placement.gpus": st.integers(1, 16).map(lambda gpus: {"min": gpus, "max": gpus}),
+    "placement.nodes": st.integers(1, 4),
+}
+"""Everything that is searched, with values that a user may pin."""
+
+
+@settings(max_examples=cases(400, gate=30))
+@given(
+    JOBS,
+    st.lists(OFFERS, min_size=1, max_size=2),
+    st.sampled_from(sorted(PINS)).flatmap(lambda path: st.tuples(st.just(path), PINS[path])),
+)
+def test_no_pin_beats_the_plan_without_it(
+    job: GRPOJobSpec, offers: list[Node], pin: tuple[str, Any]
+) -> None:
+    groups = [offer.without_usage for offer in offers]
+    inventory = Inventory(tuple(groups))
+    try:
+        pinned_job = with_value(job, *pin)
+    except SpecInvalid:
+        assume(False)
+    free, pinned = plan_job(job, inventory), plan_job(pinned_job, inventory)
+    assert free.feasible or not pinned.feasible, pin
+    if free.chosen and pinned.chosen:
+        prices = {group.gpu_product: 0.0 for group in groups}
+        for group in groups:
+            prices[group.gpu_product] = max(prices[group.gpu_product], group.gpu_hour_price)
+        best, rival = (
+            cost(job, plan, prices[plan.gpu_product]) for plan in (free.chosen, pinned.chosen)
+        )
+        rounding = 0.01  # estimates are published in hundredths of a second
+        assert best[:2] <= rival[:2], (pin, best, rival)
+        if best[:2] == rival[:2]:
+            assert best[2] <= rival[2] * (1 + rounding) + rounding, (pin, best, rival)
