@@ -98,10 +98,10 @@ BAD_GENERATION: tuple[tuple[str, Changes, str, str], ...] = (
         "servers.gpusPerReplica",
     ),
     (
-        "three-GPUs-for-an-engine",
+        "three-gpus-for-an-engine",
         {"generation.tensorParallel": 3},
         "spec.generation.tensorParallel",
-        "1, 2, 4, 8 or 16",
+        "1.*2.*4.*8.*16",
     ),
     (
         "nothing-at-a-time",
