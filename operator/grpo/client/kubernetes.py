@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_api.report.history import Row
-from grpo_api.text.contract import CONTAINER, GROUP, KIND, PLURAL
+from grpo_api.text.contract import CONTAINER, KIND
 from grpo_cli.cluster import kubectl
 from grpo_cli.commands.export import fetch_model
 from grpo_cli.commands.logs import find_pod
@@ -17,7 +17,6 @@ from grpo_planner.result.result import PlanResult
 
 from .job import Event, Job, job_of
 
-RESOURCE = f"{PLURAL}.{GROUP}"
 POD_SECONDS = 600
 """Longest wait for a pod that reads a volume."""
 
@@ -40,7 +39,7 @@ class Kubernetes:
 
     def jobs(self) -> list[Job]:
         """All GRPOJobs of the namespace."""
-        items = kubectl.get_json(self._options, RESOURCE)["items"]
+        items = kubectl.get_json(self._options, kubectl.RESOURCE)["items"]
         return [job_of(*kubectl.read_job(item)) for item in items]
 
     def job(self, name: str) -> Job:
@@ -103,10 +102,10 @@ class Kubernetes:
 
     def delete(self, name: str) -> None:
         """Delete the object; the garbage collector ends its pods."""
-        kubectl.run_kubectl(self._options, "delete", RESOURCE, name, "--wait=false")
+        kubectl.run_kubectl(self._options, "delete", kubectl.RESOURCE, name, "--wait=false")
 
     def _patch(self, name: str, spec: dict[str, Any]) -> None:
-        kubectl.patch_object(self._options, RESOURCE, name, {"spec": spec})
+        kubectl.patch_object(self._options, kubectl.RESOURCE, name, {"spec": spec})
 
     def _with(self, **options: Any) -> Namespace:
         return Namespace(**vars(self._options), **options)

@@ -1,6 +1,5 @@
 """Waits for a job's end, as long as it takes: a run of days outlives restarts of the API server."""
 
-import json
 import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -76,18 +75,6 @@ def progress_line(job: GRPOJob) -> str:
     if status.progress and status.progress.summary and status.phase == Phase.RUNNING:
         phase += f", step {status.progress.summary}"
     return f"{phase}: {status.reason}" if status.reason else phase
-
-
-def patch_spec(options: Namespace, name: str, **fields: Any) -> None:
-    """Change fields of the job's spec.
-
-    Raises:
-        KubectlError: the API server refuses it.
-    """
-    patch = json.dumps({"spec": fields})
-    kubectl.run_kubectl(
-        options, "patch", kubectl.RESOURCE, name, "--type=merge", f"--patch={patch}"
-    )
 
 
 def readable_job(found: dict[str, Any]) -> GRPOJob | None:

@@ -3,21 +3,21 @@ patch that `kubectl` could make, too."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from typing import Any
 
 from grpo_api.status.status import Phase
 
 from ...cluster import kubectl
-from ...cluster.job_end import patch_spec
 from ...show.errors import NotYet
 
 
 def _suspend(options: Namespace) -> str:
-    patch_spec(options, options.name, suspend=True)
+    _patch(options, suspend=True)
     return "suspended: it saves a checkpoint and gives its GPUs back"
 
 
 def _resume(options: Namespace) -> str:
-    patch_spec(options, options.name, suspend=False)
+    _patch(options, suspend=False)
     return "resumed: it goes on from its last checkpoint once it has GPUs"
 
 
@@ -28,13 +28,17 @@ def _retry(options: Namespace) -> str:
         phase = job.status.phase or Phase.PENDING
         raise NotYet(f"{options.name} is {phase}; only a job that has failed is tried again")
     number = max(job.spec.retry, job.status.retry) + 1
-    patch_spec(options, options.name, retry=number)
+    _patch(options, retry=number)
     return f"is tried again (spec.retry {number})"
 
 
 def _delete(options: Namespace) -> str:
     kubectl.run_kubectl(options, "delete", kubectl.RESOURCE, options.name, "--wait=false")
     return "is being deleted; checkpoints stay where spec.checkpoint keeps them"
+
+
+def _patch(options: Namespace, **fields: Any) -> None:
+    kubectl.patch_object(options, kubectl.RESOURCE, options.name, {"spec": fields})
 
 
 def _registration(act: Callable[[Namespace], str]) -> Callable[[ArgumentParser], None]:
