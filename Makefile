@@ -5,6 +5,8 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 CLUSTER := $(BIN)/python -m harness
+# its advertisement of a successor is not a warning
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 # not among the installed packages
 CODEGEN := PYTHONPATH=operator:trainer_image $(BIN)/python -m grpo_codegen
 # Two cores: one thread for each of two training processes. No hub here, and nothing may try to reach one.
@@ -43,7 +45,7 @@ BEGAN := $(shell date +%s)
 # `make gpu-kit`: the other machine's Python
 KIT_PYTHON ?= 3.12
 
-.PHONY: help venv demo check test test-all flaky-check soak chaos lint codegen pictures cluster cluster-down images bench tools tools-all gpu gpu-kit release
+.PHONY: help venv demo check test test-all flaky-check soak chaos lint docs codegen pictures cluster cluster-down images bench tools tools-all gpu gpu-kit release
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' \
@@ -75,15 +77,19 @@ test-all: venv $(ALL_TOOLS) ## every test, with coverage and its limit, in 100 m
 flaky-check: venv $(TOOLS) ## ten times the realtime tests that differ from main, on one busy core (TESTS=…)
 	@$(BIN)/python -m tests.flaky_check $(TESTS)
 
-lint: venv ## ruff, mypy, import layers, freshness of generated files
+lint: venv ## ruff, mypy, import layers, freshness of generated files, the site's links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=operator:trainer_image $(BIN)/lint-imports --no-logo
 	$(CODEGEN) --check
+	$(MKDOCS) --quiet
 
 codegen: venv ## write the generated files: CRD, chart copy, dashboards, alert rules, documents
 	$(CODEGEN)
+
+docs: venv ## build the documentation site into site-output, strictly: no dead link, no request to another host
+	$(MKDOCS)
 
 venv: .venv/.stamp ## the virtual environment with the CLI `grpo` and every test tool
 .venv/.stamp: pyproject.toml constraints.txt
@@ -92,7 +98,7 @@ venv: .venv/.stamp ## the virtual environment with the CLI `grpo` and every test
 	@echo "installing the virtual environment (the training stack is 6 GB; a minute or two)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv
-	@$(BIN)/uv pip install -q -p $(BIN)/python -c constraints.txt -e '.[operator,trainer,dev]'
+	@$(BIN)/uv pip install -q -p $(BIN)/python -c constraints.txt -e '.[operator,trainer,dev,docs]'
 	@touch $@
 
 # Ranks that start together would each compile torch and TRL, 24 s of CPU, for themselves.
@@ -139,7 +145,7 @@ images: venv ## build the operator's and the trainer's image
 
 ##@ GPUs
 
-gpu: venv ## the acceptance run on this machine's GPUs, in 9 minutes; the result goes into docs/gpu.md (OPTIONS=…)
+gpu: venv ## the acceptance run on this machine's GPUs, in 9 minutes; the result goes into docs/internals/gpu.md (OPTIONS=…)
 	@$(BIN)/python -m tools.gpu accept --output gpu-output --used $$(($$(date +%s) - $(BEGAN))) $(OPTIONS)
 
 gpu-kit: venv ## what a bare GPU machine lacks for it, as wheels, with a script `run` (KIT_PYTHON=3.12)

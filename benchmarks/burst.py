@@ -5,7 +5,8 @@
 One job of four pods, and a burst of jobs of two pods, in all the ways of burst_kinds.py,
 interleaved in one run on one API level cluster with kwok nodes, so that a noisy machine disturbs
 all alike. With `--fails` all pods of a burst fail at once, and it ends when those of the next
-attempts exist. Prints tables. Never part of the tests; the goals are in docs/architecture.md.
+attempts exist. Prints tables. Never part of the tests; the goals are in
+docs/internals/architecture.md.
 """
 
 import argparse

@@ -8,8 +8,8 @@ and versitygw on loopback.
     python -m benchmarks checkpoint_store [--hidden 512] [--layers 8] [--rounds 2] [--write]
 
 Prints the medians over all rounds: seconds that training stood still for a checkpoint, seconds of a
-step, and their ratios. `--write` puts the table into docs/object-stores.md. Store, pods and disk
-share one machine: what a network adds is not in it.
+step, and their ratios. `--write` puts the table into docs/how-to/models/object-stores.md. Store,
+pods and disk share one machine: what a network adds is not in it.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
 from tests.support.facts.resume_cases import Case, plan, write_data
 from tests.support.ranks.pods import Gang, json_lines
 
-PAGE = ROOT / "docs" / "object-stores.md"
+PAGE = ROOT / "docs/how-to/models/object-stores.md"
 CASE = Case(rows=64, steps=16, save=4, kill=0, accumulation=2, micro_batch=4)
 PLACES = ("volume", "store")
 EVERY = 100

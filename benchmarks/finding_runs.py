@@ -8,7 +8,7 @@ on two cores:
     python -m benchmarks finding_runs [--steps N] [--healthy N] [--each N] [--write]
 
 `--write` replaces the histories that tests/unit/test_finding_runs.py replays; `make codegen` then
-writes their table into docs/findings.md.
+writes their table into docs/reference/findings.md.
 """
 
 import argparse

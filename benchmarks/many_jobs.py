@@ -5,7 +5,8 @@
 On a real API server with kwok nodes. The running jobs are real ones, started by the operator, of
 one pod each, whose rank 0 does not answer; the ended ones are made, with full statuses and without
 Jobs and pods. Then the operator of each checkout is started afresh, so that it lists everything,
-and is left alone. Prints a table. Never part of the tests; the goals are in docs/architecture.md.
+and is left alone. Prints a table. Never part of the tests; the goals are in
+docs/internals/architecture.md.
 """
 
 import argparse

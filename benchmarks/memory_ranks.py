@@ -2,9 +2,9 @@
 
     python -m benchmarks memory_ranks [--quick]
 
-Prints the table of docs/memory-model.md, in Markdown. Takes ten minutes on two quiet cores; the
-same cases are tests (tests/trainer/test_memory_ranks.py), six of them in `make test-all` and all in
-`make soak`.
+Prints the table of docs/internals/memory-model.md, in Markdown. Takes ten minutes on two quiet
+cores; the same cases are tests (tests/trainer/test_memory_ranks.py), six of them in `make test-all`
+and all in `make soak`.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python -m benchmarks memory_truth [--quick] [--models NAME ...]
 
 Prints a table per case (error of the total peak, by this model and by others' rules) and a summary,
-in Markdown, for docs/memory-model.md. Takes seconds to minutes per case, and far more on a busy
-machine; never part of the tests.
+in Markdown, for docs/internals/memory-model.md. Takes seconds to minutes per case, and far more on
+a busy machine; never part of the tests.
 """
 
 import argparse

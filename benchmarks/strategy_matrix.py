@@ -1,4 +1,5 @@
-"""Measures every reference strategy under every parallelism, for the tables of docs/strategies.md.
+"""Measures every reference strategy under every parallelism, for the tables of
+docs/explanation/strategies.md.
 
 What the page claims is measured here, in two minutes on two cores:
 
@@ -159,7 +160,9 @@ def main() -> int:
         help="(default: all)",
     )
     parser.add_argument(
-        "--write", action="store_true", help="write the tables into docs/strategies.md, all of them"
+        "--write",
+        action="store_true",
+        help="write the tables into docs/explanation/strategies.md, all of them",
     )
     options = parser.parse_args()
     if options.write and options.parallelisms != PARALLELISMS:

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 OUTPUTS: dict[str, Callable[[], str]] = {
     "README.md": readme.readme,
-    "docs/api.md": readme.api_page,
+    "docs/reference/api.md": readme.api_page,
     "operator/grpo_api/spec/trl_fields.json": trl_fields.render,
     "crds/grpojob.yaml": crd.render,
     "charts/grpo-operator/files/grpojob.yaml": crd.render,
@@ -40,20 +40,20 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "charts/grpo-operator/files/alerts.yaml": alerts.render,
     "charts/grpo-operator/files/recording.yaml": recording.render,
     "charts/grpo-operator/README.md": chart_page.render,
-    "docs/alerts.md": alert_page.render,
+    "docs/reference/alerts.md": alert_page.render,
     **{
         f"charts/grpo-operator/files/dashboards/{name}.json": partial(grafana.render, dashboard)
         for name, dashboard in DASHBOARDS.items()
     },
-    "docs/dashboards.md": partial(page.render, DASHBOARDS),
-    "docs/metrics.md": documents.metrics,
-    "docs/traces.md": documents.traces,
-    "docs/findings.md": documents.findings,
-    "docs/from-trl.md": trl_page.render,
-    "docs/step-times.md": step_times.render,
-    "docs/planner-table.md": planner.table,
-    "docs/gpu-products.md": planner.products,
-    "docs/plan-schema.json": planner.schema,
+    "docs/reference/dashboards.md": partial(page.render, DASHBOARDS),
+    "docs/reference/metrics.md": documents.metrics,
+    "docs/reference/traces.md": documents.traces,
+    "docs/reference/findings.md": documents.findings,
+    "docs/how-to/train/from-trl.md": trl_page.render,
+    "docs/internals/step-times.md": step_times.render,
+    "docs/internals/planner-table.md": planner.table,
+    "docs/reference/gpu-products.md": planner.products,
+    "docs/reference/plan-schema.json": planner.schema,
     "trainer_image/grpo_acceptance/pins.json": acceptance.pins,
     "trainer_image/grpo_acceptance/predictions.json": acceptance.predictions,
 }

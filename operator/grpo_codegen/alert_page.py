@@ -1,4 +1,4 @@
-"""docs/alerts.md: what is found, what fires and what the dashboards show in which story, and a
+"""docs/reference/alerts.md: what is found, what fires and what the dashboards show in which story, and a
 runbook for each alert.
 
 The matrix is what the stories declare; tests/integration/test_alerts.py holds every cell to the
@@ -19,7 +19,7 @@ _HEAD = """\
 # Alerts
 
 The chart's `monitoring.prometheusRule` has them, with thresholds (`thresholds`) and switches (`disabled`) in its values
-([values.yaml](../charts/grpo-operator/values.yaml)). What stands in angle brackets below is a threshold. Alerts on a
+([values.yaml](../../charts/grpo-operator/values.yaml)). What stands in angle brackets below is a threshold. Alerts on a
 job are warnings: nobody is woken for them. Each is about a job, whatever pods and attempts it has had, and ends when
 what it tells of does. The label `cluster`, where scrapes have one, stays. `runbookURL` and `dashboardURL` of the same
 values give each alert the annotations `runbook_url` and `dashboard_url`.

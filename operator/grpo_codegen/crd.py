@@ -103,7 +103,7 @@ def definition(served: Sequence[str] = (VERSION,), stored: str = VERSION) -> dic
     """The CRD as an object.
 
     All versions in `served` have the same schema, so the API server converts between them by
-    changing `apiVersion` alone (strategy None); `stored` is the one that etcd keeps. docs/api.md
+    changing `apiVersion` alone (strategy None); `stored` is the one that etcd keeps. docs/reference/api.md
     says how a version is followed by the next.
     """
     return {

@@ -1,5 +1,5 @@
-"""Documents that are tables of what the code declares: docs/metrics.md, docs/traces.md and
-docs/findings.md.
+"""Documents that are tables of what the code declares: docs/reference/metrics.md, docs/reference/traces.md and
+docs/reference/findings.md.
 
 The references list every metric, span, attribute, finding and limit, and no other.
 """
@@ -66,7 +66,7 @@ Counters begin at 0 with the process, or the attempt, that counts: read them by 
 | an engine pod | 60 of vLLM's 298 | | none |
 | the operator: a job of four pods | 23 | 23,000 | 19 |
 
-[test_series.py](../tests/unit/test_series.py) counts them.
+[test_series.py](../../tests/unit/test_series.py) counts them.
 What is alerted on is in [alerts.md](alerts.md), what became of each attempt in [traces](traces.md).
 """
 _RECORDED = """\
@@ -83,7 +83,7 @@ others do the same work. `podMonitor` gives an engine pod's series the label `en
 
 
 def metrics() -> str:
-    """docs/metrics.md."""
+    """docs/reference/metrics.md."""
     return "\n".join(
         [
             _HEAD,
@@ -162,7 +162,7 @@ the operator's egress has to let it reach the collector.
 
 
 def traces() -> str:
-    """docs/traces.md."""
+    """docs/reference/traces.md."""
     spans = ["## Spans", "", "| span | part of | what it is |", "|---|---|---|"]
     spans += [
         f"| `{one.name}` | {f'`{one.parent}`' if one.parent else '–'} | {one.help} |"
@@ -199,7 +199,7 @@ that was logged twice, as after a rollback, the later numbers count. `confidence
 beyond it. Levels are medians of ten steps; "its beginning" is the level of the first ten, and an error is that of a level,
 from the jumps between neighbouring steps.
 
-The limits were tried on runs of bare TRL with 78,000 parameters ([finding_runs](../benchmarks/finding_runs.py)), whose
+The limits were tried on runs of bare TRL with 78,000 parameters ([finding_runs](../../benchmarks/finding_runs.py)), whose
 histories the tests replay: sixty healthy ones of three learning rates, of which at most one may have a finding, and six of
 each death in [the table](#how-early). Each is named before half of what it loses is lost.
 
@@ -220,7 +220,7 @@ the last of six runs to be found, and the share is that of the latest.
 
 
 def findings() -> str:
-    """docs/findings.md."""
+    """docs/reference/findings.md."""
     rows = [_FINDINGS_HEAD, "| finding | meaning | what people change |", "|---|---|---|"]
     for name, rule in RULES.items():
         meaning = cleandoc(rule.judge.__doc__ or "").partition("\n")[0]

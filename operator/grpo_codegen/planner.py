@@ -1,7 +1,7 @@
 """The planner's generated documents: what it plans on seventeen clusters, the GPUs it knows, the
 schema of its answer.
 
-docs/planner-table.md shows real plans beside the rule of thumb that this planner replaces (over 20
+docs/internals/planner-table.md shows real plans beside the rule of thumb that this planner replaces (over 20
 B parameters shard, with ample memory clone, else train an adapter), and goes stale loudly when a
 plan changes.
 """
@@ -119,7 +119,7 @@ def spec(model: str, engine: str = "Auto") -> GRPOJobSpec:
 
 
 def table() -> str:
-    """docs/planner-table.md."""
+    """docs/internals/planner-table.md."""
     head = [
         "# What the planner chooses, and what the rule of thumb would",
         "",
@@ -139,7 +139,7 @@ def table() -> str:
         "",
         "Engine Auto: what samples the completions is the planner's choice too. Memory and times "
         "of vLLM are assumed: "
-        "no GPU has confirmed them ([generation.md](generation.md)). The second table is without "
+        "no GPU has confirmed them ([generation.md](../explanation/generation.md)). The second table is without "
         "engines.",
         "",
         *COLUMNS,
@@ -210,7 +210,7 @@ def _short(result: PlanResult) -> str:
 
 
 def products() -> str:
-    """docs/gpu-products.md."""
+    """docs/reference/gpu-products.md."""
     built = ", ".join(map(format_capability, IMAGE))
     head = [
         "# GPU products that the planner knows",
@@ -263,6 +263,6 @@ def _product(item: tuple[str, Product]) -> str:
 
 
 def schema() -> str:
-    """docs/plan-schema.json: what `grpo plan -o json` prints."""
+    """docs/reference/plan-schema.json: what `grpo plan -o json` prints."""
     found = PlanResult.model_json_schema(mode="serialization")
     return json.dumps(found, indent=2, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""docs/from-trl.md: how a TRL script becomes a GRPOJob, and where each setting of TRL is in one."""
+"""docs/how-to/train/from-trl.md: how a TRL script becomes a GRPOJob, and where each setting of TRL is in one."""
 
 from collections.abc import Iterator, Mapping
 
@@ -46,7 +46,7 @@ trainer class.
 
 The first ten steps of nine public kinds of scripts (plain, LoRA, several rewards, DAPO, GSPO, Dr. GRPO, a thinking model,
 text prompts, a reward model) are equal to TRL's own in every digit of every logged number, on a CPU
-([test](../tests/trainer/test_from_trl.py)). With vLLM the settings are equal, and the samples are not: here each completion
+([test](../../../tests/trainer/test_from_trl.py)). With vLLM the settings are equal, and the samples are not: here each completion
 has a seed of its own, so that it does not depend on how many engines there are.
 
 On GPUs the numbers differ by rounding: the plan may split a step otherwise, shard, or compute in another dtype. On CPUs a
@@ -57,7 +57,7 @@ TRL drops no prompt; a job stops at one that is longer than `training.maxPromptL
 
 
 def render() -> str:
-    """docs/from-trl.md."""
+    """docs/how-to/train/from-trl.md."""
     counts = (len(FIELDS), len(MODEL_PLACES) + len(SCRIPT_PLACES))
     parts = [
         _HEAD,

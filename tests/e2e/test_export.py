@@ -55,7 +55,7 @@ or that sends nothing of them for ever."""
 
 @pytest.fixture(scope="module")
 def public_key(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the key in the Secret by which the job signs; both are made as docs/verify.md says."""
+    """Of the key by which the job signs; both are made as docs/how-to/models/verify.md says."""
     folder = tmp_path_factory.mktemp("key")
     subprocess.run(
         shlex.split("openssl genpkey -algorithm ed25519 -out signing.key"), cwd=folder, check=True

@@ -35,7 +35,7 @@ from tests.e2e.conftest import grpo
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
-PAGE = ROOT / "docs" / "bring-your-own.md"
+PAGE = ROOT / "docs/tutorials/bring-your-own.md"
 NAMESPACE = "newcomer"
 TRAINING, EVALUATION = "quickstart", "quickstart-evaluation"
 DOCUMENTS: list[Object] = list(yaml.safe_load_all(QUICKSTART.read_text()))

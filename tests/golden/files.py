@@ -19,8 +19,9 @@ tests.golden` rewrites the files, and the commit shows the difference.
 
 Not recorded again, since `make lint` compares these files with their sources (`grpo_codegen
 --check`): the CRDs; alert and recording rules; dashboards; the tables of metrics (name, kind, unit,
-labels, help), spans, API fields, chart values, GPU products and plans (docs/planner-table.md); the
-schema of `grpo plan -o json`; pins and predictions of the acceptance run.
+labels, help), spans, API fields, chart values, GPU products and plans
+(docs/internals/planner-table.md); the schema of `grpo plan -o json`; pins and predictions of the
+acceptance run.
 
 The trainer's digits are tests: tests/trainer/test_resume_exact.py compares a run with bare TRL and
 with its own resumed runs, tests/trainer/test_reference_gang.py ranks with one process,

@@ -255,7 +255,7 @@ def _of_example(path: Path) -> Any:
 
 
 def _as_json() -> Any:
-    """Return what `grpo plan -o json` prints; docs/plan-schema.json has its fields."""
+    """Return what `grpo plan -o json` prints; docs/reference/plan-schema.json has its fields."""
     found = render.grpo(
         "plan", "-f", "-", *ONE_H100, "-o", "json", stdin=_manifest(SPREAD["clone-1b"].changes)
     )

@@ -1,5 +1,5 @@
-"""The matrix of docs/alerts.md: every story is put to the trainer's rules, to every alert of the
-chart and to the first rows of the dashboards.
+"""The matrix of docs/reference/alerts.md: every story is put to the trainer's rules, to every alert
+of the chart and to the first rows of the dashboards.
 
 promtool evaluates them, with the rules that Helm renders by default, all stories in few calls. A
 cell is held to the whole story: what fires does so at the story's minute and has ended at its end,
@@ -224,7 +224,7 @@ def test_each_alert_and_finding_has_a_story_and_each_story_its_row() -> None:
     assert len(set(stories)) == len(stories)
     assert {name for story in STORIES for name in story.firing} == set(names)
     assert {name for story in STORIES for name in story.findings} == set(RULES)
-    page = Path("docs/alerts.md").read_text()
+    page = Path("docs/reference/alerts.md").read_text()
     assert re.findall(r"^\| ([^|]+) \|.*\| (?:red|orange|green) \|$", page, re.MULTILINE) == stories
 
 

@@ -1,4 +1,5 @@
-"""The way to the next version of the API, walked on a real API server as docs/api.md describes it.
+"""The way to the next version of the API, walked on a real API server as docs/reference/api.md
+describes it.
 
 The same schema is served under two names while objects of the first exist. What could go wrong is
 the server's doing: conversion, the rules over old objects, the list of stored versions.

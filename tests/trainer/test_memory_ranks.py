@@ -3,7 +3,7 @@ most 2 % too high.
 
 Byte counts, so a small model does. Which memory a buffer is in follows from the function that
 allocates it (tests/support/ledger/ledger_sites.py); an unknown one fails here. The benchmark
-memory_ranks prints the table of docs/memory-model.md from the same cases.
+memory_ranks prints the table of docs/internals/memory-model.md from the same cases.
 """
 
 from dataclasses import asdict

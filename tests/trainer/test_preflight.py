@@ -381,7 +381,9 @@ def test_a_store_is_tried_with_the_run_s_own_client(
         problem = only_problem(run_checks(plan, QUICK))
     assert (problem.path, problem.transient) == ("spec.checkpoint.store", False)
     assert "is refused" in problem.message
-    assert problem.message.endswith("rights of the credentials (docs/object-stores.md)")
+    assert problem.message.endswith(
+        "rights of the credentials (docs/how-to/models/object-stores.md)"
+    )
 
 
 def written(job: Job, plan: TrainingPlan) -> dict[str, str]:

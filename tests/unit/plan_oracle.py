@@ -1,9 +1,9 @@
 """An oracle of the planner's choice: every candidate, each worked out by itself.
 
 It imports nothing of grpo_planner.search. What may be combined is stated here once more, from
-docs/strategies.md and docs/generation.md, so that a candidate which the search forgets or prunes by
-mistake is found. Only jobs on up to 16 GPUs of a pool: past that the search takes whole nodes, in
-steps.
+docs/explanation/strategies.md and docs/explanation/generation.md, so that a candidate which the
+search forgets or prunes by mistake is found. Only jobs on up to 16 GPUs of a pool: past that the
+search takes whole nodes, in steps.
 """
 
 from collections.abc import Iterator

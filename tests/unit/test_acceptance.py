@@ -250,7 +250,7 @@ def test_names_of_checks_are_unique_and_all_memory_cases_are_among_them() -> Non
 
 
 def test_the_page_of_gpus_explains_every_check() -> None:
-    text = (ROOT / "docs" / "gpu.md").read_text()
+    text = (ROOT / "docs/internals/gpu.md").read_text()
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     explained = {name for row in rows for name in re.findall(r"`([-\w]+)`", row)}
     assert {one.name for one in CHECKS if one.module != ".memory"} | {

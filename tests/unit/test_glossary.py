@@ -14,7 +14,7 @@ from grpo_api.status.status import ConditionType
 from grpo_api.text.contract import LEADER_KIND
 
 ROOT = Path(__file__).parents[2]
-GLOSSARY = ROOT / "docs" / "glossary.md"
+GLOSSARY = ROOT / "docs/reference/glossary.md"
 MOST_WORDS = 40
 ROW = re.compile(r"^\| (?P<word>[^|]+) \| (?P<meaning>[^|]+) \| (?P<where>[^|]*) ?\|$")
 FILES = {"provenance.json"}
@@ -79,6 +79,6 @@ def test_a_field_that_does_not_exist_is_found() -> None:
     "word", [word.partition(",")[0].partition(" of ")[0] for word, _ in rows()]
 )
 def test_the_pages_use_the_glossary_s_words(word: str) -> None:
-    pages = [page for page in sorted((ROOT / "docs").glob("*.md")) if page != GLOSSARY]
+    pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page != GLOSSARY]
     using = [page for page in pages if word.lower() in page.read_text().lower()]
     assert using

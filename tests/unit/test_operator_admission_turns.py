@@ -183,8 +183,8 @@ class Cluster:
         at = next(at for at, free in enumerate(self.free()) if free >= plan.gpus)
         self.running.append((now + self.chance.randint(1, LONGEST), one, {at: plan.gpus}))
         since, before = self.came[one.uid]
-        # docs/faults.md states the bound: of those that wait already, of those that may pass, and
-        # of its own GPUs
+        # docs/explanation/faults.md states the bound: of those that wait already, of those that may
+        # pass, and of its own GPUs
         bound = LONGEST * (MOST_PASSED_OVER + before + (before + 1) * (max(self.sizes) + 1))
         self.longest = max(self.longest, now - since)
         assert now - since <= bound, f"{one.name} waited for {now - since} rounds"

@@ -156,7 +156,7 @@ def committed(seen: Observation) -> GRPOJobStatus:
 
 
 def expected_rung(story: Story, result: str, cause: Cause) -> str:
-    """The answer by the words of docs/generation.md."""
+    """The answer by the words of docs/explanation/generation.md."""
     if story.fallback == "Never":
         may_be_the_machines = result == "EngineFailed" and cause not in PERMANENT_CAUSES
         return "counted restart" if may_be_the_machines and not story.on_first_rung else "Fail"

@@ -29,13 +29,13 @@ def explained(page: str, section: str, column: int) -> list[str]:
     [("Conditions", ConditionType), ("Phases", Phase), ("Reasons", {*Reason, *PlanReason})],
 )
 def test_the_page_of_conditions_explains_each_word_once(section: str, words: Iterable[str]) -> None:
-    assert sorted(explained("conditions.md", section, column=1)) == sorted(
+    assert sorted(explained("reference/conditions.md", section, column=1)) == sorted(
         {str(word) for word in words}
     )
 
 
 def test_the_page_of_faults_has_an_answer_to_every_result_but_success() -> None:
-    answered = set(explained("faults.md", "Answers", column=2))
+    answered = set(explained("explanation/faults.md", "Answers", column=2))
     assert set(Result) - {Result.SUCCEEDED} <= answered
     assert answered <= {*map(str, Result), *map(str, Reason)}
 
@@ -45,7 +45,7 @@ def drawn_layers() -> dict[str, list[set[str]]]:
     highest first."""
     rooms: dict[str, list[set[str]]] = {}
     for block in re.findall(
-        r"```\n(grpo_.*?)```", (DOCS / "architecture.md").read_text(), re.DOTALL
+        r"```\n(grpo_.*?)```", (DOCS / "internals/architecture.md").read_text(), re.DOTALL
     ):
         lines = block.splitlines()
         middle = lines[0].rindex("grpo_")

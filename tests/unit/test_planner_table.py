@@ -70,7 +70,7 @@ def test_a_mixed_cluster_uses_its_fast_cards() -> None:
 
 
 def test_the_table_has_every_cluster_and_says_why() -> None:
-    text = Path(ROOT / "docs/planner-table.md").read_text()
+    text = Path(ROOT / "docs/internals/planner-table.md").read_text()
     assert all(f"| {name} |" in text for name in CLUSTERS)
     rows = [
         line.strip("| ").split(" | ")

@@ -1,7 +1,7 @@
 """The repository keeps its own rules: layers, sizes, docstrings, examples that parse, links that
 lead somewhere.
 
-The rules of docs/architecture.md are checked, not remembered.
+The rules of docs/internals/architecture.md are checked, not remembered.
 """
 
 import ast
@@ -176,7 +176,7 @@ def documents() -> list[tuple[str, str]]:
         (str(path.relative_to(ROOT)), path.read_text())
         for path in sorted(ROOT.glob("examples/*.yaml"))
     ]
-    for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]:
+    for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
         blocks = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
         found += [
             (f"{page.name}-{n}", block)

@@ -1,4 +1,4 @@
-"""How many series a job has, as docs/metrics.md says."""
+"""How many series a job has, as docs/reference/metrics.md says."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from tests.virtual_time import virtually
 REWARDS = ("accuracy", "format")
 PLANNED = ("load", "generate", "reference", "forward", "backward", "step")
 OF_ENGINES = ("engine", "weight", "importance")
-PAGE = Path("docs/metrics.md").read_text()
+PAGE = Path("docs/reference/metrics.md").read_text()
 
 
 def rank0_series(engines: int) -> int:

@@ -27,7 +27,8 @@ def main() -> int:
 
 
 def accept(options: argparse.Namespace) -> int:
-    """The acceptance run on this machine; what it finds on a GPU goes into docs/gpu.md. Its exit
+    """The acceptance run on this machine; what it finds on a GPU goes into docs/internals/gpu.md.
+    Its exit
     code."""
     command = [
         sys.executable,
@@ -49,7 +50,7 @@ def pack(options: argparse.Namespace) -> int:
     size = kit.pack(options.output, options.python)
     print(
         f"{options.output}: the kit for Python {options.python}, {size / 1e6:.1f} MB; see "
-        "docs/gpu.md"
+        "docs/internals/gpu.md"
     )
     return 0
 

@@ -1,4 +1,4 @@
-"""docs/gpu.md's last result, written from the result of an acceptance run on a GPU.
+"""docs/internals/gpu.md's last result, written from the result of an acceptance run on a GPU.
 
 Nobody types a measured number.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.pages import ROOT, replace_section
 from grpo_acceptance.report import markdown_page
 
-PAGE = ROOT / "docs" / "gpu.md"
+PAGE = ROOT / "docs/internals/gpu.md"
 SECTION = "acceptance"
 
 

@@ -1,7 +1,8 @@
 """Draws the dashboards of all stories, or of some: `python -m tools.pictures --to FOLDER [--story
 NAME]…`.
 
-With `--documents` only the first screens that docs/dashboards.md shows, into docs/pictures.
+With `--documents` only the first screens that docs/reference/dashboards.md shows, into
+docs/pictures.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""When a run counts as ill: every limit of the rules, with its reason. docs/findings.md prints it.
+"""When a run counts as ill: every limit of the rules, with its reason. docs/reference/findings.md
+prints it.
 
 No limit is taken from one framework's defaults. A rule compares a run with its own beginning or
 best, and an absolute limit only keeps it silent where a change means nothing.

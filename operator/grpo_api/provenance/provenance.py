@@ -38,7 +38,7 @@ STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io
 PREDICATE_TYPE: Literal["https://slsa.dev/provenance/v1"] = "https://slsa.dev/provenance/v1"
 PAYLOAD_TYPE: Literal["application/vnd.in-toto+json"] = "application/vnd.in-toto+json"
 BUILD_TYPE = f"https://{GROUP}/training/v1"
-"""What the parameters mean: docs/verify.md says it."""
+"""What the parameters mean: docs/how-to/models/verify.md says it."""
 BUILDER = f"https://{GROUP}/trainer"
 """Who says all this: the trainer, in the pod of rank 0."""
 
@@ -311,7 +311,7 @@ def signed_bytes(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
 
 
 CONVERSION_TYPE = f"https://{GROUP}/conversion/v1"
-"""What the parameters mean: docs/verify.md says it."""
+"""What the parameters mean: docs/how-to/models/verify.md says it."""
 ORIGINAL = "original"
 """Folder of a converted model with the documents of the export that it was made of."""
 CONSUMED = "export/"

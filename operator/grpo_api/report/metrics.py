@@ -1,7 +1,7 @@
 """Every metric that the operator exports, declared once: name, kind, unit, help and labels.
 
-The exporter, the dashboards, the alert rules and docs/metrics.md can't disagree that way. The
-trainer's are in training_metrics.py.
+The exporter, the dashboards, the alert rules and docs/reference/metrics.md can't disagree that way.
+The trainer's are in training_metrics.py.
 """
 
 from dataclasses import KW_ONLY, dataclass

@@ -221,7 +221,7 @@ class Finding(Model):
     """What is wrong with a run, by the numbers of its steps (grpo_api/findings/)."""
 
     finding: Annotated[str, Field(max_length=64, pattern="^[A-Z][A-Za-z]*$")]
-    """Its name, such as EntropyCollapsed; docs/findings.md lists them."""
+    """Its name, such as EntropyCollapsed; docs/reference/findings.md lists them."""
     since: Count
     """Step from which on the run was beyond the limit."""
     confidence: Annotated[float, Field(ge=0, le=1)]

@@ -1,6 +1,6 @@
 """Every span and attribute of an attempt's trace, declared once.
 
-What the operator sends and what docs/traces.md explains can't disagree that way. Names of
+What the operator sends and what docs/reference/traces.md explains can't disagree that way. Names of
 attributes are those of OpenTelemetry's semantic conventions where there is one, else they begin
 with `grpo.`.
 """

@@ -374,7 +374,7 @@ FINDING = Metric(
     "grpo_training_finding",
     "gauge",
     "1",
-    "1 while the run has this finding (docs/findings.md), 0 otherwise.",
+    "1 while the run has this finding (docs/reference/findings.md), 0 otherwise.",
     ("finding",),
     key="finding",
 )

@@ -1,7 +1,7 @@
 """Metrics of vLLM itself that pods with an engine export: 60 of the 300 series that it has.
 
 The names, kinds and labels are those of vLLM 0.30 (vllm/v1/metrics/loggers.py). They are declared
-here so that the exporter, the dashboards and docs/metrics.md agree.
+here so that the exporter, the dashboards and docs/reference/metrics.md agree.
 """
 
 from .metrics import Kind, Metric

@@ -76,7 +76,7 @@ class ObjectStoreSpec(Model):
     """Region of the bucket, for s3://. Unset: us-east-1."""
     credentials_secret_ref: LocalObjectReference | None = None
     """Secret whose keys are the client's settings, such as AWS_ACCESS_KEY_ID and
-    AWS_SECRET_ACCESS_KEY (docs/object-stores.md). Unset: the pods' own identity, by
+    AWS_SECRET_ACCESS_KEY (docs/how-to/models/object-stores.md). Unset: the pods' own identity, by
     podTemplate.spec.serviceAccountName."""
 
 
@@ -217,7 +217,8 @@ class ExportSpec(Model):
     """For Hub: which repository. Unset: none."""
     signing_key_secret_ref: SecretKeySelector | None = None
     """Private key, in PEM and without a password, that signs what the model was made of: Ed25519,
-    or ECDSA on P-256 or P-384 (docs/verify.md). Unset: provenance.json is not signed."""
+    or ECDSA on P-256 or P-384 (docs/how-to/models/verify.md). Unset: provenance.json is not
+    signed."""
 
     @property
     def is_model_kept(self) -> bool:

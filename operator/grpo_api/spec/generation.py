@@ -167,7 +167,7 @@ class GenerationSpec(Model):
     """Texts that end a completion, which keeps them. Unset: the end-of-sequence tokens alone."""
     kwargs: JSONMap | None = None
     """Further sampling arguments (TRL's generation_kwargs): GenerationConfig's with Transformers,
-    SamplingParams' with vLLM (docs/generation.md). Unset: none."""
+    SamplingParams' with vLLM (docs/explanation/generation.md). Unset: none."""
     fallback: Literal["Auto", "Never"] = "Auto"
     """What follows when an engine does not start, or when its log-probabilities differ by more than
     guard.maxEngineMismatch. Auto: the next attempt runs vLLM's model runner V1 without CUDA graphs

@@ -47,7 +47,7 @@ FindingName = Literal[
     "CheckpointFailing",
     "NoReward",
 ]
-"""What rank 0 may find in the steps of a run; docs/findings.md."""
+"""What rank 0 may find in the steps of a run; docs/reference/findings.md."""
 
 EndReason = Annotated[
     str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$")
@@ -235,9 +235,9 @@ class PlacementSpec(Model):
     objective: Objective = "Balanced"
     """What the plan optimises. Balanced: more GPUs as long as they shorten a step at least as much
     as they raise its GPU-seconds. Cheapest: the least price of a step, on GPUs with a price
-    (docs/usage.md). To all but Fastest a step counts as 5 % longer where it fills more than 80 % of
-    a GPU, 25 % above 90 %, 25 % with an offloaded optimizer, and 25 % on several nodes. Unset:
-    Balanced."""
+    (docs/explanation/usage.md). To all but Fastest a step counts as 5 % longer where it fills more
+    than 80 % of a GPU, 25 % above 90 %, 25 % with an offloaded optimizer, and 25 % on several
+    nodes. Unset: Balanced."""
     allow_slow: bool = False
     """Run although a step takes more than 6 hours, or all steps more than 90 days. Unset: false,
     such a plan is refused."""
@@ -306,7 +306,7 @@ class GuardSpec(Model):
     that it diverged on and never trains on that batch, at most twice; without any checkpoint it
     begins at the start, without that batch. Unset: Fail."""
     stop_on: Annotated[list[FindingName], Field(max_length=15, json_schema_extra=ATOMIC_LIST)] = []
-    """Findings (docs/findings.md) that end the run with StoppedOnFinding. Unset: none."""
+    """Findings (docs/reference/findings.md) that end the run with StoppedOnFinding. Unset: none."""
     max_engine_mismatch: Annotated[float, Field(gt=0, le=100)] | None = None
     """The attempt ends with EngineMismatch when the engine's and the trainer's log-probabilities of
     the newest tokens differ by more than this, in nats, in the mean over 100 tokens or more.

@@ -167,7 +167,7 @@ class TrainingSpec(Model):
         ),
         Rule(
             ARGUMENTS_BELONG,
-            "lrSchedulerType does not take one of lrSchedulerKwargs: see docs/api.md",
+            "lrSchedulerType does not take one of lrSchedulerKwargs: see docs/reference/api.md",
             _schedule_takes_its_arguments,
         ),
         Rule(
@@ -208,7 +208,7 @@ class TrainingSpec(Model):
     expected_completion_length: Annotated[int, Field(ge=1, le=1048576)] | None = None
     """Mean tokens of a completion: times and an engine's cache are planned for it, memory for
     maxCompletionLength. Unset: what attempts measured, else a share of the limit
-    (docs/step-times.md)."""
+    (docs/internals/step-times.md)."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Sampling temperature. Unset: 1."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

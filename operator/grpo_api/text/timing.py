@@ -3,7 +3,7 @@ part of its run.
 
 Those are durations by a clock that only goes forward, so that they are worth the same wherever the
 node's clock stands. The operator divides by them the time that it knows a gang to have held its
-GPUs (docs/usage.md).
+GPUs (docs/explanation/usage.md).
 """
 
 from datetime import datetime

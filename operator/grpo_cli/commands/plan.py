@@ -152,7 +152,7 @@ def register(parser: ArgumentParser) -> None:
     sources.add_arguments(parser)
     parser.add_argument(
         "-o", "--output", choices=["table", "json", "yaml", "svg", "png"], default="table",
-        help="json follows docs/plan-schema.json; svg and png draw memory per phase",
+        help="json follows docs/reference/plan-schema.json; svg and png draw memory per phase",
     )  # fmt: skip
     parser.add_argument(
         "--what-if", metavar="KEY=VALUE", action="append", default=[],

@@ -1,7 +1,7 @@
 """`grpo usage`: what became of the GPUs' time of one job, of a namespace's or of all, and what it
 cost.
 
-The states are those of docs/usage.md. Jobs on CPUs hold no GPUs and are left out.
+The states are those of docs/explanation/usage.md. Jobs on CPUs hold no GPUs and are left out.
 """
 
 import json

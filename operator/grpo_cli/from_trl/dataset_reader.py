@@ -20,7 +20,7 @@ _LOADING_ONLY = ("num_proc", "cache_dir", "trust_remote_code", "keep_in_memory",
 _MAPPING_ONLY = ("num_proc", "remove_columns", "desc", "load_from_cache_file", "keep_in_memory")
 WRITE_ROWS = (
     f'the rows are made by the script: let it write them, `dataset.to_json("{ROWS_FILE}")`, and '
-    "put the file on the claim that dataset.files names (docs/data.md)"
+    "put the file on the claim that dataset.files names (docs/how-to/train/data.md)"
 )
 
 

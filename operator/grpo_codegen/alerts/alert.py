@@ -31,7 +31,7 @@ class Alert:
     description: str
     """What it means and the first thing to do."""
     runbook: tuple[str, ...]
-    """What to look at and do, in order, for docs/alerts.md."""
+    """What to look at and do, in order, for docs/reference/alerts.md."""
     dashboard: str = TRAINING_UID
     """Where the reader of the alert looks first."""
     info_findings: tuple[FindingName, ...] = ()

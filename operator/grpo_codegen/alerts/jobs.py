@@ -131,7 +131,7 @@ ALERTS = (
         ),
         runbook=(
             "`status.ends` says how the last attempts ended, and on which node; "
-            "[faults.md](faults.md) what each "
+            "[faults.md](../explanation/faults.md) what each "
             "means.",
             (
                 "Where nodes come and go, the next job should save more often "
@@ -218,7 +218,7 @@ ALERTS = (
             "logs are kept."
         ),
         runbook=(
-            "[faults.md](faults.md) says what each reason means and what to do.",
+            "[faults.md](../explanation/faults.md) says what each reason means and what to do.",
             "The alert ends by itself an hour after the failure.",
         ),
     ),

@@ -2,7 +2,7 @@
 
 Each answers one person's questions: whose job it is (training), whose GPUs they are (fleet), whose
 operator it is (controller). The chart ships charts/grpo-operator/files/dashboards in ConfigMaps;
-docs/dashboards.md explains them.
+docs/reference/dashboards.md explains them.
 """
 
 from . import controller, fleet, training

@@ -145,7 +145,7 @@ _NOW = (
     ),
     Panel(
         title="Jobs that wait, by reason",
-        description="By status.reason; docs/conditions.md explains each.",
+        description="By status.reason; docs/reference/conditions.md explains each.",
         unit="none",
         queries=(
             Query(f"max by (reason) ({select(operator.JOBS_WAITING, CLUSTER)})", "{{reason}}"),

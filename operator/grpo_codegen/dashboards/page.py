@@ -1,4 +1,4 @@
-"""docs/dashboards.md: what each panel shows and what to do when it looks bad, in the words of the
+"""docs/reference/dashboards.md: what each panel shows and what to do when it looks bad, in the words of the
 panels themselves."""
 
 from .panels import NOTHING, Dashboard, Panel, Row
@@ -22,7 +22,7 @@ helm upgrade grpo-operator charts/grpo-operator --reuse-values \\
 ```
 
 `monitoring.dashboard.labels` and `annotations` are the ConfigMaps' (another label for the sidecar, a folder). Without a
-sidecar, import the files below [files/dashboards](../charts/grpo-operator/files/dashboards) by hand.
+sidecar, import the files below [files/dashboards](../../charts/grpo-operator/files/dashboards) by hand.
 
 Links at the top lead from one to another and keep the time and what is chosen; a click on a job of the fleet opens
 its own page. The first row says by name what is wrong, in the colours of the [stories](alerts.md#stories); rows below
@@ -40,7 +40,7 @@ def render(dashboards: dict[str, Dashboard]) -> str:
 
 
 def _section(name: str, dashboard: Dashboard) -> str:
-    file = f"[{name}.json](../charts/grpo-operator/files/dashboards/{name}.json)"
+    file = f"[{name}.json](../../charts/grpo-operator/files/dashboards/{name}.json)"
     marks = [
         f"- **{mark.title}** ({mark.color}): {mark.text[0].lower()}{mark.text[1:]}."
         for mark in dashboard.annotations
@@ -64,7 +64,7 @@ def _picture(name: str, dashboard: Dashboard) -> list[str]:
         f"The first screen in the [story](alerts.md#stories) *{PICTURED[name]}*, drawn with "
         "Grafana's components:"
     )
-    return [story, "", f"![{dashboard.title}](pictures/{name}.png)", ""]
+    return [story, "", f"![{dashboard.title}](../pictures/{name}.png)", ""]
 
 
 def _row(row: Row) -> str:

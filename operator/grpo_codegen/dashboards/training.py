@@ -299,7 +299,7 @@ _SPEED = (
         title="All-reduce bandwidth",
         description=(
             "Measured before the first step, against what the plan's times assume. Much less "
-            "points at the network: see NetworkSlow in docs/conditions.md."
+            "points at the network: see NetworkSlow in docs/reference/conditions.md."
         ),
         unit="Bps",
         queries=(

@@ -1,4 +1,4 @@
-"""What became of GPU-seconds and what they cost (docs/usage.md): of one job for Training health, of
+"""What became of GPU-seconds and what they cost (docs/explanation/usage.md): of one job for Training health, of
 all for Fleet."""
 
 from grpo_api.report import metrics as operator

@@ -44,7 +44,7 @@ FINDINGS = Panel(
     title="Findings",
     description=(
         "What is wrong with the run, by the numbers of every step. `grpo status` has the evidence "
-        "and what people change; docs/findings.md has the rules."
+        "and what people change; docs/reference/findings.md has the rules."
     ),
     unit="none",
     queries=(
@@ -66,7 +66,7 @@ def firing_alerts(where: str, whose: str, width: int) -> Panel:
         kind="stat",
         title="Firing alerts",
         description=(
-            f"Those {whose} that Prometheus evaluates, if it has the chart's rules; docs/alerts.md "
+            f"Those {whose} that Prometheus evaluates, if it has the chart's rules; docs/reference/alerts.md "
             "has a runbook for each."
         ),
         unit="none",

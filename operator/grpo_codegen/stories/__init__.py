@@ -1,7 +1,7 @@
 """Stories of jobs and of their operator, as the series that Prometheus would have of them, minute
 by minute.
 
-promtool evaluates the alerts on them (tests/integration/test_alerts.py), docs/alerts.md lists the
+promtool evaluates the alerts on them (tests/integration/test_alerts.py), docs/reference/alerts.md lists the
 results, and tools/pictures draws dashboards from them. A story contains what differs from WELL. It
 names metrics by their declarations, so it can't use one that nothing exports.
 """

@@ -1,7 +1,7 @@
 """Real runs whose findings are known: their histories, what each death costs, and when it is found.
 
 `python -m benchmarks finding_runs` trained them with bare TRL. The tests replay the histories, and
-docs/findings.md prints the table, so that a changed limit shows at once what it finds later.
+docs/reference/findings.md prints the table, so that a changed limit shows at once what it finds later.
 """
 
 import gzip
@@ -118,7 +118,7 @@ def lost_share(steps: Steps, quality: Callable[[dict[str, Any]], float], at: int
 
 
 def table() -> list[str]:
-    """Rows of docs/findings.md: by death, when the slowest of its runs is found."""
+    """Rows of docs/reference/findings.md: by death, when the slowest of its runs is found."""
     runs = histories()
     rows = [
         "| made to die of | loses | found as | found at step | of the loss, by then |",

@@ -2,7 +2,8 @@
 clean up.
 
 This module carries decisions out on the cluster, in the order of "One job's way through" in
-docs/architecture.md. It is level-triggered: it may be called at any time, any number of times.
+docs/internals/architecture.md. It is level-triggered: it may be called at any time, any number of
+times.
 
 An observation costs no request while a gang runs well. Requests are made only for the pods of a Job
 that has ended without one, and for the events of a gang that does not start.

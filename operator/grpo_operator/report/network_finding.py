@@ -51,7 +51,7 @@ def _advice(observation: Observation) -> str:
     if spec and spec.resources.network_cards:
         return (
             "set NCCL_DEBUG to INFO in spec.env, and look for cards that NCCL leaves out and for "
-            "`GDRDMA` in its channels (docs/gpu.md)"
+            "`GDRDMA` in its channels (docs/internals/gpu.md)"
         )
     return (
         "request the nodes' RDMA cards (spec.resources.limits, examples/11-rdma-and-init.yaml), or "

@@ -1,2 +1,3 @@
-"""What became of a job's GPUs: status.usage, by the rules of docs/usage.md. Pure: looks come in,
+"""What became of a job's GPUs: status.usage, by the rules of docs/explanation/usage.md. Pure: looks
+come in,
 records go out."""

@@ -17,8 +17,8 @@ from .fit import errors_of, fit, fit_with_errors
 from .rows import Prediction, predictions, published_runs
 
 HEAD = (
-    "# Written by `python -m grpo_planner.calibration fit`; docs/step-times.md says what each one "
-    "means.\n"
+    "# Written by `python -m grpo_planner.calibration fit`; docs/internals/step-times.md says what "
+    "each one means.\n"
 )
 
 

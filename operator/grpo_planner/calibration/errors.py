@@ -1,4 +1,4 @@
-"""The stored errors of the fit: errors.yaml, which docs/step-times.md shows."""
+"""The stored errors of the fit: errors.yaml, which docs/internals/step-times.md shows."""
 
 from functools import cache
 

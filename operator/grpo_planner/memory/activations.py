@@ -4,7 +4,7 @@ head's tiles.
 Sources for layers: transformers 5.23's decoder layers with scaled_dot_product_attention under a
 padding mask, PEFT 0.21's LoRA layers, torch's non-reentrant checkpointing. Each coefficient was
 read off fake-tensor accounts of the real code by changing one width at a time
-(docs/memory-model.md).
+(docs/internals/memory-model.md).
 
 TRL's fused log-probabilities never hold the logits. Source: trl.kernels.chunked_logprob (TRL 1.16):
 tiles of 4096 tokens by 32768 words, gradients summed in float32. All results are bytes on one GPU.

@@ -1,7 +1,7 @@
 """From allocated bytes to what the device must have, and what a checkpoint takes of the disk.
 
-The constants here are assumptions until they are fitted on a GPU (docs/memory-model.md, "assumed,
-not measured").
+The constants here are assumptions until they are fitted on a GPU (docs/internals/memory-model.md,
+"assumed, not measured").
 """
 
 from grpo_api.text.units import GIB, MIB

@@ -4,7 +4,7 @@ storage.
 A pod that requests nothing is put where there is no room for what it fetches, and is the first to
 be evicted there. Only /tmp counts: claims, image volumes and /dev/shm are no ephemeral storage.
 What is fetched stays there; checkpoints and exports are there on their way to an object store or
-the hub. Where the sizes come from is in docs/model-cache.md.
+the hub. Where the sizes come from is in docs/how-to/models/model-cache.md.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@ there.
 
 Sources: DeepSpeed 0.19.8 (stage_1_and_2.py, stage3.py), whose buffers were read off live gloo
 ranks; torch 2.13 (CachingHostAllocator.h) for the size of pinned ones. PROCESS and CPU_PROCESS are
-assumptions (docs/memory-model.md).
+assumptions (docs/internals/memory-model.md).
 """
 
 from collections.abc import Callable

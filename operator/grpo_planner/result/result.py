@@ -1,4 +1,5 @@
-"""PlanResult: the planner's whole answer, as `grpo plan -o json` prints it; docs/plan-schema.json
+"""PlanResult: the planner's whole answer, as `grpo plan -o json` prints it;
+docs/reference/plan-schema.json
 is its schema."""
 
 from enum import StrEnum

@@ -2,7 +2,7 @@
 
 An engine samples several times as fast as transformers' generate, from weights that have to be
 proven, and takes memory of its own. So what is known of the model decides first, then what fits;
-docs/generation.md says it in full.
+docs/explanation/generation.md says it in full.
 """
 
 from collections.abc import Iterator, Sequence

@@ -124,8 +124,8 @@ def _references(spec: GRPOJobSpec, zero: ZeroStage) -> list[tuple[Strategy, Stra
 
 
 def _eight_bit(spec: GRPOJobSpec, zero: ZeroStage) -> list[bool]:
-    """Optimizers to try: 8-bit AdamW doesn't combine with ZeRO (docs/memory-model.md, "Several
-    ranks")."""
+    """Optimizers to try: 8-bit AdamW doesn't combine with ZeRO (docs/internals/memory-model.md,
+    "Several ranks")."""
     if spec.training.optimizer == "AdamW8bit":
         return [] if zero else [True]
     return [False, True] if spec.training.optimizer == "Auto" and not zero else [False]

@@ -2,7 +2,7 @@
 
 Each fitted constant has a meaning of its own, so that a run nobody has published can be predicted.
 calibration.yaml has the runs, `python -m grpo_planner.calibration fit` writes constants.yaml, and
-docs/step-times.md shows both with their errors.
+docs/internals/step-times.md shows both with their errors.
 """
 
 from dataclasses import dataclass, field, fields

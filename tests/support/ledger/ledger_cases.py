@@ -172,7 +172,7 @@ MORE = [
     Case(world=4, zero=3, accumulation=2, micro_batch=4),
     Case(world=4, zero=3, accumulation=2, precision="float32"),
 ]
-"""What `make soak` and the table in docs/memory-model.md have besides."""
+"""What `make soak` and the table in docs/internals/memory-model.md have besides."""
 RESIDENT = Case(zero=3, offload=True, accumulation=2)
 """Whose resident memory is measured with large_config(). Nothing is gathered at once but a module
 at a time, and the model to generate: gloo's own buffers, which the ledger leaves out as the

@@ -385,7 +385,7 @@ def _refused(repository: Repository, action: Callable[[], T]) -> T:
         raise BadInput(
             f"{repository.description} can't be kept: {error}. The cache must be writable for the "
             "pods' user "
-            "(docs/data.md)"
+            "(docs/how-to/train/data.md)"
         ) from error
     except (OSError, HFValidationError) as error:
         raise BadInput(

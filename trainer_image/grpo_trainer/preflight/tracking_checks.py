@@ -50,7 +50,7 @@ def _require_package(preflight: Preflight, name: TrackerName) -> None:
     if preflight.scope.is_in_cluster and not has_package(name):
         raise BadInput(
             f"the image has no package for {name}; build it with TRACKERS={name} "
-            f"(docs/tracking.md) and set spec.image, or remove tracking.{name}"
+            f"(docs/how-to/train/tracking.md) and set spec.image, or remove tracking.{name}"
         )
 
 

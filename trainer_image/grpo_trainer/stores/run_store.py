@@ -220,7 +220,7 @@ def _useless(store: "Store", condition: str, how: str) -> BaseException:
         f"{store.url}: this store took a write with {condition} {how}, so it doesn't keep "
         "conditions and can't tell "
         "the newest attempt from an old one. Use a store with conditional writes "
-        "(docs/object-stores.md), or a volume"
+        "(docs/how-to/models/object-stores.md), or a volume"
     )
 
 

@@ -207,7 +207,7 @@ class Store:
             raise Denied(
                 f"{self.url}: {what} is refused: {_words(error)}. Check the bucket, the endpoint, "
                 "the region and the "
-                "rights of the credentials (docs/object-stores.md)"
+                "rights of the credentials (docs/how-to/models/object-stores.md)"
             ) from error
         if not isinstance(error, GenericError | JoinError | OSError):
             raise error
@@ -262,7 +262,7 @@ def open_store(
         raise BadInput(
             f"the object store {spec.url} can't be opened with the settings "
             f"{', '.join(sorted(config))}: "
-            f"{_words(error)} (docs/object-stores.md)"
+            f"{_words(error)} (docs/how-to/models/object-stores.md)"
         ) from error
     return Store(url, backend, tell, clock=clock)
 

@@ -1,7 +1,7 @@
 """`grpo diagnose`: says what is wrong with a run, by its logged steps.
 
 The run may be a job in the cluster or anybody's: a file of TRL's logs is enough. The rules are
-those of docs/findings.md.
+those of docs/reference/findings.md.
 """
 
 import json

@@ -1,0 +1,1 @@
+"""The documentation site: MkDocs' hooks for `make docs`."""
