@@ -36,14 +36,14 @@ WAITS = ("WaitingForGPUs", "WaitingInQueue")
 
 def restore(world: World) -> None:
     """Ends all faults, and waits until the operator and the nodes are there."""
-    _until(lambda: _calmed(world))
+    _until(world, lambda: _calmed(world))
     world.proxy.spoil, world.proxy.lost = None, lambda _: False
     # their garbage collector may lose track of owners that were deleted just after an API server's
     # end
     world.cluster.control_plane.restart_controllers()
     world.operators.revive()
     world.operators.wait_ready()
-    _until(lambda: _all_ready(world))
+    _until(world, lambda: _all_ready(world))
 
 
 def _calmed(world: World) -> list[str]:
@@ -62,11 +62,17 @@ def _all_ready(world: World) -> list[str]:
     return wrong
 
 
-def _until(problems: Callable[[], list[str]], seconds: float = SETTLE_SECONDS) -> list[str]:
-    """Looks again and again until there is no problem, and returns the last ones when time is
-    up."""
+def _until(
+    world: World, problems: Callable[[], list[str]], seconds: float = SETTLE_SECONDS
+) -> list[str]:
+    """Look again and again until there is no problem, and return the last ones when time is up.
+
+    An operator that loses its Lease ends, and its kubelet starts it again. On a busy machine both
+    replicas may lose it once the faults are over: without a kubelet nobody would lead from then on.
+    """
     end = time.monotonic() + seconds
     while True:
+        world.operators.revive()
         try:
             found = problems()
         except ApiStatusError as error:  # of an API server that has just come back
@@ -91,7 +97,7 @@ def settled(world: World) -> list[str]:
             if (wrong := _unsettled(world, job) or _crowded(world, job))
         ]
 
-    return [f"no job is lost: {one}" for one in _until(unsettled)]
+    return [f"no job is lost: {one}" for one in _until(world, unsettled)]
 
 
 def _crowded(world: World, job: Object) -> str:
@@ -189,7 +195,7 @@ def drained(world: World) -> list[str]:
                 succeed(world, job)
         return [_told(job) for job in found]
 
-    return [f"no job is lost: {one}" for one in _until(left)]
+    return [f"no job is lost: {one}" for one in _until(world, left)]
 
 
 def _over(job: Object) -> bool:
@@ -207,18 +213,19 @@ def _pause(world: World, job: Object, suspend: bool) -> None:
 
 def told(world: World, since: float) -> list[str]:
     """Every job that has ended since that unix time, when nothing disturbed the operator, has an
-    event that says so."""
+    event that says so. An operator that ends between a status and its event disturbs it."""
 
     def silent() -> list[str]:
+        undisturbed = max(since, world.operators.started_at)
         events = {(one["involvedObject"].get("uid"), one["reason"]) for one in world.all_of(EVENTS)}
-        ended = [job for job in world.jobs("Succeeded", "Failed") if _ended_at(job) > since]
+        ended = [job for job in world.jobs("Succeeded", "Failed") if _ended_at(job) > undisturbed]
         return [
             _told(job)
             for job in ended
             if (job["metadata"]["uid"], _final(job)["reason"]) not in events
         ]
 
-    return [f"no event tells of the end: {one}" for one in _until(silent)]
+    return [f"no event tells of the end: {one}" for one in _until(world, silent)]
 
 
 def _final(job: Object) -> Object:
@@ -238,7 +245,7 @@ def deleted(world: World) -> list[str]:
         world.delete(
             GRPOJOBS, metadata["namespace"], metadata["name"], propagationPolicy="Background"
         )
-    return [f"nothing is left over: {one}" for one in _until(lambda: list(_left(world)))]
+    return [f"nothing is left over: {one}" for one in _until(world, lambda: list(_left(world)))]
 
 
 def _left(world: World) -> Iterator[str]:

@@ -64,11 +64,14 @@ class OperatorProcess:
         self._port = 0
         self.stopped = False
         """Whether it stands still: sent SIGSTOP, and no SIGCONT since."""
+        self.started_at = 0.0
+        """Unix time of the newest start."""
         self.unexpected: list[str] = []
         """What the process did that nobody had told it to."""
 
     def start(self) -> None:
         """Starts a process."""
+        self.started_at = time.time()
         self._port = free_port()
         # a process that is killed in the middle of writing its coverage leaves a file that can't be
         # read
@@ -218,6 +221,11 @@ class Replicas:
         return self.leader() or next(
             (one for one in self.all if one.up and not one.stopped), self.all[0]
         )
+
+    @property
+    def started_at(self) -> float:
+        """Unix time of the newest start of any."""
+        return max(one.started_at for one in self.all)
 
     def start(self) -> None:
         """Starts those that do not run."""
