@@ -9,7 +9,7 @@ import pytest
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_operator.admission.capacity import Capacity
 from grpo_operator.admission.inventory import NodeFacts, node_facts
-from grpo_operator.admission.node_fit import extra_amounts, pod_amounts, unfit
+from grpo_operator.admission.node_fit import amount_message, extra_amounts, pod_amounts, unfit
 from tests.unit.operator_world import GPU_PLAN, SPEC, make_job
 from tests.unit.queue_world import cluster
 from tests.unit.test_operator_inventory import GFD, node
@@ -84,6 +84,12 @@ def test_nodes_without_the_extra_resource_are_left_out_and_busy_ones_have_nothin
         ("node-2", 8, 8),
     ]
     assert seen.warnings == ("node node-0: left out, it offers 0 rdma/hca, and a pod requests 1",)
+
+
+def test_amounts_in_bytes_have_a_unit_and_others_are_counted() -> None:
+    assert amount_message("ephemeral-storage", 4_392_480_000.0) == "4.1 GiB of ephemeral-storage"
+    assert amount_message("hugepages-2Mi", 2.0**30) == "1.0 GiB of hugepages-2Mi"
+    assert amount_message("rdma/hca", 2.0) == "2 rdma/hca"
 
 
 ARM = "its CPU is arm64, and the trainer's image is built for amd64"

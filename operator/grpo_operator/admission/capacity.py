@@ -14,12 +14,20 @@ from itertools import zip_longest
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory, Node
-from grpo_planner.result.formatting import gib, plural
+from grpo_planner.result.formatting import plural
 
 from ..pods.roles import Role, roles
 from ..records.records import GRPOJobRecord
 from .inventory import Amounts, Cards, NodeFacts, PodFacts, planner_node, takers
-from .node_fit import Suitability, Suitable, is_short_of, pod_amounts
+from .node_fit import (
+    CPU,
+    MEMORY,
+    Suitability,
+    Suitable,
+    amount_message,
+    is_short_of,
+    pod_amounts,
+)
 from .snapshot import Snapshot
 
 MOST_HOLDERS = 3
@@ -382,17 +390,14 @@ class Capacity:
         return {holder: count for holder, count in holders.items() if holder != job_name}
 
 
-MEMORY, CPU = "memory", "cpu"
-
-
 def pod_needs_message(role: Role) -> str:
     """What one pod of the role requests, as `4 GPUs, 8 cores and 60.0 GiB of memory`."""
     amounts = pod_amounts(role.spec, role.plan)
     gpus = plural(role.plan.gpus_per_node, "GPU")
     cores = f"{amounts.get(CPU, 0.0):g} cores"
-    memory = f"{gib(amounts.get(MEMORY, 0.0))} of memory"
+    memory = amount_message(MEMORY, amounts.get(MEMORY, 0.0))
     other_names = sorted(amounts.keys() - {role.plan.gpu_resource, CPU, MEMORY})
-    others = [f"{amounts[name]:g} {name}" for name in other_names]
+    others = [amount_message(name, amounts[name]) for name in other_names]
     return f"{', '.join([gpus, cores, *others])} and {memory}"
 
 

@@ -20,7 +20,8 @@ from grpo_planner.result.formatting import gib
 from ..pods.pod_spec import init_container
 from .inventory import Amounts, Cards, NodeFacts, cards, left_out, pod_requests
 
-_COUNTED_BY_PLANNER = ("cpu", "memory")
+CPU, MEMORY = "cpu", "memory"
+_COUNTED_BY_PLANNER = (CPU, MEMORY)
 
 
 def pod_amounts(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
@@ -32,6 +33,14 @@ def pod_amounts(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
 def pod_limits(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
     """What one pod of a plan may use at most, as far as it says so, without GPUs."""
     return _amounts(spec, spec.container_resources(plan), "limits")
+
+
+def amount_message(name: str, amount: float) -> str:
+    """An amount of a resource as people write it: `4.1 GiB of ephemeral-storage`, `2 rdma/hca`."""
+    is_in_bytes = name in (MEMORY, EPHEMERAL_STORAGE) or name.startswith("hugepages-")
+    if is_in_bytes:
+        return f"{gib(amount)} of {name}"
+    return f"{amount:g} {name}"
 
 
 def extra_amounts(spec: GRPOJobSpec, *, reports_disk: bool = False) -> Amounts:
@@ -69,7 +78,8 @@ def unfit(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
     for name, value in extra.items():
         offered = node.offers.get(name, 0.0)
         if offered < value and name != EPHEMERAL_STORAGE:
-            return f"it offers {offered:g} {name}, and a pod requests {value:g}"
+            offer, request = amount_message(name, offered), amount_message(name, value)
+            return f"it offers {offer}, and a pod requests {request}"
     affinity = spec.pod_template.spec.affinity
     wanted = affinity.node_affinity if affinity else None
     required = wanted.required_during_scheduling_ignored_during_execution if wanted else None
