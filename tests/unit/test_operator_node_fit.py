@@ -83,7 +83,9 @@ def test_nodes_without_the_extra_resource_are_left_out_and_busy_ones_have_nothin
         ("node-1", 0, 8),
         ("node-2", 8, 8),
     ]
-    assert seen.warnings == ("node node-0: left out, it offers 0 rdma/hca, and a pod requests 1",)
+    assert seen.warnings == (
+        "node node-0: left out, it offers 0 rdma/hca, and a pod requests 1 rdma/hca",
+    )
 
 
 def test_amounts_in_bytes_have_a_unit_and_others_are_counted() -> None:
