@@ -50,6 +50,9 @@ class FakeEngine:
             for name, tensor in self.weights.items()
         }
 
+    def logprobs_switch(self, mode: str) -> None:
+        """Its log-probabilities are the caller's own."""
+
     def reset_prefix_cache(self) -> bool:
         """Nothing that was computed with earlier weights is left."""
         self.calls.append("reset")

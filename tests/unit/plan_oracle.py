@@ -65,6 +65,7 @@ class Candidate:
             self.share,
             offloads=self.way.offload,
             strategy=self.way.strategy,
+            offloads_base=self.setup.engine is not None and self.setup.engine.offloads_base,
             nodes=self.place.nodes,
             zero=self.way.zero,
         )
@@ -106,11 +107,12 @@ class Candidate:
         if engine and published:
             at_once = self.setup.generation_batch * engine.tensor_parallel
             at_once = min(at_once, engine.most_sequences or at_once)
-            same_engine = (engine.tensor_parallel, engine.sleeps, at_once) == (
-                published.tensor_parallel,
-                published.sleep,
+            same_engine = (
+                engine.tensor_parallel, engine.sleeps, engine.offloads_base, at_once,
+            ) == (
+                published.tensor_parallel, published.sleep, published.offload_base,
                 published.max_sequences,
-            )
+            )  # fmt: skip
         mine = (
             "LoRA" if self.way.lora else "Full", self.way.zero, self.way.offload,
             self.way.strategy, self.way.eight_bit, self.place.pool.label, self.place.nodes,
@@ -162,7 +164,7 @@ def ways(spec: GRPOJobSpec) -> Iterator[Way]:
         yield way
 
 
-def engines(spec: GRPOJobSpec, shape: Shape, per_node: int) -> Iterator[Engine | None]:
+def engines(spec: GRPOJobSpec, shape: Shape, per_node: int, way: Way) -> Iterator[Engine | None]:
     """Every engine that may sample beside a process, and None where Transformers may."""
     wanted = spec.generation
     if wanted.engine in ("Auto", "Transformers"):
@@ -175,12 +177,16 @@ def engines(spec: GRPOJobSpec, shape: Shape, per_node: int) -> Iterator[Engine |
         splits = shape.heads % gpus == 0 and shape.intermediate % gpus == 0
         splits_keys = shape.kv_heads % gpus == 0 or gpus % shape.kv_heads == 0
         is_open = wanted.sleep in (None, sleeps) and wanted.tensor_parallel in (None, gpus)
-        if splits and splits_keys and is_open and per_node % gpus == 0:
+        if not (splits and splits_keys and is_open and per_node % gpus == 0):
+            continue
+        # A frozen base that lies whole on the GPU may leave it while an engine is awake there.
+        for offloads in (False, True) if way.lora and not way.zero and sleeps else (False,):
             yield Engine(
                 kind="Colocated",
                 length=length,
                 tensor_parallel=gpus,
                 sleeps=sleeps,
+                offloads_base=offloads,
                 most_sequences=wanted.sequences_at_a_time or 0,
             )
 
@@ -203,7 +209,7 @@ def candidates(spec: GRPOJobSpec, inventory: Inventory) -> Iterator[Candidate]:
             precision = _precision(spec, way)
             if world == 1 and way.zero and not way.offload:
                 continue
-            for engine in engines(spec, shape, place.per_node):
+            for engine in engines(spec, shape, place.per_node, way):
                 for setup in _setups(spec, way, precision, world, engine):
                     prediction = predictor.predict(setup)
                     margin = MARGIN["Estimated" if shape.experts else model.source]

@@ -11,8 +11,10 @@ from grpo_planner.result.result import PlanResult
 from tests.samples import changed
 
 H100, A100, L4, T4 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB", "NVIDIA-L4", "Tesla-T4"
-A10G, H200 = "NVIDIA-A10G", "NVIDIA-H200"
-MEMORY_MIB = {H100: 81559, A100: 81920, L4: 23034, T4: 15360, A10G: 23028, H200: 143771}
+A10G, H200, RTX_4090 = "NVIDIA-A10G", "NVIDIA-H200", "NVIDIA-GeForce-RTX-4090"
+MEMORY_MIB = {
+    H100: 81559, A100: 81920, L4: 23034, T4: 15360, A10G: 23028, H200: 143771, RTX_4090: 24564,
+}  # fmt: skip
 LLAMA_1B, QWEN_7B, QWEN_32B = (
     "meta-llama/Llama-3.2-1B-Instruct",
     "Qwen/Qwen2.5-7B-Instruct",
@@ -68,15 +70,18 @@ def risk(plan: ExecutionPlan) -> float:
         plan.memory.device_bytes / plan.memory.usable_bytes,
         offloads=plan.offload == "CPU",
         strategy=plan.strategy,
+        offloads_base=plan.engine is not None and plan.engine.offload_base,
         nodes=plan.nodes,
         zero=plan.zero_stage,
     )
 
 
-def counted_risk(share: float, *, offloads: bool, strategy: str, nodes: int, zero: int) -> float:
+def counted_risk(
+    share: float, *, offloads: bool, strategy: str, offloads_base: bool, nodes: int, zero: int
+) -> float:
     """The documented rules of spec.placement.objective; `share` is what is taken of a GPU."""
     crowded = 1.25 if share > 0.9 else 1.05 if share > 0.8 else 1.0
     optimizer = 1.25 if offloads else 1.0
-    reference = 1.05 if strategy == "Offload" else 1.0
+    weights = 1.05 if strategy == "Offload" or offloads_base else 1.0
     several = 1.25 if nodes > 1 else 1.0
-    return crowded * optimizer * reference * several * {0: 1.0, 2: 1.02, 3: 1.04}[zero]
+    return crowded * optimizer * weights * several * {0: 1.0, 2: 1.02, 3: 1.04}[zero]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from grpo_planner.hardware.products import lookup_product
 from grpo_planner.memory import engine as terms
+from grpo_planner.memory.host import host_bytes
 from grpo_planner.memory.phases import predict
 from grpo_planner.memory.setup import Engine, Setup
 from grpo_planner.model.catalogue import lookup_shape as model
@@ -119,6 +120,30 @@ def test_an_awake_engine_is_there_in_every_phase_and_one_that_sleeps_in_two() ->
         found.phases["sync"] == found.phases["generate"] == found.static == sleeping.phases["sync"]
     )
     assert sleeping.static == pytest.approx(plain.static + kept, abs=2)
+
+
+def test_an_offloaded_base_is_gone_while_the_engine_is_awake_and_costs_two_ways_of_the_link() -> (
+    None
+):
+    stays = setup(Engine(kind="Colocated", length=256, sleeps=True), zero=0, lora_rank=8)
+    assert stays.engine is not None
+    leaves = replace(stays, engine=replace(stays.engine, offloads_base=True))
+    base = 2 * SMALL.parameters
+    before, after = predict(SMALL, stays), predict(SMALL, leaves)
+    copied_tensor = 2 * SMALL.largest_module
+    saved = {name: before.phases[name] - after.phases[name] for name in before.phases}
+    assert saved.pop("sync") == pytest.approx(base - copied_tensor, abs=2)
+    # Rewards are scored once the base is back.
+    assert saved.pop("generate") == before.phases["generate"] - before.static
+    assert set(saved.values()) == {0}
+    assert after.static == before.static - base, "what comes and goes can fragment"
+    loading = {predict(SMALL, one).phases["load"] for one in (stays, leaves)}
+    assert len(loading) == 1
+    # The copy is made when the weights are loaded, of which a process has as much.
+    assert host_bytes(SMALL, leaves, 1) == host_bytes(SMALL, stays, 1)
+    hardware = lookup_product(H100)
+    seconds = [enginetime.sync_seconds(SMALL, one, hardware, 1e11) for one in (stays, leaves)]
+    assert seconds[1] - seconds[0] == pytest.approx(2 * base / 22e9)
 
 
 def test_servers_take_nothing_of_the_trainers_gpus_but_for_the_sync() -> None:

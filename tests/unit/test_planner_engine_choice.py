@@ -17,6 +17,7 @@ from grpo_planner.model.catalogue import model_type
 from grpo_planner.model.config import architecture_of
 from grpo_planner.model.shapes import families
 from grpo_planner.plan import plan_job
+from grpo_planner.replan.past_run import Run
 from grpo_planner.result.result import PlanReason
 from grpo_planner.search import engine_plan, engines
 from grpo_planner.search.engine_plan import sampler_name, short_sampler_name
@@ -30,6 +31,7 @@ from tests.unit.planning import (
     LLAMA_70B,
     QWEN_7B,
     QWEN_32B,
+    RTX_4090,
     inventory,
     nodes,
     result,
@@ -60,6 +62,7 @@ def auto(name: str = QWEN_7B, *groups: Any, **changes: Any) -> ExecutionPlan:
         (QWEN_32B, nodes(1, 1, H100), "Transformers"),
         (LLAMA_1B, nodes(1, 1, L4), "vLLM, asleep"),
         (GEMMA, nodes(1, 8, H100), "vLLM"),
+        (QWEN_7B, nodes(1, 1, RTX_4090, 32), "vLLM, asleep, base offloaded"),
     ],
 )
 def test_what_auto_takes(model: str, there: Any, expected: str) -> None:
@@ -137,6 +140,27 @@ def test_what_keeps_an_engine_away_is_told_in_numbers() -> None:
         "completions by Transformers: vLLM Colocated, asleep while training needs" in chosen.reason
     )
     assert "GiB per GPU at" in chosen.reason
+
+
+def test_a_base_that_leaves_the_gpu_to_its_engine_is_explained() -> None:
+    there = nodes(1, 1, RTX_4090, 32)
+    chosen = auto(QWEN_7B, there)
+    assert chosen.method == "LoRA"
+    assert chosen.engine is not None
+    assert chosen.engine.offload_base
+    assert (
+        "vLLM Colocated, asleep while training, the base in host memory while it samples: "
+        "vLLM Colocated, asleep while training needs "
+    ) in chosen.reason
+    assert "the frozen base waits in host memory" in engine_plan.engine_numbers(chosen.engine)
+    read_back = Run(chosen, job(QWEN_7B, generation__engine="Auto"), Learned())
+    assert chosen.memory is not None
+    assert read_back.prediction.phases == chosen.memory.phases.model_dump()
+    assert read_back.sized_engine == chosen.engine
+    # An engine that stays awake, or is none, has no use for it.
+    for pins in ({"generation__sleep": False}, {"generation__engine": "Transformers"}):
+        plain = auto(QWEN_7B, there, **pins)
+        assert plain.engine is None
 
 
 def test_a_share_that_is_pinned_is_obeyed_and_one_that_is_too_small_refused() -> None:

@@ -105,6 +105,21 @@ def test_sleep_relieves_what_training_lacks() -> None:
     assert "the engine sleeps while the policy is trained" in relief.changes[-1]
 
 
+def test_a_base_in_host_memory_relieves_an_engine_of_lora_that_lacks_room() -> None:
+    run = begun(QWEN_7B, nodes(1, 1, H100), adapter__use="Always")
+    assert run.plan.engine is not None
+    assert not run.plan.engine.offload_base
+    relief = mildest_fitting_split(ran_out(run, oom("sync", 75 * 2**30)))
+    assert relief is not None
+    assert relief.engine is not None
+    assert (relief.engine.sleep, relief.engine.offload_base) == (True, True)
+    assert "the frozen base is in host memory while the engine samples" in relief.changes[-1]
+    awake = spec(QWEN_7B, adapter__use="Always", generation={"sleep": False})
+    pinned = Run(run.plan, awake, Learned())
+    engines = [split["engine"] for split in leaner_splits(pinned)]
+    assert not any(engine and engine.offload_base for engine in engines)  # type: ignore[attr-defined]
+
+
 def test_what_is_described_names_the_engine() -> None:
     description = split_name(begun().plan)
     assert description.endswith("64 sampled at a time by vLLM Colocated over 4 GPUs")

@@ -226,6 +226,8 @@ class EnginePlan(Model):
     gpu_memory_utilization)."""
     sleep: bool = False
     """Whether a colocated engine gives its memory back between generations."""
+    offload_base: bool = False
+    """Whether the base of a LoRA policy is in host memory while the engine is awake."""
     model_runner: Literal["Auto", "V1"] = "Auto"
     """Auto: vLLM's choice, V2 on GPUs. V1: model runner V1 without CUDA graphs, after an engine
     failed (spec.generation.fallback)."""

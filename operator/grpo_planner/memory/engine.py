@@ -198,11 +198,12 @@ def waking_bytes(shape: Shape, setup: Setup) -> int:
 def sync_bytes(shape: Shape, setup: Setup) -> float:
     """What the trainer adds to send its weights: one tensor at a time.
 
-    It is gathered under ZeRO-3, cast where the engine's dtype is another, and where it has an
-    adapter added to that in float32. The proof's sums are 8 bytes for 65,536 elements: nothing
-    beside it.
+    It is gathered under ZeRO-3, or copied to the GPU where the base is in host memory, cast where
+    the engine's dtype is another, and where it has an adapter added to that in float32. The proof's
+    sums are 8 bytes for 65,536 elements: nothing beside it.
     """
-    gathered = setup.weight_bytes if setup.zero == 3 else 0
+    is_elsewhere = setup.zero == 3 or engine_of(setup).offloads_base
+    gathered = setup.weight_bytes if is_elsewhere else 0
     cast = setup.compute_bytes if setup.compute_bytes != setup.weight_bytes else 0
     plain = shape.largest_module * (gathered + cast)
     if not setup.has_lora:

@@ -29,11 +29,11 @@ CPU_ENGINE_PROCESS = round(0.5 * GIB)
 def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     """Bytes of host memory of one pod with `processes` processes.
 
-    Loading holds the weights once per process, before the optimizer's state is made; an offloaded
-    reference holds its weights. Saving under ZeRO-2 copies them to the host on every rank, beside
-    the offloaded state (accelerate's get_state_dict). Under ZeRO-3 a process holds its partition
-    and a few modules, and rank 0, which may be in any pod, the whole model besides: all files while
-    it loads, and what it writes when it saves.
+    Loading holds the weights once per process, before the optimizer's state and the copy of an
+    offloaded base are made; an offloaded reference holds its weights. Saving under ZeRO-2 copies
+    them to the host on every rank, beside the offloaded state (accelerate's get_state_dict). Under
+    ZeRO-3 a process holds its partition and a few modules, and rank 0, which may be in any pod, the
+    whole model besides: all files while it loads, and what it writes when it saves.
     """
     whole = shape.parameters * setup.weight_bytes
     partition = whole / setup.world
@@ -44,7 +44,8 @@ def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
         reference = partition if setup.zero == 3 else whole
     of_rank0 = whole if setup.zero == 3 else 0
     saving = whole if setup.zero == 2 else 0
-    state = offloaded_state(shape, setup) + saving
+    base = states.offloaded_base(shape, setup)
+    state = offloaded_state(shape, setup) + saving + base
     has_engine_inside = setup.engine is not None and setup.engine.kind == "Colocated"
     engine = ENGINE_PROCESS if has_engine_inside else 0
     # Loading is over before the optimizer's state is made, so a process has the larger of the two.

@@ -20,7 +20,7 @@ class Prediction:
     phases: dict[str, int]
     """Peak of each phase, in the order of the step."""
     static: int
-    """What is live between phases."""
+    """What is live at all times."""
 
     @property
     def peak_phase(self) -> str:
@@ -126,11 +126,12 @@ class Predictor:
         state = self._states_of(setup)
         waiting = state.gradients if setup.is_accumulating else 0
         static = state.static + self._resident
+        base = states.offloaded_base(shape, setup)
         if setup.engine:
             sampler = self._engine_of(setup)
             static += sampler.resting
-            sampling = float(sampler.waking)
-            sync = round(static + sampler.waking + sampler.sync)
+            sampling = float(sampler.waking - base)
+            sync = round(static + sampling + sampler.sync)
         else:
             gathered = generation.gathered_policy(shape, setup)
             sampling = gathered + self._generation_of(setup)
@@ -148,7 +149,8 @@ class Predictor:
             "backward": round(static + backward),
             "step": round(static + state.step),
         }
-        return Prediction(phases, round(static))
+        # A base that leaves is allocated anew in every step, so that it can fragment.
+        return Prediction(phases, round(static - base))
 
     # Each key has the settings that its terms depend on, and no others: with one too few another
     # setup's number is taken, with one too many the same number is worked out again.

@@ -34,6 +34,8 @@ class Engine:
     """Engines of kind Servers."""
     sleeps: bool = False
     """Gives its memory back while the policy is trained."""
+    offloads_base: bool = False
+    """The frozen base of a LoRA policy is in host memory while it is awake."""
     share: int = 0
     """Bytes of a GPU that spec.generation.memoryShare gives it; 0: what it needs."""
     most_sequences: int = 0

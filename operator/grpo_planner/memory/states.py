@@ -60,6 +60,13 @@ def weights(shape: Shape, setup: Setup) -> float:
     return (policy + adapter) / partitions
 
 
+def offloaded_base(shape: Shape, setup: Setup) -> int:
+    """Bytes of the frozen base that waits in host memory while the engine is awake."""
+    if setup.engine is None or not setup.engine.offloads_base:
+        return 0
+    return shape.parameters * setup.weight_bytes
+
+
 def optimizer_state(shape: Shape, setup: Setup) -> float:
     """AdamW's two moments, under ZeRO beside a float32 master and divided by the world.
 

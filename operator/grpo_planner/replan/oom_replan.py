@@ -177,14 +177,18 @@ def leaner_splits(run: Run) -> Iterator[dict[str, object]]:
 
 
 def _engines(run: Run) -> Iterator[EnginePlan | None]:
-    """The plan's engine, asleep while the policy is trained, and none."""
+    """The plan's engine, asleep while the policy is trained, awake while its base is in host
+    memory, and none."""
     engine = run.plan.engine
     wanted = run.spec.generation
     yield engine
     if engine and engine.kind == "Colocated" and run.plan.accelerator == "GPU":
-        can_sleep = engine.model_runner == "Auto" and wanted.sleep is None
+        can_sleep = engine.model_runner == "Auto" and wanted.sleep is not False
         if can_sleep and not engine.sleep:
             yield engine.model_copy(update={"sleep": True})
+        has_whole_base = run.plan.method == "LoRA" and not run.plan.zero_stage
+        if can_sleep and has_whole_base and not engine.offload_base:
+            yield engine.model_copy(update={"sleep": True, "offload_base": True})
         if wanted.engine == "Auto":
             yield None
 
@@ -333,6 +337,8 @@ def engine_differences(old: EnginePlan | None, new: EnginePlan | None) -> Iterat
         yield "the engine runs model runner V1, without CUDA graphs and without sleep"
     if new.sleep and not old.sleep:
         yield "the engine sleeps while the policy is trained"
+    if new.offload_base and not old.offload_base:
+        yield "the frozen base is in host memory while the engine samples"
 
 
 def split_name(plan: ExecutionPlan) -> str:

@@ -117,7 +117,7 @@ class Run:
             share=share_bytes,
             model_runner=plan.model_runner,
         )
-        return replace(engine, most_sequences=plan.max_sequences)
+        return replace(engine, most_sequences=plan.max_sequences, offloads_base=plan.offload_base)
 
     @property
     def sized_engine(self) -> EnginePlan | None:

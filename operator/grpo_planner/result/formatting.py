@@ -31,8 +31,9 @@ def plan_name(plan: ExecutionPlan) -> str:
     if engine is None:
         return brief_plan_name(plan)
     sampler = engine_name(
-        engine.kind, engine.tensor_parallel, sleeps=engine.sleep, engines=engine.replicas
-    )
+        engine.kind, engine.tensor_parallel, sleeps=engine.sleep,
+        offloads_base=engine.offload_base, engines=engine.replicas,
+    )  # fmt: skip
     return f"{brief_plan_name(plan)}, {sampler}"
 
 
@@ -61,7 +62,9 @@ def needs_message(device: float, usable: float, phase: str, step: str) -> str:
     return f"needs {gib(device)} of {gib(usable)} per GPU at {phase}, {step}"
 
 
-def engine_name(kind: str, gpus: int, *, sleeps: bool, engines: int = 0) -> str:
+def engine_name(
+    kind: str, gpus: int, *, sleeps: bool, offloads_base: bool = False, engines: int = 0
+) -> str:
     """An engine: `vLLM Colocated over 2 GPUs, asleep while training`, or with their number `vLLM
     Servers, 2 engines`.
 
@@ -69,9 +72,11 @@ def engine_name(kind: str, gpus: int, *, sleeps: bool, engines: int = 0) -> str:
         kind: where it is.
         gpus: GPUs that share its weights.
         sleeps: whether it gives its memory back while the policy is trained.
+        offloads_base: whether the frozen base is in host memory while it is awake.
         engines: how many there are in pods of their own; 0 to leave that out.
     """
     many = f", {plural(engines, 'engine')}" if engines else ""
     over = f" over {plural(gpus, 'GPU')}" if gpus > 1 else ""
     asleep = ", asleep while training" if sleeps else ""
-    return f"vLLM {kind}{many}{over}{asleep}"
+    base = ", the base in host memory while it samples" if offloads_base else ""
+    return f"vLLM {kind}{many}{over}{asleep}{base}"

@@ -15,10 +15,11 @@ def sampling_message(search: Search, chosen: Option) -> str:
         return f"Transformers, since {search.engines.why_none}"
     if wanted != "Auto":
         return f"{_named(engine)}, as asked for; {_ASSUMED}"
+    # An engine for which the base must go is worth the reason why it must.
     others = [
         other
         for other in search.rivals(chosen)
-        if _kind(other.footprint.setup.engine) != _kind(engine)
+        if _kind(other.footprint.setup.engine) != _kind(engine) or _is_kept_base(engine, other)
     ]
     told = "; ".join(_against(chosen, other) for other in others)
     return f"{_named(engine)}: {told or 'nothing else was possible'}; {_ASSUMED}"
@@ -29,10 +30,23 @@ _ASSUMED = "no GPU has confirmed an engine's numbers (assumed)"
 
 def _named(engine: Engine | None) -> str:
     return (
-        engine_name(engine.kind, engine.tensor_parallel, sleeps=engine.sleeps)
+        engine_name(
+            engine.kind,
+            engine.tensor_parallel,
+            sleeps=engine.sleeps,
+            offloads_base=engine.offloads_base,
+        )
         if engine
         else "Transformers"
     )
+
+
+def _is_kept_base(engine: Engine | None, other: Option) -> bool:
+    """Whether the other is the engine without its offloaded base."""
+    rival = other.footprint.setup.engine
+    if engine is None or rival is None or not engine.offloads_base:
+        return False
+    return rival.sleeps and not rival.offloads_base
 
 
 def _against(chosen: Option, other: Option) -> str:

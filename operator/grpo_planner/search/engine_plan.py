@@ -71,6 +71,7 @@ def settings(demand: Demand, setup: Setup) -> dict[str, Any]:
         "kind": engine.kind,
         "tensor_parallel": engine.tensor_parallel,
         "sleep": engine.sleeps,
+        "offload_base": engine.offloads_base,
         "model_runner": engine.model_runner,
         "max_mismatch": mismatch_limit(guard, generation, setup.compute_dtype),
         "max_model_length": engine.length,
@@ -116,11 +117,12 @@ def sampler_name(plan: ExecutionPlan) -> str:
     runner = ", model runner V1 without CUDA graphs" if engine.model_runner == "V1" else ""
     return (
         engine_name(
-            engine.kind, engine.tensor_parallel, sleeps=engine.sleep, engines=engine.replicas
+            engine.kind, engine.tensor_parallel, sleeps=engine.sleep,
+            offloads_base=engine.offload_base, engines=engine.replicas,
         )
         + runner
         + beside
-    )
+    )  # fmt: skip
 
 
 def short_sampler_name(plan: ExecutionPlan) -> str:
@@ -132,7 +134,9 @@ def short_sampler_name(plan: ExecutionPlan) -> str:
         return f"vLLM {engine.replicas} x {plural(engine.gpus_per_replica, 'GPU')}"
     shared = f" over {engine.tensor_parallel}" if engine.tensor_parallel > 1 else ""
     runner = ", runner V1" if engine.model_runner == "V1" else ""
-    return f"vLLM{shared}{', asleep' if engine.sleep else ''}{runner}"
+    asleep = ", asleep" if engine.sleep else ""
+    base = ", base offloaded" if engine.offload_base else ""
+    return f"vLLM{shared}{asleep}{base}{runner}"
 
 
 def engine_numbers(engine: EnginePlan) -> str:
@@ -140,6 +144,8 @@ def engine_numbers(engine: EnginePlan) -> str:
     sync = ""
     if engine.sync_seconds is not None:
         sync = f", a sync of weights takes {engine.sync_seconds:.1f} s"
+    if engine.offload_base:
+        sync += ", for which the frozen base waits in host memory and comes back over the host link"
     return (
         f"weights {gib(engine.weights_bytes)}, cache {gib(engine.cache_bytes)} for "
         f"{plural(engine.max_sequences, 'completion')} at a time, graphs and work space "

@@ -145,20 +145,31 @@ class Engines:
             self._demand.spec.generation.servers
         )
 
-    def candidates(self, place: Place, precision: Precision) -> tuple[Engine | None, ...]:
-        """All that may sample in a place; None for Transformers."""
+    def candidates(
+        self, place: Place, precision: Precision, *, may_offload_base: bool = False
+    ) -> tuple[Engine | None, ...]:
+        """All that may sample in a place; None for Transformers.
+
+        `may_offload_base`: an engine that sleeps may have the room of the policy's frozen base.
+        """
         if self.why_none:
             return (None,)
         pinned = self._demand.spec.generation.memory_share
         by_pool = pinned or self._asks_servers or self.has_declared_servers
-        key = (place.per_node, precision, place.pool if by_pool else None, place.nodes)
+        pool = place.pool if by_pool else None
+        key = (place.per_node, precision, pool, place.nodes, may_offload_base)
         if key not in self._known:
-            self._known[key] = tuple(self._candidates(place, precision))
+            self._known[key] = tuple(self._candidates(place, precision, may_offload_base))
         return self._known[key]
 
-    def _candidates(self, place: Place, precision: Precision) -> Iterator[Engine | None]:
+    def _candidates(
+        self, place: Place, precision: Precision, may_offload_base: bool
+    ) -> Iterator[Engine | None]:
         if not self._asks_servers:
-            yield from self._colocated(place, precision)
+            for engine in self._colocated(place, precision):
+                yield engine
+                if may_offload_base and engine.sleeps:
+                    yield replace(engine, offloads_base=True)
         if self._asks_servers or self.has_declared_servers:
             yield from self._servers(place, precision)
         if self.is_optional:

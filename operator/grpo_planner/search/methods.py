@@ -40,6 +40,11 @@ class Method:
         return 1 if self.eight_bit else 0
 
     @property
+    def may_offload_base(self) -> bool:
+        """Whether a frozen base lies whole on each GPU, which it may leave to a waking engine."""
+        return self.lora and not self.zero
+
+    @property
     def name(self) -> str:
         """For tables: `full ZeRO-2+offload, Clone`."""
         trained = "full 8-bit" if self.eight_bit else "full"

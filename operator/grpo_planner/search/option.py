@@ -25,10 +25,10 @@ memory."""
 CROWDED = (1.0, 1.05, 1.25)
 """By how much longer the time of a plan counts that leaves a GPU room, little room, or nearly none
 (assumed, until calibrated on GPUs): it may run out of memory and begin again."""
-OFFLOADED, REFERENCE_OFFLOADED = 1.25, 1.05
-"""The same of a plan whose optimizer is offloaded, and of one whose reference is (assumed). They
-rest on host memory and a host link, of which least is known, and take of both what no GPU-second
-tells."""
+OFFLOADED, WEIGHTS_OFFLOADED = 1.25, 1.05
+"""The same of a plan whose optimizer is offloaded, and of one whose reference or base is (assumed).
+They rest on host memory and a host link, of which least is known, and take of both what no
+GPU-second tells."""
 PARTITIONED = {0: 1.0, 2: 1.02, 3: 1.04}
 """The same by ZeRO stage (assumed): hooks and buckets, of which the time model counts nothing. So
 sharding is chosen where it saves something."""
@@ -125,7 +125,8 @@ class Option:
     @property
     def risk(self) -> float:
         """By how much longer its time counts for what may go wrong; 1 for nothing of it."""
-        return CROWDED[self.crowding] * place_risk(self.place, self.footprint.method)
+        setup, method = self.footprint.setup, self.footprint.method
+        return CROWDED[self.crowding] * place_risk(self.place, method, setup.engine)
 
     @property
     def preference(self) -> tuple[object, ...]:
@@ -141,10 +142,11 @@ class Option:
 
 def engine_preference(engine: Engine | None) -> tuple[int, ...]:
     """Among equals an engine before none, on fewer GPUs, and one that sleeps, which leaves more
-    room."""
+    room, without moving the base."""
     if engine is None:
-        return 1, 0, 0, 0
-    return 0, engine.replicas, engine.tensor_parallel, int(not engine.sleeps)
+        return 1, 0, 0, 0, 0
+    is_awake = int(not engine.sleeps)
+    return 0, engine.replicas, engine.tensor_parallel, is_awake, int(engine.offloads_base)
 
 
 Objective = Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest"]
@@ -153,12 +155,14 @@ Score = tuple[int, float]
 """What an objective compares first, and what it then wants little of."""
 
 
-def place_risk(place: Place, method: Method) -> float:
+def place_risk(place: Place, method: Method, engine: Engine | None = None) -> float:
     """The part of an option's risk that is known before its memory."""
     optimizer = OFFLOADED if method.offload else 1.0
-    reference = REFERENCE_OFFLOADED if method.reference == "Offload" else 1.0
+    offloads_base = engine is not None and engine.offloads_base
+    offloads_weights = method.reference == "Offload" or offloads_base
+    weights = WEIGHTS_OFFLOADED if offloads_weights else 1.0
     nodes = SEVERAL_NODES if place.nodes > 1 else 1.0
-    return optimizer * reference * nodes * PARTITIONED[method.zero]
+    return optimizer * weights * nodes * PARTITIONED[method.zero]
 
 
 def score(

@@ -134,8 +134,8 @@ class Search:
         return found
 
     def rivals(self, chosen: Option) -> list[Option]:
-        """The chosen method in its place with other engines: of each kind, asleep and awake, the
-        best that fits, else what takes least."""
+        """The chosen method in its place with other engines: of each kind, asleep and awake, with
+        and without an offloaded base, the best that fits, else what takes least."""
         footprint = chosen.footprint
         extents = self._extents(chosen.place.pool, footprint.method)
         extent = next(extent for extent in extents if extent.place == chosen.place)
@@ -259,7 +259,7 @@ class Search:
         key = (id(place), precision)
         if key not in self._generation:
             extent = Extent(place, _ANY_METHOD, precision)
-            # An engine that sleeps generates as fast as one that does not.
+            # An engine that sleeps, or whose base does, generates as fast as one that does not.
             by_gpus = {
                 (engine.kind, engine.tensor_parallel) if engine else None: variants
                 for variants in self._variants_of(extent)
@@ -281,7 +281,7 @@ class Search:
         setup, calls = variants.quickest
         sampling = sum(self._times.sampling(extent, setup, calls))
         gpus_beside = beside(variants.engine, self._times.servers(place, setup))
-        risk = place_risk(place, method)
+        risk = place_risk(place, method, variants.engine)
         return min(
             score(aim, place, training + sampling, risk * crowded, beside=gpus_beside)
             for training, crowded in self._least_training(extent)
@@ -407,7 +407,9 @@ class Search:
         """The variants of an extent with each engine of its place."""
         if not extent.variants:
             place, method, precision = extent.place, extent.method, extent.precision
-            engines = self.engines.candidates(place, precision)
+            engines = self.engines.candidates(
+                place, precision, may_offload_base=method.may_offload_base
+            )
             world = place.world
             extent.variants = self._footprints.variants(world, method, precision, engines)
         return extent.variants
@@ -485,6 +487,8 @@ class _Entry(NamedTuple):
     """With one engine; None for all engines of the place."""
 
 
-def _sort_of_engine(engine: Engine | None) -> tuple[str, bool]:
+def _sort_of_engine(engine: Engine | None) -> tuple[str, bool, bool]:
     """What two engines share that differ only in their GPUs."""
-    return (engine.kind, engine.sleeps) if engine else ("Transformers", False)
+    if engine is None:
+        return "Transformers", False, False
+    return engine.kind, engine.sleeps, engine.offloads_base

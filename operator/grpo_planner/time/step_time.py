@@ -19,6 +19,7 @@ from ..hardware.inventory import Inventory, Node
 from ..hardware.products import Product
 from ..memory import engine as terms
 from ..memory.setup import Setup
+from ..memory.states import offloaded_base
 from ..model.shapes import Shape
 from .constants import FITTED, Constants
 from .lengths import longest
@@ -27,6 +28,7 @@ from .training import (
     GATHER_SECONDS,
     GIGA,
     LINK_EFFICIENCY,
+    PCIE_GB_PER_S,
     TrainingTime,
     communication_seconds,
     compute_seconds,
@@ -188,6 +190,9 @@ def sync_seconds(
 ) -> float:
     """One sync: the weights sent, proven in the engine, and the wake before it.
 
+    A base in host memory comes to the GPU twice: tensor by tensor to the engine, and at once before
+    the policy is trained. Nothing goes to the host, since the copy there stays as it is.
+
     Args:
         shape: the policy's shape.
         setup: the run's settings.
@@ -198,7 +203,8 @@ def sync_seconds(
     whole = shape.parameters * setup.compute_bytes
     proven = 2 * whole / (hardware.bandwidth * GIGA * HASHED_SHARE)
     woken = WAKE_SECONDS if terms.engine_of(setup).sleeps else 0.0
-    return sending_seconds(shape, setup, hardware, link, constants) + proven + woken
+    brought = 2 * offloaded_base(shape, setup) / (PCIE_GB_PER_S * GIGA)
+    return sending_seconds(shape, setup, hardware, link, constants) + proven + woken + brought
 
 
 def sending_seconds(

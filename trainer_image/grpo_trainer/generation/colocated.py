@@ -4,6 +4,9 @@ The engine is made without weights: the first sync brings them, as every later o
 plan says so it gives its memory back while the policy is trained (vLLM's sleep level 2, which
 forgets the weights), and is sent them again before it samples. With tensor parallelism the
 processes of neighbouring ranks share an engine's weights, and each proves its own part.
+
+Where the plan offloads the base, the frozen part of a LoRA policy is in host memory for as long as
+the engine is awake: from before it starts until it sleeps, and from before it wakes.
 """
 
 import os
@@ -39,6 +42,7 @@ from ..gang import ranks
 from ..process.process_setup import set_defaults
 from ..runtime.errors import EngineMissing, EngineUnprovable, TrainingError
 from ..runtime.logs import vllm_logging
+from ..weights.host_base import HostBase
 from .generation_base import EngineGeneration, EngineSetup, Sample, weight_shapes
 
 
@@ -57,6 +61,9 @@ class ColocatedGeneration(EngineGeneration):
         """
         super().__init__(setup, model, stop_tokens)
         self._has_sampled = False
+        if setup.engine.offload_base:
+            self.host_base = HostBase(model)
+        self._make_room()
         self._neighbours = _neighbours(setup.engine.tensor_parallel)
         self._llm = _started(setup)
         # Learning overwrites the live weights, which are dummies until the first sync.
@@ -127,21 +134,29 @@ class ColocatedGeneration(EngineGeneration):
             self.call_worker("logprobs_switch", logprobs_mode(plan.training, plan.generation))
 
     def release_memory(self) -> None:
-        """Give the memory back, where the plan says so; the weights are lost with it."""
+        """Give the memory back, where the plan says so; the weights are lost with it, and the
+        base of the policy takes its place."""
         if self.setup.engine.sleep and torch.cuda.is_available():
             with self._vllm() as vllm:
                 vllm.sleep(level=2)
             # Level 2 forgets the weights, so nothing may be sampled before the next sync.
             self._asleep, self.proven_version = True, None
+        if self.host_base:
+            self.host_base.move_to_device()
 
     def _wake(self) -> None:
+        self._make_room()
         if self._asleep:
-            # The engine needs the memory that torch's allocator keeps after the trainer has freed
-            # it.
-            torch.cuda.empty_cache()
             with self._vllm() as vllm:
                 vllm.wake_up()
             self._asleep = False
+
+    def _make_room(self) -> None:
+        """Free what the engine is about to take."""
+        if self.host_base:
+            self.host_base.move_to_host()
+        # The engine needs the memory that torch's allocator keeps after the trainer has freed it.
+        torch.cuda.empty_cache()
 
     def _learnt(self) -> dict[str, list[Strided | None]]:
         shapes = {name: list(shape) for name, shape in weight_shapes(self.model).items()}

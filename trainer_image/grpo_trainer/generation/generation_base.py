@@ -49,6 +49,7 @@ from ..gang import ranks
 from ..runtime.errors import BadInput, EngineMismatch, EngineWeightsDiffer
 from ..telemetry.phases import PhaseClock
 from ..weights import parameters
+from ..weights.host_base import HostBase
 from ..weights.parameters import TRAINED_ADAPTER, adapter_key, base_name
 from . import canary
 from .merge_check import has_changed_weight, require_pefts_merge
@@ -64,14 +65,18 @@ CheckMerge = Callable[[str, LoraLayer, torch.Tensor, torch.Tensor], None]
 
 
 def policy_weights(
-    model: nn.Module, dtype: torch.dtype, check_merge: CheckMerge | None = None
+    model: nn.Module,
+    dtype: torch.dtype,
+    check_merge: CheckMerge | None = None,
+    device: torch.device | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and tensor of every weight of the policy, one at a time. A collective under ZeRO-3: all
     ranks iterate.
 
     A tensor has the shape that `weight_shapes` says, is contiguous and of `dtype`. It may be the
     policy's own memory, so it is good until the next one. `check_merge` sees each merged weight in
-    float32, while base and factors are gathered.
+    float32, while base and factors are gathered. A base that is in host memory is copied to
+    `device`.
     """
     layers = _adapted(model)
     for name, parameter in _own(model):
@@ -82,8 +87,10 @@ def policy_weights(
             for held in (parameter, *_factors(layer)):
                 stack.enter_context(parameters.gathered_share(held))
             weight = parameter.detach()
+            if device is not None:
+                weight = weight.to(device, non_blocking=True)
             if layer is not None:
-                merged = _merged(parameter, layer)
+                merged = _merged(weight, layer)
                 if check_merge is not None:
                     check_merge(base_name(name), layer, weight, merged)
                 weight = merged
@@ -131,13 +138,13 @@ def _factors(layer: LoraLayer | None) -> list[nn.Parameter]:
     return [one for name, one in layer.named_parameters() if adapter_key(name)]
 
 
-def _merged(parameter: nn.Parameter, layer: LoraLayer) -> torch.Tensor:
+def _merged(weight: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
     """The weight with the adapter's difference, as PEFT's own merge computes that, added in
     float32."""
     # Beside the parameter: a merge in place leaves a rounding error in the base in bfloat16, and
     # the base is the reference.
     difference: torch.Tensor = layer.get_delta_weight(TRAINED_ADAPTER)
-    return parameter.detach().float() + difference.detach().float()
+    return weight.float() + difference.detach().float()
 
 
 ATTEMPT_VERSIONS = 10**9
@@ -222,6 +229,8 @@ class EngineGeneration(ABC):
         self.sync_seconds = self.proof_seconds = 0.0
         """What the last sync took, and its proof."""
         self._is_merge_checked = not isinstance(model, PeftModel)
+        self.host_base: HostBase | None = None
+        """The policy's frozen base, where it is in host memory while the engine is awake."""
 
     def set_position(self, generation: int, place: int) -> None:
         """Set which completions are sampled next: those of this generation, from this place among
@@ -353,7 +362,8 @@ class EngineGeneration(ABC):
         """The policy's weights in the engine's type, one at a time; see policy_weights."""
         dtype = getattr(torch, engine_dtype(self.setup.plan.execution))
         check_merge = None if self._is_merge_checked else self._check_merge
-        return policy_weights(self.model, dtype, check_merge)
+        device = self.host_base.device if self.host_base else None
+        return policy_weights(self.model, dtype, check_merge, device)
 
     def _check_merge(
         self, name: str, layer: LoraLayer, weight: torch.Tensor, merged: torch.Tensor

@@ -249,12 +249,15 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
                 versions += self.engine.versions if self.engine else []
             self.observer.weights_versions = versions
             if self.engine:
+                continued: list[tuple[list[int], Sample]] = []
                 plan, shows_sampler = self.engine.setup.plan, self.engine.canary_shows_sampler
                 if canary.is_due(
                     plan.training, plan.generation, generation, shows_sampler=shows_sampler
                 ):
-                    self._compare_canary(self.engine.sample_canary(prompt_ids))
+                    continued = self.engine.sample_canary(prompt_ids)
+                # The policy may have no room, or no base, beside an engine that is awake.
                 self.engine.release_memory()
+                self._compare_canary(continued)
         return completions, logprobs or None
 
     def _generate_part(self, prompts: list[list[int]], *args: Any, **kwargs: Any) -> Any:
@@ -277,11 +280,14 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         """Judge how far the engine's log-probabilities of these tokens are from the policy's. A
         collective.
 
-        Where TRL compares no completions, this is logged under the names of its comparison.
+        Where TRL compares no completions, this is logged under the names of its comparison. Without
+        canaries nothing is.
 
         Raises:
             EngineMismatch: they are too far apart.
         """
+        if not continued:
+            return
         device = self.accelerator.device
         differences = []
         for prompt, sample in continued:
