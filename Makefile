@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CLUSTER := $(BIN)/python -m harness
 # its advertisement of a successor is not a warning
-MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 # not among the installed packages
 CODEGEN := PYTHONPATH=operator:trainer_image $(BIN)/python -m grpo_codegen
 # Two cores: one thread for each of two training processes. No hub here, and nothing may try to reach one.

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """The command line `grpo`, also installed as `kubectl-grpo` (`kubectl grpo …`).
 
 Each command is a module with `register(parser)`, which adds its arguments and sets `run(options) ->
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from .show.completion import complete_words, is_completion, kubectl_answer, words_to_complete
 from .show.errors import CliError
 
 
@@ -61,7 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit code, that of its CliError, or 130 after Ctrl-C."""
     # Looking for plug-ins of pydantic reads the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    options = _parser().parse_args(arguments)
+    if is_completion():
+        complete_words(command_parser(words_to_complete()))
+    options = command_parser().parse_args(arguments)
     try:
         code: int = options.run(options)
     except CliError as error:
@@ -71,6 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return code
+
+
+def complete_for_kubectl() -> int:
+    """Answers kubectl, which asks `kubectl_complete-grpo` for what may follow `kubectl grpo …`."""
+    words = sys.argv[1:]
+    print(kubectl_answer(command_parser(words), words))
+    return 0
 
 
 class _Command(argparse.ArgumentParser):
@@ -96,7 +107,9 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return the parser of all commands. Those among the words have their arguments already, which
+    completion needs before it parses."""
     parser = argparse.ArgumentParser(
         prog="grpo", description="Plans, renders and watches GRPO training jobs."
     )
@@ -106,7 +119,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name, where in COMMANDS.items():
         command = commands.add_parser(name, help=where.summary)
-        command.add = _registration(name)
+        if name in words:
+            _registration(name)(command)
+        else:
+            command.add = _registration(name)
     return parser
 
 

@@ -133,7 +133,8 @@ _TRACES = f"""\
 The operator sends one trace per attempt to an OpenTelemetry collector, by OTLP/HTTP in JSON
 (`POST <endpoint>/v1/traces`):
 
-```
+<!-- not run: tests/integration/test_chart_values.py renders these values -->
+```sh
 helm upgrade grpo-operator charts/grpo-operator --namespace grpo-system --reset-then-reuse-values \\
   --set tracing.endpoint=http://collector.observability:4318 --set tracing.everyNthStep=10
 ```
@@ -180,7 +181,8 @@ _FINDINGS_HEAD = f"""\
 What is wrong with a run, by the numbers that TRL logs of each step. Any run will do, this operator's or another's: a
 `trainer_state.json`, a CSV that a tracker exports, or one JSON object per step and line.
 
-```
+<!-- run: tests/unit/test_findings.py -->
+```sh
 grpo diagnose trainer_state.json
 grpo diagnose run-1.jsonl run-2.csv -o json    # [{{finding, since, confidence, evidence, advice}}]
 grpo diagnose my-job                           # a GRPOJob's own history (history.md), also a folder with one

@@ -1,7 +1,7 @@
 """What Flux, Helm 4 and Argo CD make of a GRPOJob, by their own libraries.
 
 harness/programs/go/health holds these. The statuses are those that the operator renders. The Flux
-expressions and the Lua health check are those of docs/how-to/integrate/waiting.md.
+expressions and the Lua health check are those of docs/how-to/integrate.
 """
 
 import json
@@ -33,7 +33,8 @@ from tests.unit.operator_world import (
     running,
 )
 
-PAGE = (Path(__file__).parents[2] / "docs/how-to/integrate/waiting.md").read_text()
+PAGES = Path(__file__).parents[2] / "docs/how-to/integrate"
+PAGE = "".join((PAGES / name).read_text() for name in ("flux.md", "argo-cd.md"))
 OOM = Outcome(result=Result.OUT_OF_MEMORY, message="CUDA out of memory")
 DONE = Outcome(result=Result.SUCCEEDED, message="finished after step 10")
 FAILED_BEFORE = {"attempt": 1, "conditions": [condition("Failed"), condition("Stalled")]}

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import yaml
 
+from grpo_api.job import parse_spec
 from grpo_api.report.report import Result
 from grpo_api.status.status import ConditionType, Phase
 from grpo_operator.records.reasons import Reason
@@ -71,3 +73,19 @@ def test_the_drawn_layers_are_those_that_the_linter_checks() -> None:
     drawn = drawn_layers()
     assert set(drawn) == {"grpo_api", "grpo_operator", "grpo_planner", "grpo_trainer"}
     assert drawn == {room: checked[room] for room in drawn}
+
+
+def test_the_argo_workflow_makes_a_valid_job_and_waits_for_phases_that_end_one() -> None:
+    page = (DOCS / "how-to/integrate/argo-workflows.md").read_text()
+    workflow, rights = (
+        yaml.safe_load(block) for block in re.findall(r"```yaml \S+\n(.*?)```", page, re.DOTALL)
+    )
+    steps = {template["name"]: template for template in workflow["spec"]["templates"]}
+    training = steps["train"]["resource"]
+    job = yaml.safe_load(training["manifest"])
+    parse_spec(job["spec"])
+    conditions = [training["successCondition"], training["failureCondition"]]
+    assert conditions == [f"status.phase == {phase}" for phase in (Phase.SUCCEEDED, Phase.FAILED)]
+    (rule, _) = rights["rules"]
+    assert rule["apiGroups"] == [job["apiVersion"].partition("/")[0]]
+    assert {"create", "get", "watch"} <= set(rule["verbs"])

@@ -221,7 +221,7 @@ def test_all_files_name_one_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["charts/grpo-operator/Chart.yaml", "README.md", "docs/how-to/operate/install.md"]
+    "place", ["charts/grpo-operator/Chart.yaml", "README.md", "docs/how-to/operate/images.md"]
 )
 def test_a_file_with_another_version_is_named(tmp_path: Path, place: str) -> None:
     version = source.stated_versions(ROOT)["pyproject.toml"]
@@ -229,7 +229,7 @@ def test_a_file_with_another_version_is_named(tmp_path: Path, place: str) -> Non
         "pyproject.toml",
         "charts/grpo-operator/Chart.yaml",
         "README.md",
-        "docs/how-to/operate/install.md",
+        "docs/how-to/operate/images.md",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)

@@ -61,7 +61,7 @@ def stated_versions(root: Path) -> dict[str, str]:
         "pyproject.toml": tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     }
     found |= {f"{CHART}/Chart.yaml, {key}": str(chart[key]) for key in ("version", "appVersion")}
-    for page in ("README.md", "docs/how-to/operate/install.md"):
+    for page in ("README.md", "docs/how-to/operate/images.md"):
         tags = re.findall(r"/grpo-(?:operator|trainer):(\S+)", (root / page).read_text())
         found |= {f"{page}, image {number}": tag for number, tag in enumerate(tags, 1)}
     return {place: str(version) for place, version in found.items()}

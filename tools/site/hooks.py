@@ -7,12 +7,16 @@ alone: a link to another file of the repository becomes the name of that file.
 import os
 import posixpath
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from tools.site.pages import cli_page, fields_page
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -21,7 +25,16 @@ PAGES = {
     "CHANGELOG.md": "internals/changelog.md",
     "CONTRIBUTING.md": "internals/contributing.md",
 }
-"""Pages that have their place elsewhere in the repository, with their place in the site."""
+"""Pages that the repository has elsewhere, and their place in the site."""
+MADE: dict[str, tuple[str, Callable[[], str]]] = {
+    "operator/grpo_cli/__main__.py": ("reference/cli.md", cli_page),
+    **{
+        f"crds/{crd.name}": (f"reference/{crd.stem}.md", partial(fields_page, f"crds/{crd.name}"))
+        for crd in sorted((ROOT / "crds").glob("grpojob*.yaml"))
+    },
+}
+"""Pages that are made of a file of the repository, to which links lead there."""
+PLACES = PAGES | {source: place for source, (place, _) in MADE.items()}
 _LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>(?!\w+:|#)[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 _HEADING = re.compile(r"(?P<level>##+) (?P<title>.+)")
 _ENTRY = re.compile(r"- \[(?P<title>[^\]]+)\]\((?P<target>[^)]+)\)")
@@ -39,13 +52,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, place in PAGES.items():
         text = (ROOT / source).read_text()
         files.append(File.generated(config, place, content=for_site(text, source)))
+    for place, page in MADE.values():
+        files.append(File.generated(config, place, content=page()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Resolve the links that leave docs/."""
     source = page.file.src_uri
-    if source in PAGES.values():
+    if source in PLACES.values():
         return markdown
     return for_site(markdown, f"docs/{source}")
 
@@ -68,11 +83,11 @@ def navigation(index: str) -> list[dict[str, Any]]:
 
 def for_site(text: str, source: str) -> str:
     """Return a page of the repository with its links as the site has them."""
-    place = PAGES.get(source) or source.removeprefix("docs/")
+    place = PLACES.get(source) or source.removeprefix("docs/")
 
     def resolve(link: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link["target"]))
-        if path in PAGES or path.startswith("docs/"):
+        if path in PLACES or path.startswith("docs/"):
             target = os.path.relpath(_place(path), posixpath.dirname(place) or ".")
             return f"[{link['text']}]({target}{link['anchor'] or ''})"
         return link["text"] if link["text"].strip("`") == path else f"{link['text']} (`{path}`)"
@@ -82,4 +97,4 @@ def for_site(text: str, source: str) -> str:
 
 def _place(path: str) -> str:
     """Return where the site has a page of the repository."""
-    return PAGES.get(path) or path.removeprefix("docs/")
+    return PLACES.get(path) or path.removeprefix("docs/")

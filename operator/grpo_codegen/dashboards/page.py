@@ -16,7 +16,8 @@ _HEAD = """\
 Three pages for Grafana 10.4 and later, one for each question: does my run learn, what do our GPUs do, does the operator
 keep up. The chart installs them as ConfigMaps that Grafana's sidecar picks up by a label:
 
-```
+<!-- not run: tests/integration/test_chart_values.py renders these values -->
+```sh
 helm upgrade grpo-operator charts/grpo-operator --reuse-values \\
   --set monitoring.podMonitor.enabled=true --set monitoring.dashboard.enabled=true
 ```

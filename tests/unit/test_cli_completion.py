@@ -1,0 +1,33 @@
+"""What a shell and kubectl are offered after the words that stand already."""
+
+import pytest
+
+from grpo_cli.__main__ import COMMANDS, command_parser, complete_for_kubectl
+from grpo_cli.show.completion import completions
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([""], set(COMMANDS)),
+        (["sta"], {"status"}),
+        (["logs", "--al"], {"--all-ranks"}),
+        (["plan", "-o", ""], {"table", "json", "yaml", "svg", "png"}),
+        (["init", "--from-trl", ""], set()),
+        (["reward", "te"], {"test"}),
+    ],
+)
+def test_commands_options_and_values_are_completed(words: list[str], expected: set[str]) -> None:
+    found = set(completions(command_parser(words), words))
+    assert found - {"--help", "-h", "--version"} == expected
+
+
+def test_kubectl_gets_a_completion_per_line_and_a_directive(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["kubectl_complete-grpo", "sus"])
+    assert complete_for_kubectl() == 0
+    assert capsys.readouterr().out.splitlines() == ["suspend", ":4"]
+    monkeypatch.setattr("sys.argv", ["kubectl_complete-grpo", "verify", "x"])
+    complete_for_kubectl()
+    assert capsys.readouterr().out.splitlines()[-1] == ":0"
