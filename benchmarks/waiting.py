@@ -30,7 +30,8 @@ from grpo_kube import transport
 from grpo_kube.client import HttpCluster
 from grpo_kube.objects.resources import JOBS, PODS, Object, Selection
 from grpo_operator.admission.inventory import NodeFacts
-from grpo_operator.admission.scheduler import CycleInput, Plans, schedule
+from grpo_operator.admission.plan_cache import Plans
+from grpo_operator.admission.scheduler import CycleInput, schedule
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Limits
 from grpo_operator.records.names import GRPOJOBS

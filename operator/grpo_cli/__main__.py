@@ -44,6 +44,7 @@ COMMANDS = {
     "retry": Command("try a failed job again", "jobs", "change"),
     "delete": Command("delete a job", "jobs", "change"),
     "status": Command("show one job on one screen"),
+    "calibrate": Command("collect finished jobs' step times, which correct those of plans", "runs"),
     "usage": Command("tell what became of the GPUs' time, and what it cost"),
     "logs": Command("print the log of a rank"),
     "diagnose": Command("say what is wrong with a run, by its logged steps", "runs"),

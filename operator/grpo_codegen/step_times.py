@@ -6,6 +6,14 @@ from collections.abc import Iterator
 from grpo_planner.calibration.errors import Errors, stored_errors
 from grpo_planner.calibration.rows import Row, published_runs
 from grpo_planner.time.constants import Constants, stored_fit
+from grpo_planner.time.measured_runs import (
+    FAR_SPREAD,
+    MOST_PER_SETTING,
+    MOST_ROWS,
+    NEWEST,
+    OTHERS_FACTOR,
+    OWN_SPREAD,
+)
 
 PARTS = {
     "step": "whole step", "training": "update", "generation": "sampling",
@@ -48,6 +56,32 @@ engine without CUDA graphs, 0.6 ms per tensor of a sync, 0.5 s to wake an engine
 
 `python -m grpo_planner.calibration fit` fits again, and `fit --without SOURCE` predicts one source's
 runs from all others.
+
+## Measured on your cluster
+
+```
+grpo calibrate -A                                       # of finished jobs of all namespaces, into calibration.yaml
+grpo calibrate grpo-runs/1                              # of local runs, by their history
+grpo plan -f job.yaml --gpus 8xH100 --calibration calibration.yaml
+```
+
+Each finished job gives one row in the form of the published runs, of kind `measured`: what ran where, the
+lengths, and the seconds of sampling and training beside those that this model predicts. A plan on the
+same product for a model of the same size is corrected by two factors, the medians of the {newest} newest rows
+among the nearest: same model, then GPUs, nodes, what samples, and length. Its range is how far these rows are
+apart, at least ±{own:.0%}, and ±{far:.0%} where none is near. `stepRuns` of the plan names the rows. The mean length of
+the model's completions counts where the spec gives none.
+
+The operator keeps such rows in the ConfigMap `…-measured-runs` of its namespace, the {setting} newest of each
+setting and {most} in all; `--calibration` takes it, too:
+
+```
+kubectl get configmap -n grpo-system grpo-operator-measured-runs -o yaml > measured.yaml
+```
+
+A job's own steps come first, then rows of its own namespace. Those of other namespaces count for a factor of
+{others:.0f} at most, as pods may report anything. Rows that another version of the time model predicted count for
+nothing. Jobs on CPUs have a step time only once a run on CPUs was measured.
 """
 
 
@@ -59,7 +93,17 @@ def render() -> str:
     }
     fitted = stored_fit()
     runaway = fitted.constants["runaway"]
-    head = HEAD.format(share=fitted.share, lengths=len(lengths), runaway=runaway)
+    head = HEAD.format(
+        share=fitted.share,
+        lengths=len(lengths),
+        runaway=runaway,
+        newest=NEWEST,
+        own=OWN_SPREAD,
+        far=FAR_SPREAD,
+        setting=MOST_PER_SETTING,
+        most=MOST_ROWS,
+        others=OTHERS_FACTOR,
+    )
     return "\n".join([head, *_constants(), *_errors(), *_runs(), *_sources(), ""])
 
 

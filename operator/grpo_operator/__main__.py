@@ -29,9 +29,10 @@ from grpo_kube.work_queue import WorkQueue
 
 from .loop.caches import Caches
 from .process import handlers, metrics_server, settings
+from .process.fence import tell_fence
 from .process.job_metrics import JobMetrics, Sample, failure_samples
 from .process.metrics_server import Metrics, application, serve_pages
-from .process.wiring import Operator, tell_fence, until_one_ends
+from .process.wiring import Operator, until_one_ends
 from .records.names import FENCE, MANAGER
 from .records.records import GRPOJobRecord
 

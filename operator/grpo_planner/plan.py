@@ -39,6 +39,7 @@ from .search.footprints import Footprints
 from .search.methods import conflicting_pins, methods
 from .search.option import Option, closest_miss, has_same_method, notable
 from .search.search import LONGEST_RUN, LONGEST_STEP, Search
+from .time.measured_runs import NO_RUNS, MeasuredRuns
 from .time.step_time import with_measured_links
 
 LACKS_HARDWARE = (
@@ -55,6 +56,7 @@ def plan_job(
     *,
     facts: ModelFacts = NOTHING,
     learned: Learned | None = None,
+    measured: MeasuredRuns = NO_RUNS,
 ) -> PlanResult:
     """How to run a job on these nodes, or why not. Deterministic: the same arguments give the same
     bytes.
@@ -65,8 +67,9 @@ def plan_job(
         facts: what the caller knows of the model beside the spec.
         learned: what earlier attempts of the job found of its model, its links and the memory that
             it needs.
+        measured: runs that were measured on the cluster.
     """
-    return Planner(spec, facts=facts, learned=learned).plan(inventory)
+    return Planner(spec, facts=facts, learned=learned, measured=measured).plan(inventory)
 
 
 class Planner:
@@ -80,6 +83,7 @@ class Planner:
         facts: ModelFacts = NOTHING,
         brief: bool = False,
         learned: Learned | None = None,
+        measured: MeasuredRuns = NO_RUNS,
     ) -> None:
         """Takes what plan_job takes, less the inventory; works nothing out yet.
 
@@ -90,7 +94,23 @@ class Planner:
         self._facts = facts
         self._brief = brief
         self._learned = learned
+        self._measured = measured
         self._waiting: dict[Inventory, PlanResult] = {}
+
+    def has_planned_by(self, measured: MeasuredRuns) -> bool:
+        """Return True if these rows have the same of its model as those that it plans by."""
+        if measured.rows is self._measured.rows:
+            return True
+        try:
+            demand = self._demand
+        except SpecRejected:
+            return True
+        shape = demand.shape
+        of_model = measured.of_model(shape.parameters, shape.active_parameters)
+        if of_model.rows != demand.measured.rows:
+            return False
+        self._measured = measured
+        return True
 
     def plan(self, inventory: Inventory) -> PlanResult:
         """What plan_job answers, byte for byte; a brief one is without candidates."""
@@ -139,7 +159,8 @@ class Planner:
     def _demand(self) -> Demand:
         reported = self._learned.architecture if self._learned else None
         model = resolve_model(self._spec.model, self._facts, reported)
-        demand = build_demand(self._spec, model, self._learned)
+        measured = self._measured.of_model(model.shape.parameters, model.shape.active_parameters)
+        demand = build_demand(self._spec, model, self._learned, measured)
         refuse_long_sequences(demand)
         return demand
 
@@ -418,7 +439,7 @@ def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> lis
 def _is_shortened_too_little(demand: Demand, changed: GRPOJobSpec) -> bool:
     """True for shorter sequences that are still beyond the positions that the model was probably
     made for: nobody is advised to train those."""
-    new_demand = build_demand(changed, demand.model, demand.learned)
+    new_demand = demand.with_spec(changed)
     positions = demand.model.positions.tokens
     return bool(positions) and positions < new_demand.length < demand.length
 
@@ -429,7 +450,7 @@ def _best(
     """What a changed spec would be planned as, with all that is known of its model and of the
     memory that it needs."""
     demand = footprints.demand
-    new_demand = build_demand(spec, demand.model, demand.learned)
+    new_demand = demand.with_spec(spec)
     new_footprints = Footprints(new_demand, footprints.predictor)
     search = Search(new_footprints, pools, engine_pools)
     return search.choice

@@ -22,8 +22,8 @@ from grpo_kube.leader_election import Elector
 from grpo_kube.objects.errors import ClusterError, NotLeading
 from grpo_kube.objects.resources import CLAIMS, JOBS, NETWORK_POLICIES, PODS, SERVICES, Selection
 from grpo_operator.process import settings
+from grpo_operator.process.fence import tell_fence
 from grpo_operator.process.settings import Settings
-from grpo_operator.process.wiring import tell_fence
 from grpo_operator.records.names import GRPOJOBS, LABEL_MANAGED_BY, MANAGER
 from harness.programs.processes import until
 

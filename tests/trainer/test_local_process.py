@@ -16,6 +16,7 @@ from grpo_api.job import parse_spec
 from grpo_api.plan.plan import Rendezvous
 from grpo_api.report.report import Outcome
 from grpo_api.text.contract import API_VERSION, KIND, REWARD_MOUNT_ENV, THREADS_ENV
+from grpo_cli.__main__ import main
 from grpo_cli.cluster.attempt import build_attempt
 from grpo_operator.pods.manifests import training_plan
 from grpo_planner.hardware.inventory import Inventory
@@ -144,6 +145,9 @@ def test_the_client_shows_a_local_run(run: Run, tmp_path: Path) -> None:
     assert any('"step": 3' in line for line in client.get_job_logs(name, follow=True))
     (sample, *_) = client.samples(name)
     assert len(sample["groups"][0]["completions"]) == 4
+    file = tmp_path / "calibration.yaml"
+    assert main(["calibrate", str(run.folder / "runs"), "--to", str(file)]) == 0
+    assert '"source": "local/tiny"' in file.read_text()
     model = client.export(name, tmp_path / "model")
     assert (model / "model.safetensors").is_file()
 

@@ -10,8 +10,9 @@ from typing import Any
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.admission.inventory import node_facts, pod_facts
+from grpo_operator.admission.plan_cache import Plans
 from grpo_operator.admission.queue import AdmissionQueue
-from grpo_operator.admission.scheduler import CycleInput, Plans, Verdict, schedule
+from grpo_operator.admission.scheduler import CycleInput, Verdict, schedule
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.pods.pod_spec import PodDefaults

@@ -10,8 +10,9 @@ import pytest
 from grpo_kube.objects.errors import Unavailable
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.admission import queue as queue_module
+from grpo_operator.admission.plan_cache import Plans
 from grpo_operator.admission.queue import AdmissionQueue
-from grpo_operator.admission.scheduler import MOST_NEW_SPECS, Cycle, CycleInput, Plans, schedule
+from grpo_operator.admission.scheduler import MOST_NEW_SPECS, Cycle, CycleInput, schedule
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action
 from grpo_operator.records.records import GRPOJobRecord

@@ -3,7 +3,7 @@ made only once."""
 
 import pytest
 
-from grpo_operator.admission.scheduler import Plans
+from grpo_operator.admission.plan_cache import Plans
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import Planner, plan_job
 from tests.unit.planning import H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, inventory, nodes, spec

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_operator.admission.capacity import Capacity
+from grpo_operator.admission.plan_cache import Plans
 from grpo_operator.admission.resume_plan import kept_plan
-from grpo_operator.admission.scheduler import Plans
 from tests.generated import cases
 from tests.unit.operator_world import active_status, at, condition, make_job
 from tests.unit.queue_world import GPUS, cluster, gang, gpu_pod, job, judged, own_pod, passed

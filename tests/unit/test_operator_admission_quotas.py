@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from grpo_kube.objects.json_reader import Unreadable
-from grpo_operator.admission.scheduler import CycleInput, Plans, schedule
+from grpo_operator.admission.plan_cache import Plans
+from grpo_operator.admission.scheduler import CycleInput, schedule
 from grpo_operator.admission.snapshot import QuotaFacts, is_in_scope, quota_facts
 from tests.unit.operator_world import LIMITS, NOW, at
 from tests.unit.queue_world import answered, cluster, gang, job, judged

@@ -12,8 +12,9 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.admission.capacity import Capacity, Claim, gpu_roles
 from grpo_operator.admission.inventory import node_facts
+from grpo_operator.admission.plan_cache import Plans
 from grpo_operator.admission.quota_gate import needs
-from grpo_operator.admission.scheduler import CycleInput, Plans, schedule
+from grpo_operator.admission.scheduler import CycleInput, schedule
 from grpo_operator.admission.snapshot import QuotaFacts, Snapshot
 from grpo_operator.records.records import GRPOJobRecord
 from grpo_planner.result.result import PlanReason, PlanResult

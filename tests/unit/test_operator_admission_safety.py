@@ -18,8 +18,9 @@ import pytest
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.admission.capacity import gpu_roles
 from grpo_operator.admission.inventory import NodeFacts, PodFacts, node_facts
+from grpo_operator.admission.plan_cache import Plans
 from grpo_operator.admission.queue import AdmissionQueue
-from grpo_operator.admission.scheduler import Cycle, CycleInput, Plans, schedule
+from grpo_operator.admission.scheduler import Cycle, CycleInput, schedule
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decide.decisions import Action
 from grpo_operator.pods.roles import Role

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from grpo_kube.objects.resources import ObjectKey
+from grpo_operator.admission.plan_cache import Plans
 from grpo_operator.admission.queue_order import MOST_PASSED_OVER, sort_queue
-from grpo_operator.admission.scheduler import CycleInput, Plans, ordinal, schedule
+from grpo_operator.admission.scheduler import CycleInput, ordinal, schedule
 from grpo_operator.records.records import GRPOJobRecord
 from tests.generated import cases
 from tests.unit.operator_world import LIMITS, NOW, make_job

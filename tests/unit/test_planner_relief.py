@@ -98,7 +98,7 @@ def test_a_new_split_takes_another_time_which_counts_on_the_links_that_nodes_dec
     assert relief is not None
     assert relief.estimated_step_seconds is not None
     assert relief.estimated_step_seconds > first
-    assert step_message(relief.estimated_step_seconds, is_measured=False) in relief.reason
+    assert step_message(relief.estimated_step_seconds) in relief.reason
     assert relief.reason != run.plan.reason
 
 

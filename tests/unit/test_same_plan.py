@@ -11,7 +11,7 @@ from grpo_api.job import parse_spec
 from grpo_cli.__main__ import main
 from grpo_cli.commands.render import UNKNOWN_UID
 from grpo_kube.objects.resources import ObjectKey
-from grpo_operator.admission.scheduler import Plans
+from grpo_operator.admission.plan_cache import Plans
 from grpo_operator.pods.manifests import Attempt, checkpoint_volume_claim, indexed_job
 from grpo_operator.pods.namespace_objects import rendezvous_service
 from grpo_operator.pods.pod_spec import PodDefaults

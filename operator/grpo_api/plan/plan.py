@@ -27,6 +27,7 @@ from ..text.quantity import MAX_COUNT, Count
 Bytes = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Text = Annotated[str, Field(max_length=1024)]
+RowId = Annotated[str, Field(max_length=8)]
 
 SLOW_SHARE = 0.5
 """Share of the assumed bandwidth below which a gang's links are slow. Two nodes with eight H20 each
@@ -158,7 +159,11 @@ class ExecutionPlan(Model):
     estimated_step_seconds: Annotated[float, Field(ge=0)] | None = None
     """Predicted time of one step."""
     step_basis: Literal["Published", "Measured"] = "Published"
-    """What the range of that time is known from: published runs, or the job's own steps."""
+    """What the range of that time is known from: published runs, or measured ones."""
+    step_spread: Annotated[float, Field(ge=0)] | None = None
+    """Share by which that time may be off where it is measured."""
+    step_runs: Annotated[list[RowId], Field(max_length=10, json_schema_extra=ATOMIC_LIST)] = []
+    """Ids of the measured runs that it rests on."""
     expected_completion_length: Positive | None = None
     """Mean tokens of a completion that times and an engine's cache are for; absent where they are
     for the longest."""

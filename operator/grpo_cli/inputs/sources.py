@@ -36,6 +36,7 @@ from grpo_planner.search.curve import Size
 
 from ..cluster import kubectl
 from ..show.errors import InventoryError, KubectlError
+from .calibration_file import read_calibration
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -59,6 +60,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--host-memory", metavar="SIZE", help="with --gpus: memory of one node, such as 1Ti"
     )
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        help="step times that `grpo calibrate` has collected, or the operator's ConfigMap",
+    )
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument(
         "--config", metavar="PATH", help="the model's config.json, or a folder that holds it"
@@ -72,7 +78,7 @@ def planning_options(*, context: str | None = None) -> Namespace:
     """The options of a caller that has no command line; `context` as the flag."""
     return Namespace(
         inventory=None, gpus=None, context=context, host_memory=None, config=None,
-        fetch_config=False,
+        fetch_config=False, calibration=None,
     )  # fmt: skip
 
 
@@ -86,7 +92,9 @@ def make_plan(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = N
         KubectlError: kubectl is missing or fails.
     """
     there = read_inventory(options, spec)
-    result = plan_job(spec, there, facts=read_facts(options, spec), learned=learned)
+    measured = read_calibration(options.calibration)
+    facts = read_facts(options, spec)
+    result = plan_job(spec, there, facts=facts, learned=learned, measured=measured)
     if result.chosen is None:
         for warning in there.warnings:
             print(f"grpo: {warning}", file=sys.stderr)
@@ -104,9 +112,9 @@ def curve(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = None)
         KubectlError: kubectl is missing or fails.
         SpecRejected: the spec can't be planned at all.
     """
-    return Planner(spec, facts=read_facts(options, spec), learned=learned).curve(
-        read_inventory(options, spec)
-    )
+    measured = read_calibration(options.calibration)
+    planner = Planner(spec, facts=read_facts(options, spec), learned=learned, measured=measured)
+    return planner.curve(read_inventory(options, spec))
 
 
 def read_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:

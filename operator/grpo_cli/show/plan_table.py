@@ -46,6 +46,8 @@ def show_plan(out: Console, name: str, result: PlanResult, everything: bool = Fa
         _line(out, "why", decided, "bold")
     if result.chosen and (sampler := sampling_reason(result.chosen)):
         _line(out, "completions", f"by {sampler}", "bold")
+    if result.chosen and result.chosen.step_runs:
+        _line(out, "measured", f"by runs {', '.join(result.chosen.step_runs)}", "bold")
     shown = [found for found in result.candidates if found.memory]
     if shown:
         _candidates(out, shown if everything else shown[:SHOWN])

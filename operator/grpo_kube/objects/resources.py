@@ -52,6 +52,7 @@ class Resource:
 JOBS = Resource("/apis/batch/v1", "jobs")
 PODS = Resource("/api/v1", "pods")
 SERVICES = Resource("/api/v1", "services")
+CONFIG_MAPS = Resource("/api/v1", "configmaps")
 CLAIMS = Resource("/api/v1", "persistentvolumeclaims")
 NETWORK_POLICIES = Resource("/apis/networking.k8s.io/v1", "networkpolicies")
 EVENTS = Resource("/api/v1", "events")

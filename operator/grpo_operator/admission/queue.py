@@ -32,6 +32,7 @@ from grpo_api.report.report import Result
 from grpo_kube.objects.errors import ClusterError
 from grpo_kube.objects.resources import ObjectKey
 from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.time.measured_runs import NO_RUNS, MeasuredRuns
 
 from ..decide.decisions import Action, Decision, Limits
 from ..decide.observation import Observation
@@ -43,12 +44,12 @@ from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from .checks import Problem, plan_problem, queue_problem, spec_problem
 from .node_fit import has_disk_report
+from .plan_cache import Plans
 from .quota_gate import missing_object
 from .resume_plan import NO_BETTER_PLAN, learning
 from .scheduler import (
     Cycle,
     CycleInput,
-    Plans,
     Verdict,
     check_reason,
     empty_nodes,
@@ -107,6 +108,7 @@ class AdmissionQueue:
         self._pods = pods
         self._clock = clock
         self._plans = Plans()
+        self._measured = NO_RUNS
         self._assumptions = Assumptions(jobs)
         self._publisher = VerdictPublisher(tell)
         self._is_due = asyncio.Event()
@@ -115,6 +117,11 @@ class AdmissionQueue:
         self._marks: dict[ObjectKey, _Mark] = {}
         self._passed_over: dict[str, int] = {}
         """By uid; a job's status may be behind."""
+
+    def take_measured_runs(self, measured: MeasuredRuns) -> None:
+        """Plan by these runs from now on."""
+        self._measured = measured
+        self.wake()
 
     def wake(self) -> None:
         """Make a cycle due."""
@@ -216,6 +223,7 @@ class AdmissionQueue:
             denied_recently=denied_recently,
             default_image=self._pods.image,
             preflight=self._pods.preflight,
+            measured=self._measured,
         )
 
     def _accept(self, cycle_input: CycleInput, cycle: Cycle) -> None:
@@ -276,7 +284,7 @@ class AdmissionQueue:
 
     def _on_cpus(self, request: Decision, job: GRPOJobRecord, spec: GRPOJobSpec) -> Decision:
         """A job without GPUs waits for nobody, but it needs the objects that it names."""
-        decision = _decision(request, plan_without_queue(self._cpus(), job, spec))
+        decision = _decision(request, plan_without_queue(self._cpus(), job, spec, self._measured))
         if decision.action is not Action.COMMIT:
             return decision
         try:
@@ -337,7 +345,7 @@ class AdmissionQueue:
         else:
             inventory = empty_nodes(job, job.spec, self._facts.take)
         # planning for many nodes may take a while; watches and probes must not wait for it
-        return await asyncio.to_thread(plan_without_queue, inventory, job, job.spec)
+        return await asyncio.to_thread(plan_without_queue, inventory, job, job.spec, self._measured)
 
     def _cpus(self) -> Inventory:
         """What a job on CPUs is planned on: no nodes, only whether they report their disks, as far

@@ -6,15 +6,9 @@ may take only what is left. Only jobs that can be planned take a place: a job th
 whose planning fails, delays no other job. Two kinds of jobs compete with no other and are planned
 without the queue. One runs on CPUs. The other is admitted by Kueue and planned as if all GPUs were
 free. Pure: a CycleInput in, a Cycle out.
-
-The planner's answers are cached. The queue is judged again at every change of the cluster, and most
-jobs get the same answer as before. So each spec keeps its Planner, and nodes are compared by their
-resources instead of their names. The answers are the planner's own, byte for byte, without the
-candidates that were not chosen.
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -25,8 +19,9 @@ from grpo_api.spec.run_policy import PlacementSpec
 from grpo_api.status.status import ConditionType
 from grpo_kube.objects.times import seconds
 from grpo_planner.hardware.inventory import Inventory, declared_inventory
-from grpo_planner.plan import Planner, plan_job
+from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanResult
+from grpo_planner.time.measured_runs import NO_RUNS, MeasuredRuns
 
 from ..decide.decisions import Limits
 from ..decide.preflight import is_checked, should_check
@@ -37,52 +32,12 @@ from ..records.records import GRPOJobRecord
 from .capacity import Capacity, Claim, claim_of
 from .checks import Problem, plan_problem, spec_problem
 from .node_fit import Suitability
+from .plan_cache import Plans
 from .queue_order import age, priority, sort_queue
 from .quota_gate import Allowance
 from .resume_plan import next_plan
 from .snapshot import Snapshot
 from .storage import storage_problem
-
-MOST_SPECS = 1024
-"""Specs whose planners are kept, the least recently asked for leave first: about 0.1 MiB each."""
-
-
-class Plans:
-    """Plans jobs on inventories. For one thread at a time."""
-
-    def __init__(self, most: int = MOST_SPECS) -> None:
-        """Keep the planners of at most `most` specs."""
-        self._most = most
-        self.made = 0
-        """Specs that were planned for the first time, or again after they had been forgotten."""
-        self._planners: OrderedDict[str, Planner] = OrderedDict()
-
-    def __len__(self) -> int:
-        """How many specs' planners are kept."""
-        return len(self._planners)
-
-    def expect(self, specs: int) -> None:
-        """Make room for twice this number of specs: a full cache would drop each planner just
-        before its next use."""
-        self._most = max(self._most, 2 * specs)
-
-    def plan(
-        self, spec: GRPOJobSpec, inventory: Inventory, learned: Learned | None = None
-    ) -> PlanResult:
-        """What plan_job answers, without candidates."""
-        learned_key = learned.model_dump_json() if learned else ""
-        key = spec.model_dump_json() + learned_key
-        # Popped and put back: the order of the dictionary is then that of the last use.
-        planner = self._planners.pop(key, None)
-        if planner is None:
-            planner = Planner(spec, brief=True, learned=learned)
-            self.made += 1
-        self._planners[key] = planner
-        if len(self._planners) > self._most:
-            self._planners.popitem(last=False)
-        # Equal nodes are merged, so that another node's name alone does not call for another plan.
-        return planner.plan(inventory.with_merged_nodes)
-
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +95,12 @@ class CycleInput:
     default_image: str = ""
     preflight: bool = False
     """See pods.pod_spec.PodDefaults."""
+    measured: MeasuredRuns = NO_RUNS
+    """Runs that were measured on this cluster."""
+
+    def measured_for(self, job: GRPOJobRecord) -> MeasuredRuns:
+        """The measured runs as a job may believe them."""
+        return self.measured.of_namespace(job.key.namespace)
 
     def claims(self) -> list[Claim]:
         """Return the claims of admitted attempts. An assumed attempt replaces the one in its job's
@@ -202,7 +163,8 @@ def restart(job: GRPOJobRecord, cycle_input: CycleInput) -> Verdict:
         inventory = capacity.inventory(job)
 
         def plan_on_inventory(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
-            return plan_job(spec, inventory, learned=learned)
+            measured = cycle_input.measured_for(job)
+            return plan_job(spec, inventory, learned=learned, measured=measured)
 
         result, _ = next_plan(job, job.spec, inventory, plan_on_inventory)
         if result.chosen is None:
@@ -346,7 +308,8 @@ class _CycleRun:
         inventory = self._remaining.inventory(job)
 
         def plan_on_inventory(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
-            return self._plans.plan(spec, inventory, learned)
+            measured = self._input.measured_for(job)
+            return self._plans.plan(spec, inventory, learned, measured)
 
         result, is_reused = next_plan(job, job.spec, inventory, plan_on_inventory)
         plan = result.chosen
@@ -450,11 +413,14 @@ def ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def plan_without_queue(there: Inventory, job: GRPOJobRecord, spec: GRPOJobSpec) -> Verdict:
+def plan_without_queue(
+    there: Inventory, job: GRPOJobRecord, spec: GRPOJobSpec, measured: MeasuredRuns = NO_RUNS
+) -> Verdict:
     """The verdict on a job that may have all of these nodes."""
+    own_view = measured.of_namespace(job.key.namespace)
 
     def plan(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
-        return plan_job(spec, there, learned=learned)
+        return plan_job(spec, there, learned=learned, measured=own_view)
 
     result = next_plan(job, spec, there, plan).result
     problem = plan_problem(job, result.chosen) if result.chosen else None

@@ -88,6 +88,8 @@ class Settings:
     fenced: bool = False
     """True if the chart's policy is installed: the leader is then recorded before anything else is
     written."""
+    measured_runs: ObjectKey | None = None
+    """ConfigMap of the runs that were measured on the cluster; None: none are kept."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -125,6 +127,7 @@ def parse(
         tracing=tracing,
         election=election,
         fenced=given.fence,
+        measured_runs=given.measured_runs,
         limits=Limits(scheduling=given.scheduling_timeout_seconds),
     )
 
@@ -203,9 +206,20 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
             f"repeated); default: {', '.join(IMAGE_ARCHITECTURES)}"
         ),
     )
+    _add_measured_runs(parser)
     _add_tracing(parser, environment)
     _add_leader_election(parser)
     return parser
+
+
+def _add_measured_runs(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names where measured step times are kept."""
+    parser.add_argument(
+        "--measured-runs",
+        type=_object,
+        metavar="NAMESPACE/CONFIGMAP",
+        help="keep the step times of finished jobs here, for the plans of others; default: nowhere",
+    )
 
 
 def _add_tracing(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:

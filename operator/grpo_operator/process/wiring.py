@@ -18,20 +18,16 @@ import aiohttp
 import kopf
 
 from grpo_api.status.status import GRPOJobStatus
-from grpo_api.text.contract import API_VERSION, LEADER_KIND
 from grpo_kube.cache import Cache
 from grpo_kube.client import Cluster, HttpCluster
 from grpo_kube.event_sender import EventRecorder
 from grpo_kube.informer import Informer
-from grpo_kube.leader_election import Election
-from grpo_kube.objects.errors import ClusterError, NotFound
-from grpo_kube.objects.json_reader import JsonObject
+from grpo_kube.objects.errors import ClusterError
 from grpo_kube.objects.resources import (
     JOBS,
     NETWORK_POLICIES,
     PODS,
     SERVICES,
-    Object,
     ObjectKey,
     Resource,
     Selection,
@@ -46,6 +42,7 @@ from ..loop.attempt_starter import AttemptStarter
 from ..loop.caches import Caches
 from ..loop.cluster_state import ClusterState, ReservedGangs
 from ..loop.garbage_collector import GarbageCollector
+from ..loop.measured_run_store import MeasuredRunStore
 from ..loop.pod_start_events import PodStartEvents
 from ..loop.preflights import Preflights
 from ..loop.progress import ProgressPuller, http_fetch, targets
@@ -59,7 +56,6 @@ from ..records.names import (
     GRPOJOBS,
     LABEL_COMPONENT,
     LABEL_JOB,
-    LEADERS,
     NETWORK_POLICY,
     WORKLOADS,
 )
@@ -141,6 +137,11 @@ class Operator:
         self._admission = AdmissionQueue(
             gangs, self.facts, queue.add_all, limits=limits, clock=wall, pods=settings.pods
         )
+        self._measured_runs: MeasuredRunStore | None = None
+        if key := settings.measured_runs:
+            self._measured_runs = MeasuredRunStore(
+                cluster, key, caches.grpojobs, self._admission.take_measured_runs
+            )
         self._reconcile = self._reconciler()
 
     def _reconciler(self) -> Reconciler:
@@ -236,6 +237,8 @@ class Operator:
         self._metrics.record_status_write(job, new, now)
         if self._traces:
             self._traces.record_status(job, new, now)
+        if self._measured_runs:
+            self._measured_runs.record(job, new)
 
     def _facts_changed(self) -> None:
         self._admission.wake()
@@ -292,6 +295,8 @@ class Operator:
         }
         if self._exporter:
             parts["spans"] = self._exporter.run
+        if self._measured_runs:
+            parts["measured-runs"] = self._measured_runs.run
         return parts | {f"worker-{number}": worker for number in range(self.settings.workers)}
 
     async def _once_leading(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -419,31 +424,6 @@ class Operator:
 
         yield from progress_samples(job, pull, silence, unix_time)
         yield from pod_samples(job, self._caches.pods.owned_by(job.key))
-
-
-async def tell_fence(cluster: HttpCluster, election: Election) -> None:
-    """Puts the leader's name where the chart's policy looks.
-
-    One that led before and is late meets another resourceVersion, or is written over by the one
-    that leads, which begins only then.
-
-    Raises:
-        ClusterError: it was not taken; somebody else may have written.
-    """
-    metadata: Object = {"name": election.lease.name, "namespace": election.lease.namespace}
-    body: Object = {
-        "apiVersion": API_VERSION,
-        "kind": LEADER_KIND,
-        "spec": {"holderIdentity": election.identity},
-    }
-    try:
-        leader = await cluster.get(LEADERS, *election.lease)
-    except NotFound:
-        await cluster.create(LEADERS, election.lease.namespace, body | {"metadata": metadata})
-        return
-    version = JsonObject(leader).part("metadata").text("resourceVersion")
-    body["metadata"] = metadata | {"resourceVersion": version}
-    await cluster.replace(LEADERS, *election.lease, body)
 
 
 Changed = Callable[[Iterable[ObjectKey]], None]

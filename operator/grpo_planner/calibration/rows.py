@@ -13,9 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, cached_property
 from math import ceil
-from typing import Annotated, Literal, NamedTuple
-
-from pydantic import Field
+from typing import NamedTuple
 
 from grpo_api.text.base import Model
 
@@ -26,6 +24,7 @@ from ..model.catalogue import lookup_shape
 from ..model.shapes import Shape
 from ..tables import read_data
 from ..time.constants import Constants
+from ..time.run_row import Part, RunRow
 from ..time.sampling import EngineToken, engine_seconds
 from ..time.step_time import link_bytes_per_second, sending_seconds
 from ..time.training import (
@@ -35,9 +34,6 @@ from ..time.training import (
     pass_seconds,
 )
 
-Part = Literal["step", "training", "generation", "scoring", "sync", "token"]
-"""What was timed: a whole step, its update, its sampling, its log-probabilities, one sync of
-weights, or one decoded token of all sequences."""
 NODE = 8
 """GPUs of a node (assumed)."""
 ENGINE_SHARE = 0.6
@@ -56,37 +52,8 @@ class Source(Model):
     """What the publication leaves out, as the rows take it."""
 
 
-class Row(Model):
-    """One run."""
-
-    source: str
-    """Key of its Source."""
-    model: str
-    gpu: str
-    """Label of the GPU product."""
-    gpus: Annotated[int, Field(ge=1)]
-    sequences: Annotated[int, Field(ge=1)]
-    """Completions of one step; for a token, those that are decoded at a time."""
-    prompt: Annotated[int, Field(ge=0)]
-    completion: Annotated[int, Field(ge=1)]
-    """Mean tokens of a completion."""
-    limit: Annotated[int, Field(ge=1)]
-    updates: int = 1
-    """Optimizer steps on these completions."""
-    scores: int = 0
-    """Passes for log-probabilities beside the update."""
-    recompute: bool = True
-    lora: bool = False
-    zero: Literal[0, 2, 3] = 3
-    split: int = 1
-    """GPUs that share one copy of the model beside ZeRO: tensor and pipeline parallelism."""
-    tensor_parallel: int = 1
-    """GPUs of one engine."""
-    graphs: bool = True
-    """Whether the engine has CUDA graphs."""
-    pass_tokens: int = 16384
-    """Tokens of one packed micro-batch."""
-    seconds: dict[Part, float]
+class Row(RunRow):
+    """A published run; `source` is the key of its Source."""
 
     @property
     def key(self) -> str:

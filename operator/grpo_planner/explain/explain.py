@@ -19,7 +19,7 @@ from ..memory.device import FRAGMENTATION, checkpoint_bytes, export_bytes, whole
 from ..result.formatting import distinct_seconds, gib, needs_message, plan_name, plural
 from ..result.result import Candidate, PlanResult, Rejection
 from ..search.batch import generation_share
-from ..search.demand import Demand
+from ..search.demand import Demand, step_fields
 from ..search.engine_plan import engine_plan, engine_warnings
 from ..search.notes import low_rate_message
 from ..search.option import Option
@@ -103,7 +103,7 @@ def as_plan(
         cpu_millicores=millicores,
         host_memory_bytes=host_memory,
         estimated_step_seconds=seconds,
-        step_basis=demand.step_basis(pool.label),
+        **step_fields(option.correction),
         expected_completion_length=demand.expected_completion,
         link_bytes_per_second=link,
         export_bytes=export,
@@ -252,7 +252,8 @@ def reason_message(option: Option, sampling: str) -> str:
     footprint = option.footprint
     usable = place.pool.usable_bytes
     phase = footprint.prediction.peak_phase
-    step = step_message(option.seconds, is_measured=option.is_measured)
+    spread = option.correction.spread if option.correction else None
+    step = step_message(option.seconds, spread)
     numbers = needs_message(footprint.device, usable, phase, step)
     return f"{footprint.method.name} on {place.name}: {numbers}{_SAMPLING}{sampling}"
 

@@ -131,6 +131,11 @@ UNKNOWN = Product(
 )
 """A modest data-centre card, for labels that the table doesn't have."""
 
+CPU_LABEL = "CPU"
+"""Stands for a product's label in what is known of runs on CPUs."""
+CPU = Product(memory_mib=0, teraflops=0.1, bandwidth=20, link=1, capability=(0, 0), is_known=False)
+"""One process on CPUs, for times in comparison with a measured run (assumed)."""
+
 
 @cache
 def table() -> dict[str, Product]:

@@ -1,17 +1,98 @@
-"""What an attempt's steps teach the next plan: how long completions are, and by how much the time
-model was wrong on these GPUs."""
+"""What an attempt's steps teach: the job's next plan, and the plans of other jobs of its model.
 
-from collections.abc import Mapping
+The job itself learns how long its completions are and by how much the time model was wrong on its
+GPUs. Other jobs have it as a row of the cluster's measured runs.
+"""
+
+from collections.abc import Mapping, Sequence
 from math import isfinite
+from statistics import median
+from typing import Any, NamedTuple, Self
+
+from pydantic import ValidationError
 
 from grpo_api.plan.learned import Learned, MeasuredStep
+from grpo_api.report.history import standing_rows
 from grpo_api.report.training_metrics import COMPLETION_LENGTH, PHASE_SECONDS
 
+from ..hardware.products import CPU_LABEL
+from ..result.result import SpecRejected
+from ..search.batch import step_completions
+from ..time.measured_runs import MeasuredRow, sampler_of
+from ..time.run_row import Part
 from ..time.step_time import StepTime
+from ..time.training import scoring_passes
 from .past_run import Run
 
 TRAINING_PHASES = ("reference", "forward", "backward", "step")
 """Phases of a step that the time model counts as its update."""
+WARM_UP = 2
+"""Logged steps at the beginning of a run that are no measure where there are others: memory is
+allocated and kernels are compiled."""
+
+
+class StepSeconds(NamedTuple):
+    """What was measured of a run's steps."""
+
+    completion: float
+    """Mean tokens of a completion."""
+    generation: float
+    """Seconds that a step which sampled did so."""
+    training: float
+    """Seconds that a step trained, with log-probabilities."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all of it can be believed."""
+        return all(isfinite(number) and number > 0 for number in self) and self.completion >= 1
+
+    @classmethod
+    def of_metrics(cls, metrics: Mapping[str, float]) -> Self:
+        """Those of one step, as rank 0 reports it."""
+        phases = {phase: metrics.get(f"{PHASE_SECONDS.key}/{phase}", 0.0) for phase in _PHASES}
+        training = sum(phases[phase] for phase in TRAINING_PHASES)
+        return cls(metrics.get(COMPLETION_LENGTH.key, 0.0), phases["generate"], training)
+
+    @classmethod
+    def of_history(cls, rows: Sequence[Mapping[str, Any]]) -> Self:
+        """The medians of a run's logged steps; zeros where they have no such numbers."""
+        steps = [_logged_step(row) for row in standing_rows([dict(row) for row in rows])]
+        steps = steps[WARM_UP:] or steps
+        return cls(
+            _median([step.completion for step in steps]),
+            _median([step.generation for step in steps]),
+            _median([step.training for step in steps]),
+        )
+
+    @classmethod
+    def of_step(cls, step: MeasuredStep) -> Self:
+        """Those of status.learned.step."""
+        return cls(step.completion_length, step.generation_seconds, step.training_seconds)
+
+
+_PHASES = ("generate", *TRAINING_PHASES)
+
+
+def _logged_step(row: Mapping[str, Any]) -> StepSeconds:
+    """One row of a history, whose numbers may be anything."""
+    lengths = (COMPLETION_LENGTH.key, COMPLETION_LENGTH.trl)
+    names = [f"{PHASE_SECONDS.key}/{phase}" for phase in _PHASES]
+    metrics = {name: _number(row.get(name)) for name in names}
+    metrics[COMPLETION_LENGTH.key] = max(_number(row.get(name)) for name in lengths)
+    return StepSeconds.of_metrics(metrics)
+
+
+def _number(value: object) -> float:
+    """A finite number; 0 for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < 1e18 else 0.0  # type: ignore[arg-type]
+
+
+def _median(numbers: Sequence[float]) -> float:
+    """The median of those above zero: where a generation feeds several steps, most sample
+    nothing."""
+    positive = [number for number in numbers if number > 0]
+    return median(positive) if positive else 0.0
 
 
 def learned_with_step(run: Run, metrics: Mapping[str, float]) -> Learned:
@@ -22,44 +103,94 @@ def learned_with_step(run: Run, metrics: Mapping[str, float]) -> Learned:
     A step that is near what is known changes nothing.
     """
     before = run.learned.step
-    length = metrics.get(COMPLETION_LENGTH.key, 0.0)
-    generation = metrics.get(f"{PHASE_SECONDS.key}/generate", 0.0)
-    training = sum(metrics.get(f"{PHASE_SECONDS.key}/{phase}", 0.0) for phase in TRAINING_PHASES)
-    numbers = (length, generation, training)
+    measured = StepSeconds.of_metrics(metrics)
     # Where a generation feeds several steps, most steps sample nothing.
-    is_complete = all(isfinite(number) and number > 0 for number in numbers) and length >= 1
-    if run.plan.accelerator != "GPU" or not is_complete:
+    if run.plan.accelerator != "GPU" or not measured.is_complete:
         return run.learned
-    predicted = _predicted(run, round(length))
+    predicted = _predicted(run, measured)
     step = MeasuredStep(
         gpu_product=run.plan.gpu_product,
-        completion_length=round(length),
-        generation_seconds=round(generation, 3),
-        training_seconds=round(training, 3),
-        predicted_generation_seconds=round(_generation(predicted) / _share(run), 3),
-        predicted_training_seconds=round(_training(predicted), 3),
+        completion_length=round(measured.completion),
+        generation_seconds=round(measured.generation, 3),
+        training_seconds=round(measured.training, 3),
+        predicted_generation_seconds=round(predicted.generation, 3),
+        predicted_training_seconds=round(predicted.training, 3),
     )
     if before and step.is_near(before):
         return run.learned
     return run.learned.model_copy(update={"step": step})
 
 
-def _predicted(run: Run, length: int) -> StepTime:
-    """What the time model says of the plan with that length, before any correction."""
+def measured_row(
+    run: Run, measured: StepSeconds, *, source: str, date: str, cluster: str = ""
+) -> MeasuredRow | None:
+    """The row of a run for the plans of other jobs; None where nothing can be learned of it.
+
+    Args:
+        run: the plan that the steps ran by.
+        measured: its steps.
+        source: `namespace/job`.
+        date: when it ended, in UTC.
+        cluster: where it ran.
+    """
+    if not measured.is_complete:
+        return None
+    try:
+        return _row(run, measured, source=source, date=date, cluster=cluster)
+    except (SpecRejected, ValidationError):
+        # Its model is of unknown size, or a number beyond all bounds.
+        return None
+
+
+def _row(run: Run, measured: StepSeconds, *, source: str, date: str, cluster: str) -> MeasuredRow:
+    plan = run.plan
+    setup = run.setup
+    training = run.spec.training
+    updates = run.demand.updates_per_generation
+    predicted = _predicted(run, measured)
+    seconds: dict[Part, float] = {"training": round(updates * measured.training, 4)}
+    model: dict[Part, float] = {"training": round(updates * predicted.training, 4)}
+    # Engines on a product of their own say nothing of the trainer's.
+    own_product = plan.engine.gpu_product if plan.engine else ""
+    if own_product in ("", plan.gpu_product):
+        seconds["generation"] = round(measured.generation, 4)
+        model["generation"] = round(predicted.generation, 4)
+    return MeasuredRow(
+        source=source,
+        cluster=cluster,
+        date=date,
+        model=run.spec.model.name,
+        gpu=plan.gpu_product or CPU_LABEL,
+        gpus=plan.world_size,
+        nodes=plan.nodes,
+        parameters=run.demand.shape.parameters,
+        active=round(run.demand.shape.active_parameters),
+        sequences=step_completions(run.spec) * updates,
+        prompt=training.max_prompt_length,
+        completion=round(measured.completion),
+        limit=training.max_completion_length,
+        updates=updates,
+        scores=scoring_passes(setup),
+        recompute=setup.checkpointing,
+        lora=setup.has_lora,
+        zero=setup.zero,
+        tensor_parallel=plan.engine.tensor_parallel if plan.engine else 1,
+        graphs=setup.engine.graphs if setup.engine else False,
+        pass_tokens=setup.micro_batch * setup.length,
+        sampler=sampler_of(setup.engine),
+        seconds=seconds,
+        predicted=model,
+    )
+
+
+def _predicted(run: Run, measured: StepSeconds) -> StepSeconds:
+    """What the time model says of the plan with the measured length, before any correction, and of
+    a whole generation."""
     limit = run.spec.training.max_completion_length
-    plan = run.plan.model_copy(update={"expected_completion_length": min(length, limit)})
+    length = min(round(measured.completion), limit)
+    plan = run.plan.model_copy(update={"expected_completion_length": length})
     uncorrected = run.learned.model_copy(update={"step": None})
-    return Run(plan, run.spec, uncorrected, run.inventory).step_time
-
-
-def _generation(time: StepTime) -> float:
-    return time.generation + time.gathering
-
-
-def _training(time: StepTime) -> float:
-    return time.compute + time.communication + time.offload
-
-
-def _share(run: Run) -> float:
-    """Share of a generation that one step counts."""
-    return 1 / run.demand.updates_per_generation
+    time: StepTime = Run(plan, run.spec, uncorrected, run.inventory).step_time
+    generation = (time.generation + time.gathering) * run.demand.updates_per_generation
+    training = time.compute + time.communication + time.offload
+    return StepSeconds(length, generation, training)

@@ -272,7 +272,7 @@ def _with_explanation(before: Run, after: Run) -> ExecutionPlan:
             "host_bytes_per_node": host_per_node,
         }
         fields["memory"] = plan.memory.model_copy(update=numbers)
-        fields["estimated_step_seconds"] = round(after.step_seconds, 2)
+        fields |= after.step_fields
         fields["reason"] = _reason(after)
     if after.demand.pod_memory is None and needed_host > plan.host_memory_bytes:
         fields["host_memory_bytes"] = needed_host

@@ -24,7 +24,7 @@ from grpo_api.text.quantity import quantity_bytes
 from ..hardware.inventory import ENDLESS, Inventory
 from ..hardware.pools import Place, Pool, build_pools
 from ..hardware.product_names import is_of_product
-from ..hardware.products import Product, lookup_product
+from ..hardware.products import CPU, Product, lookup_product
 from ..memory.device import whole_mib
 from ..memory.disk import disk_request
 from ..memory.host import host_bytes
@@ -34,10 +34,11 @@ from ..model.architecture import resolve_model
 from ..result.formatting import gib, plural
 from ..search import batch
 from ..search.cpu_plan import cpu_engine, cpu_process_bytes
-from ..search.demand import Demand, build_demand
+from ..search.demand import Demand, build_demand, step_fields
 from ..search.engine_plan import cpu_engine_plan, engine_plan
 from ..search.engines import Engines, engine_of, server_pools
 from ..search.footprints import generate_calls, sizes_at_a_time
+from ..time.measured_runs import StepCorrection, sampler_of
 from ..time.step_range import step_message
 from ..time.step_time import StepTime, assumed_link, step_time, with_measured_links
 from .engine_pins import is_as_pinned
@@ -197,10 +198,7 @@ class Run:
             "device_bytes": self.device_bytes,
         }
         memory = plan.memory.model_copy(update=numbers)
-        seconds = round(self.step_seconds, 2)
-        return self.with_plan(
-            memory=memory, estimated_step_seconds=seconds, engine=self.sized_engine
-        )
+        return self.with_plan(memory=memory, engine=self.sized_engine, **self.step_fields)
 
     @property
     def _at_once(self) -> int:
@@ -234,19 +232,35 @@ class Run:
             servers = self._hardware(engine.gpu_product, engine.gpu_resource)
         trainers = self._hardware(plan.gpu_product, plan.gpu_resource)
         shape = self.demand.shape
-        measured = self.demand.measured_step(plan.gpu_product)
+        measured = self.correction
         return step_time(
             shape, self.setup, trainers, plan.nodes, calls, servers=servers, measured=measured
         )
 
     @property
+    def correction(self) -> StepCorrection | None:
+        """What the job's attempts measured of steps on the plan's GPUs."""
+        plan = self.plan
+        sampler = sampler_of(self.setup.engine)
+        return self.demand.correction(plan.gpu_product, plan.world_size, plan.nodes, sampler)
+
+    @property
+    def step_fields(self) -> dict[str, object]:
+        """The fields of a plan that follow from its time."""
+        seconds = round(self.step_seconds, 2)
+        return {"estimated_step_seconds": seconds, **step_fields(self.correction)}
+
+    @property
     def step_message(self) -> str:
         """How long a step takes, in words."""
-        return step_message(self.step_seconds, is_measured=self.plan.step_basis == "Measured")
+        correction = self.correction
+        return step_message(self.step_seconds, correction.spread if correction else None)
 
     def _hardware(self, label: str, resource: str) -> Product:
         """The plan's GPUs as their nodes describe them; as the table of products does where no node
         has them now."""
+        if self.plan.accelerator == "CPU":
+            return CPU
         measured = with_measured_links(self.inventory, self.learned.links)
         nodes = measured.without_usage
         trainer_pools, _ = build_pools(nodes, self.spec)

@@ -5,17 +5,21 @@ found. A vLLM engine is no faster there, so it has one only where the spec asks 
 """
 
 from dataclasses import replace
+from typing import Any
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import HOST
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import EngineServersSpec
 
+from ..hardware.products import CPU, CPU_LABEL
 from ..memory.device import export_bytes, whole_mib
 from ..memory.host import CPU_ENGINE_PROCESS, CPU_PROCESS
 from ..memory.phases import predict
 from ..memory.setup import Engine, Setup
 from ..result.formatting import plural
+from ..time.measured_runs import sampler_of
+from ..time.step_time import step_time
 from .batch import (
     accumulation,
     generation_share,
@@ -23,9 +27,10 @@ from .batch import (
     indivisible,
     micro_batches,
 )
-from .demand import Demand
+from .demand import Demand, step_fields
 from .engine_plan import cpu_engine_plan, engine_warnings
 from .engines import check, engine_of
+from .footprints import generate_calls
 from .methods import Method, conflicting_pins, methods
 
 
@@ -56,6 +61,7 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
     optimizer = "AdamW8bit" if setup.eight_bit else "AdamW"
     dtype = "bfloat16" if setup.precision == "bfloat16" else "float32"
     engine = cpu_engine_plan(demand, setup, memory) if setup.engine else None
+    time = _time_fields(demand, setup, nodes)
     return ExecutionPlan(
         strategy=method.strategy,
         method=trained,
@@ -80,8 +86,27 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         reason=(
             f"accelerator CPU: {extent}, {setup.precision}, reference {method.strategy}{sampled}"
         ),
+        **time,
         warnings=[*demand.notes, *engine_warnings(demand, setup)],
     )
+
+
+def _time_fields(demand: Demand, setup: Setup, nodes: int) -> dict[str, Any]:
+    """What a plan says of its time: nothing where no run on CPUs was measured, as machines differ
+    too much."""
+    sampler = sampler_of(setup.engine)
+    correction = demand.correction(CPU_LABEL, setup.world, nodes, sampler)
+    if correction is None:
+        return {}
+    timed = replace(setup, expected=demand.expected_completion)
+    calls = generate_calls(demand.spec, timed)
+    time = step_time(demand.shape, timed, CPU, nodes, calls, measured=correction)
+    seconds = round(time.total, 2)
+    return {
+        "estimated_step_seconds": seconds,
+        "expected_completion_length": demand.expected_completion,
+        **step_fields(correction),
+    }
 
 
 def cpu_method(spec: GRPOJobSpec) -> Method:

@@ -5,10 +5,10 @@ The search then sees shapes, limits and bytes instead of a spec's optional field
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan.learned import Learned, MeasuredStep
+from grpo_api.plan.learned import Learned
 from grpo_api.spec.rewards import ModelReward
 from grpo_api.text.quantity import parse_quantity, quantity_bytes
 
@@ -22,6 +22,7 @@ from ..model.architecture import ResolvedModel, by_name_and_size
 from ..model.shapes import Shape
 from ..result.result import PlanReason, SpecRejected
 from ..time.constants import stored_fit
+from ..time.measured_runs import NO_RUNS, MeasuredRuns, Sampler, Setting, StepCorrection
 from . import batch
 from .methods import Method
 from .notes import spec_notes
@@ -38,6 +39,8 @@ class Demand:
     """Reward models as the spec declares them, each with its shape."""
     learned: Learned = field(default_factory=Learned)
     """What earlier attempts found of the memory that the job needs."""
+    measured: MeasuredRuns = NO_RUNS
+    """Runs of this model that were measured on the cluster."""
 
     @property
     def shape(self) -> Shape:
@@ -125,8 +128,8 @@ class Demand:
 
     @cached_property
     def expected_completion(self) -> int:
-        """Mean tokens of a completion: as the spec says, as an attempt measured, or the share of
-        the limit that those of published runs had."""
+        """Mean tokens of a completion: as the spec says, as an attempt measured, as other runs of
+        the model had, or the share of the limit that those of published runs had."""
         training = self.spec.training
         limit = training.max_completion_length
         step = self.learned.step
@@ -134,17 +137,27 @@ class Demand:
         if expected is None and step:
             expected = step.completion_length
         if expected is None:
+            expected = self.measured.completion(limit)
+        if expected is None:
             expected = round(limit * stored_fit().share)
         return min(limit, max(1, expected))
 
-    def measured_step(self, label: str) -> MeasuredStep | None:
-        """What an attempt measured on these GPUs."""
+    def correction(
+        self, label: str, gpus: int, nodes: int, sampler: Sampler | None = None
+    ) -> StepCorrection | None:
+        """What was measured of steps on so many of these GPUs: by the job's own attempts, else by
+        the nearest runs of the model."""
         step = self.learned.step
-        return step if step and step.gpu_product == label else None
+        if step and step.gpu_product == label:
+            return StepCorrection.of_step(step)
+        if not self.measured.rows:
+            return None
+        setting = Setting(label, gpus, nodes, self.expected_completion, sampler)
+        return self.measured.correction(setting)
 
-    def step_basis(self, label: str) -> Literal["Published", "Measured"]:
-        """What the range of a step on these GPUs is known from."""
-        return "Measured" if self.measured_step(label) else "Published"
+    def with_spec(self, spec: GRPOJobSpec) -> "Demand":
+        """The demand of the same job with another spec, with all that is known of it."""
+        return build_demand(spec, self.model, self.learned, self.measured)
 
     def pod_disk(self, *, reported: bool) -> int:
         """Ephemeral storage that one pod requests, in bytes; 0 for no request."""
@@ -216,9 +229,14 @@ def refuse_long_sequences(demand: Demand) -> None:
     raise SpecRejected(PlanReason.INVALID_COMBINATION, message)
 
 
-def build_demand(spec: GRPOJobSpec, model: ResolvedModel, learned: Learned | None = None) -> Demand:
+def build_demand(
+    spec: GRPOJobSpec,
+    model: ResolvedModel,
+    learned: Learned | None = None,
+    measured: MeasuredRuns = NO_RUNS,
+) -> Demand:
     """The demand of a job whose policy has been resolved; `learned` is what earlier attempts found
-    of its memory.
+    of it, `measured` what runs of its model did.
 
     Raises:
         SpecRejected: a reward model's size is unknown.
@@ -233,4 +251,12 @@ def build_demand(spec: GRPOJobSpec, model: ResolvedModel, learned: Learned | Non
         for index, reward in enumerate(spec.rewards)
         if reward.model
     )
-    return Demand(spec, model, tuple(scorers), learned or Learned())
+    return Demand(spec, model, tuple(scorers), learned or Learned(), measured)
+
+
+def step_fields(correction: StepCorrection | None) -> dict[str, Any]:
+    """What a plan says of what its step's time is known from."""
+    if correction is None:
+        return {"step_basis": "Published", "step_spread": None, "step_runs": []}
+    runs = list(correction.runs)
+    return {"step_basis": "Measured", "step_spread": correction.spread, "step_runs": runs}

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from ..hardware.pools import Place, Pool
 from ..memory.setup import Precision, Setup
+from ..time.measured_runs import StepCorrection, sampler_of
 from ..time.step_time import SamplingTime, StepTime, sampling_time, training_time
 from ..time.training import TrainingTime
 from .demand import Demand
@@ -67,7 +68,8 @@ class Times:
             place = extent.place
             pool = place.pool
             time = training_time(self._demand.shape, setup, pool.hardware, place.nodes)
-            known = time.as_measured(self._demand.measured_step(pool.label))
+            correction = self._demand.correction(pool.label, place.world, place.nodes)
+            known = time.as_measured(correction)
             extent.training[key] = known
         return known
 
@@ -91,10 +93,22 @@ class Times:
                 calls,
                 servers=own.hardware if own else None,
             )
-            label = own.label if own else place.pool.label
-            known = time.as_measured(self._demand.measured_step(label))
+            known = time.as_measured(self._correction(place, setup, own))
             self._sampling[key] = known
         return known
+
+    def correction(self, place: Place, setup: Setup) -> StepCorrection | None:
+        """What corrects the time of a whole step; None where nothing was measured on its GPUs."""
+        training = self._demand.correction(place.pool.label, place.world, place.nodes)
+        sampling = self._correction(place, setup, self.servers(place, setup))
+        if training is None or sampling is None:
+            return None
+        return sampling.with_training(training)
+
+    def _correction(self, place: Place, setup: Setup, own: Pool | None) -> StepCorrection | None:
+        label = own.label if own else place.pool.label
+        sampler = sampler_of(setup.engine)
+        return self._demand.correction(label, place.world, place.nodes, sampler)
 
     def servers(self, place: Place, setup: Setup) -> Pool | None:
         """Where the engines of a setup are that have GPUs of their own."""

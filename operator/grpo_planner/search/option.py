@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from ..hardware.pools import Place, Pool
 from ..memory.setup import Engine
+from ..time.measured_runs import StepCorrection
 from ..time.step_time import StepTime
 from .footprints import Footprint
 from .methods import Method
@@ -68,8 +69,8 @@ class Option:
     """Time of one step by its parts."""
     servers: Pool | None = None
     """Where engines in pods of their own are; None without such."""
-    is_measured: bool = False
-    """Whether the time is by steps that the job measured on these GPUs."""
+    correction: StepCorrection | None = None
+    """What was measured of steps on these GPUs, by which the time is corrected."""
     seconds: float = field(init=False)
     """Time of one step."""
 

@@ -468,7 +468,7 @@ class Search:
             variants.host(place.per_node),
             self._times.step(extent, footprint.setup, footprint.calls),
             self._times.servers(place, footprint.setup),
-            is_measured=self._demand.measured_step(place.pool.label) is not None,
+            self._times.correction(place, footprint.setup),
         )
 
 

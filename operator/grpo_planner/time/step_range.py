@@ -11,9 +11,6 @@ from grpo_api.plan.plan import ExecutionPlan
 from ..result.formatting import brief_plan_name
 from .constants import stored_fit
 
-MEASURED = 0.1
-"""Share by which a step differs from what this job's own steps on these GPUs say (assumed)."""
-
 
 class StepRange(NamedTuple):
     """Seconds that eight of ten steps are between."""
@@ -22,19 +19,21 @@ class StepRange(NamedTuple):
     high: float
 
 
-def step_range(seconds: float, *, is_measured: bool) -> StepRange:
-    """The range of a predicted step; `is_measured`: by steps of the job on these GPUs."""
-    if is_measured:
-        return StepRange(seconds * (1 - MEASURED), seconds * (1 + MEASURED))
+def step_range(seconds: float, spread: float | None = None) -> StepRange:
+    """The range of a predicted step; `spread`: how far off it may be by runs that were measured on
+    these GPUs, None where only published ones tell."""
+    if spread is not None:
+        return StepRange(seconds / (1 + spread), seconds * (1 + spread))
     fit = stored_fit()
     return StepRange(seconds * fit.low, seconds * fit.high)
 
 
-def step_message(seconds: float, *, is_measured: bool) -> str:
-    """`35 to 60 s per step, from 51 published runs`."""
-    if is_measured:
-        return f"{_format(seconds)} s per step, ±{MEASURED:.0%}, measured on this cluster"
-    low, high = step_range(seconds, is_measured=False)
+def step_message(seconds: float, spread: float | None = None) -> str:
+    """`35 to 60 s per step, from 51 published runs`, or `47 s per step, ±10%, measured on this
+    cluster`."""
+    if spread is not None:
+        return f"{_format(seconds)} s per step, ±{spread:.0%}, measured on this cluster"
+    low, high = step_range(seconds)
     runs = stored_fit().runs
     return f"{_format(low)} to {_format(high)} s per step, from {runs} published runs"
 
@@ -44,7 +43,7 @@ def headline_message(plan: ExecutionPlan) -> str:
     seconds = plan.estimated_step_seconds
     if seconds is None:
         return brief_plan_name(plan)
-    low, high = step_range(seconds, is_measured=plan.step_basis == "Measured")
+    low, high = step_range(seconds, plan.step_spread)
     return f"{brief_plan_name(plan)}: {_format(low)} to {_format(high)} s per step"
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from grpo_api.plan.learned import MeasuredLinks, MeasuredStep
+from grpo_api.plan.learned import MeasuredLinks
 from grpo_api.text.quantity import MAX_COUNT
 
 from ..hardware.inventory import Inventory, Node
@@ -23,6 +23,7 @@ from ..memory.states import offloaded_base
 from ..model.shapes import Shape
 from .constants import FITTED, Constants
 from .lengths import longest
+from .measured_runs import StepCorrection
 from .sampling import engine_seconds, generation_seconds
 from .training import (
     GATHER_SECONDS,
@@ -115,11 +116,11 @@ class SamplingTime(NamedTuple):
     gathering: float
     sync: float
 
-    def as_measured(self, step: MeasuredStep | None) -> "SamplingTime":
-        """The time as an attempt's steps on these GPUs correct it."""
-        if step is None:
+    def as_measured(self, correction: StepCorrection | None) -> "SamplingTime":
+        """The time as steps that were measured on these GPUs correct it."""
+        if correction is None:
             return self
-        factor = step.generation_factor
+        factor = correction.generation
         return self._replace(generation=self.generation * factor, gathering=self.gathering * factor)
 
 
@@ -166,7 +167,7 @@ def step_time(
     calls: float,
     *,
     servers: Product | None = None,
-    measured: MeasuredStep | None = None,
+    measured: StepCorrection | None = None,
 ) -> StepTime:
     """Time of one optimizer step.
 
@@ -177,7 +178,7 @@ def step_time(
         nodes: nodes that the gang runs on.
         calls: calls of generate per optimizer step; below 1 where one batch feeds several steps.
         servers: the GPU of engines in pods of their own.
-        measured: what an attempt's steps on these GPUs were measured at.
+        measured: how steps that were measured on these GPUs correct it.
     """
     training = training_time(shape, setup, hardware, nodes).as_measured(measured)
     sampling = sampling_time(shape, setup, hardware, nodes, calls, servers=servers)

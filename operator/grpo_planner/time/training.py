@@ -7,14 +7,13 @@ decide are in constants.py; those here are assumed.
 
 from typing import NamedTuple
 
-from grpo_api.plan.learned import MeasuredStep
-
 from ..hardware.products import Product
 from ..memory.setup import Setup
 from ..memory.states import trained_bytes, trained_parameters
 from ..model.shapes import Shape
 from .constants import Constants
 from .lengths import longest
+from .measured_runs import StepCorrection
 
 HALF_SPEED_TOKENS = 512
 """Tokens per micro-batch at which half of the utilisation is reached (assumed: published runs pack
@@ -39,11 +38,11 @@ class TrainingTime(NamedTuple):
     communication: float
     offload: float
 
-    def as_measured(self, step: MeasuredStep | None) -> "TrainingTime":
-        """The time as an attempt's steps on these GPUs correct it."""
-        if step is None:
+    def as_measured(self, correction: StepCorrection | None) -> "TrainingTime":
+        """The time as steps that were measured on these GPUs correct it."""
+        if correction is None:
             return self
-        return TrainingTime(*(part * step.training_factor for part in self))
+        return TrainingTime(*(part * correction.training for part in self))
 
 
 def forward_flops(shape: Shape, tokens: float, length: float) -> float:
