@@ -3,6 +3,7 @@ anything."""
 
 SMALLEST: dict[str, tuple[str, ...]] = {
     "burst": ("--singles", "1", "--bursts", "1", "--jobs", "2", "--fails"),
+    "calibrated_steps": ("--steps", "2"),
     "checkpoint_hash": ("--gib", "0.01", "--rounds", "1"),
     "checkpoint_store": ("--hidden", "64", "--layers", "2", "--rounds", "1"),
     "cli_start": ("--runs", "1"),
@@ -23,5 +24,5 @@ SMALLEST: dict[str, tuple[str, ...]] = {
 """Options by name."""
 IN_THE_GATE = ("checkpoint_hash", "cli_start", "plan_speed")
 """Those of a few seconds."""
-WITH_LIMITS = ("engine_overhead", "trainer_overhead", "zero3_load")
+WITH_LIMITS = ("calibrated_steps", "engine_overhead", "trainer_overhead", "zero3_load")
 """These exit with 1 above a limit, which so few steps can't keep."""

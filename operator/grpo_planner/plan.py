@@ -31,7 +31,7 @@ from .model.architecture import NOTHING, ModelFacts, resolve_model
 from .result.formatting import gib
 from .result.result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
 from .search.cpu_plan import plan_cpu
-from .search.curve import Size, curve
+from .search.curve import Size, curve, deciding_rule
 from .search.demand import Demand, build_demand, refuse_long_sequences
 from .search.engine_choice import sampling_message
 from .search.engines import check, server_pools
@@ -324,11 +324,12 @@ def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     ranked = explain.candidates(demand, notable(options, winner), winner)
     winning_candidate = Candidate.from_plan(result.chosen)
     candidates = [winning_candidate, *ranked[1:]]
-    return result.model_copy(update={"candidates": candidates})
+    rule = deciding_rule(demand, search.sizes(), winner)
+    return result.model_copy(update={"candidates": candidates, "rule": rule})
 
 
 def _chosen(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
-    """The same without candidates."""
+    """The same without candidates and rule."""
     return _result(search, _best_fitting(search), notes, fits_now)
 
 
@@ -367,10 +368,10 @@ def _too_slow(search: Search) -> PlanResult:
     steps = demand.spec.training.max_steps
     whole_run = ""
     if steps and search.most_seconds < LONGEST_STEP:
-        whole_run = f", {steps} of them {steps * slow.seconds / DAY:.0f} days"
+        whole_run = f", {steps} of them {steps * slow.least_seconds / DAY:.0f} days"
     message = (
         f"the fastest that fits, {slow.footprint.method.name} on {slow.place.name}, would take "
-        f"{slow.seconds / HOUR:.1f} h per step{whole_run}: more than "
+        f"{slow.least_seconds / HOUR:.1f} h per step or more{whole_run}: more than "
         f"{LONGEST_STEP / HOUR:.0f} h per step or {LONGEST_RUN / DAY:.0f} days in all are refused; "
         "use fewer or shorter completions, a smaller model or more GPUs, or set "
         "spec.placement.allowSlow to true"

@@ -72,8 +72,8 @@ class Candidate:
 
     @property
     def is_in_time(self) -> bool:
-        """True if a step takes at most six hours."""
-        return self.seconds <= 6 * 3600
+        """True if a step takes at most six hours by the low end of its range."""
+        return self.seconds * stored_fit().low <= 6 * 3600
 
     @property
     def counted_seconds(self) -> float:

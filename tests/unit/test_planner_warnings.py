@@ -17,6 +17,7 @@ from grpo_planner.model.hub import lookup_positions
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanReason
 from grpo_planner.search.notes import spec_notes
+from grpo_planner.time.constants import stored_fit
 from tests.unit.planning import (
     A10G,
     H100,
@@ -225,6 +226,7 @@ def test_a_plan_of_more_than_six_hours_a_step_is_refused_unless_it_is_allowed() 
         "training__numGenerations": 64,
         "training__promptsPerStep": 128,
         "generation__engine": "Transformers",
+        "placement__objective": "Fastest",
     }
     there = nodes(1, 1, H100)
     refused = result(spec(QWEN_7B, **job), there)
@@ -232,7 +234,18 @@ def test_a_plan_of_more_than_six_hours_a_step_is_refused_unless_it_is_allowed() 
     assert "h per step" in refused.message
     assert "set spec.placement.allowSlow to true" in refused.message
     allowed = plan(spec(QWEN_7B, placement__allowSlow=True, **job), there)
-    assert seconds(allowed) > 6 * 3600
+    assert seconds(allowed) * stored_fit().low > 6 * 3600
+    hours = seconds(allowed) * stored_fit().low / 3600
+    assert f"{hours:.1f} h per step or more" in refused.message
+
+
+def test_a_plan_is_refused_by_the_low_end_of_its_range_alone() -> None:
+    """The longest run that is planned may take 1/low times the limit."""
+    there, fastest = nodes(1, 1, H100), {"placement__objective": "Fastest", "adapter__use": "Never"}
+    most_steps = 90 * 86400 / seconds(plan(spec(QWEN_7B, **fastest), there)) / stored_fit().low
+    assert plan(spec(QWEN_7B, training__maxSteps=int(0.99 * most_steps), **fastest), there)
+    beyond = spec(QWEN_7B, training__maxSteps=int(1.01 * most_steps), **fastest)
+    assert result(beyond, there).reason == "TooSlow"
 
 
 def test_a_run_of_more_than_ninety_days_is_refused_unless_it_is_allowed() -> None:

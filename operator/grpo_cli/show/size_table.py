@@ -38,6 +38,8 @@ def show_sizes(out: Console, sizes: Sequence[Size]) -> None:
     for size in sizes:
         add_row(wide, _cells(size), _style(size))
     show_table(out, wide, map(_stacked, sizes))
+    if rule := next((size.rule for size in sizes if size.chosen), ""):
+        out.print(Text(f"{CHOSEN}: {rule}"))
     for line in _missing(sizes):
         out.print(f"[dim]{line}[/dim]")
 

@@ -379,7 +379,8 @@ def decision_message(result: PlanResult) -> str:
     seconds, rival_seconds = distinct_seconds(_step_seconds(plan), _step_seconds(rival))
     verdict = rival.rejected.message
     would_take = "" if seconds == rival_seconds else f" would take {rival_seconds} s"
-    return f"{seconds} s per step; {plan_name(rival)}{would_take}: {verdict}"
+    rule = f" ({result.rule})" if result.rule else ""
+    return f"{seconds} s per step{rule}; {plan_name(rival)}{would_take}: {verdict}"
 
 
 def _step_seconds(plan: ExecutionPlan) -> float:

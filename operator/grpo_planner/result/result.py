@@ -117,6 +117,8 @@ class PlanResult(Model):
     """A sentence for the user, with numbers."""
     chosen: ExecutionPlan | None = None
     """The plan; null when nothing fits."""
+    rule: str = ""
+    """What decided on its number of GPUs; empty where nothing was compared."""
     candidates: list[Candidate] = []
     """What is worth comparing: the chosen one first, then what fits, then what does not."""
     changes: list[str] = []

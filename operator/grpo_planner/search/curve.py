@@ -6,10 +6,12 @@ A plan names one number of GPUs; whether it is a good one shows only beside the 
 plan.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_api.text.timing import HOUR
 
+from .demand import Demand
 from .option import Option
 from .search import Search
 
@@ -34,6 +36,8 @@ class Size:
     """Share of a GPU's memory that the plan leaves free, after its margin; 0.2 and more is room."""
     chosen: bool
     """Whether the objective takes this one, were all nodes empty."""
+    rule: str = ""
+    """The rule that takes it; empty for the others."""
 
     @property
     def step_gpu_seconds(self) -> float:
@@ -44,20 +48,31 @@ class Size:
 def curve(search: Search) -> list[Size]:
     """One Size for each number of GPUs that something fits on and that splits the batch, fewest
     first."""
-    spec = search.demand.spec
     taken = search.choice
-    return [
-        _size(
-            option,
-            spec.training.max_steps,
-            chosen=taken is not None and option.place.world == taken.place.world,
-        )
-        for option in search.sizes()
-    ]
+    options = search.sizes()
+    rule = deciding_rule(search.demand, options, taken) if taken else ""
+    return [_size(option, search.demand, taken, rule) for option in options]
 
 
-def _size(option: Option, steps: int | None, *, chosen: bool) -> Size:
-    """An option as the curve shows it."""
+def deciding_rule(demand: Demand, options: Sequence[Option], taken: Option) -> str:
+    """The rule that took a number of GPUs, in a few words; `options`: the best of each number."""
+    sizes = sorted(option.place.world for option in options)
+    objective = demand.spec.placement.objective
+    if demand.fewest_gpus == demand.most_gpus:
+        return "as many GPUs as asked for"
+    if len(sizes) <= 1:
+        return "no other number of GPUs fits"
+    if objective != "Balanced":
+        return f"objective {objective}"
+    if taken.place.world >= sizes[-1]:
+        return "the most GPUs that there are: they save more than they cost"
+    return "the knee: more GPUs would cost more than they save"
+
+
+def _size(option: Option, demand: Demand, taken: Option | None, rule: str) -> Size:
+    """An option as the curve shows it; `taken` is the one that is planned."""
+    steps = demand.spec.training.max_steps
+    chosen = taken is not None and option.place.world == taken.place.world
     place = option.place
     hours = steps * place.world * option.seconds / HOUR if steps else None
     return Size(
@@ -70,4 +85,5 @@ def _size(option: Option, steps: int | None, *, chosen: bool) -> Size:
         price=hours * place.pool.price if hours and place.pool.price else None,
         headroom=1 - option.device_share,
         chosen=chosen,
+        rule=rule if chosen else "",
     )

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from ..hardware.pools import Place, Pool
 from ..memory.setup import Engine
 from ..time.measured_runs import StepCorrection
+from ..time.step_range import step_range
 from ..time.step_time import StepTime
 from .footprints import Footprint
 from .methods import Method
@@ -77,6 +78,11 @@ class Option:
     def __post_init__(self) -> None:
         """Adds up the time once, as sorting asks for it again and again."""
         object.__setattr__(self, "seconds", self.time.total)
+
+    @property
+    def least_seconds(self) -> float:
+        """The low end of the range of its time."""
+        return step_range(self.seconds, self.correction.spread if self.correction else None).low
 
     @property
     def engine_gpus(self) -> int:

@@ -7,7 +7,7 @@ where the bound has reached the best score found: nothing later can be better.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import count, groupby, product
 from math import inf
@@ -90,9 +90,9 @@ class Search:
 
     @cached_property
     def choice(self) -> Option | None:
-        """What the job is planned as: the best option that takes no longer than a job may; None
-        where none fits, or none in time."""
-        return self.best(most_seconds=self.most_seconds)
+        """What the job is planned as: the best option that takes no longer than a job may, by the
+        low end of its range; None where none fits, or none in time."""
+        return self.best(is_allowed=lambda option: option.least_seconds <= self.most_seconds)
 
     @cached_property
     def most_seconds(self) -> float:
@@ -173,7 +173,9 @@ class Search:
             # The fastest is found soon. Only where it is fast enough, others are, too.
             fastest = self.best(extents, "Fastest")
             if fastest and fastest.seconds <= limit:
-                return self.best(extents, "Balanced", most_seconds=limit)
+                return self.best(
+                    extents, "Balanced", is_allowed=lambda option: option.seconds <= limit
+                )
         return None
 
     def sizes(self) -> list[Option]:
@@ -192,10 +194,10 @@ class Search:
         extents: Iterable[Extent] | None = None,
         objective: Objective | None = None,
         *,
-        most_seconds: float = inf,
+        is_allowed: Callable[[Option], bool] | None = None,
     ) -> Option | None:
-        """The best option that fits of these extents, or of all, and takes at most `most_seconds`;
-        None where none does.
+        """The best option that fits of these extents, or of all, and is allowed; None where none
+        is.
 
         Methods that depart more from what was asked are looked at where none that departs less
         has such an option.
@@ -204,12 +206,15 @@ class Search:
         every = self._roomy_extents if extents is None else extents
         by_tier = sorted(every, key=lambda extent: extent.method.tier)
         for _, same_tier in groupby(by_tier, key=lambda extent: extent.method.tier):
-            if best := self._best_of(same_tier, aim, most_seconds):
+            if best := self._best_of(same_tier, aim, is_allowed):
                 return best
         return None
 
     def _best_of(
-        self, extents: Iterable[Extent], aim: Objective, most_seconds: float
+        self,
+        extents: Iterable[Extent],
+        aim: Objective,
+        is_allowed: Callable[[Option], bool] | None,
     ) -> Option | None:
         """The same of extents whose methods depart equally from what was asked.
 
@@ -237,8 +242,8 @@ class Search:
                     heapq.heappush(waiting, _Entry(bound, next(serial), extent, variants))
                 continue
             options = self._options_with(extent, entry.variants)
-            in_time = [option for option in options if option.seconds <= most_seconds]
-            best = choose([best, *in_time] if best else in_time, aim)
+            allowed = [*filter(is_allowed, options)] if is_allowed else options
+            best = choose([best, *allowed] if best else allowed, aim)
         return best
 
     def _bound(self, aim: Objective, extent: Extent) -> Score:
