@@ -7,7 +7,7 @@ from them, objects are parsed with them, and the trainer reads the same sections
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from .plan.plan import ExecutionPlan
@@ -18,6 +18,7 @@ from .pods.containers import (
     TrainerMount,
 )
 from .pods.environment import EnvironmentSources, TrainerEnvironment
+from .pods.platform import PlatformSpec
 from .pods.template import PodTemplate
 from .spec.checkpoint import CheckpointSpec, ExportSpec, SamplesSpec
 from .spec.dataset import DatasetSpec
@@ -30,7 +31,7 @@ from .spec.tracking import TrackingSpec
 from .spec.training import AdapterSpec, ReferenceSpec, TrainingSpec
 from .text.base import ATOMIC_LIST, CREATING, Model, Rule, map_list, unique_by
 from .text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
-from .text.names import Image, PullPolicy
+from .text.names import Image, Name, PullPolicy
 from .text.quantity import ByteQuantity
 from .text.schema import Schema, problem_message, structural_schema
 
@@ -318,6 +319,8 @@ class GRPOJobSpec(Model):
     pod_template: PodTemplate = Field(default_factory=PodTemplate)
     """Labels, annotations and settings of the pods. Unset: the operator's."""
 
+    job_class_name: Name | None = None
+    """GRPOJobClass; a change is for the next attempt. Unset: the default."""
     managed_by: (
         Annotated[str, Field(min_length=3, max_length=63, pattern=_DOMAIN_PREFIXED)] | None
     ) = None
@@ -335,6 +338,19 @@ class GRPOJobSpec(Model):
         if refusal:
             raise PydanticCustomError("rule", "{refusal}", {"refusal": refusal})
         return self
+
+    _platform: PlatformSpec = PrivateAttr(default_factory=PlatformSpec)
+
+    @property
+    def platform(self) -> PlatformSpec:
+        """What the job's class gives its pods. No field: a user's spec can't set it."""
+        return self._platform
+
+    def on_platform(self, platform: PlatformSpec) -> Self:
+        """The same spec with what a class gives its pods."""
+        spec = self.model_copy()
+        spec._platform = platform
+        return spec
 
     @property
     def nodes(self) -> int | None:

@@ -35,6 +35,8 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "operator/grpo_api/spec/trl_fields.json": trl_fields.render,
     "crds/grpojob.yaml": crd.render,
     "charts/grpo-operator/files/grpojob.yaml": crd.render,
+    "crds/grpojobclass.yaml": crd.render_class,
+    "charts/grpo-operator/files/grpojobclass.yaml": crd.render_class,
     "crds/operatorleader.yaml": crd.render_leader,
     "charts/grpo-operator/files/operatorleader.yaml": crd.render_leader,
     "charts/grpo-operator/files/alerts.yaml": alerts.render,

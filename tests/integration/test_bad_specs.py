@@ -36,9 +36,14 @@ def server(crd_cluster: AnyCluster) -> Iterator[AnyCluster]:
 
 
 def refusal(api: ApiClient, document: dict[str, Any]) -> str:
+    """The message with which the server refuses a GRPOJob."""
+    return refusal_at(api, DRY_RUN, document)
+
+
+def refusal_at(api: ApiClient, path: str, document: dict[str, Any]) -> str:
     """The message with which the server refuses the object."""
     with pytest.raises(ApiStatusError) as caught:
-        api.request("POST", DRY_RUN, document)
+        api.request("POST", path, document)
     text = str(caught.value)
     return str(json.loads(text[text.index("{") :])["message"])
 

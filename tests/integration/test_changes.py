@@ -104,6 +104,7 @@ ANY_TIME: list[tuple[str, object]] = [
     ("retry", 1),
     ("restarts.limit", 9),
     ("preflight", "Required"),
+    ("jobClassName", "h100"),
     ("tracking", {"mlflow": {"url": "https://mlflow.example"}}),
     ("samples", {"groups": 0}),
     ("activeDeadlineSeconds", 60),

@@ -151,9 +151,16 @@ def test_every_value_has_a_comment_and_a_schema() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["grpojob", "operatorleader"])
-def test_a_crd_is_the_committed_one_and_is_kept(name: str) -> None:
-    suffix = f"{name}s.grpo.dev"
+@pytest.mark.parametrize(
+    ("name", "plural"),
+    [
+        ("grpojob", "grpojobs"),
+        ("grpojobclass", "grpojobclasses"),
+        ("operatorleader", "operatorleaders"),
+    ],
+)
+def test_a_crd_is_the_committed_one_and_is_kept(name: str, plural: str) -> None:
+    suffix = f"{plural}.grpo.dev"
     crd = only(rendered(), "CustomResourceDefinition", suffix)
     assert crd["spec"] == yaml.safe_load((DEFINITIONS / f"{name}.yaml").read_text())["spec"]
     assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
@@ -180,6 +187,8 @@ def test_a_namespaced_operator_gets_roles_in_its_namespaces_only() -> None:
         (["nodes"], ["list", "watch"]),
         (["priorityclasses"], ["list", "watch"]),
         (["storageclasses"], ["list", "watch"]),
+        (["grpojobclasses"], ["list", "watch"]),
+        (["namespaces"], ["list", "watch"]),
         (["resourceflavors", "workloadpriorityclasses"], ["get"]),
     ]
     names_ = {d["metadata"]["name"] for d in documents if d["kind"] == "ClusterRole"}

@@ -70,7 +70,7 @@ def test_the_operators_pod_meets_the_restricted_standard(release: AnyCluster) ->
 def test_the_operators_account_has_no_wildcard(release: AnyCluster) -> None:
     listed = release.kubectl("auth", "can-i", "--list", f"--as={ACCOUNT}", "--namespace", "default")
     rights = [line for line in listed.splitlines() if "grpo.dev" in line]
-    assert len(rights) == 3
+    assert len(rights) == 4
     assert "[*]" not in listed
     assert "*.*" not in listed
 

@@ -139,7 +139,9 @@ state = pathlib.Path({state!r})
 asked = json.loads(state.read_text())
 words = [one for one in sys.argv[1:] if not one.startswith("--")]
 asked["log"].append(sys.argv[1:])
-if words[0] == "get" and words[1] == "jobs":
+if words[:2] == ["get", "grpojobclasses.grpo.dev"]:
+    print(json.dumps({{"items": []}}))
+elif words[0] == "get" and words[1] == "jobs":
     print(json.dumps({{"items": [asked["jobs"][0]] if asked["jobs"][0] else []}}))
     asked["jobs"] = asked["jobs"][1:] or asked["jobs"]
 elif words[0] == "get" and words[1] == "persistentvolumeclaims":

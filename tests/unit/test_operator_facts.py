@@ -18,6 +18,7 @@ from grpo_kube.objects.resources import (
 )
 from grpo_operator.loop import cluster_state as facts_module
 from grpo_operator.loop.cluster_state import ClusterState
+from grpo_operator.records.job_class import ENFORCE_LABEL
 from tests.unit.test_operator_inventory import node, pod
 
 DEFAULT = {"storageclass.kubernetes.io/is-default-class": "true"}
@@ -56,6 +57,8 @@ class Script:
             ],
             "resourcequotas": [meta({"status": {"hard": {"pods": "3"}}}, "q", namespace="team-a")],
             "serviceaccounts": [meta({}, "default", namespace="team-a")],
+            "grpojobclasses": [meta({"spec": {}}, "h100", generation=2)],
+            "namespaces": [meta({}, "team-a", labels={ENFORCE_LABEL: "baseline"})],
         }
         self.errors: dict[tuple[str, str | None], ClusterError] = {}
         self.events: dict[tuple[str, str | None], asyncio.Queue[tuple[str, Object]]] = {}
@@ -125,6 +128,8 @@ async def test_a_snapshot_has_all_that_admission_asks_for() -> None:
     assert found.service_accounts == {"team-a": {"default"}}
     assert found.storage_classes[""] == ("gp3", "ebs.csi.aws.com")
     assert found.storage_classes["efs"] == ("efs", "efs.csi.aws.com")
+    assert found.job_classes.by_name["h100"].generation == 2
+    assert found.job_classes.enforced_levels == {"team-a": "baseline"}
     assert found.visible
 
 
@@ -134,7 +139,7 @@ async def test_nothing_is_listed_again_and_an_unchanged_cluster_is_one_snapshot(
         first, lists = watching.facts.take(), len(script.lists)
         await settled()
         assert watching.facts.take() is first
-        assert len(script.lists) == lists == 6
+        assert len(script.lists) == lists == 8
 
 
 async def test_a_heartbeat_wakes_nobody_and_a_change_does() -> None:
@@ -172,6 +177,16 @@ async def test_what_is_forbidden_is_unknown_and_keeps_nobody(resource: Any) -> N
         found = watching.facts.take()
     known = {"resourcequotas": found.quotas, "serviceaccounts": found.service_accounts}
     assert not known.get(resource.plural, found.priorities)
+
+
+@pytest.mark.parametrize("error", [NotFound("404", 404), Forbidden("403", 403)])
+async def test_a_cluster_without_the_definition_of_classes_has_none(error: ClusterError) -> None:
+    script = Script()
+    script.errors["grpojobclasses", None] = error
+    async with Watching(script) as watching:
+        found = watching.facts.take().job_classes
+    assert found.by_name == {}
+    assert found.problem == f"classes can't be seen: {error}"
 
 
 async def test_nodes_that_are_forbidden_are_a_sentence() -> None:

@@ -11,13 +11,15 @@ from functools import cache
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
+from grpo_api.job_class import GRPOJobClass
 from grpo_api.text.base import ATOMIC_LIST, Model, Rule
 from grpo_api.text.schema import NotStructural, Schema, schema_fields, structural_schema
 from grpo_codegen import __main__ as codegen
 from grpo_codegen.crd import definition, job_schema
+from tests.class_samples import BAD_CLASSES
 from tests.samples import BAD, GOOD, SPEC, Bad, changed
 
 
@@ -61,6 +63,10 @@ def test_every_rule_has_a_spec_that_breaks_it() -> None:
         with pytest.raises(SpecInvalid) as caught:
             parse_spec(bad.spec, creating=True)
         told += str(caught.value)
+    for bad in BAD_CLASSES:
+        with pytest.raises(ValidationError) as refused:
+            GRPOJobClass.model_validate({"spec": bad.spec}, strict=True, by_name=False)
+        told += str(refused.value)
     assert [
         rule.message for rule in _rules(Model) if rule.is_satisfied and rule.message not in told
     ] == []

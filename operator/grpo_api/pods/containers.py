@@ -212,6 +212,11 @@ class ResourceRequirements(Model):
         """Extended resources of network cards that a pod requests, such as rdma/hca, by name."""
         return sorted(name for name in self.completed_requests if _NETWORK_CARD.search(name))
 
+    def with_amounts(self, other: "ResourceRequirements") -> "ResourceRequirements":
+        """These with the other's, which wins."""
+        requests, limits = self.requests | other.requests, self.limits | other.limits
+        return ResourceRequirements(requests=requests, limits=limits)
+
     def compare_request(self, name: str) -> int:
         """1, 0 or -1 as the request of a resource that has both is above, at or below its limit."""
         request, limit = parse_quantity(self.requests[name]), parse_quantity(self.limits[name])

@@ -20,6 +20,7 @@ ALWAYS = (
     "retry",
     "restarts",
     "preflight",
+    "jobClassName",
     "tracking",
     "samples",
     "activeDeadlineSeconds",

@@ -4,7 +4,7 @@ The half of the object that only the operator writes, and that kubectl, the CLI 
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from ..report.revisions import Revisions
 from ..report.tracker_report import TrackerReport
 from ..spec.checkpoint import ObjectStoreSpec
 from ..text.base import ATOMIC_LIST, Model, map_list
+from ..text.contract import CLASS_KIND
 from ..text.quantity import Count
 from ..text.timing import Time
 from .preflight_status import PreflightStatus
@@ -252,6 +253,24 @@ class ResumeSource(Model):
     """Its folder there."""
 
 
+class AppliedJobClass(Model):
+    """A GRPOJobClass as an attempt uses it."""
+
+    name: Annotated[str, Field(max_length=253)]
+    """Its name."""
+    generation: Annotated[int, Field(ge=0)]
+    """Its generation."""
+    spec: Annotated[
+        dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
+    ]
+    """Its spec then."""
+
+    def __str__(self) -> str:
+        """`GRPOJobClass h100 (generation 3)`, for messages; a file has no generation."""
+        generation = f" (generation {self.generation})" if self.generation else ""
+        return f"{CLASS_KIND} {self.name}{generation}"
+
+
 class GRPOJobStatus(Model):
     """Written by the operator only."""
 
@@ -305,6 +324,8 @@ class GRPOJobStatus(Model):
     another Job."""
     plan: ExecutionPlan | None = None
     """How the current attempt runs, and why."""
+    job_class: AppliedJobClass | None = None
+    """The current attempt's class."""
     resume_from: ResumeSource | None = None
     """What spec.resumeFrom.grpoJob was found to be, before the first attempt."""
     preflight: PreflightStatus | None = None

@@ -15,10 +15,12 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
+from grpo_api.pods.platform import VOLUME_PREFIX
 from grpo_api.report.artifacts import Listing
 from grpo_api.text.clock import Clock
 from grpo_api.text.contract import (
@@ -77,6 +79,8 @@ def export_job(
 ) -> Manifest:
     """The batch/v1 Job that hands out what this job has exported, as it is or converted, or its
     history."""
+    platform = attempt.spec.platform.of_cpu_pods
+    attempt = replace(attempt, spec=attempt.spec.on_platform(platform))
     template = indexed_job(attempt, pods)["spec"]["template"]
     name = attempt.key.name
     own = {LABEL_APP: "grpo-export", LABEL_INSTANCE: name, LABEL_COMPONENT: "export"}
@@ -110,6 +114,7 @@ def _pod(
 ) -> Manifest:
     """Return the spec of the export's pod, made of the training pod's spec."""
     volumes = {PLAN_VOLUME, SCRATCH_VOLUME, CHECKPOINT_VOLUME}
+    volumes |= {f"{VOLUME_PREFIX}{one.name}" for one in attempt.spec.platform.volumes}
     if merge:
         volumes |= {MODEL_VOLUME, CACHE_VOLUME}
     (trainer,) = (one for one in training["containers"] if one["name"] == CONTAINER)

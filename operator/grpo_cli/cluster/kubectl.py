@@ -195,18 +195,24 @@ def get_job(options: Namespace, name: str) -> "tuple[dict[str, Any], GRPOJob]":
 
 
 def read_job(found: dict[str, Any]) -> "tuple[dict[str, Any], GRPOJob]":
-    """The metadata of a GRPOJob object and its typed form.
+    """The metadata of a GRPOJob object and its typed form, its spec with the class of its last
+    attempt.
 
     Raises:
         KubectlError: it is of a version that this one can't read.
     """
     # Of the commands that import this module, those that plan need no types of a status.
+    from grpo_api.effective_spec import resolve
     from grpo_api.job_object import GRPOJob
 
     try:
         # fields that only a newer operator knows are left out; only a value that it alone knows is
         # an error
-        return found["metadata"], GRPOJob.model_validate(found, extra="ignore")
+        job = GRPOJob.model_validate(found, extra="ignore")
+        if job.status.job_class:
+            spec = resolve(job.spec, job.status.job_class, {}).spec or job.spec
+            job = job.model_copy(update={"spec": spec})
+        return found["metadata"], job
     except ValidationError as error:
         problems = [
             f"{dotted_path(problem['loc'])}: {problem['msg']}" for problem in error.errors()

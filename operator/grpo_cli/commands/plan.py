@@ -28,8 +28,8 @@ from grpo_planner.explain.fixes import with_value
 from grpo_planner.model.hub import meant_name
 from grpo_planner.result.result import SPEC_ERRORS, PlanResult
 
-from ..inputs import sources
-from ..inputs.manifest import load_specs, load_value
+from ..inputs import job_classes, sources
+from ..inputs.manifest import Job, load_specs, load_value
 from ..show import plan_table
 from ..show.errors import WRONG, NotYet, OptionError
 from ..show.terminal import console
@@ -48,9 +48,12 @@ class JobRequest(NamedTuple):
 
     name: str
     """Of the job, or of the model where there is no job."""
-    spec: GRPOJobSpec
-    namespace: str | None = None
-    """As the file says it."""
+    job: Job
+
+    @property
+    def namespace(self) -> str | None:
+        """As the file says it."""
+        return self.job.metadata.get("namespace")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -95,7 +98,7 @@ def requested_jobs(options: Namespace) -> list[JobRequest]:
                 f"{options.model} is the name of a file: write `grpo plan -f {options.model}`"
             )
         _ask_back(options)
-        return [JobRequest(options.model, _of_model(options.model, given))]
+        return [JobRequest(options.model, Job({}, _of_model(options.model, given)))]
     if given:
         option, (section, field) = next(iter(given)), _FIELDS[next(iter(given))]
         raise OptionError(
@@ -104,9 +107,7 @@ def requested_jobs(options: Namespace) -> list[JobRequest]:
             f"to compare, add --what-if {field}={given[option]}"
         )
     jobs = load_specs(options.filename)
-    return [
-        JobRequest(job.metadata["name"], job.spec, job.metadata.get("namespace")) for job in jobs
-    ]
+    return [JobRequest(job.metadata["name"], job) for job in jobs]
 
 
 def _ask_back(options: Namespace) -> None:
@@ -150,6 +151,7 @@ def register(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_arguments(parser)
     sources.add_arguments(parser)
+    job_classes.add_argument(parser)
     parser.add_argument(
         "-o", "--output", choices=["table", "json", "yaml", "svg", "png"], default="table",
         help="json follows docs/reference/plan-schema.json; svg and png draw memory per phase",
@@ -185,14 +187,16 @@ def run(options: Namespace) -> int:
     return max(_one(options, job) for job in requested_jobs(options))
 
 
-def _one(options: Namespace, job: JobRequest) -> int:
+def _one(options: Namespace, request: JobRequest) -> int:
     """Plans and prints one job."""
-    name, spec = job.name, job.spec
+    name, job = request.name, request.job
+    job_class = None if options.model else job_classes.class_of(options, job)
+    spec = job_classes.with_class(job.spec, job_class, job.metadata)
     # A slip in an option is answered before anything is printed.
     if options.show_prompt:
         _require_prompt_options(options)
     changed_specs = _changed_specs(options, spec)
-    learned = None if options.model else sources.fetch_learned(options, name, job.namespace)
+    learned = None if options.model else sources.fetch_learned(options, name, request.namespace)
     result = sources.make_plan(options, spec, learned)
     if options.output in ("svg", "png"):
         _draw(options, name, result)
@@ -202,6 +206,8 @@ def _one(options: Namespace, job: JobRequest) -> int:
         print(yaml.safe_dump(result.model_dump(mode="json"), sort_keys=False, width=120), end="")
     else:
         plan_table.show_plan(console(), name, result, everything=options.all)
+        if job_class:
+            console().print(job_classes.class_message(spec, job_class))
         if result.chosen and not options.model:
             plan_table.show_export(console(), name, spec, result.chosen)
             plan_table.show_staged(console(), spec)
@@ -210,7 +216,7 @@ def _one(options: Namespace, job: JobRequest) -> int:
         _sizes(options, spec, learned, result)
     code = exit_code(result)
     if options.show_prompt:
-        code = max(code, _show_prompt(job))
+        code = max(code, _show_prompt(request))
     for change, changed_spec in changed_specs.items():
         changed = sources.make_plan(options, changed_spec, learned)
         left_out = unused_changes(spec, changed_spec)
@@ -264,14 +270,16 @@ def _require_prompt_options(options: Namespace) -> None:
     local_preflight.require_trainer()
 
 
-def _show_prompt(job: JobRequest) -> int:
+def _show_prompt(request: JobRequest) -> int:
     """Print the first prompt, or why there is none; return the exit code."""
     from ..inputs import local_preflight
     from ..show.preflight_report import print_prompt, print_report
 
     out = console()
-    report, prompt = local_preflight.check_here(job.name, job.namespace, job.spec, only_prompt=True)
-    print_report(out, job.name, report)
+    report, prompt = local_preflight.check_here(
+        request.name, request.namespace, request.job.spec, only_prompt=True
+    )
+    print_report(out, request.name, report)
     if prompt:
         print_prompt(out, prompt)
     return WRONG if report.problems else PLANNED

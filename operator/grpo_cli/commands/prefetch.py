@@ -30,7 +30,8 @@ from ..cluster import kubectl
 from ..cluster.attempt import TRAINER_IMAGE
 from ..cluster.claims import Holder, pin_to_claims
 from ..cluster.clock import SYSTEM_CLOCK
-from ..inputs.manifest import load_specs
+from ..inputs import job_classes
+from ..inputs.manifest import Job, load_specs
 from ..show.errors import NotYet, OptionError
 
 POLL_SECONDS = 2.0
@@ -52,15 +53,16 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Fills the cache of one job after the other; 0 once all is there, 1 where something was not
     fetched."""
-    codes = [_one(options, name, spec) for name, spec in _jobs(options)]
-    return max(codes)
+    return max(_one(options, job) for job in _jobs(options))
 
 
-def _jobs(options: Namespace) -> list[tuple[str, GRPOJobSpec]]:
-    """Names and specs. A file may name the namespace, as kubectl takes it."""
+def _jobs(options: Namespace) -> list[Job]:
+    """The jobs. A file may name the namespace, as kubectl takes it."""
     if options.name:
         metadata, job = kubectl.get_job(options, options.name)
-        return [(metadata["name"], job.spec)]
+        # an attempt has given it its class already
+        spec = job.spec if job.status.job_class else _with_class(options, metadata, job.spec)
+        return [Job(metadata, spec)]
     read = load_specs(options.filename)
     named = {job.metadata["namespace"] for job in read if job.metadata.get("namespace")}
     if len(named) > 1 and not options.namespace:
@@ -69,11 +71,17 @@ def _jobs(options: Namespace) -> list[tuple[str, GRPOJobSpec]]:
             "one by -n"
         )
     options.namespace = options.namespace or next(iter(named), None)
-    return [(job.metadata["name"], job.spec) for job in read]
+    return read
 
 
-def _one(options: Namespace, name: str, spec: GRPOJobSpec) -> int:
+def _with_class(options: Namespace, metadata: dict[str, Any], spec: GRPOJobSpec) -> GRPOJobSpec:
+    """The spec with the class that the cluster has for it."""
+    return job_classes.with_class(spec, job_classes.class_in_cluster(options, spec), metadata)
+
+
+def _one(options: Namespace, job: Job) -> int:
     """Fills one job's cache."""
+    name, spec = job.metadata["name"], job.spec
     if spec.model.cache is None:
         raise OptionError(
             f"{name}: spec.model.cache is unset, so there is nothing to fill: name the claim to "
@@ -82,6 +90,8 @@ def _one(options: Namespace, name: str, spec: GRPOJobSpec) -> int:
     if not hub_names(spec):
         print(f"{name}: nothing to fetch: its models and its dataset are folders")
         return 0
+    if options.filename:
+        spec = _with_class(options, job.metadata, spec)
     body = prefetch_job(
         ObjectKey(options.namespace or "", name), spec, pod_defaults.defaults_from_flags(options)
     )

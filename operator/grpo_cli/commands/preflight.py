@@ -22,7 +22,7 @@ from grpo_operator.records.parsing import grpojob_record
 from ..cluster import kubectl
 from ..cluster.attempt import TRAINER_IMAGE
 from ..cluster.clock import SYSTEM_CLOCK
-from ..inputs import local_preflight
+from ..inputs import job_classes, local_preflight
 from ..inputs.manifest import load_specs
 from ..show.errors import NotYet
 from ..show.preflight_report import print_prompt, print_report
@@ -60,7 +60,9 @@ def run(options: Namespace) -> int:
         namespace = options.namespace or job.metadata.get("namespace")
         if options.in_cluster:
             job_options = Namespace(**{**vars(options), "namespace": namespace})
-            report, prompt = _check_in_cluster(job_options, name, job.spec), ""
+            job_class = job_classes.class_in_cluster(job_options, job.spec)
+            spec = job_classes.with_class(job.spec, job_class, job.metadata)
+            report, prompt = _check_in_cluster(job_options, name, spec), ""
         else:
             report, prompt = local_preflight.check_here(name, namespace, job.spec)
         print_report(out, name, report)

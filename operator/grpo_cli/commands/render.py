@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.status.status import ResumeSource
+from grpo_api.status.status import AppliedJobClass, ResumeSource
 from grpo_operator.pods import pod_spec
 from grpo_operator.pods.manifests import Attempt, checkpoint_volume_claim, engines_job, indexed_job
 from grpo_operator.pods.namespace_objects import engine_service, rendezvous_service
@@ -19,7 +19,7 @@ from grpo_operator.records.names import checkpoint_claim, run_folder
 
 from ..cluster import kubectl
 from ..cluster.attempt import TRAINER_IMAGE, build_attempt
-from ..inputs import sources
+from ..inputs import job_classes, sources
 from ..inputs.manifest import load_specs
 from ..show.errors import NotYet
 
@@ -36,6 +36,7 @@ def register(parser: ArgumentParser) -> None:
     pod_spec.add_arguments(parser, TRAINER_IMAGE)
     kubectl.add_namespace(parser)
     sources.add_arguments(parser)
+    job_classes.add_argument(parser)
     parser.set_defaults(run=run)
 
 
@@ -43,16 +44,22 @@ def run(options: Namespace) -> int:
     """Prints YAML documents in the order in which the operator creates the objects."""
     attempts = _planned(options) if options.filename else [_committed(options)]
     objects = [
-        item for one in attempts for item in _objects(one, pod_spec.defaults_from_flags(options))
+        item for one, _ in attempts for item in _objects(one, pod_spec.defaults_from_flags(options))
     ]
+    for one, job_class in attempts:
+        if job_class:
+            print(f"# {one.key.name}: {job_classes.class_message(one.spec, job_class)}")
     print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
     return 0
 
 
-def _planned(options: Namespace) -> list[Attempt]:
-    """The first attempt of each job in the file."""
+def _planned(options: Namespace) -> list[tuple[Attempt, AppliedJobClass | None]]:
+    """The first attempt of each job in the file, with its class."""
     attempts = []
-    for metadata, spec in load_specs(options.filename):
+    for job in load_specs(options.filename):
+        metadata = job.metadata
+        job_class = job_classes.class_of(options, job)
+        spec = job_classes.with_class(job.spec, job_class, metadata)
         result = sources.make_plan(options, spec)
         if result.chosen is None:
             raise NotYet(f"{metadata['name']}: {result.message}")
@@ -60,12 +67,13 @@ def _planned(options: Namespace) -> list[Attempt]:
         namespace = namespace or kubectl.context_namespace(options)
         uid = metadata.get("uid") or UNKNOWN_UID
         named = {**metadata, "namespace": namespace, "uid": uid}
-        attempts.append(build_attempt(named, spec, result.chosen, 1, _unresolved(spec)))
+        attempt = build_attempt(named, spec, result.chosen, 1, _unresolved(spec))
+        attempts.append((attempt, job_class))
     return attempts
 
 
-def _committed(options: Namespace) -> Attempt:
-    """The last attempt of a job of the cluster."""
+def _committed(options: Namespace) -> tuple[Attempt, AppliedJobClass | None]:
+    """The last attempt of a job of the cluster, with its class."""
     metadata, job = kubectl.get_job(options, options.name)
     if job.status.plan is None:
         refused = [
@@ -74,7 +82,8 @@ def _committed(options: Namespace) -> Attempt:
         reasons = "; ".join(condition.message for condition in refused)
         raise NotYet(f"{options.name} has no plan yet: {reasons or 'the operator has not seen it'}")
     number = max(1, job.status.attempt)
-    return build_attempt(metadata, job.spec, job.status.plan, number, job.status.resume_from)
+    attempt = build_attempt(metadata, job.spec, job.status.plan, number, job.status.resume_from)
+    return attempt, job.status.job_class
 
 
 def _unresolved(spec: GRPOJobSpec) -> ResumeSource | None:

@@ -6,14 +6,14 @@ API server would refuse is found here, before a command counts on it.
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
-from grpo_api.text.contract import API_VERSION, KIND, MAX_JOB_NAME
+from grpo_api.text.contract import API_VERSION, CLASS_KIND, KIND, MAX_JOB_NAME
 
 from ..show.errors import ManifestError
 
@@ -54,6 +54,8 @@ class Job(NamedTuple):
     metadata: dict[str, Any]
     """With a valid name."""
     spec: GRPOJobSpec
+    classes: Sequence[dict[str, Any]] = ()
+    """The GRPOJobClasses of the same file."""
 
 
 def load_specs(source: str) -> list[Job]:
@@ -64,9 +66,10 @@ def load_specs(source: str) -> list[Job]:
             path.
     """
     read, problems = [], []
-    for file, job in _jobs_of_files(source):
+    for file, job, classes in _jobs_of_files(source):
         try:
-            read.append(Job(job["metadata"], parse_spec(job["spec"], creating=_is_new(job))))
+            spec = parse_spec(job["spec"], creating=_is_new(job))
+            read.append(Job(job["metadata"], spec, classes))
         except SpecInvalid as error:
             problems += [
                 f"{file}: {job['metadata']['name']}: {problem}" for problem in error.problems
@@ -128,22 +131,41 @@ def load_jobs(source: str) -> list[dict[str, Any]]:
     Raises:
         ManifestError: no such file, no YAML, or no GRPOJob in it that can be read.
     """
-    return [job for _, job in _jobs_of_files(source)]
+    return [job for _, job, _ in _jobs_of_files(source)]
 
 
-def _jobs_of_files(source: str) -> list[tuple[str, dict[str, Any]]]:
-    """Each GRPOJob with the file that holds it."""
+def load_classes(file: str) -> list[dict[str, Any]]:
+    """The GRPOJobClasses of a YAML or JSON file.
+
+    Raises:
+        ManifestError: no such file, or no YAML.
+    """
+    return _classes_of(_documents_of(file))
+
+
+def _classes_of(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for one in documents if one["kind"] == CLASS_KIND]
+
+
+def _jobs_of_files(source: str) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+    """Each GRPOJob with the file that holds it, and the classes in that file."""
     files = [source]
     if source != "-" and Path(source).is_dir():
         # those that `kubectl apply -f` takes of a folder
         files = [str(path) for path in sorted(Path(source).iterdir()) if path.suffix in _SUFFIXES]
-    jobs = [(file, job) for file in files for job in _documents_of(file) if job["kind"] == KIND]
+    documents = [(file, _documents_of(file)) for file in files]
+    jobs = [
+        (file, one, _classes_of(objects))
+        for file, objects in documents
+        for one in objects
+        if one["kind"] == KIND
+    ]
     if not jobs:
         raise ManifestError(
             f"{source} holds no {KIND}; one begins with `apiVersion: {API_VERSION}` and `kind: "
             f"{KIND}`"
         )
-    for file, job in jobs:
+    for file, job, _ in jobs:
         if problem := reading_problem(job):
             raise ManifestError(f"{file}: {problem}")
     return jobs

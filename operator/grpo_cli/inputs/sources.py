@@ -37,6 +37,7 @@ from grpo_planner.search.curve import Size
 from ..cluster import kubectl
 from ..show.errors import InventoryError, KubectlError
 from .calibration_file import read_calibration
+from .job_classes import MISSING_KIND
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -118,11 +119,15 @@ def curve(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = None)
 
 
 def read_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
-    """The inventory that the flags name; a CPU job needs none.
+    """The inventory that the flags name, with the prices of the job's class; a CPU job needs none.
 
     Raises:
         InventoryError: there is no such file, it is wrong, or a GPU job has no inventory.
     """
+    return _named_inventory(options, spec).with_prices(spec.platform.gpu_hour_prices)
+
+
+def _named_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
     if options.host_memory and not options.gpus:
         raise InventoryError(
             "--host-memory goes with --gpus; files and clusters say how much their nodes have"
@@ -198,9 +203,7 @@ def fetch_learned(options: Namespace, name: str, namespace: str | None) -> Learn
             target, f"{PLURAL}.{GROUP}", f"--field-selector=metadata.name={name}"
         )
     except KubectlError as error:
-        if "the server doesn't have a resource type" in str(
-            error
-        ):  # the operator is not installed there
+        if MISSING_KIND in str(error):  # the operator is not installed there
             return None
         raise
     items = found.get("items") or []

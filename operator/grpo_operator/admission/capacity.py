@@ -6,14 +6,15 @@ considered. A Capacity is made for one cycle of the queue and changes only withi
 a node has room for follows from what the roles of a gang request. Pure.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
-from grpo_planner.hardware.inventory import Inventory, Node
+from grpo_api.spec.run_policy import PlacementSpec
+from grpo_planner.hardware.inventory import Inventory, Node, declared_inventory
 from grpo_planner.result.formatting import plural
 
 from ..pods.roles import Role, roles
@@ -166,7 +167,7 @@ class Capacity:
         """The nodes that pods of the spec may be bound to, and a sentence for each GPU node that is
         left out."""
         suitable = self._suitability.suitable_nodes(spec, avoided)
-        return self._inventory(suitable)
+        return self._inventory(suitable).with_prices(spec.platform.gpu_hour_prices)
 
     def _inventory(self, suitable: Suitable) -> Inventory:
         # Kept until something is taken: jobs that ask the same of nodes are judged one after the
@@ -438,3 +439,27 @@ def rooms(node: Node, role: Role, use: Amounts) -> int:
     ]
     counts = [int(free // wanted) for free, wanted in free_and_wanted if wanted]
     return max(0, min(counts))
+
+
+def empty_nodes(
+    job: GRPOJobRecord, spec: GRPOJobSpec, snapshot: Callable[[], Snapshot]
+) -> Inventory:
+    """The nodes on which a job that Kueue admits is planned; those of another cluster are as the
+    spec declares them."""
+    if job.is_dispatched and (gpus := _declared_per_node(spec.placement)):
+        placement = spec.placement.model_copy(update={"gpus_per_node": gpus})
+        return declared_inventory(placement)
+    capacity = Capacity(snapshot(), ())
+    return capacity.inventory(job).without_usage
+
+
+def _declared_per_node(placement: PlacementSpec) -> int:
+    """GPUs of each node of a gang; 0 where the spec leaves some of it open."""
+    gpus = placement.gpus
+    nodes = placement.nodes
+    # Only a gang of one shape is planned alike on both clusters; everything else is planned on what
+    # this one has.
+    if not (gpus and nodes and placement.gpu_product):
+        return 0
+    is_one_shape = gpus.min == gpus.max and gpus.min % nodes == 0
+    return gpus.min // nodes if is_one_shape else 0

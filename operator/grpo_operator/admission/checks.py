@@ -6,6 +6,7 @@ A schema can't know the operator's settings or how big a plan becomes. Spec in, 
 
 import re
 
+from grpo_api.effective_spec import gpus_problem
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import MAX_SERVER_JOB_NAME
@@ -70,7 +71,10 @@ def plan_problem(job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
     spec = job.spec
     if spec is None:
         return None
-    if replicas(plan) and (problem := _engines_problem(job)):
+    job_class = job.content.job_class
+    if job_class and (problem := gpus_problem(job_class, plan)):
+        return Reason.REFUSED_BY_JOB_CLASS, problem
+    if replicas(plan) and (problem := _engines_problem(job, spec)):
         message = f"{problem}, or set spec.generation.engine to Colocated or Transformers"
         return Reason.NOT_SUPPORTED, message
     # The plan travels in the pods' annotations, and the API server refuses an object with more than
@@ -88,11 +92,13 @@ def plan_problem(job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
     return None
 
 
-def _engines_problem(job: GRPOJobRecord) -> str:
+def _engines_problem(job: GRPOJobRecord, spec: GRPOJobSpec) -> str:
     """Why the job can't have engines in pods of their own, and what to change; empty when it can.
 
     The schema knows this of engine Servers; with Auto the plan may choose it.
     """
+    if spec.platform.host_network:
+        return "spec.jobClassName: pods on the node's network can't share a node with engines'"
     if len(job.name) > MAX_SERVER_JOB_NAME:
         return (
             "metadata.name: the plan has engines in pods of their own, whose names hold "

@@ -40,8 +40,10 @@ from ..decide.restarts import pausing
 from ..kueue.admission_gate import gate_by_workload
 from ..kueue.pod_sets import planned_for
 from ..pods.pod_spec import PodDefaults
+from ..records.job_class import with_class
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
+from .capacity import empty_nodes
 from .checks import Problem, plan_problem, queue_problem, spec_problem
 from .node_fit import has_disk_report
 from .plan_cache import Plans
@@ -52,7 +54,7 @@ from .scheduler import (
     CycleInput,
     Verdict,
     check_reason,
-    empty_nodes,
+    class_verdict,
     hold_until_checked,
     plan_without_queue,
     refusal,
@@ -256,12 +258,18 @@ class AdmissionQueue:
             ClusterError: nobody knows what the cluster has.
         """
         job = observation.job
+        if job.is_active:
+            # the next attempt takes the class as it is now
+            job = with_class(job, self._facts.take().job_classes)
         if decision.learned is not None:
             job = learning(job, decision.learned)
         if job.spec is None:
             # a gang that was started under an older definition may ask for its next attempt
             problems = "; ".join(job.problems)
             return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
+        if unclassed := class_verdict(job):
+            waits = _decision(decision, unclassed)
+            return replace(waits, look_again=MISSING_OBJECT_PAUSE)
         if problem := spec_problem(job.spec, self._pods.image) or queue_problem(job):
             return _decision(decision, refusal(job, problem))
         if problem := self._storage_problem(job):
@@ -284,7 +292,8 @@ class AdmissionQueue:
 
     def _on_cpus(self, request: Decision, job: GRPOJobRecord, spec: GRPOJobSpec) -> Decision:
         """A job without GPUs waits for nobody, but it needs the objects that it names."""
-        decision = _decision(request, plan_without_queue(self._cpus(), job, spec, self._measured))
+        verdict = plan_without_queue(self._cpus(), job, spec, self._measured)
+        decision = _decision(request, replace(verdict, job_class=job.content.job_class))
         if decision.action is not Action.COMMIT:
             return decision
         try:
@@ -332,7 +341,7 @@ class AdmissionQueue:
         else:
             verdict = await self._anywhere(job)
         verdict = hold_until_checked(job, verdict, self._pods.preflight)
-        ungated = _decision(decision, verdict)
+        ungated = _decision(decision, replace(verdict, job_class=job.content.job_class))
         return gate_by_workload(observation, ungated, self._pods)
 
     async def _anywhere(self, job: GRPOJobRecord) -> Verdict:
@@ -374,7 +383,9 @@ def _decision(request: Decision, verdict: Verdict) -> Decision:
     if verdict.refused:
         return Decision(Action.REJECT, verdict.reason, verdict.message)
     if verdict.admitted:
-        return replace(request, action=Action.COMMIT, plan=verdict.plan)
+        return replace(
+            request, action=Action.COMMIT, plan=verdict.plan, job_class=verdict.job_class
+        )
     # No plan that answers how the last attempt ended: waiting for GPUs would not help.
     if request.learned and verdict.plan is None and verdict.reason in NO_BETTER_PLAN:
         return _without_better_plan(request, verdict)

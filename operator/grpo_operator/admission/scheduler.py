@@ -9,16 +9,15 @@ free. Pure: a CycleInput in, a Cycle out.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
-from grpo_api.spec.run_policy import PlacementSpec
-from grpo_api.status.status import ConditionType
+from grpo_api.status.status import AppliedJobClass, ConditionType
 from grpo_kube.objects.times import seconds
-from grpo_planner.hardware.inventory import Inventory, declared_inventory
+from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanResult
 from grpo_planner.time.measured_runs import NO_RUNS, MeasuredRuns
@@ -27,6 +26,7 @@ from ..decide.decisions import Limits
 from ..decide.preflight import is_checked, should_check
 from ..decide.restarts import pausing
 from ..pods.roles import replicas
+from ..records.job_class import with_class
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
 from .capacity import Capacity, Claim, claim_of
@@ -64,6 +64,8 @@ class Verdict:
     message: str = ""
     passed_over: int = 0
     """Younger jobs of its priority that have started first."""
+    job_class: AppliedJobClass | None = None
+    """The class that the job was planned with."""
     avoids: bool = True
     """False: there are not enough nodes without those that the job should be kept away from."""
 
@@ -132,7 +134,7 @@ def schedule(cycle_input: CycleInput, plans: Plans) -> Cycle:
         if pause:
             look_again = pause if look_again is None else min(look_again, pause)
         elif job.uid not in cycle_input.denied_recently:
-            waiting.append(job)
+            waiting.append(with_class(job, cycle_input.snapshot.job_classes))
     plans.expect(len(waiting))
     if not waiting:
         return Cycle(verdicts={}, look_again=look_again)
@@ -182,6 +184,7 @@ def restart(job: GRPOJobRecord, cycle_input: CycleInput) -> Verdict:
         admitted=admitted,
         reason=reason,
         message=message,
+        job_class=job.content.job_class,
         avoids=avoids,
     )
 
@@ -226,7 +229,7 @@ class _CycleRun:
         for job in queue:
             if self._plans.made >= last_spec:
                 break
-            verdict = self._plan_job_safely(job)
+            verdict = replace(self._plan_job_safely(job), job_class=job.content.job_class)
             verdicts[job.uid] = verdict
             # A job that can't run, or that waits for something else, must not keep GPUs from those
             # behind it.
@@ -301,6 +304,8 @@ class _CycleRun:
     def _plan_job(self, job: GRPOJobRecord) -> Verdict:
         if job.spec is None:
             raise ValueError(f"{job.key} has no valid spec to plan")
+        if verdict := class_verdict(job):
+            return verdict
         if problem := spec_problem(job.spec, self._input.default_image):
             return refusal(job, problem)
         if problem := storage_problem(job, self._input.snapshot.storage_classes):
@@ -388,6 +393,16 @@ def check_reason(job: GRPOJobRecord) -> str:
     return condition.reason
 
 
+def class_verdict(job: GRPOJobRecord) -> Verdict | None:
+    """The verdict on a job that can't have its class; it takes no place."""
+    if job.class_problem is None:
+        return None
+    reason, message = job.class_problem
+    if reason is Reason.REFUSED_BY_JOB_CLASS:
+        return refusal(job, job.class_problem)
+    return Verdict(generation=job.generation, blocked=True, reason=reason, message=message)
+
+
 def refusal(job: GRPOJobRecord, problem: Problem) -> Verdict:
     """The verdict on a job that can't be run as it is."""
     reason, message = problem
@@ -425,27 +440,3 @@ def plan_without_queue(
     result = next_plan(job, spec, there, plan).result
     problem = plan_problem(job, result.chosen) if result.chosen else None
     return refusal(job, problem) if problem else verdict_of(job, result, admitted=True)
-
-
-def empty_nodes(
-    job: GRPOJobRecord, spec: GRPOJobSpec, snapshot: Callable[[], Snapshot]
-) -> Inventory:
-    """The nodes on which a job that Kueue admits is planned; those of another cluster are as the
-    spec declares them."""
-    if job.is_dispatched and (gpus := _declared_per_node(spec.placement)):
-        placement = spec.placement.model_copy(update={"gpus_per_node": gpus})
-        return declared_inventory(placement)
-    capacity = Capacity(snapshot(), ())
-    return capacity.inventory(job).without_usage
-
-
-def _declared_per_node(placement: PlacementSpec) -> int:
-    """GPUs of each node of a gang; 0 where the spec leaves some of it open."""
-    gpus = placement.gpus
-    nodes = placement.nodes
-    # Only a gang of one shape is planned alike on both clusters; everything else is planned on what
-    # this one has.
-    if not (gpus and nodes and placement.gpu_product):
-        return 0
-    is_one_shape = gpus.min == gpus.max and gpus.min % nodes == 0
-    return gpus.min // nodes if is_one_shape else 0

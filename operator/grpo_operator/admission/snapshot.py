@@ -10,6 +10,7 @@ from typing import Protocol
 
 from grpo_kube.objects.json_reader import JsonObject
 
+from ..records.job_class import JobClasses
 from .inventory import Amounts, NodeFacts, PodFacts, amounts
 
 Scope = tuple[str, str, tuple[str, ...]]
@@ -94,6 +95,8 @@ class Snapshot:
     """By namespace; none for one whose quotas can't be seen."""
     storage_classes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Name and provisioner of StorageClasses by name; the cluster's default has the name ``."""
+    job_classes: JobClasses = field(default_factory=JobClasses)
+    """GRPOJobClasses, and the pod security standards of namespaces."""
     service_accounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Names by namespace; none for one whose accounts can't be seen."""
     visible: bool = True

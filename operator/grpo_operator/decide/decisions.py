@@ -8,7 +8,7 @@ from enum import StrEnum
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import Outcome
-from grpo_api.status.status import ResumeSource, Rollback
+from grpo_api.status.status import AppliedJobClass, ResumeSource, Rollback
 
 from .observation import Observation
 
@@ -56,6 +56,8 @@ class Decision:
     """The nodes that further attempts are kept away from; None: those of before."""
     plan: ExecutionPlan | None = None
     """For COMMIT, QUEUE and RESOLVE: how the next attempt runs or would run."""
+    job_class: AppliedJobClass | None = None
+    """For COMMIT: the class that the plan was made with."""
     resume_from: ResumeSource | None = None
     """For RESOLVE: the checkpoints to begin with; `plan` made them."""
     revisions: dict[str, str] | None = None

@@ -1,8 +1,9 @@
 """Mirrors what admission must know of the cluster, knows which jobs hold GPUs, and makes snapshots
 for admission.
 
-Mirrored are nodes, bound pods, PriorityClasses and StorageClasses, and of namespaces their
-ResourceQuotas and the names of their ServiceAccounts. Admission must see foreign pods, too, and the
+Mirrored are nodes, bound pods, PriorityClasses, StorageClasses and GRPOJobClasses, and of
+namespaces their pod security standard, their ResourceQuotas and the names of their ServiceAccounts.
+Admission must see foreign pods, too, and the
 operator must not keep every pod of the cluster. So of a pod only node, requests and holder are
 kept, and only while it is bound and has not ended. While nothing changes, the only requests are the
 watches' renewals and the periodic LISTs. An event that changes nothing relevant, such as a
@@ -28,6 +29,7 @@ from grpo_kube.objects.errors import Unavailable
 from grpo_kube.objects.json_reader import JsonObject
 from grpo_kube.objects.resources import (
     BOUND_PODS,
+    NAMESPACES,
     NODES,
     PODS,
     PRIORITY_CLASSES,
@@ -46,7 +48,8 @@ from ..admission.inventory import Amounts, NodeFacts, PodFacts, node_facts, pod_
 from ..admission.snapshot import Snapshot, quota_facts
 from ..admission.storage import provisioners, storage_class
 from ..decide.start_checks import admitted_for
-from ..records.names import is_engines_job
+from ..records.job_class import JobClasses, enforced_level, job_class_facts, named_classes
+from ..records.names import JOB_CLASSES, is_engines_job
 from ..records.records import GRPOJobRecord, JobRecord
 from .caches import Caches
 
@@ -78,9 +81,10 @@ class Lister(Generic[F]):
         *,
         quarantine: Quarantine,
         resync: float,
+        optional: bool = False,
     ) -> None:
-        """`changed` hears when a fact or the right to see them has changed; `resync` as of an
-        Informer."""
+        """`changed` hears when a fact or the right to see them has changed; `resync` and `optional`
+        as of an Informer."""
         self.selection = selection
         self._on_change = changed
         self._values: dict[ObjectKey, F] = {}
@@ -90,8 +94,9 @@ class Lister(Generic[F]):
         # what is forbidden may stay so for ever: asked for as rarely as everything is listed anew
         backoff = Backoff(last=resync)
         self.informer = Informer(
-            cluster, selection, self._cache, self._take_changes, resync=resync, backoff=backoff
-        )
+            cluster, selection, self._cache, self._take_changes,
+            resync=resync, backoff=backoff, optional=optional,
+        )  # fmt: skip
         self._was_forbidden = False
 
     def __iter__(self) -> Iterator[F]:
@@ -106,7 +111,7 @@ class Lister(Generic[F]):
     def unknown_reason(self, now: float) -> str:
         """Why the facts can't be relied on; empty when they can, or are forbidden. `now` is the
         event loop's time."""
-        if self.is_forbidden:
+        if self.is_forbidden or self.informer.is_missing_kind:
             return ""
         if self.informer.heard_at is None:
             return f"{self.selection} have not been listed"
@@ -159,17 +164,24 @@ class ClusterState:
         self.quarantine = Quarantine()
         self._on_change = changed
         self._last: Snapshot | None = None
+        self._last_classes: JobClasses | None = None
         self._has_changed = asyncio.Event()
 
-        def lister(selection: Selection, parse: Callable[[Object], F]) -> Lister[F]:
+        def lister(
+            selection: Selection, parse: Callable[[Object], F], *, optional: bool = False
+        ) -> Lister[F]:
             return Lister(
-                cluster, selection, parse, self._changed, quarantine=self.quarantine, resync=resync
-            )
+                cluster, selection, parse, self._changed,
+                quarantine=self.quarantine, resync=resync, optional=optional,
+            )  # fmt: skip
 
         self._nodes = lister(Selection(NODES), parse_node)
         self._pods = lister(Selection(PODS, fields=BOUND_PODS), pod_facts)
         self._priorities = lister(Selection(PRIORITY_CLASSES), _priority)
         self._storage_classes = lister(Selection(STORAGE_CLASSES), storage_class)
+        # the definition may be older than the operator
+        self._job_classes = lister(Selection(JOB_CLASSES), job_class_facts, optional=True)
+        self._namespaces = lister(Selection(NAMESPACES), enforced_level)
         self._namespace_pods = [
             lister(Selection(PODS, name, fields=BOUND_PODS), pod_facts) for name in namespaces
         ]
@@ -178,7 +190,7 @@ class ClusterState:
         self._accounts = [lister(Selection(SERVICE_ACCOUNTS, name), _account) for name in served]
 
     def _changed(self) -> None:
-        self._last = None
+        self._last = self._last_classes = None
         self._has_changed.set()
         self._on_change()
 
@@ -188,7 +200,7 @@ class ClusterState:
 
     @property
     def _classes(self) -> tuple[Lister[Any], ...]:
-        return self._priorities, self._storage_classes
+        return self._priorities, self._storage_classes, self._job_classes, self._namespaces
 
     def informers(self) -> dict[str, Informer[Any]]:
         """By name, those that are needed whatever the operator may see."""
@@ -208,6 +220,25 @@ class ClusterState:
                 self._has_changed.clear()
             for lister in self._namespace_pods:
                 tasks.create_task(lister.informer.follow(), name=f"facts-{lister.selection}")
+
+    def job_classes(self) -> JobClasses:
+        """Return the classes as they were last seen; cheaper than a snapshot.
+
+        Raises:
+            Unavailable: they have not been listed yet.
+        """
+        for lister in (self._job_classes, self._namespaces):
+            if not lister.informer.settled.is_set():
+                raise Unavailable(f"{lister.selection} have not been listed")
+        if self._last_classes is None:
+            served = self._job_classes.informer
+            problem = f"classes can't be seen: {served.not_served}" if served.not_served else ""
+            self._last_classes = JobClasses(
+                by_name=named_classes(_visible([self._job_classes])),
+                problem=problem,
+                enforced_levels=dict(_visible([self._namespaces])),
+            )
+        return self._last_classes
 
     def take(self) -> Snapshot:
         """Return the cluster as it is known now; the same object while nothing has changed.
@@ -256,6 +287,7 @@ class ClusterState:
             default_priority=default,
             quotas=quotas,
             storage_classes=provisioners(list(_visible([self._storage_classes]))),
+            job_classes=self.job_classes(),
             service_accounts={namespace: frozenset(names) for namespace, names in accounts.items()},
             visible=not self._pods.is_forbidden,
             problem=problem,

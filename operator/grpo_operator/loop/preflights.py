@@ -81,6 +81,8 @@ class Preflights:
         job, preflight = observation.job, observation.preflight
         if preflight is None or job.spec is None or not preflight.is_needed:
             return ""
+        if job.class_problem:
+            return ""
         if not preflight.check.should_start:
             return ""
         namespace = job.key.namespace

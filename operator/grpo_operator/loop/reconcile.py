@@ -10,6 +10,7 @@ that has ended without one, and for the events of a gang that does not start.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from ..decide.observation import Observation, Pull, Silence, observe
 from ..decide.policies import decide
 from ..decide.preflight import is_checked
 from ..decide.sightings import FirstSeen
+from ..records.job_class import JobClasses, with_class
 from ..records.packed_job import content_without_status
 from ..records.reasons import Reason
 from ..records.records import GRPOJobRecord
@@ -70,10 +72,11 @@ class Observer:
         rank0: Rank0,
         pod_start_events: PodStartEvents,
         preflights: Preflights,
+        classes: Callable[[], JobClasses] = JobClasses,
         traces: AttemptTraces | None = None,
     ) -> None:
-        """`rank0` gives the last answer of each job's rank 0; `traces` receives the observation of
-        each reconcile."""
+        """`rank0` gives the last answer of each job's rank 0; `classes` gives the GRPOJobClasses;
+        `traces` receives the observation of each reconcile."""
         self._cluster = cluster
         self._caches = caches
         self._clock = clock
@@ -81,6 +84,7 @@ class Observer:
         self._rank0 = rank0
         self._pod_start_events = pod_start_events
         self._preflights = preflights
+        self._classes = classes
         self._traces = traces
         self.first_seen = FirstSeen()
         """When this process first saw each state of the jobs' children."""
@@ -112,6 +116,8 @@ class Observer:
         job = self.job(key)
         if job is None or not job.is_ours:
             return None
+        if not (job.is_active or job.is_finished):
+            job = with_class(job, self._classes())
         observation = observe(
             job,
             self._caches.jobs.owned_by(key),
@@ -137,6 +143,7 @@ class Observer:
         if job.is_finished or job.deleting or not job.queue_name:
             return None
         here = replace(job, typed=content_without_status(job.spec))
+        here = with_class(here, self._classes())
         observation = Observation(job=here, now=self._clock.wall(), at=self._clock.monotonic())
         return self._workloads.look(observation)
 

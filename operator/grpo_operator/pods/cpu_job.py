@@ -61,7 +61,7 @@ def cpu_spec(spec: GRPOJobSpec, command: list[str]) -> GRPOJobSpec:
         "resources": ResourceRequirements(),
         "pod_template": spec.pod_template.model_copy(update={"spec": pod}),
     }
-    return spec.model_copy(update=changes)
+    return spec.model_copy(update=changes).on_platform(spec.platform.of_cpu_pods)
 
 
 def cpu_job(

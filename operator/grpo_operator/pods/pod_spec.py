@@ -18,6 +18,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.pods.affinity import Affinity
 from grpo_api.pods.containers import InitContainer
+from grpo_api.pods.platform import PlatformSecurityContext
 from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_api.spec.tracking import token_of
 from grpo_api.status.status import ResumeSource
@@ -51,7 +52,7 @@ from ..records.names import (
     LABEL_UID,
     RENDEZVOUS_SERVICE,
 )
-from .pod_volumes import Manifest, pod_volumes
+from .pod_volumes import Manifest, platform_volumes, pod_volumes
 from .roles import Role
 
 USER = 1000
@@ -124,6 +125,8 @@ RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOL
 start keeps more than the whole model in host memory."""
 HUB_SECONDS = "30"
 """Longest wait for the next bytes of the hub; the clients' own 10 s are short for a busy proxy."""
+HOST_DNS = "ClusterFirstWithHostNet"
+"""The DNS policy by which a pod on the node's network finds rank 0 by its name."""
 GPU_TAINTS = ("nvidia.com/gpu", "amd.com/gpu")
 
 
@@ -136,7 +139,8 @@ def pod_spec(
     source: ResumeSource | None = None,
     avoided: Sequence[str] = (),
 ) -> Manifest:
-    """The pod template's spec for a role; it passes the `restricted` pod security standard.
+    """The pod template's spec for a role; but for what a class gives it, it passes the `restricted`
+    pod security standard.
 
     `pod_labels` are the labels of the pods, `avoided` nodes that they must not go to.
     """
@@ -148,6 +152,9 @@ def pod_spec(
         subdomain = ENGINE_SERVICE
         source = None
     volumes, mounts = pod_volumes(name, spec, source)
+    platform = spec.platform
+    class_volumes, class_mounts = platform_volumes(platform)
+    mounts += class_mounts
     container = _container(role, image, mounts, source)
     settings = spec.pod_template.spec
     user_volumes = [_given(volume) for volume in settings.volumes]
@@ -160,10 +167,10 @@ def pod_spec(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": settings.termination_grace_period_seconds,
-        "securityContext": _pod_security(pods.user),
+        "securityContext": _pod_security(pods.user, platform.security_context),
         "tolerations": _tolerations(spec, plan),
         "containers": [container],
-        "volumes": volumes + user_volumes,
+        "volumes": volumes + class_volumes + user_volumes,
     }
     optional: Manifest = {
         "initContainers": init_containers,
@@ -174,7 +181,8 @@ def pod_spec(
         "imagePullSecrets": _pull_secrets(spec, pods),
         "runtimeClassName": settings.runtime_class_name,
         "schedulerName": settings.scheduler_name,
-        "dnsPolicy": settings.dns_policy,
+        "hostNetwork": platform.host_network,
+        "dnsPolicy": settings.dns_policy or (HOST_DNS if platform.host_network else None),
         "dnsConfig": _given(settings.dns_config),
     }
     return pod | {field: value for field, value in optional.items() if value}
@@ -190,14 +198,17 @@ def _given(part: BaseModel | None) -> Manifest:
     )
 
 
-def _pod_security(user: int | None) -> Manifest:
+def _pod_security(user: int | None, platform: PlatformSecurityContext) -> Manifest:
     ids = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
+    given = _given(platform)
+    given.pop("capabilities", None)
     return {
-        "runAsNonRoot": True,
+        "runAsNonRoot": platform.run_as_user != 0,
         **ids,
         # a recursive chown of a volume full of checkpoints takes longer than the start of the gang
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
+        **given,
     }
 
 
@@ -251,11 +262,12 @@ def _tolerations(spec: GRPOJobSpec, plan: ExecutionPlan) -> list[Manifest]:
     return tolerations + gpu_tolerations
 
 
-def _container_security() -> Manifest:
+def _container_security(added: Sequence[str] = ()) -> Manifest:
+    capabilities = {"drop": ["ALL"]} | ({"add": list(added)} if added else {})
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
+        "capabilities": capabilities,
     }
 
 
@@ -265,6 +277,7 @@ def _container(
     spec = role.spec
     plan = role.plan
     user_mounts = [_given(mount) for mount in spec.volume_mounts]
+    capabilities = spec.platform.security_context.capabilities
     container: Manifest = {
         "name": CONTAINER,
         "image": image,
@@ -273,7 +286,7 @@ def _container(
         "env": _environment(spec, plan, image),
         "ports": _ports(role),
         "resources": _resources(spec, plan),
-        "securityContext": _container_security(),
+        "securityContext": _container_security(capabilities.add),
         # without an outcome the end of the log says more than nothing
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts + user_mounts,

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from grpo_api.job import GRPOJobSpec
+from grpo_api.pods.platform import VOLUME_PREFIX, PlatformSpec
 from grpo_api.status.status import ResumeSource
 from grpo_api.text.contract import (
     CACHE_MOUNT,
@@ -60,6 +61,26 @@ def pod_volumes(
     ]
     for volume, mount in _spec_volumes(name, spec, source):
         volumes.append(volume)
+        mounts.append(mount)
+    return volumes, mounts
+
+
+def platform_volumes(platform: PlatformSpec) -> tuple[list[Manifest], list[Manifest]]:
+    """The volumes that a class gives the pod, and the container's mounts of them."""
+    volumes: list[Manifest] = []
+    mounts: list[Manifest] = []
+    for volume in platform.volumes:
+        name = f"{VOLUME_PREFIX}{volume.name}"
+        if volume.host_path:
+            # a node without the folder would get an empty one, and the plugin would be missing
+            source: Manifest = {"hostPath": {"path": volume.host_path, "type": "Directory"}}
+        else:
+            source = {"configMap": {"name": volume.config_map}}
+        mount: Manifest = {"name": name, "mountPath": volume.mount_path}
+        mount["readOnly"] = volume.read_only is not False
+        if volume.sub_path:
+            mount["subPath"] = volume.sub_path
+        volumes.append({"name": name, **source})
         mounts.append(mount)
     return volumes, mounts
 

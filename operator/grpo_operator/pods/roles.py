@@ -65,7 +65,7 @@ def _as_engine(spec: GRPOJobSpec) -> GRPOJobSpec:
     dataset = spec.dataset.model_copy(update={"files": None, "token_secret_ref": None})
     changes = {
         "command": ENGINE_COMMAND,
-        "resources": servers.resources,
+        "resources": servers.resources.with_amounts(spec.platform.resources),
         "dataset": dataset,
         "rewards": [],
         "checkpoint": CheckpointSpec(),

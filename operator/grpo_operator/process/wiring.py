@@ -165,6 +165,7 @@ class Operator:
             rank0=self._puller,
             pod_start_events=PodStartEvents(cluster, limits),
             preflights=preflights,
+            classes=self.facts.job_classes,
             traces=self._traces,
         )
         starter = AttemptStarter(

@@ -8,7 +8,14 @@ import hashlib
 from collections.abc import Mapping
 
 from grpo_api.spec.checkpoint import CheckpointSpec
-from grpo_api.text.contract import ENGINE_SUFFIX, GROUP, LEADER_PLURAL, PLURAL, VERSION
+from grpo_api.text.contract import (
+    CLASS_PLURAL,
+    ENGINE_SUFFIX,
+    GROUP,
+    LEADER_PLURAL,
+    PLURAL,
+    VERSION,
+)
 from grpo_api.text.names import VolumeClaim
 from grpo_kube.objects.resources import Resource
 
@@ -176,6 +183,7 @@ def run_folder(name: str, uid: str) -> str:
 
 
 GRPOJOBS = Resource(f"/apis/{GROUP}/{VERSION}", PLURAL)
+JOB_CLASSES = Resource(f"/apis/{GROUP}/{VERSION}", CLASS_PLURAL)
 LEADERS = Resource(f"/apis/{GROUP}/{VERSION}", LEADER_PLURAL)
 WORKLOADS = Resource(f"/apis/{KUEUE}/v1beta2", "workloads")
 RESOURCE_FLAVORS = Resource(WORKLOADS.base, "resourceflavors")

@@ -11,8 +11,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from grpo_api.effective_spec import resolve
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
-from grpo_api.status.status import ConditionType, GRPOJobStatus
+from grpo_api.status.status import AppliedJobClass, ConditionType, GRPOJobStatus
+
+from .reasons import Reason
 
 Fields = dict[str, Any]
 UNPACKED = 64
@@ -28,13 +31,20 @@ class JobContent:
     has the reasons."""
 
     spec: GRPOJobSpec | None
+    """With the class of the job."""
     problems: tuple[str, ...]
     status: GRPOJobStatus
+    declared: GRPOJobSpec | None = None
+    """The spec without the class."""
+    job_class: AppliedJobClass | None = None
+    """The class that `spec` was resolved with."""
+    class_problem: tuple[Reason, str] | None = None
+    """Why the job can't have its class; `spec` is then the declared one."""
 
 
 def content_without_status(spec: GRPOJobSpec | None) -> JobContent:
     """The content of a job that has no status here."""
-    return JobContent(spec, (), GRPOJobStatus())
+    return JobContent(spec, (), GRPOJobStatus(), spec)
 
 
 def with_queue_name(content: JobContent, queue: str) -> JobContent:
@@ -43,9 +53,13 @@ def with_queue_name(content: JobContent, queue: str) -> JobContent:
     spec = content.spec
     if spec is None or not queue or spec.placement.queue_name:
         return content
+    declared = content.declared or spec
+    return replace(content, spec=_with_queue(spec, queue), declared=_with_queue(declared, queue))
+
+
+def _with_queue(spec: GRPOJobSpec, queue: str) -> GRPOJobSpec:
     placement = spec.placement.model_copy(update={"queue_name": queue})
-    with_queue = spec.model_copy(update={"placement": placement})
-    return replace(content, spec=with_queue)
+    return spec.model_copy(update={"placement": placement})
 
 
 def typed_status(status: Fields) -> GRPOJobStatus:
@@ -58,10 +72,19 @@ def typed_status(status: Fields) -> GRPOJobStatus:
 
 
 def job_content(spec: Fields, status: GRPOJobStatus) -> JobContent:
-    """The content of an object with this spec and status."""
+    """The content of an object with this spec and status.
+
+    An attempt that is under way keeps the class that it was committed with.
+    """
     text = json.dumps(spec)
     typed, problems = _typed_spec(text) if len(text) <= SHORT else _judged(spec)
-    return JobContent(typed, problems, status)
+    content = JobContent(typed, problems, status, typed)
+    if typed is None or status.job_class is None or not is_under_way(status):
+        return content
+    effective = resolve(typed, status.job_class, {})
+    if effective.spec is None:
+        return replace(content, spec=None, problems=effective.problems)
+    return replace(content, spec=effective.spec, job_class=status.job_class)
 
 
 @lru_cache(TYPED)

@@ -14,6 +14,9 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     NOT_SUPPORTED = "NotSupported"
     NO_IMAGE = "NoImage"
+    JOB_CLASS_NOT_FOUND = "JobClassNotFound"
+    REFUSED_BY_JOB_CLASS = "RefusedByJobClass"
+    POD_SECURITY_FORBIDS = "PodSecurityForbids"
     STORAGE_NOT_SHARED = "StorageNotShared"
     PLANNER_FAILED = "PlannerFailed"
     WAITING_FOR_GPUS = PlanReason.WAITING_FOR_GPUS.value

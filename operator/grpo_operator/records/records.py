@@ -20,7 +20,7 @@ from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Reported
 
 from .packed_job import JobContent, is_under_way, unpack_fields, unpack_job
-from .reasons import RELEASES
+from .reasons import RELEASES, Reason
 from .terminations import PodTermination
 from .terminations import unpack_termination as unpack_end
 from .workloads import KueueMetadata
@@ -69,8 +69,13 @@ class GRPOJobRecord:
 
     @property
     def spec(self) -> GRPOJobSpec | None:
-        """The typed spec; None if the types reject it."""
+        """The typed spec, with the job's class; None if the types reject it."""
         return self.content.spec
+
+    @property
+    def class_problem(self) -> tuple[Reason, str] | None:
+        """Why the job can't have its class."""
+        return self.content.class_problem
 
     @property
     def problems(self) -> tuple[str, ...]:

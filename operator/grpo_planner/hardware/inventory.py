@@ -7,6 +7,7 @@ may contain nodes that a spec declares and that do not exist yet, because an aut
 them for pending pods.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -106,6 +107,19 @@ class Inventory:
         """
         nodes = _merge(self.nodes)
         short_of_disk = _merge(self.short_of_disk)
+        return replace(self, nodes=nodes, short_of_disk=short_of_disk)
+
+    def with_prices(self, prices: Mapping[str, float]) -> "Inventory":
+        """The same nodes with these prices of a GPU hour, by product; others stay."""
+        if not prices:
+            return self
+        nodes, short_of_disk = (
+            tuple(
+                replace(node, gpu_hour_price=prices.get(node.gpu_product, node.gpu_hour_price))
+                for node in group
+            )
+            for group in (self.nodes, self.short_of_disk)
+        )
         return replace(self, nodes=nodes, short_of_disk=short_of_disk)
 
     @property

@@ -1,0 +1,207 @@
+"""Resolves a GRPOJob's spec with its GRPOJobClass: the spec that is planned and run.
+
+It is done once per attempt, before planning, so that nothing behind it knows of classes. The spec
+is read as a user wrote it: a field that has its default counts as unset, since the API server fills
+defaults in. Maps and lists of both are joined; for one key, one variable or one field `fixed` goes
+before the job, and the job before `default`. A job that says something else than `fixed` is refused
+and not overruled.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from .job import GRPOJobSpec, SpecInvalid, parse_spec
+from .job_class import ClassLimits, GRPOJobClassSpec
+from .plan.plan import ExecutionPlan
+from .pods.platform import VOLUME_PREFIX
+from .status.status import AppliedJobClass
+from .text.base import Model, dotted_path
+from .text.contract import CLASS_KIND
+
+Fields = dict[str, Any]
+_KEYS = {"env": "name", "podTemplate.spec.imagePullSecrets": "name"}
+"""By path, the lists whose items have a key; of all others equal items are the same."""
+RESOLVED = 512
+"""How many resolved specs are kept: waiting jobs are resolved again in every admission cycle."""
+
+
+class Resolution(NamedTuple):
+    """A job's spec with its class."""
+
+    spec: GRPOJobSpec | None
+    """None where both together make no valid spec."""
+    problems: tuple[str, ...]
+    """Why the class refuses the job, a sentence each."""
+
+
+def resolve(spec: GRPOJobSpec, job_class: AppliedJobClass, labels: Mapping[str, str]) -> Resolution:
+    """The effective spec of a job with these labels, and why its class refuses it."""
+    text = json.dumps(_set_fields(spec))
+    class_text = json.dumps(job_class.spec, sort_keys=True)
+    merged = _merged(text, class_text, job_class.name)
+    if merged.spec is None:
+        return merged
+    limits = class_spec(class_text).limits
+    problems = (*merged.problems, *_limit_problems(spec, merged.spec, limits, labels))
+    allowed = (f"{CLASS_KIND} {job_class.name}: {problem}" for problem in problems)
+    return Resolution(merged.spec, tuple(allowed))
+
+
+@lru_cache(64)
+def class_spec(text: str) -> GRPOJobClassSpec:
+    """The typed spec of a class, by its JSON.
+
+    Raises:
+        ValidationError: this version doesn't know a field or a value of it.
+    """
+    return GRPOJobClassSpec.model_validate(json.loads(text), strict=True, by_name=False)
+
+
+def applied_class(name: str, generation: int, spec: Fields) -> AppliedJobClass:
+    """A class as a status records it: without the defaults that the API server has filled in."""
+    # resolve reports a spec that can't be read
+    with contextlib.suppress(ValidationError):
+        spec = _set_fields(class_spec(json.dumps(spec)))
+    return AppliedJobClass(name=name, generation=generation, spec=spec)
+
+
+def gpus_problem(job_class: AppliedJobClass, plan: ExecutionPlan) -> str:
+    """Why the class refuses a plan, whose engines take GPUs beside the trainers'; empty if it does
+    not."""
+    most = class_spec(json.dumps(job_class.spec, sort_keys=True)).limits.gpus
+    if most is None or plan.all_gpus <= most:
+        return ""
+    return (
+        f"{CLASS_KIND} {job_class.name}: the plan takes {plan.all_gpus} GPUs, its engines' "
+        f"included; at most {most} are allowed: lower spec.placement.gpus.max, or set "
+        "spec.generation.engine to Colocated"
+    )
+
+
+@lru_cache(RESOLVED)
+def _merged(text: str, class_text: str, name: str) -> Resolution:
+    """The effective spec, and what of the job contradicts what its class fixes."""
+    given: Fields = json.loads(text)
+    try:
+        job_class = class_spec(class_text)
+    except ValidationError as error:
+        path = dotted_path(error.errors()[0]["loc"])
+        problem = f"{CLASS_KIND} {name} can't be read by this version: spec.{path}"
+        return Resolution(None, (problem,))
+    fixed = _set_fields(job_class.fixed)
+    resources = _set_fields(job_class.platform.resources)
+    if resources:
+        fixed["resources"] = resources
+    problems = tuple(_conflicts(given, fixed))
+    fields = _overlay(_overlay(_set_fields(job_class.default), given), fixed)
+    _fit_to_job(fields, given)
+    _cap(fields, job_class.limits)
+    try:
+        spec = parse_spec(fields)
+    except SpecInvalid as error:
+        sentences = (f"{CLASS_KIND} {name}: with it {problem}" for problem in error.problems)
+        return Resolution(None, tuple(sentences))
+    taken = {f"{VOLUME_PREFIX}{volume.name}" for volume in job_class.platform.volumes}
+    taken &= spec.pod_template.spec.volume_names
+    clashes = (f"spec.podTemplate.spec.volumes[{one}]: rename it" for one in sorted(taken))
+    return Resolution(spec.on_platform(job_class.platform), (*problems, *clashes))
+
+
+def _set_fields(model: Model) -> Fields:
+    """What a model has beside its defaults, as JSON."""
+    return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def _overlay(below: Any, above: Any, path: str = "") -> Any:
+    """Both joined; for one field, key or item `above` wins."""
+    if isinstance(below, dict) and isinstance(above, dict):
+        joined = below | above
+        for name in below.keys() & above.keys():
+            joined[name] = _overlay(below[name], above[name], _below(path, name))
+        return joined
+    if isinstance(below, list) and isinstance(above, list):
+        key = _KEYS.get(path)
+        items = {_identity(item, key): item for item in below}
+        items |= {_identity(item, key): item for item in above}
+        return list(items.values())
+    return above
+
+
+def _conflicts(given: Any, fixed: Any, path: str = "") -> Iterator[str]:
+    """A sentence for each field that the job sets and its class fixes to something else."""
+    if isinstance(given, dict) and isinstance(fixed, dict):
+        for name in sorted(given.keys() & fixed.keys()):
+            yield from _conflicts(given[name], fixed[name], _below(path, name))
+        return
+    if isinstance(given, list) and isinstance(fixed, list):
+        key = _KEYS.get(path)
+        if key is None:
+            return
+        by_key = {item[key]: item for item in fixed}
+        for item in given:
+            if by_key.get(item[key], item) != item:
+                yield f"spec.{path}[{item[key]}] is fixed by the class: remove it"
+        return
+    if given != fixed:
+        yield f"spec.{path} is {given!r:.60}, and the class fixes {fixed!r:.60}: remove it"
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _identity(item: Any, key: str | None) -> str:
+    return str(item[key]) if key else json.dumps(item, sort_keys=True)
+
+
+def _fit_to_job(fields: Fields, given: Fields) -> None:
+    """Leave out settings for a claim, an engine or GPUs that the job does not have."""
+    if "volumeClaimTemplate" not in given.get("checkpoint", {}):
+        fields.get("checkpoint", {}).pop("volumeClaimTemplate", None)
+    generation = fields.get("generation", {})
+    given_generation = given.get("generation", {})
+    engine = given_generation.get("engine")
+    if fields.get("placement", {}).get("accelerator") == "CPU" or engine == "Transformers":
+        for name in generation.keys() & {"engine", "engineArguments"} - given_generation.keys():
+            del generation[name]
+
+
+def _cap(fields: Fields, limits: ClassLimits) -> None:
+    """Give a job that leaves the number of GPUs or its duration open the largest that is
+    allowed."""
+    placement = fields.setdefault("placement", {})
+    is_open = placement.get("accelerator") != "CPU" and "gpusPerNode" not in placement
+    if limits.gpus is not None and is_open:
+        gpus = placement.setdefault("gpus", {})
+        fewest = gpus.get("min", 1)
+        gpus.setdefault("max", max(fewest, limits.gpus))
+    if limits.active_deadline_seconds is not None:
+        fields.setdefault("activeDeadlineSeconds", limits.active_deadline_seconds)
+
+
+def _limit_problems(
+    spec: GRPOJobSpec, effective: GRPOJobSpec, limits: ClassLimits, labels: Mapping[str, str]
+) -> Iterator[str]:
+    """A sentence for each limit that the job exceeds."""
+    placement = effective.placement
+    gpus = placement.declared_gpus or (placement.gpus.max if placement.gpus else None) or 0
+    if limits.gpus is not None and gpus > limits.gpus:
+        path = "gpusPerNode" if placement.declared_gpus else "gpus.max"
+        yield f"spec.placement.{path} asks for {gpus} GPUs; at most {limits.gpus} are allowed"
+    seconds = spec.active_deadline_seconds or 0
+    longest = limits.active_deadline_seconds
+    if longest is not None and seconds > longest:
+        yield f"spec.activeDeadlineSeconds is {seconds}; at most {longest} is allowed"
+    priority = placement.priority_class_name
+    names = limits.priority_class_names
+    if priority and names and priority not in names:
+        allowed = ", ".join(names)
+        yield f"spec.placement.priorityClassName is {priority}; allowed: {allowed:.120}"
+    for label in limits.required_labels:
+        if not labels.get(label):
+            yield f"metadata.labels: {label} is missing; set it on the GRPOJob"

@@ -1,0 +1,116 @@
+"""Gives a job of a file its GRPOJobClass, from another file or from the cluster.
+
+The operator does the same for each attempt, so what a command shows is what will run.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from grpo_api.effective_spec import resolve
+from grpo_api.job import GRPOJobSpec
+from grpo_api.status.status import AppliedJobClass
+from grpo_api.text.contract import CLASS_KIND, CLASS_PLURAL, GROUP
+
+from ..cluster import kubectl
+from ..show.errors import KubectlError, ManifestError, OptionError
+from .manifest import Job, load_classes
+
+MISSING_KIND = "the server doesn't have a resource type"
+
+
+def add_argument(parser: ArgumentParser) -> None:
+    """The flag that says where the classes are."""
+    parser.add_argument(
+        "--class",
+        dest="job_class",
+        metavar="FILE",
+        help="file with the GRPOJobClass that the job names, or the default one; unset: the job's "
+        "own file, else --context",
+    )
+
+
+def class_of(options: Namespace, job: Job) -> AppliedJobClass | None:
+    """The class that a job of a file has, by the flags; None without one.
+
+    Raises:
+        ManifestError: there is no such class in the file or in the cluster.
+        OptionError: the job names a class, and nothing says where it is.
+        KubectlError: kubectl is missing or fails.
+    """
+    if options.job_class:
+        return _named(load_classes(options.job_class), job.spec, options.job_class)
+    if job.classes:
+        return _named(job.classes, job.spec, "its file")
+    if options.context:
+        return class_in_cluster(options, job.spec)
+    if job.spec.job_class_name:
+        raise OptionError(
+            f"spec.jobClassName is {job.spec.job_class_name}: give its file by --class FILE, or "
+            "the cluster that has it by --context NAME"
+        )
+    return None
+
+
+def class_in_cluster(options: Namespace, spec: GRPOJobSpec) -> AppliedJobClass | None:
+    """The class that a job has in the cluster; None without one.
+
+    Raises:
+        ManifestError: there is no such class.
+        KubectlError: kubectl is missing or fails.
+    """
+    return _named(_classes_of_cluster(options, spec), spec, "the cluster")
+
+
+def _named(
+    items: Iterable[Mapping[str, Any]], spec: GRPOJobSpec, where: str
+) -> AppliedJobClass | None:
+    """The class of these that the job names, or the default one; None without any."""
+    # The operator's own reading of classes; a plan without a cluster waits for no other of its
+    # modules.
+    from grpo_operator.records.job_class import job_class_facts, named_classes
+
+    name = spec.job_class_name or ""
+    found = named_classes(map(job_class_facts, items)).get(name)
+    if found is None and name:
+        raise ManifestError(f"spec.jobClassName: {where} has no {CLASS_KIND} {name}")
+    return found
+
+
+def with_class(
+    spec: GRPOJobSpec, job_class: AppliedJobClass | None, metadata: Mapping[str, Any]
+) -> GRPOJobSpec:
+    """The effective spec.
+
+    Raises:
+        ManifestError: the class refuses the job.
+    """
+    if job_class is None:
+        return spec
+    resolution = resolve(spec, job_class, metadata.get("labels") or {})
+    if resolution.problems or resolution.spec is None:
+        raise ManifestError(*resolution.problems)
+    return resolution.spec
+
+
+def class_message(spec: GRPOJobSpec, job_class: AppliedJobClass) -> str:
+    """Which class a job has, and what its pods need of the namespace."""
+    level = spec.platform.pod_security_level
+    return f"{job_class}; its pods need the {level} pod security standard"
+
+
+def _classes_of_cluster(options: Namespace, spec: GRPOJobSpec) -> list[dict[str, Any]]:
+    """The classes of the cluster; none where it has no such kind, or where a job that names none
+    may not see them."""
+    target = Namespace(context=options.context, namespace=None)
+    try:
+        found: list[dict[str, Any]] = kubectl.get_json(target, f"{CLASS_PLURAL}.{GROUP}")["items"]
+    except KubectlError as error:
+        is_missing = MISSING_KIND in str(error)
+        if spec.job_class_name and not is_missing:
+            raise
+        if not is_missing:
+            print(f"grpo: no default {CLASS_KIND} is known: {error}", file=sys.stderr)
+        return []
+    return found

@@ -1,0 +1,62 @@
+"""Commands show a job with its GRPOJobClass, from a file or as the status of the job has it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grpo_api.effective_spec import applied_class
+from grpo_cli.__main__ import main
+from grpo_cli.cluster import kubectl
+from tests.class_samples import job_class
+from tests.unit.operator_world import active_status, job_object
+
+EXAMPLE = "examples/13-job-class.yaml"
+SIXTEEN = ["--gpus", "2x8xH100"]
+
+
+def test_render_and_plan_show_what_the_class_makes_of_a_job(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["-f", EXAMPLE, *SIXTEEN]
+    assert main(["render", *given, "-n", "team"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "# gsm8k-by-class: GRPOJobClass h100-rdma; its pods need the restricted pod security"
+    )
+    claim, gang = (
+        one for one in yaml.safe_load_all(out) if one["kind"] in ("PersistentVolumeClaim", "Job")
+    )
+    assert claim["spec"]["storageClassName"] == "shared"
+    (container,) = gang["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["rdma/hca"] == "8"
+    assert main(["plan", *given, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["chosen"]["gpuHourPrice"] == 2.49
+    assert main(["plan", *given]) == 0
+    assert "GRPOJobClass h100-rdma" in capsys.readouterr().out
+
+
+def test_a_class_that_no_flag_finds_or_that_refuses_the_job_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = list(yaml.safe_load_all(Path(EXAMPLE).read_text()))
+    alone = tmp_path / "job.yaml"
+    alone.write_text(yaml.safe_dump(documents[1]))
+    assert main(["plan", "-f", str(alone), *SIXTEEN]) == 2
+    assert "spec.jobClassName is h100-rdma: give its file by --class" in capsys.readouterr().err
+    file = tmp_path / "class.yaml"
+    file.write_text(yaml.safe_dump(job_class("h100-rdma", {"limits": {"gpus": 8}})))
+    assert main(["plan", "-f", EXAMPLE, *SIXTEEN, "--class", str(file)]) == 2
+    assert "gpus.max asks for 16 GPUs; at most 8 are allowed" in capsys.readouterr().err
+    file.write_text(yaml.safe_dump(job_class("other", {})))
+    assert main(["plan", "-f", EXAMPLE, *SIXTEEN, "--class", str(file)]) == 2
+    assert "has no GRPOJobClass h100-rdma" in capsys.readouterr().err
+
+
+def test_a_job_of_the_cluster_is_shown_with_the_class_of_its_attempt() -> None:
+    applied = applied_class("h100", 1, {"default": {"image": "old:1"}})
+    fields = applied.model_dump(mode="json", by_alias=True)
+    found = job_object({"jobClassName": "h100"}, active_status(jobClass=fields))
+    _, shown = kubectl.read_job(found)
+    assert shown.spec.image == "old:1"
