@@ -2,6 +2,7 @@
 class."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from grpo_api.effective_spec import applied_class, gpus_problem, resolve
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.job_class import GRPOJobClass
 from grpo_api.pods.platform import PlatformSpec
+from grpo_api.report.report import Outcome, Result
 from grpo_api.status.status import AppliedJobClass
 from grpo_api.text.base import dotted_path
 from grpo_operator.admission.capacity import Capacity
@@ -430,12 +432,23 @@ async def test_a_commit_records_the_class_and_a_restart_takes_the_new_one() -> N
     assert restart.job_class == applied({})
 
 
-async def test_a_gang_whose_class_was_deleted_gives_its_place_back_and_waits() -> None:
+@pytest.mark.parametrize(
+    ("now", "reason", "says"),
+    [
+        (JobClasses(), "JobClassNotFound", "there is no GRPOJobClass h100"),
+        (classes({"limits": {"gpus": 2}}), "RefusedByJobClass", "the plan takes 4 GPUs"),
+        (classes({"limits": {"requiredLabels": ["team"]}}), "RefusedByJobClass", "team is missing"),
+    ],
+)
+async def test_a_gang_whose_class_has_gone_or_refuses_it_gives_its_place_back_and_waits(
+    now: JobClasses, reason: str, says: str
+) -> None:
     active = gpu_job_active(to_json_class(applied({}, 1)))
-    found = await queue([active], cluster(8)).answer(make_seen(active), ASK)
+    asked = replace(ASK, ended=Outcome(result=Result.ERROR))
+    found = await queue([active], cluster(8, job_classes=now)).answer(make_seen(active), asked)
     assert found
-    assert (found.action, found.reason) == (Action.QUEUE, "JobClassNotFound")
-    assert "there is no GRPOJobClass h100" in found.message
+    assert (found.action, found.reason, found.ended) == (Action.QUEUE, reason, asked.ended)
+    assert says in found.message
 
 
 def gpu_job_active(applied_json: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from grpo_api.effective_spec import gpus_problem
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
@@ -172,6 +173,10 @@ def restart(job: GRPOJobRecord, cycle_input: CycleInput) -> Verdict:
         if result.chosen is None:
             return verdict_of(job, result)
         plan = result.chosen
+    job_class = job.content.job_class
+    if job_class and (problem := gpus_problem(job_class, plan)):
+        reason = Reason.REFUSED_BY_JOB_CLASS
+        return Verdict(generation=job.generation, blocked=True, reason=reason, message=problem)
     # A node that two attempts ended on is avoided only while there are enough nodes without it.
     avoids = job.should_create_pods or capacity.has_nodes_for(job, plan)
     job = job if avoids else job.avoiding(())
@@ -184,7 +189,7 @@ def restart(job: GRPOJobRecord, cycle_input: CycleInput) -> Verdict:
         admitted=admitted,
         reason=reason,
         message=message,
-        job_class=job.content.job_class,
+        job_class=job_class,
         avoids=avoids,
     )
 
@@ -398,9 +403,15 @@ def class_verdict(job: GRPOJobRecord) -> Verdict | None:
     if job.class_problem is None:
         return None
     reason, message = job.class_problem
-    if reason is Reason.REFUSED_BY_JOB_CLASS:
-        return refusal(job, job.class_problem)
-    return Verdict(generation=job.generation, blocked=True, reason=reason, message=message)
+    # The end of an attempt is counted before its job is refused: a refusal would forget it.
+    is_refused = reason is Reason.REFUSED_BY_JOB_CLASS and not job.is_active
+    return Verdict(
+        generation=job.generation,
+        refused=is_refused,
+        blocked=not is_refused,
+        reason=reason,
+        message=message,
+    )
 
 
 def refusal(job: GRPOJobRecord, problem: Problem) -> Verdict:
